@@ -39,6 +39,7 @@ __all__ = [
 
 
 def __dir__() -> list[str]:
+    """Return the public names only, for completion in a shell."""
     return sorted([*__all__, "errors"])
 
 
@@ -81,16 +82,15 @@ def hash(
 def open(
     path: "Path | str", *, arch: str | None = None, allow_missing: Sequence[str] = ()
 ) -> "Model":
-    """Open a model file, a shard index, a Hugging Face folder, or `org/name` in the hub cache.
+    """Return an open model: of a file, a shard index, a Hugging Face folder or a hub cache entry.
 
-    Or an address: `hf://owner/name`, `https://`, `s3://` (docs/reference/addresses.md).
-
-    The result is a context manager and a mapping from the file's own tensor names to tensors with
-    `.name .shape .encoding .nbytes .offset`, `.raw()` (a read-only view of the stored bytes) and
-    `.numpy()` (decoded, row-major); it has `.metadata`, `.config` and `.tokenizer`.
-    `allow_missing` are patterns of required tensors: the model may be run without them.
-    Raises aprfmt.errors.FormatError if the file is not a valid model file, UsageError if a folder
-    holds several models and does not say which one to open.
+    Or of an address: `hf://owner/name`, `https://`, `s3://` (docs/reference/addresses.md). A hub
+    cache entry is named `org/name`. The result is a context manager and a mapping from the file's
+    own tensor names to tensors with `.name .shape .encoding .nbytes .offset`, `.raw()` (a read-only
+    view of the stored bytes) and `.numpy()` (decoded, row-major); it has `.metadata`, `.config` and
+    `.tokenizer`. `allow_missing` are patterns of required tensors: the model may be run without
+    them. Raises aprfmt.errors.FormatError if the file is not a valid model file, UsageError if a
+    folder holds several models and does not say which one to open.
     """
     from aprfmt.model import open_model
 
@@ -104,11 +104,12 @@ def convert(
     to: str | None = None,
     **options: "Unpack[ConvertOptions]",
 ) -> "ConversionReport":
-    """Convert any format to any; the format of `dst` is `to`, or its extension's.
+    """Convert any format to any, and return a report of what was written and verified.
 
-    `options` are the fields of aprfmt.conversion.Options: encoding, quantize, force, verify
-    and others. Raises ConversionError where the target cannot hold the model as asked, OutputError
-    where `dst` exists and `force` is not given.
+    The format of `dst` is `to`, or its extension's. `options` are the fields of
+    aprfmt.conversion.Options: encoding, quantize, force, verify and others. Raises ConversionError
+    where the target cannot hold the model as asked, OutputError where `dst` exists and `force` is
+    not given.
     """
     from aprfmt.conversion import convert as run
 
@@ -123,10 +124,11 @@ def diagnose(
     ids: Sequence[int] | None = None,
     arch: str | None = None,
 ) -> "Diagnosis":
-    """Find where two models, runs (`MODEL@torch:cpu:bfloat16`) or saved traces differ, and why.
+    """Return where two models, runs or saved traces differ, and why.
 
-    `model` is the model that saved traces were made with. `ids` are the token ids both sides are
-    run on; without them aprfmt chooses some.
+    A run is `MODEL@torch:cpu:bfloat16`. `model` is the model that saved traces were made with.
+    `ids` are the token ids both sides are run on; without them aprfmt chooses some.
+
     The result has `.verdict`, `.cause`, `.findings`, `.sentence` and `.to_json()`. Raises
     UsageError if a path does not exist, FormatError if a file is damaged.
     """
@@ -138,10 +140,10 @@ def diagnose(
 def diff(
     a: "Path | str", b: "Path | str", *, tensors: Sequence[str] = (), arch: str | None = None
 ) -> "DiffReport":
-    """Compare two models in any formats; `tensors` are PATTERNs in any spelling.
+    """Compare two models in any formats, and return a report of every tensor and field.
 
-    A tensor that cannot be read is UNREADABLE in the report; a file that cannot be opened raises
-    FormatError.
+    `tensors` are PATTERNs in any spelling. A tensor that cannot be read is UNREADABLE in the
+    report; a file that cannot be opened raises FormatError.
     """
     from aprfmt.compare import diff as run
 
@@ -154,13 +156,15 @@ def parity(
     arbiter: bool = False, arch: str | None = None, allow_missing: Sequence[str] = (),
     threads: int | None = None, memory: int | None = None, deterministic: bool = False,
 ) -> "Parity":  # fmt: skip
-    """Compare runs of one model at every capture point; the first run is the reference.
+    """Compare runs of one model at every capture point, and return the distances and verdicts.
 
-    `between` are runs as the command line spells them: `cpu`, `torch:cpu:bfloat16`, `cuda`,
-    `transformers`, `llama.cpp`. Without prompt, ids and chat aprfmt chooses token ids. `base` is
-    the model before quantization. `arbiter` runs numpy in float64 too. The result has `.verdict`,
-    `.exit_code`, `.pairs` and `.to_json()`. Raises UsageError for fewer than two runs,
-    BackendUnavailableError for a run that is not possible here.
+    The first run is the reference. `between` are runs as the command line spells them: `cpu`,
+    `torch:cpu:bfloat16`, `cuda`, `transformers`, `llama.cpp`. Without prompt, ids and chat aprfmt
+    chooses token ids. `base` is the model before quantization. `arbiter` runs numpy in float64 too.
+    The result has `.verdict`, `.exit_code`, `.pairs` and `.to_json()`. `threads`, `memory` and
+    `deterministic` are as in `RunOptions`; `allow_missing` are patterns of required tensors that
+    may be missing. Raises UsageError for fewer than two runs, BackendUnavailableError for a run
+    that is not possible here.
     """
     from aprfmt.api import parity as run
 
@@ -171,7 +175,7 @@ def parity(
 
 
 def qa(model: "Path | str", **options: "Unpack[QaOptions]") -> "QaReport":
-    """Put a model through the gates: PASS, FAIL or NOT_RUN for each.
+    """Put a model through the gates, and return a report: PASS, FAIL or NOT_RUN for each.
 
     `options` are `only`, `skip`, `min_run` and the fields of
     aprfmt.checks.gates.model_under_test.QaRequest. The result has `.outcome`, `.exit_code`,
@@ -186,13 +190,12 @@ def repair(
     broken: "Path | str", source: "Path | str", output: "Path | str", *,
     manifest: "Path | str | None" = None, compare: bool = False, force: bool = False,
 ) -> "Repair":  # fmt: skip
-    """Write `output`: `broken`, with what is missing or wrong taken from `source`.
+    """Write `output`, which is `broken` with bad bytes taken from `source`; return what was taken.
 
     `source` is a good copy here or at an address, of which only the needed ranges are fetched.
     `manifest` is what `aprfmt hash --write` wrote of the good file. `compare` reads all of
-    `source`. The result has `.size`, `.taken`, `.ranges`, `.unproven`, `.proof` and
-    `.to_json()`. Raises UsageError where the files are not of one model, or where nothing says
-    what is wrong.
+    `source`. The result has `.size`, `.taken`, `.ranges`, `.unproven`, `.proof` and `.to_json()`.
+    Raises UsageError where the files are not of one model, or where nothing says what is wrong.
     """
     from aprfmt.api import repair_file
 
@@ -209,7 +212,8 @@ def run(
     Greedy at temperature 0, else drawn from the `top_k` likeliest tokens (0: all) that add up to
     `top_p`. Generation ends at a stop token of the model, after `max_tokens`, or at the end of the
     context. The result has `.text`, `.ids`, `.stop` and `.to_json()`. `where` says where the model
-    runs (`device`, `backend`, `dtype`, ...). Raises UsageError for a prompt that fills the context.
+    runs (`device`, `backend`, `dtype`, ...). `seed` is that of the draws. With `ignore_stop`
+    generation goes on after stop tokens. Raises UsageError for a prompt that fills the context.
     """
     from aprfmt.api import run as generate
 
@@ -223,7 +227,7 @@ def scan(
     roots: "Path | str | Sequence[Path | str]", out: "Path | str", *, checks: Sequence[str] = (),
     jobs: int = 1, families: bool = True,
 ) -> "ScanReport":  # fmt: skip
-    """Check every model under some roots and write one row for every question of every model.
+    """Check every model under some roots, write a row for every question; return a report.
 
     `out` is a .jsonl or .parquet file. What it holds already is not asked again. `checks` names
     single questions, `jobs` are processes, and `families` looks for models that derive from others.
@@ -238,12 +242,13 @@ def set(
     model: "Path | str", output: "Path | str", values: Mapping[str, Any], *,
     remove: Sequence[str] = (), force: bool = False, verify: bool = True,
 ) -> "ConversionReport":  # fmt: skip
-    """Write a copy of a model with other metadata; the tensors stay as they are.
+    """Write a copy of a model with other metadata and the same tensors; return a report.
 
     A key keeps the type it has in the file; `KEY:TYPE` gives a GGUF key another one. Of a Hugging
-    Face folder the value changes where readers take it from, and `FILE:KEY` names a file. Raises
-    UsageError for a value that the key cannot have, OutputError where `output` exists and `force`
-    is not given.
+    Face folder the value changes where readers take it from, and `FILE:KEY` names a file. `remove`
+    names keys to leave out. With `verify` the copy is compared with the model. Raises UsageError
+    for a value that the key cannot have, OutputError where `output` exists and `force` is not
+    given.
     """
     from aprfmt.api import set_metadata
 
@@ -295,10 +300,11 @@ def validate(
     strict: bool = False,
     allow_missing: Sequence[str] = (),
 ) -> "Validation":
-    """Check every byte of a model; the result has `.outcome`, `.checks` and `.findings`.
+    """Check every byte of a model, and return a report of all checks.
 
-    `strict` makes warnings failures; `allow_missing` are patterns of required tensors whose absence
-    is a warning only. Raises FormatError for a file that cannot be opened.
+    The result has `.outcome`, `.checks` and `.findings`. `strict` makes warnings failures;
+    `allow_missing` are patterns of required tensors whose absence is a warning only. Raises
+    FormatError for a file that cannot be opened.
     """
     from aprfmt.checks import validate as run
 

@@ -1,7 +1,7 @@
-"""What a command does, as a Python function that returns a record.
+"""The commands as Python functions that return records and print nothing.
 
 `aprfmt` offers these functions and imports them when they are called. Each returns a record with
-`.to_json()`, and prints nothing.
+`.to_json()`.
 """
 
 import json
@@ -65,7 +65,7 @@ class Generation:
     stop_token: int | None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return all fields as a JSON object."""
         return asdict(self)
 
 
@@ -95,11 +95,11 @@ class Evaluation:
 
     @property
     def exit_code(self) -> int:
-        """0 where every check passed, 1 where one failed, 2 where something was not looked at."""
+        """0 where every check passed, 1 where one failed, 2 where something was not checked."""
         return self.pronounced.exit
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the losses, the checks and the verdict as a JSON object."""
         return {
             "model": self.model,
             "loss": asdict(self.loss),
@@ -122,11 +122,11 @@ class Hashes(Tabular):
     damage: tuple[str, ...] = ()
 
     def table_rows(self) -> Sequence[Row]:
-        """Return a row a tensor."""
+        """Return one row for each tensor, for conversion to a data frame."""
         return self.tensors
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the model, its tensors' hashes and its damage as a JSON object."""
         return {"model": self.model, "tensors": list(self.tensors), "damage": list(self.damage)}
 
 
@@ -144,7 +144,7 @@ def run(
     ignore_stop: bool = False,
     **where: Unpack[RunOptions],
 ) -> Generation:
-    """Generate text with MODEL[@RUN]; see `aprfmt.run`."""
+    """Return the text generated with MODEL[@RUN]; the arguments are those of `aprfmt.run`."""
     from aprfmt.inference.generating import room_in_context
     from aprfmt.tokenizer import stated_ends, tokenizer_of
 
@@ -159,6 +159,7 @@ def run(
         drawn: list[int] = []
 
         def draw(logits: Any) -> int:
+            """Return the next token id drawn from logits [vocab], after recording it."""
             drawn.append(sampler(logits))
             return drawn[-1]
 
@@ -188,7 +189,7 @@ def evaluate(
     random_weights: bool = False,
     **where: Unpack[RunOptions],
 ) -> Evaluation:
-    """Measure the loss of MODEL[@RUN] on texts; see `aprfmt.eval`."""
+    """Return the loss of MODEL[@RUN] on texts; the arguments are those of `aprfmt.eval`."""
     from aprfmt.checks.records import pronounce_report
     from aprfmt.inference.evaluation import Sample, plan_windows, score_windows
     from aprfmt.inference.loss import assess_loss, window_size
@@ -199,6 +200,7 @@ def evaluate(
         raise UsageError("nothing to evaluate; give text or ids")
     with ExitStack() as stack:
         run = stack.enter_context(opened(_request(model, where)))
+        # Every text and the ids are samples; both models are scored on the same windows.
         samples = [_sample(run.model, f"text {at}", each) for at, each in enumerate(texts)]
         if ids is not None:
             vocab = int(run.model.hyper["vocab_size"])
@@ -213,6 +215,7 @@ def evaluate(
         found = score_windows(
             run.session, planned, skipped, other.session if other is not None else None
         )
+        # An untrained model is expected near the loss of a uniform guess.
         kind: Literal["random", "trained"] = "random" if random_weights else "trained"
         checks = assess_loss(found.loss, kind, str(run.model.path))
         if other is not None and found.other is not None:
@@ -243,7 +246,7 @@ def parity(
     memory: int | None = None,
     deterministic: bool = False,
 ) -> "Parity":
-    """Compare runs of one model point by point; see `aprfmt.parity`."""
+    """Return the comparison of a model's runs; the arguments are those of `aprfmt.parity`."""
     from aprfmt.inference.parity.between import compare_choices as compare
     from aprfmt.inference.parity.request import ParityRequest
     from aprfmt.inference.probe_ids import choose_ids
@@ -280,7 +283,10 @@ def scan(
     jobs: int = 1,
     families: bool = True,
 ) -> "ScanReport":
-    """Check every model under some roots; see `aprfmt.scan`."""
+    """Check every model under some roots, write the rows to `out`; return a report.
+
+    The arguments are those of `aprfmt.scan`.
+    """
     from aprfmt.fleet.run import ScanRequest
     from aprfmt.fleet.run import scan as run_scan
 
@@ -295,7 +301,7 @@ def hash_model(
     raw_only: bool = False,
     arch: str | None = None,
 ) -> Hashes:
-    """Return SHA-256 of every tensor; see `aprfmt.hash`."""
+    """Return SHA-256 of every tensor; the arguments are those of `aprfmt.hash`."""
     with open_model(model, arch=arch, damaged=True) as found:
         rows = manifest.tensor_rows(found, tensors, raw_only=raw_only)
         return Hashes(str(found.path), tuple(rows), tuple(each.text for each in found.damage))
@@ -310,7 +316,10 @@ def repair_file(
     compare: bool = False,
     force: bool = False,
 ) -> "Repair":
-    """Write a broken file completed from a good copy; see `aprfmt.repair`."""
+    """Write a damaged file completed from a good copy, and return what was taken from the copy.
+
+    The arguments are those of `aprfmt.repair`.
+    """
     from aprfmt.recovery import repair
 
     here, there = parse_location(broken), parse_location(source)
@@ -329,7 +338,10 @@ def set_metadata(
     force: bool = False,
     verify: bool = True,
 ) -> "ConversionReport":
-    """Write a copy of a model with other metadata; see `aprfmt.set`."""
+    """Write a copy of a model with other metadata, and return the conversion's report.
+
+    The arguments are those of `aprfmt.set`.
+    """
     from aprfmt.conversion import convert
     from aprfmt.conversion.edit_request import parse_edits
 
@@ -349,7 +361,7 @@ def set_metadata(
 
 
 def _request(model: Path | str, where: RunOptions) -> RunRequest:
-    """Return the request of MODEL[@RUN] on a backend of ours; UsageError for another engine."""
+    """Return the run request of MODEL[@RUN]; UsageError for an engine such as llama.cpp."""
     rest = {key: value for key, value in where.items() if key not in ("device", "backend", "dtype")}
     request = requested(
         model, where.get("device"), where.get("backend"), where.get("dtype"), **rest
@@ -363,7 +375,10 @@ def _request(model: Path | str, where: RunOptions) -> RunRequest:
 def _tokens(
     model: Model, prompt: str | None, ids: Sequence[int] | None, chat: str | None
 ) -> list[int]:
-    """Return the tokens of exactly one of prompt, ids and chat; UsageError otherwise."""
+    """Return the token ids of the one of prompt, ids and chat that is given.
+
+    Raises UsageError unless it is exactly one.
+    """
     if sum(each is not None for each in (prompt, ids, chat)) != 1:
         raise UsageError("give one of prompt, ids and chat")
     if prompt is not None:
@@ -385,7 +400,7 @@ def _text(tokenizer: "Tokenizer", prompt: Sequence[int], made: Sequence[int]) ->
 
 
 def _sample(model: Model, name: str, text: str) -> "Sample":
-    """Return a text as a sample; every window begins with the tokens that begin a text."""
+    """Return a text as a sample to score; every window begins with the model's leading tokens."""
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import count_leading
 

@@ -99,7 +99,11 @@ def command(
 
 
 def show(found: "Attestation", written: Path | None, verbose: bool) -> None:
-    """Print the verdict, what was not reproduced, and where the statement is."""
+    """Print the verdict, the tensors that were not reproduced, and the statement's path.
+
+    `verbose` prints every tensor. `written` is the path of the statement, None where none was
+    written.
+    """
     verdict = found.pronounced
     headline = verdict.says, _STYLES[verdict.exit]
     lines = list(_lines(found, verbose))
@@ -117,6 +121,10 @@ def show(found: "Attestation", written: Path | None, verbose: bool) -> None:
 
 
 def _lines(found: "Attestation", every: bool) -> "Iterator[Line]":
+    """Yield a (text, style) line for each tensor, differing field and fault of the statement.
+
+    Reproduced tensors are left out unless `every`.
+    """
     for row in found.tensors:
         if row.state == "reproduced" and not every:
             continue

@@ -62,7 +62,10 @@ def command(
 
 
 def show(name: str, values: "Array", first: "Array", output: Path | None) -> None:
-    """Print the first values of a tensor, or where all of them went."""
+    """Print `first`, the flat values to be shown, or the file that all values were written to.
+
+    `values` is the whole tensor, for its shape, dtype and count.
+    """
     text = f"{render.escape(name)} {render.shape_text(values.shape)} {values.dtype.name}"
     if output is not None:
         render.line(f"{text} -> {render.escape(str(output))}")

@@ -1,4 +1,4 @@
-"""What the checks of `validate` and the gates of `qa` print, and every other PASS or FAIL."""
+"""Prints the checks of `validate`, the gates of `qa`, and every other PASS or FAIL."""
 
 import shlex
 from collections.abc import Iterable, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from aprfmt.model.ledger import Pronounced
 
 STYLES = {"PASS": "good", "FAIL": "bad", "NOT_RUN": "warn"}
-ALIKE = 3  # findings of one kind that have lines of their own; more are one line
+ALIKE = 3  # findings of one kind that have a line each; more share one
 LINES = 20  # findings printed for one check; --json has more
 
 
@@ -27,12 +27,12 @@ def show_checks(checks: "Iterable[Check]") -> None:
 
 
 def verdict_line(found: "Pronounced") -> "Line":
-    """Return the line of a verdict, with its style."""
+    """Return (text, style) of the line that says a verdict."""
     return found.says, STYLES[found.word.replace("-", "_")]
 
 
 def failure_lines(checks: "Iterable[Check]") -> "list[Line]":
-    """Return a line for each check that did not pass."""
+    """Return a (text, style) line for each check that did not pass, NOT-RUN ones included."""
     return [
         (
             f"  {one.outcome.replace('_', '-')} {one.name}: {one.found}; expected {one.expected}"
@@ -45,12 +45,12 @@ def failure_lines(checks: "Iterable[Check]") -> "list[Line]":
 
 
 def show_verdict(found: "Pronounced") -> None:
-    """Print the line of a verdict."""
+    """Print the line of a verdict, in the colour of its word."""
     render.say_verdict(*verdict_line(found))
 
 
 def show_validation(report: "Validation") -> None:
-    """Print a line a check, its findings under it, and the verdict."""
+    """Print a line for each check, its findings below it, and the verdict."""
     styles = STYLES | {"NOT_RUN": "dim"}  # what is not asked of this format is no warning
     width = max(len(check.name) for check in report.checks)
     for check in report.checks:
@@ -64,7 +64,10 @@ def show_validation(report: "Validation") -> None:
 
 
 def _sentences(findings: "Sequence[Finding]", strict: bool) -> list[str]:
-    """Return a line a finding; more than three of the same kind are one line with their count."""
+    """Return a line for each finding; more than `ALIKE` of one kind become one line with a count.
+
+    With `strict` a warning has no prefix, since it fails the file.
+    """
     alike: dict[tuple[str, str, str, str], list[Finding]] = {}
     for one in findings:
         alike.setdefault((one.level, one.found, one.expected, one.todo), []).append(one)
@@ -79,13 +82,21 @@ def _sentences(findings: "Sequence[Finding]", strict: bool) -> list[str]:
 
 
 def _sentence(finding: "Finding", strict: bool) -> str:
+    """Return a finding as one line: where, found, expected, what to do.
+
+    The line begins with "warning: " unless the finding fails the file (`strict`, or its level).
+    """
     level = "" if strict or finding.level == "fail" else "warning: "
     parts = [f"{finding.where}: {finding.found}", f"expected {finding.expected}", finding.todo]
     return level + " - ".join(part for part in parts if part)
 
 
 def validation_answer(report: "Validation", against: str | None) -> "list[Line]":
-    """Return the verdict, what failed or is odd, what was not asked, and the next command."""
+    """Return the short answer of `validate` as (text, style) lines.
+
+    They are the verdict, what failed or was warned of, the checks that did not run, and the next
+    command. `against` is another copy of the file to compare with, or None.
+    """
     from aprfmt.compare.short_answer import merge_alike
 
     found = report.pronounced
@@ -105,13 +116,20 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
 
 
 def _first_tensor(places: "Sequence[str]") -> str:
-    """Return the stored name of the first place that is a tensor; "" where none is."""
+    """Return the stored name of the first place that is a weight or bias; "" where none is.
+
+    A place is a stored name, or a role with the stored name in parentheses.
+    """
     names = (place.rpartition(" (")[2].rstrip(")") for place in places)
     return next((name for name in names if name.endswith((".weight", ".bias"))), "")
 
 
 def _look(model: str, other: str | None, tensor: str = "") -> str:
-    """Return the command that says most of a file that failed: against another copy, or alone."""
+    """Return the command that says most about a file that failed.
+
+    It is `diagnose` where there is another copy `other`, `tensors --stats` where a tensor is named,
+    else `inspect --account`.
+    """
     if other is not None:
         return f"aprfmt diagnose {shlex.quote(other)} {shlex.quote(model)}"
     if tensor:
@@ -120,7 +138,11 @@ def _look(model: str, other: str | None, tensor: str = "") -> str:
 
 
 def gates_answer(report: "QaReport", saved: str | None, other: str | None) -> "list[Line]":
-    """Return the verdict, the checks that failed, the gates that did not run, the next command."""
+    """Return the short answer of `qa` as (text, style) lines.
+
+    They are the verdict, the checks that failed, the gates that did not run, the baseline's path
+    (`saved`), and the next command. `other` is a model to compare with, or None.
+    """
     from aprfmt.compare.short_answer import merge_alike
 
     lines: list[Line] = [
@@ -145,7 +167,10 @@ def gates_answer(report: "QaReport", saved: str | None, other: str | None) -> "l
 
 
 def show_gates(report: "QaReport", saved: str | None) -> None:
-    """Print a line for each gate, what failed in it, and where the baseline went."""
+    """Print a line for each gate, the checks that failed in it, and the path of the baseline.
+
+    `saved` is the path that the baseline was written to, or None.
+    """
     render.say(f"{report.subject} on {report.choice}", style="head")
     for gate in report.gates:
         took = f"{gate.seconds:6.2f} s" if gate.outcome != "NOT_RUN" else "        "

@@ -6,7 +6,7 @@ from aprfmt.cli import html_page
 
 
 def validation_page(body: Mapping[str, object]) -> str:
-    """Return the page of what `validate --json` prints (Validation.to_json)."""
+    """Return the HTML page of `validate`; `body` is what `--json` prints."""
     facts = {
         "file": body["subject"],
         "format": body["format"],
@@ -16,7 +16,10 @@ def validation_page(body: Mapping[str, object]) -> str:
 
 
 def gates_page(body: Mapping[str, object], code: int, sentence: str) -> str:
-    """Return the page of what `qa --json` prints; `code` and `sentence` are the verdict."""
+    """Return the HTML page of `qa`; `body` is what `--json` prints.
+
+    `code` is the exit code and `sentence` the words of the verdict.
+    """
     facts = {
         "model": body["model"], "asked for": body["requested"], "ran on": body["ran"],
         "why": body["why"], "fewest gates": body["min_run"] or None,

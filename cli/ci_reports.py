@@ -1,6 +1,6 @@
-"""SARIF and JUnit of what `validate`, `qa`, `scan` and `diff` found: what a CI server shows.
+"""SARIF and JUnit reports of what `validate`, `qa`, `scan` and `diff` found, for CI servers.
 
-Both are made of `ReportCase` records, and those of the same object that `--json` prints.
+Both are made of `ReportCase` records, which are made of the object that `--json` prints.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -39,7 +39,7 @@ class ReportCase:
 
 
 def cases_of_validation(body: Mapping[str, Any]) -> list[ReportCase]:
-    """Return a case a finding of `validate`, and one for each check that found nothing."""
+    """Return a case for each finding of `validate`, and one for each check without findings."""
     file, found = body["subject"], []
     for check in body["checks"]:
         noted = [one for one in body["findings"] if one["check"] == check["name"]]
@@ -52,7 +52,7 @@ def cases_of_validation(body: Mapping[str, Any]) -> list[ReportCase]:
 
 
 def cases_of_gates(body: Mapping[str, Any]) -> list[ReportCase]:
-    """Return a case a check of `qa` that did not pass, and one for each other gate."""
+    """Return a case for each `qa` check that did not pass, and one for each gate without such."""
     file, found = body["model"], []
     for gate in body["gates"]:
         apart = [one for one in gate["checks"] if one["outcome"] != "PASS"]
@@ -66,7 +66,10 @@ def cases_of_gates(body: Mapping[str, Any]) -> list[ReportCase]:
 
 
 def cases_of_scan(body: Mapping[str, Any]) -> list[ReportCase]:
-    """Return a case an answer of `scan` that is no pass, and one a model with its other answers."""
+    """Return a case for each `scan` answer that is no pass, and one per model for all others.
+
+    The last one counts the answers that passed and those that did not run.
+    """
     found = []
     for model in body["models"]:
         rows = [row for row in body["damage"] if row["model"] == model["model"]]
@@ -83,9 +86,10 @@ def cases_of_scan(body: Mapping[str, Any]) -> list[ReportCase]:
 def cases_of_diff(
     body: Mapping[str, Any], apart: Mapping[str, int], accept: Collection[str]
 ) -> list[ReportCase]:
-    """Return a case a tensor of `diff`, one a section of fields, and one a fault of a file.
+    """Return a case for each tensor of `diff`, each differing section, and each damage of a file.
 
-    `apart` has how many fields of a section differ and count.
+    `body` is what `--json` prints. `apart` is {section: number of its fields that differ and
+    count}. `accept` holds "within" where a difference within the encoding's bound passes.
     """
     file = body["b"]
     equal = (*EQUAL, "WITHIN") if "within" in accept else EQUAL
@@ -104,15 +108,19 @@ def cases_of_diff(
 
 
 def agree_with_verdict(cases: Sequence[ReportCase], code: int, file: str) -> list[ReportCase]:
-    """Return the cases and the exit code as one: no report may look better than the command."""
+    """Return the cases with one more for the exit code, so that no report hides a failure.
+
+    `file` is what the command was about.
+    """
     word: Level = "pass" if code == 0 else "fail" if code == 1 else "error"
     return [*cases, ReportCase("verdict", file, word, f"exit {code}: {EXIT_CODES[code]}")]
 
 
 def sarif_log(command: str, cases: Sequence[ReportCase], code: int) -> dict[str, Any]:
-    """Return a SARIF 2.1.0 log: failures are errors, warnings are warnings.
+    """Return a SARIF 2.1.0 log with a result for each failure, error and warning.
 
-    What did not run is a notification of the invocation, as it is no result.
+    What did not run is a notification of the invocation, since it is no result. `code` is the exit
+    code of `aprfmt command`.
     """
     told = [case for case in cases if case.level in ("fail", "error", "warning")]
     rules = sorted({case.check for case in told})
@@ -151,6 +159,7 @@ def sarif_log(command: str, cases: Sequence[ReportCase], code: int) -> dict[str,
 
 
 def _result(case: ReportCase, rule: int) -> dict[str, Any]:
+    """Return a case as a SARIF result; `rule` is the index of its rule in the log's list."""
     address = case.file if "://" in case.file else quote(Path(case.file).as_posix())
     location: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": address}}}
     if case.place:
@@ -166,9 +175,9 @@ def _result(case: ReportCase, rule: int) -> dict[str, Any]:
 
 
 def junit_xml(command: str, cases: Sequence[ReportCase]) -> str:
-    """Return JUnit's XML, as Jenkins, GitLab and GitHub's reporters read it.
+    """Return a JUnit report as XML text, as Jenkins, GitLab and GitHub's reporters read it.
 
-    A failure is a `failure`, what could not be answered an `error`, NOT-RUN a `skipped`; a warning
+    A failure is a `failure`, what could not be answered an `error`, NOT-RUN a `skipped`. A warning
     passes, with its text in `system-out`.
     """
     counts = {
@@ -195,7 +204,10 @@ def junit_xml(command: str, cases: Sequence[ReportCase]) -> str:
 
 
 def _printable(text: str) -> str:
-    """Return text without what XML 1.0 cannot hold, which names in files may."""
+    r"""Return text with each character that XML 1.0 cannot hold written as an escape, like \x00.
+
+    Names in files may hold such characters.
+    """
     return "".join(
         char
         if char in "\t\n"
@@ -208,16 +220,19 @@ def _printable(text: str) -> str:
 
 
 def _level(outcome: str) -> Level:
+    """Return the level of an outcome; any word but PASS, FAIL and NOT_RUN is "error"."""
     levels: dict[str, Level] = {"PASS": "pass", "FAIL": "fail", "NOT_RUN": "not run"}
     return levels.get(outcome, "error")
 
 
 def _case(check: Mapping[str, Any], name: str, file: str) -> ReportCase:
+    """Return a check or gate of the JSON as a case, under the given name."""
     level = _level(check["outcome"])
     text = check["found"] if level in ("pass", "not run") else _sentence(check)
     return ReportCase(name, file, level, text, check["where"])
 
 
 def _sentence(found: Mapping[str, Any]) -> str:
+    """Return "found; expected ...; what to do" of a check or finding of the JSON."""
     todo = f"; {found['todo']}" if found["todo"] else ""
     return f"{found['found']}; expected {found['expected']}{todo}"

@@ -1,4 +1,4 @@
-"""How every command that converts does it: the way by its options, the warnings, the report."""
+"""Runs a conversion for every command that converts: picks the function, warns, and reports."""
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -62,7 +62,11 @@ def run_conversion(
     base: Path | None = None,
     **wishes: Unpack[ConvertArguments],
 ) -> int:
-    """Convert and report; every conversion command but `set` ends here."""
+    """Convert, print the report, and return the exit code.
+
+    Every conversion command but `set` ends here. `wishes` are the options of the command. `to`,
+    `adapter` and `base` are those of `convert_with_warnings`.
+    """
     dry_run, accept = bool(wishes.get("dry_run")), wishes.pop("accept", ())
     report = convert_with_warnings(src, dst, to, adapter, base, **wishes)
     found = report.pronounced(accept)
@@ -80,7 +84,11 @@ def convert_with_warnings(
     base: Path | None = None,
     **wishes: Unpack[ConvertArguments],
 ) -> "ConversionReport":
-    """Convert, warn of what the target cannot say, and return the report."""
+    """Convert `src` to `dst`, print warnings of what the target cannot hold; return the report.
+
+    `adapter` and `base` are those of `_conversion_function`. `to` names the output format, None
+    takes it from `dst`. Raises UsageError where no output format is known.
+    """
     from aprfmt.conversion.output_format import NoFormatError, has_extension
 
     command = click.get_current_context()
@@ -102,9 +110,10 @@ def convert_with_warnings(
 def _way(
     adapter: Path | None, base: Path | None, wishes: ConvertArguments
 ) -> "Callable[..., ConversionReport]":
-    """Return the function that converts: plainly, with an adapter merged, or an adapter itself.
+    """Return the function that converts: plain, with an adapter merged, or an adapter alone.
 
-    Raises UsageError for both at once.
+    It takes (src, dst, to, progress). `adapter` is to be merged into the source. `base` is the
+    model that the source is an adapter of. Raises UsageError where both are given.
     """
     if adapter is not None and base is not None:
         raise UsageError("--adapter merges into SRC, --base says SRC is an adapter: give one")

@@ -1,4 +1,4 @@
-"""What a conversion prints: what was written, which encodings became others, what was proven."""
+"""What a conversion prints: files written, encodings changed, layout steps, verification."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -29,7 +29,10 @@ STEPS: Mapping[str, str] = {
 
 
 def single_output(report: "ConversionReport") -> Path | None:
-    """Return the target where it is all that was written, a file or a folder; None for files."""
+    """Return the target file or folder where it holds all that was written, else None.
+
+    None means that several files lie next to each other, as shards do.
+    """
     target = report.target
     alone = report.files == (target,) or all(path.parent == target for path in report.files)
     return target if alone else None
@@ -38,7 +41,10 @@ def single_output(report: "ConversionReport") -> Path | None:
 def show_report(
     report: "ConversionReport", dry_run: bool = False, accept: Sequence[str] = ()
 ) -> None:
-    """Print what was written and what was proven."""
+    """Print the files written, the changes of encoding and layout, and the verification.
+
+    After a dry run they are those that would be written. `accept` is that of the verdict.
+    """
     size = sum(report.sizes.values())
     verb = "would write" if dry_run else "wrote"
     arch = f", {report.arch}" if report.arch else ""
@@ -63,13 +69,14 @@ def show_report(
 
 
 def _changed(report: "ConversionReport") -> None:
-    """Print which encodings became others, and through which layout steps tensors went."""
+    """Print which encodings became others, and which layout steps tensors went through."""
     changed = [t for t in report.tensors if t.encoding != t.source_encoding]
     by_change: dict[tuple[str, str, str], list[TensorOutcome]] = {}
     for tensor in changed:
         by_change.setdefault((tensor.source_encoding, tensor.encoding, tensor.how), []).append(
             tensor
         )
+    # One line for each change of encoding, with what it cost.
     for (before, after, how), tensors in by_change.items():
         groups = sum(t.groups for t in tensors)
         counts = ""
@@ -87,6 +94,7 @@ def _changed(report: "ConversionReport") -> None:
             lost = sum(codes)
             counts += f"; {lost} codes do not come back" if lost else "; every code comes back"
         render.line(f"  {before} -> {after}: {len(tensors)} tensors, {how}{counts}")
+    # One line for each sequence of layout steps.
     steps: dict[tuple[str, ...], int] = {}
     for tensor in report.tensors:
         said = tuple(dict.fromkeys(STEPS.get(s.partition("(")[0], s) for s in tensor.steps))
@@ -97,7 +105,7 @@ def _changed(report: "ConversionReport") -> None:
 
 
 def _expected(report: "ConversionReport") -> None:
-    """Print what a dry run expects the conversion to take."""
+    """Print the memory, disk and time that a dry run estimates; nothing where there was none."""
     if report.estimate is None:
         return
     found = report.estimate
@@ -115,7 +123,10 @@ def _expected(report: "ConversionReport") -> None:
 
 
 def _verified(report: "ConversionReport", dry_run: bool, accept: Sequence[str]) -> None:
-    """Print what reading the output back has shown."""
+    """Print what comparing the written output with the source has shown.
+
+    It says so where nothing was verified (--no-verify).
+    """
     found = report.pronounced(accept)
     if found is None:
         if not dry_run:

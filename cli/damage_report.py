@@ -1,4 +1,4 @@
-"""Damage of a file that is read nevertheless: one line on stderr, a list in JSON, exit 2."""
+"""Damage of a file that is read all the same: one line on stderr, a list in JSON, exit 2."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
@@ -13,10 +13,10 @@ from aprfmt.cli.render import escape
 def report_damage(
     damage: Iterable[Damage], *, partial: bool = False
 ) -> tuple[list[dict[str, object]], int]:
-    """Say what is wrong, in one line a file; return it as plain data, and the exit code.
+    """Print one line for each damaged file to stderr; return (rows for the JSON, exit code).
 
-    The code is 0 where nothing is wrong. With `partial` a cut file is what the user said it is:
-    a warning, and 0 if nothing else is wrong.
+    The code is 0 where nothing is damaged, else 2. With `partial` the user has said that the file
+    is cut: that is a warning, and the code is 0 if nothing else is wrong.
     """
     by_file: dict[str, list[Damage]] = {}
     for one in damage:
@@ -32,7 +32,7 @@ def report_damage(
 
 
 def damage_sentence(where: str, found: Sequence[Damage]) -> str:
-    """Return the one line about a file: how many tensors it costs, and the first fault."""
+    """Return one line about a damaged file: how many tensors it costs, and the first fault."""
     lost = len({name for one in found for name in one.tensors})
     cost = f"{lost} tensor{'s' * (lost != 1)} cannot be read" if lost else "costs no tensor"
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""

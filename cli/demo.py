@@ -23,7 +23,7 @@ OPENING = "It is a truth universally acknowledged, that a single man in possessi
 
 
 def write_model(folder: Path, force: bool) -> dict[Path, int]:
-    """Write the shipped model's files into `folder`, all or none; return their bytes by path.
+    """Write the shipped model's files into `folder`, all or none; return {path: bytes written}.
 
     Raises OutputError for a folder that is not empty without `force`, and for one that holds files
     of another name.
@@ -43,12 +43,15 @@ def write_model(folder: Path, force: bool) -> dict[Path, int]:
 
 
 def model_folder() -> Path:
-    """Return the folder of the shipped model."""
+    """Return the folder of the demo model that ships with the package."""
     return Path(str(files("aprfmt.demo_model")))
 
 
 def demo_steps(folder: Path) -> list[tuple[str, list[str], int]]:
-    """Return (why, arguments, expected exit code) of every step."""
+    """Return (what it shows, arguments of aprfmt, expected exit code) of every step, in order.
+
+    The steps write into `folder`.
+    """
     source, apr, gguf = str(model_folder()), str(folder / "demo.apr"), str(folder / "demo.gguf")
     return [
         ("what the model is", ["inspect", source], 0),
@@ -66,7 +69,10 @@ def demo_steps(folder: Path) -> list[tuple[str, list[str], int]]:
 
 
 def run_steps(folder: Path) -> list[dict[str, object]]:
-    """Run every step in this process and return what came of it."""
+    """Run the steps in this process; return a row for each, up to the first unexpected exit code.
+
+    A row has the keys why, command, exit, expected.
+    """
     from aprfmt.cli.main import group
 
     results = []
@@ -85,12 +91,12 @@ def run_steps(folder: Path) -> list[dict[str, object]]:
 
 
 def command_line(args: Sequence[str]) -> str:
-    """Return the command a user would type."""
+    """Return the command that a user would type in a shell."""
     return shlex.join(["aprfmt", *args])
 
 
 def run_command(group: click.Group, args: Sequence[str], silent: bool) -> int:
-    """Run one command in this process; its output is shown unless `silent`."""
+    """Run one command in this process and return its exit code; `silent` hides its output."""
     with contextlib.ExitStack() as stack:
         if silent:
             stack.enter_context(contextlib.redirect_stdout(io.StringIO()))
@@ -123,6 +129,7 @@ def command(into: Path | None, out: Path | None, force: bool) -> int:
         raise UsageError("--into writes the model, --out keeps what the steps write; give one")
     if force and into is None:
         raise UsageError("--force goes with --into; --out names a new folder")
+    # --into only writes the model; --out keeps what the steps write.
     if into is not None:
         return write(into, force)
     if out is not None:
@@ -136,12 +143,14 @@ def command(into: Path | None, out: Path | None, force: bool) -> int:
     code = 0 if all(step["exit"] == step["expected"] for step in steps) else 1
 
     def show() -> None:
+        """Print where the files went, if they are gone."""
         if out is None:
             render.line(
                 "(the files were in a temporary folder; keep them with --out DIR)", style="dim"
             )
 
     def answer() -> "list[Line]":
+        """Return the short answer as (text, style) lines: the verdict, each unexpected exit."""
         count = sum(step["exit"] == step["expected"] for step in steps)
         word = "PASS" if code == 0 else "FAIL"
         first = f"{word}: {count} of {len(steps)} steps gave the exit code that they should"
@@ -160,10 +169,11 @@ def command(into: Path | None, out: Path | None, force: bool) -> int:
 
 
 def write(folder: Path, force: bool) -> int:
-    """Write the shipped model into `folder` and say so."""
+    """Write the shipped model into `folder`, print its size, and return the exit code."""
     sizes = write_model(folder, force)
 
     def show() -> None:
+        """Print the folder, the number of files and their total size."""
         total = render.size_text(sum(sizes.values()))
         render.line(f"wrote {render.escape(str(folder))}: {len(sizes)} files, {total}")
 

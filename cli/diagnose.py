@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def render_page(body: Mapping[str, Value]) -> str:
-    """Return the page of what `diagnose --json` prints (Diagnosis.to_json)."""
+    """Return the HTML page of a diagnosis; `body` is what `--json` prints."""
     facts = {
         "A": body["a"], "B": body["b"],
         "tokens": html_page.ids_text(body["ids"]) if body["ids"] else None,
@@ -28,7 +28,7 @@ def render_page(body: Mapping[str, Value]) -> str:
 
 
 def _measured(finding: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a finding with its `values` as words, and those that are sentences as `details`."""
+    """Return a finding as the page takes it: `values` as words, evidence as a list `details`."""
     values = dict(finding["values"])
     details = dict.fromkeys(text for tensor in values.pop("evidence", ()) for text in tensor)
     return {
@@ -39,7 +39,10 @@ def _measured(finding: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _text(value: object) -> str:
-    """Return a value that a cause was solved for; JSON would not tell 1.0 from 1."""
+    """Return a solved value as text; None is "-", and a float has four digits.
+
+    The page gets texts, since JSON would not tell 1.0 from 1.
+    """
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_text(one)}" for name, one in value.items())
     if value is None:
@@ -54,7 +57,7 @@ STYLES = {
 
 
 def show(result: "Diagnosis", verbose: bool = False) -> None:
-    """Print the answer in a few lines; `verbose`: evidence, points, coverage, all next steps."""
+    """Print the answer in a few lines; `verbose` adds evidence, points and coverage."""
     from aprfmt.diagnosis import words
 
     if not verbose:
@@ -68,12 +71,13 @@ def show(result: "Diagnosis", verbose: bool = False) -> None:
 
 
 def _lines(lines: Iterable[tuple[str, str]]) -> None:
+    """Print (text, style) lines."""
     for text, style in lines:
         render.say(text, style=style)
 
 
 def _points(result: "Diagnosis") -> None:
-    """Print the points around the first divergence, and the worst ones."""
+    """Print a table of the capture points around the first divergence, if there is one."""
     at = next((i for i, row in enumerate(result.points) if row.key == result.first), None)
     if at is None:
         return
@@ -93,6 +97,7 @@ def _points(result: "Diagnosis") -> None:
 
 
 def _number(value: float | None) -> str:
+    """Return a number with three digits, "-" for None."""
     return "-" if value is None else f"{value:.3g}"
 
 

@@ -31,14 +31,17 @@ if TYPE_CHECKING:
 
 
 _LINES = 10
-_ALIKE = 3  # weights of one kind that have a line of their own
-_LOST = 0.01  # share of the change from which it is said that rounding took it
+_ALIKE = 3  # weights of one kind that have a line each
+_LOST = 0.01  # share of the change lost by rounding that is reported
 
 
 def compare_adapter(
     a: Path, b: Path, adapter: Path, arch: str | None, accept: Sequence[str] = ()
 ) -> int:
-    """Answer and report. Exit 0: once in every weight, and nothing else differs; else 1."""
+    """Report whether B is A with the adapter merged, and return the exit code.
+
+    The code is 0 where the adapter is in every weight once, and nothing else differs.
+    """
     from aprfmt.adapters import answers
 
     with open_model(a, arch=arch) as base, open_model(b, arch=arch) as copy:
@@ -50,7 +53,7 @@ def compare_adapter(
 
 
 def _merge_command(base: Path, adapter: Path, container: str) -> str:
-    """Return the command that merges once, into a file or folder of B's kind."""
+    """Return the command that merges the adapter into `base`, into a file of format `container`."""
     if FORMATS[container].weights_name is not None:
         return f"aprfmt convert {base} OUT --adapter {adapter} --to {container}"
     return f"aprfmt convert {base} OUT{FORMATS[container].extensions[0]} --adapter {adapter}"
@@ -59,7 +62,10 @@ def _merge_command(base: Path, adapter: Path, container: str) -> str:
 def show_adapter(
     found: "AdapterAnswer", verdict: "Pronounced", a: Path, b: Path, again: str
 ) -> None:
-    """Print the answer, the weights that are not as the rest, what else differs, what to do."""
+    """Print the answer, the weights that are not merged once, other differences, what to do.
+
+    `again` is the command that merges the adapter anew.
+    """
     style = {0: "good", 1: "bad", 2: "warn"}[verdict.exit]
     names = [render.escape(str(each)) for each in (found.adapter, b, a)]
     render.line(
@@ -69,6 +75,7 @@ def show_adapter(
     )
     if verdict.not_compared or verdict.exit != int(found.differs):
         render.say(f"  {verdict.says}", style=style)
+    # Weights with one mistake are shown together; the rest is counted.
     odd = [each for each in found.weights if each.found != "once" or each.says]
     for says, group in _alike(odd).items():
         shown = group if len(group) <= _ALIKE + 1 else group[:_ALIKE]
@@ -94,7 +101,7 @@ def show_adapter(
 
 
 def _says(weight: "ChangedWeight") -> str:
-    """Return what was found of a weight: the mistake, or how often the change lies in it."""
+    """Return what was found of a weight: the mistake, or how many times the change is in it."""
     if weight.says:
         return f"{weight.found}: {weight.says}"
     return (
@@ -103,7 +110,7 @@ def _says(weight: "ChangedWeight") -> str:
 
 
 def _alike(weights: "Sequence[ChangedWeight]") -> "dict[str, list[ChangedWeight]]":
-    """Return the weights by what was found of them, the numbers left out."""
+    """Return {what was found: weights}, so that weights with one mistake are printed together."""
     found: dict[str, list[ChangedWeight]] = {}
     for each in weights:
         found.setdefault(f"{each.found}{': ' * bool(each.says)}{each.says}", []).append(each)
@@ -115,7 +122,7 @@ LONGEST = 300  # characters of a field's value in the tables
 
 
 def render_page(report: DiffReport, code: int) -> str:
-    """Return the page of a DiffReport whose exit code is `code`."""
+    """Return the HTML page of a report; `code` is the exit code."""
     fields = ("hyperparameters", "tokenizer", "metadata")
     found = report.to_json() | {name: _field_rows(getattr(report, name)) for name in fields}
     data = {
@@ -132,7 +139,10 @@ def render_page(report: DiffReport, code: int) -> str:
 
 
 def _field_rows(rows: Sequence[FieldDiff]) -> list[dict[str, object]]:
-    """Return fields with their values as texts, cut for a table; `whole` where it decides."""
+    """Return differing fields as rows of the page's table, with their values cut to `LONGEST`.
+
+    `whole` has both values uncut where the field decides the verdict, else "".
+    """
     return [
         {
             **asdict(row),
@@ -145,13 +155,18 @@ def _field_rows(rows: Sequence[FieldDiff]) -> list[dict[str, object]]:
 
 
 def _cut(text: str) -> str:
+    """Return a text of at most `LONGEST` characters; a longer one ends with "..."."""
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
 
 def compare_samples(
     a: Path, b: Path, nbytes: int, seed: int | None, patterns: tuple[str, ...], arch: str | None
 ) -> int:
-    """Compare random ranges, and say what that shows."""
+    """Compare random byte ranges of two files, report what they show, and return the exit code.
+
+    `nbytes` are the bytes read of each side. `patterns` choose tensors by name. `seed` chooses the
+    ranges, None draws one.
+    """
     from aprfmt.measure.sampling import sample_files
 
     report = sample_files(a, b, nbytes, seed=seed, tensors=patterns, arch=arch)
@@ -168,6 +183,7 @@ def show_samples(report: "SampleReport") -> None:
     )
     if report.settled:
         render.line(f"  {report.settled} tensors are equal by the digests of their files")
+    # What differs, then what could not be compared, then what equality of ranges means.
     for found in report.differing[:FINDINGS]:
         render.say(f"  {found.tensor}: byte {found.byte} differs", style="bad")
     for one in report.unlike[:FINDINGS]:
@@ -203,7 +219,10 @@ _STYLES = {0: "good", 1: "bad", 2: "warn"}  # by exit code
 
 
 def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) -> None:
-    """Print the answer in a few lines; `verbose` or a number of worst tensors: all there is."""
+    """Print the answer in a few lines, or everything if `verbose` or `top` is given.
+
+    `top` is the number of worst tensors to print.
+    """
     if verbose or top is not None:
         _everything(report, TOP if top is None else top, found)
         return
@@ -221,7 +240,7 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
 
 
 def _others(report: DiffReport) -> Iterator[Line]:
-    """Yield a line for each kind of difference that no cause speaks of."""
+    """Yield a (text, style) line for each kind of difference that no named cause explains."""
     known = {role for cause in report.causes for role in cause.roles}
     apart = [row for row in report.worst() if row.verdict not in (*EQUAL, "WITHIN")]
     left = [row for row in apart if row.key not in known]
@@ -251,7 +270,7 @@ def _others(report: DiffReport) -> Iterator[Line]:
 
 
 def _everything(report: DiffReport, top: int, found: Pronounced) -> None:
-    """Print the verdict and what it stands on, then the worst tensors."""
+    """Print the verdict, its findings and fields, and then the `top` worst tensors."""
     render.say_verdict(found.says, _STYLES[found.exit])
     _not_compared(found)
     for one in report.relations:
@@ -284,7 +303,10 @@ def _everything(report: DiffReport, top: int, found: Pronounced) -> None:
 
 
 def _not_compared(found: Pronounced) -> None:
-    """List what was not compared by its meaning, and is not equal byte for byte."""
+    """Print the items that could not be compared by meaning and are not equal byte for byte.
+
+    Prints nothing for fewer than two: the verdict names a single one.
+    """
     rows = [row for row in found.not_compared if row.state != "equal"]
     if len(rows) < 2:
         return
@@ -294,7 +316,7 @@ def _not_compared(found: Pronounced) -> None:
 
 
 def _findings(findings: Sequence[Finding]) -> None:
-    """Say what explains the differing tensors, one line a cause."""
+    """Print one line for each cause that explains differing tensors."""
     for found in render.first_rows(findings, FINDINGS, "  ", "more findings"):
         sure = "" if found.certainty == "confirmed" else f" ({found.certainty})"
         many = f"{len(found.keys)} tensor{'s' if len(found.keys) > 1 else ''}"
@@ -305,14 +327,17 @@ def _findings(findings: Sequence[Finding]) -> None:
 
 
 def _layouts(tensors: Sequence[TensorDiff]) -> Iterator[str]:
-    """Yield what formats did to equal values, with the number of tensors."""
+    """Yield a line for each change of layout that left values equal, with its count of tensors."""
     layouts = Counter(row.layout for row in tensors if row.layout and row.verdict in EQUAL)
     for layout, count in layouts.items():
         yield f"  same values in {count} tensors: {', '.join(layout)}"
 
 
 def _derived(tensors: Sequence[TensorDiff]) -> Iterator[str]:
-    """Yield how many quantized tensors derive from the base, by side and by how they were made."""
+    """Yield a line for each side and way in which quantized tensors derive from the base.
+
+    Each has the number of its tensors.
+    """
     found: dict[tuple[str, str], int] = {}
     for tensor in tensors:
         for one in tensor.derivations:
@@ -326,6 +351,7 @@ def _derived(tensors: Sequence[TensorDiff]) -> Iterator[str]:
 
 
 def _fields(title: str, rows: Sequence[FieldDiff]) -> None:
+    """Print the differing fields of one section with both values; nothing where there are none."""
     if not rows:
         return
     render.line(f"{title} that differ", style="head")
@@ -336,7 +362,7 @@ def _fields(title: str, rows: Sequence[FieldDiff]) -> None:
 
 
 def _texts(report: DiffReport) -> None:
-    """Show the chat templates as a unified diff, and what differs of the generation configs."""
+    """Print the chat templates as a unified diff, and the generation configs' differences."""
     if report.template:
         render.line("chat template", style="head")
     for text in report.template[:LINES]:
@@ -353,11 +379,13 @@ def _texts(report: DiffReport) -> None:
 
 
 def _tensor(tensor: TensorDiff) -> None:
+    """Print all that is known of one differing tensor: names, shapes, statistics, cause."""
     names = " | ".join(name or "-" for name in (tensor.name_a, tensor.name_b))
     encodings = f"{tensor.encoding_a or '-'} | {tensor.encoding_b or '-'}"
     cause = f" ({tensor.cause})" if tensor.cause else ""
     render.say(f"  {tensor.verdict}{cause}  {tensor.key}  {encodings}")
     render.say(f"      {names}", style="dim")
+    # Where the sides differ in shape, layout or bytes.
     if tensor.shape_a != tensor.shape_b:
         shapes = f"{render.shape_text(tensor.shape_a)} | {render.shape_text(tensor.shape_b)}"
         render.line(f"      shape {shapes}")
@@ -365,6 +393,7 @@ def _tensor(tensor: TensorDiff) -> None:
         render.say(f"      {', '.join(tensor.layout)}")
     if tensor.first_byte is not None:
         render.line(f"      first differing byte {tensor.first_byte}")
+    # By how much the values differ, and why.
     stats = tensor.stats
     if stats is not None:
         at = list(stats.max_at) if stats.max_at is not None else "-"
@@ -386,6 +415,7 @@ def _tensor(tensor: TensorDiff) -> None:
 
 
 def _explanation(found: Finding) -> None:
+    """Print the cause of a tensor's difference, how sure it is, and its evidence."""
     sure = found.certainty + share_text(found.share)
     after = ""
     if found.residual_after is not None:
@@ -472,6 +502,7 @@ def command(
         sample is not None or adapter is not None
     ):
         raise UsageError("--format sarif and junit list tensors: not with --sample or --adapter")
+    # --sample and --adapter are comparisons of their own.
     if sample is not None:
         if base or imatrix or html or only or accept:
             raise UsageError("--sample compares bytes: it goes with --tensor, --seed and --arch")

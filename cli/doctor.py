@@ -20,7 +20,7 @@ def command() -> int:
 
 
 def show_devices(found: Devices) -> None:
-    """Print the GPUs, and what each backend says of them."""
+    """Print the GPUs, and for each backend why it cannot use them, if so."""
     render.line("devices", style="head")
     render.line("  cpu")
     for gpu in found["gpus"]:
@@ -36,7 +36,7 @@ def show_devices(found: Devices) -> None:
 
 
 def show(body: DoctorFacts) -> None:
-    """Print the facts for people."""
+    """Print versions, packages, devices, the llama.cpp library and native kernels as tables."""
     render.print_pairs(
         [
             ("aprfmt", body["aprfmt"]),
@@ -77,7 +77,10 @@ def show(body: DoctorFacts) -> None:
 
 
 def answer(body: DoctorFacts) -> "list[Line]":
-    """Return what is here in two lines, then a line for each thing that is not, with its remedy."""
+    """Return the short answer: two (text, style) lines of what is here, then what is missing.
+
+    A line for a missing package has the command that installs it.
+    """
     kernels = body["native"]
     built = f"kernels {kernels['cpu']}" if kernels["built"] else f"no kernels: {kernels['why']}"
     lines: list[Line] = [

@@ -94,7 +94,10 @@ EXTRAS = ("torch", "cupy", "llama-cpp-python", "zstandard", "obstore")
 
 
 def installed_version(name: str) -> str | None:
-    """Return the version of an installed package without importing it, else None."""
+    """Return a package's version without importing it; None where it is not installed.
+
+    "unknown" is a package that can be imported and has no recorded version.
+    """
     for distribution in _DISTRIBUTIONS.get(name, (name,)):
         try:
             return version(distribution)
@@ -104,12 +107,12 @@ def installed_version(name: str) -> str | None:
 
 
 def install_hint(name: str, extras: tuple[str, ...]) -> str:
-    """Return the command that installs a package: by an extra of ours, or by its own name."""
+    """Return the command that installs a package, by an extra of aprfmt or by its own name."""
     return " or ".join(map(install_command, extras)) or f"pip install {name}"
 
 
 def native_kernels() -> Kernels:
-    """Say whether the C extension is built, for which processor, and what is switched off."""
+    """Return whether the C extension is built, for which processor, and which kernels are off."""
     if os.environ.get("APRFMT_NATIVE") == "0":
         return {"built": False, "why": "APRFMT_NATIVE=0 is set"}
     try:
@@ -125,7 +128,7 @@ def native_kernels() -> Kernels:
 
 
 def collect_facts() -> DoctorFacts:
-    """Return everything `doctor` says, as plain data."""
+    """Return all facts that `doctor` prints, as plain data."""
     return {
         "aprfmt": __version__,
         "python": platform.python_version(),
@@ -150,7 +153,10 @@ def collect_facts() -> DoctorFacts:
 
 
 def llama_cpp_library() -> LlamaCpp:
-    """Say which of llama.cpp's libraries the engine loads, or why it has none ("" if it does)."""
+    """Return the folder and version of the llama.cpp library, and why it does not load.
+
+    `why` is "" where it loads.
+    """
     from aprfmt.inference.engines.llama_library import Library, library_folder
 
     folder: str | None = None
@@ -162,10 +168,10 @@ def llama_cpp_library() -> LlamaCpp:
 
 
 def gpu_devices() -> Devices:
-    """Say what the NVIDIA driver offers, and for each backend why it cannot use it ("" if it can).
+    """Return the GPUs of the NVIDIA driver, and for each backend why it cannot use them.
 
-    torch is asked itself, as only it knows what it was built for; cupy's package and the driver
-    are compared without importing it.
+    A backend's text is "" where it can. torch is imported and asked, as only it knows what it was
+    built for. cupy's package and the driver are compared without importing it.
     """
     found = cuda_driver.ask_driver()
     return {
@@ -182,7 +188,7 @@ def gpu_devices() -> Devices:
 
 
 def torch_gpu_problem(found: cuda_driver.Driver) -> str:
-    """Say why torch cannot use a GPU here; "" where it can."""
+    """Return why torch cannot use a GPU here; "" where it can."""
     try:
         import torch
     except ImportError:
@@ -193,7 +199,7 @@ def torch_gpu_problem(found: cuda_driver.Driver) -> str:
 
 
 def version_line() -> str:
-    """Return the line of `--version`: version, extras, kernels."""
+    """Return the line of `aprfmt --version`: version, kernels, extras."""
     extras = [f"{name} {found}" for name in EXTRAS if (found := installed_version(name))]
     kernels = native_kernels()
     speed = f"native kernels ({kernels['cpu']})" if kernels["built"] else "numpy kernels"

@@ -1,4 +1,4 @@
-"""`--dry-run` of commands that run a model: what it takes, from headers; and how it is said."""
+"""`--dry-run` of commands that run a model: the memory a run needs, estimated from headers."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -23,7 +23,10 @@ option = click.option(
 def report_run(
     text: str, tokens: run_options.TokenOptions, where: run_options.WhereOptions, max_tokens: int
 ) -> int:
-    """Say what `aprfmt run` takes: the prompt's pass, and a step for every token but the last."""
+    """Print the memory that `aprfmt run` would need on each device; return the exit code.
+
+    Counted are the prompt's pass, and a decoding step for every generated token but the last.
+    """
     from dataclasses import replace
 
     from aprfmt.inference.dry.estimate import estimate_run
@@ -46,7 +49,10 @@ def print_trace_estimate(
     asked: "TraceRequest",
     wanted: "TraceOutputs",
 ) -> int:
-    """Print the memory that `aprfmt trace --payload` would take; return the exit code."""
+    """Print the memory that `aprfmt trace --payload` would need; return the exit code.
+
+    `text` names the model and its run, `asked` the points to record, `wanted` the output files.
+    """
     from aprfmt.cli.trace import point_selection, recording
     from aprfmt.inference.capture import point_instances
     from aprfmt.inference.dry.estimate import estimate_trace
@@ -69,7 +75,11 @@ def print_trace_estimate(
 def report_parity(
     model: "Model", choices: "Sequence[DeviceChoice]", request: "ParityRequest"
 ) -> int:
-    """Say what each run of a comparison takes, and all of them, which stay open together."""
+    """Print the memory that each run of a comparison needs, and all together; return the code.
+
+    The runs stay open together, so their memory is added. `choices` are the runs; with
+    `request.arbiter` numpy in float64 is one more.
+    """
     from aprfmt.inference.dry.estimate import estimate_trace
     from aprfmt.inference.parity.between import ARBITER, plain_rows
 
@@ -85,7 +95,11 @@ def report_parity(
 
 
 def _said(model: "Model", tokens: int, found: "Sequence[Estimate | str]") -> int:
-    """Print the estimates; what does not fit is said, and no failure of the dry run."""
+    """Print the estimates, as text or JSON, and return exit code 0.
+
+    A text among `found` is the reason why a run was not estimated. What does not fit is marked, but
+    the dry run does not fail for it.
+    """
     from aprfmt.inference.dry.estimate import add_devices
 
     known = [one for one in found if not isinstance(one, str)]
@@ -103,6 +117,10 @@ def _said(model: "Model", tokens: int, found: "Sequence[Estimate | str]") -> int
 
 
 def _show(found: "Sequence[Estimate | str]", together: "Sequence[DeviceMemory]") -> None:
+    """Print each run's estimate, then the sum by device where several runs stay open.
+
+    `together` is the sum by device, empty for a single run.
+    """
     for one in found:
         _show_one(one)
     if together:
@@ -112,6 +130,7 @@ def _show(found: "Sequence[Estimate | str]", together: "Sequence[DeviceMemory]")
 
 
 def _show_one(found: "Estimate | str") -> None:
+    """Print one run's tokens, bytes to read and memory by device, or why it has no estimate."""
     if isinstance(found, str):
         render.say(found, style="warn")
         return
@@ -125,6 +144,7 @@ def _show_one(found: "Estimate | str") -> None:
 
 
 def _show_device(found: "DeviceMemory") -> None:
+    """Print a device's peak memory in its parts: weights, cache, the rest."""
     size = render.size_text
     rest = found.peak_bytes - found.weights_bytes - found.cache_bytes
     free = "" if found.free_bytes is None else f" of {size(found.free_bytes)} free"

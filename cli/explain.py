@@ -1,4 +1,4 @@
-"""`aprfmt explain`: an error kind, a role, an encoding, an exit code, a verdict, in a paragraph."""
+"""`aprfmt explain`: one paragraph on an error kind, role, encoding, exit code or verdict."""
 
 import json
 
@@ -59,7 +59,7 @@ ROLE_TEXTS: dict[str, str] = {
 
 
 def _errors() -> dict[str, str]:
-    """Return {kind: paragraph} of the error classes, from their docstrings."""
+    """Return {kind: paragraph} of the error classes, made of their docstrings."""
     found = {}
     for value in vars(errors).values():
         if isinstance(value, type) and issubclass(value, errors.AprfmtError):
@@ -82,7 +82,7 @@ def _several(name: str) -> str:
 
 
 def _types() -> dict[str, str]:
-    """Return {name: paragraph} of what `quantize --type` makes, GGUF's file types among them."""
+    """Return {name: paragraph} of the types of `quantize --type`, GGUF's file types included."""
     from aprfmt.quantizing.mixture import SCHEMES, offered_schemes
 
     found = {
@@ -99,6 +99,7 @@ def _types() -> dict[str, str]:
 
 
 def _encodings() -> dict[str, str]:
+    """Return {name: paragraph} of all encodings: block size, bits, container codes, layout."""
     from aprfmt.base.encodings import all_encodings
 
     found = {}
@@ -129,7 +130,10 @@ def _encodings() -> dict[str, str]:
 
 
 def all_topics() -> dict[str, dict[str, str]]:
-    """Return every topic by section; the tables are the ones the code runs on."""
+    """Return {section: {name: text}} of everything that can be explained.
+
+    The texts come from the tables that the code itself uses.
+    """
     from aprfmt.arch.spec import HYPER_NAMES, SPECIAL_NAMES
     from aprfmt.base.outcome import EXIT_CODES
     from aprfmt.base.warnings import WARNINGS
@@ -160,6 +164,7 @@ def all_topics() -> dict[str, dict[str, str]]:
 
 
 def _completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """Return the topic names that begin with what was typed, for the shell's completion."""
     return shell_completion.matching_names(
         (key for rows in all_topics().values() for key in rows), incomplete
     )
@@ -180,6 +185,7 @@ def command(name: str | None, schema: str | None) -> int:
         listed = {section: list(rows) for section, rows in all_topics().items()}
 
         def show_all() -> None:
+            """Print the names of every section."""
             for section, keys in listed.items():
                 render.line(section, style="head")
                 render.line("  " + ", ".join(keys))
@@ -188,6 +194,7 @@ def command(name: str | None, schema: str | None) -> int:
     found = find_topics(name)
 
     def show() -> None:
+        """Print the topics that the name means."""
         for section, key, text in found:
             render.line(f"{key} ({section})", style="head")
             render.line(f"  {text}")
@@ -197,7 +204,10 @@ def command(name: str | None, schema: str | None) -> int:
 
 
 def find_topics(name: str) -> list[tuple[str, str, str]]:
-    """Return (section, name, text) of what a name means; UsageError with near names for none."""
+    """Return (section, name, text) of each topic that a name means, which may be a section.
+
+    Raises UsageError with near names where there is none.
+    """
     from aprfmt.model.patterns import similar_names
 
     every = all_topics()
@@ -222,7 +232,7 @@ def find_topics(name: str) -> list[tuple[str, str, str]]:
 
 
 def _usual_spelling(name: str) -> str:
-    """Return the encoding or type that a spelling of the field means (`fp16`, `q4km`); else it."""
+    """Return the encoding or type that a spelling in use means (`fp16`, `q4km`), else `name`."""
     from aprfmt.base.encoding_names import find_name
     from aprfmt.base.encodings import ENCODINGS
     from aprfmt.quantizing.mixture import type_name
@@ -231,7 +241,11 @@ def _usual_spelling(name: str) -> str:
 
 
 def print_schema(name: str | None, command: str) -> int:
-    """Print the schema of a command's `--json`; with --json, inside the usual object."""
+    """Print the JSON schema of a command's `--json`, and return exit code 0.
+
+    With --json the schema is the value of the key `json_schema`. Raises UsageError where a topic
+    `name` is given too.
+    """
     from aprfmt.schemas import schema
 
     if name is not None:

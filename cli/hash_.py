@@ -25,7 +25,10 @@ class HashResult(TypedDict):
 
 
 def show(body: HashResult, found: "Pronounced | None" = None) -> None:
-    """Print the hashes, or the verdict of a check."""
+    """Print the hash of every tensor, or what differs from a manifest, if compared with one.
+
+    `found` is the verdict of that comparison.
+    """
     if found is not None:
         for row in body.get("failures", ()):
             render.say(f"FAIL {row['key']}: {row['what']}", style="bad")
@@ -110,7 +113,12 @@ def command(
 
 
 def _write_roles(path: Path, arch: str | None, ranks: int, force: bool) -> int:
-    """Write the manifest that a script inside an engine compares; say where and of how many."""
+    """Write the digests of parameters by engine names, print the path, and return exit code 0.
+
+    A script inside an engine compares its parameters with them. `ranks` is the number of
+    tensor-parallel ranks. The output is created once first, so that a file that may not be replaced
+    stops it before the work.
+    """
     from aprfmt.formats.atomic import FileSet
     from aprfmt.model import open_model, role_manifest
 
@@ -131,6 +139,7 @@ def _write_roles(path: Path, arch: str | None, ranks: int, force: bool) -> int:
         }
 
     def say() -> None:
+        """Print the path written, and the number of parameters and ranks."""
         render.line(
             f"wrote {render.escape(str(written))}: {len(rows)} parameters of {ranks} "
             f"rank{'s' if ranks != 1 else ''}"

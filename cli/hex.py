@@ -1,4 +1,4 @@
-"""`aprfmt hex`: header fields or decoded blocks beside their bytes."""
+"""`aprfmt hex`: header fields or decoded blocks, each next to its bytes."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -75,7 +75,7 @@ class TensorBlocks(TypedDict):
 
 @final
 class PlainBytes(TypedDict):
-    """Bytes of a file as they stand, in hex."""
+    """Undecoded bytes of a file, in hex."""
 
     path: str
     offset: int
@@ -84,7 +84,10 @@ class PlainBytes(TypedDict):
 
 
 def header_rows(model: Path, limit: int) -> tuple[HeaderRows, Sequence[Damage]]:
-    """Return the header's fields with their bytes, and what is wrong with the file."""
+    """Return (at most `limit` header fields with their bytes, the file's damage).
+
+    Of a folder, an index or a manifest it is the header of the first file.
+    """
     path, damage = model, None
     if model.is_dir() or model.suffix == ".json":  # a folder, an index, a manifest: its first file
         with open_model(model, partial=True, damaged=True) as opened:
@@ -113,7 +116,7 @@ def header_rows(model: Path, limit: int) -> tuple[HeaderRows, Sequence[Damage]]:
 
 
 def damage_of_file(path: Path) -> list[Damage]:
-    """Return what is wrong with one file, whatever set it belongs to."""
+    """Return the damage of one file, without its set's; [] where the set cannot be opened."""
     try:
         with open_source(path, partial=True, damaged=True) as source:
             return [one for one in source.damage if one.where == str(path)]
@@ -122,7 +125,7 @@ def damage_of_file(path: Path) -> list[Damage]:
 
 
 def plain_bytes(model: Path, offset: int, length: int) -> PlainBytes:
-    """Return bytes of the file as they stand."""
+    """Return `length` bytes of the file from `offset`; UsageError for an offset past its end."""
     with closing(open_bytes(model)) as file:
         if offset >= file.size:
             raise UsageError(f"{model}: --offset {offset}, the file has {file.size} bytes")
@@ -133,9 +136,10 @@ def plain_bytes(model: Path, offset: int, length: int) -> PlainBytes:
 def tensor_blocks(
     model: Path, name: str, first: int, count: int
 ) -> tuple[TensorBlocks, Sequence[Damage]]:
-    """Return blocks of a tensor: byte fields as the codec maps them, and decoded values.
+    """Return (`count` blocks of a tensor from number `first`, the damage of the model's files).
 
-    Beside them stands what is wrong with the model's files.
+    `name` is a stored name, a role, or a pattern of one tensor. Raises UsageError for an encoding
+    without blocks, and for a first block past the end.
     """
     with open_model(model, damaged=True) as opened:
         stored = opened.source.tensors
@@ -171,7 +175,11 @@ def tensor_blocks(
 
 
 def block_row(encoding: str, raw: bytes, block: int, offset: int) -> BlockRow:
-    """Return one block's fields (name, bytes, values) and its decoded values."""
+    """Return one block's bytes, its fields as the encoding lays them out, and its decoded values.
+
+    `block` is the block's number, `offset` its place in the file. Values are None for an encoding
+    whose blocks cannot be decoded alone.
+    """
     reference = codec(encoding)
     layout = reference.layout
     fields: list[BlockField] = []
@@ -200,7 +208,7 @@ def block_row(encoding: str, raw: bytes, block: int, offset: int) -> BlockRow:
 
 
 def hex_lines(raw: bytes, offset: int) -> Iterator[str]:
-    """Yield classic dump lines: offset, sixteen bytes, ASCII."""
+    """Yield the lines of a hex dump: offset (counted from `offset`), sixteen bytes, ASCII."""
     for start in range(0, len(raw), 16):
         piece = raw[start : start + 16]
         text = "".join(chr(b) if 32 <= b < 127 else "." for b in piece)
@@ -208,7 +216,7 @@ def hex_lines(raw: bytes, offset: int) -> Iterator[str]:
 
 
 def show(body: "HeaderRows | TensorBlocks | PlainBytes") -> None:
-    """Print fields, blocks or plain bytes."""
+    """Print header fields, blocks or plain bytes, by the keys that `body` has."""
     if "bytes" in body:
         for text in hex_lines(bytes.fromhex(body["bytes"]), body["offset"]):
             render.line(text)
@@ -219,6 +227,7 @@ def show(body: "HeaderRows | TensorBlocks | PlainBytes") -> None:
 
 
 def _fields(body: "HeaderRows") -> None:
+    """Print a line for each header field: offset, bytes, name, value."""
     for row in body["fields"]:
         raw = bytes.fromhex(row["bytes"])
         dots = " .." if row["nbytes"] > len(raw) else ""
@@ -229,6 +238,7 @@ def _fields(body: "HeaderRows") -> None:
 
 
 def _blocks(body: "TensorBlocks") -> None:
+    """Print each block: its offset, its fields with their bytes, its decoded values."""
     what = f"{body['tensor']} {render.shape_text(body['shape'])} {body['encoding']}"
     render.say(f"{what}, {body['count']} blocks", style="head")
     for row in body["blocks"]:
@@ -245,6 +255,7 @@ def _blocks(body: "TensorBlocks") -> None:
 
 
 def _values(values: list[float]) -> str:
+    """Return the first 16 values as text."""
     some = (f"{v:.6g}" if isinstance(v, float) else str(v) for v in values[:16])
     return " ".join(some) + (" .." if len(values) > 16 else "")
 

@@ -1,4 +1,4 @@
-"""Histograms that pages show: of values that are there, and of a stored tensor's."""
+"""Histograms that pages show: of an array in memory, and of a stored tensor."""
 
 from typing import NotRequired, TypedDict
 
@@ -26,7 +26,7 @@ class Histogram(TypedDict):
 
 
 def histogram(values: Array) -> Histogram | None:
-    """Return the histogram of the finite values; None where there is none."""
+    """Return the histogram of the finite values of an array; None where it has none."""
     flat = np.asarray(values).reshape(-1)
     flat = flat[np.isfinite(flat)]
     if not flat.size:
@@ -38,10 +38,10 @@ def histogram(values: Array) -> Histogram | None:
 
 
 def tensor_histogram(tensor: View, stats: Stats) -> Histogram | None:
-    """Return the histogram of a stored tensor, whose extremes its statistics say.
+    """Return the histogram of a stored tensor between the extremes of its statistics.
 
-    `of` is how many values were counted: all, or about COUNTED in runs of rows evenly spaced.
-    Raises CodecError, UnsupportedError.
+    `of` is how many values were counted: all, or about COUNTED in runs of rows evenly spaced. None
+    where there is no finite value. Raises CodecError, UnsupportedError.
     """
     low, high = stats.min, stats.max
     if low is None or high is None:
@@ -62,7 +62,7 @@ def tensor_histogram(tensor: View, stats: Stats) -> Histogram | None:
 
 
 def _counts(flat: Array, low: float, high: float) -> NDArray[np.int64]:
-    """Count finite values into BINS equal parts of [low, high]."""
+    """Return the counts of finite values in BINS equal parts of [low, high], int64 [BINS]."""
     counts = np.zeros(BINS, np.int64)
     for start in range(0, flat.size, CHUNK):
         share = (flat[start : start + CHUNK].astype(np.float64) - low) / (high - low)

@@ -1,9 +1,9 @@
-"""Reports as one self-contained page: no network, no file beside it, nothing of a file executed.
+"""HTML reports as one self-contained page that loads nothing and runs no text of a model.
 
-The parts of a page are the files of `pages/`; what differs from run to run goes in as JSON. What
+The parts of a page are the files of `pages/`. What differs from run to run is put in as JSON. What
 comes out of a model reaches the page in two ways only: as escaped text in the title, and in that
-JSON, which stands in a script element of a type that is not run. Our script writes text nodes of
-it.
+JSON, which is inside a script element of a type that is not run. The page's own script writes text
+nodes of it.
 """
 
 import json
@@ -32,11 +32,12 @@ MODEL = (
 def render_html(
     title: str, facts: Mapping[str, object], data: Mapping[str, object], parts: Iterable[str]
 ) -> str:
-    """Return a whole page; `title`, `facts` and `data` may hold a file's text.
+    """Return a whole HTML page; `title`, `facts` and `data` may hold text of a model.
 
-    `facts` become a table of two columns, without those that say nothing. They and `data` stand in
-    the page as JSON under the id `data`: numbers that are not finite become strings, and
-    unsafe characters of every string are spelled out. `parts` are names of `pages/`, beside BASE.
+    `facts` become a table of two columns, without those that are empty. They and `data` are in the
+    page as JSON under the id `data`. Numbers that are not finite become strings there, and unsafe
+    characters of every string are spelled out. `parts` are names of files in `pages/`, added to
+    BASE.
     """
     shown = [[name, str(value)] for name, value in facts.items() if value not in SILENT]
     found = _told(to_plain_json({"facts": shown, **data}))
@@ -50,18 +51,19 @@ def render_html(
 
 
 def _part(name: str) -> str:
+    """Return the text of a file in `pages/`."""
     from importlib.resources import files
 
     return (files("aprfmt.cli.pages") / name).read_text(encoding="utf-8")
 
 
 def script_json(text: str) -> str:
-    """Return JSON that cannot end, or open anything in, the script element it stands in."""
+    """Return JSON in which no text can end its script element or open another."""
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _told(value: object) -> object:
-    """Return plain data with every string of it escaped for people."""
+    """Return plain data with every string and key escaped for display."""
     if isinstance(value, str):
         return escape(value)
     if isinstance(value, dict):
@@ -70,7 +72,7 @@ def _told(value: object) -> object:
 
 
 def ids_text(ids: Iterable[int]) -> str:
-    """Return token ids as `3: 1 5 9`, of many the first."""
+    """Return token ids as `3: 1 5 9`: their number, then at most the first IDS of them."""
     known = list(ids)
     return f"{len(known)}: {' '.join(map(str, known[:IDS]))}"
 
@@ -78,14 +80,17 @@ def ids_text(ids: Iterable[int]) -> str:
 def add_page(
     body: dict[str, object], path: Path | None, force: bool, text: Callable[[], str]
 ) -> None:
-    """Publish a command's page where --html asked for one, and name it in what it prints."""
+    """Write a command's page if --html gave a path, and add the path to `body` as "html".
+
+    `text` returns the page. It is called only if the page is to be written.
+    """
     if path is not None:
         write_page(path, text(), force)
         body["html"] = str(path)
 
 
 def write_page(path: Path, text: str, force: bool) -> None:
-    """Publish a page; OutputError where the file is there already, unless `force`."""
+    """Write a page as UTF-8; OutputError where the file exists, unless `force`."""
     from aprfmt.formats.atomic import FileSet
 
     with FileSet(force=force) as published:

@@ -25,7 +25,10 @@ def command(src: Path, output: Path | None, **wishes: Unpack[ConvertArguments]) 
 
 
 def output_stem(src: Path) -> str:
-    """Return the name an output gets: a folder's own, else the file's without its extension."""
+    """Return the stem of an output's name: the folder's name, or the file's without extension.
+
+    A shard number is left out too.
+    """
     if src.is_dir():
         return src.resolve().name
     name = src.name.removesuffix(".index.json")

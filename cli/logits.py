@@ -81,6 +81,7 @@ def command(
     from aprfmt.inference.gates import check_last_row
 
     options.check_new(force, out)
+    # Judge the last row, as a working model's is spread and peaked.
     with run_options.open_session(model, where) as run:
         opened = run.model
         ids, text = run_options.token_ids(opened, tokens)
@@ -111,7 +112,7 @@ def command(
 
 
 def show(body: LogitsResult, found: "tuple[Check, ...]", verdict: "Pronounced") -> None:
-    """Print where it ran, the best tokens of the last row, the gate, and the verdict."""
+    """Print the run, the top tokens of the last row, the checks `found`, and the verdict."""
     render.line(run_options.run_headline(body["run"]), style="head")
     if body["output"]:
         shape = render.shape_text(body["shape"])
@@ -122,7 +123,7 @@ def show(body: LogitsResult, found: "tuple[Check, ...]", verdict: "Pronounced") 
 
 
 def answer(body: LogitsResult, report: "Report", verdict: "Pronounced") -> "list[Line]":
-    """Return the verdict, what failed in the gate, and the best tokens of the last row."""
+    """Return the short answer as (text, style) lines: verdict, failed checks, top tokens."""
     best = ", ".join(
         f"{one['id']} {render.quote_token(one.get('piece', ''))} {one['logit']:.4f}"
         for one in body["top"]

@@ -22,19 +22,25 @@ def compare(
     model: str, reference: Path, loaded: Path | None, tokens: run_options.TokenOptions,
     where: run_options.WhereOptions, out: Path | None,
 ) -> int:  # fmt: skip
-    """Compare a run of MODEL, or what `loaded` holds, with `reference`; show the table."""
+    """Compare log-probabilities with `reference`, print a table, and return the exit code.
+
+    They are those of a run of the model, or of the file `loaded` if given. `out` is refused: it
+    writes logits of a run. Raises UsageError where the two are of different tokens.
+    """
     from aprfmt.measure.logprob_tables import compare_logprobs, of_logits
     from aprfmt.measure.tolerances import threshold
 
     if out is not None:
         raise UsageError("--out writes a run's logits; leave --reference out")
     with ExitStack() as stack:
+        # The reference names the tokens; ids that are given must begin it.
         run = stack.enter_context(run_options.open_session(model, where))
         given = run_options.token_ids(run.model, tokens)[0] if tokens.given else None
         theirs, dtype = read_side(reference, run.model, given, stack)
         ids = list(theirs.ids)
         if given is not None and ids[: len(given)] != given:
             raise UsageError(f"{reference}: is of other tokens than the ids given")
+        # The other side is a saved one, or a run of the model on these tokens.
         if loaded is not None:
             mine, own = read_side(loaded, run.model, given, stack)
             name = str(loaded)
@@ -50,6 +56,7 @@ def compare(
             run_options.check_ids(run.model, ids)
             name, own = model, run.request.choice.dtype
             mine = of_logits(ids, run.session.logits(ids), range(len(ids)), model)
+        # Compare at the positions that both have, within rounding of their dtypes.
         bound = threshold("logits", ("logprobs", "logprobs"), (own, dtype), "exact")
         table = compare_logprobs(mine, theirs, bound)
         if not table.compared:
@@ -72,9 +79,10 @@ def compare(
 def read_side(
     path: Path, model: "Model", ids: Sequence[int] | None, stack: ExitStack
 ) -> "tuple[Side, str]":
-    """Return the log-probabilities that a server's answer or a saved trace holds, and its dtype.
+    """Return (log-probabilities by position, dtype) of a server's answer or a saved trace.
 
-    An answer does not say its arithmetic: bfloat16, in which servers compute, is taken.
+    `ids` are the tokens if known, and `stack` closes the trace. An answer does not say its
+    arithmetic: bfloat16, in which servers compute, is assumed.
     """
     from aprfmt.inference.engines.logprobs import is_logprobs, read_logprobs
     from aprfmt.inference.engines.opening import open_trace
@@ -96,10 +104,14 @@ def read_side(
 
 
 def token_ids(model: "Model") -> Any:
-    """Return what gives the ids whose text a piece is; the vocabulary is read once, when asked."""
+    """Return a function (text, bytes or None) -> token ids that decode to this text.
+
+    The vocabulary is decoded once, at the first call.
+    """
 
     @cache
     def texts() -> dict[str, list[int]]:
+        """Return {decoded text: token ids} of the whole vocabulary."""
         found: dict[str, list[int]] = {}
         tokenizer = model.tokenizer
         for one in range(int(model.hyper["vocab_size"])):
@@ -107,6 +119,7 @@ def token_ids(model: "Model") -> Any:
         return found
 
     def ids(text: str, raw: bytes | None) -> list[int]:
+        """Return the token ids that decode to `text`, or to the bytes `raw` if given."""
         if raw is not None:
             text = raw.decode("utf-8", "replace")
         return texts().get(text, [])
@@ -115,7 +128,7 @@ def token_ids(model: "Model") -> Any:
 
 
 def pronounced(table: "LogprobTable") -> "Pronounced":
-    """Return the verdict over the positions that both sides have."""
+    """Return the verdict over the positions that both sides have, naming those left out."""
     from aprfmt.model.ledger import Compared, NotCompared, VerdictWords, pronounce
 
     words = VerdictWords("within tolerance", "beyond tolerance")
@@ -130,7 +143,7 @@ def pronounced(table: "LogprobTable") -> "Pronounced":
 
 
 def headline(table: "LogprobTable", verdict: "Pronounced") -> tuple[str, str]:
-    """Return the verdict with the numbers that say how far apart the runs are, and its style."""
+    """Return (verdict with the distances of the two runs, style)."""
     found = table.to_json()
     words = f"{verdict.says}; log-probabilities:"
     if table.bits:
@@ -162,16 +175,18 @@ def show(table: "LogprobTable", verdict: "Pronounced", reference: str) -> None:
 
 
 def _position(table: "LogprobTable") -> str:
+    """Return the first position beyond the tolerance, and its distance, as words."""
     assert table.first is not None
     return f"{table.first.position}, {table.first.largest:.3g} apart"
 
 
 def _number(value: float | None) -> str:
+    """Return a number with four decimals, "-" for None."""
     return "-" if value is None else f"{value:.4f}"
 
 
 def answer(table: "LogprobTable", verdict: "Pronounced", reference: str) -> "list[Line]":
-    """Return the verdict and the first position beyond, for the short form."""
+    """Return the short answer as (text, style) lines: the verdict, the first position beyond."""
     text, style = headline(table, verdict)
     lines: list[Line] = [(f"{text} (against {reference})", style)]
     if table.first is not None:

@@ -1,4 +1,4 @@
-"""The command line: commands, imported one at a time, and errors to exit codes."""
+"""The command line: imports the one command that is asked for, turns errors into exit codes."""
 
 import os
 import re
@@ -32,10 +32,10 @@ _PATH = re.compile(r"[./\\]")
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are modules, imported when they are asked for."""
+    """A click group whose commands are modules, each imported when it is asked for."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Print the help where nothing is asked; the exit code is click's, 2.
+        """Return the arguments left to parse; without any, print the help and exit with 2.
 
         `help [COMMAND]` and `version` are taken as the options of these names.
         """
@@ -49,11 +49,14 @@ class LazyGroup(click.Group):
         return super().parse_args(ctx, args)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names in the table's order."""
+        """Return the command names in the order of the table of commands."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import and return one command, ours or another package's; None if there is none."""
+        """Return one command, imported; aprfmt's or another package's; None if there is none.
+
+        Installs the signal handlers and the listeners of notices first.
+        """
         offered = None if cmd_name in COMMANDS else offered_command(cmd_name)
         if cmd_name not in COMMANDS and offered is None:
             return None
@@ -77,7 +80,10 @@ class LazyGroup(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Inspect a path or a URL in place of a command; name near commands for any other word."""
+        """Return (name, command, its arguments); a path or URL in place of a command is inspected.
+
+        Raises click's UsageError with near names for any other word.
+        """
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             from difflib import get_close_matches
 
@@ -92,7 +98,7 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Print the groups without importing a single command."""
+        """Write the groups of commands to the help without importing any command."""
         for title, rows in GROUPS.items():
             with formatter.section(title):
                 width = max(map(len, COMMANDS))
@@ -100,11 +106,11 @@ class LazyGroup(click.Group):
 
 
 def offered_command(name: str) -> click.Command | None:
-    """Return the command that another package offers as `name`, None if no package does.
+    """Return the command that another package offers as `name`; None if no package does.
 
-    Packages offer commands in the entry-point group `aprfmt.commands`; they are looked for only
-    where `name` is none of ours. Raises BackendUnavailableError where the package cannot be
-    imported, UsageError where what it offers is no command of click.
+    Packages offer commands in the entry-point group `aprfmt.commands`. They are searched only where
+    `name` is none of aprfmt's. Raises BackendUnavailableError where the package cannot be imported,
+    UsageError where what it offers is no command of click.
     """
     point = next((each for each in installed_entry_points("commands") if each.name == name), None)
     if point is None:
@@ -124,15 +130,17 @@ def offered_command(name: str) -> click.Command | None:
 
 
 def _notice(note: Note) -> None:
+    """Print a notice of the library as a warning."""
     from aprfmt.cli.render import warn_note
 
     warn_note(note)
 
 
 def is_implied_inspect(args: list[str]) -> bool:
-    """Say whether no command but a path or a URL comes first: it is inspected.
+    """Return whether the arguments begin with a path or URL in place of a command.
 
-    A word with a dot or a slash is a path though nothing is there: `inspect` says what is near.
+    Such a path is inspected. A word with a dot or a slash is a path though no file is there:
+    `inspect` then names near files.
     """
     if not args or args[0] in COMMANDS or args[0].startswith("-"):
         return False
@@ -140,6 +148,7 @@ def is_implied_inspect(args: list[str]) -> bool:
 
 
 def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Print the version line and exit with 0, if --version was given."""
     if not value or ctx.resilient_parsing:
         return
     from aprfmt.cli.doctor_facts import version_line
@@ -167,7 +176,11 @@ def group() -> None:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line and exit with the code that carries the verdict."""
+    """Run the command line with `argv` (default: sys.argv) and exit with the command's code.
+
+    Every error ends here as one line on stderr and an exit code: 2, 130 when interrupted, 141 for a
+    closed pipe.
+    """
     args = sys.argv[1:] if argv is None else argv
     spell_missing(sys.stdout, sys.stderr)
     try:
@@ -193,6 +206,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _usage_line(error: click.ClickException) -> str:
+    """Return a click error as one line, in plainer words and with the command's --help."""
     ctx = error.ctx if isinstance(error, click.UsageError) else None
     hint = f" (see {ctx.command_path} --help)" if ctx is not None else ""
     text = error.format_message().rstrip(".")
@@ -202,6 +216,7 @@ def _usage_line(error: click.ClickException) -> str:
 
 
 def _error(args: list[str], error: Exception) -> int:
+    """Print an exception as one line and return exit code 2; one of an unknown class is a bug."""
     if isinstance(error, AprfmtError):
         return _fail(args, error.kind, str(error), error)
     if isinstance(error, MemoryError):
@@ -220,7 +235,10 @@ def _place(message: str) -> str:
 
 
 def requested_format(args: list[str]) -> str:
-    """Return what --json or --format asks for, read where click has failed; human by default."""
+    """Return the form asked for by --json or --format, "human" by default.
+
+    It reads the raw arguments, for errors in which click has parsed none.
+    """
     if "--json" in args:
         return "json"
     apart = [value for option, value in pairwise(args) if option == "--format"]
@@ -229,7 +247,11 @@ def requested_format(args: list[str]) -> str:
 
 
 def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
-    """Print one line on stderr, and one JSON object on stdout if JSON was asked for."""
+    """Print an error on stderr, in JSON or a CI report on stdout if asked; return the exit code.
+
+    `kind` is the key of the error in JSON. The code is 2, or 141 for a closed pipe. With --debug
+    the traceback is printed too.
+    """
     if "--debug" in args:
         import traceback
 

@@ -23,21 +23,23 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 UNSET = "is empty; is a variable of the shell not set?"
-LARGEST = 2**63 - 1  # what offsets and counts of files are held in
+LARGEST = 2**63 - 1  # the largest offset or count that files can have
 YEAR = 366 * 86400.0  # seconds
 
 
 class WholeNumber(click.IntRange):
-    """A whole number of a range: more digits than any file counts are a misspelt number."""
+    """A click type: a whole number of a range, at most LARGEST by default."""
 
     def __init__(self, least: int, most: int = LARGEST) -> None:
+        """Set the range, both ends included."""
         super().__init__(least, most)
 
     def _describe_range(self) -> str:
+        """Return the range for the help, without the default upper limit."""
         return f"x>={self.min}" if self.max == LARGEST else super()._describe_range()
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        """Return the number; click's UsageError for another, of which the beginning is shown."""
+        """Return the number; click's UsageError for another value, which is shown shortened."""
         assert self.min is not None and self.max is not None
         try:
             found = int(value)
@@ -50,15 +52,16 @@ class WholeNumber(click.IntRange):
 
 
 class RealNumber(click.FloatRange):
-    """A number of a range, which NaN is not."""
+    """A click type: a number of a range; NaN is outside of every range."""
 
     def __init__(self, least: float, most: float, *, min_open: bool = False) -> None:
+        """Set the range, both ends included; with `min_open` the least is excluded."""
         super().__init__(least, most, min_open=min_open)
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number; click's UsageError for another, of which the beginning is shown."""
+        """Return the number; click's UsageError for another value, which is shown shortened."""
         try:
             found = float(value)
         except ValueError:
@@ -76,7 +79,7 @@ WORKERS = WholeNumber(1, 4096)  # threads, or workers: more are a misspelt numbe
 
 
 def invalid_name_reason(value: object) -> str:
-    """Return why a text names no file of any file system; "" for one that may."""
+    """Return why a text can name no file on any file system; "" for one that can."""
     if value == "":
         return UNSET
     if not isinstance(value, str):
@@ -88,13 +91,14 @@ def invalid_name_reason(value: object) -> str:
 
 
 class NamedPath(click.Path):
-    """click's path, but an empty text names none: it is a shell variable that is not set."""
+    """A click path that refuses an empty text, which is a shell variable that is not set."""
 
     def __init__(self, **rules: Any) -> None:
+        """Set the rules of click.Path; values are converted to pathlib.Path."""
         super().__init__(path_type=Path, **rules)
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        """Return the path; click's UsageError for an empty one."""
+        """Return the path; click's UsageError for a text that can name no file."""
         wrong = invalid_name_reason(value)
         if wrong:
             self.fail(wrong, param, ctx)
@@ -105,10 +109,10 @@ FILE = NamedPath(dir_okay=False)
 
 
 class ModelRunType(click.types.StringParamType):
-    """MODEL[@RUN], or a trace: a text that is not empty."""
+    """A click type for MODEL[@RUN] or a trace: any text that is not empty."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the text; click's UsageError for an empty one."""
+        """Return the text; click's UsageError for an empty one or one that can name no file."""
         wrong = invalid_name_reason(value)
         if wrong:
             self.fail(wrong, param, ctx)
@@ -119,9 +123,9 @@ MODEL_RUN = ModelRunType()
 
 
 def gather_options(**kinds: "type[DataclassInstance]") -> Callable[[F], F]:
-    """Hand a command some of its options together, as the dataclasses whose fields they are.
+    """Return a decorator that gives a command some of its options as dataclasses.
 
-    Stands directly below @click.command; `where=Where` makes the argument `where` of all options
+    It is put directly below @click.command. `where=Where` makes the argument `where` of all options
     that are fields of Where.
     """
     names: Mapping[str, list[str]] = {
@@ -129,8 +133,11 @@ def gather_options(**kinds: "type[DataclassInstance]") -> Callable[[F], F]:
     }
 
     def add(function: F) -> F:
+        """Return the command's function, taking single options instead of dataclasses."""
+
         @wraps(function)
         def command(**given: object) -> object:
+            """Call the function with the dataclasses built from the options given."""
             parts = {
                 name: kind(**{each: given[each] for each in names[name]})
                 for name, kind in kinds.items()
@@ -144,9 +151,10 @@ def gather_options(**kinds: "type[DataclassInstance]") -> Callable[[F], F]:
 
 
 def option_group(*added: Callable[[F], F]) -> Callable[[F], F]:
-    """Return several options as one, in the order in which --help lists them."""
+    """Return one decorator that adds several options, in the order in which --help lists them."""
 
     def add(function: F) -> F:
+        """Return the function with all options added."""
         for option in reversed(added):
             function = option(function)
         return function
@@ -155,6 +163,7 @@ def option_group(*added: Callable[[F], F]) -> Callable[[F], F]:
 
 
 def _plain_http(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    """Allow http:// addresses for this process if --allow-http was given."""
     if value:
         from aprfmt.remote.address_policy import POLICY
 
@@ -162,7 +171,10 @@ def _plain_http(ctx: click.Context, param: click.Parameter, value: bool) -> None
 
 
 def _common(names: tuple[str, ...], says: str) -> Callable[[F], F]:
-    """Return what every command has; `names` are the forms of its answer."""
+    """Return the options that every command has; `names` are the values of --format.
+
+    `says` is the help of --format.
+    """
     return option_group(
         click.option(
             "--json",
@@ -206,17 +218,17 @@ common_ci = _common(output_format.CI_FORMS, f"{_FORM}; sarif and junit are for C
 
 
 class PathOrAddress(NamedPath):
-    """A path, or an address: a RemotePath."""
+    """A click type: a local path, or an address such as hf:// as a RemotePath."""
 
     def coerce_path_result(self, value: object) -> Path:
-        """Return what a text names."""
+        """Return the path or RemotePath that a text names."""
         from aprfmt.remote.paths import parse_location
 
         return parse_location(value)
 
 
 def model(name: str = "model") -> Callable[[F], F]:
-    """Add a MODEL argument: a file, a folder, org/name in the local hub cache, or an address."""
+    """Return the MODEL argument: a file, a folder, org/name in the hub cache, or an address."""
     return click.argument(name, type=PathOrAddress())
 
 
@@ -226,7 +238,7 @@ to = click.option("--to", help="Target format, where DST's extension does not sa
 
 
 def negate_flag(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-    """Return False where a --no-... flag was given: its field says what is to be done."""
+    """Return False where a --no-... flag was given; the field it sets says what is to be done."""
     return not value
 
 
@@ -290,7 +302,7 @@ drop = click.option(
 def parse_renames(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> "tuple[Rename, ...]":
-    """Return the rules in OLD=NEW texts."""
+    """Return the rename rules of OLD=NEW texts; click calls it."""
     if not values:
         return ()
     from aprfmt.model.renames import parse_rename
@@ -316,12 +328,18 @@ allow_missing = click.option(
 
 
 def read_text_option(value: str, name: str) -> str:
-    """Return the text of an option or argument; `-` is stdin, without its last newline."""
+    """Return the text of an option or argument; for `-` it is stdin without its last newline.
+
+    `name` is the option's name, for the error.
+    """
     return value if value != "-" else read_stdin(name).removesuffix("\n")
 
 
 def read_stdin(name: str) -> str:
-    """Return all of stdin as text; UsageError where it is no UTF-8."""
+    """Return all of stdin as text; UsageError where it is not UTF-8.
+
+    `name` is the option or argument that asked for it.
+    """
     import sys
 
     try:
@@ -331,7 +349,10 @@ def read_stdin(name: str) -> str:
 
 
 def check_new(force: bool, *paths: Path | None) -> None:
-    """Raise OutputError for a file that could not be written: before the work it would lose."""
+    """Raise OutputError if a path cannot be written, before the work that would be lost.
+
+    Its folder is missing, or the file exists and `force` is not given. None is no path.
+    """
     for path in paths:
         if path is not None and not path.parent.is_dir():
             raise OutputError(f"{path}: there is no folder {path.parent}; make it first")
@@ -343,7 +364,11 @@ SMALLEST = 1000  # bytes of a size that is meant: fewer are a number whose unit 
 
 
 def parse_size(ctx: click.Context, param: click.Parameter, value: str | None) -> int | None:
-    """Parse `500M`, `2G`, `5GB` or plain bytes (powers of 1000, as shard sizes are given)."""
+    """Return the bytes of `500M`, `2G`, `5GB` or a plain number; None for no value.
+
+    Units are powers of 1000, as shard sizes are given. Raises BadParameter for a text that is no
+    size, and for fewer than SMALLEST bytes, where a unit is missing.
+    """
     if value is None:
         return None
     text = value.strip().upper().removesuffix("B")
@@ -368,7 +393,7 @@ def parse_size(ctx: click.Context, param: click.Parameter, value: str | None) ->
 def parse_assignments(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
-    """Split PATTERN=ENCODING pairs at the last equals sign."""
+    """Return (pattern, encoding) of each PATTERN=ENCODING, split at the last equals sign."""
     pairs = []
     for value in values:
         left, sign, right = value.rpartition("=")
@@ -381,7 +406,10 @@ def parse_assignments(
 def parse_key_values(
     ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
 ) -> tuple[tuple[str, str], ...]:
-    """Split KEY=VALUE pairs at the first equals sign; a value may hold more, or nothing."""
+    """Return (key, value) of each KEY=VALUE, split at the first equals sign.
+
+    A value may hold equals signs, or be empty.
+    """
     pairs = []
     for value in values:
         left, sign, right = value.partition("=")
@@ -392,9 +420,12 @@ def parse_key_values(
 
 
 def _accepting(words: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
+    """Return click's callback that refuses values of --accept other than `words` and unread:."""
+
     def check(
         ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
     ) -> tuple[str, ...]:
+        """Return the values; BadParameter for one that is neither known nor unread:PATTERN."""
         for value in values:
             if value not in words and not value.startswith("unread:"):
                 known = " or ".join((*words, "unread:PATTERN"))
@@ -405,7 +436,7 @@ def _accepting(words: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
 
 
 def accept(*, within: bool = False) -> Callable[[F], F]:
-    """Add --accept: what counts as agreeing all the same."""
+    """Return the option --accept: differences that count as equal; `within` adds rounding."""
     rounding = "within: rounding of the coarser encoding; " if within else ""
     return click.option(
         "--accept",
@@ -417,7 +448,7 @@ def accept(*, within: bool = False) -> Callable[[F], F]:
 
 
 def verbose(help: str) -> Callable[[F], F]:
-    """Add -v, --verbose: what is left out of the first lines."""
+    """Return the option -v, --verbose with the given help."""
     return click.option("-v", "--verbose", is_flag=True, help=help)
 
 
@@ -438,7 +469,7 @@ tensor_encodings = click.option(
 
 
 def html(help: str) -> Callable[[F], F]:
-    """Add --html FILE."""
+    """Return the option --html FILE with the given help."""
     return click.option("--html", type=FILE, metavar="FILE", help=help)
 
 
@@ -463,7 +494,7 @@ quantization = option_group(
         help="Quantize again what is quantized already (adds its own error).",
     ),
 )
-# What every conversion has behind its own options, down to --json.
+# The last options of every conversion command, down to --json.
 writing = option_group(arch, force, resume, no_verify, no_carry, no_hash, common)
 jobs = click.option(
     "--jobs",

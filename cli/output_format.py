@@ -1,4 +1,4 @@
-"""The forms of an answer: which one --format, --json or the caller's environment asks for."""
+"""The form of an answer, by --format, --json or the environment: human, agent, json and others."""
 
 import os
 import sys
@@ -36,25 +36,30 @@ _JSON = f"{__name__}.json"
 
 
 def run_by_agent() -> bool:
-    """Return whether the environment says that a coding agent reads stdout: it is no terminal."""
+    """Return whether a coding agent reads stdout, by its environment variables.
+
+    It does not where stdout is a terminal.
+    """
     set_by = any(os.environ.get(name, "").lower() not in _OFF for name in AGENT_VARIABLES)
     return set_by and not sys.stdout.isatty()
 
 
 def set_format(context: click.Context, option: click.Parameter, value: str | None) -> None:
-    """Keep --format for `answer_format`; click calls it."""
+    """Store the value of --format for `answer_format`; click calls it."""
     context.meta[_KEY] = value
 
 
 def set_json_format(context: click.Context, option: click.Parameter, value: bool) -> None:
-    """Keep --json for `answer_format`; click calls it."""
+    """Store the flag --json for `answer_format`; click calls it."""
     context.meta[_JSON] = value
 
 
 def answer_format() -> str:
-    """Return the form of the running command's answer: one of CI_FORMS.
+    """Return the form of the running command's answer, one of CI_FORMS.
 
-    What is asked for wins, --format before --json; else `agent` where an agent reads stdout.
+    What is asked for wins, --format before --json, but --json before `--format human`. Without
+    either it is "agent" where an agent reads stdout, else "human". Outside of a command it is
+    decided by the environment alone.
     """
     context = click.get_current_context(silent=True)
     meta = {} if context is None else context.meta
@@ -69,7 +74,7 @@ def answer_format() -> str:
 
 
 def shown_names() -> int:
-    """Return how many names of a place an answer shows: for an agent they are the answer."""
+    """Return how many tensor names of one place an answer lists; more for an agent."""
     from aprfmt.measure.named_causes import NAMED
 
     return AGENT_NAMES if answer_format() == "agent" else NAMED

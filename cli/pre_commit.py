@@ -18,7 +18,10 @@ USAGE = "pre_commit: validate or diff, then options, then files"
 
 
 def run_hook(argv: list[str]) -> int:
-    """Return the worst exit code of the files; UsageError for another hook's name."""
+    """Return the worst exit code over the files; UsageError for a hook other than the two.
+
+    `argv` is the hook's name, options, then files. A word that is no file is an option.
+    """
     if argv[:1] not in (["validate"], ["diff"]):
         raise UsageError(f"{USAGE}; found {argv[:1]}")
     command, rest, base = argv[0], argv[1:], "HEAD"
@@ -38,9 +41,11 @@ def run_hook(argv: list[str]) -> int:
 
 
 def compare_with(base: str, file: str, options: list[str]) -> int:
-    """Return the exit code of `diff` of a file as a commit has it and as it is; 0 for a new file.
+    """Return the exit code of `diff` between a file in commit `base` and the file as it is now.
 
-    The file passes git's filters, so that one in Git LFS is compared by its content.
+    It is 0 for a file that the commit has not, and 2 where there is no such commit. The file passes
+    git's filters, so that one in Git LFS is compared by its content. `options` are passed to
+    `diff`.
     """
     commit = ["git", "rev-parse", "--verify", "--quiet", f"{base}^{{commit}}"]
     if subprocess.run(commit, stdout=subprocess.DEVNULL, check=False).returncode:

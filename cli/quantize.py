@@ -19,10 +19,11 @@ from aprfmt.errors import OutputError, UsageError
 def write_importance_matrix(
     src: Path, text: Path, kept: Path | None, chunks: int | None, arch: str | None, *, force: bool
 ) -> Iterator[Path]:
-    """Run the text through SRC, write the matrix to `kept` or a temporary file, yield its path.
+    """Yield the path of an importance matrix measured by running the text through SRC.
 
-    Raises UsageError for a text without tokens, ArchError for a model that does not run,
-    OutputError where `kept` exists and `force` is not given.
+    It is written to `kept`, or to a temporary file that is deleted afterwards. `chunks` limits the
+    pieces of 512 tokens. Raises UsageError for a text without tokens, ArchError for a model that
+    does not run, OutputError where `kept` exists and `force` is not given.
     """
     from aprfmt.inference.importance import collect_imatrix
     from aprfmt.model import open_model
@@ -47,7 +48,7 @@ class TypesInHelp(click.Command):
     """A command whose help ends with every type that has an encoder."""
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the types, of other packages too, then the example."""
+        """Write all types, those of other packages included, then the example."""
         from aprfmt.quantizing.mixture import SCHEMES, offered_schemes
 
         with formatter.section("Types"):
@@ -112,7 +113,10 @@ def command(
 
 
 def one_type(dst: Path, named: str | None, option: str | None) -> str:
-    """Return the type that was asked for; UsageError unless one of TYPE and --type says it."""
+    """Return the type asked for, as TYPE or --type; UsageError for both or neither.
+
+    `named` is TYPE and `option` --type; `dst` shows whether a type was given in its place.
+    """
     from aprfmt.quantizing.mixture import SCHEMES, type_name
 
     if named is not None and option is not None:

@@ -1,4 +1,4 @@
-"""How results reach a terminal, a pipe or a JSON reader; all text from files is escaped here."""
+"""Prints results to a terminal, a pipe or as JSON; all text from files is escaped here."""
 
 import json
 import math
@@ -30,7 +30,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def envelope(command: str, exit_code: int, body: Mapping[str, object]) -> dict[str, object]:
-    """Return the object every `--json` prints: schema, command, ok, exit, then the body."""
+    """Return the object that every `--json` prints: schema, command, ok, exit, then `body`."""
     from aprfmt.schemas import number
 
     return {
@@ -44,7 +44,7 @@ def envelope(command: str, exit_code: int, body: Mapping[str, object]) -> dict[s
 
 
 def traffic_record() -> dict[str, object]:
-    """Return what went over the network, under its key; {} where nothing did."""
+    """Return {"remote": what went over the network}; {} where nothing did."""
     loaded = sys.modules.get("aprfmt.remote.traffic")  # nothing is imported for a local file
     if loaded is None or not (loaded.TRAFFIC.requests or loaded.TRAFFIC.cached):
         return {}
@@ -52,12 +52,12 @@ def traffic_record() -> dict[str, object]:
 
 
 def print_json(value: Mapping[str, object]) -> None:
-    """Print one JSON object; NaN and infinities become strings, surrogates their escapes."""
+    """Print one JSON object on a line; NaN and infinities become strings, all else is ASCII."""
     sys.stdout.write(json.dumps(to_plain_json(value), ensure_ascii=True) + "\n")
 
 
 def to_plain_json(value: object) -> object:
-    """Return plain JSON data; NaN and infinities as strings."""
+    """Return a value as plain JSON data; NaN and infinities become strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):
@@ -70,13 +70,13 @@ def to_plain_json(value: object) -> object:
 
 
 def is_flag_set(flag: str) -> bool:
-    """Return whether the running command was given this flag of `options.common`: quiet."""
+    """Return whether the running command was given a flag of `options.common`, such as quiet."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(f"{__name__}.{flag}"))
 
 
 def note_flag(context: click.Context, option: click.Parameter, value: bool) -> None:
-    """Keep a flag of `options.common` for `is_flag_set`; click calls it."""
+    """Store a flag of `options.common` for `is_flag_set`; click calls it."""
     context.meta[f"{__name__}.{option.name}"] = value
 
 
@@ -88,12 +88,12 @@ def emit(
     cases: "Callable[[], Sequence[ReportCase]] | None" = None,
     answer: "Callable[[], Sequence[Line]] | None" = None,
 ) -> int:
-    """Print a command's result in the form that was asked for: JSON, or by `show` for people.
+    """Print a command's result in the form asked for, and return `exit_code`.
 
-    `cases` are what `--format sarif` and `junit` print, of a command that has them. `answer` has
-    the lines of the form for agents, where `show` prints more than these. `written`: it only
-    reports what was written, which --quiet leaves out. Returns the exit code, for the command to
-    return. Raises RemoteError where a file changed while it was read.
+    `body` is the JSON, and `show` prints it for people. `cases` are what `--format sarif` and
+    `junit` print, of a command that has them. `answer` returns the lines of the form for agents,
+    where `show` prints more than these. `written` is a result that only reports what was written,
+    which --quiet leaves out. Raises RemoteError where a file changed while it was read.
     """
     STATUS.end()
     if (fetched := sys.modules.get("aprfmt.remote.remote_file")) is not None:
@@ -119,7 +119,7 @@ def emit(
 
 
 def shorten_answer(lines: "Sequence[Line]") -> "Sequence[Line]":
-    """Return an answer of at most 12 lines: the first ones, how many are left, the last command."""
+    """Return at most 12 lines: the first ones, a count of those left out, the last command."""
     if len(lines) <= output_format.LINES:
         return lines
     end = [row for row in lines[-2:] if row[0].startswith("next: ")]
@@ -129,7 +129,7 @@ def shorten_answer(lines: "Sequence[Line]") -> "Sequence[Line]":
 
 
 def print_cases(form: str, command: str, cases: "Sequence[ReportCase]", exit_code: int) -> None:
-    """Print what --format asks for: SARIF as one JSON object, or JUnit's XML."""
+    """Print report cases as SARIF (one JSON object) or as JUnit XML; `form` says which."""
     from aprfmt.cli.ci_reports import junit_xml, sarif_log
 
     if form == "sarif":
@@ -139,7 +139,7 @@ def print_cases(form: str, command: str, cases: "Sequence[ReportCase]", exit_cod
 
 
 def remote_notices() -> Iterable[str]:
-    """Yield what a user is told of files that do not lie where the command said."""
+    """Yield lines about remote files: where they really came from, and the traffic they took."""
     loaded = sys.modules.get("aprfmt.remote.traffic")
     yield from loaded.TRAFFIC.told if loaded is not None else ()
     if (fetched := sys.modules.get("aprfmt.remote.remote_file")) is not None:
@@ -153,14 +153,17 @@ def remote_notices() -> Iterable[str]:
 
 
 def line(text: str = "", *, style: str = "") -> None:
-    """Print our own words around escaped pieces, guarded once more; styled on a terminal only."""
+    """Print a line whose file texts are already escaped; it has a style on a terminal only.
+
+    Characters that could control a terminal are replaced once more.
+    """
     text = guard_text(text)
     STATUS.clear()
     click.echo(click.style(text, **STYLES[style]) if style and colours() else text)
 
 
 def say(text: str, *, style: str = "") -> None:
-    """Print a line that may hold text of files: all of it is escaped."""
+    """Print a line that may hold text of files; all of it is escaped."""
     line(escape(text), style=style)
 
 
@@ -174,13 +177,13 @@ STYLES: dict[str, dict[str, Any]] = {
 
 
 def colours() -> bool:
-    """Return whether stdout wants colours: a terminal, NO_COLOR not set, no form for agents."""
+    """Return whether to print with styles: a terminal, no NO_COLOR, and not for an agent."""
     terminal = sys.stdout.isatty() and not os.environ.get("NO_COLOR")
     return terminal and output_format.answer_format() != "agent"
 
 
 def progress_wanted() -> bool:
-    """Return whether stderr is to show how far the work is: a terminal, and nobody said no."""
+    """Return whether to show progress on stderr: a terminal, no --quiet, and not for an agent."""
     return (
         sys.stderr.isatty()
         and not is_flag_set("quiet")
@@ -189,7 +192,7 @@ def progress_wanted() -> bool:
 
 
 def warn(text: str, key: str) -> None:
-    """Print a warning on stderr: one line, once a run, with the key that `explain` explains."""
+    """Print a warning on stderr, once a run; `key` is its name for `aprfmt explain`."""
     context = click.get_current_context(silent=True)
     said: set[str] = (
         set() if context is None else context.meta.setdefault(f"{__name__}.said", set())
@@ -201,7 +204,7 @@ def warn(text: str, key: str) -> None:
 
 
 def warn_note(note: Note) -> None:
-    """Print a reader's or converter's warning."""
+    """Print a note of a reader or converter as a warning, with the place it is about."""
     warn(f"{note.where}: {note.text}", note.key)
 
 
@@ -211,9 +214,9 @@ def table(
     right: str = "",
     styles: Mapping[int, str] = MappingProxyType({}),
 ) -> None:
-    """Print aligned columns; `right` has an `r` for every right-aligned column (`l` else).
+    """Print aligned columns; `right` has an `r` for each right-aligned column (`l` else).
 
-    `styles` names the style of some rows, by number. A terminal gets rules and folded cells.
+    `styles` is {row number: style}. A terminal gets rules and folded cells.
     """
     cells = [[escape(str(cell)) for cell in row] for row in rows]
     alignment = right.ljust(len(headers), "l")
@@ -228,6 +231,7 @@ def table(
     ]
 
     def text(row: Sequence[str]) -> str:
+        """Return a row as a line of padded cells."""
         parts = [
             cell.rjust(width) if side == "r" else cell.ljust(width)
             for cell, width, side in zip(row, widths, alignment, strict=True)
@@ -240,7 +244,7 @@ def table(
 
 
 def say_verdict(text: str, style: str) -> None:
-    """Print the sentence that a command comes to; a terminal shows it in a frame."""
+    """Print the sentence of a verdict; a terminal shows it in a frame."""
     if not colours():
         say(text, style=style)
         return
@@ -251,9 +255,10 @@ def say_verdict(text: str, style: str) -> None:
 
 
 def first_rows(rows: Sequence[T], most: int, indent: str = "", what: str = "more") -> Iterator[T]:
-    """Yield the first rows of a list; below them a line says how many are left to --json.
+    """Yield the first `most` rows of a list, and then print a line that says how many are left.
 
-    All of them in the form for agents: it shows a list only where the list was asked for.
+    All rows are yielded in the form for agents, which shows a list only where it was asked for. The
+    line is `indent`, the number left, and `what`.
     """
     if output_format.answer_format() == "agent":
         most = len(rows)
@@ -263,7 +268,7 @@ def first_rows(rows: Sequence[T], most: int, indent: str = "", what: str = "more
 
 
 def print_pairs(rows: Iterable[tuple[str, object]], indent: str = "  ") -> None:
-    """Print `name  value` lines, names padded to one width."""
+    """Print a line `name  value` for each pair, with names padded to one width."""
     listed = [(name, escape(str(value))) for name, value in rows]
     width = max((len(name) for name, _ in listed), default=0)
     STATUS.clear()
@@ -272,7 +277,7 @@ def print_pairs(rows: Iterable[tuple[str, object]], indent: str = "  ") -> None:
 
 
 def size_text(count: int) -> str:
-    """Return a byte count for people: `1.2 GB` (powers of 1000)."""
+    """Return a byte count for people, such as `1.2 GB` (powers of 1000)."""
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
@@ -282,7 +287,7 @@ def size_text(count: int) -> str:
 
 
 def field_text(name: str, value: object) -> str:
-    """Return a field's value, short for people, with the name that its number stands for."""
+    """Return a field's value cut to one line, with the name that its number stands for."""
     from aprfmt.base.metadata_values import number_name
 
     if value is None:
@@ -294,12 +299,12 @@ def field_text(name: str, value: object) -> str:
 
 
 def quote_token(piece: str) -> str:
-    """Return a token's text in quotes, so that its spaces are seen; escaped."""
+    """Return a token's text escaped and in quotes, so that its spaces are seen."""
     return escape(f'"{piece}"')
 
 
 def count_text(count: int) -> str:
-    """Return a number of parameters for people: `268.1 M`."""
+    """Return a number of parameters for people, such as `268.1 M`."""
     for limit, unit in ((10**9, "B"), (10**6, "M"), (10**3, "k")):
         if count >= limit:
             return f"{count / limit:.1f} {unit}"
@@ -307,12 +312,15 @@ def count_text(count: int) -> str:
 
 
 def shape_text(shape: Sequence[int] | None) -> str:
-    """Return a shape as `[896, 4864]`."""
+    """Return a shape as `[896, 4864]`, "-" for None."""
     return "-" if shape is None else f"[{', '.join(map(str, shape))}]"
 
 
 def progress_text(done: int, total: int, seconds: float, unit: str) -> str:
-    """Return ` 45 %, 1.3 GB of 3.0 GB, 250.0 MB/s, 7 s left`; bytes only where `unit` is bytes."""
+    """Return ` 45 %, 1.3 GB of 3.0 GB, 250.0 MB/s, 7 s left`; sizes only if `unit` is "bytes".
+
+    `done` and `total` are in `unit`.
+    """
     parts = [f"{100 * done // total if total else 100:3d} %"]
     rate = done / seconds if seconds > 0 else 0.0
     if unit == "bytes":
@@ -323,7 +331,7 @@ def progress_text(done: int, total: int, seconds: float, unit: str) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Return a time for people: `7 s`, `3 min 20 s`, `2 h 5 min`."""
+    """Return a time for people, such as `7 s`, `3 min 20 s`, `2 h 5 min`."""
     whole = round(seconds)
     if whole < 60:
         return f"{whole} s"
@@ -333,25 +341,26 @@ def duration_text(seconds: float) -> str:
 
 
 class StatusLine:
-    """The one line on a terminal's stderr that is written over and erased: what is being done.
+    """The line on a terminal's stderr that says what a command is doing, and is erased again.
 
-    A thread of its own writes it, so that it is there whatever the command waits for. Whoever
-    prints below it erases it first (`clear`), or ends it for good (`end`). Nothing in a pipe.
+    Its own thread writes it, so that it is there whatever the command waits for. Whoever prints
+    erases it first (`clear`), or ends it for good (`end`). In a pipe nothing is written.
     """
 
     DELAY = 0.5  # seconds before it is first written: a quick command shows nothing
     EVERY = 1.0  # seconds between two times
 
     def __init__(self) -> None:
+        """Start ended and with nothing written."""
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._ended.set()
         self._what = self._text = ""
-        self._shown = 0  # characters of the line that stands there
+        self._shown = 0  # characters of the line on the terminal now
         self._counted = False  # a part that is done was written: that says more
 
     def begin(self, what: str, doing: str) -> None:
-        """Say after a while that a command (`what`) does something, until `end`."""
+        """Start to show, after DELAY, that command `what` is `doing` something, until `end`."""
         if not progress_wanted():
             return
         self._what, self._text, self._counted = what, f"{what}: {doing}", False
@@ -360,19 +369,19 @@ class StatusLine:
         threading.Thread(target=self._work, args=arguments, name="status", daemon=True).start()
 
     def doing(self, text: str) -> None:
-        """Say from now on that the command does something else."""
+        """Set what the line says the command is doing."""
         with self._lock:
             if not self._ended.is_set():
                 self._text, self._counted = f"{self._what}: {text}", False
 
     def counts(self, text: str, done: bool = False) -> None:
-        """Write how far the work is; once it is `done`, what is being done is said again."""
+        """Write a progress text in place of what is being done; `done` ends that."""
         with self._lock:
             self._counted = not done
             self._write(text)
 
     def clear(self) -> None:
-        """Erase the line."""
+        """Erase the line; its thread may write it again."""
         with self._lock:
             if self._shown:
                 sys.stderr.write("\r" + " " * self._shown + "\r")
@@ -380,12 +389,16 @@ class StatusLine:
                 self._shown = 0
 
     def end(self) -> None:
-        """Erase the line and write it no more."""
+        """Erase the line and stop writing it."""
         with self._lock:
             self._ended.set()
             self.clear()
 
     def _work(self, ended: threading.Event, began: float) -> None:
+        """Write the line with the time taken, again and again until `ended` is set.
+
+        `began` is in seconds of time.monotonic. While progress is shown nothing is written.
+        """
         pause = self.DELAY
         while not ended.wait(pause):
             pause = self.EVERY
@@ -395,6 +408,7 @@ class StatusLine:
                     self._write(f"{escape(self._text)}, {took}")
 
     def _write(self, text: str) -> None:
+        """Write a text over the line, cut to the terminal's width."""
         width, room = len(click.unstyle(text)), max(20, shutil.get_terminal_size().columns - 1)
         if width > room:
             text = click.unstyle(text)[:room]
@@ -408,10 +422,11 @@ STATUS = StatusLine()
 
 
 def announced(function: F) -> F:
-    """Return a command's function, which says on a terminal what it does while it is at work."""
+    """Return a command's function that shows on a terminal what it is doing while it runs."""
 
     @wraps(function)
     def command(*args: Any, **kwargs: Any) -> Any:
+        """Run the command between the begin and the end of the status line."""
         context = click.get_current_context()
         given = [
             context.params.get(parameter.name or "")
@@ -429,15 +444,19 @@ def announced(function: F) -> F:
 
 
 class ProgressLine:
-    """How far the work is, on stderr, only on a terminal, only after a second."""
+    """Callback (done, total) that shows progress on stderr, on a terminal, after a second."""
 
     def __init__(self, what: str, unit: str = "") -> None:
+        """Start the clock; `what` names the work, and with the unit "bytes" sizes are shown."""
         self._what, self._unit = what, unit
         self._on = progress_wanted()
         self._began = self._last = time.monotonic()
 
     def __call__(self, done: int, total: int) -> None:
-        """Show how far the work is: the part, bytes and rate where it counts them, time left."""
+        """Show the part that is done, time left, and with the unit "bytes" sizes and rate.
+
+        It writes at most ten times a second.
+        """
         now = time.monotonic()
         if not self._on or now - self._began < 1 or now - self._last < 0.1:
             return
@@ -454,7 +473,7 @@ class ProgressLine:
         STATUS.counts(f"{self._what} {drawn} {said}", done >= total)
 
     def say(self, text: str) -> None:
-        """Print a line of its own, on a terminal only."""
+        """Print a line that stays, on a terminal only."""
         if self._on:
             self.close()
             sys.stderr.write(f"{self._what}: {text}\n")

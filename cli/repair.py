@@ -23,7 +23,7 @@ PROOFS = {
 
 
 def remake_index(folder: Path, output: Path | None, force: bool) -> int:
-    """Make the index of a folder anew, and print what it lists."""
+    """Write a new shard index for a folder, print what it lists, and return exit code 0."""
     from aprfmt.recovery.index_repair import write_index
 
     found = write_index(folder, output, force=force)
@@ -33,6 +33,7 @@ def remake_index(folder: Path, output: Path | None, force: bool) -> int:
     }  # fmt: skip
 
     def show() -> None:
+        """Print the path, the number of tensors and of shards."""
         render.line(f"wrote {found.path}: {found.tensors} tensors in {len(found.shards)} shards")
 
     return render.emit(body, 0, show, written=True)
@@ -41,7 +42,11 @@ def remake_index(folder: Path, output: Path | None, force: bool) -> int:
 def complete_file(
     broken: Path, copy: Path, output: Path, manifest: Path | None, compare: bool, force: bool
 ) -> int:
-    """Repair from a copy, and print what was taken."""
+    """Repair a file from a good copy, print the ranges taken, and return exit code 0.
+
+    Bytes of the broken file that nothing proves are warned of. `manifest` and `compare` are those
+    of `repair`.
+    """
     from aprfmt.recovery import repair
 
     if copy.is_dir():
@@ -65,7 +70,7 @@ def complete_file(
 
 
 def show(found: "Repair", output: Path) -> None:
-    """Print what was taken, and what proves the result right."""
+    """Print the ranges taken from the copy, and what proves the result."""
     for one in render.first_rows(found.ranges, RANGES):
         size = render.size_text(one.stop - one.start)
         render.say(f"{one.start}..{one.stop}  {size}  {one.why}")
@@ -78,7 +83,7 @@ def show(found: "Repair", output: Path) -> None:
 
 
 def salvage_file(broken: Path, output: Path, force: bool) -> int:
-    """Write the tensors that are sound, and print those that are not."""
+    """Write the undamaged tensors to a new file, print the others, and return exit code 0."""
     from aprfmt.recovery.salvage import salvage
 
     found = salvage(broken, output, force=force)
@@ -96,6 +101,7 @@ def salvage_file(broken: Path, output: Path, force: bool) -> int:
     }
 
     def show_missing() -> None:
+        """Print the tensors that are missing and why, then the number written."""
         for name, why in found.missing.items():
             render.say(f"missing {name}: {why}")
         whole = "" if found.missing else ", every one that it held"

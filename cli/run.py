@@ -21,11 +21,15 @@ CONTEXT = 4  # prompt tokens decoded with the output, so that its first word kee
 
 
 class TextWriter:
-    """Turns the tokens so far into text, and prints what is new of it as it comes."""
+    """Decodes generated tokens to text, and prints each new part as it comes (`live`).
+
+    `tokenizer` is loaded in the background. `prompt` are the prompt's ids.
+    """
 
     def __init__(
         self, tokenizer: "BackgroundValue[Tokenizer | None]", prompt: Sequence[int], *, live: bool
     ) -> None:
+        """Remember the last prompt tokens; with `live` text is printed as it comes."""
         self._later = tokenizer
         self._context = list(prompt[-CONTEXT:])
         self._live = live
@@ -33,15 +37,17 @@ class TextWriter:
 
     @property
     def _tokenizer(self) -> "Tokenizer | None":
+        """The tokenizer, once it is loaded; None where the model has none."""
         return self._later.result
 
     @cached_property
     def _before(self) -> str:
+        """The text of the last CONTEXT prompt tokens."""
         assert self._tokenizer is not None
         return str(self._tokenizer.decode(self._context, skip_special=True))
 
     def text(self, ids: Sequence[int]) -> str | None:
-        """Return the text of generated ids as it reads behind the prompt; None without tokenizer.
+        """Return the text of generated ids as it reads after the prompt; None without a tokenizer.
 
         Special tokens are left out.
         """
@@ -53,7 +59,10 @@ class TextWriter:
         return str(self._tokenizer.decode(ids, skip_special=True))
 
     def show(self, ids: Sequence[int]) -> None:
-        """Print what is new, but for a character that may still be unfinished."""
+        """Print what is new in the text of `ids`, unless its last character may be unfinished.
+
+        Without a tokenizer the last id is printed.
+        """
         if self._live:
             found = self.text(ids)
             if found is None:
@@ -62,7 +71,7 @@ class TextWriter:
                 self._rest(found)
 
     def finish(self, ids: Sequence[int]) -> None:
-        """Print what is missing, and end the line."""
+        """Print the part of the text that was not printed yet, and end the line."""
         found = self.text(ids)
         if found is not None:
             self._rest(found)
@@ -71,11 +80,13 @@ class TextWriter:
         self._print("\n")
 
     def _rest(self, text: str) -> None:
+        """Print the part of a text, escaped, that was not printed yet."""
         shown = "\n".join(render.escape(line) for line in text.split("\n"))
         self._print(shown[self._shown :])
         self._shown = len(shown)
 
     def _print(self, text: str) -> None:
+        """Write to stdout at once, after the status line is erased for good."""
         render.STATUS.end()  # what is written stays in its line
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -84,7 +95,10 @@ class TextWriter:
 def report_speed(
     run: run_options.RunLocation, made: int, end: str, took: "Speed", tokenizer: float
 ) -> None:
-    """Say on stderr how it ended and how fast it was; the tokenizer came after so many seconds."""
+    """Print on stderr why generation ended, its speed, and where it ran.
+
+    `made` is the number of tokens, `end` the reason, `tokenizer` the seconds its loading took.
+    """
     why = {"max_tokens": "--max-tokens reached", "context": "the context is full"}.get(end, end)
     parts = [f"{made} token{'' if made == 1 else 's'}, {why}"]
     if took["decode_tokens_per_second"]:
@@ -192,12 +206,14 @@ def command(
         if tokenizer.result is None:
             known = f"stop tokens as configured: {sorted(stop)}" if stop else "no stop token"
             render.warn(f"{opened.path}: has no tokenizer: ids only; {known}", "no_tokenizer")
+        # Warn of what makes other programs go on after the end of a turn.
         unstopped = unstopped_turn(opened.carried) if tokens.chat is not None else None
         if unstopped is not None and not ignore_stop:
             here = "; this run stops there all the same" if unstopped.id in stop else ""
             render.warn(f"{unstopped.says}{here}; {unstopped.todo}", "turn_end")
         for absent in () if opened.carried.origin else absent_ids(opened.carried):
             render.warn(f"{absent.says}; so does this run; {absent.todo}", "absent_key")
+        # Say why generation ended; the stop token itself is no part of the answer.
         stopped = bool(found) and found[-1] in stop
         made = found[:-1] if stopped else found
         full = "max_tokens" if len(made) == max_tokens else "context"
@@ -214,6 +230,7 @@ def command(
         }  # fmt: skip
 
     def show() -> None:
+        """Print the rest of the text, and the speed unless --quiet."""
         writer.finish(made)
         if not render.is_flag_set("quiet"):
             end = f"stop token {found[-1]}" if stopped else full

@@ -1,4 +1,4 @@
-"""What every command that runs a model shares: what to run, on what, and the token ids."""
+"""Options shared by commands that run a model: what to run, where, and the token ids."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ NONFINITE = 12  # points with NaN or infinities that are shown
 
 
 def join_names(names: Sequence[str]) -> str:
-    """Return `a, b or c`."""
+    """Return names as `a, b or c`."""
     return f"{', '.join(names[:-1])} or {names[-1]}"
 
 
@@ -67,7 +67,7 @@ what = options.option_group(
 
 @dataclass(frozen=True)
 class WithinOptions:
-    """The options of `within` and --arch."""
+    """What a run may use of the machine, and what may be missing: `within` and --arch."""
 
     threads: int | None
     memory: int | None
@@ -85,7 +85,7 @@ class WhereOptions(WithinOptions):
     dtype: str | None
 
     def request(self, text: str) -> "RunRequest":
-        """Return the request of MODEL[@RUN]; UsageError for a run that is named twice."""
+        """Return the run request of MODEL[@RUN]; UsageError where options name the run again."""
         from aprfmt.inference.running import requested
 
         return requested(
@@ -97,7 +97,10 @@ class WhereOptions(WithinOptions):
         )
 
     def elsewhere(self, run: bool = True) -> "WhereOptions":
-        """Return the same for another model: without --arch, and by default without a device."""
+        """Return these options for another model: without --arch, with `run` also without device.
+
+        `run` says that the other MODEL@RUN names backend, device and dtype itself.
+        """
         if not run:
             return replace(self, arch=None)
         return replace(self, arch=None, device=None, backend=None, dtype=None)
@@ -105,7 +108,7 @@ class WhereOptions(WithinOptions):
 
 @dataclass(frozen=True)
 class TokenOptions:
-    """What is run: exactly one of the options of `what`."""
+    """The token source of a run: exactly one of --prompt, --ids and --chat is given."""
 
     prompt: str | None
     ids: str | None
@@ -113,7 +116,7 @@ class TokenOptions:
 
     @property
     def given(self) -> list[str]:
-        """The options that were used."""
+        """The names of the options that were given, such as `--ids`."""
         return [f"--{name}" for name, value in vars(self).items() if value is not None]
 
 
@@ -121,9 +124,9 @@ class TokenOptions:
 def open_session(
     text: str, where: WhereOptions, engines: bool = False, draft: bool = False
 ) -> "Iterator[Run]":
-    """Open MODEL[@RUN], or its `draft` head, and warn of what is odd.
+    """Yield the run of MODEL[@RUN], opened, with warnings of what is odd in the model.
 
-    Raises UsageError for an engine unless these do.
+    `draft` opens the model's draft head. Raises UsageError for an engine unless `engines`.
     """
     from aprfmt.inference.running import opened
 
@@ -139,7 +142,7 @@ def open_session(
 
 
 def warn_of_model(model: "Model") -> None:
-    """Say what the file leaves out or contradicts, and what the pass does about it."""
+    """Print warnings of what the file leaves out or contradicts."""
     from aprfmt.model.completeness import accepted_text
 
     report = model.resolution.report
@@ -154,7 +157,10 @@ def warn_of_model(model: "Model") -> None:
 
 
 def token_ids(model: "Model", tokens: TokenOptions) -> tuple[list[int], str | None]:
-    """Return (ids, the text they stand for); UsageError unless exactly one source is given."""
+    """Return (token ids, their text or None for --ids), by the one source that was given.
+
+    Raises UsageError unless exactly one is given, and for ids outside the embedding.
+    """
     if len(tokens.given) != 1:
         found = " and ".join(tokens.given) or "none of them"
         raise UsageError(f"give one of --prompt, --ids and --chat; found {found}")
@@ -172,7 +178,10 @@ def token_ids(model: "Model", tokens: TokenOptions) -> tuple[list[int], str | No
 
 
 def warn_of_bos(tokenizer: "Tokenizer", ids: list[int], what: str = "") -> None:
-    """Warn where a text has a BOS of its own behind the one that the tokenizer puts there."""
+    """Warn if the ids begin with two BOS tokens: one of the text, one added by the tokenizer.
+
+    `what` begins the warning.
+    """
     if ids[:2] == [tokenizer.bos_id] * 2:
         name = tokenizer.token(ids[0])
         render.warn(
@@ -181,7 +190,7 @@ def warn_of_bos(tokenizer: "Tokenizer", ids: list[int], what: str = "") -> None:
 
 
 def parse_ids(text: str) -> list[int]:
-    """Return ids of `1,2,3`, or of a .npy file of integers."""
+    """Return the token ids of `1,2,3`, of a .npy file of integers, or of stdin for `-`."""
     text = options.read_text_option(text, "--ids")
     if text.endswith(".npy"):
         return _npy_ids(Path(text))
@@ -189,7 +198,7 @@ def parse_ids(text: str) -> list[int]:
 
 
 def parse_numbers(words: Sequence[str], option: str) -> list[int]:
-    """Return the token ids that words spell; UsageError, naming the option, for other words."""
+    """Return words as token ids; UsageError, naming the option, for other words."""
     bad = [word for word in words if not (word.isascii() and word.isdigit() and len(word) < 10)]
     if bad:
         raise UsageError(f"{option}: {bad[0]!r} is no token id; expected for example 1,2,3")
@@ -197,6 +206,7 @@ def parse_numbers(words: Sequence[str], option: str) -> list[int]:
 
 
 def _npy_ids(path: Path) -> list[int]:
+    """Return the integers of a .npy file."""
     from aprfmt.formats.mapped_file import MappedFile
 
     with closing(MappedFile(path)) as file:
@@ -204,9 +214,9 @@ def _npy_ids(path: Path) -> list[int]:
 
 
 def parse_npy(view: memoryview, path: Path) -> list[int]:
-    """Return the integers of a .npy file's bytes.
+    """Return the integers in the bytes of a .npy file; `path` is for the error.
 
-    Their number is held against the size of the file, whatever its header says. Raises
+    Their number is checked against the size of the file, whatever its header says. Raises
     FormatError if it does not hold one sequence of integers.
     """
     import io
@@ -227,7 +237,7 @@ def parse_npy(view: memoryview, path: Path) -> list[int]:
 
 
 def warn_of_length(model: "Model", ids: list[int]) -> None:
-    """Warn of a prompt longer than the model's context; it runs nevertheless."""
+    """Warn of a prompt longer than the model's context; it runs all the same."""
     context = int(model.hyper["context_length"])
     if len(ids) > context:
         render.warn(
@@ -236,7 +246,7 @@ def warn_of_length(model: "Model", ids: list[int]) -> None:
 
 
 def check_ids(model: "Model", ids: list[int]) -> list[int]:
-    """Return the ids; UsageError where there is none or one is outside the embedding."""
+    """Return the ids; UsageError where there are none, or one is outside the embedding."""
     vocab = int(model.hyper["vocab_size"])
     if not ids:
         raise UsageError(f"{model.path}: no tokens; the text is empty and the model adds none")
@@ -262,7 +272,7 @@ class RunLocation(TypedDict):
 
 
 def run_facts(run: "Run", trace: "Trace | None" = None) -> RunLocation:
-    """Return what JSON says of where it ran: requested, ran, why, backend facts, peak memory.
+    """Return where a model ran, as JSON: requested, ran, why, backend facts, peak memory.
 
     An engine's facts are those of its trace.
     """
@@ -288,14 +298,17 @@ def run_facts(run: "Run", trace: "Trace | None" = None) -> RunLocation:
 
 
 def run_headline(run: RunLocation) -> str:
-    """Return what ran where, and the memory it took, of what `run_facts` says."""
+    """Return a line of model, run and peak memory, made of what `run_facts` returns; escaped."""
     peak = run.get("peak_rss_bytes")
     took = f", peak memory {render.size_text(peak)}" if peak else ""
     return render.escape(f"{run['model']} on {run['ran']}{took}")
 
 
 def stop_token_ids(model: "Model") -> frozenset[int]:
-    """Return the stop tokens of a model without tokenizer, none where they cannot be read."""
+    """Return the ids that end generation by the model's configuration; none if unreadable.
+
+    For models whose tokenizer cannot be loaded.
+    """
     from aprfmt.tokenizer import stated_ends as stated
 
     try:
@@ -314,7 +327,7 @@ class TopToken(TypedDict):
 
 
 def top_tokens(row: "Numbers", model: "Model | None", count: int = 5) -> list[TopToken]:
-    """Return the highest logits of a row [vocab].
+    """Return the `count` highest logits of a row [vocab], the highest first.
 
     NaN is last. Equal logits come in order of their ids. `model` None leaves the tokens out.
     """
@@ -329,7 +342,7 @@ def top_tokens(row: "Numbers", model: "Model | None", count: int = 5) -> list[To
 
 
 def name_tokens(top: list[TopToken], model: "Model") -> None:
-    """Add each token's spelling and text, where the model has a tokenizer."""
+    """Set each row's `token` (spelling) and `piece` (text), where the model has a tokenizer."""
     from aprfmt.tokenizer import tokenizer_of
 
     tokenizer = tokenizer_of(model)
@@ -339,7 +352,7 @@ def name_tokens(top: list[TopToken], model: "Model") -> None:
 
 
 def show_top(top: list[TopToken], title: str) -> None:
-    """Print the highest logits, one a line."""
+    """Print the highest logits under a title, one a line."""
     render.line(title, style="head")
     for row in top:
         token = render.quote_token(row["piece"]) if "piece" in row else ""
@@ -347,7 +360,11 @@ def show_top(top: list[TopToken], title: str) -> None:
 
 
 def show_nonfinite(points: "Iterable[PointDiff]", name: str) -> None:
-    """Say where points hold NaN or infinities: on one side alone first, then on both alike."""
+    """Print which points hold NaN or infinities, those of one side alone first.
+
+    `name` is what the first side is called. A router_margin that holds them on both sides is left
+    out.
+    """
     odd = [
         (point.key, found)
         for point in points

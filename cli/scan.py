@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def render_page(report: "ScanReport", verdict: str) -> str:
-    """Return the page of a ScanReport, `verdict` being its first line."""
+    """Return the HTML page of a scan; `verdict` is its first line."""
     facts = {
         "results": report.out,
         "asked now": report.asked,
@@ -36,7 +36,7 @@ _LINES = 20  # of each list; --json and the results have all
 
 
 def show(report: "ScanReport") -> None:
-    """Print the verdict, then what is damaged, stored twice, derived and drifted."""
+    """Print the verdict, damage, duplicate tensors, families, and templates that differ."""
     found = report.found
     style = "bad" if found["counts"]["FAIL"] else "warn" if report.exit_code else "good"
     render.line(verdict(report), style=style)
@@ -71,7 +71,7 @@ def show(report: "ScanReport") -> None:
 
 
 def answer(report: "ScanReport") -> "list[Line]":
-    """Return the verdict, what is damaged, what is stored twice, and the next command."""
+    """Return the short answer as (text, style) lines: verdict, damage, copies, next command."""
     from aprfmt.compare.short_answer import merge_alike
 
     found = report.found
@@ -93,17 +93,19 @@ def answer(report: "ScanReport") -> "list[Line]":
 
 
 def verdict(report: "ScanReport") -> str:
-    """Return the first line: the outcome, and how many answers of which kind."""
+    """Return the verdict's line: the outcome, and how many answers of each kind."""
     return report.pronounced.says
 
 
 def _damage(row: Mapping[str, Value]) -> str:
+    """Return one line on an answer that is no pass: outcome, model, check, the first finding."""
     first = next(iter(row["findings"]), None)
     said = f"{first['where']}: {first['found']}" if first else row["found"]
     return f"{row['outcome']} {row['model']}: {row['check']}: {said}"
 
 
 def _listed(title: str, lines: list[str], style: str = "") -> None:
+    """Print a title with the number of lines, then the first of them; nothing for no lines."""
     if not lines:
         return
     render.line(f"{title}: {len(lines)}", style="head")
@@ -230,7 +232,10 @@ def command(
 
 
 def collect_roots(roots: tuple[str, ...], listed: Path | None) -> tuple[str, ...]:
-    """Return the roots of the command line and of a list; UsageError where there are none."""
+    """Return the roots of the command line and of --list; UsageError where there are none.
+
+    `listed` is the file of --list, a root a line; - is stdin.
+    """
     from aprfmt.model.hf_folder import read_text
 
     text = ""

@@ -29,7 +29,7 @@ WIDEST = 100  # characters of a value in the report
 
 
 def complete_interrupted(model: Path) -> None:
-    """Complete what a run that was killed left half changed."""
+    """Finish the in-place change of a run that was killed, in the model's folder."""
     from aprfmt.formats.in_place_patch import complete_patches
     from aprfmt.remote.paths import RemotePath
 
@@ -41,9 +41,10 @@ def complete_interrupted(model: Path) -> None:
 
 
 def open_described(model: Path, in_place: bool) -> "Model":
-    """Open a model; one whose weights do not decode as config.json says too, to change that.
+    """Return the model opened; for --in-place even if its weights do not decode.
 
-    Raises CodecError where a copy is asked for, which would need the weights.
+    config.json may be what is wrong, and is to be changed. Raises CodecError where a copy is asked
+    for, which would need the weights.
     """
     from aprfmt.model import open_model
 
@@ -56,9 +57,9 @@ def open_described(model: Path, in_place: bool) -> "Model":
 
 
 def change_in_place(opened: "Model", request: "EditRequest") -> tuple[dict[str, object], int]:
-    """Change what was asked for where it lies; return the JSON, and how many bytes.
+    """Change the metadata or text files of a model in place; return (JSON, bytes written).
 
-    Closes the model. Raises UsageError for changes of weights and of files beside them at once.
+    Closes the model. Raises UsageError for changes of both at once.
     """
     from aprfmt.conversion import Options
     from aprfmt.conversion.in_place import change_metadata, change_texts
@@ -78,9 +79,9 @@ def change_in_place(opened: "Model", request: "EditRequest") -> tuple[dict[str, 
 
 
 def check_stated_values(opened: "Model", template: bool) -> dict[str, list[str]]:
-    """Return what is wrong with the stated values of a model, by check; no weight is read.
+    """Return {check: what is wrong with the metadata}, a text each; no weight is read.
 
-    `template` asks the check of the chat template too, which renders it in a process of its own.
+    `template` runs the check of the chat template too, which renders it in a child process.
     """
     from aprfmt.checks.check_runner import run_check
     from aprfmt.checks.context import CheckContext
@@ -97,7 +98,7 @@ def check_stated_values(opened: "Model", template: bool) -> dict[str, list[str]]
         answer.name: [
             f"{f.where}: {f.found}; expected {f.expected}".removeprefix(f"{opened.path}: ")
             for f in answer.findings
-            if not f.found.endswith(OWN_KEY_USED)  # the key that was set, beside a verbatim copy
+            if not f.found.endswith(OWN_KEY_USED)  # the set key, unlike a verbatim copy
         ]
         for answer in answers
     }
@@ -106,7 +107,7 @@ def check_stated_values(opened: "Model", template: bool) -> dict[str, list[str]]
 
 
 def conflicting_architectures(opened: "Model") -> Iterator[str]:
-    """Yield a sentence where a model names two architectures: loaders go by either."""
+    """Yield a sentence if a model's keys name different architectures; loaders use either key."""
     from aprfmt.arch.aliases import CALLED
     from aprfmt.conversion.metadata import ARCH_KEY_OF
 
@@ -127,7 +128,10 @@ def conflicting_architectures(opened: "Model") -> Iterator[str]:
 
 
 def new_doubts(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yield what is wrong now and was not before: of each check the first two, and how many."""
+    """Yield what is wrong `after` a change and was not `before`; of each check at most SHOWN.
+
+    Both are {check: texts}. A last text counts those left out.
+    """
     for check, texts in after.items():
         new = [text for text in texts if text not in before.get(check, ())]
         yield from new[:SHOWN] if len(new) > SHOWN + 1 else new
@@ -136,7 +140,7 @@ def new_doubts(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) 
 
 
 def read_problem(opened: "Model") -> str | None:
-    """Return why a file is no model whose architecture can be read; None where it is one."""
+    """Return why a file cannot be read as a model with its architecture; None where it can."""
     try:
         found = opened.resolution
     except AprfmtError as error:
@@ -153,7 +157,10 @@ def warn_of_changes(
     why: str | None,
     doubtful: "Iterable[str]",
 ) -> None:
-    """Warn of unknown keys, of a file that can no longer be read as a model, of doubtful values."""
+    """Warn of unknown keys, of a file that is no model any more, of doubtful values.
+
+    `unknown` is {key: near names}, `form` the format, `why` the reason it cannot be read or None.
+    """
     for key, near in unknown.items():
         names = f"near names: {', '.join(near)}" if near else "near names: none"
         render.warn(
@@ -168,7 +175,7 @@ def warn_of_changes(
 
 
 def show_changes(found: "Iterable[edits.KeyChange]", model: Path, patched: int | None) -> None:
-    """Print every change, below how many bytes of a file were `patched` in place, if it was."""
+    """Print every changed key; of a change in place also the number of bytes `patched`."""
     if patched is not None:
         render.line(
             f"changed {patched} bytes of {render.escape(str(model))} in place; every "
@@ -191,7 +198,7 @@ def change_line(change: "edits.KeyChange") -> str:
 
 
 def short_value(key: str, value: object) -> str:
-    """Return a value on one line, cut where it is long; a number with the name it stands for."""
+    """Return a value cut to WIDEST characters, with the name that its number stands for."""
     from aprfmt.base.metadata_values import number_name
 
     name = number_name(key, value)
@@ -264,6 +271,7 @@ def command(
         raise UsageError("give -o OUTPUT for a copy, or --in-place, one of them")
     if in_place:
         complete_interrupted(model)
+    # Read the old values and doubts first, to tell later what this change made worse.
     with open_described(model, in_place) as opened:
         asked = parse_edits(opened, changes, remove, output or opened.source.files[0])
         if opened.damage and asked.keys:
@@ -277,6 +285,7 @@ def command(
         patched = None
         if in_place:
             body, patched = change_in_place(opened, asked)
+    # A copy is a conversion with other metadata.
     target = output or model
     if output is not None:
         report = convert_with_warnings(
@@ -294,6 +303,7 @@ def command(
         verdict = report.pronounced(accept)
         if verdict is not None:
             body, code = body | verdict.to_json(), verdict.exit
+    # Read the result back: what changed, and whether it is still a model.
     with open_model(target) as written:
         found = edits.key_changes(asked.keys, before, edits.read_values(written, asked.keys))
         if asked.files is not None and written.folder is not None:
@@ -303,6 +313,7 @@ def command(
     warn_of_changes(output or model, form, asked.unknown, why, new_doubts(doubtful, new))
 
     def show() -> None:
+        """Print the report of a copy, then every changed key."""
         if output is not None:
             convert_show.show_report(report, accept=accept)
         show_changes(found, model, patched)

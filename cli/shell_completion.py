@@ -1,7 +1,7 @@
-"""Shell completion of what stands in a model: tensor names and metadata keys.
+"""Shell completion of tensor names and metadata keys, read from the model on the command line.
 
-What commands give click as `shell_complete`; a model that cannot be opened has nothing to
-offer, and says nothing.
+What commands give click as `shell_complete`; a model that cannot be opened has nothing to offer,
+and says nothing.
 """
 
 from collections.abc import Callable, Iterable
@@ -20,9 +20,10 @@ MOST = 400  # candidates, more than anybody reads
 
 
 def complete_tensors(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return names of the model's tensors, in the file's spelling and then in any other."""
+    """Return tensor names that begin with `incomplete`, in the file's spelling, then in others."""
 
     def names(model: "Model") -> Iterable[str]:
+        """Yield the names of the file, then every other spelling of each."""
         from aprfmt.model.resolve import spellings_by_name
 
         yield from model
@@ -33,18 +34,19 @@ def complete_tensors(ctx: click.Context, param: click.Parameter, incomplete: str
 
 
 def complete_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the model's metadata keys."""
+    """Return the model's metadata keys that begin with `incomplete`."""
     return _offered(ctx, incomplete, lambda model: model.metadata)
 
 
 def complete_settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the model's metadata keys, each with the equals sign behind it."""
+    """Return the model's metadata keys that begin with `incomplete`, each followed by "="."""
     return [f"{key}=" for key in complete_keys(ctx, param, incomplete)]
 
 
 def _offered(
     ctx: click.Context, incomplete: str, names: "Callable[[Model], Iterable[str]]"
 ) -> list[str]:
+    """Return those of `names(model)` that begin with `incomplete`; [] without a readable model."""
     from aprfmt.model import open_model
 
     given = next((ctx.params[name] for name in MODELS if ctx.params.get(name)), None)
@@ -59,6 +61,9 @@ def _offered(
 
 
 def matching_names(names: Iterable[str], incomplete: str) -> list[str]:
-    """Return the names that begin so, each once; none that a shell would have to quote."""
+    """Return the names that begin with `incomplete`, each once, at most MOST.
+
+    Names that a shell would have to quote are left out.
+    """
     found = dict.fromkeys(name for name in names if name.startswith(incomplete))
     return [name for name in found if name.isprintable() and not set(name) & set(" '\"\\$`")][:MOST]

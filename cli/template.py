@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 def render_template(
     opened: "Model", messages: Sequence[Mapping[str, Value]], open_turn: bool
 ) -> dict[str, object]:
-    """Return the text, its ids, and the tokenizer's origin; `no_ids` says why there are none."""
+    """Return {tokenizer, text, ids} of messages rendered by the model's chat template.
+
+    Where the tokenizer cannot be built, `ids` is None and `no_ids` says why. `open_turn` begins the
+    assistant's turn.
+    """
     from aprfmt.tokenizer import render_alone
 
     try:
@@ -34,7 +38,7 @@ def render_template(
 
 
 def messages_from_options(user: str | None, system: str | None) -> list[dict[str, str]]:
-    """Return the messages of --system and --user; UsageError without a user's."""
+    """Return the chat messages of --system and --user; UsageError without a user's."""
     if user is None:
         raise UsageError("template: no message; give --user TEXT or --messages FILE.json")
     first = [{"role": "system", "content": system}] if system is not None else []
@@ -42,7 +46,7 @@ def messages_from_options(user: str | None, system: str | None) -> list[dict[str
 
 
 def read_messages(path: Path) -> list[dict[str, object]]:
-    """Return the messages of a JSON file. Raises FormatError where it holds anything else."""
+    """Return the chat messages of a JSON file; FormatError where it holds anything else."""
     from aprfmt.formats.bounded_json import load_file
 
     found = load_file(path, max_bytes=4 << 20)
@@ -89,6 +93,7 @@ def command(
     from aprfmt.model import open_model
     from aprfmt.tokenizer import scan_template
 
+    # --against compares two engines on fixed conversations; nothing else is rendered.
     if against is not None:
         if file is not None or user is not None or system is not None or no_generation_prompt:
             raise UsageError("template: --against renders conversations of its own; give no others")
@@ -111,6 +116,7 @@ def command(
         render.warn(f"no token ids: {body['no_ids']}", "no_tokenizer")
 
     def show() -> None:
+        """Print the rendered text, and the token ids below."""
         for line in body["text"].split("\n"):
             render.say(line)
         if ids is not None:
@@ -120,7 +126,10 @@ def command(
 
 
 def report_engines(model: Path) -> int:
-    """Render fixed conversations by two engines and say what differs."""
+    """Render fixed conversations by jinja2 and llama.cpp, print what differs, return the code.
+
+    It is 1 where a conversation differs, else 0.
+    """
     from aprfmt.model import open_model
     from aprfmt.tokenizer.stated import stated_tokenizer
     from aprfmt.tokenizer.template_engines import CAUSE, compare_engines
@@ -140,11 +149,13 @@ def report_engines(model: Path) -> int:
         }
 
     def show() -> None:
+        """Print the verdict, and each conversation that differs."""
         render.say(found.says, style="bad" if found.apart else "good")
         for row in found.apart:
             render.say(f"  {row.conversation}: {row.says}", style="bad")
 
     def answer() -> "list[Line]":
+        """Return the short answer as (text, style) lines."""
         from aprfmt.compare.short_answer import merge_alike
 
         lines: list[Line] = [(f"  {row.conversation}: {row.says}", "bad") for row in found.apart]

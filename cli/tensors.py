@@ -31,7 +31,10 @@ class TensorRow(TypedDict):
 
 
 def tensor_row(name: str, tensor: "View", roles: tuple[str, ...], stats: bool) -> TensorRow:
-    """Return one tensor's row."""
+    """Return one tensor's JSON row; `stats` decodes it for statistics.
+
+    `roles` are the roles that the tensor has.
+    """
     row: TensorRow = {
         "name": name,
         "role": " ".join(roles),
@@ -49,7 +52,7 @@ def tensor_row(name: str, tensor: "View", roles: tuple[str, ...], stats: bool) -
 
 
 def tensor_stats(tensor: "View") -> dict[str, object]:
-    """Return the statistics of one tensor, or the reason there are none."""
+    """Return the statistics of one tensor, or {"error": why it cannot be decoded}."""
     from aprfmt.tensors.stats import tensor_stats as of_tensor
 
     try:
@@ -60,7 +63,10 @@ def tensor_stats(tensor: "View") -> dict[str, object]:
 
 
 def show(rows: list[TensorRow], total: int, stats: bool) -> None:
-    """Print the table for people."""
+    """Print a table of tensors; `total` is the number before --limit.
+
+    `stats` adds their columns.
+    """
     damaged = any("damage" in row for row in rows)
     table = []
     for row in rows:

@@ -1,8 +1,8 @@
-"""What only a terminal shows: tables with rules, panels and bars, drawn by rich.
+"""Tables with rules, panels and bars for a terminal, drawn by rich.
 
 Nothing here is imported for a pipe, a file or an agent, which get plain aligned text (`render`).
-Every text comes escaped, and is shown as it is: no markup, no emoji names, no highlighting. A cell
-that is too wide goes on below; none is cut.
+Every text comes escaped, and is shown unchanged: no markup, no emoji names, no highlighting. A cell
+that is too wide is folded; none is cut.
 """
 
 import sys
@@ -29,7 +29,7 @@ GAP = 3  # columns between two columns of a table: two blanks of padding and its
 def print_table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], alignment: str, styles: Mapping[int, str]
 ) -> None:
-    """Print a table; `alignment` has an `r` for a column of numbers, `styles` those of rows."""
+    """Print a table; `alignment` has an `r` for a column of numbers, `styles` is {row: style}."""
     room = _console().width
     widths = _column_widths(headers, rows, alignment, room)
     drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")
@@ -45,7 +45,11 @@ def print_table(
 def _column_widths(
     headers: Sequence[str], rows: Sequence[Sequence[str]], alignment: str, room: int
 ) -> list[int]:
-    """Return each column's width: its longest cell, or less of a text where `room` is short."""
+    """Return each column's width: its longest cell, or less for text where `room` is short.
+
+    A column of text is folded to FOLDED columns at least; numbers are never folded. `alignment` has
+    an `r` for a column of numbers; `room` is the terminal's width.
+    """
     widths = [
         max(1, *(Text(row[i]).cell_len for row in (headers, *rows))) for i in range(len(headers))
     ]
@@ -60,12 +64,15 @@ def _column_widths(
 
 
 def print_panel(text: str, style: str) -> None:
-    """Print a text in a frame of a style."""
+    """Print a text in a frame of the given style."""
     _console().print(Panel(Text(text, STYLES[style]), border_style=STYLES[style], box=box.ROUNDED))
 
 
 def draw_bar(done: int, total: int, *, colour: bool, encoding: str) -> str:
-    """Return a bar of 24 columns that shows how far the work is, in characters of an encoding."""
+    """Return a progress bar of BAR columns, in characters that `encoding` has.
+
+    With `colour` it holds ANSI escapes.
+    """
     raw = BytesIO()
     out = TextIOWrapper(raw, encoding, newline="")
     console = Console(
@@ -83,7 +90,10 @@ def draw_bar(done: int, total: int, *, colour: bool, encoding: str) -> str:
 
 
 def _console(width: int | None = None) -> Console:
-    """Return stdout as a terminal that takes text as it is, of its own width or another."""
+    """Return rich's console on stdout that prints text unchanged, `width` columns wide.
+
+    None is the terminal's width.
+    """
     return Console(
         width=width,
         file=sys.stdout,

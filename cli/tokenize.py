@@ -61,7 +61,7 @@ def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_spe
 
 
 def show(body: TokenizeResult, decode: bool) -> None:
-    """Print ids for people: one line of numbers, then one token a line."""
+    """Print the ids and then a token a line; with `decode` only the text."""
     if decode:
         render.say(body["text"])
         return

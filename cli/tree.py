@@ -24,7 +24,7 @@ class TreeNode(TypedDict):
 
 
 def build_tree(tensors: "list[tuple[str, View]]") -> TreeNode:
-    """Return the tensors as nested nodes."""
+    """Return the tensors as nested nodes by name component; bytes and counts add up."""
     root = TreeNode(name="", nbytes=0, tensors=0, children=[])
     known: dict[tuple[int, str, bool], TreeNode] = {}  # by parent, component, and if it is a leaf
     for name, tensor in tensors:
@@ -45,11 +45,15 @@ def build_tree(tensors: "list[tuple[str, View]]") -> TreeNode:
 
 
 def show(root: TreeNode, depth: int | None, title: str) -> None:
-    """Print the tree with lines, numbers in their own order."""
+    """Print the tree to a depth (None: all), with numbers sorted as numbers."""
     render.say(title, style="head")
     stack: list[tuple[TreeNode, str, bool, int]] = []
 
     def push(node: TreeNode, indent: str, level: int) -> None:
+        """Put a node's children on the stack, sorted, the last at the bottom.
+
+        `indent` is what their lines begin with, `level` their depth.
+        """
         children = sorted(
             node["children"],
             key=lambda c: (len(c["name"]), c["name"]) if c["name"].isdigit() else (0, c["name"]),

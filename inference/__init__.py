@@ -1,1 +1,1 @@
-"""Running a model with named capture points."""
+"""Running models: backends, the forward pass with capture points, traces, losses and parity."""

@@ -20,7 +20,7 @@ def make_copies(c: Context, x: Array) -> Array:
 
 
 def merge_copies(c: Context, x: Array) -> Array:
-    """Return the mean of the copies behind the last layer, projected back: [tokens, hidden]."""
+    """Return the mean of the copies after the last layer, projected back: [tokens, hidden]."""
     b = c.backend
     first, *others = _copy_views(c, x)
     total = b.wide(first)
@@ -30,7 +30,7 @@ def merge_copies(c: Context, x: Array) -> Array:
 
 
 def predict(c: Context, layer: int, x: Array) -> tuple[Array, Array]:
-    """Return all predicted copies, and the first of them, on which the layer runs."""
+    """Return (all predicted copies, the first of them, on which the layer runs)."""
     modes = c.tap("altup_modes", layer, _router_modes(c, layer, _copy_views(c, x)[0]))
     coefs = c.linear(layer, "altup_predict_coef", modes)
     mixed = c.backend.add(c.backend.mix_copies(x, coefs), x)
@@ -39,7 +39,10 @@ def predict(c: Context, layer: int, x: Array) -> tuple[Array, Array]:
 
 
 def correct(c: Context, layer: int, predicted: Array, x: Array) -> Array:
-    """Return the copies, each moved by its share of what the layer changed in the first one."""
+    """Return the copies, each moved by its share of what the layer changed in the first one.
+
+    `predicted` are the copies before the layer, x is the first one after it.
+    """
     b = c.backend
     modes = c.tap("altup_modes_after", layer, _router_modes(c, layer, x))
     shares = b.shift(c.linear(layer, "altup_correct_coef", modes), 1)
@@ -50,7 +53,10 @@ def correct(c: Context, layer: int, predicted: Array, x: Array) -> Array:
 
 
 def scale_first_copy(c: Context, layer: int, x: Array) -> Array:
-    """Return the first copy, times its scale, which the layer's own embedding is gated by."""
+    """Return the first copy [tokens, hidden], times its scale where the model has one.
+
+    It gates the layer's per-layer embedding.
+    """
     first = _copy_views(c, x)[0]
     if not c.hp["altup_scaled"]:
         return first
@@ -58,13 +64,13 @@ def scale_first_copy(c: Context, layer: int, x: Array) -> Array:
 
 
 def add_to_others(c: Context, x: Array, y: Array) -> Array:
-    """Return the copies, y added to all but the first."""
+    """Return the copies with y [tokens, hidden] added to all but the first."""
     first, *others = _copy_views(c, x)
     return c.backend.concat([first, *(c.backend.add(each, y) for each in others)])
 
 
 def laurel(c: Context, layer: int, x: Array) -> Array:
-    """Return x plus the norm of its product of low rank: point `laurel`."""
+    """Return x plus the norm of its low-rank product: point `laurel`."""
     low = c.linear(layer, "laurel_r", c.linear(layer, "laurel_l", x))
     return c.tap("laurel", layer, c.backend.add(x, c.norm(layer, "laurel_post_norm", low)))
 
@@ -76,13 +82,13 @@ def _copy_views(c: Context, x: Array) -> list[Array]:
 
 
 def _copy_projections(c: Context, role: str) -> list[Weight]:
-    """Return the projections of all copies but the first."""
+    """Return the projections of all copies but the first, for a stacked role."""
     w = c.weights.of(None, f"{role}.weight")
     return [w.expert(i) for i in range(int(c.hp["altup_streams"]) - 1)]
 
 
 def _router_modes(c: Context, layer: int, x: Array) -> Array:
-    """Return the router's result [tokens, altup_streams], between -1 and 1."""
+    """Return the router's result for x: [tokens, altup_streams], between -1 and 1."""
     b = c.backend
     normed = c.norm(layer, "altup_router_norm", x)
     normed = b.scale(normed, b.rounded(1 / int(c.hp["hidden_size"])))

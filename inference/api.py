@@ -1,4 +1,4 @@
-"""`aprfmt.trace`: run a model and keep what passes its capture points."""
+"""`aprfmt.trace`: run a model and record values at its capture points."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -90,7 +90,10 @@ def _tokens(model: Model, prompt: str | None, ids: Sequence[int] | None) -> list
 
 
 def _wanted(run: Run, points: Sequence[str], layers: Sequence[int] | None) -> list[str]:
-    """Return the keys of these points in these layers, in execution order."""
+    """Return the keys of these points in these layers (None: all), in execution order.
+
+    Raises UsageError for a point or layer that the model does not have.
+    """
     chosen = set(select_points(points))
     count = int(run.model.hyper["n_layers"])
     wrong = [layer for layer in layers or () if not 0 <= layer < count]

@@ -41,7 +41,7 @@ _JOINED = {points: slot for slot, points in SLOTS.items() if len(points) > 1}
 
 
 def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
-    """Write every stage whose points were all kept, and aprfmt-trace.json; return the files.
+    """Write every stage whose points were all recorded, and aprfmt-trace.json; return the files.
 
     All files appear together. Raises OutputError for an existing folder that is not empty, unless
     `force`: then a folder that holds only APRT files is replaced.
@@ -83,7 +83,7 @@ def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
 
 
 def _is_our_name(name: str) -> bool:
-    """Say whether `save_aprt` writes a file or folder of this name."""
+    """Return whether `save_aprt` writes a file or folder of this name."""
     folder, slash, file = name.rpartition("/")
     if slash:
         return _FOLDER.fullmatch(folder) is not None and file.endswith(".bin")
@@ -91,7 +91,10 @@ def _is_our_name(name: str) -> bool:
 
 
 def _join_points(trace: Trace, points: tuple[str, ...], layer: int) -> Numbers | None:
-    """Return the points' values side by side, each token's in one row; None if one is missing."""
+    """Return the points' values joined by token [tokens, width]; None if one is missing.
+
+    The values of a single point are returned in their shape.
+    """
     parts = [trace.values(key_name(point, layer)) for point in points]
     found = [part for part in parts if part is not None]
     if len(found) != len(points):
@@ -102,18 +105,19 @@ def _join_points(trace: Trace, points: tuple[str, ...], layer: int) -> Numbers |
 
 
 def is_aprt(path: Path) -> bool:
-    """Say whether a path is a folder of APRT files."""
+    """Return whether a path is a folder of APRT files."""
     if not path.is_dir() or (path / "config.json").is_file():  # pytorch_model.bin is no stage
         return False
     return any(path.glob("layer-*/*.bin")) or any(path.glob("*.bin"))
 
 
 def load_aprt(folder: Path) -> Trace:
-    """Read an APRT folder. Tokens, positions and shapes are known if aprfmt wrote it.
+    """Return the trace in an APRT folder.
 
-    In a foreign folder they are not: `ids` is absent, shapes are counts. A stage of one point is
-    recorded under the point's key, a joined one under its slot's name (`L3.qkv`). Raises
-    FormatError for files that do not fit the layout or aprfmt-trace.json.
+    Tokens, positions and shapes are known if aprfmt wrote it. In a foreign folder they are not:
+    `ids` is absent, shapes are counts. A stage of one point is recorded under the point's key, a
+    joined one under its slot's name (`L3.qkv`). Raises FormatError for files that do not fit the
+    layout or aprfmt-trace.json.
     """
     if not folder.is_dir():
         raise FormatError(f"{folder}: is not a folder of APRT files")
@@ -129,6 +133,7 @@ def load_aprt(folder: Path) -> Trace:
             )
         known = None if facts is None else _facts_of_stage(path, folder, facts)
         data = read_aprt(path, layer, "" if known is None else known.sha256)
+        # Without facts the shape is the count, and positions are not known.
         point = _JOINED[points] if len(points) > 1 else points[0]
         key = key_name(point, layer)
         record = Record(point, layer, data.shape, None, "float32", None, "", compute_stats(data))
@@ -165,7 +170,7 @@ def _facts_of_stage(path: Path, folder: Path, facts: FolderFacts) -> StageFacts:
 
 
 def _stage_files(folder: Path) -> Iterator[tuple[Path, int]]:
-    """Yield the stage files of a folder, each with its layer."""
+    """Yield (path, layer) of the stage files of a folder, whole-model stages last."""
     layers = {}
     for entry in os.scandir(folder):
         match = _FOLDER.fullmatch(entry.name)
@@ -177,7 +182,7 @@ def _stage_files(folder: Path) -> Iterator[tuple[Path, int]]:
 
 
 def read_aprt(path: Path, layer: int, sha256: str = "") -> Numbers:
-    """Return one file's values; `layer` is the layer in its path. NaN bits are kept.
+    """Return one file's values as float32; `layer` is the layer in its path. NaN bits are kept.
 
     `sha256` is the expected digest, "" if not known. Raises FormatError if it differs.
     """
@@ -191,7 +196,10 @@ def read_aprt(path: Path, layer: int, sha256: str = "") -> Numbers:
 
 
 def parse_aprt(buffer: Buffer, path: Path, layer: int) -> Numbers:
-    """Return the values of one file's bytes, as `read_aprt` does. Raises FormatError."""
+    """Return the values in one file's bytes as float32; `layer` is the layer in its path.
+
+    Raises FormatError for bytes that do not fit the layout, TruncatedError if they end early.
+    """
     size = len(buffer) - _HEADER.size
     if size < 0:
         raise TruncatedError(f"{path}: {len(buffer)} bytes; an APRT header has {_HEADER.size}")

@@ -46,13 +46,16 @@ class FolderFacts:
 
 
 def stage_facts(record: Record, shape: tuple[int, ...], sha256: str) -> StageFacts:
-    """Return the facts of a stage. Files hold float32 values, so float64 is not recorded."""
+    """Return the facts of a record's stage file.
+
+    Files hold float32 values, so a float64 run is recorded as float32.
+    """
     dtype = "float32" if record.dtype == "float64" else record.dtype
     return StageFacts(sha256, shape, record.positions, dtype, record.form, record.device)
 
 
 def to_json(facts: FolderFacts) -> dict[str, Any]:
-    """Return the file's JSON object."""
+    """Return the JSON object of aprfmt-trace.json."""
     return {
         "schema": SCHEMA,
         "run": dict(facts.run),
@@ -71,13 +74,16 @@ def to_json(facts: FolderFacts) -> dict[str, Any]:
 
 
 def read_facts(folder: Path) -> FolderFacts | None:
-    """Return the facts of a folder; None if it has no such file. Raises FormatError."""
+    """Return the facts of a folder; None if it has no aprfmt-trace.json.
+
+    Raises FormatError for a file that does not hold such facts.
+    """
     path = folder / NAME
     return parse_facts(load_file(path, max_bytes=MAX_BYTES), str(path)) if path.exists() else None
 
 
 def parse_facts(data: Any, where: str) -> FolderFacts:
-    """Return the facts in the file's JSON value; FormatError names the entry that is wrong."""
+    """Return the facts in a JSON value; FormatError names the entry that is wrong."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
         raise FormatError(f"{where}: schema {short_repr(found)}; expected {SCHEMA}")
@@ -93,7 +99,7 @@ def parse_facts(data: Any, where: str) -> FolderFacts:
 
 
 def _parse_stage(row: Any, where: str) -> StageFacts:
-    """Return the facts of one stage; FormatError says what is wrong with a row."""
+    """Return the facts of one stage in a JSON value; FormatError names what is wrong."""
     if not isinstance(row, dict):
         raise FormatError(f"{where}: is not an object")
     for name in ("sha256", "dtype", "device"):

@@ -53,12 +53,12 @@ _GATES = {"none": "", "sigmoid": "attn_q_gate", "sigmoid_head": "attn_gate"}
 
 
 def needs_single_steps(c: Context, layer: int) -> bool:
-    """Say whether a point inside the fused operation is wanted."""
+    """Return whether a point inside fused attention is wanted, scores or probs."""
     return c.wants("scores", layer) or c.wants("probs", layer)
 
 
 def _attend(c: Context, layer: int, q: Array, k: Array, v: Array) -> Array:
-    """Return probs.v [tokens, heads, value_dim]."""
+    """Return attention probs.v [tokens, heads, value_dim], fused or step by step."""
     chunk = _chunk_size(c, layer)
     if chunk is not None and not needs_single_steps(c, layer):
         return _attend_by_chunk(c, layer, (q, k, v), chunk)
@@ -75,7 +75,10 @@ def _attend(c: Context, layer: int, q: Array, k: Array, v: Array) -> Array:
 
 
 def _chunk_size(c: Context, layer: int) -> int | None:
-    """Return the size of a layer's chunks; None if it has none, or the pass stays in the first."""
+    """Return the size of a layer's attention chunks.
+
+    None if the layer has none, or the pass does not leave the first.
+    """
     if c.block.window != "chunk" or not c.hp["window_layers"][layer]:
         return None
     size = c.hp["sliding_window"]
@@ -83,7 +86,7 @@ def _chunk_size(c: Context, layer: int) -> int | None:
 
 
 def _attend_by_chunk(c: Context, layer: int, qkv: tuple[Array, Array, Array], chunk: int) -> Array:
-    """Return probs.v of a pass that leaves the first chunk: each chunk's queries see its keys."""
+    """Return probs.v [tokens, heads, value_dim], each chunk's queries over its keys."""
     b, (q, k, v) = c.backend, qkv
     start = cached = c.facts.cached
     parts = []
@@ -101,7 +104,7 @@ def _attend_by_chunk(c: Context, layer: int, qkv: tuple[Array, Array, Array], ch
 
 
 def _heads_of_pass(c: Context, layer: int, keys: int) -> Heads:
-    """Return how a layer combines all queries and keys of a pass."""
+    """Return mask, scale, softcap and sinks for all queries and keys of a pass."""
     tokens, cached = len(c.facts.ids), c.facts.cached
     chunk = _chunk_size(c, layer)
     if chunk is not None:
@@ -116,7 +119,10 @@ def _heads_of_pass(c: Context, layer: int, keys: int) -> Heads:
 def _heads_with_mask(
     c: Context, layer: int, mask: Mask, causal: tuple[int, int | None] | None
 ) -> Heads:
-    """Return what `_heads_of_pass` says of a mask, with the layer's scale, softcap and sinks."""
+    """Return the layer's scale, softcap and sinks with a mask.
+
+    `causal` is (cached, window) if the mask is causal, else None.
+    """
     hp = c.hp
     scale = float(hp["attn_scale"])
     if hp["attn_scale_by_layer"]:
@@ -128,7 +134,11 @@ def _heads_with_mask(
 
 
 def _project_parts(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -> list[Array]:
-    """Return q, k, v [tokens, heads, d] of these parts; captures points around the bias."""
+    """Return the parts of q, k, v in `heads` as [tokens, heads, d] each, in order.
+
+    `heads` is {part: number of heads}. The points around the bias are captured, and q, k and v
+    clamped where no norm follows.
+    """
     biases = {part: c.bias(layer, f"attn_{part}") for part in heads}
     late = {part for part in heads if biases[part] is not None and c.wants(f"{part}_mm", layer)}
     products = c.backend.projections(
@@ -151,7 +161,7 @@ def _project_parts(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -
 
 
 def _clip(c: Context, x: Array) -> Array:
-    """Clamp q, k or v where the model does: after a norm, before rope."""
+    """Return q, k or v clamped to the model's limit; unchanged if it has none."""
     limit = c.hp["qkv_clip"]
     return x if limit is None else c.backend.clip(x, float(limit))
 
@@ -159,7 +169,10 @@ def _clip(c: Context, x: Array) -> Array:
 def _grouped_query_key_value(
     c: Context, layer: int, x: Array
 ) -> tuple[Array, Array | None, Array | None]:
-    """Return query, key and value; None for those that an earlier layer's stand for."""
+    """Return q, k, v [tokens, heads, d] of grouped queries, after norms and rope.
+
+    k and v are None in a layer that uses an earlier layer's.
+    """
     if not c.hp["own_kv_layers"][layer]:
         [q] = _project_parts(c, layer, x, {"q": int(c.hp["n_heads"])})
         return _rotate_parts(c, layer, [_norm_part(c, layer, "q", q)])[0], None, None
@@ -182,14 +195,14 @@ def _grouped_query_key_value(
 
 
 def _norm_part(c: Context, layer: int, part: str, x: Array) -> Array:
-    """Return q or k after a norm before rope, where the block has one."""
+    """Return q or k after a norm before rope; unchanged where the block has none."""
     if not c.hp["qk_norm"] or c.block.qk_norm_place != "before_rope":
         return x
     return c.tap(f"{part}_norm", layer, _clip(c, _qk_norm(c, layer, f"attn_{part}_norm", x)))
 
 
 def _rotate_parts(c: Context, layer: int, xs: list[Array]) -> list[Array]:
-    """Return q, and k, after rope, where the layer rotates."""
+    """Return q, or q and k, after rope; unchanged where the layer does not rotate."""
     kind = kind_of(c.hp, layer) if c.block.position == "rope" else None
     if kind is None:
         return xs
@@ -201,7 +214,10 @@ def _rotate_parts(c: Context, layer: int, xs: list[Array]) -> list[Array]:
 def _finish_query_key(
     c: Context, layer: int, q: Array, k: Array, *, rotates: bool
 ) -> tuple[Array, Array]:
-    """Return q and k after what follows rope: norms, or a factor on the queries."""
+    """Return q and k after what follows rope: norms, or a factor on the queries.
+
+    `rotates` says whether the layer has rope.
+    """
     place = c.block.qk_norm_place
     if c.hp["qk_norm"] and (place == "after_rope" or (place == "rotated" and rotates)):
         q = c.tap("q_attn", layer, _qk_norm(c, layer, "attn_q_norm", q))
@@ -214,13 +230,16 @@ def _finish_query_key(
 
 
 def _scale_queries(c: Context, q: Array) -> Array:
-    """Return q times its factors, which are computed in float32 steps and rounded."""
+    """Return q times its positions' factors, computed in float32 steps and rounded."""
     factors = _query_factors(c, c.facts.positions.astype(np.float32))
     return c.backend.mul(q, c.backend.array(factors[:, None, None]))
 
 
 def _scale_queries_exactly(c: Context, q: Array) -> Array:
-    """Return q times its factors, not rounded; positions in a row share one."""
+    """Return q times its positions' factors, which are not rounded to the dtype.
+
+    Neighbouring positions with the same factor are multiplied together.
+    """
     kind = np.float64 if c.backend.dtype == "float64" else np.float32
     factors = _query_factors(c, (c.facts.positions + 1).astype(kind))
     edges = [0, *(np.flatnonzero(np.diff(factors)) + 1).tolist(), len(factors)]
@@ -232,7 +251,10 @@ def _scale_queries_exactly(c: Context, q: Array) -> Array:
 
 
 def _query_factors(c: Context, positions: Numbers) -> Numbers:
-    """Return a factor for each position, in the positions' dtype."""
+    """Return the temperature factor of each position [tokens], in the positions' dtype.
+
+    It is 1 + log(1 + floor(position / temperature_length)) * temperature_scale.
+    """
     kind = positions.dtype.type
     length, scale = (kind(c.hp[f"temperature_{part}"]) for part in ("length", "scale"))
     factors: Numbers = kind(1) + np.log(kind(1) + np.floor(positions / length)) * scale
@@ -243,11 +265,12 @@ _TEMPERATURES = {"all": _scale_queries, "unrotated": _scale_queries_exactly}
 
 
 def _rotate(c: Context, x: Array, table: tuple[Array, Array]) -> Array:
+    """Return x [tokens, heads, d] rotated by a table of cos and sin, with the model's pairing."""
     return c.backend.rope(x, table, style=_rope_style(c), cast=c.block.rope_cast)
 
 
 def _rope_style(c: Context) -> Style:
-    """Return the pairing of the model's rope."""
+    """Return the pairing of the model's rope; ArchError if it is not known."""
     styles: dict[str, Style] = {"half": "half", "interleaved": "interleaved"}
     name = str(c.hp["rope_style"])
     if name not in styles:
@@ -256,7 +279,7 @@ def _rope_style(c: Context) -> Style:
 
 
 def _qk_norm(c: Context, layer: int, role: str, x: Array) -> Array:
-    """Normalise q or k [tokens, heads, d] as the block's qk_norm says."""
+    """Return q or k [tokens, heads, d] normalised as the block's qk_norm says."""
     eps = float(c.hp["norm_eps"])
     kind = c.block.qk_norm
     if kind == "plain":
@@ -270,10 +293,15 @@ def _qk_norm(c: Context, layer: int, role: str, x: Array) -> Array:
 
 
 def _latent_query_key_value(c: Context, layer: int, x: Array) -> tuple[Array, Array, Array]:
-    """Expand the latents: every head's key is [k_nope | k_pe], k_pe shared by all heads."""
+    """Return q, k, v [tokens, heads, d] of multi-head latent attention, latents expanded.
+
+    Every head's key is [k_nope | k_pe], k_pe shared by all heads. An indexer's chosen keys are put
+    in the pass's state.
+    """
     hp, b = c.hp, c.backend
     n_heads, rank = int(hp["n_heads"]), int(hp["kv_lora_rank"])
     nope, eps = int(hp["qk_nope_head_dim"]), float(hp["lora_norm_eps"])
+    # Queries: one product, or compressed, normalised and expanded.
     if hp["q_lora_rank"] is None:
         [q] = _project_parts(c, layer, x, {"q": n_heads})
     else:
@@ -284,6 +312,7 @@ def _latent_query_key_value(c: Context, layer: int, x: Array) -> tuple[Array, Ar
             c.state.chosen = choose_keys(c, layer, x, latent)
         q = c.linear(layer, "attn_q_b", latent).reshape(len(x), n_heads, -1)
         q = c.tap("q", layer, q)
+    # One latent gives keys and values; the same product gives the rotated part of the keys.
     latent = c.tap("kv_a", layer, c.linear(layer, "attn_kv_a_mqa", x))
     k_pe = c.tap("k_pe", layer, latent[:, rank:].reshape(len(x), 1, -1))
     latent = c.rms_norm(latent[:, :rank], c.vector(layer, "attn_kv_a_norm.weight"), eps)

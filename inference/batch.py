@@ -1,4 +1,4 @@
-"""A batch of a trainer: token ids, labels and mask of an .npz, and the loss of every row.
+"""A trainer's batch: token ids, labels and mask of an .npz, and the loss of every row.
 
 Rows and tokens are counted from 0; row t of the logits predicts token t + 1. A label below 0
 (-100 in transformers and torch) is not scored.
@@ -47,10 +47,10 @@ class Batch:
     """Arrays [samples, tokens]; `label` [samples, tokens + 1] says which tokens are scored.
 
     `ids` has one column more, the token after the last where the labels hold it, else -1.
-    `logits` [samples, tokens, vocab] are the trainer's own, if the file has them. `document`
+    `logits` [samples, tokens, vocab] are the trainer's, if the file has them. `document`
     [samples, tokens] numbers the documents of a packed row from 0; the first token of each but the
-    first is no label, and `edges` says where the file's labels have it as one. `unread` are arrays
-    of the file that nothing here reads. `ends` are the ids that end a turn or a text;
+    first is no label, and `edges` says how many such tokens the file has labels for. `unread` are
+    arrays of the file that nothing here reads. `ends` are the ids that end a turn or a text;
     `labels_given` and `mask_given` say whether the file has these arrays.
     """
 
@@ -69,14 +69,14 @@ class Batch:
 
     @property
     def documents(self) -> int:
-        """How many documents the rows hold; a row that is not packed is one."""
+        """The number of documents in all rows; a row that is not packed is one."""
         if self.document is None:
             return len(self.mask)
         return int((self.document.max(1) + 1).sum())
 
     @property
     def starts(self) -> NDArray[np.bool_]:
-        """Where a document begins behind another in its row, [samples, tokens + 1]."""
+        """Mask [samples, tokens + 1] of the first token of each document but a row's first."""
         found = np.zeros(self.label.shape, bool)
         if self.document is not None:
             found[:, 1:-1] = np.diff(self.document, axis=1) > 0
@@ -84,23 +84,23 @@ class Batch:
 
     @property
     def tokens(self) -> int:
-        """The length of a row, padding included."""
+        """The number of tokens of a row, padding included."""
         return int(self.mask.shape[1])
 
     @property
     def scored(self) -> int:
-        """The number of labels that a row predicts: the first token of a sample is none."""
+        """The number of labels that a row predicts; no row predicts a sample's first token."""
         return int(self.label[:, 1:].sum())
 
     @property
     def is_end(self) -> NDArray[np.bool_]:
-        """Which tokens end a turn or a text, [samples, tokens + 1]."""
+        """Mask [samples, tokens + 1] of the tokens that end a turn or a text."""
         return np.isin(self.ids, sorted(self.ends))
 
 
 @dataclass(frozen=True)
 class EndCounts:
-    """How often an id ends a scored text, how often it is a label there, and what is not known.
+    """How often an id ends a scored text (`places`), and is a label there (`scored`).
 
     `unknown` counts the ends that may be padding of the same id. `padding` says that the batch is
     padded with the id.
@@ -117,10 +117,10 @@ class EndCounts:
 class ScoredSample:
     """The losses in nats of one sample's rows, float64 [AHEAD, tokens]; NaN where none was run.
 
-    Entry k of row t is the loss of token t + k. `whole` are those of a pass over the padding as
-    well, which attends to what stands before; the same array where there is no padding. Of a packed
-    row `joined` are those of passes in which its documents see each other, by what their positions
-    do; None of a row that is one document.
+    Entry k of row t is the loss of token t + k. `whole` are those of a pass that includes the
+    padding, whose tokens attend to the padding before them; the same array where there is no
+    padding. For a packed row `joined` has {how positions count: losses} of passes in which its
+    documents see each other; None for a row that is one document.
     """
 
     nats: Numbers
@@ -129,10 +129,11 @@ class ScoredSample:
 
 
 def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
-    """Read ids, labels, mask and logits of an .npz; labels default to all tokens of the mask.
+    """Return the batch of an .npz: ids, labels, mask and logits.
 
-    `ends` are the ids that end a turn or a text of the model. Raises FormatError for arrays that
-    do not form a batch, or labels that are not its tokens.
+    Labels default to all tokens of the mask. `ends` are the ids that end a turn or a text of the
+    model. Raises FormatError for arrays that do not form a batch, or labels that are not its
+    tokens.
     """
     with ExitStack() as stack:
         file = NpzFile(path, stack)
@@ -144,6 +145,7 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
         }
         names = {name for known in NAMES.values() for name in known} | set(packed)
         unread = tuple(sorted(set(file.arrays) - names))
+    # The ids, and a mask whose padding is at the ends of rows only.
     ids = found["ids"]
     if ids is None:
         raise FormatError(
@@ -162,6 +164,7 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
                 f"{path}: mask of sample {sample} has a hole between tokens {inside[0]} and "
                 f"{inside[-1]}; expected padding at the ends only"
             )
+    # Labels, by default every token of the mask, and logits of the same rows.
     given = found["labels"]
     labels = (
         np.where(mask, ids, -100)
@@ -176,6 +179,7 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
                 f"{path}: logits {list(logits.shape)} of {logits.dtype}; expected "
                 f"{[*ids.shape, vocab]} of floats"
             )
+    # Whether labels are the tokens or the next ones, and where documents of a row begin.
     shift = _label_shift(path, ids, labels, mask)
     longer, label = _align_labels(ids, labels, mask, shift)
     document = _document_numbers(path, packed, mask)
@@ -193,6 +197,7 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
         given is not None,
         found["mask"] is not None,
     )
+    # The first token of a document is no label: no row of its document predicts it.
     edges = int((label & batch.starts).sum()) if given is not None else 0
     return replace(batch, label=label & ~batch.starts, edges=edges)
 
@@ -203,20 +208,24 @@ ENDS_TOGETHER = 2  # tokens: `<|im_end|>`, a line feed, `<|endoftext|>` are one 
 def count_turn_ends(batch: Batch) -> list[EndCounts]:
     """Return, for each id that ends a turn, how many ends of scored text are labels.
 
-    An end counts where the token before it is a label: that of a prompt is not to be scored. Of
-    several ends that follow each other one label is enough. Padding whose id ends a turn hides
-    where a text ends: such an end is unknown where it is not scored.
+    An end counts where the token before it is a label, for the end of a prompt is not to be scored.
+    Of several ends that follow each other one label is enough. Padding whose id ends a turn hides
+    where a text ends: such an end is unknown where it is not scored. Ids that end no text are left
+    out.
     """
+    # Ends of scored text: the token before is a label, and no document begins with the end.
     samples = len(batch.ids)
     end, label = batch.is_end & (batch.ids >= 0), batch.label
     real = np.append(batch.mask, label[:, -1:], axis=1)
     places = np.zeros(end.shape, bool)
     places[:, 1:] = end[:, 1:] & label[:, :-1] & ~batch.starts[:, 1:]
     scored = end & label
+    # Of ends that follow a scored end closely only those scored themselves count.
     near = np.zeros(end.shape, bool)
     for back in range(1, ENDS_TOGETHER + 1):
         near[:, back:] |= scored[:, :-back]
     places &= ~near | scored
+    # Without a mask, a run of equal tokens at the end of a row may be padding.
     padding = ~real
     if not batch.mask_given:
         for sample in range(samples):
@@ -239,8 +248,9 @@ def count_turn_ends(batch: Batch) -> list[EndCounts]:
 def _document_numbers(
     path: Path, packed: Mapping[str, Numbers], mask: NDArray[np.bool_]
 ) -> NDArray[np.int64] | None:
-    """Return the number of each token's document in its row; None where no row holds several.
+    """Return the number of each token's document in its row [samples, tokens], from 0.
 
+    None where no row holds several documents. `packed` are the file's arrays that mark documents.
     Raises FormatError for arrays of another size, and for two that mark other documents.
     """
     said: dict[str, NDArray[np.bool_]] = {}
@@ -267,7 +277,11 @@ def _document_numbers(
 def _document_starts(
     path: Path, name: str, values: Numbers, mask: NDArray[np.bool_]
 ) -> NDArray[np.bool_]:
-    """Return at which tokens an array says that a document begins."""
+    """Return a mask [samples, tokens] of the tokens at which a document begins.
+
+    The array is a list of cumulative lengths, positions, or document numbers, depending on its
+    `name`. Raises FormatError for values that are none of these.
+    """
     if name not in LENGTHS:
         rows = _check_integers(path, name, values, mask.shape)
         steps = np.diff(rows, axis=1)
@@ -289,7 +303,10 @@ def _document_starts(
 
 
 def _read_array(file: NpzFile, name: str, known: tuple[str, ...]) -> Numbers | None:
-    """Return a known array of a batch's file, None where it has none."""
+    """Return the array of a file that has one of the `known` names, None if it has none.
+
+    Raises FormatError if it has two; `name` is what messages call it.
+    """
     there = [key for key in known if key in file.arrays]
     if len(there) > 1:
         raise FormatError(f"{file.path}: holds {' and '.join(there)}; expected one array of {name}")
@@ -299,7 +316,10 @@ def _read_array(file: NpzFile, name: str, known: tuple[str, ...]) -> Numbers | N
 def _check_integers(
     path: Path, name: str, values: Numbers, shape: tuple[int, ...] | None = None
 ) -> NDArray[np.int64]:
-    """Return an array as int64 of a shape; FormatError for anything else."""
+    """Return an array as int64 [samples, tokens]; FormatError for other types or shapes.
+
+    An array of one axis is one sample. `shape` is the expected shape, None for any.
+    """
     wide = values[None] if values.ndim == 1 else values
     kinds = "iub" if name == "mask" else "iu"
     if wide.dtype.kind not in kinds or wide.ndim != 2 or not wide.size:
@@ -313,7 +333,7 @@ def _check_integers(
 
 
 def _check_vocabulary(path: Path, ids: NDArray[np.int64], vocab: int) -> None:
-    """Raise FormatError for ids outside the vocabulary."""
+    """Raise FormatError for ids outside a vocabulary of `vocab` tokens."""
     low, high = int(ids.min()), int(ids.max())
     if low < 0 or high >= vocab:
         raise FormatError(
@@ -324,9 +344,10 @@ def _check_vocabulary(path: Path, ids: NDArray[np.int64], vocab: int) -> None:
 def _label_shift(
     path: Path, ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_]
 ) -> int:
-    """Return how far ahead of its place a label's token stands: 0 or 1, or a mistake of the file.
+    """Return how many tokens ahead of its place a label's token is: a key of SHIFTS.
 
-    Only labels of no padding count. FormatError where no distance fits all of them.
+    0 or 1 is right, others are mistakes of the file. Labels of padding do not count. Raises
+    FormatError where no distance fits all labels.
     """
     wrong: dict[int, tuple[int, int]] = {}
     for shift in SHIFTS:
@@ -346,7 +367,10 @@ def _label_shift(
 def _token_label_pairs(
     ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_], shift: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (tokens, labels) that stand against each other under a shift, ends cut off."""
+    """Return (tokens, labels) that belong together under a shift, ends cut off.
+
+    Labels of padding are -100.
+    """
     kept = np.where(mask, labels, -100)
     if shift < 0:
         return ids[:, :shift], kept[:, -shift:]
@@ -357,7 +381,10 @@ def _token_label_pairs(
 def _align_labels(
     ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_], shift: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the ids with the one after the last, and which of them are labels."""
+    """Return (ids [samples, tokens + 1], mask of the same shape of ids that are labels).
+
+    The last column is the token after the last where labels hold it, else -1.
+    """
     samples, tokens = ids.shape
     longer = np.concatenate([ids, np.full((samples, 1), -1, np.int64)], 1)
     label = np.zeros(longer.shape, bool)
@@ -368,14 +395,14 @@ def _align_labels(
             label[:, to] = valid[:, at]
             if to == tokens:
                 longer[:, to] = np.where(valid[:, at], labels[:, at], -1)
-    label[:, 0] &= shift == 0  # no row predicts the first token; the mask of it is kept
+    label[:, 0] &= shift == 0  # no row predicts the first token; its mask is unchanged
     return longer, label
 
 
 def other_packings(batch: Batch) -> Iterator[tuple[str, Batch]]:
-    """Yield (in words, the batch) for ways in which a trainer packs the samples of a batch.
+    """Yield (description, batch) for ways in which a trainer packs the samples of a batch.
 
-    Samples follow each other in their order: all in one row, or in rows of the batch's own width.
+    Samples follow each other in their order: all in one row, or in rows of the batch's width.
     Nothing where the rows are packed already, or hold one sample.
     """
     lengths = batch.mask.sum(1)
@@ -393,7 +420,7 @@ def other_packings(batch: Batch) -> Iterator[tuple[str, Batch]]:
 
 
 def _pack_rows(batch: Batch, rows: list[list[int]]) -> Batch:
-    """Return a batch whose rows hold these samples one after the other."""
+    """Return a batch whose rows hold the listed samples one after the other, without padding."""
     lengths = batch.mask.sum(1)
     width = max(int(lengths[row].sum()) for row in rows)
     ids = np.zeros((len(rows), width + 1), np.int64)
@@ -416,9 +443,10 @@ def _pack_rows(batch: Batch, rows: list[list[int]]) -> Batch:
 
 
 def score_batch(batch: Batch, session: Session | None) -> Iterator[ScoredSample]:
-    """Yield each sample's losses, by the model's own pass or, without one, the file's logits.
+    """Yield the losses of each sample, by a pass of the session's model or the file's logits.
 
-    Padding is left out of the model's pass: positions count from the first token of the mask.
+    The logits are used where `session` is None. Padding is left out of the model's pass: positions
+    count from the first token of the mask.
     """
     for sample in range(len(batch.mask)):
         ids, mask = batch.ids[sample], batch.mask[sample]
@@ -455,7 +483,7 @@ def _losses_of_pass(
 ) -> Numbers:
     """Return losses [AHEAD, stop - first] of a pass over tokens [first, stop).
 
-    `places` are the positions of the tokens, where they do not count on.
+    `places` are the positions of the tokens, None to count from 0.
     """
     most = rows_at_once(int(session.hp["vocab_size"]))
     tokens = [int(i) for i in ids[first:stop]]
@@ -465,7 +493,11 @@ def _losses_of_pass(
 
 
 def losses_ahead(parts: Any, ids: NDArray[np.int64], first: int) -> Numbers:
-    """Return losses [AHEAD, rows]; entry k of the row of token t is the loss of token t + k."""
+    """Return losses [AHEAD, rows]; entry k of the row of token t is the loss of token t + k.
+
+    `parts` yield logits [n, vocab], together those of the tokens from `first` on. A loss is NaN
+    where there is no token. Raises UsageError without any logits.
+    """
     found = []
     at = first
     for part in parts:

@@ -1,4 +1,4 @@
-"""The chosen experts of a layer at once, in blocks of equally many rows of one expert each.
+"""The chosen experts of a layer computed at once, in blocks of rows of one expert each.
 
 Three products for a layer instead of three for an expert, and nothing that depends on the choice
 comes to the host: how many blocks there are follows from the numbers of tokens and of experts.
@@ -13,9 +13,10 @@ MOST = 128  # rows of a block: more are padding where experts have few
 
 
 def block_shape(tokens: int, used: int, experts: int) -> tuple[int, int]:
-    """Return (blocks, rows of each): enough however the experts are chosen.
+    """Return (blocks, rows of each) that are enough however the experts are chosen.
 
-    A block has half of what an expert gets on average, at least, as a power of two.
+    A block has at least half of the rows that an expert gets on average, as a power of two up to
+    MOST.
     """
     pairs, size = tokens * used, 1
     while size < MOST and 2 * experts * size < pairs:
@@ -24,7 +25,10 @@ def block_shape(tokens: int, used: int, experts: int) -> tuple[int, int]:
 
 
 def run_expert_blocks(c: Context, layer: int, x: Array, found: ExpertBlocks) -> Array:
-    """Return the sum of the experts' outputs [tokens, width], weighed where the block says."""
+    """Return the weighted sum of the experts' outputs [tokens, width] for x.
+
+    Weights multiply the experts' inputs or outputs, as the block spec says.
+    """
     b, size = c.backend, found.size
     inputs, weights = b.take(x, found.rows), found.weights
     if c.block.expert_weights == "input":
@@ -42,7 +46,7 @@ def run_expert_blocks(c: Context, layer: int, x: Array, found: ExpertBlocks) -> 
 
 
 def _block_product(c: Context, layer: int, role: str, inputs: Array, found: ExpertBlocks) -> Array:
-    """Return [n, size, out]: each block times its expert's weight, its bias added by itself."""
+    """Return [n, size, out]: each block of inputs times its expert's weight, plus its bias."""
     b = c.backend
     y = b.stacked(inputs, c.weights.of(layer, f"{role}.weight"), found.experts)
     bias = c.weights.get_role(layer, f"{role}.bias")

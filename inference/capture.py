@@ -34,7 +34,7 @@ SLOTS: Mapping[str, tuple[str, ...]] = {
     "ffn_out": ("ffn_out",),
     "output": ("out",),
 }
-# Slot -> a slot shown beside it if the two differ: without biases they are the same points.
+# Slot -> a slot shown next to it if the two differ: without biases they are the same points.
 BESIDE: Mapping[str, str] = {"qkv_nobias": "qkv"}
 # Stages of APRT folders: `apr`'s name -> the points joined in it, in table order.
 STAGES: Mapping[str, tuple[str, ...]] = {
@@ -69,7 +69,7 @@ def parse_key(key: str) -> tuple[str, int]:
 
 @dataclass(frozen=True)
 class PointInstance:
-    """A point of one model: captured under its own key, equal to another's, or absent."""
+    """A point of one model and layer: captured under its key, equal to another's, or absent."""
 
     point: Point
     layer: int
@@ -78,16 +78,17 @@ class PointInstance:
 
     @property
     def key(self) -> str:
-        """`L3.attn_out`."""
+        """The point's key, `L3.attn_out`, or the name of a whole-model point."""
         return key_name(self.point.name, self.layer)
 
 
 def point_instances(
     block: BlockSpec, hp: Mapping[str, Value], roles: Collection[str]
 ) -> dict[str, PointInstance]:
-    """Return every point of a model by key, in execution order, also aliases and absent points.
+    """Return {key: point} of every point of a model, in execution order.
 
-    `k_cache` and `v_cache` are captured only in passes that continue a cache.
+    Aliases and absent points are included. `k_cache` and `v_cache` are captured only in passes that
+    continue a cache.
     """
     layers = range(int(hp["n_layers"]))
     inside = [point for point in POINTS.values() if point.layered]
@@ -110,7 +111,7 @@ def point_instances(
 
 
 def resolve_alias(key: str, known: Mapping[str, PointInstance]) -> PointInstance | None:
-    """Follow aliases to the captured instance; None if the point is absent.
+    """Return the captured point that a key equals by its aliases; None if it is absent.
 
     Raises UsageError for a key the model does not have.
     """
@@ -126,7 +127,7 @@ def resolve_alias(key: str, known: Mapping[str, PointInstance]) -> PointInstance
 
 
 def select_points(patterns: Iterable[str]) -> tuple[str, ...]:
-    """Return point names for `all`, slot names, stage names or point names, in table order.
+    """Return point names, in table order, for `all` and names of points, slots and stages.
 
     Raises UsageError for another name.
     """

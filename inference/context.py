@@ -33,25 +33,31 @@ class Recorder(Protocol):
     """An object that reads, or replaces, values at the named points of a pass."""
 
     def begin(self, facts: PassFacts) -> None:
-        """Start a pass; called with its facts."""
+        """Start a pass; called once with its facts, before any point."""
         ...
 
     def wants(self, point: str, layer: int) -> bool:
-        """Say whether `capture` is to be called; True inside a fused op takes the stepped form."""
+        """Return whether `capture` is to be called for a point of a layer.
+
+        True for a point inside a fused operation makes the pass run its steps one by one.
+        """
         ...
 
     def capture(self, point: str, layer: int, x: Array) -> Array:
-        """Get the point's value as the backend's array; return the value to continue with."""
+        """Return the value to continue the pass with, given a point's value x.
+
+        Both are arrays of the backend. A recorder that only reads returns x.
+        """
         ...
 
 
 @dataclass
 class PassState:
-    """What the layers of a pass share besides the stream.
+    """What the layers of a pass share besides the residual stream.
 
-    `per_layer` [tokens, n_layers * per_layer_size] are the layers' own embeddings, None without;
-    `shared` are keys and values that later layers use, by the layer that made them. `chosen`
-    [tokens, keys] is what the last indexer lets attention read, None where that is every key.
+    `per_layer` [tokens, n_layers * per_layer_size] are per-layer embeddings, None without;
+    `shared` are {layer: (keys, values)} that later layers use. `chosen` [tokens, keys] is the mask
+    of keys that the last indexer chose, None where attention reads every key.
     """
 
     per_layer: Array | None = None
@@ -59,16 +65,17 @@ class PassState:
     chosen: Mask | None = None
 
     def copy(self) -> "PassState":
-        """Return a state to go on with; this one stays as it is."""
+        """Return a copy that a later part of the pass may change; arrays are shared."""
         return PassState(self.per_layer, dict(self.shared), self.chosen)
 
     def __bool__(self) -> bool:
+        """Return whether anything is shared."""
         return self.per_layer is not None or bool(self.shared) or self.chosen is not None
 
 
 @dataclass(frozen=True)
 class Context:
-    """One pass. `ropes` are cos and sin of the pass's positions, by kind of layer."""
+    """Everything the code of a pass needs; `ropes` has (cos, sin) by kind of layer."""
 
     backend: Backend
     block: BlockSpec
@@ -81,31 +88,34 @@ class Context:
     state: PassState = field(default_factory=PassState)
 
     def wants(self, point: str, layer: int) -> bool:
-        """Say whether the recorder wants a point."""
+        """Return whether the recorder wants a point of a layer; False without a recorder."""
         return self.recorder is not None and self.recorder.wants(point, layer)
 
     def tap(self, point: str, layer: int, x: Array) -> Array:
-        """Give a point's value to the recorder; return its result, or `x` without a recorder."""
+        """Return the value to continue with at a point: the recorder's result, else x.
+
+        The recorder gets x if it wants the point.
+        """
         if self.recorder is None or not self.recorder.wants(point, layer):
             return x
         return self.recorder.capture(point, layer, x)
 
     def vector(self, layer: int | None, role: str) -> Array:
-        """Return a vector (a norm's weight, say) as the backend's array."""
+        """Return the weight of a role (a norm's, say) decoded as the backend's array."""
         return self.weights.of(layer, role).array(self.backend)
 
     def bias(self, layer: int | None, role: str) -> Array | None:
-        """Return a bias; None if the model has none."""
+        """Return the bias of a role as the backend's array; None if the model has none."""
         weight = self.weights.get_role(layer, f"{role}.bias")
         return None if weight is None else weight.array(self.backend)
 
     def linear(self, layer: int | None, role: str, x: Array) -> Array:
-        """Return x times `role`.weight, plus `role`.bias if it exists."""
+        """Return x times the transposed weight of a role, plus its bias if there is one."""
         w = self.weights.of(layer, f"{role}.weight")
         return self.backend.linear(x, w, self.bias(layer, role))
 
     def norm(self, layer: int | None, role: str, x: Array) -> Array:
-        """Apply one of the block's norms on the residual stream."""
+        """Return x [tokens, hidden] after the block's norm with the weight of a role."""
         weight = self.vector(layer, f"{role}.weight")
         eps = float(self.hp["norm_eps"])
         if self.block.norm == "layer":
@@ -115,21 +125,21 @@ class Context:
         return self.rms_norm(x, weight, eps)
 
     def plain_norm(self, x: Array) -> Array:
-        """Apply RMSNorm over the last axis without a weight."""
+        """Return x after RMSNorm over the last axis, without a weight."""
         ones = self.backend.shift(self.backend.zeros((x.shape[-1],)), 1)
         return self.backend.rms_norm(
             x, ones, eps=float(self.hp["norm_eps"]), offset=0, cast=self.block.norm_cast
         )
 
     def rms_norm(self, x: Array, weight: Array, eps: float) -> Array:
-        """Apply RMSNorm with the block's offset and rounding."""
+        """Return x after RMSNorm over the last axis, with the block's offset and rounding."""
         block = self.block
         return self.backend.rms_norm(
             x, weight, eps=eps, offset=block.norm_offset, cast=block.norm_cast
         )
 
     def gate(self, gate: Array, up: Array) -> Array:
-        """Return act(gate) * up, or gpt-oss's clamped form of it."""
+        """Return act(gate) * up, or gpt-oss's clamped form where the model has a limit."""
         limit: Any = self.hp["swiglu_limit"]
         if limit is not None:
             alpha = float(self.hp["swiglu_alpha"])
@@ -137,7 +147,7 @@ class Context:
         return self.backend.mul(self.activate(gate), up)
 
     def gated(self, layer: int, x: Array) -> Array:
-        """Return the gated MLP's inner product, act(gate x) * up x, as one operation."""
+        """Return a layer's act(x @ gate) * (x @ up) [tokens, ffn_size], as one operation."""
         gate, up = (
             (self.weights.of(layer, f"{role}.weight"), self.bias(layer, role))
             for role in ("ffn_gate", "ffn_up")
@@ -147,7 +157,7 @@ class Context:
         return self.backend.gated(x, gate, up, kind, steps=steps)
 
     def activate(self, x: Array, layer: int | None = None) -> Array:
-        """Return the MLP's activation of x; a layer may have numbers of its own for it."""
+        """Return the MLP's activation of x; xIELU needs the layer, which stores its numbers."""
         steps = self.block.activation_cast == "steps"
         if self.block.activation == "xielu":
             stored = [self.weights.of(layer, f"ffn_act.{name}") for name in XIELU]

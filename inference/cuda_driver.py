@@ -1,4 +1,4 @@
-"""Asks the NVIDIA driver about this machine's GPUs without torch or cupy; says what is missing.
+"""Facts of this machine's GPUs from the NVIDIA driver, without torch or cupy; what is missing.
 
 Codes and attribute numbers are those of the CUDA driver API's cuda.h, names of NVML's nvml.h.
 """
@@ -39,7 +39,7 @@ Load = Callable[[str], Any]
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU; `memory` is its whole memory in bytes, `compute` its capability (`9.0`)."""
+    """One GPU; `memory` is its total memory in bytes, `compute` its capability (`9.0`)."""
 
     index: int
     name: str
@@ -49,9 +49,9 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Driver:
-    """`cuda` is the newest CUDA the driver can run (13, 0), None without a driver.
+    """What the NVIDIA driver says: the newest CUDA it can run (13, 0), and its GPUs.
 
-    `why` says why there is no usable GPU, "" if there is one.
+    `cuda` is None without a driver. `why` says why there is no usable GPU, "" if there is one.
     """
 
     cuda: tuple[int, int] | None
@@ -60,13 +60,19 @@ class Driver:
 
     @property
     def extra(self) -> str:
-        """Our extra whose packages this driver can run; the newest without a driver."""
+        """Our extra (cuda12, cuda13) whose packages this driver can run.
+
+        The newest without a driver.
+        """
         fits = [major for major in EXTRAS if self.cuda is None or major <= self.cuda[0]]
         return EXTRAS[max(fits, default=min(EXTRAS))]
 
 
 def ask_driver(load: Load = ctypes.CDLL) -> Driver:
-    """Ask the driver; `load` opens a shared library (OSError if it does not exist)."""
+    """Return what the NVIDIA driver says of the GPUs here; no driver is not an error.
+
+    `load` opens a shared library and raises OSError if it does not exist.
+    """
     try:
         library = load(_LIBRARY)
     except OSError:
@@ -84,7 +90,7 @@ def ask_driver(load: Load = ctypes.CDLL) -> Driver:
 
 
 def _gpu_facts(library: Any, index: int) -> Gpu:
-    """Return the name, memory and capability of a GPU."""
+    """Return the name, memory and capability of GPU number `index`."""
     handle, memory = ctypes.c_int(0), ctypes.c_size_t(0)
     name = ctypes.create_string_buffer(256)
     major, minor = ctypes.c_int(0), ctypes.c_int(0)
@@ -113,7 +119,10 @@ def driver_version(load: Load = ctypes.CDLL) -> str | None:
 
 @contextmanager
 def name_memory_errors(device: str) -> Iterator[None]:
-    """Turn torch's and cupy's OutOfMemoryError into an AprfmtError that says what to do."""
+    """Inside the `with`, turn torch's and cupy's OutOfMemoryError into BackendUnavailableError.
+
+    Its message names the device and what to do.
+    """
     try:
         yield
     except Exception as error:
@@ -179,7 +188,7 @@ def installed_torch() -> TorchBuild | None:
 
 
 def gpu_problem(library: str) -> str:
-    """Return why `torch` or `cupy` cannot use a GPU here, and what to do; "" if no reason is found.
+    """Return why `torch` or `cupy` cannot use a GPU here, and what to do; "" if none is found.
 
     Neither is imported: that takes seconds. A torch for AMD's GPUs needs no NVIDIA driver.
     """
@@ -195,7 +204,10 @@ def gpu_problem(library: str) -> str:
 
 
 def installed_cupy() -> tuple[str, int | None] | None:
-    """Return the installed cupy package and the CUDA major it is for; None without one."""
+    """Return (name of the installed cupy package, CUDA major it is for); None without one.
+
+    The major is None for a package `cupy`, built from source.
+    """
     for name, major in CUPY.items():
         try:
             version(name)
@@ -210,7 +222,7 @@ def installed_cupy() -> tuple[str, int | None] | None:
 
 
 def cupy_problem(found: Driver | None = None) -> str:
-    """Return why cupy cannot run on this machine's GPU, and what to do; "" if no reason is found.
+    """Return why cupy cannot run on this machine's GPU, and what to do; "" if none is found.
 
     It compares the installed package with the driver, and needs neither cupy nor a GPU.
     """

@@ -6,18 +6,21 @@ from aprfmt.inference.short_conv import window_of
 
 
 def delta_net(c: Context, layer: int, x: Array) -> Array:
-    """Return a layer's mixed tokens, heads joined, before the output product: `delta_norm`.
+    """Return a gated delta net's result, heads joined, before the output product.
 
-    The convolution and the state go on from the cache, where there is one.
+    That is the point `delta_norm`. The convolution and the state continue from the cache, where
+    there is one.
     """
     hp, b = c.hp, c.backend
     key_heads, value_heads = int(hp["delta_key_heads"]), int(hp["delta_value_heads"])
     keys = key_heads * int(hp["delta_key_dim"])
     before, state = (None, None) if c.cache is None else c.cache.state(layer)
+    # q, k and v through the short convolution.
     rows = c.tap("delta_qkv", layer, c.linear(layer, "attn_qkv", x))
     window = window_of(c, before, rows)
     mixed = c.activate(b.convolve(window, c.vector(layer, "ssm_conv1d.weight")))
     mixed = c.tap("conv", layer, mixed)
+    # Output gate, strength of writing, and decay of the state, for each head.
     gate = c.tap("delta_gate", layer, c.linear(layer, "attn_gate", x))
     beta, strength = b.sigmoid(c.linear(layer, "ssm_beta", x)), float(hp["delta_strength"])
     beta = c.tap("beta", layer, beta if strength == 1 else b.scale(beta, strength))
@@ -32,6 +35,7 @@ def delta_net(c: Context, layer: int, x: Array) -> Array:
             (mixed[:, 2 * keys :], value_heads),
         )
     )
+    # The gated delta rule, from the cached state on; then norm and gate.
     read, state = b.delta(q, k, v, decay, beta, state)
     if c.cache is not None:
         c.cache.keep(layer, (b.stack([window[len(x) :]]), state))  # a copy: no view of the pass

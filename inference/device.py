@@ -33,7 +33,7 @@ _SHORT: Mapping[str, tuple[str, str]] = {"cpu": ("numpy", "cpu"), "cuda": ("torc
 
 @dataclass(frozen=True)
 class DeviceChoice:
-    """The request, the chosen backend, device and dtype, and the reason."""
+    """The backend or engine, device and dtype of a run, with what was asked for and the reason."""
 
     requested: str
     backend: str
@@ -42,17 +42,18 @@ class DeviceChoice:
     why: str
 
     def __str__(self) -> str:
+        """Return the run as `BACKEND:DEVICE:DTYPE`, which parse_run reads."""
         return f"{self.backend}:{self.device}:{self.dtype}"
 
     @property
     def is_engine(self) -> bool:
-        """Whether a foreign engine runs the whole model, instead of one of our backends."""
+        """Whether another program runs the whole model, instead of one of our backends."""
         return self.backend in ENGINES
 
     def refuse_missing_gpu(self) -> None:
-        """Raise BackendUnavailableError where this runs on a GPU and the machine has none.
+        """Raise BackendUnavailableError if the run needs a GPU and the machine has none.
 
-        No library is imported. Does nothing for an engine, which says itself what it needs.
+        No library is imported. Does nothing for an engine, which reports itself what it needs.
         """
         if self.backend in _GPU_LIBRARIES and self.device.startswith("cuda"):
             why = gpu_problem(self.backend)
@@ -62,7 +63,7 @@ class DeviceChoice:
     def open(
         self, *, deterministic: bool = False, threads: int | None = None, tf32: bool = False
     ) -> "Backend":
-        """Return the backend; BackendUnavailableError says what is missing.
+        """Return the opened backend; BackendUnavailableError says what is missing.
 
         A deterministic backend has one thread by default, as the number of threads changes bits.
         Raises UsageError for an engine, which runs whole models and is not a backend.
@@ -81,7 +82,10 @@ class DeviceChoice:
 
 
 def dtype_name(text: str) -> str:
-    """Return the dtype of DTYPES that a spelling means (`fp16`, `bf16`, `torch.half`); else it."""
+    """Return the dtype of DTYPES that a spelling means (`fp16`, `bf16`, `torch.half`).
+
+    Any other text is returned unchanged.
+    """
     row = ENCODINGS.get(encoding_name(text))
     return row.numpy if row is not None and row.numpy in DTYPES else text
 
@@ -111,7 +115,7 @@ def choose_device(
 
 
 def _choose_automatically(requested: str, backend: str | None, dtype: str) -> DeviceChoice:
-    """Choose the GPU if the backend can use it, else the CPU, with the reason."""
+    """Return the GPU if the backend can use it, else the CPU, with the reason."""
     wanted = backend or _DEFAULT_BACKEND["cuda"]
     try:
         DeviceChoice(requested, wanted, "cuda", dtype, "").refuse_missing_gpu()
@@ -124,7 +128,10 @@ def _choose_automatically(requested: str, backend: str | None, dtype: str) -> De
 
 
 def parse_run(text: str) -> DeviceChoice:
-    """Return the choice for `torch:cuda:0:bfloat16`, `numpy::float64`, `cpu` or `cuda`."""
+    """Return the choice for `torch:cuda:0:bfloat16`, `numpy::float64`, `cpu` or `cuda`.
+
+    Raises UsageError for an unknown backend, device or dtype.
+    """
     name, _, rest = text.partition(":")
     parts = rest.split(":") if rest else []
     dtype = parts.pop() if parts and dtype_name(parts[-1]) in DTYPES else None
@@ -149,15 +156,16 @@ def parse_run(text: str) -> DeviceChoice:
 
 
 def is_run(text: str) -> bool:
-    """Say whether a text names a run: it begins with a backend, an engine, cpu or cuda."""
+    """Return whether a text names a run: it begins with a backend, an engine, cpu or cuda."""
     name = text.partition(":")[0]
     return name in BACKENDS or name in ENGINES or name in _SHORT
 
 
 def split_run(text: str) -> tuple[str, str | None]:
-    """Split `MODEL@RUN`: what follows the last @ counts only if it begins with a known name.
+    """Return (model, run) of `MODEL@RUN`; run is None if the text names none.
 
-    An existing file or folder whose name has an @ is a model.
+    What follows the last @ counts only if it begins with a known name. An existing file or folder
+    whose name has an @ is a model.
     """
     if Path(text).exists():
         return text, None

@@ -1,4 +1,4 @@
-"""A draft head run behind its model, and how many of its drafts the model itself would choose.
+"""A draft head run after its model, and how many of its drafts the model itself would choose.
 
 The head is a model of one layer (model/draft.py) whose pass begins with the hidden rows of the
 model; a trace of it has the points of that layer, and `draft_hidden` to `draft_in` before them.
@@ -29,12 +29,16 @@ ALIVE = 0.05
 
 
 class DraftSession(Session):
-    """A draft head as a session: row i of its logits guesses the token after the next one, i + 2.
+    """A draft head as a session: row i of its logits predicts token i + 2, the one after the next.
 
     Every pass runs the model first; the head has one row less than there are tokens.
     """
 
     def __init__(self, model: Model, main: Session) -> None:
+        """Open the draft head of a model; `main` is the model's session, which this one closes.
+
+        Raises ArchError if the architecture has a special forward pass.
+        """
         if main.spec.forward:
             raise ArchError(
                 f"{model.path}: {main.spec.name} has a forward pass of its own; "
@@ -53,13 +57,17 @@ class DraftSession(Session):
         self._graphs = None  # the hidden rows are no fixed input of a recorded pass
 
     def close(self) -> None:
-        """Let the weights of both go."""
+        """Stop reading weights ahead, of the head and of the model."""
         super().close()
         self.main.close()
 
     def _pass(
         self, ids: Sequence[int], cache: KVCache | None, recorder: Recorder | None, rows: LogitRows
     ) -> Any:
+        """Return the head's logits for tokens `ids`, after the model's pass.
+
+        Raises UsageError for a cache, which the head cannot use.
+        """
         if cache is not None:
             raise UsageError("a draft head runs whole sequences; expected no cache")
         hidden, _ = self.hidden(ids)
@@ -67,7 +75,7 @@ class DraftSession(Session):
         return self._part(ids[1:], span, rows, recorder)
 
     def hidden(self, ids: Sequence[int]) -> tuple[Array, Array]:
-        """Return the model's rows behind its last norm, and the stream before it.
+        """Return the model's (rows after the last norm, residual stream before it).
 
         Raises UsageError for a sequence of fewer than two tokens.
         """
@@ -80,10 +88,10 @@ class DraftSession(Session):
         return taken.value, stream
 
     def both(self, ids: Sequence[int], rows: range, most: int) -> Iterator[tuple[Numbers, Numbers]]:
-        """Yield the model's logits of these rows and the head's of the same places, in parts.
+        """Yield (model's logits, head's logits) for rows of a sequence, at most `most` at a time.
 
-        The model's row r and the head's draft in the second array guess the token behind token r;
-        the head made its guess one token earlier, so that row 0 has none. A part has `most` rows.
+        The model's row r and the head's draft in the second array predict the token after token r;
+        the head made its guess one token earlier, so that row 0 has none.
         """
         hidden, stream = self.hidden(ids)
         entered = self._part(ids[1:], Span(stop=2, hidden=hidden[:-1]), "last", None)
@@ -101,6 +109,7 @@ class DraftSession(Session):
     def _part(
         self, ids: Sequence[int], span: Span, rows: LogitRows, recorder: Recorder | None
     ) -> Array:
+        """Return what a part of the head's pass gives for these tokens: logits, or the stream."""
         return forward(
             self.backend,
             self.spec,
@@ -119,6 +128,7 @@ class DraftSession(Session):
         rows: LogitRows = "last",
         recorder: Recorder | None = None,
     ) -> Array:
+        """Return what a part of the model's pass gives for these tokens: logits, or the stream."""
         main = self.main
         return forward(
             main.backend,
@@ -136,7 +146,7 @@ class DraftSession(Session):
 class DraftCounts:
     """How many drafts there were, and how many of them the model would choose itself.
 
-    A draft counts as accepted where its likeliest token is the model's own likeliest one there,
+    A draft counts as accepted where its likeliest token is also the model's likeliest one there,
     given the text before; nothing is sampled, and only the first token that a head drafts counts.
     """
 
@@ -145,18 +155,22 @@ class DraftCounts:
 
     @property
     def rate(self) -> float:
-        """The share of accepted ones, NaN without drafts."""
+        """The share of accepted drafts, NaN without drafts."""
         return self.accepted / self.drafts if self.drafts else math.nan
 
     def plus(self, mine: Numbers, drafts: Numbers) -> "DraftCounts":
-        """Count logits [rows, vocab] of both too; a row with a NaN or an infinity is no choice."""
+        """Return the counts with those of logits [rows, vocab] of model and head added.
+
+        The head's are the last of the model's rows. A row with a NaN or an infinity is not
+        accepted.
+        """
         mine = mine[len(mine) - len(drafts) :]
         sound = np.isfinite(mine).all(-1) & np.isfinite(drafts).all(-1)
         same = sound & (mine.argmax(-1) == drafts.argmax(-1))
         return DraftCounts(self.drafts + len(drafts), self.accepted + int(same.sum()))
 
     def judged(self, least: float, where: str) -> Check:
-        """Return the check that the head is alive; NOT_RUN without drafts."""
+        """Return the check that at least the share `least` is accepted; NOT_RUN without drafts."""
         expected = f"at least {100 * least:g} %"
         if not self.drafts:
             return Check("drafts-accepted", "NOT_RUN", where, "no draft was scored", expected)
@@ -173,20 +187,21 @@ class DraftCounts:
 
 
 class _Taken:
-    """A recorder that takes one whole-model point as it lies on the device."""
+    """A recorder that stores the value of one whole-model point, left on the device."""
 
     def __init__(self, point: str) -> None:
+        """Take the point's name; `value` is None until the point was captured."""
         self.point = point
         self.value: Array = None
 
     def begin(self, facts: PassFacts) -> None:
-        """Nothing to do."""
+        """Do nothing: the facts of the pass are not needed."""
 
     def wants(self, point: str, layer: int) -> bool:
-        """Say whether it is the point."""
+        """Return whether a point is the one to store."""
         return layer == WHOLE and point == self.point
 
     def capture(self, point: str, layer: int, x: Array) -> Array:
-        """Take it."""
+        """Store the value, and return it unchanged for the pass."""
         self.value = x
         return x

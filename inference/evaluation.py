@@ -29,9 +29,10 @@ SHIFTS = 3  # labels a row is held against: its own token, the next, the one aft
 
 @dataclass(frozen=True)
 class Sample:
-    """Token ids of one text; labels are scored from `prompt` on. `cut`: not continued when long.
+    """Token ids of one text; labels are scored from `prompt` on.
 
-    `prefix` tokens at its start, those the model puts before a text, stand before every window.
+    `cut`: the sample has one window, what is too long is cut off. The first `prefix` tokens, those
+    the model puts before a text, are repeated before every window.
     """
 
     name: str
@@ -47,9 +48,9 @@ Planned = Sequence[tuple[Sample, list[LossWindow]]]
 def plan_windows(
     samples: Sequence[Sample], capacity: int, overlap: int = 0, convention: str = "disjoint"
 ) -> tuple[Planned, list[str]]:
-    """Return every sample with its windows, and what is said of those without a loss token.
+    """Return ([(sample, its windows)], messages on samples that have no label to score).
 
-    Raises UsageError for what a convention has no word for.
+    Raises UsageError for options that a convention does not support.
     """
     if convention != "disjoint" and (overlap or any(sample.cut for sample in samples)):
         found = "--overlap" if overlap else "a prompt with its response"
@@ -122,7 +123,10 @@ class _PassRows:
     drafts: Numbers | None = None
 
     def labels(self, shift: int = 0, count: int | None = None) -> Sequence[int]:
-        """Return the token of each row, or the one `shift` places behind it."""
+        """Return the token each row predicts, or the one `shift` places after it.
+
+        `count` is how many rows, None for all.
+        """
         first = self.at + shift
         return self.ids[first : first + (len(self.mine) if count is None else count)]
 
@@ -130,7 +134,7 @@ class _PassRows:
 def _rows_of_pass(
     sample: Sample, window: LossWindow, mine: Session, other: Session | None
 ) -> Iterator[_PassRows]:
-    """Run one window through the model or both; logits come a few rows at a time."""
+    """Yield the logits of one window, by the model or by both models, a few rows at a time."""
     vocab = int(mine.hp["vocab_size"])
     step, most = max(1, ROW_BYTES // (8 * vocab)), rows_at_once(vocab)
     ids, rows = window.ids(sample.ids), window.rows
@@ -144,7 +148,7 @@ def _rows_of_pass(
 
 
 def _drafted_rows(sample: Sample, window: LossWindow, draft: DraftSession) -> Iterator[_PassRows]:
-    """Run one window through a model and its draft head, a few rows at a time."""
+    """Yield the logits of one window, by a model and its draft head, a few rows at a time."""
     vocab = int(draft.hp["vocab_size"])
     most = min(max(1, ROW_BYTES // (8 * vocab)), rows_at_once(vocab))
     ids, at = window.ids(sample.ids), window.rows.start + 1
@@ -162,9 +166,11 @@ def score_windows(
     shifts: bool = False,
     draft: DraftSession | None = None,
 ) -> EvaluationResult:
-    """Score every window by one model or two; `shifts` holds rows against their neighbours too.
+    """Return the losses of every window by one model or two.
 
-    With a `draft` head of the model's its drafts are counted, and no other model is held to it.
+    `planned` and `skipped` are those of plan_windows. `shifts`: rows are also scored against their
+    own token and the one after the next. With a `draft` head of the model its drafts are counted,
+    and no other model is compared. `progress` is called with (windows done, all windows).
     """
     vocab = int(session.hp["vocab_size"])
     mine: list[Numbers] = []
@@ -173,6 +179,7 @@ def score_windows(
     shifted: list[list[Numbers]] = [[] for _ in range(SHIFTS if shifts else 0)]
     acceptance = None if draft is None else DraftCounts()
     total, done = sum(len(cut) for _, cut in planned), 0
+    # One list of losses a sample, its windows joined.
     for sample, cut in planned:
         scored: list[Numbers] = []
         scored_there: list[Numbers] = []
@@ -206,7 +213,11 @@ def score_windows(
 
 
 def _score_shifted(rows: _PassRows, shifted: Sequence[list[Numbers]]) -> None:
-    """Score the rows against their neighbours; the last of a pass has no token after the next."""
+    """Add the losses of the rows against neighbouring tokens to the lists of `shifted`.
+
+    List k is for the label's token moved by k - 1. The last row of a pass has no token after the
+    next and is left out.
+    """
     count = min(len(rows.mine), len(rows.ids) - 1 - rows.at)
     for shift, kept in enumerate(shifted, -1):
         if count > 0:

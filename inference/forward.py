@@ -39,8 +39,8 @@ class Span:
     """Some stages of a pass: 0 embeds, i is layer i - 1, the one after the last layer is the head.
 
     `stream` is the residual stream [tokens, hidden] that enters stage `start`; None at 0. A pass
-    that stops before the head returns the stream that leaves it. Of a model whose layers share more
-    than that (`PassState`) both are a `Carried`. `hidden` are the rows [tokens,
+    that stops before the head returns the stream that leaves it. For a model whose layers share
+    more than the stream (`PassState`) both are a `Carried`. `hidden` are the rows [tokens,
     hidden] of another model that a draft head joins with its embedding (arch/draft_head.py).
     """
 
@@ -52,7 +52,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Carried:
-    """What one stage of a pass gives to the next: the stream, and what later layers use besides."""
+    """What one stage of a pass gives to the next: the stream, and what later layers share."""
 
     stream: Array
     state: PassState
@@ -83,6 +83,7 @@ def forward(
     the vocabulary, ArchError if the model lacks a hyperparameter or tensor that the architecture
     needs.
     """
+    # Check the inputs, and compute the rotary tables of all kinds of layers once.
     hp = _FastHyper(hp)
     facts = _pass_facts(hp, ids, cache, positions, logits_rows)
     if recorder is not None:
@@ -95,6 +96,7 @@ def forward(
             tables[kind] = backend.rope_table(
                 facts.positions, rope.inv_freq, factor=rope.factor, cast=spec.block.rope_cast
             )
+    # Enter with the embedding, or with the stream of an earlier stage.
     x, state = span.stream, PassState()
     if isinstance(x, Carried):
         x, state = x.stream, x.state.copy()
@@ -108,6 +110,7 @@ def forward(
             x = altup.make_copies(c, x)
     if span.hidden is not None:
         x = _draft_input(c, x, span.hidden)
+    # The layers of the span, then the head unless the span stops before it.
     for layer in range(max(span.start, 1) - 1, min(stop - 1, count)):
         with weights.layer(layer):
             x = _block(c, layer, backend.at_layer(layer, count, x))
@@ -122,10 +125,12 @@ class _FastHyper(dict[str, Value]):
     """Hyperparameters with fast lookup; a missing one raises the table's own error."""
 
     def __init__(self, table: Mapping[str, Value]) -> None:
+        """Copy the hyperparameters to a dict."""
         super().__init__(table)
         self._table = table
 
     def __missing__(self, name: str) -> Value:
+        """Return the table's value of a name that was not copied; it raises for a missing one."""
         return self._table[name]
 
 
@@ -136,7 +141,10 @@ def _pass_facts(
     positions: Sequence[int] | None,
     logits_rows: LogitRows,
 ) -> PassFacts:
-    """Return what a recorder is told before the pass."""
+    """Return the facts that a recorder gets before the pass: ids, positions, cached, rows.
+
+    Raises UsageError for positions or logits rows that do not fit the ids.
+    """
     tokens = check_tokens(ids, int(hp["vocab_size"]))
     cached = 0 if cache is None else cache.length
     counted = np.arange(cached, cached + len(tokens), dtype=np.int64)
@@ -193,7 +201,7 @@ def _embed(c: Context) -> Array:
 
 
 def _draft_input(c: Context, x: Array, hidden: Array) -> Array:
-    """Return what enters a draft head's layer: embedding and hidden rows, normalised and joined."""
+    """Return the input of a draft head's layer: embedding and hidden rows, normed and joined."""
     parts = (
         c.tap("draft_embd_norm", WHOLE, c.norm(None, EMBED_NORM, x)),
         c.tap("draft_hidden_norm", WHOLE,
@@ -203,7 +211,10 @@ def _draft_input(c: Context, x: Array, hidden: Array) -> Array:
 
 
 def _learned_positions(c: Context) -> Array:
-    """Return the learned rows of the positions; UsageError for one behind the last row."""
+    """Return the rows [tokens, hidden] of the learned positions; UsageError past the last row.
+
+    With `skipped` padding, padding tokens have the row before the first position and do not count.
+    """
     table, offset = c.weights["position_embd.weight"], int(c.hp["position_offset"])
     # Positions as they are, where they can be: a recorded pass has these on the device.
     rows = c.facts.positions + offset if offset else c.facts.positions
@@ -219,7 +230,7 @@ def _learned_positions(c: Context) -> Array:
 
 
 def _block(c: Context, layer: int, x: Array) -> Array:
-    """Return the residual stream after a layer."""
+    """Return the residual stream after a layer that reads the stream x."""
     if c.block.halves == "one":
         return _half_block(c, layer, x)
     b = c.backend
@@ -229,7 +240,7 @@ def _block(c: Context, layer: int, x: Array) -> Array:
     h = x
     if has_input_norms(c.block, c.hp, layer) and c.hp["attn_norm_layers"][layer]:
         h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", x))
-    if c.hp["parallel_residual"]:
+    if c.hp["parallel_residual"]:  # attention and MLP read the same stream
         mix, half = _MIXERS[mixer_of_layer(c.block, c.hp, layer)]
         mixed = mix(c, layer, h)
         if c.block.parallel_norm == "two":
@@ -239,6 +250,7 @@ def _block(c: Context, layer: int, x: Array) -> Array:
             h = c.tap("ffn_norm", layer, h)
         fed = run_experts(c, layer, h) if c.hp["moe_layers"][layer] else _dense_mlp(c, layer, h)
         return c.tap("out", layer, b.add(x, _contribution(c, layer, fed, _MLP)))
+    # Attention or another mixer, then the MLP, each added to the stream.
     short = None if copies is None else altup.laurel(c, layer, h)
     x = _norm_after_residual(
         c, layer, _add_mixer(c, layer, _kept(c, layer, x, h, _ATTENTION), h), _ATTENTION
@@ -265,14 +277,17 @@ def _parallel_experts(c: Context, layer: int, x: Array, h: Array) -> Array:
 
 
 def _router_input(c: Context, layer: int, x: Array) -> Array:
-    """Return the stream as a router with a norm and a scale of its own reads it."""
+    """Return the stream as a router reads it that has a norm and a scale (gemma4)."""
     b = c.backend
     normed = b.mul(c.plain_norm(x), c.vector(layer, "ffn_gate_inp.scale"))
     return c.tap("router_in", layer, b.scale(normed, float(c.hp["hidden_size"]) ** -0.5))
 
 
 def _leave_layer(c: Context, layer: int, x: Array, copies: Array | None) -> Array:
-    """Return what leaves a layer, of the stream behind its MLP."""
+    """Return what leaves a layer, given the stream x after its MLP.
+
+    That is corrected stream copies, per-layer inputs and the layer's scale, where a model has them.
+    """
     b, given = c.backend, c.state.per_layer
     if given is not None or c.block.layer_scale:
         x = c.tap("ffn_stream", layer, x)
@@ -294,7 +309,7 @@ def _half_block(c: Context, layer: int, x: Array) -> Array:
 
 
 def _add_mixer(c: Context, layer: int, x: Array, h: Array) -> Array:
-    """Return the stream x after a layer has mixed the tokens h."""
+    """Return the stream x with the output of the layer's mixers for h added."""
     kind = mixer_of_layer(c.block, c.hp, layer)
     if kind != "none" and c.block.recurrence_place == "beside":
         return c.backend.add(x, _attention_and_mixer(c, layer, h, kind))
@@ -303,7 +318,7 @@ def _add_mixer(c: Context, layer: int, x: Array, h: Array) -> Array:
 
 
 def _attention_and_mixer(c: Context, layer: int, h: Array, kind: str) -> Array:
-    """Return what attention and a mixer beside it add to the stream."""
+    """Return the sum of attention and a recurrence that run in parallel on h."""
     b = c.backend
     mix, half = _MIXERS[kind]
     other = c.tap("ssm_out", layer, c.linear(layer, half.role, mix(c, layer, h)))
@@ -315,7 +330,7 @@ def _attention_and_mixer(c: Context, layer: int, h: Array, kind: str) -> Array:
 
 
 def _after_mlp(c: Context, layer: int, x: Array, h: Array) -> Array:
-    """Return the stream x after a layer's MLP or experts, which read h."""
+    """Return the stream x with the output of the layer's MLP or experts for h added."""
     if c.hp["moe_layers"][layer]:
         together = c.block.experts == "parallel"
         fed = _parallel_experts(c, layer, x, h) if together else run_experts(c, layer, h)
@@ -325,10 +340,10 @@ def _after_mlp(c: Context, layer: int, x: Array, h: Array) -> Array:
 
 @dataclass(frozen=True)
 class _Half:
-    """One half of a block, attention (or a recurrence) or the MLP.
+    """One branch of a layer, attention (or a recurrence) or the MLP: its roles and points.
 
-    Role and point of its last product and of its post-norm; `sum_norm` and `sum` are those of the
-    sum with the stream, where that is normalised.
+    `role` and `point` are of its last product, `norm` and `contrib` of its post-norm; `sum_norm`
+    and `sum` are those of the sum with the stream, where that is normalised.
     """
 
     role: str
@@ -339,7 +354,7 @@ class _Half:
     sum: str
 
     def product(self, c: Context, layer: int, inner: Array) -> Array:
-        """Return the last product."""
+        """Return the branch's last product for `inner`, captured at its point."""
         return c.tap(self.point, layer, c.linear(layer, self.role, inner))
 
 
@@ -358,7 +373,10 @@ _MLP = _Half("ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib", "layer_outpu
 
 
 def _add_half(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array:
-    """Return the stream after one half; one fused operation if no point between is wanted."""
+    """Return the stream x after adding one branch's last product for `inner`.
+
+    It is one fused operation if no point between is wanted.
+    """
     if c.block.halves == "one" and c.hp["wide_stream"]:
         return c.backend.add_wide(x, half.product(c, layer, inner))
     if adds_unscaled(c.block, c.hp, layer) and not c.wants(half.point, layer):
@@ -368,14 +386,14 @@ def _add_half(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Ar
 
 
 def _factors(c: Context, layer: int, half: _Half) -> tuple[float, float]:
-    """Return the factors on what goes on behind a half and on what the half adds."""
+    """Return (factor of the stream, factor of the branch's output) for a layer."""
     at = 4 if half is _MLP else 0 if mixer_of_layer(c.block, c.hp, layer) == "none" else 2
     kept, added = c.hp["residual_scales"][at : at + 2]
     return float(kept), float(added)
 
 
 def _kept(c: Context, layer: int, x: Array, h: Array, half: _Half) -> Array:
-    """Return what a half's result is added to: the stream x, or its norm h times a factor."""
+    """Return what a branch's result is added to: the stream x, or its norm h times a factor."""
     if c.block.residual == "stream":
         return x
     factor, _ = _factors(c, layer, half)
@@ -383,7 +401,7 @@ def _kept(c: Context, layer: int, x: Array, h: Array, half: _Half) -> Array:
 
 
 def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
-    """Return the value added to the stream, after post-norm and residual factor."""
+    """Return what a branch adds to the stream: its output x after post-norm and factor."""
     if adds_unscaled(c.block, c.hp, layer):
         return x
     scale = float(c.hp["residual_scale"])
@@ -392,7 +410,7 @@ def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
     if there and placement(c.block, c.hp, layer) in ("post", "sandwich"):
         x = c.norm(layer, role, x)
     if c.block.multipliers != "none":
-        scale = float(c.hp["ffn_down_scale"])  # attention's stands in _both
+        scale = float(c.hp["ffn_down_scale"])  # attention's is applied in _attention_and_mixer
     if c.block.residual == "norm":
         scale = _factors(c, layer, half)[1]
     if scale != 1:
@@ -401,19 +419,19 @@ def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
 
 
 def _norm_after_residual(c: Context, layer: int, x: Array, half: _Half) -> Array:
-    """Return the residual stream after attention or the MLP was added, normed if the block does."""
+    """Return the stream after attention or MLP was added, normalised if the block does so."""
     if c.block.placement != "after":
         return x
     return c.norm(layer, half.sum_norm, c.tap(half.sum, layer, x))
 
 
 def _dense_mlp(c: Context, layer: int, x: Array) -> Array:
-    """Return a dense MLP's output."""
+    """Return a dense MLP's output for x."""
     return _MLP.product(c, layer, _mlp_product(c, layer, x))
 
 
 def _mlp_product(c: Context, layer: int, x: Array) -> Array:
-    """Return the input of a dense MLP's last product."""
+    """Return the input of a dense MLP's down product, computed for x."""
     share = float(c.hp["ffn_sparsity"][layer])
     if c.block.mlp == "plain":
         up = c.tap("ffn_up", layer, c.linear(layer, "ffn_up", x))
@@ -434,10 +452,11 @@ def _mlp_product(c: Context, layer: int, x: Array) -> Array:
 
 
 def _head(c: Context, x: Array) -> Array:
-    """Return the logits of the wanted rows; without a head, what the rows are pooled to."""
+    """Return the logits of the wanted rows; without a head, the pooled rows."""
     b = c.backend
     if c.block.streams == "altup":
         x = altup.merge_copies(c, x)
+    # Norms and projections before the head; a dense head (BERT) has its norm last.
     dense, normed = c.block.head == "dense", has_last_norm(c.block, c.weights)
     if normed and not dense:
         x = c.tap("final_norm", WHOLE, _last_norm(c, x))
@@ -451,6 +470,7 @@ def _head(c: Context, x: Array) -> Array:
         pooled = c.tap("pooled", WHOLE, _pool_rows(b, x, str(c.hp["pooling"])))
     if c.block.head == "none":
         return pooled
+    # The product of the wanted rows, with the embedding if it is tied.
     stored = c.weights.get_role(None, "output.weight")
     w = c.weights["token_embd.weight"] if stored is None else stored
     bias = c.bias(None, "output")
@@ -471,7 +491,10 @@ def _head(c: Context, x: Array) -> Array:
 
 
 def _last_norm(c: Context, x: Array) -> Array:
-    """Return the norm behind the last layer; of a wide stream, rounded once behind the weight."""
+    """Return the norm after the last layer.
+
+    A float32 stream of a 16-bit run is rounded once, after the weight.
+    """
     if c.block.halves == "one" and c.hp["wide_stream"]:
         weight, eps = c.vector(None, "output_norm.weight"), float(c.hp["norm_eps"])
         return c.backend.rms_norm(x, weight, eps=eps, offset=0, cast="after_weight")
@@ -479,12 +502,12 @@ def _last_norm(c: Context, x: Array) -> Array:
 
 
 def _pool_rows(b: Backend, x: Array, kind: str) -> Array:
-    """Return one row [1, hidden] of a sequence's: their mean, the first or the last."""
+    """Return one row [1, hidden] of a sequence's rows: by `kind` their mean, first or last."""
     return b.mean_rows(x) if kind == "mean" else x[:1] if kind == "cls" else x[-1:]
 
 
 def _row_runs(rows: Sequence[int]) -> list[tuple[int, int]]:
-    """Return rows as [start, stop) runs of consecutive numbers, in order."""
+    """Return rows as (start, stop) runs of consecutive numbers, in order."""
     runs: list[tuple[int, int]] = []
     for row in rows:
         if runs and runs[-1][1] == row:

@@ -23,11 +23,15 @@ TODO = "trace the model to find the first point that is off"
 
 
 def check_logits(logits: NDArray[Any], where: str = "") -> list[Check]:
-    """Return the checks of one token's logits [vocab]: finite, spread, peaked, argmax inside."""
+    """Return the checks of one token's logits [vocab]: finite, spread, peaked, argmax inside.
+
+    `where` names the row in the checks.
+    """
     stats = compute_stats(logits)
     size = int(logits.size)
 
     def check(name: str, passed: bool, found: str, expected: str) -> Check:
+        """Return one check with the common advice and place."""
         return outcome.check(name, passed, found, expected, TODO, where)
 
     checks = [
@@ -55,7 +59,7 @@ def check_logits(logits: NDArray[Any], where: str = "") -> list[Check]:
 
 
 def check_last_row(logits: NDArray[Any]) -> list[Check]:
-    """Return the checks of the last row of [tokens, vocab], and whether all rows are finite."""
+    """Return the checks of the last row of logits [tokens, vocab], and that all are finite."""
     bad = np.flatnonzero(~np.isfinite(logits).all(axis=-1))
     found = f"{bad.size} of {len(logits)} rows with NaN or Inf"
     found += f", the first at position {int(bad[0])}" if bad.size else ""

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 def room_in_context(model: Model, used: int) -> int:
-    """Return how many tokens fit behind a prompt; UsageError where it fills the context."""
+    """Return how many tokens fit after a prompt of `used`; UsageError where none do."""
     context = int(model.hyper["context_length"])
     if used >= context:
         raise UsageError(
@@ -28,17 +28,19 @@ def room_in_context(model: Model, used: int) -> int:
 
 
 class BackgroundValue(Generic[T]):
-    """Something made on a thread of its own: the tokenizer, while the prompt runs from its ids.
+    """A value made on another thread: the tokenizer, while the prompt runs from its ids.
 
-    Leaving the `with` waits for it, as what it reads is closed then.
+    Leaving the `with` waits for it, for what it reads is closed then.
     """
 
     def __init__(self, make: Callable[[], T]) -> None:
+        """Start making the value by `make()` on another thread."""
         self.seconds = 0.0
         self._pool = ThreadPoolExecutor(1)
         self._future = self._pool.submit(self._timed, make)
 
     def _timed(self, make: Callable[[], T]) -> T:
+        """Return make(), and store how long it took in `seconds`."""
         began = time.perf_counter()
         made = make()
         self.seconds = time.perf_counter() - began
@@ -48,16 +50,17 @@ class BackgroundValue(Generic[T]):
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Wait until the value is made; an error of making it is not raised here."""
         self._pool.shutdown(wait=True)
 
     @property
     def result(self) -> T:
-        """The result, once it is made; raises what making it raised."""
+        """The value, waited for if it is not made yet; raises what `make` raised."""
         return self._future.result()
 
 
 class StopIds(Collection[int]):
-    """The ids that end a generation, asked of the tokenizer when the first token is there.
+    """The ids that end a generation, read from the tokenizer when the first token is there.
 
     `stated` are those of the configuration, for a model without a tokenizer.
     """
@@ -65,9 +68,11 @@ class StopIds(Collection[int]):
     def __init__(
         self, tokenizer: BackgroundValue[Tokenizer | None], stated: frozenset[int], *, ignore: bool
     ) -> None:
+        """Take the tokenizer and the configuration's ids; with `ignore` no id ends a generation."""
         self._tokenizer, self._stated, self._ignore = tokenizer, stated, ignore
 
     def _ids(self) -> frozenset[int]:
+        """Return the ids that end a generation; waits until the tokenizer is there."""
         if self._ignore:
             return frozenset()
         tokenizer = self._tokenizer.result
@@ -75,6 +80,7 @@ class StopIds(Collection[int]):
         return ids
 
     def __contains__(self, token: object) -> bool:
+        """Return whether a token ends a generation; waits until the tokenizer is there."""
         return token in self._ids()
 
     def __iter__(self) -> Iterator[int]:
@@ -92,15 +98,16 @@ def generate(
     stop: Collection[int],
     show: Callable[[Sequence[int]], object],
 ) -> tuple[list[int], list[float]]:
-    """Return the tokens drawn, a stop token included, and the time each was drawn at.
+    """Return (tokens drawn, a stop token included; the time each was drawn at, in seconds).
 
-    `show` gets the tokens made so far, after each.
-    The first time is the start: times[1] - times[0] is the prompt's pass.
+    `show` gets the tokens made so far, after each. The times have one entry more, the start:
+    times[1] - times[0] is the prompt's pass.
     """
     drawn: list[int] = []
     times = [time.perf_counter()]
 
     def remember(logits: Numbers | DeviceLogits) -> int:
+        """Return the sampled token, after it and the time were added to the lists."""
         drawn.append(sampler(logits))
         times.append(time.perf_counter())
         return drawn[-1]
@@ -113,7 +120,11 @@ def generate(
 
 
 class StepTimes(TypedDict):
-    """Seconds of single steps, None where there were none."""
+    """Seconds of decoding steps; None where there were none.
+
+    `first_seconds` is the first step's, `later` the number of steps after it, which the median and
+    the range are of.
+    """
 
     first_seconds: float | None
     later: int
@@ -122,7 +133,7 @@ class StepTimes(TypedDict):
 
 
 class Speed(TypedDict):
-    """Seconds and rates of a run."""
+    """Tokens, seconds and tokens per second of a run's prefill and decoding."""
 
     load_seconds: float
     prefill_tokens: int
@@ -135,7 +146,10 @@ class Speed(TypedDict):
 
 
 def run_speed(prompt: int, load: float, times: list[float]) -> Speed:
-    """Return seconds and rates; the first token comes out of the prompt's pass."""
+    """Return tokens, seconds and rates of a run; the prompt's pass gives the first token.
+
+    `times` are those of `generate`: the start, then the time of each token.
+    """
     prefill = times[1] - times[0]
     steps, decode = len(times) - 2, times[-1] - times[1]
     return {
@@ -151,7 +165,10 @@ def run_speed(prompt: int, load: float, times: list[float]) -> Speed:
 
 
 def summarize_steps(seconds: list[float]) -> StepTimes:
-    """Return median and range of the steps behind the first, which also warms up, and that one."""
+    """Return the first step's seconds, and median and range of the steps after it.
+
+    The first is left out of these, for it also warms up.
+    """
     first, later = seconds[:1], seconds[1:]
     return {
         "first_seconds": first[0] if first else None,

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 def trace_identity(model: "Model", ids: Sequence[int]) -> dict[str, Value]:
-    """Return `prompt_sha256` and `model_sha256`; reads every file of the model once.
+    """Return {"prompt_sha256": hash, "model_sha256": {file name: hash}} of a saved trace.
 
-    The prompt's hash is over its token ids as little-endian int64. The model's is a mapping from
-    file name to hash, of the weights and of the config.json used with them.
+    Reads every file of the model once. The prompt's hash is over its token ids as little-endian
+    int64; the model's are of its weights and of the config.json used with them.
     """
     files = list(model.source.files)
     if model.folder is not None and model.folder.config is not None:

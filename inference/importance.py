@@ -1,4 +1,4 @@
-"""Importance matrices made here: sums of squares of what every weight is multiplied with.
+"""Importance matrices computed from a text: sums of squares of each weight's inputs.
 
 Counted as llama.cpp's llama-imatrix counts: the rows of the inputs of the layers' matrices, the
 output's not; of an expert the rows that chose it. The text is cut into whole windows that begin
@@ -28,14 +28,15 @@ Sums = dict[str, InputSums]
 
 
 class _Watching(NumpyBackend):
-    """The numpy backend, in float32, with a count of what goes into its products."""
+    """The numpy backend in float32, which adds up the squares of its products' inputs."""
 
     def __init__(self, sums: Sums) -> None:
+        """Open numpy on the CPU; `sums` gets the sums by role key."""
         super().__init__("cpu", "float32")
         self._sums = sums
 
     def linear(self, x: "Array", w: "Weight", bias: "Array | None") -> "Array":
-        """Count the inputs, then return the product."""
+        """Return x times w transposed, plus bias, after adding x to the weight's sums."""
         expert, experts = w.part or (0, 1)
         key = w.key.removesuffix(f"[{expert}]") if w.part else w.key
         if key not in self._sums:
@@ -53,11 +54,12 @@ def collect_imatrix(
     chunks: int | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> CollectedImatrix:
-    """Run a text through the model; return the sums by GGUF tensor name.
+    """Return the sums of squares of a text's inputs, by GGUF tensor name.
 
-    `ids` are the text's tokens, of which the first `prefix` stand before every window; what fills
-    no window at the end is left out, and a short text is one window. `chunks` bounds the windows.
-    Raises UsageError for a text without tokens, ArchError for a model that does not run.
+    `ids` are the text's tokens, of which the first `prefix` are repeated before every window; what
+    fills no window at the end is left out, and a short text is one window. `chunks` limits the
+    number of windows. `progress` is called with (windows done, all windows). Raises UsageError for
+    a text without tokens, ArchError for a model that does not run.
     """
     size = min(CHUNK, int(model.hyper["context_length"]), len(ids))
     if size < 2:
@@ -76,7 +78,10 @@ def collect_imatrix(
 
 
 def _sums_by_gguf_name(model: "Model", sums: Sums) -> Sums:
-    """Return the layers' sums by the GGUF names that are written; none for parts of a role."""
+    """Return the layers' sums by the GGUF names that are written.
+
+    Roles that are written as several tensors are left out.
+    """
     written: dict[str, Binding] = {}
     for binding in model.spec.bindings["gguf"]:
         for role in binding.roles:

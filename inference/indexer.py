@@ -18,7 +18,7 @@ POINTS = ("index_scores", "index_keys", "index_margin")  # what is worked out on
 
 
 def choose_keys(c: Context, layer: int, x: Array, latent: Array) -> Mask | None:
-    """Return which keys a layer's queries read [tokens, keys]; None where that is every key.
+    """Return the mask [tokens, keys] of keys a layer's queries read; None if that is all.
 
     `x` [tokens, hidden_size] is the layer's normed input, `latent` [tokens, q_lora_rank] its
     compressed query.

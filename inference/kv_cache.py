@@ -1,11 +1,9 @@
 """Keys and values of the positions seen so far, per layer, in buffers that grow by doubling.
 
-Layers with an indexer keep its keys too (`extend_index`).
+The keys of indexers are held too (`extend_index`). Recurrent layers have a state instead (`state`,
+`keep`), that of the last valid position only: such a cache can be emptied, not cut.
 
-Layers that keep a state instead (`state`, `keep`) have that of the last valid position only: such a
-cache can be emptied, not cut.
-
-Every layer keeps all positions, also windowed layers: the mask decides which are visible. Keys are
+Every layer holds all positions, also windowed layers: the mask decides which are visible. Keys are
 stored rotated; if the frequencies depend on the length (dynamic, longrope), a longer sequence may
 have to be run again from the start (`rope.same_ropes`).
 """
@@ -16,7 +14,7 @@ from typing import Any
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends.base import ROWS, Array, Backend
 
-# Rows that a convolution looks back on; behind them what a recurrence keeps, where there is one.
+# Rows that a convolution looks back on, then the state of a recurrence, if there is one.
 State = tuple[Array, ...]
 
 
@@ -24,6 +22,7 @@ class KVCache:
     """`length` positions are valid; a forward pass writes after them, then calls `commit`."""
 
     def __init__(self, backend: Backend, n_layers: int) -> None:
+        """Start with no positions and no buffers, for `n_layers` layers."""
         self._backend = backend
         self._keys: list[Any] = [None] * n_layers
         self._values: list[Any] = [None] * n_layers
@@ -49,24 +48,24 @@ class KVCache:
         return self._backend.append((keys,), (k,), self.length)[0]
 
     def state(self, layer: int) -> State | tuple[None, None]:
-        """Return a layer's state after the last valid position; Nones at the beginning."""
+        """Return a layer's state after the last valid position; (None, None) at the beginning."""
         return self._states.get(layer, (None, None))
 
     def keep(self, layer: int, state: State) -> None:
-        """Take a layer's state after the pass's last position; `commit` makes it valid."""
+        """Store a layer's state after the pass's last position; `commit` makes it valid."""
         self._next[layer] = state
 
     def states(self) -> Mapping[int, State]:
-        """Return the layers' states after the last valid position."""
+        """Return {layer: state} after the last valid position."""
         return dict(self._states)
 
     @property
     def cuttable(self) -> bool:
-        """Whether positions can be removed one by one: no layer keeps a state."""
+        """Whether positions can be removed one by one: no layer has a recurrent state."""
         return not self._states
 
     def fits(self, tokens: int) -> bool:
-        """Say whether that many more positions fit without new buffers."""
+        """Return whether `tokens` more positions fit without new buffers."""
         if self._measured != self.generation:
             sizes = [
                 int(buffer.shape[0])
@@ -77,7 +76,7 @@ class KVCache:
         return self.length + tokens <= self._capacity
 
     def _room(self, buffer: Array | None, x: Array, stop: int) -> Array:
-        """Return a buffer of at least `stop` rows like x's; valid rows are copied."""
+        """Return a buffer of at least `stop` rows like x's: `buffer` itself, or a larger copy."""
         if buffer is not None and buffer.shape[0] >= stop:
             return buffer
         capacity = ROWS
@@ -90,7 +89,7 @@ class KVCache:
         return grown
 
     def commit(self, tokens: int, states: Mapping[int, State] | None = None) -> None:
-        """Make the positions written last valid; called once all layers have written.
+        """Make the `tokens` positions written last valid; called once all layers have written.
 
         `states` are those of a pass that was replayed: it calls no `keep`.
         """
@@ -99,7 +98,10 @@ class KVCache:
         self._next.clear()
 
     def truncate(self, length: int) -> None:
-        """Remove the positions from `length` on."""
+        """Remove the positions from `length` on.
+
+        Raises UsageError for a length that is not there, or if a recurrent state cannot be cut.
+        """
         if not 0 <= length <= self.length:
             raise UsageError(
                 f"the cache holds {self.length} positions; it cannot be cut to {length}"
@@ -115,12 +117,12 @@ class KVCache:
         self.length = length
 
     def arrays(self) -> list[Any]:
-        """Return the buffers and states there are."""
+        """Return all buffers and states that are allocated."""
         states = [part for state in self._states.values() for part in state]
         every = (*self._keys, *self._values, *self._index, *states)
         return [one for one in every if one is not None]
 
     @property
     def nbytes(self) -> int:
-        """Bytes the buffers and states take."""
+        """Bytes that the buffers and states take."""
         return sum(int(one.nbytes) for one in self.arrays())

@@ -1,4 +1,7 @@
-"""How many heads a layer has, and whose keys and values it uses: of windowed layers and others."""
+"""How many heads a layer has, and which layer's keys and values it uses.
+
+Windowed layers may differ from the others.
+"""
 
 from collections.abc import Mapping
 
@@ -9,26 +12,26 @@ Hyper = Mapping[str, Value]
 
 
 def kv_heads(hp: Hyper, layer: int) -> int:
-    """Return the key and value heads of a layer."""
+    """Return the number of key-value heads of a layer."""
     other = None if hp["window_layers"][layer] else hp["global_kv_heads"]
     return int(hp["n_kv_heads"] if other is None else other)
 
 
 def head_dim(hp: Hyper, layer: int) -> int:
-    """Return the elements of a layer's query and key heads."""
+    """Return the width of a layer's query and key heads."""
     other = None if hp["window_layers"][layer] else hp["global_head_dim"]
     return int(hp["head_dim"] if other is None else other)
 
 
 def values_are_keys(hp: Hyper, layer: int) -> bool:
-    """Say whether a layer has no values of its own, but takes its keys before norm and rope."""
+    """Return whether a layer uses its keys, before norm and rope, as its values."""
     return bool(hp["value_is_key"]) and not hp["window_layers"][layer]
 
 
 def key_value_layer(hp: Hyper, layer: int) -> int:
-    """Return the layer whose keys and values a layer uses: itself, or an earlier one of its kind.
+    """Return the layer whose keys and values a layer uses: itself, or an earlier one.
 
-    Raises ArchError where no earlier layer of its kind has any.
+    An earlier one has a window if the layer has. Raises ArchError where there is none.
     """
     if hp["own_kv_layers"][layer]:
         return layer
@@ -44,7 +47,7 @@ def key_value_layer(hp: Hyper, layer: int) -> int:
 
 
 def gives_keys_to_later(hp: Hyper, layer: int) -> bool:
-    """Say whether a later layer uses a layer's keys and values."""
+    """Return whether a later layer uses a layer's keys and values."""
     if all(hp["own_kv_layers"]):
         return False
     return any(

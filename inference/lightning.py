@@ -11,20 +11,23 @@ import numpy as np
 from aprfmt.inference.backends.base import Array, Numbers
 from aprfmt.inference.context import Context
 
-EPS = 1e-6  # of the norm behind the state, in every model
+EPS = 1e-6  # of the norm after the state, in every model
 TINY = 1e-5  # keeps the last layer's slopes above zero
 
 
 def slopes(heads: int, layer: int, layers: int) -> Numbers:
-    """Return how fast each head of a layer forgets [heads]: later heads and layers do less."""
+    """Return how fast each head of a layer forgets [heads], float64.
+
+    Later heads and layers forget less.
+    """
     factor = 1 - layer / (layers - 1 + TINY) + TINY
     return 2.0 ** (-8.0 / heads * np.arange(1, heads + 1)) * factor
 
 
 def lightning(c: Context, layer: int, x: Array) -> Array:
-    """Return a layer's mixed tokens, heads joined, before the output product: `lightning_gated`.
+    """Return lightning attention's result, heads joined, before the output product.
 
-    The state goes on from the cache, where there is one.
+    That is the point `lightning_gated`. The state continues from the cache, where there is one.
     """
     hp, b = c.hp, c.backend
     heads, tokens = int(hp["n_heads"]), len(x)
@@ -33,6 +36,7 @@ def lightning(c: Context, layer: int, x: Array) -> Array:
     q, k, v = (b.stack([joined[:, :, part]]) for part in range(3))
     gate = c.tap("lightning_gate", layer, c.linear(layer, "attn_gate", x))
     before = None if c.cache is None else c.cache.state(layer)[0]
+    # A state space scan with time steps of one: keys are B, queries C, the decay is by head.
     rate = b.wide(b.array(-slopes(heads, layer, int(hp["n_layers"]))))
     step = b.shift(b.zeros((tokens, heads)), 1)
     read, state = b.scan(v, step, rate, k, q, b.zeros((heads,)), before)

@@ -16,7 +16,7 @@ from aprfmt.base.outcome import Check, Outcome
 from aprfmt.errors import UsageError
 
 Numbers = NDArray[Any]
-# A loss in bits is the loss in nats times this; a stated loss within this tolerance is in bits.
+# A loss in bits is the loss in nats times this; a reported loss within this tolerance is in bits.
 BITS = 1 / math.log(2)
 BITS_WITHIN = 0.02
 # Bytes of logits in memory at the same time; further rows are computed after these.
@@ -45,12 +45,12 @@ CONVENTIONS: dict[str, WindowConvention] = {
 
 
 def window_size(context: int, convention: str = "disjoint") -> int:
-    """Return the window size in tokens for a model with a context length of `context`."""
+    """Return the tokens of a window for a model with a context length of `context`."""
     return min(context, CONVENTIONS[convention].tokens)
 
 
 def rows_at_once(vocab: int) -> int:
-    """Return the number of rows of float32 logits in memory at the same time."""
+    """Return the number of rows of float32 logits that LOGIT_BYTES of memory hold, at least 1."""
     return max(1, LOGIT_BYTES // (4 * vocab))
 
 
@@ -78,12 +78,15 @@ class LossWindow:
         return range(first, first + self.labels)
 
     def ids(self, sequence: Sequence[int]) -> list[int]:
-        """Return the tokens of the pass."""
+        """Return the tokens of the pass, cut from the whole sequence."""
         return [*sequence[: self.prefix], *sequence[self.start : self.stop]]
 
 
 def count_leading(ids: Sequence[int], leading: Sequence[int]) -> int:
-    """Return the number of leading tokens (BOS) of `ids`, which every window repeats."""
+    """Return the length of `leading` (BOS) if `ids` begin with it, else 0.
+
+    Every window repeats these tokens.
+    """
     return len(leading) if tuple(ids[: len(leading)]) == tuple(leading) else 0
 
 
@@ -128,16 +131,20 @@ def plan_loss_windows(
 
 
 def _half_windows(tokens: int, capacity: int, prefix: int) -> list[LossWindow]:
-    """Return llama-perplexity's windows: rows from the middle on, except the last, have labels."""
+    """Return llama-perplexity's windows: only labels of each window's second half are scored.
+
+    Windows are whole; the first `prefix` tokens are repeated in place of a window's first ones.
+    """
     first = capacity // 2 + 1
     starts = range(0, tokens // capacity * capacity, capacity) if first < capacity else ()
     return [LossWindow(at + prefix, at + capacity, at + first, prefix) for at in starts]
 
 
 def sample_window(prompt: int, response: int, capacity: int) -> LossWindow | None:
-    """Return the window of one prompt and response, cut at `capacity` as in training.
+    """Return the window of a prompt and a response of these lengths, cut at `capacity`.
 
-    None if no label of the response is inside; the caller reports such a sample as skipped.
+    It is cut as in training. None if no label of the response is inside; the caller reports such a
+    sample as skipped.
     """
     found = plan_loss_windows(min(prompt + response, capacity), capacity, prompt=prompt)
     return found[0] if found else None
@@ -169,7 +176,7 @@ def cross_entropy(logits: Numbers, labels: Sequence[int] | Numbers) -> Numbers:
 
 @dataclass(frozen=True)
 class MeanLoss:
-    """The mean over all scored tokens of all samples, in nats."""
+    """The mean loss in nats over all scored tokens of all samples; `skipped` names the others."""
 
     nats: float
     tokens: int
@@ -179,19 +186,19 @@ class MeanLoss:
 
     @property
     def perplexity(self) -> float:
-        """Return e to the power of the loss."""
+        """The perplexity, e to the power of the loss; infinite from 700 nats on."""
         return math.exp(self.nats) if self.nats < 700 else math.inf
 
     @property
     def uniform(self) -> float:
-        """ln(vocab): the loss of guessing."""
+        """ln(vocab) in nats: the loss of guessing uniformly."""
         return math.log(self.vocab)
 
 
 def mean_loss(losses: Iterable[Numbers], vocab: int, skipped: Sequence[str] = ()) -> MeanLoss:
-    """Return the token-weighted mean; a sample without labels is ignored, not counted as 0.0.
+    """Return the mean of losses in nats, each sample weighted by its tokens.
 
-    Without any label the mean is NaN.
+    A sample without labels is ignored, not counted as 0.0. Without any label the mean is NaN.
     """
     total, tokens, samples = 0.0, 0, 0
     for each in losses:
@@ -206,7 +213,11 @@ def mean_loss(losses: Iterable[Numbers], vocab: int, skipped: Sequence[str] = ()
 def assess_loss(
     loss: MeanLoss, weights: Literal["trained", "random"], where: str = ""
 ) -> list[Check]:
-    """Return the checks of a measured loss: too high, too low, or not finite."""
+    """Return the checks of a measured loss: too high, too low, or not finite.
+
+    Bounds are those of `weights`, trained or random. `where` names the measured text in the
+    checks. A loss that is not finite leaves the bounds NOT_RUN.
+    """
     uniform = loss.uniform
     low, high = RANDOM_BOUNDS
     bounds = {"trained": (IMPLAUSIBLY_GOOD, uniform), "random": (low, high * uniform)}[weights]
@@ -214,6 +225,7 @@ def assess_loss(
     finite = math.isfinite(loss.nats)
 
     def check(name: str, passed: bool, expected: str, todo: str) -> Check:
+        """Return one check of the loss, with `todo` as its advice if it failed."""
         outcome: Outcome = "PASS" if passed else "FAIL"
         if not finite and name != "loss-finite":  # the other bounds cannot judge it
             return Check(name, "NOT_RUN", where, f"{loss.nats} nats", expected)
@@ -261,7 +273,7 @@ def assess_loss(
 
 
 def is_in_bits(stated: float, nats: float) -> bool:
-    """Say whether a stated loss is the measured one in bits: 1.4427 times the nats."""
+    """Return whether a reported loss is the measured one in bits: 1.4427 times the nats."""
     return nats > 0 and abs(stated / (nats * BITS) - 1) <= BITS_WITHIN
 
 
@@ -279,7 +291,10 @@ class KlDivergence:
 def compare_distributions(
     first: Numbers, second: Numbers, labels: Sequence[int] | Numbers
 ) -> KlDivergence:
-    """Compare logits [n, vocab] of two models; UsageError if their shapes differ."""
+    """Return the differences of two models' next-token distributions from logits [n, vocab].
+
+    `labels` [n] are the right tokens. Raises UsageError if shapes differ.
+    """
     if first.shape != second.shape or first.ndim != 2 or len(first) != len(labels):
         raise UsageError(
             f"logits {list(first.shape)} and {list(second.shape)} for {len(labels)} labels; "
@@ -299,15 +314,16 @@ def compare_distributions(
 
 
 def mean_divergence(parts: Sequence[KlDivergence]) -> KlDivergence:
-    """Join the divergences of several runs of tokens, each weighted by its tokens.
+    """Return the divergences of several runs of tokens as one, weighted by their tokens.
 
-    Raises UsageError if `parts` is empty.
+    The largest divergence is the largest of all. Raises UsageError if `parts` have no token.
     """
     tokens = sum(part.tokens for part in parts)
     if not tokens:
         raise UsageError("no token was compared; give a longer text")
 
     def mean(values: Iterable[float]) -> float:
+        """Return the mean of one value per part, weighted by tokens."""
         return math.fsum(v * part.tokens for v, part in zip(values, parts, strict=True)) / tokens
 
     return KlDivergence(

@@ -10,9 +10,10 @@ Mask = NDArray[np.bool_]
 
 @lru_cache(maxsize=2)  # the layers of a pass use at most two
 def causal_mask(cached: int, tokens: int, keys: int, window: int | None) -> Mask:
-    """Return [tokens, keys]: True where key j may be seen by token i, cached + i - window < j.
+    """Return the mask [tokens, keys]: True where key j may be seen by token i.
 
-    A window of w positions includes the token itself; None means no window.
+    Token i is at position cached + i and sees keys up to it, with a window of w the last w of
+    them, itself included; None means no window.
     """
     query = np.arange(cached, cached + tokens)[:, None]
     key = np.arange(keys)
@@ -22,9 +23,9 @@ def causal_mask(cached: int, tokens: int, keys: int, window: int | None) -> Mask
 
 @lru_cache(maxsize=2)
 def chunk_mask(cached: int, tokens: int, keys: int, chunk: int) -> Mask:
-    """Return [tokens, keys]: True where key j is not later than token i and in its chunk.
+    """Return the mask [tokens, keys]: True where key j is not later than token i, in its chunk.
 
-    Chunks of so many positions are counted from position 0.
+    Chunks of `chunk` positions are counted from position 0; token i is at position cached + i.
     """
     query = np.arange(cached, cached + tokens)[:, None]
     begins = query // chunk * chunk
@@ -34,7 +35,10 @@ def chunk_mask(cached: int, tokens: int, keys: int, chunk: int) -> Mask:
 
 @lru_cache(maxsize=2)
 def near_mask(tokens: int, window: int | None) -> Mask:
-    """Return [tokens, tokens]: True everywhere, or no further than half a window on either side."""
+    """Return the mask [tokens, tokens]: True within half a window on either side.
+
+    Without a window all is True.
+    """
     places = np.arange(tokens)
     apart = np.abs(places[:, None] - places)
     seen: Mask = apart <= (tokens if window is None else window // 2)

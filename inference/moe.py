@@ -1,8 +1,8 @@
 """Mixtures of experts: the computation of those that a router chose.
 
-Routing is done in numpy, and expert follows expert, but where a backend does both for all tokens at
-once (blocked.py): then nothing comes to the host. A backend whose numbers carry gradients keeps the
-experts' weights where they are (`Hosted.router_numbers`).
+Routing is done in numpy, and experts are computed one by one, unless a backend does both for all
+tokens at once (blocked.py): then nothing comes to the host. A backend whose numbers carry
+gradients leaves the experts' weights on its device (`Hosted.router_numbers`).
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ ROUTED = ("router", "experts", "expert_w", "router_margin")  # points that the h
 
 
 def run_experts(c: Context, layer: int, x: Array, read: Array | None = None) -> Array:
-    """Return the routed experts' weighted sum plus the shared expert: point `moe_out`.
+    """Return the routed experts' weighted sum for x, plus the shared expert: point `moe_out`.
 
     The router reads `read`; None: what the experts read.
     """
@@ -66,16 +66,16 @@ def _experts_on_host(
     layer: int,
     x: Array,
     logits: Array,
-    stated: tuple[Any, Any],
+    factors: tuple[Any, Any],
     stacks: Sequence[Weight],
 ) -> Array:
-    """Return the sum of the experts' outputs, expert after expert, where recorders see the choice.
+    """Return the sum of the experts' outputs, routed on the host, where recorders see the choice.
 
-    `stated` are the bias of the choice and the experts' own factors, None without.
+    `factors` are (bias of the choice, the experts' factors), each None if the model has none.
     """
     b = c.backend
     logits = b.router_numbers(c.tap("router", layer, logits))
-    bias, scale = (x if x is None else b.like(x, logits) for x in stated)
+    bias, scale = (x if x is None else b.like(x, logits) for x in factors)
     routing = route(logits, bias, c.hp, b.maths, scale)
     experts = b.to_numpy(c.tap("experts", layer, routing.experts))
     applied = routing.weights
@@ -94,14 +94,20 @@ def _experts_on_host(
 def _add_weighted_output(
     c: Context, layer: int, share: ExpertRows, total: Array, x: Array
 ) -> Array:
-    """Return the sum so far with an expert's output times its weights."""
+    """Return the sum `total` with an expert's output times its weights added.
+
+    `share` is (expert, its rows, their weights).
+    """
     expert, rows, weights = share
     y = _run_expert(c, layer, expert, _rows_of_expert(c, x, rows))
     return c.backend.add_weighted(total, rows, _own_rows(c, y, rows), weights)
 
 
 def _add_weighted_input(c: Context, layer: int, share: ExpertRows, total: Array, x: Array) -> Array:
-    """Return the sum so far with an expert's output for its input times its weights."""
+    """Return the sum `total` with an expert's output for its input times its weights added.
+
+    `share` is (expert, its rows, their weights).
+    """
     b, (expert, rows, weights) = c.backend, share
     if b.deterministic:  # all rows: zeros where they are not the expert's
         given, weights = weights, np.zeros(len(x), weights.dtype)
@@ -114,20 +120,21 @@ _ADDED = {"output": _add_weighted_output, "input": _add_weighted_input}
 
 
 def _rows_of_expert(c: Context, x: Array, rows: Any) -> Array:
-    """Return an expert's rows; in deterministic mode all, so that each keeps its place."""
+    """Return an expert's rows of x; in deterministic mode all, so that each has its place."""
     return x if c.backend.deterministic else c.backend.take(x, rows)
 
 
 def _own_rows(c: Context, y: Array, rows: Any) -> Array:
-    """Return the rows that are an expert's of those that were computed."""
+    """Return an expert's rows of what was computed by `_rows_of_expert`'s rows."""
     return c.backend.take(y, rows) if c.backend.deterministic else y
 
 
 def _run_expert(c: Context, layer: int, expert: int, inputs: Array) -> Array:
-    """Return one expert's output for these rows."""
+    """Return one expert's output [n, hidden] for its input rows."""
     b = c.backend
 
     def product(role: str, inputs: Array) -> Array:
+        """Return inputs times the expert's weight of a role, plus its bias."""
         w = c.weights.of(layer, f"{role}.weight").expert(expert)
         bias = c.weights.get_role(layer, f"{role}.bias")
         y = b.linear(inputs, w, None)  # the bias is added in a separate step, with its own rounding
@@ -140,7 +147,7 @@ def _run_expert(c: Context, layer: int, expert: int, inputs: Array) -> Array:
 
 
 def _shared_expert(c: Context, layer: int, x: Array) -> Array:
-    """Return the shared expert's output, gated where the block has a gate."""
+    """Return the shared expert's output for x, gated where the block has a gate."""
     up = c.linear(layer, "ffn_up_shexp", x)
     plain = c.block.mlp == "plain"
     gated = c.activate(up) if plain else c.gate(c.linear(layer, "ffn_gate_shexp", x), up)

@@ -1,7 +1,7 @@
-"""Embeddings that every layer has a part of: per-layer inputs (gemma3n, gemma4).
+"""Per-layer inputs: an embedding of which each layer gets a slice (gemma3n, gemma4).
 
 Once a pass, the token's row of a wide table and a projection of its embedding are added; a layer
-gates its own part by the stream, projects it and adds it to the stream. Sources: transformers'
+gates its slice by the stream, projects it and adds it to the stream. Sources: transformers'
 modeling_gemma3n and modeling_gemma4.
 """
 
@@ -13,7 +13,7 @@ from aprfmt.inference.context import Context
 
 
 def layer_inputs(c: Context, x: Array) -> Array | None:
-    """Return all layers' parts [tokens, n_layers * per_layer_size] of embedded tokens x.
+    """Return all layers' slices [tokens, n_layers * per_layer_size] for embedded tokens x.
 
     None for a model that has none.
     """
@@ -24,6 +24,7 @@ def layer_inputs(c: Context, x: Array) -> Array | None:
     ids = c.facts.ids
     if table.n_rows < int(c.hp["vocab_size"]):  # tokens of images and sounds have no row
         ids = np.where(ids < table.n_rows, ids, 0)
+    # Rows of the second embedding, and a projection of the first, of all layers at once.
     rows = b.scale(b.embed(table, ids), b.rounded(float(size) ** 0.5))
     rows = c.tap("per_layer_embd", WHOLE, rows)
     made = c.linear(None, "per_layer_model_proj", x)
@@ -35,7 +36,7 @@ def layer_inputs(c: Context, x: Array) -> Array | None:
 
 
 def layer_input_contribution(c: Context, layer: int, x: Array, given: Array) -> Array:
-    """Return what a layer adds to the stream x by its part of `given`."""
+    """Return what a layer adds to the stream x, from its slice of the inputs `given`."""
     b, size = c.backend, int(c.hp["per_layer_size"])
     mine = b.at_layer(layer, int(c.hp["n_layers"]), given[:, layer * size : (layer + 1) * size])
     gate = c.tap("per_layer_gate", layer, c.linear(layer, "inp_gate", x))
@@ -45,5 +46,5 @@ def layer_input_contribution(c: Context, layer: int, x: Array, given: Array) -> 
 
 
 def _model_factor(c: Context, value: float) -> float:
-    """Return a factor as the model keeps it: gemma3n in the weights' dtype."""
+    """Return a factor as the model stores it: rounded to the weights' dtype in gemma3n."""
     return c.backend.rounded(value) if c.block.streams == "altup" else value

@@ -23,57 +23,60 @@ class LayerFacts:
     layer: int
 
     def has(self, role: str) -> bool:
-        """Say whether the layer has a tensor (`attn_q.bias`)."""
+        """Return whether the layer has a tensor of a role (`attn_q.bias`)."""
         return role_key(None if self.layer == WHOLE else self.layer, role) in self.roles
 
     @property
     def mla(self) -> bool:
-        """Multi-head latent attention."""
+        """Whether the layer has multi-head latent attention."""
         return self.block.attention == "mla"
 
     @property
     def moe(self) -> bool:
-        """The layer has experts."""
+        """Whether the layer has experts."""
         return bool(self.hp["moe_layers"][self.layer])
 
     @property
     def dense(self) -> bool:
-        """The layer has a dense MLP."""
+        """Whether the layer has a dense MLP."""
         return self.feeds and (not self.moe or self.block.experts == "parallel")
 
     @property
     def parallel_experts(self) -> bool:
-        """The layer has experts besides a dense MLP."""
+        """Whether the layer has both experts and a dense MLP."""
         return self.moe and self.block.experts == "parallel"
 
     @property
     def own_kv(self) -> bool:
-        """The layer computes keys and values, and does not take an earlier layer's."""
+        """Whether the layer computes keys and values, and does not use an earlier layer's."""
         return bool(self.hp["own_kv_layers"][self.layer])
 
     @property
     def per_layer(self) -> bool:
-        """Every layer has a part of an embedding of its own."""
+        """Whether each layer gets a slice of a second embedding (gemma3n's per-layer inputs)."""
         return bool(self.hp["per_layer_size"])
 
     @property
     def copied(self) -> bool:
-        """The stream has several copies."""
+        """Whether the residual stream has several copies (AltUp of gemma3n)."""
         return self.block.streams == "altup"
 
     @property
     def mixes(self) -> bool:
-        """The layer mixes tokens: it is not an MLP alone."""
+        """Whether the layer mixes tokens, by attention or a recurrence: it is not an MLP alone."""
         return has_mixer(self.block, self.hp, self.layer)
 
     @property
     def feeds(self) -> bool:
-        """The layer has an MLP or experts: it is not a mixer alone."""
+        """Whether the layer has an MLP or experts: it is not a mixer alone."""
         return has_mlp(self.block, self.hp, self.layer)
 
     @property
     def recurrent(self) -> bool:
-        """The layer has no attention: a recurrence or a convolution mixes its tokens, or none."""
+        """Whether the layer has no attention.
+
+        A recurrence or a convolution mixes its tokens, or nothing does.
+        """
         instead = self.block.recurrence_place == "instead"
         return not self.mixes or (
             instead and mixer_of_layer(self.block, self.hp, self.layer) != "none"
@@ -81,25 +84,25 @@ class LayerFacts:
 
     @property
     def beside(self) -> bool:
-        """A recurrence mixes the layer's tokens at the side of attention."""
+        """Whether a recurrence runs parallel to the layer's attention."""
         aside = self.block.recurrence_place == "beside"
         return aside and mixer_of_layer(self.block, self.hp, self.layer) != "none"
 
     @property
     def gated(self) -> bool:
-        """What attention gives is multiplied by a gate."""
+        """Whether attention's result is multiplied by a gate."""
         if self.block.attention_gate == "sigmoid_head" and not self.has("attn_gate.weight"):
             return False
         return self.block.attention_gate != "none" and not self.recurrent
 
     @property
     def rotates(self) -> bool:
-        """The layer rotates q and k."""
+        """Whether the layer rotates q and k by rope."""
         return self.block.position == "rope" and bool(self.hp["rope_layers"][self.layer])
 
     @property
     def normed_late(self) -> bool:
-        """The layer's q/k-norms follow rope."""
+        """Whether the layer norms q and k after rope."""
         place = self.block.qk_norm_place
         return bool(self.hp["qk_norm"]) and (
             place == "after_rope" or (place == "rotated" and self.rotates)
@@ -107,7 +110,7 @@ class LayerFacts:
 
     @property
     def tempered(self) -> bool:
-        """The layer's queries get a factor that grows with the position."""
+        """Whether the layer's queries get a factor that grows with the position."""
         some = self.block.temperature == "unrotated" and self.rotates
         return (
             self.block.temperature != "none"
@@ -117,23 +120,23 @@ class LayerFacts:
 
     @property
     def parallel(self) -> bool:
-        """Attention and MLP read the same norm."""
+        """Whether attention and MLP read the same norm and are added to the stream together."""
         return bool(self.hp["parallel_residual"])
 
     @property
     def normed(self) -> bool:
-        """Attention reads a norm of the stream."""
+        """Whether attention reads a norm of the residual stream."""
         before = has_input_norms(self.block, self.hp, self.layer)
         return before and bool(self.hp["attn_norm_layers"][self.layer])
 
     @property
     def summed(self) -> bool:
-        """The sums with the stream are normalised."""
+        """Whether the norms come after the sums with the residual stream."""
         return self.block.placement == "after"
 
     @property
     def unscaled(self) -> bool:
-        """A block's output is added to the stream without a factor."""
+        """Whether a block's output is added to the stream without norm or factor."""
         return adds_unscaled(self.block, self.hp, self.layer)
 
 
@@ -145,51 +148,58 @@ RECURRENCES: Mapping[str, str] = {
 
 
 def mixer_of_layer(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> str:
-    """Return what mixes a layer's tokens, but attention; "none": attention alone, or nothing."""
+    """Return the key of RECURRENCES that mixes a layer's tokens.
+
+    "none" if no recurrence does: the layer has attention alone, or no mixer.
+    """
     layers = RECURRENCES.get(block.recurrence)
     return block.recurrence if layers is not None and hp[layers][layer] else "none"
 
 
 def has_mlp(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
-    """Say whether a layer has an MLP or experts."""
+    """Return whether a layer has an MLP or experts."""
     return block.halves == "both" or bool(hp["mlp_layers"][layer] or hp["moe_layers"][layer])
 
 
 def has_mixer(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
-    """Say whether a layer mixes tokens, by attention or anything else."""
+    """Return whether a layer mixes tokens, by attention or a recurrence."""
     return block.halves == "both" or not has_mlp(block, hp, layer)
 
 
 def placement(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> str:
-    """Return where a layer's norms stand: pre, post, sandwich or after."""
+    """Return where a layer's norms are: pre, post, sandwich or after."""
     if block.placement != "by_mixer":
         return block.placement
     return "post" if mixer_of_layer(block, hp, layer) == "none" else "pre"
 
 
 def adds_unscaled(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
-    """Say whether a block's output is added to the stream without a factor."""
+    """Return whether a block's output is added to the stream without norm or factor."""
     plain = block.multipliers == "none" and float(hp["residual_scale"]) == 1
     plain = plain and block.residual == "stream"
     return placement(block, hp, layer) in ("pre", "after") and plain
 
 
 def has_input_norms(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
-    """Say whether attention and the MLP read a norm of the stream."""
+    """Return whether attention and the MLP read a norm of the stream."""
     return placement(block, hp, layer) in ("pre", "sandwich")
 
 
 def norm_role(block: BlockSpec, norm: str) -> str:
-    """Return the role of a norm behind attention or the MLP.
+    """Return the role of the norm after attention or the MLP; `norm` is its usual role.
 
-    Of `by_mixer` the norm between a layer's halves is one role, wherever it stands.
+    Of `by_mixer` placements, the norm between attention and MLP has one role, ffn_norm, whether it
+    is before or after the sum.
     """
     between = block.placement == "by_mixer" and norm == "post_attention_norm"
     return "ffn_norm" if between else norm
 
 
 def has_last_norm(block: BlockSpec, roles: Collection[str]) -> bool:
-    """Say whether a norm follows the last layer: with a head always, unless sums are normalised."""
+    """Return whether a norm follows the last layer.
+
+    Models with a head always have it, unless their sums are normalised.
+    """
     return "output_norm.weight" in roles or (block.head == "logits" and block.placement != "after")
 
 
@@ -201,14 +211,18 @@ PlaceOf = Callable[[LayerFacts], str]
 
 
 def here_if(condition: Callable[[LayerFacts], bool], otherwise: str = ABSENT) -> PlaceOf:
-    """Return HERE where a condition holds, else another placing."""
+    """Return a function of LayerFacts: HERE where the condition holds, else `otherwise`."""
     return lambda place: HERE if condition(place) else otherwise
 
 
 def place_product(part: str) -> PlaceOf:
-    """Return the placing of q_mm, k_mm or v_mm: it differs from q, k or v only by the bias."""
+    """Return the placing function of q_mm, k_mm or v_mm, for part q, k or v.
+
+    Where there is no bias the point equals q, k or v.
+    """
 
     def where(place: LayerFacts) -> str:
+        """Return HERE, ABSENT, or the part's name where there is no bias."""
         if not place.has(f"attn_{part}.weight"):
             return ABSENT
         return HERE if place.has(f"attn_{part}.bias") else part
@@ -217,15 +231,19 @@ def place_product(part: str) -> PlaceOf:
 
 
 def is_normed(place: LayerFacts) -> bool:
-    """Say whether q and k are normed before rope."""
+    """Return whether q and k are normed before rope."""
     before = place.block.qk_norm_place == "before_rope"
     return bool(place.hp["qk_norm"]) and before and not place.mla
 
 
 def place_rotated(part: str) -> PlaceOf:
-    """Return the placing of q_rope or k_rope; without rotation it equals the point before it."""
+    """Return the placing function of q_rope or k_rope, for part q or k.
+
+    Without rotation the point equals the one before it.
+    """
 
     def where(place: LayerFacts) -> str:
+        """Return HERE, or the name of the norm or product that is not rotated."""
         if place.rotates or place.mla:
             return HERE
         return f"{part}_norm" if is_normed(place) else part
@@ -234,25 +252,31 @@ def place_rotated(part: str) -> PlaceOf:
 
 
 def place_contribution(otherwise: Callable[[LayerFacts], str]) -> PlaceOf:
-    """Return the placing of what a half of a block adds to the stream."""
+    """Return the placing function of what attention or the MLP adds to the stream.
+
+    HERE if it has a norm or a factor, else what `otherwise` returns.
+    """
     return lambda place: HERE if not place.unscaled else otherwise(place)
 
 
 def is_scaled(place: LayerFacts) -> bool:
-    """Say whether the embedding is scaled, or has positions or token types added."""
+    """Return whether the embedding is scaled, or has positions or token types added."""
     learned = place.block.position == "learned" or "token_types.weight" in place.roles
     return learned or float(place.hp["embedding_scale"]) != 1
 
 
 def place_embedded(place: LayerFacts) -> str:
-    """Return the point that is the input of layer 0."""
+    """Return the name of the point that is the input of layer 0."""
     if "token_embd_norm.weight" in place.roles:
         return "embd_norm"
     return "embd_scaled" if is_scaled(place) else "embd"
 
 
 def place_entering(place: LayerFacts) -> str:
-    """Return what the stream that enters a layer equals."""
+    """Return the name of the point that the stream entering a layer equals.
+
+    BEFORE is the output of the layer before.
+    """
     if place.layer > 0:
         return BEFORE
     if place.copied:
@@ -261,26 +285,29 @@ def place_entering(place: LayerFacts) -> str:
 
 
 def place_multiplied(place: LayerFacts) -> str:
-    """Return the placing of the product of gate and up."""
+    """Return the placing of ffn_mul, the product of gate and up."""
     if not place.dense:
         return ABSENT
     return HERE if place.block.mlp == "gated" else "ffn_act"
 
 
 def place_mlp_out(place: LayerFacts) -> str:
-    """Return the placing of an MLP's output; of experts in its place it is their sum."""
+    """Return the placing of an MLP's output; where experts replace it, moe_out."""
     if not place.feeds:
         return ABSENT
     return HERE if place.dense else "moe_out"
 
 
 def place_between_halves(place: LayerFacts) -> str:
-    """Return the placing of the stream between a layer's two halves."""
+    """Return the placing of the stream between attention and MLP.
+
+    ABSENT where both read the same stream, or the layer has one of them only.
+    """
     return ABSENT if place.parallel or place.block.halves == "one" else HERE
 
 
 def place_ffn_norm(place: LayerFacts) -> str:
-    """Return the placing of the norm before the MLP."""
+    """Return the placing of the norm before the MLP, or the point that the MLP reads instead."""
     if place.block.halves == "one":
         return "attn_norm" if place.feeds else ABSENT
     if place.parallel and place.block.parallel_norm == "one":
@@ -289,7 +316,7 @@ def place_ffn_norm(place: LayerFacts) -> str:
 
 
 def place_raw_logits(place: LayerFacts) -> str:
-    """Return the placing of logits before their factor and softcap."""
+    """Return the placing of the logits before their factor and softcap."""
     if place.block.head == "none":
         return ABSENT
     scaled = float(place.hp["logit_scale"]) != 1 or place.hp["final_softcap"] is not None
@@ -313,27 +340,30 @@ LATENT = here_if(lambda place: place.moe and place.has("ffn_latent_down.weight")
 
 
 def only_attention(where: PlaceOf) -> PlaceOf:
-    """Return the placing of a point that layers with a recurrence do not have."""
+    """Return `where`, but ABSENT in layers without attention."""
     return lambda place: ABSENT if place.recurrent else where(place)
 
 
 def only_own_keys(where: PlaceOf) -> PlaceOf:
-    """Return the placing of a point that layers with an earlier layer's keys do not have."""
+    """Return `where`, but ABSENT in layers that use an earlier layer's keys and values."""
     return lambda place: where(place) if place.own_kv else ABSENT
 
 
 def place_values(place: LayerFacts) -> str:
-    """Return the placing of the values: a model may take its keys for them."""
+    """Return the placing of the values: "k" where a model uses its keys as values."""
     return "k" if values_are_keys(place.hp, place.layer) else HERE
 
 
 def only_mixers(*kinds: str) -> PlaceOf:
-    """Return the placing of a point of the layers that these mix, in place of attention."""
+    """Return a placing function: HERE in layers whose mixer is one of `kinds`, else ABSENT."""
     return here_if(lambda place: mixer_of_layer(place.block, place.hp, place.layer) in kinds)
 
 
 def place_attention_result(place: LayerFacts) -> str:
-    """Return the placing of attention's result: elsewhere it is what the mixer gives."""
+    """Return the placing of attention's result before the output product.
+
+    In layers with another mixer it is the name of that mixer's last point.
+    """
     if not place.mixes:
         return ABSENT
     if not place.recurrent:
@@ -346,17 +376,20 @@ def place_attention_result(place: LayerFacts) -> str:
 
 
 def only_mixing_layers(where: PlaceOf) -> PlaceOf:
-    """Return the placing of a point that layers with nothing but an MLP do not have."""
+    """Return `where`, but ABSENT in layers that are an MLP alone."""
     return lambda place: where(place) if place.mixes else ABSENT
 
 
 def only_mlp_layers(where: PlaceOf) -> PlaceOf:
-    """Return the placing of a point that layers without an MLP do not have."""
+    """Return `where`, but ABSENT in layers without an MLP."""
     return lambda place: where(place) if place.feeds else ABSENT
 
 
 def place_mixer_sum(place: LayerFacts) -> str:
-    """Return the placing of what a mixer, or attention and one beside it, adds to the stream."""
+    """Return the placing of what a layer's mixers add to the stream.
+
+    It equals attn_out where attention or a recurrence is added alone, without norm or factor.
+    """
     return HERE if place.beside or not place.unscaled else "attn_out"
 
 

@@ -1,4 +1,4 @@
-"""The names other engines have for a capture point, and the short form the table writes them in."""
+"""The names other engines have for a capture point, and the short form they are written in."""
 
 import re
 from dataclasses import dataclass
@@ -23,6 +23,10 @@ class Name:
     role: str = ""
 
     def __str__(self) -> str:
+        """Return the name as the reference page prints it.
+
+        Text, operation, weight, part and placement follow each other.
+        """
         words = [self.text, self.op, f"of {self.role}" if self.role else ""]
         words += [f"({self.part})" if self.part else "", self.placement and f"[{self.placement}]"]
         return " ".join(word for word in words if word)
@@ -33,12 +37,18 @@ _NODE = re.compile(r"(\w*) ?([A-Z_]*)(?::(\S+))?")
 
 
 def transformers_names(*texts: str) -> tuple[Name, ...]:
-    """Read `self_attn.qkv_proj[q]`, `mlp.down_proj#in`, `post_attention_layernorm pre`."""
+    """Return the names that short texts stand for, in transformers.
+
+    Examples: `self_attn.qkv_proj[q]`, `mlp.down_proj#in`, `post_attention_layernorm pre`.
+    """
     found = [_MODULE.fullmatch(text) for text in texts]
     return tuple(Name(m[1], m[2] or "", m[3] or "") for m in found if m)
 
 
 def llama_cpp_names(*texts: str) -> tuple[Name, ...]:
-    """Read `kq_soft_max`, `Qcur ROPE`, ` MUL_MAT:attn_q.weight`."""
+    """Return the names that short texts stand for, in llama.cpp.
+
+    Examples: `kq_soft_max`, `Qcur ROPE`, ` MUL_MAT:attn_q.weight`.
+    """
     found = [_NODE.fullmatch(text) for text in texts]
     return tuple(Name(m[1], op=m[2], role=m[3] or "") for m in found if m)

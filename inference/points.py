@@ -71,12 +71,13 @@ RowMeaning = Literal["tokens", "scores", "keys", "logits", "sequence"]
 
 @dataclass(frozen=True)
 class Point:
-    """One row: one capture point.
+    """One row of the table: a capture point.
 
     `shape` names its axes; `rows` says what its first axis (of `scores`: its second) counts.
     `llama_cpp` are graph nodes and `hf` modules; the first one that exists is used. `apr` is the
-    stage of `--save-tensor` (points of one stage are joined in this table's order).
-    `inner`: inside a fused operation, so that wanting it takes the stepped form.
+    stage of `--save-tensor` (points of one stage are joined in this table's order). `inner`: inside
+    a fused operation, so that wanting it makes the pass run step by step. `finite`: infinities are
+    a fault. `where` returns the point's placing in a layer (placing.py).
     """
 
     name: str
@@ -93,12 +94,12 @@ class Point:
 
 
 def _names_of_product(part: str) -> tuple[Name, ...]:
-    """Return the names that engines have for q, k or v before its bias."""
+    """Return llama.cpp's names for q, k or v (`part`) before its bias."""
     return _cpp(f" MUL_MAT:attn_{part}.weight")
 
 
 def _bias_node(*roles: str) -> tuple[Name, ...]:
-    """Return names of the node that adds a role's bias, else of the one that reads its weight."""
+    """Return llama.cpp's names of the nodes that add a role's bias or read its weight."""
     op = "MUL" if any("norm" in role for role in roles) else "MUL_MAT"
     return _cpp(
         *(f" ADD:{role}.bias" for role in roles), *(f" {op}:{role}.weight" for role in roles)
@@ -508,7 +509,10 @@ _OF_KEYS = frozenset("k_mm k v_mm v k_norm v_norm k_rope k_attn".split())
 
 
 def _limit_to_attention(point: Point) -> Point:
-    """Return a row with what all points of attention share in its placing."""
+    """Return a point, made absent in layers without attention if it is one of attention's.
+
+    Points of keys and values are absent too in layers that use an earlier layer's.
+    """
     where = only_own_keys(point.where) if point.name in _OF_KEYS else point.where
     where = only_attention(where) if point.name in _OF_ATTENTION else where
     return replace(point, where=where)

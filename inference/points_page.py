@@ -39,7 +39,7 @@ Without `--points`, `trace --payload` records these points. Their names in `apr 
 
 
 def page() -> str:
-    """Return the page as Markdown."""
+    """Return the page docs/reference/capture_points.md as Markdown."""
     rows = [
         (
             f"`{point.name}`",
@@ -59,6 +59,7 @@ def page() -> str:
 
 
 def _names(names: Sequence[Name]) -> str:
+    """Return names as Markdown code, joined by commas; "the layer" for the layer's result."""
     return ", ".join(f"`{name}`" if name.text or name.role else "the layer" for name in names)
 
 

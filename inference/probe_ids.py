@@ -10,11 +10,11 @@ TILE = 32
 
 
 def choose_ids(every: Sequence[Mapping[str, Value]], *, long: bool) -> tuple[int, ...]:
-    """Return ids for a pass that can show as many causes as possible for these hyperparameters.
+    """Return token ids for a pass that can show as many causes as possible.
 
     They are long enough for softmax tiles and, with `long`, for half as much again as the windows
-    and trained contexts up to LONGEST. They are spread over the vocabulary; one token occurs twice
-    in a row.
+    and trained contexts up to LONGEST. `every` are the hyperparameters of the compared models. The
+    ids are spread over the smallest vocabulary; one token occurs twice in a row.
     """
     vocab = min(int(hp["vocab_size"]) for hp in every)
     length = SHORT
@@ -31,7 +31,7 @@ def choose_ids(every: Sequence[Mapping[str, Value]], *, long: bool) -> tuple[int
 
 
 def critical_lengths(hp: Mapping[str, Value]) -> Iterator[int]:
-    """Yield the number of tokens at which a window or a scaling by length takes effect."""
+    """Yield the numbers of tokens at which a window or a scaling by length takes effect."""
     if hp["sliding_window"] is not None and any(hp["window_layers"]):
         yield int(hp["sliding_window"])
     scaling = hp["rope_scaling"]

@@ -23,9 +23,9 @@ class Record:
     """One point of one pass.
 
     `shape` is that of the recorded values (`scores`: [heads, tokens, keys]), `positions` the token
-    positions of their rows, None if not known (APRT). `dtype` is the arithmetic's.
-    `form` says whether the layer's attention and biased products ran fused or step by step; None
-    for whole-model points. `sha256` is over the decoded values as digest.py defines it.
+    positions of their rows, None if not known (APRT). `dtype` is the arithmetic's. `form` says
+    whether the layer's attention and biased products ran fused or step by step; None for
+    whole-model points. `sha256` is over the decoded values as digest.py defines it.
     """
 
     point: str
@@ -40,11 +40,11 @@ class Record:
 
     @property
     def key(self) -> str:
-        """`L3.attn_out`."""
+        """The record's key, `L3.attn_out`, or the name of a whole-model point."""
         return key_name(self.point, self.layer)
 
     def measured(self, stats: Stats) -> "Record":
-        """Return the same with statistics that came later (dataclasses.replace is slower)."""
+        """Return the same record with statistics (faster than dataclasses.replace)."""
         return Record(
             self.point,
             self.layer,
@@ -64,7 +64,7 @@ class Record:
 
 
 def record_to_json(record: Record) -> dict[str, Value]:
-    """Return plain data for the header and for `--json`."""
+    """Return a record as plain data, for a trace's header and for `--json`."""
     return {
         "key": record.key,
         "point": record.point,
@@ -81,22 +81,28 @@ def record_to_json(record: Record) -> dict[str, Value]:
 
 
 def record_from_json(row: Any, where: str) -> Record:
-    """Return the record of `record_to_json`; FormatError names the field that is wrong."""
+    """Return the record of a `record_to_json` row; FormatError names the field that is wrong.
+
+    `where` begins the messages.
+    """
     if not isinstance(row, dict):
         raise FormatError(f"{where}: is not an object")
 
     def field(name: str, *kinds: type) -> Any:
+        """Return the value of a field; FormatError if it is of none of the types `kinds`."""
         value = row.get(name)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise FormatError(f"{where}: {name} is {value!r}")
         return value
 
     def sizes(name: str) -> tuple[int, ...]:
+        """Return a field's list of non-negative integers; FormatError for anything else."""
         values = field(name, list)
         if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
             raise FormatError(f"{where}: {name} is {values!r}; expected numbers not negative")
         return tuple(values)
 
+    # The key names the point and the layer; it may be of a joined slot.
     joined = _JOINED.fullmatch(field("key", str))
     try:
         point, layer = (joined[2], int(joined[1])) if joined else parse_key(field("key", str))
@@ -121,7 +127,7 @@ def record_from_json(row: Any, where: str) -> Record:
 
 
 def _stats_from_json(row: Mapping[str, Any], where: str) -> Stats:
-    """Return the statistics in a row; FormatError for a field that is no number."""
+    """Return the statistics in a row; FormatError for a field that is not a number."""
     names = list(Stats.__dataclass_fields__)
     values = {name: row.get(name) for name in names}
     for name, value in values.items():

@@ -1,6 +1,6 @@
-"""Short convolutions and gated delta nets, in numpy: what backends without their own code run.
+"""Short convolutions and gated delta nets in numpy, for backends without code for them.
 
-A gated delta net keeps, for each value head, a matrix S [key_dim, value_dim]. A token with key k,
+A gated delta net has, for each value head, a matrix S [key_dim, value_dim]. A token with key k,
 query q, value v, decay g and strength b changes it to S' = exp(g) S, then S' + k (b (v - k S')),
 and reads q times that. `delta_rule_by_token` does so token by token; `delta_rule_by_chunk`
 gives the same numbers by products of CHUNK tokens at a time. Source: Yang et al., "Gated Delta
@@ -18,9 +18,10 @@ LINEAR = 20.0  # softplus is the identity from here on, in transformers and in l
 
 
 def convolve_causal(window: Array, kernel: Array) -> Array:
-    """Return a causal convolution a channel: [tokens, channels] of [tokens + taps - 1, channels].
+    """Return a causal convolution of each channel: [tokens, channels].
 
-    `kernel` [channels, taps]; the last tap belongs to the token itself.
+    `window` is [tokens + taps - 1, channels], `kernel` [channels, taps]; the last tap belongs to
+    the token itself.
     """
     taps = kernel.shape[1]
     tokens = len(window) - taps + 1
@@ -42,9 +43,9 @@ def delta_rule(
 ) -> tuple[Array, Array]:
     """Return the reads [tokens, value_heads, value_dim] and the state after the last token.
 
-    q and k [tokens, key_heads, key_dim], v as the result, g (the decay's logarithm) and beta
-    [tokens, value_heads], `state` [value_heads, key_dim, value_dim], None for zeros. Each key head
-    serves as many value heads in a row. `steps`: token by token.
+    q and k are [tokens, key_heads, key_dim], v is shaped as the result, g (the decay's logarithm)
+    and beta are [tokens, value_heads], `state` is [value_heads, key_dim, value_dim], None for
+    zeros. Each key head serves as many value heads in a row. `steps`: token by token.
     """
     each = v.shape[1] // k.shape[1]
     q, k = (np.repeat(_unit_length(x), each, axis=1) for x in (q, k))
@@ -57,14 +58,17 @@ def delta_rule(
 
 
 def _unit_length(x: Array) -> Array:
-    """Return vectors scaled to length one; zeros stay zeros."""
+    """Return vectors over the last axis scaled to length one; zeros stay zeros."""
     return x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + x.dtype.type(TINY))
 
 
 def delta_rule_by_token(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return reads and state, token by token; every head has its own q and k here."""
+    """Return (reads, state after the last token), computed token by token.
+
+    Every value head has its q and k here, already scaled.
+    """
     reads, decays = [], np.exp(g)
     for t in range(len(q)):
         state = state * decays[t][:, None, None]
@@ -78,7 +82,10 @@ def delta_rule_by_token(
 def delta_rule_by_chunk(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return what `delta_rule_by_token` does, CHUNK tokens at a time."""
+    """Return (reads, state after the last token), computed CHUNK tokens at a time.
+
+    Arguments are those of `delta_rule_by_token`.
+    """
     reads = []
     for start in range(0, len(q), CHUNK):
         i, j, w, c, b = (x[start : start + CHUNK].swapaxes(0, 1) for x in (q, k, v, g, beta))
@@ -92,9 +99,9 @@ def _delta_chunk(
 ) -> tuple[Array, Array]:
     """Return the reads [heads, tokens, value_dim] of one chunk, and the state after it.
 
-    Inputs have heads first. The change d_i of token i depends on those before it:
-    d_i = b_i (v_i - exp(c_i) k_i S - sum over j < i of exp(c_i - c_j) (k_i . k_j) d_j), with c the
-    running sum of g: a triangular system, solved by its inverse.
+    Inputs have heads first. The change d_i of token i depends on those before it: d_i = b_i (v_i -
+    exp(c_i) k_i S - sum over j < i of exp(c_i - c_j) (k_i . k_j) d_j), with c the running sum of g:
+    a triangular system, solved by its inverse.
     """
     tokens = q.shape[1]
     total = np.cumsum(g, axis=1)  # (head, token)
@@ -112,10 +119,11 @@ def _delta_chunk(
 
 
 def _inverse_unit_lower(below: Array) -> Array:
-    """Return the inverse of the identity plus what `below` [heads, n, n] has below its diagonal.
+    """Return the inverse of unit lower triangular matrices [heads, n, n].
 
-    Blocks on the diagonal are inverted two by two, all of a size at once: that of ((A, 0), (B, C))
-    is ((A', 0), (-C' B A', C')). Six steps for 64 rows, where going row by row takes 63.
+    Each is the identity plus what `below` has below its diagonal. Blocks on the diagonal are
+    inverted two by two, all of a size at once: that of ((A, 0), (B, C)) is ((A', 0), (-C' B A',
+    C')). Six steps for 64 rows, where going row by row takes 63.
     """
     heads, rows = below.shape[:2]
     size = 1 << (rows - 1).bit_length()

@@ -29,7 +29,7 @@ Says = Literal["agrees", "named", "likely", "ambiguous", "unexplained", "unmeasu
 
 @dataclass(frozen=True)
 class LossMistake:
-    """A row: its name, what went wrong in words, and what to do about it."""
+    """A mistake of a training script: its name, what went wrong in words, and what to do."""
 
     name: str
     says: str
@@ -153,7 +153,7 @@ MISTAKES: dict[str, LossMistake] = {
 
 @dataclass(frozen=True)
 class LossGuess:
-    """What the loss would be with these mistakes (none: the right one), and their numbers."""
+    """What the loss would be with these mistakes (none: the right loss), with a detail in words."""
 
     mistakes: tuple[str, ...]
     value: float
@@ -162,7 +162,10 @@ class LossGuess:
 
 @dataclass(frozen=True)
 class LossVerdict:
-    """The verdict on a reported loss: `guesses` that give it, the best first; `right` in nats."""
+    """The verdict on a reported loss, with the guesses that give it, the best first.
+
+    `right` is the recomputed loss in nats, `within` the relative tolerance.
+    """
 
     says: Says
     reported: float
@@ -172,7 +175,7 @@ class LossVerdict:
 
     @property
     def causes(self) -> tuple[tuple[str, ...], ...]:
-        """The distinct sets of mistakes that give the reported number."""
+        """The distinct sets of mistakes that give the reported number, in the guesses' order."""
         return tuple(dict.fromkeys(guess.mistakes for guess in self.guesses))
 
 
@@ -184,22 +187,24 @@ def explain_loss(
     digit: float = 0.0,
     session: Session | None = None,
 ) -> LossVerdict:
-    """Say whether a reported loss is the batch's, and if it is not, which mistakes give it.
+    """Return whether a reported loss is the batch's, and if it is not, which mistakes give it.
 
     `scored` are the losses of every sample; `digit` is half a unit of the reported number's last
     digit. Where nothing else gives the number, `session` runs the samples packed into rows. One
-    mistake goes before two. Where several give the same number the answer is ambiguous;
+    mistake is tried before two. Where several give the same number the answer is ambiguous;
     one that only comes near it is likely.
     """
     right_ones = label_losses(batch, scored)
     right = _mean_of(right_ones)
 
     def fits(guess: LossGuess, bound: float) -> bool:
+        """Return whether a guess gives the reported number, within a relative bound."""
         if not math.isfinite(guess.value):
             return guess.value == reported
         return abs(guess.value - reported) <= bound * abs(guess.value) + digit
 
     def answer(says: Says, guesses: Sequence[LossGuess]) -> LossVerdict:
+        """Return the verdict with these guesses."""
         return LossVerdict(says, reported, right, within, tuple(guesses))
 
     if math.isfinite(right) and fits(LossGuess((), right), within):
@@ -207,6 +212,7 @@ def explain_loss(
     if math.isnan(reported) or reported == 0:
         empty = list(_guess_empty_windows(batch, right_ones))
         return answer("named" if empty else "unexplained", empty)
+    # One mistake, then two; those that give the number closely go before those near it.
     for both in (False, True):
         near = [one for one in _all_guesses(batch, scored, right_ones, both) if fits(one, within)]
         sure = [one for one in near if fits(one, min(REPORTED_SURELY, within))]
@@ -214,6 +220,7 @@ def explain_loss(
         if found:
             alone = len({one.mistakes for one in found}) == 1
             return answer(("named" if sure else "likely") if alone else "ambiguous", found)
+    # Samples that the trainer packs into rows, which takes passes of the model.
     if session is not None and math.isfinite(right):
         bound = min(REPORTED_SURELY, within)
         found = [one for one in _guess_packings(batch, session) if fits(one, bound)]
@@ -229,7 +236,10 @@ def explain_loss(
 def _wanted_rows(
     batch: Batch, sample: int, ahead: int, wanted: NDArray[np.bool_]
 ) -> NDArray[np.intp]:
-    """Return rows t of a sample whose token t + ahead is wanted and exists."""
+    """Return the rows t of a sample whose token t + ahead is wanted and exists.
+
+    `wanted` is a mask [tokens + 1].
+    """
     tokens = np.flatnonzero(wanted & (batch.ids[sample] >= 0)) - ahead
     return tokens[(tokens >= 0) & (tokens < batch.tokens)]
 
@@ -237,26 +247,30 @@ def _wanted_rows(
 def _picked_losses(
     batch: Batch, sample: int, losses: Numbers, ahead: int, wanted: NDArray[np.bool_]
 ) -> Numbers:
-    """Return the losses of the wanted labels of a sample."""
+    """Return a sample's losses of the tokens in the mask `wanted` [tokens + 1], NaN left out.
+
+    `losses` are [AHEAD, tokens]; token t + `ahead` is scored by row t.
+    """
     found = losses[ahead, _wanted_rows(batch, sample, ahead, wanted)]
     kept: Numbers = found[~np.isnan(found)]
     return kept
 
 
 def label_losses(batch: Batch, scored: Sequence[ScoredSample]) -> list[Numbers]:
-    """Return the losses in nats of each sample's labels, as they should be scored."""
+    """Return the losses in nats of each sample's labels, scored as they should be."""
     return [_sample_losses(batch, i, one) for i, one in enumerate(scored)]
 
 
 def _sample_losses(batch: Batch, sample: int, one: ScoredSample, ahead: int = 1) -> Numbers:
-    """Return the losses of one sample's labels."""
+    """Return one sample's losses of its labels, by the rows `ahead` tokens before each."""
     return _picked_losses(batch, sample, one.nats, ahead, batch.label[sample])
 
 
 def _real_tokens(batch: Batch, sample: int) -> NDArray[np.bool_]:
-    """Return which tokens of a sample, and the one after the last, are not padding.
+    """Return a mask [tokens + 1] of the tokens of a sample that are not padding.
 
-    The first of a document behind another is left out: no row of its own document predicts it.
+    The last entry is the token after the row. The first token of a document after another is left
+    out: no row of its document predicts it.
     """
     there = np.append(batch.mask[sample], batch.label[sample, -1])
     found: NDArray[np.bool_] = there & ~batch.starts[sample]
@@ -264,7 +278,10 @@ def _real_tokens(batch: Batch, sample: int) -> NDArray[np.bool_]:
 
 
 def usual_windows(tokens: int) -> list[int]:
-    """Return window sizes that scripts use, below a row's length: round numbers, the next to it."""
+    """Return window sizes that scripts use, ascending and below a row's length.
+
+    They are round numbers, and the length minus one.
+    """
     powers = {2**k for k in range(1, 24)} | {3 * 2**k for k in range(2, 22)}
     steps = set(range(64, tokens, 64)) | set(range(100, tokens, 100)) | set(range(10, 100, 10))
     return sorted(n for n in powers | steps | {tokens - 1} if 1 < n < tokens)
@@ -273,7 +290,8 @@ def usual_windows(tokens: int) -> list[int]:
 def _wrong_selections(
     batch: Batch, scored: Sequence[ScoredSample]
 ) -> Iterator[tuple[str, str, Picked]]:
-    """Yield (mistake, its numbers, losses) of every wrong choice of tokens."""
+    """Yield (mistake, detail in words, losses by sample) of every wrong choice of tokens."""
+    # Labels shifted wrongly, or tokens scored that are no labels.
     each = list(enumerate(scored))
     yield "unshifted", "", [_sample_losses(batch, i, one, 0) for i, one in each]
     yield "shifted_twice", "", [_sample_losses(batch, i, one, 2) for i, one in each]
@@ -282,6 +300,7 @@ def _wrong_selections(
         "",
         [_picked_losses(batch, i, one.nats, 1, _real_tokens(batch, i)) for i, one in each],
     )
+    # Ends of turns that are masked like padding.
     ends = set(batch.ids[batch.label & batch.is_end].tolist())
     if ends:
         yield (
@@ -294,6 +313,7 @@ def _wrong_selections(
         )
     if batch.document is not None:
         yield from _wrong_packed_selections(batch, scored)
+    # Padding that is scored, or attended to.
     if not batch.mask.all():
         longer = [batch.label[i] | ~_real_tokens(batch, i) for i, _ in each]
         yield (
@@ -317,6 +337,7 @@ def _wrong_selections(
             "",
             [_picked_losses(batch, i, one.whole, 1, batch.label[i]) for i, one in each],
         )
+    # Windows shorter than the rows.
     for size in usual_windows(batch.tokens):
         inside = np.arange(batch.tokens + 1) < size
         yield (
@@ -329,7 +350,7 @@ def _wrong_selections(
 def _wrong_packed_selections(
     batch: Batch, scored: Sequence[ScoredSample]
 ) -> Iterator[tuple[str, str, Picked]]:
-    """Yield the wrong ways to score documents that stand in one row."""
+    """Yield (mistake, detail, losses by sample) of wrong ways to score documents in one row."""
     edged = batch.label | batch.starts
     yield (
         "boundary_scored",
@@ -352,9 +373,9 @@ def _wrong_packed_selections(
 
 
 def _guess_packings(batch: Batch, session: Session) -> Iterator[LossGuess]:
-    """Yield what the loss is where the trainer packs the batch's samples, wrongly.
+    """Yield the losses that come out where the trainer packs the batch's samples wrongly.
 
-    The batch shows the samples apart, as a loader has them before its collator packs them.
+    The batch has the samples in separate rows, as a loader has them before its collator packs them.
     """
     for says, packed in other_packings(batch):
         for name, detail, picked in _wrong_packed_selections(
@@ -365,7 +386,10 @@ def _guess_packings(batch: Batch, session: Session) -> Iterator[LossGuess]:
 
 
 def _guess_empty_windows(batch: Batch, right: Picked) -> Iterator[LossGuess]:
-    """Yield the windows that leave no label, largest first; a batch may have none to begin with."""
+    """Yield at most one guess with loss NaN: that no label, or no label of a sample, is left.
+
+    It is the batch itself, a sample without labels, or the largest usual window without labels.
+    """
     if not sum(each.size for each in right):
         yield LossGuess(("no_labels",), math.nan, "the batch has no label")
         return
@@ -386,13 +410,13 @@ def _guess_empty_windows(batch: Batch, right: Picked) -> Iterator[LossGuess]:
 
 
 def _mean_of(picked: Picked) -> float:
-    """Return the mean of all losses; NaN without any."""
+    """Return the mean of all losses of all samples; NaN without any."""
     count = sum(each.size for each in picked)
     return float(sum(each.sum() for each in picked)) / count if count else math.nan
 
 
 def _guess_reductions(batch: Batch, picked: Picked) -> Iterator[LossGuess]:
-    """Yield every wrong way to make one number of the losses of `picked`."""
+    """Yield a guess for every wrong way to make one number of the samples' losses."""
     total, count = float(sum(each.sum() for each in picked)), sum(each.size for each in picked)
     if not count:
         return
@@ -426,7 +450,7 @@ def _guess_reductions(batch: Batch, picked: Picked) -> Iterator[LossGuess]:
 
 
 def _micro_batches(samples: int) -> Iterator[tuple[str, list[Sequence[int]]]]:
-    """Yield (in words, the samples of each group) for micro-batches and ranks of a batch.
+    """Yield (description, sample numbers of each group) for micro-batches and ranks of a batch.
 
     Micro-batches are of samples that follow each other, the last may be shorter. Ranks get
     samples in turn, as torch's DistributedSampler deals them.
@@ -442,7 +466,7 @@ def _micro_batches(samples: int) -> Iterator[tuple[str, list[Sequence[int]]]]:
 
 
 def _guess_group_reductions(picked: Picked) -> Iterator[LossGuess]:
-    """Yield what becomes of the losses of `picked` where micro-batches or ranks are joined wrongly.
+    """Yield a guess for every wrong way to join the losses of micro-batches or ranks.
 
     A group without a scored token has no mean and is left out.
     """
@@ -468,7 +492,10 @@ def _guess_group_reductions(picked: Picked) -> Iterator[LossGuess]:
 def _all_guesses(
     batch: Batch, scored: Sequence[ScoredSample], right: Picked, both: bool
 ) -> Iterator[LossGuess]:
-    """Yield every single mistake, or every pair: wrong tokens, made one number wrongly."""
+    """Yield a guess for every single mistake, or for every pair if `both`.
+
+    A pair is a wrong choice of tokens and a wrong way to make one number of their losses.
+    """
     if not both:
         yield from _guess_reductions(batch, right)
         yield from _guess_group_reductions(right)

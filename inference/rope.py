@@ -29,13 +29,13 @@ class Turning:
     factor: float
 
     def same(self, other: "Turning") -> bool:
-        """Say whether both give the same rotations, so that cached keys stay valid."""
+        """Return whether both give the same rotations, so that cached keys stay valid."""
         return self.factor == other.factor and np.array_equal(self.inv_freq, other.inv_freq)
 
 
 @dataclass(frozen=True)
 class _Request:
-    """The inputs of a scaling."""
+    """The inputs of a rope scaling; request[key] is a value of its parameters."""
 
     theta: float
     dim: int
@@ -44,6 +44,7 @@ class _Request:
     length: int  # positions of the whole sequence so far
 
     def __getitem__(self, key: str) -> Any:
+        """Return a parameter of the scaling; ArchError if it is missing."""
         value = self.scaling.get(key)
         if value is None:
             raise ArchError(
@@ -53,27 +54,30 @@ class _Request:
         return value
 
     def periods(self) -> F32:
-        """Return theta^(2i/dim) for i < dim/2."""
+        """Return theta^(2i/dim) for i < dim/2, float32 [pairs]."""
         return _powers(self.theta, self.dim)
 
 
 def _powers(base: float, dim: int) -> F32:
+    """Return base^(2i/dim) for i < dim/2, float32 [pairs], computed in float64."""
     exponents = np.arange(0, dim, 2, dtype=np.float32) / np.float32(dim)
     powers: F32 = (np.float64(base) ** exponents.astype(np.float64)).astype(np.float32)
     return powers
 
 
 def _inverse(periods: F32) -> F32:
+    """Return 1 / periods, in float32."""
     inverse: F32 = np.float32(1) / periods
     return inverse
 
 
 def _linear(request: _Request) -> Turning:
+    """Return the frequencies divided by the factor (position interpolation)."""
     return Turning(_inverse(request.periods()) / np.float32(request["factor"]), 1.0)
 
 
 def _dynamic(request: _Request) -> Turning:
-    """Raise the base if the sequence is longer than the trained context."""
+    """Return the frequencies of a base raised for a sequence beyond the trained context (NTK)."""
     factor, dim, longest = np.float32(request["factor"]), request.dim, request.context_length
     length = np.float32(max(request.length, longest))
     stretch = factor * length / np.float32(longest) - (factor - np.float32(1))
@@ -83,7 +87,7 @@ def _dynamic(request: _Request) -> Turning:
 
 
 def _llama3(request: _Request) -> Turning:
-    """Keep high frequencies, divide low ones by the factor, interpolate between."""
+    """Return high frequencies unchanged, low ones divided by the factor, others interpolated."""
     inv_freq = _inverse(request.periods())
     factor, low, high = request["factor"], request["low_freq_factor"], request["high_freq_factor"]
     original = request["original_context_length"]
@@ -95,7 +99,10 @@ def _llama3(request: _Request) -> Turning:
 
 
 def _yarn(request: _Request) -> Turning:
-    """Divide slow pairs by the factor, keep fast ones, interpolate between two pair numbers."""
+    """Return slow pairs divided by the factor, fast ones unchanged, those between interpolated.
+
+    The limits are pair numbers, from how often a pair rotates over the original context.
+    """
     factor, theta, dim = request["factor"], request.theta, request.dim
     original = request["original_context_length"]
 
@@ -117,7 +124,10 @@ def _yarn(request: _Request) -> Turning:
 
 
 def _longrope(request: _Request) -> Turning:
-    """Divide each pair by its own number; beyond the original context by the long list's."""
+    """Return each pair's frequency divided by its number in a list of the model.
+
+    It is the long list for sequences beyond the original context, else the short one.
+    """
     original = request["original_context_length"]
     divisors = request["long_factor" if request.length > original else "short_factor"]
     inv_freq = _inverse(_divisors(divisors, request) * request.periods())
@@ -125,12 +135,13 @@ def _longrope(request: _Request) -> Turning:
 
 
 def _factors(request: _Request) -> Turning:
-    """Divide each pair by its own number (GGUF's rope_freqs.weight)."""
+    """Return each pair's frequency divided by its number (GGUF's rope_freqs.weight)."""
     inv_freq = _inverse(request.periods())
     return Turning(inv_freq / _divisors(request["factors"], request), 1.0)
 
 
 def _divisors(values: Any, request: _Request) -> F32:
+    """Return a list of numbers as float32 [pairs]; ArchError if there is not one per pair."""
     divisors = np.asarray(values, np.float32)
     if divisors.shape != (request.dim // 2,):
         raise ArchError(
@@ -141,7 +152,10 @@ def _divisors(values: Any, request: _Request) -> F32:
 
 
 def _proportional(request: _Request) -> Turning:
-    """Turn the first pairs by the frequencies of a whole head, and the others not at all."""
+    """Return frequencies of a whole head for the first pairs, and zero for the others.
+
+    The first `rotated` elements of the head turn; frequencies are divided by the factor.
+    """
     inv_freq = _inverse(request.periods())
     turned = int(request["rotated"]) // 2
     kept = np.arange(len(inv_freq)) < turned
@@ -162,7 +176,7 @@ BY_LENGTH = ("dynamic", "longrope")  # scalings whose frequencies depend on the 
 
 
 class RopeKind(NamedTuple):
-    """What tells the layers' rotations apart.
+    """What distinguishes the rotations of layers.
 
     The base, whether the scaling applies, and the rotated elements of a head, None for `rope_dim`.
     """
@@ -173,7 +187,7 @@ class RopeKind(NamedTuple):
 
 
 def kind_of(hp: Mapping[str, Value], layer: int) -> RopeKind | None:
-    """Return how a layer rotates; None if it does not."""
+    """Return the kind of rotation of a layer (base, scaling, elements); None without rope."""
     if not hp["rope_layers"][layer]:
         return None
     windowed = bool(hp["window_layers"][layer])
@@ -208,19 +222,19 @@ def make(hp: Mapping[str, Value], kind: RopeKind, length: int) -> Turning:
 
 
 def ropes(hp: Mapping[str, Value], length: int) -> dict[RopeKind, Turning]:
-    """Return the frequencies of every kind of layer the model has."""
+    """Return {kind: frequencies} for every kind of rotating layer, for a sequence of `length`."""
     kinds = {kind_of(hp, layer) for layer in range(int(hp["n_layers"]))} - {None}
     return {kind: make(hp, kind, length) for kind in kinds if kind is not None}
 
 
 def lengthy(hp: Mapping[str, Value]) -> bool:
-    """Say whether the frequencies depend on the sequence's length."""
+    """Return whether the frequencies depend on the sequence's length."""
     scaling = hp["rope_scaling"]
     return scaling is not None and scaling["type"] in BY_LENGTH
 
 
 def same_ropes(hp: Mapping[str, Value], before: int, after: int) -> bool:
-    """Say whether keys cached at length `before` can be used at length `after`."""
+    """Return whether keys cached at length `before` can be used at length `after`."""
     if not lengthy(hp):
         return True
     old, new = ropes(hp, before), ropes(hp, after)

@@ -1,4 +1,4 @@
-"""Kinds of expert routers: which experts a token gets, and how their outputs are weighed.
+"""Kinds of expert routers: which experts a token gets, and the weights of their outputs.
 
 Each is written once, for numpy and for a device's arrays alike (`Maths`). Softmax and sigmoid are
 float32 (float64 in float64 runs).
@@ -34,7 +34,7 @@ class Routing:
 
 
 class Maths(Protocol):
-    """What routers need of an array library, always along the last axis."""
+    """The array functions that routers need, all along the last axis."""
 
     def exp(self, x: Array) -> Array:
         """Return the exponential of each element."""
@@ -43,35 +43,35 @@ class Maths(Protocol):
         """Return x where the mask is True, `other` elsewhere."""
 
     def minimum(self, a: Array, b: Array) -> Array:
-        """Return the lower of two, element by element."""
+        """Return the lower of two arrays, element by element."""
 
     def maximum(self, a: Array, b: Array) -> Array:
-        """Return the higher of two, element by element."""
+        """Return the higher of two arrays, element by element."""
 
     def highest(self, x: Array) -> Array:
-        """Return the highest of each row [..., 1]."""
+        """Return the largest element of each row [..., 1]."""
 
     def total(self, x: Array) -> Array:
         """Return the sum of each row [..., 1]."""
 
     def ranked(self, x: Array) -> Array:
-        """Return the places of each row's elements, highest first; of equals the first."""
+        """Return the indices that sort each row, largest first; equal elements keep their order."""
 
     def pick(self, x: Array, places: Array) -> Array:
-        """Return each row's elements at these places."""
+        """Return each row's elements at its indices `places`."""
 
     def marked(self, places: Array, count: int) -> Array:
-        """Return [..., count]: True at a row's places."""
+        """Return a mask [..., count], True at each row's indices `places`."""
 
     def spread(self, x: Array, times: int) -> Array:
-        """Return every element so many times, side by side."""
+        """Return the last axis with every element repeated `times` times in place."""
 
     def joined(self, parts: Sequence[Array]) -> Array:
-        """Join along the last axis."""
+        """Return the arrays joined along the last axis."""
 
 
 class NumpyMaths:
-    """numpy's functions."""
+    """numpy's functions under the names of Maths."""
 
     exp = staticmethod(np.exp)
     minimum = staticmethod(np.minimum)
@@ -82,33 +82,33 @@ class NumpyMaths:
         return np.where(mask, x, other)
 
     def highest(self, x: Array) -> Array:
-        """Return the highest of each row."""
+        """Return the largest element of each row, last axis kept."""
         return np.max(x, axis=-1, keepdims=True)
 
     def total(self, x: Array) -> Array:
-        """Return the sum of each row."""
+        """Return the sum of each row, last axis kept."""
         return np.sum(x, axis=-1, keepdims=True)
 
     def ranked(self, x: Array) -> Array:
-        """Sort by merging, which keeps the order of equals."""
+        """Return the indices that sort each row, largest first; equal elements keep their order."""
         return np.argsort(-x, axis=-1, kind="stable")
 
     def pick(self, x: Array, places: Array) -> Array:
-        """Return each row's elements at these places."""
+        """Return each row's elements at its indices `places`."""
         return np.take_along_axis(x, places, -1)
 
     def marked(self, places: Array, count: int) -> Array:
-        """Return True at a row's places."""
+        """Return a mask of rows of `count`, True at each row's indices `places`."""
         found: NDArray[np.bool_] = np.zeros((*places.shape[:-1], count), np.bool_)
         np.put_along_axis(found, places, True, axis=-1)
         return found
 
     def spread(self, x: Array, times: int) -> Array:
-        """Return every element so many times."""
+        """Return the last axis with every element repeated `times` times in place."""
         return np.repeat(x, times, axis=-1)
 
     def joined(self, parts: Sequence[Array]) -> Array:
-        """Join along the last axis."""
+        """Return the arrays joined along the last axis."""
         return np.concatenate(parts, -1)
 
 
@@ -118,10 +118,11 @@ NUMPY = NumpyMaths()
 def route(
     logits: Array, bias: Array | None, hp: Hyper, m: Maths = NUMPY, scale: Array | None = None
 ) -> Routing:
-    """Choose experts from logits [tokens, n_experts]; ArchError for an unknown router.
+    """Return the experts chosen by logits [tokens, n_experts], their weights and margins.
 
     `bias` [n_experts] is deepseek v3's correction, added for the choice only. `scale` [n_experts]
-    multiplies the weights of those chosen (gemma4).
+    multiplies the weights of those chosen (gemma4). `m` has the functions for the arrays' type.
+    Raises ArchError for an unknown router.
     """
     name = str(hp["router"])
     if name not in ROUTERS:
@@ -136,12 +137,16 @@ def route(
 
 
 def _softmax(m: Maths, x: Array) -> Array:
+    """Return the softmax of each row."""
     e = m.exp(x - m.highest(x))
     return e / m.total(e)
 
 
 def _best(m: Maths, scores: Array, count: int) -> tuple[Array, Array]:
-    """Return the ids of the `count` highest scores, and the margin to the next."""
+    """Return (indices [tokens, count] of each row's highest scores, margin [tokens] to the next).
+
+    The margin is infinite if all are chosen, NaN if the row's first score is.
+    """
     order = m.ranked(scores)
     if count >= scores.shape[-1]:
         first = scores[:, 0]
@@ -151,20 +156,24 @@ def _best(m: Maths, scores: Array, count: int) -> tuple[Array, Array]:
 
 
 def _weighted(m: Maths, weights: Array, hp: Hyper, tiny: float) -> Array:
+    """Return the experts' weights, normalised if `norm_topk`, times `routed_scale`.
+
+    `tiny` is added to their sum before the division.
+    """
     if hp["norm_topk"]:
         weights = weights / (m.total(weights) + tiny)
     return weights * float(hp["routed_scale"])
 
 
 def _all(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
-    """Softmax over all experts, then the best (mixtral, qwen, deepseek v2 greedy)."""
+    """Return the routing by softmax over all experts (mixtral, qwen, deepseek v2 greedy)."""
     scores = _softmax(m, logits)
     chosen, margin = _best(m, scores, int(hp["n_experts_used"]))
     return Routing(chosen, _weighted(m, m.pick(scores, chosen), hp, 0.0), margin)
 
 
 def _chosen_only(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
-    """Choose the best logits, then softmax over these (gpt-oss)."""
+    """Return the routing by the best logits, softmax over these only (gpt-oss)."""
     chosen, margin = _best(m, logits, int(hp["n_experts_used"]))
     weights = _softmax(m, m.pick(logits, chosen))
     return Routing(chosen, weights * float(hp["routed_scale"]), margin)
@@ -173,7 +182,11 @@ def _chosen_only(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Rout
 def _in_groups(
     m: Maths, choice: Array, group_scores: Callable[[Array], Array], hp: Hyper
 ) -> tuple[Array, Array]:
-    """Return a mask [tokens, n_experts] of experts in the best groups, and the groups' margin."""
+    """Return (mask [tokens, n_experts] of experts in the best groups, the groups' margin).
+
+    `choice` [tokens, n_experts] are scores. `group_scores` maps [tokens, groups, experts] to one
+    score a group [tokens, groups, 1]. Raises ArchError if groups do not divide the experts.
+    """
     groups = int(hp["n_expert_groups"])
     if choice.shape[-1] % groups:
         raise ArchError(
@@ -186,7 +199,7 @@ def _in_groups(
 
 
 def _group_limited(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
-    """Softmax over all; groups ranked by their best expert (deepseek v2)."""
+    """Return the routing by softmax, within the groups that have the best expert (deepseek v2)."""
     scores = _softmax(m, logits)
     kept, group_margin = _in_groups(m, scores, m.highest, hp)
     chosen, margin = _best(m, m.where(kept, scores, 0.0), int(hp["n_experts_used"]))
@@ -197,11 +210,15 @@ def _group_limited(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Ro
 def _sigmoid_bias(
     m: Maths, logits: Array, bias: Array | None, hp: Hyper, tiny: float = 1e-20
 ) -> Routing:
-    """Sigmoid; a bias is added for choosing only, groups ranked by their two best (v3)."""
+    """Return the routing by sigmoid, within the groups with the two best (deepseek v3).
+
+    A bias is added for the choice only. `tiny` is added to the sum that weights are divided by.
+    """
     scores = 1 / (1 + m.exp(-logits))
     choice = scores if bias is None else scores + bias
 
     def best_two(split: Array) -> Array:
+        """Return the sum of each group's two highest scores, last axis kept."""
         return m.total(m.pick(split, m.ranked(split)[..., :2]))
 
     kept, group_margin = _in_groups(m, choice, best_two, hp)
@@ -211,7 +228,7 @@ def _sigmoid_bias(
 
 
 def _softmax_bias(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
-    """Softmax over all; a bias is added for choosing only (ernie)."""
+    """Return the routing by softmax; a bias is added for the choice only (ernie)."""
     scores = _softmax(m, logits)
     choice = scores if bias is None else scores + bias
     chosen, margin = _best(m, choice, int(hp["n_experts_used"]))
@@ -219,7 +236,11 @@ def _softmax_bias(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Rou
 
 
 def _sparsemixer(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
-    """Choose the best one by one; its weight is a softmax over those close behind it (phimoe)."""
+    """Return the routing that picks experts one by one, best first (phimoe).
+
+    An expert's weight is its softmax over the experts left whose logits are near the best:
+    within 2 * router_jitter of it, relatively.
+    """
     used, far = int(hp["n_experts_used"]), 2 * float(hp["router_jitter"])
     left, weights = logits, []
     chosen, margin = _best(m, logits, used)
@@ -234,7 +255,7 @@ def _sparsemixer(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Rout
 
 
 def _sigmoid(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
-    """Choose the best logits; an expert's weight is the sigmoid of its own (llama4)."""
+    """Return the routing by the best logits, weighted by the sigmoid of each (llama4)."""
     chosen, margin = _best(m, logits, int(hp["n_experts_used"]))
     weights = 1 / (1 + m.exp(-m.pick(logits, chosen)))
     return Routing(chosen, _weighted(m, weights, hp, 0.0), margin)

@@ -26,12 +26,12 @@ class RowSource(Protocol):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Logical shape, outermost first."""
+        """Logical shape, outermost axis first."""
         ...
 
     @property
     def encoding(self) -> str:
-        """Encoding of the stored bytes."""
+        """Name of the encoding of the stored bytes."""
         ...
 
     def numpy(self) -> Array:
@@ -44,16 +44,16 @@ class RowSource(Protocol):
 
     @property
     def by_rows(self) -> bool:
-        """False if `decode_rows` has to decode the whole tensor."""
+        """Whether rows can be decoded alone; if not, `decode_rows` decodes the whole tensor."""
         ...
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes."""
+        """Number of stored bytes."""
         ...
 
     def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
-        """Return the stored bytes of rows [start, stop) in order; None if there are no such bytes.
+        """Return the stored bytes of rows [start, stop) in order; None if there are none.
 
         A view if they are contiguous in the file, else a copy.
         """
@@ -68,7 +68,7 @@ class RowSource(Protocol):
         ...
 
     def drop(self) -> None:
-        """Release mapped pages."""
+        """Release the mapped pages of the stored bytes."""
         ...
 
 
@@ -78,6 +78,7 @@ class ArrayRows:
     by_rows = True
 
     def __init__(self, values: Array) -> None:
+        """Take an array; integers are converted to float32."""
         self.values = values if values.dtype.kind == "f" else values.astype(np.float32)
         self.shape = tuple(self.values.shape)
         self.encoding = f"F{8 * self.values.dtype.itemsize}"
@@ -88,7 +89,7 @@ class ArrayRows:
         return self.values
 
     def decode_rows(self, start: int, stop: int) -> Array:
-        """Return a view."""
+        """Return rows [start, stop) as a view of the array."""
         rows: Array = self.numpy().reshape(-1, self.shape[-1])[start:stop]
         return rows
 
@@ -104,13 +105,14 @@ class ArrayRows:
         """Do nothing: the array is in memory."""
 
     def drop(self) -> None:
-        """Do nothing."""
+        """Do nothing: the array is in memory."""
 
 
 class ChangedRows:
-    """Another source whose numbers are changed, element by element, whenever they are decoded."""
+    """Another source with a function applied to its numbers, whenever they are decoded."""
 
     def __init__(self, rows: RowSource, change: Callable[[Array], Array]) -> None:
+        """Take a source, and an element-wise function of a decoded array."""
         self._rows = rows
         self._change = change
         self.shape = rows.shape
@@ -119,11 +121,11 @@ class ChangedRows:
         self.by_rows = rows.by_rows
 
     def numpy(self) -> Array:
-        """Return the whole tensor, changed."""
+        """Return the whole tensor, decoded and changed."""
         return self._change(self._rows.numpy())
 
     def decode_rows(self, start: int, stop: int) -> Array:
-        """Return some rows, changed."""
+        """Return rows [start, stop), decoded and changed."""
         return self._change(self._rows.decode_rows(start, stop))
 
     def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
@@ -135,18 +137,19 @@ class ChangedRows:
         return None
 
     def touch(self) -> None:
-        """Have the source read."""
+        """Make the system read the source's stored bytes into memory."""
         self._rows.touch()
 
     def drop(self) -> None:
-        """Release the source's pages."""
+        """Release the mapped pages of the source's stored bytes."""
         self._rows.drop()
 
 
 class StoredRows:
-    """A tensor of an open model."""
+    """A logical tensor of an open model as a source of rows."""
 
     def __init__(self, tensor: "View") -> None:
+        """Take a tensor; only its header is read."""
         self._tensor = tensor
         self.shape = tensor.shape
         self.encoding = tensor.encoding
@@ -159,7 +162,7 @@ class StoredRows:
         return self._tensor.row_bytes is not None or self._tensor.by_rows is not None
 
     def numpy(self) -> Array:
-        """Return the tensor decoded; plain little-endian floats as a view of the file."""
+        """Return the tensor decoded; plain little-endian floats are a view of the mapped file."""
         whole = self._tensor.whole
         if whole is not None and not whole.parts:
             row = encoding_row(self.encoding)
@@ -170,18 +173,21 @@ class StoredRows:
         return np.ascontiguousarray(self._tensor.numpy())
 
     def decode_rows(self, start: int, stop: int) -> Array:
-        """Decode only these rows, if that is possible."""
+        """Return rows [start, stop) decoded; the whole tensor is decoded if it must be."""
         return self._tensor.rows(start, stop)
 
     def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
-        """Return stored bytes if no layout step changes them; permuted rows are gathered."""
+        """Return the stored bytes of rows [start, stop); permuted rows are gathered.
+
+        None if a layout step changes the bytes, or rows share bytes.
+        """
         data, size = self._tensor.data, self._tensor.row_bytes
         if data is None or size is None or len(data) != size * matrix_shape(self.shape)[0]:
             return None
         return data.window(start * size, stop * size)
 
     def coded(self) -> Coded | None:
-        """Return the checked parts if the encoding is bitsandbytes' 4-bit one."""
+        """Return the checked parts of a bitsandbytes 4-bit weight; None for any other weight."""
         whole = self._tensor.whole
         if whole is None or not whole.parts:
             return None
@@ -192,10 +198,10 @@ class StoredRows:
         return found.coded(raw_parts(whole), math.prod(self.shape))
 
     def touch(self) -> None:
-        """Read one byte of every page, so that the system loads the tensor into memory."""
+        """Read a byte of every page, so that the system loads the stored bytes into memory."""
         for run in self._tensor.stored_runs():
             np.add.reduce(np.frombuffer(run.tensor.raw(), np.uint8)[::PAGE], dtype=np.int64)
 
     def drop(self) -> None:
-        """Release the mapped pages."""
+        """Release the mapped pages of the stored bytes."""
         self._tensor.drop()

@@ -1,7 +1,7 @@
-"""From what is asked for to an open run and its trace: the one way, whoever asks.
+"""Opens a model where a request says it runs, and traces its passes: for all commands.
 
 A `RunRequest` says what runs where, `opened` opens it, `Run.trace` records a pass. A run is a model
-with a session on a backend of ours, or with an engine that runs whole passes.
+with a session on one of our backends, or with an engine that runs whole passes.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,9 +40,9 @@ class RunRequest:
 
     `model` is a path, unused where the caller has the model open. `threads`, `memory` (bytes for
     decoded weights) and `deterministic` are None and False where the machine decides. `through` is
-    an encoding that the layers' matrices pass through first. `draft`: the model's draft head is
-    what runs, behind the model. `wanted` are keys (`L3.attn_out`), None for every point there is;
-    the first `behind` tokens only fill the cache.
+    an encoding that the layers' matrices are encoded in and decoded from first. `draft`: the
+    model's draft head is run, after the model. `wanted` are keys (`L3.attn_out`), None for every
+    point there is; the first `behind` tokens only fill the cache.
     """
 
     ids: tuple[int, ...] | None = None
@@ -62,20 +62,23 @@ class RunRequest:
     hashes: bool = False
 
     def __post_init__(self) -> None:
-        """Take the encoding of `through` in the field's spellings (`nf4`, `fp16`)."""
+        """Replace the encoding `through` by its name in our table (`nf4`, `fp16` are spellings)."""
         if self.through is not None:
             object.__setattr__(self, "through", encoding_name(self.through))
 
     def on(self: Asked, choice: DeviceChoice) -> Asked:
-        """Return the same on another backend, engine, device or dtype."""
+        """Return the same request on another backend, engine, device or dtype."""
         return replace(self, choice=choice)
 
     def backend(self) -> Backend:
-        """Return the backend it runs on; UsageError for an engine, which has no operations."""
+        """Return the backend that the request names, opened; UsageError for an engine."""
         return self.choice.open(deterministic=self.deterministic, threads=self.threads)
 
     def session(self, model: Model, backend: Backend | None = None) -> Session:
-        """Open a session of a model, which the caller closes (a context manager)."""
+        """Return a session of a model, which the caller closes (a context manager).
+
+        It is on `backend`, or on a new one. With `draft` it is a DraftSession.
+        """
         backend = self.backend() if backend is None else backend
         if self.through is None:
             main = Session.of(model, backend, memory=self.memory)
@@ -92,11 +95,11 @@ def requested(
     dtype: str | None = None,
     **rest: Any,
 ) -> RunRequest:
-    """Return the request of `MODEL[@RUN]`, or of a device, backend and dtype beside MODEL.
+    """Return the request of `MODEL[@RUN]`, or of MODEL with a device, backend and dtype.
 
-    `rest` are further fields. An unknown run behind a model that exists is refused with the names
-    there are, and so is a run that is named twice (UsageError), and an unknown `arch` (ArchError):
-    another engine would never ask for it.
+    `rest` are further fields of the request. Raises UsageError for an unknown run after a model
+    that exists, and for a run that is named twice; ArchError for an unknown `arch`, which an engine
+    would never look up.
     """
     check_arch(rest.get("arch"))
     name, run = model_and_run(str(text))
@@ -108,9 +111,9 @@ def requested(
 
 
 def model_and_run(text: str) -> tuple[str, str | None]:
-    """Split `MODEL@RUN` as `split_run` does, but refuse an unknown run behind a model that exists.
+    """Return (model, run) of `MODEL@RUN`; run is None if the text names none.
 
-    Raises UsageError with the names there are.
+    Unlike `split_run`, it raises UsageError for an unknown run after a model that exists.
     """
     name, run = split_run(text)
     if run is None and not Path(text).exists():
@@ -121,20 +124,20 @@ def model_and_run(text: str) -> tuple[str, str | None]:
 
 
 class Keeper(Protocol):
-    """Where recorded values go as they come, and how they come back."""
+    """A store of recorded values: takes them as they come, returns them later."""
 
     def keep(self, record: Record, values: Numbers) -> None:
-        """Take a record's values."""
+        """Store a record's values."""
         ...
 
     def fetch(self, key: str) -> Numbers | None:
-        """Return the values of a key, None where they were not kept."""
+        """Return the values of a key, None where they were not stored."""
         ...
 
 
 @dataclass(frozen=True)
 class Run:
-    """An open model where it runs. `own` is None where an engine runs whole passes."""
+    """An open model where it runs; `own` is its session, None where an engine runs whole passes."""
 
     request: RunRequest
     model: Model
@@ -142,12 +145,12 @@ class Run:
 
     @property
     def choice(self) -> DeviceChoice:
-        """Where it runs, and why there."""
+        """The backend or engine, device and dtype, and the reason for them."""
         return self.request.choice
 
     @property
     def session(self) -> Session:
-        """The session; UsageError for an engine, which has none."""
+        """The session; raises UsageError for an engine, which has none."""
         if self.own is None:
             self.choice.open()  # says what takes an engine
             raise UsageError(f"{self.choice}: an engine has no session")
@@ -155,7 +158,7 @@ class Run:
 
     @cached_property
     def points(self) -> Mapping[str, PointInstance]:
-        """The model's points by key, in execution order."""
+        """{key: capture point} of the model, in execution order."""
         if self.own is not None:
             return self.own.points
         return point_instances(self.model.spec.block, self.model.hyper, self.model.roles)
@@ -169,12 +172,12 @@ class Run:
         stop: bool = False,
         facts: Mapping[str, Value] | None = None,
     ) -> Iterator[Trace]:
-        """Run the tokens of a request (this run's own if None); yields the Trace with its values.
+        """Yield the trace of a request's tokens (None: this run's request), with its values.
 
         Values lie on disk until the `with` is left, or in `place`. A NaN or an infinity ends the
-        pass only where `stop` says so. Trace.run has `ids`, `model`, `weights`, `backend` and
-        `facts`; of engines `unknown` too: names that are no point of ours or could not be split,
-        each with the reason.
+        pass only if `stop`. Trace.run has `ids`, `model`, `weights`, `backend` and `facts`; for
+        engines `unknown` too: names that are no point of ours or could not be split, each with the
+        reason.
         """
         asked = self.request if request is None else request
         if asked.ids is None:
@@ -200,7 +203,10 @@ class Run:
             )
 
     def _by_engine(self, asked: RunRequest, ids: Sequence[int]) -> AbstractContextManager[Trace]:
-        """Return an engine's pass; UsageError for what only our own backends do."""
+        """Return a context manager of an engine's trace.
+
+        Raises UsageError if the request needs a backend.
+        """
         if asked.behind:
             raise UsageError(f"{asked.choice}: --behind needs a backend; an engine runs one pass")
         return ENGINES[asked.choice.backend](
@@ -219,10 +225,11 @@ class Run:
 def opened(
     request: RunRequest, model: Model | None = None, tell: Callable[[Model], None] | None = None
 ) -> Iterator[Run]:
-    """Open what a request names; a `model` that is open already is not opened again.
+    """Yield the run that a request names; a `model` that is open already is used.
 
-    `tell` hears of the model before anything of it is refused. Raises BackendUnavailableError for
-    a backend or engine that is not there, ArchError for a model that lacks what it needs.
+    `tell` is called with the model before anything of it is refused. Raises
+    BackendUnavailableError for a backend or engine that is not there, ArchError for a model that
+    lacks what it needs.
     """
     choice = request.choice
     backend = None if choice.is_engine else request.backend()
@@ -253,7 +260,10 @@ def opened(
 def traced(
     request: RunRequest, model: Model | None = None, facts: Mapping[str, Value] | None = None
 ) -> Iterator[Trace]:
-    """Open what a request names and run it: `opened` and `Run.trace` in one."""
+    """Yield the trace of a request: `opened` and `Run.trace` in one.
+
+    Raises UsageError for a request without token ids.
+    """
     if request.ids is None:
         raise UsageError(f"{request.model}: a run needs token ids; give --ids or --prompt")
     with opened(request, model) as run, run.trace(facts=facts) as trace:

@@ -40,13 +40,15 @@ class DeviceLogits(Protocol):
         """Return the first index of the highest logit; None if a logit is NaN."""
         ...
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Logits: ...
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Logits:
+        """Return the logits copied to the host."""
 
 
 class Sampler:
-    """Draws one token after another; equal seeds and logits give equal tokens."""
+    """Draws tokens one after the other; equal seeds and logits give equal tokens."""
 
     def __init__(self, sampling: Sampling) -> None:
+        """Take the settings, and seed the generator of random numbers."""
         self.sampling = sampling
         self._random = np.random.Generator(np.random.PCG64(sampling.seed))
 
@@ -73,7 +75,7 @@ class Sampler:
 
 
 def candidates(logits: Logits, sampling: Sampling) -> tuple[NDArray[np.int64], Logits]:
-    """Return the tokens that may be drawn, likeliest first, and their probabilities.
+    """Return (tokens that may be drawn, likeliest first; their probabilities, which sum to 1).
 
     Applied in this order: temperature; the top_k highest; the fewest tokens whose probabilities
     reach top_p together. The remaining probabilities are renormalised.

@@ -1,10 +1,10 @@
-"""State space scans, in numpy: what backends without their own code run.
+"""State space scans in numpy, for backends without code for them.
 
-A mixer keeps for each of its heads a matrix S [head_dim, state]. A token with value x, time step t,
+A mixer has for each of its heads a matrix S [head_dim, state]. A token with value x, time step t,
 input vector B and output vector C changes it to S' = exp(t a) S + t x B, and reads S' C + d x. The
 rate `a` is below zero: one number a head (Mamba 2), or one for each number of state (Mamba 1,
-whose heads are channels of one element). `recurrent` goes token by token; `chunked` gives the same
-numbers by products of CHUNK tokens at a time, where a head has one rate. Sources: Gu and Dao,
+whose heads are channels of one element). `recurrent` computes token by token; `chunked` gives the
+same numbers by products of CHUNK tokens at a time, where a head has one rate. Sources: Gu and Dao,
 "Mamba" (2023); Dao and Gu, "Transformers are SSMs" (2024); transformers' modeling_mamba2.
 """
 
@@ -27,11 +27,11 @@ def scanned(
     *,
     steps: bool,
 ) -> tuple[Array, Array]:
-    """Return what is read [tokens, heads, head_dim], and the state after the last token.
+    """Return (reads [tokens, heads, head_dim], state after the last token) of a scan.
 
-    x as the result, `step` [tokens, heads], `rate` [heads] or [heads, state], b and c [tokens,
-    groups, state], `skip` [heads], `state` [heads, head_dim, state], None for zeros. Each group
-    serves as many heads in a row. `steps`: token by token.
+    x is shaped as the reads, `step` [tokens, heads], `rate` [heads] or [heads, state], b and c
+    [tokens, groups, state], `skip` [heads], `state` [heads, head_dim, state], None for zeros. Each
+    group serves as many heads in a row. `steps`: token by token.
     """
     if state is None:
         state = np.zeros((*x.shape[1:], b.shape[2]), x.dtype)
@@ -47,7 +47,10 @@ def scanned(
 def recurrent(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return reads, without the skip, and state, token by token."""
+    """Return (reads without the skip, state after the last token), computed token by token.
+
+    Arguments are those of `scanned`.
+    """
     each = x.shape[1] // b.shape[1]
     reads = []
     for t in range(len(x)):
@@ -64,7 +67,7 @@ def _by_number(
 ) -> tuple[Array, Array]:
     """Return what `recurrent` does where every number of state has a rate.
 
-    What does not depend on the state is worked out for CHUNK tokens at once.
+    What does not depend on the state is computed for CHUNK tokens at once.
     """
     each = x.shape[1] // b.shape[1]
     reads = []
@@ -105,7 +108,7 @@ def chunked(
 def _chunk(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return the reads [groups, heads of each, tokens, head_dim] of one chunk, and the state.
+    """Return (reads [groups, heads of each, tokens, head_dim], state) of one chunk.
 
     Inputs have groups and heads first. The decay from token j to token i is the exponential of the
     sum of t a over the tokens between; the sums are taken over those alone, as differences of two
@@ -126,7 +129,10 @@ def _chunk(
 
 
 def time_steps(raw: Array, bias: Array | None, low: float, high: float) -> Array:
-    """Return softplus(raw + bias), clamped to [low, high]; softplus is that of recurrence.py."""
+    """Return softplus(raw + bias) [tokens, heads], clamped to [low, high].
+
+    Softplus is the identity from LINEAR on, as in recurrence.py.
+    """
     from aprfmt.inference.recurrence import LINEAR
 
     x = raw if bias is None else raw + bias
@@ -137,9 +143,10 @@ def time_steps(raw: Array, bias: Array | None, low: float, high: float) -> Array
 def gated(
     x: Array, gate: Array, weight: Array | None, *, groups: int, eps: float, first: bool
 ) -> Array:
-    """Return x [tokens, width] times silu(gate), with RMSNorm by groups where there is a weight.
+    """Return x [tokens, width] times silu(gate), with RMSNorm by groups if there is a weight.
 
-    The norm is of each group's width by itself; `first`: it comes before the gate, else behind it.
+    The norm is computed within each group's width. `first`: it comes before the gate, else after
+    it.
     """
     with np.errstate(over="ignore"):
         opened = gate / (1 + np.exp(-gate))

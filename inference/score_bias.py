@@ -1,4 +1,4 @@
-"""What attention adds to its scores for the distance of query and key: ALiBi, or a table's rows.
+"""What attention adds to its scores for the distance of query and key: ALiBi, or a table.
 
 Positions are those the mask counts. Sources: arXiv 2108.12409 (ALiBi), 1910.10683 (buckets);
 transformers' modeling files of bloom, mpt, falcon and mpnet.
@@ -17,9 +17,9 @@ FURTHEST = 128  # distance from which on all keys share one row of a table
 
 
 def attention(c: Context, layer: int, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-    """Return probs.v [tokens, heads, value_dim], some queries at a time; points scores and probs.
+    """Return attention with the bias added to the scores: [tokens, heads, value_dim].
 
-    With one of these points wanted, all queries at once.
+    Queries are computed `query_block` at a time, all at once where scores or probs are wanted.
     """
     b, tokens, keys, before = c.backend, len(q), int(k.shape[0]), c.facts.cached
     whole = c.wants("scores", layer) or c.wants("probs", layer)
@@ -39,13 +39,17 @@ def attention(c: Context, layer: int, q: Array, k: Array, v: Array, heads: Heads
 
 
 def _alibi(c: Context, start: int, queries: int, keys: int) -> Array:
-    """Return slope times (key - query) [heads, queries, keys]."""
+    """Return slope times (key - query) [heads, queries, keys]; the first query is at `start`."""
     slopes = alibi_slopes(int(c.hp["n_heads"]), float(c.hp["alibi_max_bias"]))
     return c.backend.sloped(slopes, start, queries, keys)
 
 
 def _alibi_keys(c: Context, start: int, queries: int, keys: int) -> Array:
-    """Return slope times the key's position, all in bfloat16, scaled [heads, queries, keys]."""
+    """Return slope times the key's position [heads, queries, keys], as falcon computes it.
+
+    All steps are bfloat16, and the attention scale multiplies the result. It is the same for every
+    query, so `start` is not used.
+    """
     slopes = alibi_slopes(int(c.hp["n_heads"]), float(c.hp["alibi_max_bias"]))
     added = key_bias(slopes, keys, float(c.hp["attn_scale"]))[:, None]
     return c.backend.array(np.repeat(added, queries, axis=1))
@@ -65,7 +69,11 @@ def _bfloat16(x: Numbers) -> Numbers:
 
 
 def alibi_slopes(heads: int, most: float) -> Numbers:
-    """Return one slope a head: 2^(-most*i/n) of the n heads below a power of two, then between."""
+    """Return ALiBi's slope of each head [heads], float64.
+
+    The first n heads, n the power of two not above `heads`, have 2^(-most*i/n); the others have
+    the odd multiples of half a step.
+    """
     power = 1 << (heads.bit_length() - 1)
     steps = [(i + 1) / power for i in range(power)]
     steps += [(2 * i + 1) / (2 * power) for i in range(heads - power)]
@@ -73,7 +81,10 @@ def alibi_slopes(heads: int, most: float) -> Numbers:
 
 
 def _relative(c: Context, start: int, queries: int, keys: int) -> Array:
-    """Return each head's number of a table [rows, heads] for the distance."""
+    """Return a table's number for each head and distance of key and query [heads, queries, keys].
+
+    The first query is at `start`. The table is `attn_rel_b.weight` [rows, heads].
+    """
     away = np.arange(keys)[None, :] - np.arange(start, start + queries)[:, None]
     weight = c.weights["attn_rel_b.weight"]
     table = np.asarray(weight.rows(0, weight.n_rows))
@@ -82,7 +93,10 @@ def _relative(c: Context, start: int, queries: int, keys: int) -> Array:
 
 
 def _rows(away: Numbers, count: int) -> Numbers:
-    """Return the rows of distances key - query: half of them for each sign, then by logarithm."""
+    """Return the table rows (buckets) of distances key - query, in a table of `count` rows.
+
+    Half of them are for each sign; near distances have a row each, far ones share by logarithm.
+    """
     half = count // 2
     near = half // 2
     distance = np.abs(away)

@@ -29,11 +29,12 @@ Numbers = NDArray[Any]
 
 
 class Session:
-    """One sequence on one backend. Logits come back as numpy, float32 (float64 in float64 runs)."""
+    """One sequence on one backend; logits are numpy, float32 (float64 in float64 runs)."""
 
     def __init__(
         self, spec: ArchSpec, hp: Mapping[str, Value], weights: Weights, backend: Backend
     ) -> None:
+        """Open a session without tokens, for an architecture, hyperparameters and weights."""
         self.spec = spec
         self.hp = hp
         self.weights = weights
@@ -46,9 +47,10 @@ class Session:
 
     @classmethod
     def of(cls, model: Model, backend: Backend, *, memory: int | None = None) -> "Session":
-        """Open a model's weights; `memory` is the budget in bytes for what is held decoded.
+        """Return a session of a model; `memory` is the budget in bytes for decoded weights.
 
-        Raises ArchError for a model whose tensors are not those its architecture needs.
+        None: the backend's budget. Raises ArchError for a model whose tensors are not those its
+        architecture needs.
         """
         check_runnable(model.resolution, model.path)
         for key, shape, wanted in model.resolution.coverage.misshapen:
@@ -60,13 +62,14 @@ class Session:
         return cls(model.spec, model.hyper, model_weights(model, budget), backend)
 
     def close(self) -> None:
-        """Let the weights go; the model stays open."""
+        """Stop reading weights ahead; the model stays open."""
         self.weights.close()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Close the session, whatever the error."""
         self.close()
 
     @cached_property
@@ -78,8 +81,8 @@ class Session:
     def _stepwise(self) -> bool:
         """Whether a step's arithmetic depends on its token, its position and the cache alone.
 
-        Chunks and factors on the queries are chosen on the host, by the position, and learned
-        positions end there.
+        Chunks and factors on the queries are chosen on the host by the position, and learned
+        positions come to an end, so models with these return False.
         """
         block = self.spec.block
         chunked = block.window == "chunk" and any(self.hp["window_layers"])
@@ -88,20 +91,24 @@ class Session:
 
     @cached_property
     def _vocab(self) -> int:
+        """The number of tokens of the vocabulary."""
         return int(self.hp["vocab_size"])
 
     @cached_property
     def points(self) -> dict[str, PointInstance]:
-        """The model's capture points by key, in execution order."""
+        """{key: capture point} of the model, in execution order."""
         return point_instances(self.spec.block, self.hp, self.weights)
 
     @property
     def cache(self) -> KVCache | None:
-        """Keys and values of the tokens so far, None before the first."""
+        """The key-value cache of the tokens so far, None before the first."""
         return self._cache
 
     def reset(self, length: int = 0) -> None:
-        """Forget the tokens from `length` on; a state is made anew from those before it."""
+        """Forget the tokens from `length` on; the default forgets all.
+
+        A recurrent state cannot be cut, so the tokens before `length` run again with the next call.
+        """
         if self._cache is not None:
             kept = min(length, self._cache.length)
             whole = self._cache.cuttable or kept == self._cache.length
@@ -111,7 +118,7 @@ class Session:
     def extend(
         self, ids: Sequence[int], recorder: Recorder | None = None, logits_rows: LogitRows = "last"
     ) -> Numbers:
-        """Run `ids` behind the tokens so far; return logits [rows, vocab] of the wanted rows.
+        """Run `ids` after the tokens so far, and return logits [rows, vocab] of `logits_rows`.
 
         Where the rotary frequencies depend on the length and change with it, the whole sequence
         is run again, so that a step always equals a prefill.
@@ -119,6 +126,10 @@ class Session:
         return self.backend.to_numpy(self._extend(ids, recorder, logits_rows))
 
     def _extend(self, ids: Sequence[int], recorder: Recorder | None, logits_rows: LogitRows) -> Any:
+        """Return what `extend` does as an array of the backend.
+
+        Raises UsageError if there are no ids or the model predicts no tokens.
+        """
         check_predicts(self.spec, self.weights.subject)
         new, before = [int(i) for i in ids], len(self.ids)
         if not new:
@@ -138,9 +149,10 @@ class Session:
     def _pass(
         self, ids: Sequence[int], cache: KVCache | None, recorder: Recorder | None, rows: LogitRows
     ) -> Any:
-        """Run the forward pass, or replay it where it was recorded on the device."""
+        """Return the logits of `rows` from the forward pass, replayed where it was recorded."""
 
         def run(ids: Sequence[int] | Numbers, positions: Numbers | None = None) -> Any:
+            """Return the logits of one forward pass."""
             return self._forward(
                 self.backend,
                 self.spec,
@@ -165,10 +177,15 @@ class Session:
     def _traced(
         self, tracer: Tracer, run: Callable[..., Any], tokens: Numbers, kind: Hashable
     ) -> Any:
-        """Run a pass whose statistics wait on the device, or replay one that was recorded."""
+        """Return the logits of a pass whose statistics wait on the device, run or replayed.
+
+        The tracer has the pass's records afterwards. `kind` is equal for passes that one recording
+        serves.
+        """
         assert self._graphs is not None
 
         def traced(ids: Numbers, positions: Numbers) -> Any:
+            """Return the logits of a pass recorded by the tracer from its beginning."""
             tracer.again()
             logits = run(ids, positions)
             tracer.end()
@@ -182,14 +199,14 @@ class Session:
         return logits
 
     def prefill(self, ids: Sequence[int], logits_rows: LogitRows = "last") -> Numbers:
-        """Begin a sequence: forget what was there, run the prompt."""
+        """Discard the sequence so far, run a prompt and return logits [rows, vocab]."""
         self.reset()
         return self.extend(ids, None, logits_rows)
 
     def in_parts(self, ids: Sequence[int], rows: range, most: int) -> Iterator[Numbers]:
-        """Begin a sequence and yield the logits of neighbouring rows, at most `most` at a time.
+        """Yield logits of the neighbouring `rows` of a new sequence, at most `most` rows at a time.
 
-        Later rows run behind the cache of earlier ones, so that only those yielded are held. Where
+        Later rows run after the cache of earlier ones, so that only those yielded are held. Where
         the rotary frequencies depend on the length the whole sequence runs at once.
         """
         if self._lengthy:
@@ -202,7 +219,7 @@ class Session:
             yield self.extend(ids[start:stop], None, "all")
 
     def at_positions(self, ids: Sequence[int], positions: Numbers, most: int) -> Iterator[Numbers]:
-        """Yield the logits of all rows of a sequence whose tokens stand at given positions.
+        """Yield logits of all rows of a sequence whose tokens have the given positions.
 
         Every token attends to all before it, whatever the positions. At most `most` rows are held,
         and each part of them takes a pass over the whole sequence.
@@ -222,19 +239,22 @@ class Session:
             )
 
     def step(self, token: int) -> Numbers:
-        """Run one more token; return its logits [vocab]."""
+        """Run one more token and return its logits [vocab]."""
         logits: Numbers = self.extend([token])[0]
         return logits
 
     def logits(self, ids: Sequence[int], recorder: Recorder | None = None) -> Numbers:
-        """Return logits [tokens, vocab] of a whole sequence; the session's own stays as it is."""
+        """Return logits [tokens, vocab] of a whole sequence.
+
+        The session's sequence and cache are not changed.
+        """
         check_predicts(self.spec, self.weights.subject)
         return self.backend.to_numpy(self._once(ids, recorder, "all"))
 
     def embedding(self, ids: Sequence[int]) -> Numbers:
-        """Return what a sequence's last rows are pooled to, [1, hidden].
+        """Return the pooled last rows of a sequence, [1, hidden].
 
-        Raises UsageError for a model that states no pooling.
+        Raises UsageError for a model without a pooling.
         """
         if self.hp["pooling"] is None:
             raise UsageError(f"{self.spec.name}: states no pooling; expected mean, cls or last")
@@ -247,6 +267,7 @@ class Session:
         return found
 
     def _once(self, ids: Sequence[int], recorder: Recorder | None, rows: LogitRows) -> Any:
+        """Return the logits of `rows` of a pass that uses no cache."""
         return self._pass(ids, None, recorder, rows)
 
     def generate(
@@ -256,7 +277,10 @@ class Session:
         limit: int,
         stop: Collection[int] = (),
     ) -> Iterator[int]:
-        """Yield up to `limit` tokens after a prompt; ends before a token of `stop`."""
+        """Yield up to `limit` tokens after a prompt; ends before a token of `stop`.
+
+        `sampler` chooses a token from logits [vocab].
+        """
         self.reset()
         given: Sequence[int] = ids
         for _ in range(limit):
@@ -267,7 +291,7 @@ class Session:
             given = [token]
 
     def _last_row(self, ids: Sequence[int]) -> Any:
-        """Return the last row's logits as a sampler takes them: read only if it needs them."""
+        """Return the last row's logits for a sampler: copied to the host only if it needs them."""
         logits = self._extend(ids, None, "last")
         best = None if self._graphs is None else self._graphs.best
         return self.backend.host_row(logits[-1], best)
@@ -286,15 +310,15 @@ class Session:
         run: Mapping[str, Value] | None = None,
         behind: int = 0,
     ) -> Trace:
-        """Run a sequence and record the wanted keys of `points`.
+        """Return the trace of a sequence, with the wanted keys of `points` recorded.
 
-        The first `behind` tokens only fill the cache; the rest is recorded behind them, and so is
+        The first `behind` tokens only fill the cache; those after them are recorded, and so is
         what attention reads of the cache. Where the rotary frequencies change with the length the
         whole sequence is run, and recorded.
 
-        `keep` gets every record with its values as they come, `fetch` gives them back
+        `keep` gets every record with its values as they come, `fetch` returns them later
         (trace.Kept, trace_file.Spool). `stop` ends the pass at the first NaN or infinity. `run`
-        is added to what the trace says of itself.
+        is added to the trace's facts of the run.
         """
         tracer = Tracer(
             self.backend,
@@ -319,7 +343,7 @@ class Session:
         return tracer.trace(self.facts(ids) | dict(run or {}), fetch)
 
     def facts(self, ids: Sequence[int]) -> dict[str, Value]:
-        """Return what a trace says of its run."""
+        """Return {name: value} of a trace's run: architecture, ids, backend, version."""
         return {
             "architecture": self.spec.name,
             "ids": [int(i) for i in ids],
@@ -329,7 +353,7 @@ class Session:
 
 
 def load_forward(spec: ArchSpec) -> Callable[..., Any]:
-    """Return the forward pass an architecture names; ArchError where it is not there."""
+    """Return the forward pass that an architecture names; ArchError if it cannot be loaded."""
     if not spec.forward:
         return forward
     try:
@@ -342,7 +366,7 @@ def load_forward(spec: ArchSpec) -> Callable[..., Any]:
 
 
 def _shifted(rows: LogitRows, count: int, before: int) -> LogitRows:
-    """Return the same rows of the last `count` tokens, counted from the sequence's start."""
+    """Return rows of the last `count` tokens as rows of a sequence with `before` more in front."""
     if rows == "last":
         return rows
     wanted = range(count) if isinstance(rows, str) else rows
@@ -350,7 +374,7 @@ def _shifted(rows: LogitRows, count: int, before: int) -> LogitRows:
 
 
 def peak_rss() -> int | None:
-    """Return the process's highest resident memory in bytes, None where the system has no count."""
+    """Return the process's highest resident memory in bytes; None where the system has none."""
     try:
         import resource
     except ImportError:

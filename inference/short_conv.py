@@ -5,11 +5,11 @@ from aprfmt.inference.context import Context
 
 
 def short_conv(c: Context, layer: int, x: Array) -> Array:
-    """Return a layer's mixed tokens [tokens, hidden], before the output product: `conv_gated`.
+    """Return a short convolution's result [tokens, hidden], before the output product.
 
-    One product gives the gate before the convolution, the gate after it, and what is convolved.
-    The cache keeps the last `conv_taps` - 1 rows that the convolution has read. Source:
-    transformers' modeling_lfm2.
+    That is the point `conv_gated`. One product gives the gate before the convolution, the gate
+    after it, and what is convolved. The cache holds the last `conv_taps` - 1 rows that the
+    convolution has read. Source: transformers' modeling_lfm2.
     """
     b, width = c.backend, int(c.hp["hidden_size"])
     before = None if c.cache is None else c.cache.state(layer)[0]
@@ -25,7 +25,10 @@ def short_conv(c: Context, layer: int, x: Array) -> Array:
 
 
 def window_of(c: Context, before: Array | None, rows: Array) -> Array:
-    """Return rows [tokens, channels] behind those a convolution looks back on, at first zeros."""
+    """Return `rows` [tokens, channels] with the earlier rows a convolution looks back on in front.
+
+    `before` are these rows; None: zeros, at the beginning of a sequence.
+    """
     if before is None:
         before = c.backend.zeros((int(c.hp["conv_taps"]) - 1, rows.shape[1]))
     return c.backend.stack([before, rows])

@@ -1,4 +1,4 @@
-"""A layer that mixes tokens by a state space scan, in place of attention or at its side.
+"""A layer that mixes tokens by a state space scan, in place of attention or parallel to it.
 
 Two kinds: mamba's mixer has a rate for each number of state and a compressed time step; mamba2's
 has heads with a rate each, and groups of heads that share B and C. Sources: transformers'
@@ -15,7 +15,7 @@ UNBOUNDED = float("inf")
 
 
 def mamba(c: Context, layer: int, x: Array) -> Array:
-    """Return a mixer's tokens [tokens, ssm_size], before the output product: `ssm_gated`."""
+    """Return a Mamba 1 mixer's result [tokens, ssm_size] before the output product: `ssm_gated`."""
     b, hp = c.backend, c.hp
     width, rank, size = (int(hp[name]) for name in ("ssm_size", "ssm_rank", "ssm_state"))
     joined = c.linear(layer, "ssm_in", x)
@@ -34,12 +34,13 @@ def mamba(c: Context, layer: int, x: Array) -> Array:
 
 
 def mamba2(c: Context, layer: int, x: Array) -> Array:
-    """Return a mixer's tokens [tokens, ssm_size], before the output product: `ssm_gated`."""
+    """Return a Mamba 2 mixer's result [tokens, ssm_size] before the output product: `ssm_gated`."""
     b, hp = c.backend, c.hp
     heads, groups = int(hp["ssm_heads"]), int(hp["ssm_groups"])
     width, shared = int(hp["ssm_size"]), groups * int(hp["ssm_state"])
     if c.block.multipliers != "none":
         x = b.scale(x, float(hp["ssm_in_scale"]))
+    # One product gives gate, values, B, C and time steps; some models scale each part.
     joined = c.linear(layer, "ssm_in", x)
     if c.block.multipliers != "none":
         sizes = (width, width, shared, shared, heads)
@@ -58,7 +59,7 @@ def mamba2(c: Context, layer: int, x: Array) -> Array:
 
 
 def _parts(x: Array, sizes: Sequence[int]) -> list[Array]:
-    """Return neighbouring columns of these widths."""
+    """Return x [tokens, width] split into neighbouring columns of these widths."""
     parts, start = [], 0
     for size in sizes:
         parts.append(x[:, start : start + size])
@@ -67,7 +68,7 @@ def _parts(x: Array, sizes: Sequence[int]) -> list[Array]:
 
 
 def _convolved(c: Context, layer: int, rows: Array) -> tuple[Array, Array]:
-    """Return the rows that the next pass looks back on, and the activated convolution: `conv`."""
+    """Return (rows that the next pass looks back on, activated convolution: point `conv`)."""
     before = None if c.cache is None else c.cache.state(layer)[0]
     window = window_of(c, before, rows)
     mixed = c.backend.convolve(
@@ -78,7 +79,7 @@ def _convolved(c: Context, layer: int, rows: Array) -> tuple[Array, Array]:
 
 
 def _normed(c: Context, layer: int, part: str, x: Array) -> Array:
-    """Return a time step, B or C behind its norm."""
+    """Return a time step, B or C (`part` dt, b or c) after its norm."""
     b = c.backend
     if c.block.ssm_norms == "plain":
         weight, eps = b.shift(b.zeros((x.shape[-1],)), 1), float(c.hp["ssm_inner_eps"])
@@ -90,7 +91,11 @@ def _normed(c: Context, layer: int, part: str, x: Array) -> Array:
 def _scanned(
     c: Context, layer: int, window: Array, given: tuple[Array, Array, Array, Array]
 ) -> Array:
-    """Return what a scan of values, time steps, B and C reads, heads joined, wide: `ssm_scan`."""
+    """Return the reads of a scan, heads joined, in float32 at least: point `ssm_scan`.
+
+    `given` are values, raw time steps, B and C; `window` are the rows that the next pass's
+    convolution looks back on, stored in the cache with the state.
+    """
     b, (value, raw, into, out) = c.backend, given
     high = c.hp["ssm_step_high"]
     step = b.time_step(
@@ -110,6 +115,7 @@ def _scanned(
 
 
 def _gated(c: Context, layer: int, read: Array, gate: Array) -> Array:
+    """Return a scan's reads gated, and normalised where the model does so: point `ssm_gated`."""
     normed = bool(c.hp["ssm_norm"])
     return c.tap(
         "ssm_gated",

@@ -31,13 +31,13 @@ CACHED: Mapping[str, str] = {"k_cache": "k_rope", "v_cache": "v_norm"}
 
 @dataclass(frozen=True)
 class Trace(Tabular):
-    """The records of one pass by key, in execution order, and how to get at the values.
+    """The records of one pass by key, in execution order, and access to their values.
 
     `run` has what identifies the run: ids, prompt, model, architecture, and the backend's facts.
     `aliases` maps keys that were asked for to the keys they equal by construction. `fetch` returns
-    the recorded values of a key, None where only statistics were kept. `nonfinite` is the first
-    key with a NaN or an infinity; the pass ended there if it was told to. `masks` say which values
-    are there of keys whose file holds only some, `resolution` half a unit of its last decimal.
+    the recorded values of a key, None where only statistics were recorded. `nonfinite` is the first
+    key with a NaN or an infinity; a pass with `stop` ended there. `masks` say which values are
+    there of keys whose file holds only some, `resolution` half a unit of its last decimal.
     """
 
     run: Mapping[str, Value]
@@ -49,6 +49,7 @@ class Trace(Tabular):
     resolution: float = 0.0
 
     def __repr__(self) -> str:
+        """Return a short text: the class, the model, and the number of records."""
         return short_repr(self, self.run.get("model", ""), f"{len(self.records)} records")
 
     def _ipython_key_completions_(self) -> list[str]:
@@ -58,13 +59,16 @@ class Trace(Tabular):
     def find(self, key: str) -> Record | None:
         """Return the record of a key or of the key it equals; None where it was not captured.
 
-        The key of a joined slot (`L3.qkv`) gives its parts side by side, if all were recorded.
+        The key of a joined slot (`L3.qkv`) gives one record of its parts, if all were recorded.
         """
         found = self.records.get(self.aliases.get(key, key))
         return self._joined(key) if found is None else found
 
     def values(self, key: str) -> Numbers | None:
-        """Return the recorded values of a key or of the key it equals, parts joined by token."""
+        """Return the recorded values of a key or of the key it equals; None where there are none.
+
+        The parts of a joined slot (`L3.qkv`) are joined along the last axis, token by token.
+        """
         if self.aliases.get(key, key) in self.records:
             return self.fetch(self.aliases.get(key, key))
         if self._joined(key) is None:
@@ -74,16 +78,20 @@ class Trace(Tabular):
         return np.concatenate(whole, axis=-1) if len(whole) == len(found) else None
 
     def mask(self, key: str) -> NDArray[np.bool_] | None:
-        """Return which values of a key are there; None for all of them."""
+        """Return a mask of the values of a key that are there; None if all are."""
         return self.masks.get(self.aliases.get(key, key))
 
     def parts(self, key: str) -> list[str]:
-        """Return the keys that a key stands for: a joined slot's parts, or the key itself."""
+        """Return the keys that a key names: a joined slot's parts (`L3.qkv`), or the key itself."""
         layer, _, slot = key.rpartition(".")
         points = SLOTS.get(slot, ())
         return [f"{layer}.{point}" for point in points] if layer and len(points) > 1 else [key]
 
     def _joined(self, key: str) -> Record | None:
+        """Return one record for a joined slot's parts; None if it is no slot, or parts do not fit.
+
+        They must all be recorded, on the same rows.
+        """
         keys = self.parts(key)
         found = [self.records.get(self.aliases.get(part, part)) for part in keys]
         parts = [record for record in found if record is not None]
@@ -98,14 +106,14 @@ class Trace(Tabular):
         return replace(first, point=slot, shape=(rows, width), stats=stats, sha256=None)
 
     def slot(self, name: str, layer: int) -> Stats | None:
-        """Return the statistics of a slot of SLOTS, its parts joined; None where one is missing."""
+        """Return the statistics of a slot of SLOTS, its parts joined; None if one is missing."""
         found = [self.find(key_name(point, layer)) for point in SLOTS[name]]
         stats = [record.stats for record in found if record is not None]
         parts = [part for part in stats if part is not None]
         return merge_stats(parts) if len(parts) == len(SLOTS[name]) else None
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the run, and the statistics of the first points."""
+        """Return the HTML a notebook shows: the run, and the statistics of the first points."""
         ids = self.run.get("ids")
         known = [one for one in self.records.values() if one.stats is not None]
         rows = [
@@ -135,7 +143,7 @@ class Trace(Tabular):
         ).html()
 
     def table_rows(self) -> Sequence[Row]:
-        """Return a row a point: where it is, its shape and its statistics."""
+        """Return a row for each point: key, place, shape and statistics."""
         rows = [record_to_json(record) for record in self.records.values()]
         left_out = ("positions", "stats")
         return [
@@ -145,7 +153,7 @@ class Trace(Tabular):
         ]
 
     def to_json(self) -> dict[str, Any]:
-        """Return what identifies the run, every record with its statistics, and the aliases."""
+        """Return the trace as JSON: the run, every record with its statistics, and the aliases."""
         return {
             "trace": dict(self.run),
             "records": [record_to_json(record) for record in self.records.values()],
@@ -155,7 +163,10 @@ class Trace(Tabular):
 
 
 def joined_slots(keys: Iterable[str]) -> list[str]:
-    """Return keys in order, a joined slot's (`L3.qkv`) moved to where its first part would be."""
+    """Return the keys in order, with joined slots' keys moved to their first part's place.
+
+    `L3.qkv` comes after `L3.attn_norm`, or before the layer's first key.
+    """
     listed = list(keys)
     joined = {key for key in listed if len(SLOTS.get(key.rpartition(".")[2], ())) > 1}
     found = [key for key in listed if key not in joined]
@@ -199,6 +210,7 @@ class Tracer:
         stop: bool = False,
         cached: bool = False,
     ) -> None:
+        """Resolve the wanted keys to points; nothing is recorded yet."""
         self._backend = backend
         self._positions = positions
         self._keep = keep
@@ -220,19 +232,22 @@ class Tracer:
                     self.aliases[key] = instance.key
         if not cached:
             self._alias_cache(known)
-        # Where statistics wait until the pass is over; values that are kept are copied before that.
+        # Statistics that wait until the pass is over; None where values are stored as they come.
         self._pending = backend.pending() if keep is None and not hashes else None
         self._stepped = {layer for point, layer in self._wanted if POINTS[point].inner}
 
     def begin(self, facts: PassFacts) -> None:
-        """Take note of the pass; UsageError for a second one, or for positions it lacks."""
+        """Store the facts of the pass that begins.
+
+        Raises UsageError for a second pass, or for wanted positions that it lacks.
+        """
         if self._facts is not None:
             raise UsageError("a trace records one pass; make a new one for the next")
         self._facts = facts
         check_positions(self._positions, facts.positions.tolist())
 
     def _alias_cache(self, known: Mapping[str, PointInstance]) -> None:
-        """Record, of a pass without a cache, what its attention reads under its own name."""
+        """Map wanted k_cache and v_cache to the points that a pass without a cache reads."""
         for cached, own in CACHED.items():
             for layer in [layer for point, layer in self._wanted if point == cached]:
                 self._wanted.discard((cached, layer))
@@ -242,11 +257,14 @@ class Tracer:
                     self.aliases[key_name(cached, layer)] = instance.key
 
     def wants(self, point: str, layer: int) -> bool:
-        """Say whether the point is recorded."""
+        """Return whether the point is recorded in this layer."""
         return (point, layer) in self._wanted
 
     def capture(self, point: str, layer: int, x: Array) -> Array:
-        """Record the point; the pass goes on with the same value."""
+        """Record the value of a point, and return it unchanged for the pass.
+
+        Raises StoppedTrace if it is not finite and the trace ends there.
+        """
         assert self._facts is not None
         x_rows, positions = self._cut(point, x, self._facts)
         if not positions:
@@ -281,7 +299,7 @@ class Tracer:
         return x
 
     def _ends(self, record: Record) -> bool:
-        """Note the first point that is not finite; say whether the trace ends there."""
+        """Return whether the trace ends at this record; the first that is not finite is stored."""
         stats = record.stats
         if self.nonfinite is None and POINTS[record.point].finite and stats is not None:
             if stats.nan + stats.inf:
@@ -290,7 +308,7 @@ class Tracer:
         return False
 
     def _read(self) -> None:
-        """Fill in the statistics that waited; what came after the end is left out."""
+        """Add statistics that were computed on the device; drop records after the trace's end."""
         if self._pending is None:
             return
         measured: dict[str, Record] = {}
@@ -303,20 +321,23 @@ class Tracer:
 
     @property
     def kind(self) -> Hashable | None:
-        """Return a key, equal for passes that one recording serves; None where none does."""
+        """A key that is equal for passes one recording serves; None if no recording can.
+
+        Only traces whose statistics all wait on the device can be replayed.
+        """
         if self._pending is None:
             return None
         chosen = self._positions if isinstance(self._positions, str) else tuple(self._positions)
         return frozenset(self._wanted), chosen
 
     def again(self) -> None:
-        """Forget the pass, to record the same one anew."""
+        """Discard what was recorded, to record the same pass once more."""
         self._facts, self.records, self.nonfinite = None, {}, None
         if self._pending is not None:
             self._pending = self._backend.pending()
 
     def end(self) -> None:
-        """Make what follows the pass wait for the statistics enqueued beside it."""
+        """Make what is enqueued after the pass wait for the statistics."""
         if self._pending is not None:
             self._pending.join()
 
@@ -326,15 +347,18 @@ class Tracer:
         return self._facts is not None
 
     def template(self) -> tuple[dict[str, Record], Any]:
-        """Return the records of a pass being recorded, and where each replay leaves statistics."""
+        """Return (records, pending statistics) of a recorded pass, which each replay overwrites."""
         return self.records, self._pending
 
     def replayed(self, template: tuple[dict[str, Record], Any]) -> None:
-        """Take over what a replay of the same pass has recorded."""
+        """Take records and pending statistics from the template of a pass that was replayed."""
         self.records, self._pending = template
 
     def _cut(self, point: str, x: Array, facts: PassFacts) -> tuple[Array, tuple[int, ...]]:
-        """Return the rows of the chosen positions, and these positions."""
+        """Return (x at the chosen positions, these positions) for a point.
+
+        What rows of the point are depends on its kind: tokens, keys, logits' rows, or the sequence.
+        """
         kind = POINTS[point].rows
         if kind == "keys":
             return x, tuple(range(int(x.shape[0])))
@@ -358,7 +382,7 @@ class Tracer:
     def trace(
         self, run: Mapping[str, Value], fetch: Callable[[str], Numbers | None] | None = None
     ) -> Trace:
-        """Return what was recorded."""
+        """Return the trace of what was recorded; `run` says what ran, `fetch` returns values."""
         self._read()
         return Trace(
             run,
@@ -370,17 +394,18 @@ class Tracer:
 
 
 class Kept:
-    """Values kept in memory: pass `keep` to a Tracer and `fetch` to its trace."""
+    """Recorded values in memory: pass `keep` to a Tracer and `fetch` to its trace."""
 
     def __init__(self) -> None:
+        """Start without values."""
         self._values: dict[str, Numbers] = {}
 
     def keep(self, record: Record, values: Numbers) -> None:
-        """Copy: a backend may write into an activation later."""
+        """Store a copy of a record's values, for a backend may write into an activation later."""
         self._values[record.key] = np.array(values)
 
     def fetch(self, key: str) -> Numbers | None:
-        """Return the values of a key."""
+        """Return the values of a key; None if it was not recorded."""
         return self._values.get(key)
 
 
@@ -395,7 +420,10 @@ def check_positions(chosen: Positions, there: Sequence[int]) -> None:
 
 
 def parse_positions(text: str) -> Positions:
-    """Return the positions that `--positions` names: all, last, or 1,3,8; UsageError otherwise."""
+    """Return the positions of a `--positions` argument: "all", "last", or a tuple of numbers.
+
+    Raises UsageError for anything but all, last, or numbers like 1,3,8.
+    """
     words: dict[str, Positions] = {"all": "all", "last": "last"}
     if text in words:
         return words[text]

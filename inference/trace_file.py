@@ -38,6 +38,7 @@ class Spool:
     """Values of a running trace in a temporary file, which is deleted when it is closed."""
 
     def __init__(self, folder: Path | None = None) -> None:
+        """Open a temporary file in `folder`, or the system's; OutputError if that fails."""
         self._folder = folder or Path(tempfile.gettempdir())
         with as_output_error(self._folder, _NO_ROOM):
             self._file = tempfile.TemporaryFile(dir=folder)
@@ -45,7 +46,7 @@ class Spool:
         self._end = 0
 
     def keep(self, record: Record, values: Numbers) -> None:
-        """Append the values of a record."""
+        """Append the values of a record, as F32, F64 or I64."""
         data = np.ascontiguousarray(values)
         if data.dtype.name not in _ENCODINGS:
             data = data.astype(np.int64 if data.dtype.kind in "iub" else np.float32)
@@ -55,7 +56,7 @@ class Spool:
         self._end += data.nbytes
 
     def fetch(self, key: str) -> Numbers | None:
-        """Read the values of a key back."""
+        """Return the values of a key, read from the file; None if it was not stored."""
         if key not in self._places:
             return None
         offset, dtype, shape = self._places[key]
@@ -65,7 +66,7 @@ class Spool:
         return np.frombuffer(raw, dtype).reshape(shape)
 
     def close(self) -> None:
-        """Close the file; errors of delayed writes no longer matter."""
+        """Close and delete the file; errors of delayed writes are ignored."""
         with suppress(OSError):
             self._file.close()
 
@@ -78,11 +79,12 @@ class Spool:
         value: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Close and delete the file, whatever the error."""
         self.close()
 
 
 def whole(trace: Trace, path: Path) -> None:
-    """Raise UsageError for a trace with only some values of its points (printed text)."""
+    """Raise UsageError for a trace that has only some values of its points (printed text)."""
     if trace.masks:
         raise UsageError(
             f"{path}: of {len(trace.masks)} points only printed values are there, which is not "
@@ -114,7 +116,7 @@ def save_trace(path: Path, trace: Trace, *, force: bool = False) -> None:
 
 
 def windows(values: Numbers) -> Iterator[memoryview]:
-    """Yield an array's bytes in the pieces that a sink is given."""
+    """Yield an array's bytes in pieces of at most _WINDOW, as a sink takes them."""
     data = np.ascontiguousarray(values)
     raw = data.data.cast("B") if data.size else memoryview(b"")
     for start in range(0, len(raw), _WINDOW):
@@ -122,12 +124,13 @@ def windows(values: Numbers) -> Iterator[memoryview]:
 
 
 def _to_json(trace: Trace) -> Mapping[str, Value]:
+    """Return the JSON object of a trace's header."""
     found = trace.to_json()
     return {"schema": SCHEMA, "run": found.pop("trace"), **found}
 
 
 def is_trace_file(path: Path) -> bool:
-    """Say whether a file is a model container that holds a saved trace."""
+    """Return whether a file is a model container that holds a saved trace."""
     if not path.is_file():
         return False
     try:
@@ -139,7 +142,7 @@ def is_trace_file(path: Path) -> bool:
 
 @contextmanager
 def load_trace(path: Path) -> Iterator[Trace]:
-    """Open a saved trace; its values can be fetched until the `with` is left.
+    """Yield a saved trace; its values can be fetched until the `with` is left.
 
     Raises FormatError if the file is not a trace, or its records and tensors disagree.
     """
@@ -148,7 +151,10 @@ def load_trace(path: Path) -> Iterator[Trace]:
 
 
 def trace_of(source: Source) -> Trace:
-    """Return the trace in an open file, valid while the file is open. Raises FormatError."""
+    """Return the trace in an open file, valid while the file is open.
+
+    Raises FormatError if the file holds none, or its records and tensors disagree.
+    """
     text = source.metadata.get(HEADER)
     if not isinstance(text, str):
         raise FormatError(
@@ -160,12 +166,14 @@ def trace_of(source: Source) -> Trace:
 
 
 def _from_json(header: Any, source: Source, where: str) -> Trace:
+    """Return the trace of a header and the file's tensors; FormatError names what is wrong."""
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         found = header.get("schema") if isinstance(header, dict) else type(header).__name__
         raise FormatError(f"{where}: schema {found!r}; expected {SCHEMA}")
     rows, run, aliases = header.get("records"), header.get("run"), header.get("aliases")
     if not (isinstance(rows, list) and isinstance(run, dict) and isinstance(aliases, dict)):
         raise FormatError(f"{where}: records, run or aliases are missing or of another type")
+    # Records, each held to the shape of its tensor.
     records = {}
     for index, row in enumerate(rows):
         record = record_from_json(row, f"{where}: record {index}")
@@ -181,6 +189,7 @@ def _from_json(header: Any, source: Source, where: str) -> Trace:
     nonfinite = header.get("nonfinite")
 
     def fetch(key: str) -> Numbers | None:
+        """Return the values of a key; None if the file has no tensor of it."""
         tensor = source.tensors.get(key)
         if tensor is None:
             return None

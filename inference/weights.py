@@ -1,7 +1,7 @@
 """A model's weights as handles: encoded until used, decoded a panel or a tensor at a time.
 
 `Weights` gives a `Weight` per role key. Weights placed by a backend (decoded, in its dtype, on its
-device) are kept while they fit one byte budget; the others are decoded at each use. If the stored
+device) are held while they fit one byte budget; the others are decoded at each use. If the stored
 bytes exceed the budget, `with weights.layer(i)` reads layer i + 1 ahead and releases the pages of
 layer i afterwards; the vocabulary is read in pieces, each released after use.
 """
@@ -35,15 +35,22 @@ TABLES = frozenset({"token_embd.weight", "output.weight", "position_embd.weight"
 
 
 class Holder:
-    """Tensors that backends have placed, first come first served, under one budget in bytes."""
+    """Tensors that backends have placed, first come first served, under one budget in bytes.
+
+    A tensor is found by its key and its owner, the backend that placed it.
+    """
 
     def __init__(self, budget: int) -> None:
+        """Start with nothing placed; `budget` is in bytes."""
         self.budget = budget
         self.used = 0
         self._held: dict[tuple[str, Hashable], Any] = {}
 
     def get(self, key: str, owner: Hashable, size: int, place: Callable[[], Any]) -> Any | None:
-        """Return the placed tensor, placing it now if `size` bytes fit the budget; else None."""
+        """Return the placed tensor, calling `place` now if `size` bytes fit the budget.
+
+        None if it is not placed and does not fit.
+        """
         where = (key, owner)
         if where not in self._held:
             if self.used + size > self.budget:
@@ -53,23 +60,23 @@ class Holder:
         return self._held[where]
 
     def find(self, key: str, owner: Hashable) -> Any | None:
-        """Return the placed tensor, or None."""
+        """Return the placed tensor, or None if this owner has not placed it."""
         return self._held.get((key, owner))
 
     def replace(self, key: str, owner: Hashable, placed: Any) -> None:
-        """Replace a placed tensor by equal numbers at another address."""
+        """Put another copy of a placed tensor's numbers in its place."""
         self._held[key, owner] = placed
 
     def has(self, key: str, owner: Hashable) -> bool:
-        """Say whether this owner holds this tensor."""
+        """Return whether this owner has placed this tensor."""
         return (key, owner) in self._held
 
     def placed(self) -> list[Any]:
-        """Return everything that is placed."""
+        """Return everything that is placed, whoever owns it."""
         return list(self._held.values())
 
     def holds(self, key: str) -> bool:
-        """Say whether a tensor is placed by any backend."""
+        """Return whether any backend has placed a tensor."""
         return any(held == key for held, _ in self._held)
 
 
@@ -84,6 +91,11 @@ class Weight:
         part: tuple[int, int] | None = None,
         piecewise: bool = False,
     ) -> None:
+        """Take a role key and the source of its numbers; nothing is read.
+
+        `part` is (index, count) for one expert of a stack. `piecewise`: mapped pages are released
+        after each read of rows.
+        """
         self.key = key
         self._rows = rows
         self._holder = holder
@@ -101,11 +113,14 @@ class Weight:
 
     @cached_property
     def n_rows(self) -> int:
-        """Product of the other axes."""
+        """Product of the lengths of all axes but the last."""
         return math.prod(self.shape[:-1])
 
     def expert(self, index: int) -> "Weight":
-        """Return one expert of [n_experts, out, in] (or [n_experts, out])."""
+        """Return the weight of one expert of a stack [n_experts, out, in] (or [n_experts, out]).
+
+        Raises ArchError if this is not a stack or has no such expert.
+        """
         if self.part is not None or len(self.shape) < 2 or not 0 <= index < self.shape[0]:
             raise ArchError(
                 f"{self.key}: shape {list(self.shape)} has no expert {index}; expected "
@@ -114,7 +129,7 @@ class Weight:
         return Weight(f"{self.key}[{index}]", self._rows, self._holder, (index, self.shape[0]))
 
     def numpy(self) -> Array:
-        """Return the tensor decoded, in its own shape."""
+        """Return the tensor decoded, in its shape; plain floats may be a view of the file."""
         if self.part is None:
             return self._rows.numpy()
         if len(self.shape) == 1 or not self._rows.by_rows:
@@ -123,7 +138,7 @@ class Weight:
         return self.rows(0, self.n_rows).reshape(self.shape)
 
     def rows(self, start: int, stop: int) -> Array:
-        """Return rows [start, stop) of [n_rows, n_columns], decoded now."""
+        """Return rows [start, stop) of the weight seen as [n_rows, n_columns], decoded now."""
         first = 0 if self.part is None else self.part[0] * self.n_rows
         found = self._rows.decode_rows(first + start, first + stop)
         if self.piecewise:
@@ -133,7 +148,7 @@ class Weight:
     def held(self, backend: "Backend") -> Any | None:
         """Return the whole tensor as placed by the backend; None if the budget is spent.
 
-        A tensor whose rows cannot be decoded one by one is then placed too, but not kept.
+        A tensor whose rows cannot be decoded one by one is then placed too, for this use only.
         """
         placed = self._holder.find(self.key, backend)
         if placed is not None:
@@ -145,33 +160,36 @@ class Weight:
         return placed
 
     def fits(self, backend: "Backend") -> bool:
-        """Say whether the budget has room for the whole tensor in the backend's dtype."""
+        """Return whether the budget has room for the whole tensor in the backend's dtype."""
         return self._holder.used + self._size * backend.itemsize <= self._holder.budget
 
     def ready(self, backend: "Backend") -> Any | None:
-        """Return the whole tensor if it is placed already, or if rows cannot be decoded one by one.
+        """Return the whole tensor if it is placed already, or if rows cannot be decoded alone.
 
-        For look-ups: decoding a few rows is much faster than decoding a big vocabulary.
+        None otherwise: decoding a few rows is much faster than decoding a big vocabulary.
         """
         if self._rows.by_rows and not self._holder.has(self.key, backend):
             return None
         return self.held(backend)
 
     def array(self, backend: "Backend") -> Any:
-        """Return the whole tensor placed, kept or not; for vectors."""
+        """Return the whole tensor placed by the backend, over budget too; for vectors."""
         placed = self.held(backend)
         return self._place(backend) if placed is None else placed
 
     def encoded_on(self, owner: Hashable) -> Any | None:
-        """Return the result of an earlier `kept`, or None."""
+        """Return what an earlier call of `kept` placed for this owner, or None."""
         return self._holder.find(f"{self.key}@{self.encoding}", owner)
 
     def kept(self, owner: Hashable, size: int, place: Callable[[], Any]) -> Any | None:
-        """Return the result of `place` on the stored bytes, kept under the budget like `held`."""
+        """Return the result of `place` on the stored bytes, held under the budget; None if full.
+
+        `size` is the bytes it takes. Later calls of this owner return the same object.
+        """
         return self._holder.get(f"{self.key}@{self.encoding}", owner, size, place)
 
     def moved(self, backend: "Backend", placed: Any) -> None:
-        """Replace the placed tensor, after several tensors were joined into one."""
+        """Replace the placed tensor by a copy, after several tensors were joined into one."""
         self._holder.replace(self.key, backend, placed)
 
     def stored(self) -> bytes | memoryview | None:
@@ -184,10 +202,11 @@ class Weight:
         return self._rows.coded() if self.part is None else None
 
     def drop(self) -> None:
-        """Release mapped pages."""
+        """Release the mapped pages of the stored bytes."""
         self._rows.drop()
 
     def _place(self, backend: "Backend") -> Any:
+        """Return the tensor placed by the backend: uploaded as stored, else decoded."""
         direct = backend.place(self)
         if direct is not None:
             self._rows.drop()
@@ -200,9 +219,10 @@ class Weight:
 
 
 class Weights(Mapping[str, Weight]):
-    """Handles by role key (`token_embd.weight`, `L3.attn_q.weight`)."""
+    """Handles of a model's weights by role key (`token_embd.weight`, `L3.attn_q.weight`)."""
 
     def __init__(self, rows: Mapping[str, RowSource], budget: int, subject: str) -> None:
+        """Take the sources by role key, the budget in bytes, and a name for error messages."""
         self._rows = dict(rows)
         self.subject = subject
         self.holder = Holder(budget)
@@ -212,6 +232,7 @@ class Weights(Mapping[str, Weight]):
         self._pool: ThreadPoolExecutor | None = None
 
     def __getitem__(self, key: str) -> Weight:
+        """Return the handle of a role key; TensorNotFoundError names near roles."""
         if key not in self._handles:
             if key not in self._rows:
                 raise TensorNotFoundError(
@@ -229,27 +250,34 @@ class Weights(Mapping[str, Weight]):
         return len(self._rows)
 
     def __contains__(self, key: object) -> bool:
+        """Return whether there is a weight of a role key."""
         return key in self._rows  # the inherited method would build an error with near names
 
     def share(self, key: str, weight: Weight) -> None:
-        """Use another model's handle for a key, and with it what is placed of that weight."""
+        """Use another model's handle of a weight for `key`, so that what it placed is shared."""
         self._handles[key] = weight
 
     def stored(self) -> int:
-        """Return the stored bytes of the weights that somebody has asked for."""
+        """Return the stored bytes of all weights whose handles were used."""
         return sum(self._rows[key].nbytes for key in self._handles)
 
     def unread(self) -> list[str]:
-        """Return the keys of weights that nobody has asked for so far."""
+        """Return the keys of weights whose handles were never used."""
         return [key for key in self._rows if key not in self._handles]
 
     def overlaid(self, arrays: Mapping[str, Array]) -> "Weights":
-        """Return the weights with some replaced, for a hypothesis; shares no placed tensors."""
+        """Return these weights with some replaced by arrays; no placed tensors are shared.
+
+        They serve a hypothesis: `arrays` are by role key.
+        """
         rows = self._rows | {key: ArrayRows(values) for key, values in arrays.items()}
         return Weights(rows, self.holder.budget, self.subject)
 
     def changed(self, change: Callable[[Array], Array]) -> "Weights":
-        """Return the weights with every number changed when it is decoded; shares nothing."""
+        """Return these weights with `change` applied to all numbers when they are decoded.
+
+        No placed tensors are shared.
+        """
         rows = {key: ChangedRows(rows, change) for key, rows in self._rows.items()}
         return Weights(rows, self.holder.budget, self.subject)
 
@@ -259,7 +287,7 @@ class Weights(Mapping[str, Weight]):
         return self[role_key(layer, role)] if found is None else found  # raises, with near names
 
     def get_role(self, layer: int | None, role: str) -> Weight | None:
-        """Return the weight of an optional role (a bias), or None."""
+        """Return the weight of an optional role (a bias) in a layer, or None."""
         where = (layer, role)
         if where not in self._roles:
             key = role_key(layer, role)
@@ -270,12 +298,13 @@ class Weights(Mapping[str, Weight]):
         """Return a context manager for the use of a layer.
 
         If the stored bytes alone exceed the budget, the next layer is read ahead, and this layer's
-        mapped pages are released afterwards.
+        mapped pages are released afterwards. Otherwise it does nothing.
         """
         return self._streamed(index) if self._streams else _NOTHING
 
     @contextmanager
     def _streamed(self, index: int) -> Iterator[None]:
+        """Read the next layer ahead on entering, release this layer's pages on leaving."""
         self._read_ahead(index + 1)
         try:
             yield
@@ -285,10 +314,12 @@ class Weights(Mapping[str, Weight]):
 
     @cached_property
     def _streams(self) -> bool:
+        """Whether weights stream: their stored bytes exceed the budget."""
         return sum(rows.nbytes for rows in self._rows.values()) > self.holder.budget
 
     @cached_property
     def _by_layer(self) -> Mapping[int, list[str]]:
+        """{layer: role keys of its weights}."""
         layers: dict[int, list[str]] = {}
         for key in self._rows:
             layer, _ = split_key(key)
@@ -297,6 +328,10 @@ class Weights(Mapping[str, Weight]):
         return layers
 
     def _read_ahead(self, layer: int) -> None:
+        """Read a layer's weights that are not placed in another thread; returns at once.
+
+        Nothing happens while an earlier layer is still being read.
+        """
         keys = self._by_layer.get(layer, ())
         waiting = [self._rows[key] for key in keys if not self.holder.holds(key)]
         if not waiting or (self._ahead is not None and not self._ahead.done()):
@@ -305,13 +340,14 @@ class Weights(Mapping[str, Weight]):
             self._pool = ThreadPoolExecutor(1, "aprfmt-read-ahead")
 
         def touch() -> None:
+            """Read the layer's stored bytes into memory."""
             for rows in waiting:
                 rows.touch()
 
         self._ahead = self._pool.submit(touch)
 
     def close(self) -> None:
-        """Stop reading ahead; call it before the model is closed."""
+        """Stop the thread that reads ahead; call it before the model is closed."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
             self._pool = None
@@ -332,13 +368,16 @@ def array_weights(arrays: Mapping[str, Array], budget: int = 1 << 62) -> Weights
 
 
 def free_budget() -> int:
-    """Return FREE_SHARE of the available memory in bytes; 4 GiB if the system does not tell."""
+    """Return FREE_SHARE of the available memory in bytes; 4 GiB if the system has no number."""
     free = free_memory()
     return 4 << 30 if free is None else int(free * FREE_SHARE)
 
 
 def free_memory() -> int | None:
-    """Return the available memory in bytes; None if the system does not tell."""
+    """Return the available memory in bytes; None if the system does not say.
+
+    The number is MemAvailable of Linux's /proc/meminfo.
+    """
     try:
         with open("/proc/meminfo") as lines:
             for line in lines:

@@ -21,17 +21,17 @@ ARCHS: "Registry[ArchSpec]" = Registry(
 
 
 def check_arch(name: str | None) -> None:
-    """Raise ArchError, with near names, for a name that is no architecture; None is fine.
+    """Raise ArchError, with similar names, for a name that is no architecture; None is allowed.
 
-    What a user names is checked before anything is read: a file may not need its architecture, and
-    a misspelt one must not pass for the file's own.
+    A name given by a user is checked before anything is read: a file may not need its architecture,
+    and a misspelt name must not be mistaken for the file's own.
     """
     if name is not None and name not in ARCHS:
         _ = ARCHS[name]
 
 
 def arch_names() -> tuple[str, ...]:
-    """Return the names of all architectures, third parties' included."""
+    """Return the names of all architectures, those of other packages included."""
     return tuple(ARCHS)
 
 

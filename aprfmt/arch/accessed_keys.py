@@ -1,4 +1,4 @@
-"""Two views used while rules are read.
+"""Two mappings used while rules are read: keys that record their use, values read so far.
 
 AccessedKeys records the keys read, PartialHyperParams has the results.
 """
@@ -14,14 +14,15 @@ _OUTER_FIRST = frozenset({"tie_word_embeddings"})
 
 
 class AccessedKeys(Mapping[str, Value]):
-    """Values that record which of them were read, nested objects included.
+    """A file's values, a mapping that records which keys were read, nested objects included.
 
     Listing the keys reads no value: in a GGUF that would decode the whole vocabulary.
-    Keys of `inner` (a section of multimodal configs) are seen before the outer ones, but for
+    Keys of `inner` (a section of multimodal configs) are found before the outer ones, except
     those of `_OUTER_FIRST`.
     """
 
     def __init__(self, values: Mapping[str, Value], label: str = "", inner: str = "") -> None:
+        """Wrap `values`; `label` is the path of the object in the file, with a dot at its end."""
         self._values = values
         self._label = label
         nested = values.get(inner) if inner else None
@@ -32,6 +33,7 @@ class AccessedKeys(Mapping[str, Value]):
         self.seen: dict[str, None] = {}
 
     def __getitem__(self, key: str) -> Value:
+        """Return the value of a key and record the key as read; an object as AccessedKeys."""
         if key in self._inner and key in self._values and key in _OUTER_FIRST:
             self.seen[self._inner_label + key] = None
             value, label = self._values[key], self._label
@@ -50,13 +52,14 @@ class AccessedKeys(Mapping[str, Value]):
         return key in self._inner or key in self._values
 
     def __iter__(self) -> Iterator[str]:
+        """Yield the keys, those of the inner section first, each once."""
         return iter(dict.fromkeys((*self._inner, *self._values)))
 
     def __len__(self) -> int:
         return len(dict.fromkeys((*self._inner, *self._values)))
 
     def all_seen(self) -> dict[str, None]:
-        """Return the full keys read so far, in order."""
+        """Return {full key: None} of the keys read so far, in order."""
         every = dict(self.seen)
         for nested in self._nested.values():
             every.update(nested.all_seen())
@@ -76,17 +79,18 @@ class AccessedKeys(Mapping[str, Value]):
 
 
 class NotSettledError(ArchError):
-    """A rule asks for a hyperparameter that has no value."""
+    """A rule asks for a hyperparameter that has no value yet."""
 
 
 class PartialHyperParams(HyperParams):
     """The hyperparameters read so far; asking for any other raises NotSettledError."""
 
     def __init__(self, rows: dict[str, HyperParam]) -> None:
+        """Share `rows` with the reader, which adds to them."""
         self._rows = rows  # those that a reading adds to
 
     def of(self, name: str) -> HyperParam:
-        """Return value, origin and key."""
+        """Return value, origin and key; NotSettledError if the hyperparameter has no value yet."""
         if name not in self._rows:
             raise NotSettledError(f"{name} is not known here, and this depends on it")
         return self._rows[name]

@@ -1,6 +1,7 @@
-"""What each architecture is called, and the module that holds its tables.
+"""The names of each architecture by style, and the module that has its tables.
 
-The names stand here, so that the architecture of a file is found without importing every table.
+They are in one table here, so that the architecture of a file is found without importing the
+tables of all.
 """
 
 from collections.abc import Mapping
@@ -8,14 +9,17 @@ from typing import NamedTuple
 
 
 class ArchRow(NamedTuple):
-    """An architecture's names by style, and its module in `aprfmt.arch`, "" for its own name's."""
+    """An architecture's names by style, and its module in `aprfmt.arch` ("": of its own name)."""
 
     called: Mapping[str, tuple[str, ...]]
     module: str
 
 
 def _row(hf: str, gguf: str, apr: str = "", module: str = "") -> ArchRow:
-    """Return a row; `gguf` is "" where there is no such file, `apr` where it is the model type."""
+    """Return the names of an architecture; arguments are names separated by spaces.
+
+    `gguf` is "" where GGUF has no such model, `apr` "" where it is the model type.
+    """
     names = {"hf": hf, "gguf": gguf, "apr": apr or hf.split()[0]}
     return ArchRow({style: tuple(text.split()) for style, text in names.items() if text}, module)
 

@@ -31,6 +31,7 @@ _IGNORED = frozenset(
 
 
 def _layer() -> Rows:
+    """Return the rows of a layer's tensors."""
     rows = (
         *norm("ln1", _LAYER + "self_attn_layer_norm", bias=True),
         *linear("attn_q", _LAYER + "self_attn.q_proj", Q, "hidden_size", bias=""),
@@ -45,6 +46,7 @@ def _layer() -> Rows:
 
 
 def _convolution(number: int, into: str) -> Rows:
+    """Return the rows of one of the two convolutions; `into` are its input channels."""
     role, hf = f"a.conv1d.{number}", f"{_TOWER}conv{number}"
     return (
         single_row(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
@@ -53,17 +55,20 @@ def _convolution(number: int, into: str) -> Rows:
 
 
 def _size(name: str, hf: str, gguf: str, default: int) -> HyperRule:
+    """Return the rule of a size with its keys in config.json and in GGUF."""
     return hyper_rules.size(name, hf, gguf, hf_default=default)
 
 
 def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> ArchSpec:
-    """Return the spec of a tower and its projector; `shown` says how wide the text model is.
+    """Return the architecture of a tower and its projector.
 
-    `joins`: the projector takes as many frames at once as make an MLP's width.
+    `shown` is the role whose first axis is the text model's width. `joins`: the projector reads
+    several frames at once, as many as make up an MLP's width.
     """
     kind = PROJECTORS[name]
 
     def write(value: Value, hp: Params) -> Params:
+        """Return GGUF's {key: value} of the projector: file type, kind, width, joined frames."""
         return {
             "general.type": "mmproj",
             "{arch}.has_audio_encoder": True,
@@ -73,6 +78,7 @@ def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> A
         }
 
     def frames(hp: Params) -> int:
+        """Return how many frames the projector reads at once."""
         return int(hp["ffn_size"]) // int(hp["hidden_size"])
 
     return names_only_spec(

@@ -1,4 +1,4 @@
-"""From stored names to roles and back, by the binding tables.
+"""Maps stored tensor names to roles (what a tensor is for) and back, by the binding tables.
 
 Nothing here knows an architecture: everything comes from the tables and the hyperparameters.
 """
@@ -33,7 +33,7 @@ class BoundGroup:
 class BoundNames:
     """A file's tensor names sorted by the tables.
 
-    `groups` come in execution order. `derived` are tensors that hold hyperparameters, `buffers`
+    `groups` come in execution order. `derived` are tensors of hyperparameters' values, `buffers`
     tensors that are computed or belong to training only; `unbound` are names that no table knows.
     `incomplete` has the roles of which only some stored tensors exist: role key -> the missing
     names (the existing ones are in `unbound`).
@@ -47,15 +47,16 @@ class BoundNames:
 
 
 class Order:
-    """Execution order: the embedding, the layers, the rest; inside, as in the tensor table."""
+    """Execution order of role keys: the embedding, the layers, the rest; inside as in the table."""
 
     def __init__(self, spec: ArchSpec) -> None:
+        """Take the order of the roles in the tensor table of `spec`."""
         self._rank = {rule.role: i for i, rule in enumerate(spec.tensors)}
         layered = [i for i, rule in enumerate(spec.tensors) if rule.layered]
         self._first = layered[0] if layered else 0
 
     def __call__(self, key: str) -> tuple[int, int, int]:
-        """Return a role key's place, to sort by."""
+        """Return the sort key of a role key: (phase, layer, place in the tensor table)."""
         layer, role = split_key(key)
         rank = self._rank.get(role, len(self._rank))
         phase = 1 if layer is not None else 0 if rank < self._first else 2
@@ -63,9 +64,9 @@ class Order:
 
 
 def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
-    """Sort stored names into the groups of a style.
+    """Return stored names sorted into the groups of a style.
 
-    All bindings are tried; if two of them offer a role, the earlier one gets it and the names of
+    All bindings are tried. If two of them offer a role, the earlier one gets it and the names of
     the later one stay unbound. Raises ArchError if two names mean the same tensor.
     """
     bindings = (*spec.bindings.get(style, ()), *more_bindings(spec, style))
@@ -73,6 +74,7 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
         style,
         [(name, (b, s)) for b, row in enumerate(bindings) for s, name in enumerate(row.stored)],
     )
+    # First the binding, the layer and the expert of each name.
     every = list(names)
     found: dict[tuple[int, int | None], dict[int, dict[int, str]]] = {}
     for name in every:
@@ -84,6 +86,7 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
         other = elements.setdefault(match.element or 0, name)
         if other != name:
             raise ArchError(f"tensors {other!r} and {name!r} are the same one in two spellings")
+    # Then the groups: complete ones in the order of the bindings, each role once.
     groups: dict[tuple[int, int | None], BoundGroup] = {}
     claimed: set[str] = set()
     incomplete: dict[str, tuple[str, ...]] = {}
@@ -95,6 +98,7 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
         elif not claimed.intersection(roles):
             groups[b, layer] = BoundGroup(bindings[b], layer, stored, roles)
             claimed.update(roles)
+    # What no group has: hyperparameters, computed tensors, unknown names.
     used = {name for group in groups.values() for name in group.stored}
     derived = {row.name(style) for row in spec.derived}
     templates = NameIndex(style, [(name, name) for name in spec.buffers.get(style, ())])
@@ -117,10 +121,14 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
 def _stored_names(
     binding: Binding, layer: int | None, found: Mapping[int, Mapping[int, str]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the stored names of a group in order, and the first few missing ones."""
+    """Return (stored names of a group in order, the first few missing names).
+
+    `found` maps the template's number to {expert number: stored name}.
+    """
     stored: list[str] = []
     lacking: list[str] = []
     there = sorted({element for names in found.values() for element in names})
+    # Without a list of experts their numbers run from 0 to the largest one.
     every = there if binding.elements else range(there[-1] + 1)
     for s, template in enumerate(binding.stored):
         names = found.get(s, {})
@@ -173,13 +181,13 @@ def bind_packed(bound: BoundNames, packed: Set[str]) -> BoundNames:
 
 
 def packed_binding(binding: Binding) -> Binding:
-    """Return the binding for packed weights, which are stored as [out, in]."""
+    """Return the binding without transposition, as packed weights are stored as [out, in]."""
     steps = tuple(step for step in binding.steps if not isinstance(step, Transposed))
     return replace(binding, steps=steps)
 
 
 def known_shapes(bound: BoundNames, shapes: Mapping[str, Shape]) -> dict[str, Shape]:
-    """Return logical shapes by role key as far as they follow without hyperparameters.
+    """Return {role key: logical shape}, as far as shapes follow without hyperparameters.
 
     `shapes` are the stored shapes by name. A role whose steps need hyperparameters gets `()`: it
     exists, but its shape is not known yet.
@@ -197,7 +205,10 @@ def known_shapes(bound: BoundNames, shapes: Mapping[str, Shape]) -> dict[str, Sh
 def logical_shapes(
     binding: Binding, stored: Sequence[Shape], hp: Mapping[str, Value]
 ) -> list[Shape]:
-    """Return the shapes after a binding's steps; ArchError if a step cannot take its input."""
+    """Return the logical shapes that a binding's steps make of stored ones.
+
+    Raises ArchError if a step cannot take its input.
+    """
     shapes = [tuple(shape) for shape in stored]
     for step in binding.steps:
         shapes = step.shapes(shapes, hp)
@@ -207,7 +218,7 @@ def logical_shapes(
 def groups_for(
     spec: ArchSpec, style: str, roles: Collection[str], hp: Mapping[str, Value]
 ) -> list[BoundGroup]:
-    """Return the stored tensors that hold these role keys in a style, in execution order.
+    """Return the stored tensors that contain these role keys in a style, in execution order.
 
     Each role goes to the first binding whose roles are all in `roles`. Raises ArchError listing
     the roles that have no name in this style.
@@ -226,6 +237,7 @@ def groups_for(
                 f"{key}: the model has {hp['n_layers']} layers; a tensor beyond them (multi-token "
                 "prediction) has no place in a conversion; leave it out with --drop"
             )
+        # A binding of several roles is used only if all of them are wanted.
         for binding in bindings:
             keys = tuple(role_key(layer, other) for other in binding.roles)
             if role in binding.roles and wanted.issuperset(keys) and done.isdisjoint(keys):
@@ -245,6 +257,7 @@ def groups_for(
 
 
 def _written_names(binding: Binding, layer: int | None, hp: Mapping[str, Value]) -> tuple[str, ...]:
+    """Return the stored names that a binding at one layer is written with, in order."""
     names: list[str] = []
     for template in binding.stored:
         elements = _elements(binding, hp) if "{E}" in template else (0,)

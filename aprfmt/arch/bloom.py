@@ -1,4 +1,4 @@
-"""bloom: distances added to the scores instead of positions, a norm behind the embedding.
+"""bloom: distances added to the scores instead of positions, a norm after the embedding.
 
 q, k and v of each head in turn are one matrix. Source: transformers' modeling_bloom; the
 converter's bloom.py, llama.cpp's bloom.cpp.
@@ -36,7 +36,7 @@ _TENSORS, _BINDINGS = make_tables(
 
 
 def _plain_residual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
-    """Raise ArchError where the stream goes on with the norms instead of what they read."""
+    """Return ""; ArchError if the residual stream would continue with the normed values."""
     found = facts.first("apply_residual_connection_post_layernorm")
     if found is not None and boolean(*found):
         raise ArchError(f"{found[1]}: is true; expected false: that block is not known")

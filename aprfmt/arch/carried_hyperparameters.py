@@ -1,6 +1,6 @@
-"""Hyperparameters that our own files carry beside the format's keys; each is checked when read.
+"""Hyperparameters that our own files store in keys of their own; each is checked when read.
 
-`aprfmt.hyper.NAME` holds a JSON text: the value itself, lists with one boolean a layer, or the
+`aprfmt.hyper.NAME` is a JSON text: the value itself, lists with one boolean a layer, or the
 normal form of rope_scaling (rope.py).
 """
 
@@ -65,10 +65,11 @@ SCALINGS: Mapping[str, tuple[str, ...]] = {
 def carried_value(
     facts: Facts, name: str, usual: Value, settled: Mapping[str, Value]
 ) -> tuple[Value, str] | None:
-    """Return the carried value of a hyperparameter and its key; None if the file carries none.
+    """Return (value, key) of `aprfmt.hyper.NAME`; None if the file has no such key.
 
     `usual` is the value the hyperparameter would have otherwise; it gives the expected type.
-    Raises ArchError for a value the hyperparameter cannot have.
+    `settled` are the hyperparameters read so far. Raises ArchError for a value the hyperparameter
+    cannot have.
     """
     found = facts.first(CARRIED + name) if facts.style in STYLES else None
     if found is None:
@@ -85,6 +86,7 @@ def carried_value(
 def _checked(
     name: str, key: str, value: Value, usual: Value, settled: Mapping[str, Value]
 ) -> Value:
+    """Return the value in the form that the hyperparameter has; ArchError if it cannot be one."""
     if name == "rope_scaling":
         return None if value is None else _scaling(value, key)
     if name in LAYERED:
@@ -110,6 +112,7 @@ def _checked(
         if value in WORDS[name]:
             return value
         raise ArchError(f"{key}: is {short_repr(value)}; expected one of {', '.join(WORDS[name])}")
+    # Any other hyperparameter has the type of its usual value.
     if value is None:
         if usual is None or name in NULLABLE:
             return None
@@ -124,10 +127,12 @@ def _checked(
 
 
 def _scaling(value: Value, key: str) -> Mapping[str, Value]:
+    """Return a rope scaling in normal form; ArchError for other keys or values."""
     kind = value.get("type") if isinstance(value, dict) else None
     wanted = SCALINGS.get(kind, ()) if isinstance(kind, str) else ()
     if not wanted or set(value) != {"type", *wanted}:
         raise ArchError(f"{key}: is {short_repr(value)}; expected a rope scaling in normal form")
+    # Each field has its own type; all other fields are positive numbers.
     out: dict[str, Value] = {"type": kind}
     for name in wanted:
         part, where = value[name], f"{key}.{name}"

@@ -1,4 +1,4 @@
-"""cohere (command-r): one LayerNorm without bias for attention and MLP side by side.
+"""cohere (command-r): one LayerNorm without bias for attention and MLP in parallel.
 
 Q and K pair adjacent elements in the source itself, so GGUF permutes nothing. `logit_scale` is a
 factor here (a divisor for granite). Source: docs/reference/architectures.md.

@@ -1,4 +1,4 @@
-"""cohere2 (command-r7b): cohere without q/k-norms; only windowed layers rotate.
+"""cohere2 (command-r7b): cohere without q/k-norms; only windowed layers have rope.
 
 All layers but every fourth are windowed. Source: transformers' modeling_cohere2; the converter's
 command_r.py, llama.cpp's cohere2.cpp.
@@ -23,7 +23,10 @@ from aprfmt.base.protocols import Value
 
 
 def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
-    """Window all layers but every fourth; the old key sliding_window_pattern may change that."""
+    """Return one boolean a layer: a window in all but every fourth.
+
+    The old key sliding_window_pattern may give another period.
+    """
     found = None if facts is None else facts.first("sliding_window_pattern")
     return window_period(4 if found is None else whole_number(*found, 1))(facts, hp)
 

@@ -62,6 +62,10 @@ _GGUF_MORE = (Binding(("blk.{L}.attn_kv_b.weight",), ("attn_kv_b.weight",)),)
 
 
 def _rows(mlp_bias: str | None, *router: RoleRow, more: tuple[RoleRow, ...] = ()) -> Rows:
+    """Return the rows of a deepseek model; `router` and `more` are rows that versions differ in.
+
+    `mlp_bias` is the condition for biases of the MLPs, None: no biases.
+    """
     return with_model_rows(
         *norm("attn_norm", "input_layernorm"),
         *_ATTENTION,
@@ -99,6 +103,7 @@ EXPERTS_HF = "n_routed_experts num_experts num_local_experts"
 
 
 def _ignored_norm(value: Value, facts: Facts, hp: Params) -> str:
+    """Return a remark if the file asks to renormalise the experts' weights, else ""."""
     found = facts.first("norm_topk_prob", "{arch}.expert_weights_norm")
     if found is None or not found[0]:
         return ""
@@ -106,6 +111,7 @@ def _ignored_norm(value: Value, facts: Facts, hp: Params) -> str:
 
 
 def _v2_router(facts: Facts, hp: Params) -> Found:
+    """Return (kind of router, key) of config.json's `topk_method`; ArchError if unknown."""
     found = facts.first("topk_method")
     if found is None:
         return None
@@ -121,7 +127,10 @@ _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's llama_expert_gating_func_type
 
 
 def _gguf_router(facts: Facts, number: int) -> str:
-    """Return the key that names the router's score function; ArchError unless it is `number`."""
+    """Return the key that names the router's score function, "" without it.
+
+    ArchError unless the function is number `number` of llama.cpp.
+    """
     found = facts.first(_GATING)
     if found is not None and found[0] not in (0, number):
         raise ArchError(f"{found[1]}: is {found[0]!r}; expected {number} for this architecture")
@@ -129,16 +138,21 @@ def _gguf_router(facts: Facts, number: int) -> str:
 
 
 def _v2_gguf_router(facts: Facts, hp: Params) -> Found:
+    """Return (kind of router by the number of groups, key) of a GGUF."""
     key = _gguf_router(facts, _SOFTMAX)
     return ("group_limited_greedy" if hp["n_expert_groups"] > 1 else "softmax"), key
 
 
 def _gating(number: int) -> Write:
+    """Return a write function for the number of the router's score function."""
     return lambda value, hp: {_GATING: number}
 
 
 def sigmoid_router(kind: str = "sigmoid_bias") -> HyperRule:
-    """Return the rule for deepseek v3's routing: sigmoid scores, a bias for the choice."""
+    """Return the rule for deepseek v3's routing: sigmoid scores, a bias for the choice.
+
+    `kind` is the value of the hyperparameter `router`.
+    """
     return HyperRule(
         "router",
         read={"gguf": lambda facts, hp: (kind, _gguf_router(facts, _SIGMOID))},
@@ -211,7 +225,7 @@ DEEPSEEK_V2 = ArchSpec(
 
 
 def v3_tables(*more: RoleRow) -> Made:
-    """Return the tables of tensors, with `more` rows behind attention's."""
+    """Return the tensor table and bindings of v3, with `more` rows after attention's."""
     return make_tables(
         _rows(None, ROUTER, ROUTER_BIAS, more=more),
         hf_first=EXPERT_BINDINGS,
@@ -221,11 +235,16 @@ def v3_tables(*more: RoleRow) -> Made:
 
 
 def _has_router_bias(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    """Return whether tensor names show the bias of the choice of experts: v3, not v2.
+
+    `values`, the metadata, is for other evidence functions.
+    """
     ends = (".exp_probs_b.bias", ".e_score_correction_bias")
     return any(name.endswith(ends) for name in names)
 
 
 def _v3_style(facts: Facts, hp: Params) -> Found:
+    """Return ("interleaved" or "half", key) of config.json's `rope_interleave`."""
     found = facts.first("rope_interleave")
     return None if found is None else ("interleaved" if found[0] else "half", found[1])
 
@@ -243,7 +262,7 @@ INTERLEAVED = HyperRule(
 
 
 def v3_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    """Return deepseek v3's hyperparameters, with `overrides` in place of the rows that differ."""
+    """Return deepseek v3's rules; `overrides` replace or add to them."""
     return mla_hyper(
         draft_head.main_layers(),
         hyper_rules.context_length(4096),

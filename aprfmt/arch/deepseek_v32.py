@@ -43,12 +43,14 @@ _TYPES = "{arch}.attention.indexer.types"
 def _own(names: str) -> HyperRule:
     """Return the rule for the layers with an indexer of their own.
 
-    config.json lists them, or has one letter a layer, or says which: all up to an offset, then
-    every so many-th. `names` "": all have one.
+    config.json lists them, or has one letter a layer, or gives a period: all up to an offset, then
+    every n-th. `names` "": all have one, and no key is read.
     """
+    # config.json has three forms: a list of kinds, one letter a layer, or a period.
     listed = by_names(("full",), ("shared",), "indexer_types")
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (which layers have an indexer, key) of config.json; None without a key."""
         found, pattern = listed(facts, hp), facts.first("index_topk_pattern")
         if found is not None:
             return found
@@ -57,6 +59,7 @@ def _own(names: str) -> HyperRule:
             if len(kinds) != hp["n_layers"] or set(kinds) - set("FS"):
                 raise ArchError(f"{pattern[1]}: is {kinds!r}; expected F or S for every layer")
             return tuple(kind == "F" for kind in kinds), pattern[1]
+        # A period counts from the last of the first layers, which all have an indexer.
         every, offset = facts.first("index_topk_freq"), facts.first("index_skip_topk_offset")
         if every is None:
             return None
@@ -65,6 +68,7 @@ def _own(names: str) -> HyperRule:
         return tuple(max(i - start + 1, 0) % step == 0 for i in range(hp["n_layers"])), every[1]
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
+        """Return (which layers have an indexer, key) of a GGUF; None without the key."""
         found = facts.first(_TYPES)
         if found is None:
             return None
@@ -74,6 +78,7 @@ def _own(names: str) -> HyperRule:
         return tuple(bool(kind) for kind in kinds[: hp["n_layers"]]), found[1]
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
+        """Return ""; ArchError if config.json lists a kind of layer without chosen keys."""
         found = facts.first("layer_types")
         for layer, kind in enumerate(() if found is None else sequence(*found, hp["n_layers"])):
             if kind not in _INDEXED:
@@ -99,13 +104,14 @@ def _own(names: str) -> HyperRule:
 
 
 def _mixed(hp: Params) -> str:
-    """Return what the model has together that no published one has, "" for nothing."""
+    """Return two features that no published model has together, in words; "" for none."""
     if hp["q_lora_rank"] is None:
         return "an indexer and queries that are not compressed"
     return "" if hp[_IN][0] else "an indexer and a first layer that has none"
 
 
 def _hyper(heads: int, *overrides: HyperRule) -> tuple[HyperRule, ...]:
+    """Return the rules of both models; `heads` is the default number of an indexer's heads."""
     return v3_hyper(
         hyper_rules.rope_style("interleaved"),
         shared_experts("n_shared_experts", 1),

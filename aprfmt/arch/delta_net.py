@@ -39,6 +39,7 @@ _QUERIES = ByGroup("n_heads", (Q, Q), ((0,), (1,)))
 
 
 def _gated(name: str, suffix: str) -> Binding:
+    """Return the binding of a stored tensor that has the rows of q and its gate, head by head."""
     return Binding(
         (f"{name}.{suffix}",), (f"attn_q.{suffix}", f"attn_q_gate.{suffix}"), (_QUERIES,)
     )
@@ -56,7 +57,7 @@ GATE_UP_GGUF = Binding(
 
 
 def attention() -> tuple[RoleRow, ...]:
-    """Return q with its gate, k, v, output and q/k-norms of the layers with attention."""
+    """Return the rows of layers with attention: q with its gate, k, v, output and q/k-norms."""
     own = tuple(
         RoleRow(f"{role}.{suffix}", "", shape, needs, gguf="")
         for role in ("attn_q", "attn_q_gate")
@@ -77,7 +78,10 @@ def attention() -> tuple[RoleRow, ...]:
 
 
 def norms() -> tuple[tuple[RoleRow, ...], tuple[RoleRow, ...]]:
-    """Return the norms before mixing and before the MLP; GGUF names the latter otherwise."""
+    """Return (rows of the norm before mixing, rows of the norm before the MLP).
+
+    GGUF names the second one differently from other families.
+    """
     after = RoleRow(
         "ffn_norm.weight", "post_attention_layernorm.weight", ("hidden_size",),
         gguf_steps=PLUS_ONE, gguf="post_attention_norm.weight",
@@ -92,14 +96,20 @@ def delta_net(
     output: Steps = (),
     projections: tuple[tuple[str, str, Steps], ...] = (),
 ) -> tuple[RoleRow, ...]:
-    """Return the roles of a delta net.
+    """Return the rows of a delta net's tensors.
 
     `rates`, `kernel` and `output` are steps that GGUF applies besides the ones all files need;
-    `projections` are (Hugging Face name, role, GGUF steps) of projections that are stored apart.
+    `projections` are (Hugging Face name, role, GGUF steps) of projections that are stored as
+    tensors of their own there.
     """
     own = {role: (hf, steps) for hf, role, steps in projections}
 
     def into(role: str, rows: str) -> RoleRow:
+        """Return the row of a projection of the stream to `rows` rows.
+
+        Only a projection of `projections` has a name of its own; others are parts of a stored
+        tensor.
+        """
         hf, steps = own.get(role, ("", ()))
         name = f"linear_attn.{hf}.weight" if hf else ""
         return RoleRow(
@@ -124,18 +134,22 @@ def delta_net(
 
 
 def _layers(interval: int, hp: Params) -> PerLayer:
+    """Return one boolean a layer: a delta net in all but every interval-th."""
     return tuple((i + 1) % interval != 0 for i in range(hp["n_layers"]))
 
 
 def delta_layers() -> HyperRule:
-    """Return the rule for the layers with a delta net: listed, or all but every so many-th."""
+    """Return the rule for the layers with a delta net: listed, or all but every n-th."""
     key = "{arch}.full_attention_interval"
 
     def interval(facts: Facts, name: str, hp: Params) -> tuple[Value, str] | None:
+        """Return (one boolean a layer, key) from the interval under a key; None without it."""
         found = facts.first(name)
         return None if found is None else (_layers(whole_number(*found, 1), hp), found[1])
 
+    # config.json may list the kinds, or give the period as a GGUF does.
     def hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (one boolean a layer, key) of config.json's list, or of its interval."""
         by_interval = interval(facts, "full_attention_interval", hp)
         found = facts.first("layer_types")
         if found is None:
@@ -147,10 +161,12 @@ def delta_layers() -> HyperRule:
         return tuple(KINDS[kind] for kind in listed), found[1]
 
     def write_hf(value: Value, hp: Params) -> Params:
+        """Return config.json's {"layer_types": kinds}."""
         names = {on: name for name, on in KINDS.items()}
         return {"layer_types": [names[on] for on in value]}
 
     def write_gguf(value: Value, hp: Params) -> Params:
+        """Return GGUF's {key: interval}, the distance of the layers with attention."""
         return {key: (*value, False).index(False) + 1}
 
     return HyperRule(
@@ -163,14 +179,15 @@ def delta_layers() -> HyperRule:
 
 
 def rotated_layers() -> HyperRule:
-    """Return the rule for the layers that rotate: those with attention."""
+    """Return the rule for the layers with rope: those with attention."""
     return HyperRule("rope_layers", default=lambda hp: tuple(not on for on in hp["delta_layers"]))
 
 
 def sizes() -> tuple[HyperRule, ...]:
-    """Return the rules for heads, their sizes and the convolution; transformers' defaults."""
+    """Return the rules for heads, their sizes and the convolution, with transformers' defaults."""
 
     def value_dim(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (elements of a value head, key) of a GGUF's inner size; ArchError unless whole."""
         found = facts.first("{arch}.ssm.inner_size")
         if found is None:
             return None
@@ -180,9 +197,11 @@ def sizes() -> tuple[HyperRule, ...]:
         return inner // heads, found[1]
 
     def write_inner(value: Value, hp: Params) -> Params:
+        """Return GGUF's {key: inner size}, value heads times their elements."""
         return {"{arch}.ssm.inner_size": value * hp["delta_value_heads"]}
 
     def size(name: str, hf: str, gguf: str, default: int) -> HyperRule:
+        """Return the rule of a size; its keys come without the prefixes of both styles."""
         return hyper_rules.size(name, f"linear_{hf}", f"ssm.{gguf}", hf_default=default)
 
     values = HyperRule(

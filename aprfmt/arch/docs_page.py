@@ -1,4 +1,4 @@
-"""docs/reference/architectures.md, printed from the tables: `python -m aprfmt.arch.docs_page`.
+"""Prints docs/reference/architectures.md from the tables: `python -m aprfmt.arch.docs_page`.
 
 What llama.cpp made of the files is a recorded measurement, docs/reference/llama_cpp.json.
 """
@@ -96,7 +96,7 @@ _KNOWN = (
 
 
 def architectures_page() -> str:
-    """Return the page as Markdown."""
+    """Return the Markdown text of docs/reference/architectures.md."""
     specs = [ARCHS[name] for name in ARCHS.own]
     seen = json.loads(SEEN.read_text())
     known = [
@@ -136,19 +136,22 @@ def architectures_page() -> str:
 
 
 def _measured(spec: ArchSpec) -> str:
-    """Return what of transformers' was compared, and how far ours may be from it."""
+    """Return what was compared with transformers for an architecture, and the tolerance."""
     if spec.level == "names":
         return "bytes, equal"
     return "logits, 1e-12" if spec.block.head != "none" else "embedding, 1e-12"
 
 
 def _mixtures(spec: ArchSpec) -> str:
-    """Return which mixtures of encodings `quantize` writes as a GGUF of an architecture."""
+    """Return which mixtures of encodings `quantize` writes as a GGUF: "all", or "-" for none."""
     return "all" if "gguf" in spec.called else "-"
 
 
 def _seen(spec: ArchSpec, rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Return what llama.cpp made of an architecture's file."""
+    """Return what llama.cpp made of an architecture's file: loads, refuses, or the distance.
+
+    `rows` are the recorded measurements by architecture.
+    """
     if "gguf" not in spec.called:
         return "-"
     row = rows.get(spec.name)
@@ -161,12 +164,12 @@ def _seen(spec: ArchSpec, rows: Mapping[str, Mapping[str, Any]]) -> str:
 
 
 def model_types() -> frozenset[str]:
-    """Return the model types of config.json that are known."""
+    """Return the model types of config.json that any architecture here is for."""
     return frozenset(name for arch in ARCHS.own for name in _hf_types(ARCHS[arch]))
 
 
 def with_own_names() -> frozenset[str]:
-    """Return the architectures with names or steps that no other one has."""
+    """Return the architectures with a stored name or layout step that no other one has."""
     users: dict[object, set[str]] = defaultdict(set)
     for name in ARCHS.own:
         for style, bindings in ARCHS[name].bindings.items():
@@ -177,7 +180,7 @@ def with_own_names() -> frozenset[str]:
 
 
 def model_count() -> str:
-    """Return how many there are, as a paragraph."""
+    """Return a paragraph with the numbers of architectures and model types."""
     forward = sum(ARCHS[name].level == "full" for name in ARCHS.own)
     return (
         f"{len(ARCHS.own)} architectures for {len(model_types())} model types, {forward} of them "
@@ -186,30 +189,34 @@ def model_count() -> str:
 
 
 def _types(spec: ArchSpec) -> str:
+    """Return the model types of config.json as Markdown code."""
     return _code(_hf_types(spec))
 
 
 def _hf_types(spec: ArchSpec) -> list[str]:
-    """Return the model types of config.json; the other names are classes."""
+    """Return the model types of config.json of an architecture, without its class names."""
     return [name for name in spec.called.get("hf", ()) if name == name.lower()]
 
 
 def _gguf(spec: ArchSpec) -> str:
+    """Return the names in GGUF as Markdown code, "-" for none."""
     return _code(spec.called.get("gguf", ())) or "-"
 
 
 def _runs(spec: ArchSpec) -> str:
+    """Return the backends that run the architecture, "-" for none."""
     return "numpy torch cupy" if spec.level == "full" else "-"
 
 
 def _called(spec: ArchSpec) -> str:
-    """Return the names in config.json and in GGUF."""
+    """Return the names in config.json and in GGUF as Markdown code, by style."""
     return "; ".join(
         f"{style} {_code(spec.called[style])}" for style in ("hf", "gguf") if style in spec.called
     )
 
 
 def _unlike(spec: ArchSpec) -> str:
+    """Return the fields of the block spec that differ from llama's, with their values."""
     base = BlockSpec()
     own = [
         f"{each.name} {getattr(spec.block, each.name)}"
@@ -220,10 +227,12 @@ def _unlike(spec: ArchSpec) -> str:
 
 
 def _lost(spec: ArchSpec) -> str:
+    """Return the hyperparameters that a GGUF cannot express, as Markdown code."""
     return _code(list(dict.fromkeys(loss.name for loss in spec.lost if loss.style == "gguf")))
 
 
 def _layouts(spec: ArchSpec) -> Iterator[tuple[str, ...]]:
+    """Yield (architecture, style, stored names, roles, steps) of bindings with layout steps."""
     for style, bindings in spec.bindings.items():
         for row in bindings:
             if row.steps:
@@ -232,6 +241,7 @@ def _layouts(spec: ArchSpec) -> Iterator[tuple[str, ...]]:
 
 
 def _code(names: Sequence[str]) -> str:
+    """Return names as Markdown code, separated by spaces."""
     return " ".join(f"`{name}`" for name in names)
 
 

@@ -26,7 +26,7 @@ _LAST = 62  # max_window_layers that transformers assumes
 
 
 def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
-    """Window the layers from max_window_layers on."""
+    """Return one boolean a layer: a window from max_window_layers on."""
     found = None if facts is None else facts.first("max_window_layers")
     first = _LAST if found is None else whole_number(*found)
     return tuple(i >= first for i in range(hp["n_layers"]))

@@ -1,6 +1,6 @@
 """Draft heads (multi-token prediction, MTP): one more layer, which guesses the token after next.
 
-Behind token i, with the model's hidden state h of it (after the last norm) and the embedding e of
+After token i, with the model's hidden state h of it (after the last norm) and the embedding e of
 token i + 1, a head computes
 
     x = nextn.eh_proj(concat(norm(e) by nextn.enorm, norm(h) by nextn.hnorm))
@@ -8,11 +8,14 @@ token i + 1, a head computes
 
 with a decoder layer of the model's own kind, that with attention and experts where it has them.
 Embedding and head are the model's unless the file stores others. The roles are llama.cpp's names.
-In a model a head is the block after the last one: with N layers its roles are `LN.attn_q.weight`,
-`LN.nextn.enorm.weight`, `LN.nextn.shared_head_norm.weight`, for every style of names. A second head
-is block N + 1. Inside (`head_role`) it has the roles of a model of one layer.
+
+In a model a head is the block after the last one: with N layers its roles are
+`LN.attn_q.weight`, `LN.nextn.enorm.weight`, `LN.nextn.shared_head_norm.weight`, for every style
+of names. A second head is block N + 1. Its tables (`head_spec`) are those of a model of one
+layer, in which the same tensors are `L0.attn_q.weight` and `nextn.enorm.weight` (`head_role`).
+
 Sources: DeepSeek-V3's report (arXiv 2412.19437), section 2.2; vLLM's deepseek_mtp.py and
-qwen3_next_mtp.py, whose models hand over the state behind the last norm; llama.cpp's qwen35.cpp
+qwen3_next_mtp.py, whose models hand over the state after the last norm; llama.cpp's qwen35.cpp
 and its converter, which gives Qwen's `mtp.*` the same names as DeepSeek's.
 """
 
@@ -104,9 +107,13 @@ _FIRST = {"hf": LAYER.replace("{L}", "0"), "gguf": "blk.0."}
 
 
 def main_layers() -> HyperRule:
-    """Return the rule for the blocks; a GGUF counts those of a draft head among them."""
+    """Return the rule for the number of layers without those of draft heads.
+
+    A GGUF counts a draft head's layer among its blocks.
+    """
 
     def gguf(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
+        """Return (block_count minus the draft layers, key) of a GGUF; None without the key."""
         found, draft = facts.first("{arch}.block_count"), facts.first("{arch}.nextn_predict_layers")
         if found is None:
             return None
@@ -119,7 +126,7 @@ def main_layers() -> HyperRule:
 def head_spec(spec: ArchSpec) -> ArchSpec:
     """Return the tables of a draft head: a model of one layer with three tensors before it.
 
-    Its norms are stored as the model's last norm is.
+    Its norms have the layout steps of the model's last norm.
     """
     bindings = {}
     for style, rows in spec.bindings.items():
@@ -136,7 +143,7 @@ def head_spec(spec: ArchSpec) -> ArchSpec:
 def head_hyper(spec: ArchSpec, hp: HyperParams) -> HyperParams:
     """Return the hyperparameters of the head's one layer: those of the last one with attention.
 
-    Where the architecture says what the head's layer is, that.
+    `spec.draft_layer` gives the kinds of layer where they differ from it.
     """
     recurrent = hp["delta_layers"]
     like = next((i for i in reversed(range(len(recurrent))) if not recurrent[i]), -1)
@@ -150,7 +157,10 @@ def head_hyper(spec: ArchSpec, hp: HyperParams) -> HyperParams:
 
 @dataclass(frozen=True)
 class Head:
-    """A draft head's tensors in a file: groups under the model's role keys, and its sizes."""
+    """A draft head that a file stores: its tensors, and its hyperparameters.
+
+    `bound` has the groups of stored names under the model's role keys.
+    """
 
     bound: BoundNames
     hyper: HyperParams
@@ -159,7 +169,10 @@ class Head:
 def find_heads(
     spec: ArchSpec, style: str, hp: HyperParams, names: Collection[str], packed: Set[str]
 ) -> list[Head]:
-    """Return the draft heads that some stored names belong to, those in `packed` packed weights."""
+    """Return the draft heads that a file stores, from its tensor names.
+
+    `packed` are the names of packed weights. The order is that of the blocks.
+    """
     found = []
     for layer, stored in _by_head(spec, style, hp, names):
         hyper = head_hyper(spec, hp)
@@ -191,7 +204,7 @@ def find_heads(
 def _by_head(
     spec: ArchSpec, style: str, hp: Mapping[str, Value], names: Collection[str]
 ) -> Iterator[tuple[int, dict[str, str]]]:
-    """Yield the block that each head is, and its stored names by those of a model of one layer."""
+    """Yield (block number, {name in a model of one layer: stored name}) of each draft head."""
     if style not in spec.draft:
         return
     count = size_of("n_layers", hp)
@@ -199,12 +212,15 @@ def _by_head(
         renamed = HeadNames(head_spec(spec), style, count, layer - count)
         stored = {target: name for name in names if (target := renamed.find(name)) is not None}
         if not stored or (renamed.roles and {*stored}.isdisjoint(renamed.targets)):
-            return  # a layer that no head's own tensors stand beside is one of the model's
+            return  # without tensors that only a head has, it is a layer of the model
         yield layer, stored
 
 
 def first_head(spec: ArchSpec, style: str, names: Iterable[str]) -> int | None:
-    """Return the block that is the first draft head, by the tensors that only a head has."""
+    """Return the block number of the first draft head; None if no tensor of one is stored.
+
+    Only tensors that no other layer has count as evidence.
+    """
     own = spec.draft[style].own if style in spec.draft else ()
     rows = [(name.replace("{N}", "{L}"), name) for name in own if "{N}" in name]
     index = NameIndex(style, rows)
@@ -215,9 +231,9 @@ def first_head(spec: ArchSpec, style: str, names: Iterable[str]) -> int | None:
 def head_count_keys(
     spec: ArchSpec, style: str, hp: HyperParams, names: Collection[str]
 ) -> dict[str, Value]:
-    """Return the keys of a style that say how many draft heads a file of these names has.
+    """Return the {key: value} of a style that say how many draft heads a file of these names has.
 
-    A GGUF counts them among the blocks, also in lists of one value a block.
+    Empty without a head. A GGUF counts heads among the blocks, also in lists of one value a block.
     """
     count = sum(1 for _ in _by_head(spec, style, hp, names))
     if not count:
@@ -230,7 +246,7 @@ def head_count_keys(
 
 
 def _lists(spec: ArchSpec, hp: HyperParams, count: int) -> dict[str, Value]:
-    """Return a GGUF's lists of one value a block, with those of the heads behind the model's."""
+    """Return a GGUF's {key: list of one value a block}, extended by those of `count` heads."""
     layers = {name: (*hp[name], *(on,) * count) for name, on in spec.draft_layer.items()}
     longer = hp.replaced(**layers)
     made = (
@@ -242,13 +258,16 @@ def _lists(spec: ArchSpec, hp: HyperParams, count: int) -> dict[str, Value]:
 
 
 def model_key(layer: int, key: str) -> str:
-    """Return the model's key of a role of the head that is block `layer`."""
+    """Return the role key that a head's tensor has in the model, where the head is block `layer`.
+
+    `key` is the one in a model of one layer: `L0.attn_q.weight`, or `nextn.enorm.weight`.
+    """
     inside, role = split_key(key)
     return role_key(layer, role if inside is not None else _OUTER.get(role, role))
 
 
 def head_role(key: str) -> str:
-    """Return a head's role, by the model's key of it, as that of a model of one layer."""
+    """Return a head's role key in a model of one layer, from the key in the whole model."""
     _, role = split_key(key)
     return _INNER.get(role) or role_key(0, role)
 
@@ -256,7 +275,10 @@ def head_role(key: str) -> str:
 def stored_groups(
     spec: ArchSpec, style: str, roles: Collection[str], hp: HyperParams
 ) -> list[BoundGroup]:
-    """As `groups_for`, which holds for the model alone; roles of draft heads come behind it."""
+    """Return the stored tensors that roles of a model and of its draft heads go to.
+
+    Like `groups_for`, which knows the model alone. Those of draft heads come last.
+    """
     if style not in spec.draft:
         return groups_for(spec, style, roles, hp)
     count = size_of("n_layers", hp)
@@ -274,7 +296,10 @@ def stored_groups(
 def _head_groups(
     spec: ArchSpec, style: str, layer: int, keys: Collection[str], hp: HyperParams
 ) -> list[BoundGroup]:
-    """Return the stored tensors of a head's roles; ArchError for one that has no name there."""
+    """Return the stored tensors of a draft head's roles; ArchError for one without a name.
+
+    `layer` is the block that the head is, `keys` are role keys of the model.
+    """
     head, count = head_spec(spec), size_of("n_layers", hp)
     renamed = HeadNames(head, style, count, layer - count)
     named = renamed.roles
@@ -296,12 +321,13 @@ def _head_groups(
 
 
 class HeadNames:
-    """The names of a draft head's tensors in a file, as those of a model of one layer, and back.
+    """Translates names of a draft head's stored tensors to those in a model of one layer, and back.
 
-    `index` counts heads. What a file stores once for all of its heads is the first one's.
+    `index` counts heads. A tensor that a file stores once for all heads belongs to the first.
     """
 
     def __init__(self, spec: ArchSpec, style: str, n_layers: int, index: int = 0) -> None:
+        """Fill the name templates of head number `index` of a model with `n_layers` layers."""
         self._style = style
         names = spec.draft[style]
         self._layer = _filled(names.layer, n_layers, index)
@@ -316,21 +342,24 @@ class HeadNames:
 
     @property
     def roles(self) -> Set[str]:
-        """The roles of the draft head's own tensors, named as those of a model with one layer."""
+        """The roles, in a model of one layer, of tensors that only a draft head has.
+
+        For example `nextn.enorm.weight`, and `output_norm.weight` for its own last norm.
+        """
         return {*self._roles.values()}
 
     @property
     def targets(self) -> Set[str]:
-        """What the head's own tensors are called in a model of one layer."""
+        """The names, in a model of one layer, of tensors that only a draft head has."""
         return {*self._own.values()}
 
     @property
     def own(self) -> tuple[str, ...]:
-        """What a file calls the head's own tensors, those that every head has."""
+        """The stored names of tensors that every draft head has: not output head, not embedding."""
         return tuple(name for name, role in self._roles.items() if role not in (_HEAD, _EMBED))
 
     def find(self, name: str) -> str | None:
-        """Return what a stored tensor is in a model of one layer; None for one of the model."""
+        """Return a stored tensor's name in a model of one layer; None if not the head's."""
         inner = strip_prefix(name, self._style)
         for stored, target in self._own.items():
             if inner == strip_prefix(stored, self._style):
@@ -339,7 +368,7 @@ class HeadNames:
         return _FIRST[self._style] + inner.removeprefix(layer) if inner.startswith(layer) else None
 
     def stored(self, name: str) -> str:
-        """Return what a file calls a tensor of the model of one layer."""
+        """Return the stored name of a tensor, from its name in a model of one layer."""
         for stored, target in self._own.items():
             if name == target:
                 return stored
@@ -347,5 +376,5 @@ class HeadNames:
 
 
 def _filled(template: str, n_layers: int, index: int) -> str:
-    """Return the name of a head's tensor; {N} is the block that the head is, {I} its number."""
+    """Return a name template with {N} as the head's block number and {I} as its own number."""
     return template.replace("{N}", str(n_layers + index)).replace("{I}", str(index))

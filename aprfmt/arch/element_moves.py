@@ -18,20 +18,20 @@ Moves = list[list[Move]]
 Chain = Sequence[Sequence[Move]]  # long ones as numbers
 Shapes = Sequence[tuple[int, ...]]
 
-_MANY = 1 << 15  # moves of a chain that is not kept
+_MANY = 1 << 15  # longer chains are not cached
 _KEPT = 64  # chains
 _chains: dict[object, Chain] = {}
 
 
 def identity_moves(shapes: Shapes) -> Moves:
-    """Return the moves that change nothing: each tensor in one run."""
+    """Return the moves of a step that changes nothing: each tensor in one run."""
     return [[Move(i, 0, math.prod(shape))] for i, shape in enumerate(shapes)]
 
 
 def to_logical(
     steps: Sequence[LayoutStep], stored: Sequence[Array], hp: Mapping[str, Value]
 ) -> Sequence[Array]:
-    """Return arrays of stored tensors as logical ones: the steps undone in their order."""
+    """Return the logical arrays of stored ones: the steps undone, the first one first."""
     arrays = stored
     for step in steps:
         arrays = step.undo(arrays, hp)
@@ -41,7 +41,7 @@ def to_logical(
 def to_stored(
     steps: Sequence[LayoutStep], logical: Sequence[Array], hp: Mapping[str, Value]
 ) -> Sequence[Array]:
-    """Return logical arrays as they are stored: the steps applied, the last one first."""
+    """Return the stored arrays of logical ones: the steps applied, the last one first."""
     arrays = logical
     for step in reversed(steps):
         arrays = step.apply(arrays, hp)
@@ -51,13 +51,15 @@ def to_stored(
 def chain_steps(
     steps: Sequence[LayoutStep], before: Sequence[Shapes], hp: Mapping[str, Value], back: bool
 ) -> Chain | None:
-    """Return the moves of a chain of steps, or those `back`; None where a step has to decode.
+    """Return the moves from stored to logical tensors of a chain of steps, or None.
 
-    `before` are the shapes of each step's inputs, at least of the first one's. What equal layers
-    ask again is known. Callers change nothing of what they get.
+    With `back`, those from logical to stored. None if a step cannot be expressed as moves: then the
+    arrays have to be decoded. `before` are the shapes of each step's inputs, at least of the first
+    one's. Results are cached, as many layers are equal: callers must not change them.
     """
     if not steps:
         return identity_moves(before[0])
+    # Layers of equal shapes ask for the same chain.
     key = _key(steps, before, hp, back)
     if key in _chains:
         return _chains[key]
@@ -78,13 +80,14 @@ def chain_steps(
 
 
 def _columns(moves: Sequence[Move]) -> Columns[Move]:
+    """Return moves as columns of numbers, which take less memory than objects."""
     return Columns.of(Move, [(move.source, move.start, move.count) for move in moves])
 
 
 def _key(
     steps: Sequence[LayoutStep], before: Sequence[Shapes], hp: Mapping[str, Value], back: bool
 ) -> object:
-    """Return what two equal chains share; None where a step of another package cannot say it."""
+    """Return the cache key of a chain; None where a step of another package is not hashable."""
     key = (*steps, *(tuple(map(tuple, each)) for each in before), repr(dict(hp)), back)
     try:
         hash(key)
@@ -94,7 +97,7 @@ def _key(
 
 
 def merge_moves(moves: Sequence[Move]) -> list[Move]:
-    """Return the same run of elements in as few moves as possible, empty ones left out."""
+    """Return the moves with empty ones left out and adjoining ones joined."""
     out: list[Move] = []
     for move in moves:
         if move.count == 0:
@@ -108,7 +111,7 @@ def merge_moves(moves: Sequence[Move]) -> list[Move]:
 
 
 def compose_moves(outer: Sequence[Sequence[Move]], inner: Sequence[Sequence[Move]]) -> Moves:
-    """Chain two steps: `outer` reads the outputs of `inner`, the result reads its inputs.
+    """Return the moves of two steps in sequence: from `inner`'s inputs to `outer`'s outputs.
 
     Raises ArchError if `outer` reads beyond the end of an output of `inner`.
     """
@@ -120,7 +123,10 @@ def compose_moves(outer: Sequence[Sequence[Move]], inner: Sequence[Sequence[Move
 
 
 def _trace(move: Move, inner: Sequence[Sequence[Move]], ends: list[list[int]]) -> list[Move]:
-    """Return the runs of `inner`'s inputs that make up one run of its outputs."""
+    """Return the runs of `inner`'s inputs that make up one run of its outputs.
+
+    `ends` are the running totals of the elements of each output of `inner`.
+    """
     total = ends[move.source][-1] if move.source < len(ends) and ends[move.source] else 0
     if move.start < 0 or move.start + move.count > total:
         raise ArchError(
@@ -140,10 +146,12 @@ def _trace(move: Move, inner: Sequence[Sequence[Move]], ends: list[list[int]]) -
 
 
 def invert_moves(moves: Sequence[Sequence[Move]], sizes: Sequence[int]) -> Moves:
-    """Invert a step: return the runs that each of its inputs (`sizes` elements long) consists of.
+    """Return the moves of the inverse step: the runs that each input is made of.
 
-    Raises ArchError unless the moves take every element of every input exactly once.
+    `sizes` are the elements of each input. Raises ArchError unless the moves take every element of
+    every input exactly once.
     """
+    # Where does each run of an input appear in the outputs?
     runs: list[list[tuple[int, Move]]] = [[] for _ in sizes]
     for output, row in enumerate(moves):
         at = 0
@@ -151,6 +159,7 @@ def invert_moves(moves: Sequence[Sequence[Move]], sizes: Sequence[int]) -> Moves
             if move.count:
                 runs[move.source].append((move.start, Move(output, at, move.count)))
             at += move.count
+    # Sorted by their start, these runs have to cover the input exactly once.
     inverse: Moves = []
     for source, (found, size) in enumerate(zip(runs, sizes, strict=True)):
         found.sort(key=lambda run: run[0])
@@ -168,4 +177,5 @@ def invert_moves(moves: Sequence[Sequence[Move]], sizes: Sequence[int]) -> Moves
 
 
 def _not_once(source: int, element: int, size: int, times: str) -> str:
+    """Return the error message of moves that take an element twice or never."""
     return f"moves take element {element} of tensor {source} ({size} elements) {times}, not once"

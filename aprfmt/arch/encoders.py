@@ -1,9 +1,10 @@
 """Text encoders: bert and its family, distilbert, mpnet.
 
-Attention looks both ways, a LayerNorm follows each sum with the stream, and there is no head: the
-rows of the last layer are pooled (pooling.py). roberta's and mpnet's position rows begin behind
-their padding id; llama.cpp's converter cuts the rows before it off, so they have no GGUF table.
-Sources: transformers' modeling files; the gguf package's name map; the converter's bert.py.
+Attention looks both ways, a LayerNorm follows each sum with the stream, and there is no head:
+the rows of the last layer are pooled (pooling.py). roberta's and mpnet's position rows begin
+after their padding id; llama.cpp's converter cuts the rows before it off, so they have no GGUF
+table. Sources: transformers' modeling files; the gguf package's name map; the converter's
+bert.py.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -42,8 +43,9 @@ def embeddings(
     bias: bool = True,
     extra: str = "",
 ) -> tuple[RoleRow, ...]:
-    """Return the tables of words, positions and token types, and the norm behind them.
+    """Return the rows of the tables of words, positions and token types, and of their norm.
 
+    The arguments are Hugging Face names, "" for a table that the model does not have.
     `extra` (`+2`) are rows of the position table before position 0's.
     """
     rows = [RoleRow("token_embd.weight", f"{words}.weight", _TABLE, layered=False)]
@@ -69,6 +71,7 @@ def embeddings(
 
 
 def _attention(q: str, k: str, v: str, out: str) -> tuple[RoleRow, ...]:
+    """Return the rows of attention's four projections with biases; arguments are their names."""
     return (
         *linear("attn_q", q, Q, "hidden_size", bias=""),
         *linear("attn_k", k, KV, "hidden_size", bias=""),
@@ -78,7 +81,7 @@ def _attention(q: str, k: str, v: str, out: str) -> tuple[RoleRow, ...]:
 
 
 def mlp(up: str, down: str) -> tuple[RoleRow, ...]:
-    """Return an MLP of two matrices with biases."""
+    """Return the rows of an MLP of two matrices with biases; arguments are their names."""
     return (
         *linear("ffn_up", up, "ffn_size", "hidden_size", bias=""),
         *linear("ffn_down", down, "hidden_size", "ffn_size", bias=""),
@@ -105,7 +108,7 @@ _OLDEST = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.b
 
 
 def _made(rows: Sequence[RoleRow]) -> Made:
-    """Return the tables of rows whose norms may have their oldest names."""
+    """Return the tensor table and bindings of rows whose norms may have their oldest names."""
     older = tuple(
         Binding((row.hf.replace(now, then),), (row.role,))
         for row in rows
@@ -116,7 +119,10 @@ def _made(rows: Sequence[RoleRow]) -> Made:
 
 
 def encoder_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    """Return the rows that encoders share; positions are learned unless `overrides` say."""
+    """Return the rules that encoders share; `overrides` replace or add to them.
+
+    Positions are learned unless `overrides` say otherwise.
+    """
     return hyper_rules.hyper_table(
         hyper_rules.n_kv_heads(hf=""),
         divided_heads(),
@@ -138,9 +144,10 @@ def encoder_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
 
 
 def _offset(default: int) -> HyperRule:
-    """Return the rule of the first position's row, which is the one behind the padding id's."""
+    """Return the rule for the first position's row, the one after the padding id's."""
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (padding id + 1, key) of config.json; None without the key."""
         found = facts.first("pad_token_id")
         return None if found is None else (whole_number(*found) + 1, found[1])
 
@@ -153,10 +160,14 @@ def _offset(default: int) -> HyperRule:
 
 
 def _plain_attention(causal: bool = False, **usual: Value) -> HyperRule:
-    """Return the rule of `attention_bias` and so on: bert's own keys that must be as usual."""
+    """Return the rule for `attention_bias`, whose check refuses bert's uncommon attention.
+
+    `usual` are more keys of config.json that must have this value. `causal`: a decoder.
+    """
     wanted = {"position_embedding_type": "absolute", "is_decoder": causal, **usual}
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
+        """Return ""; ArchError if config.json asks for another kind of attention."""
         must_be(facts, {**wanted, **({"add_cross_attention": False} if causal else {})})
         return ""
 
@@ -190,9 +201,9 @@ def encoder(
     unused: tuple[str, ...] = (),
     **more: Any,
 ) -> ArchSpec:
-    """Return the spec of one of our encoders; `more_ignored` are keys that change nothing.
+    """Return the architecture of one of our encoders; `more_ignored` are keys that change nothing.
 
-    `unused` are stored tensors that no pass reads.
+    `unused` are stored tensors that no pass reads. `made` are its tensor table and bindings.
     """
     activation = next(rule.default for rule in hyper if rule.name == "activation")
     return own_styles_only(
@@ -218,7 +229,10 @@ ROBERTA = encoder(
 
 
 def _causal(prefix: str, head: str, norm_name: str, words: str) -> Made:
-    """Return the tables of a bert that looks back only, with the head of masked words."""
+    """Return the tables of a causal bert, with the head that predicts masked words.
+
+    The arguments are Hugging Face names: of everything, of the head, of its norm, of its matrix.
+    """
     inside = (replace(row, hf=prefix + row.hf) for row in _BERT_ROWS if row not in POOLER)
     return make_tables(
         (
@@ -240,10 +254,15 @@ def _causal(prefix: str, head: str, norm_name: str, words: str) -> Made:
 
 
 def _looks_back(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    """Return whether config.json says that the model is a decoder.
+
+    `names`, the tensors', is for other evidence functions.
+    """
     return values.get("is_decoder") is True
 
 
 def _causal_hyper(*more: HyperRule) -> tuple[HyperRule, ...]:
+    """Return the rules of a causal bert; `more` replace or add to them."""
     write = {"hf": lambda value, hp: {"is_decoder": True}}
     return encoder_hyper(
         replace(pooling(), write={**pooling().write, **write}),
@@ -274,6 +293,10 @@ _D = "transformer.layer.{L}."
 
 
 def _without_types(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    """Return whether tensor names show that the model has no table of token types.
+
+    `values`, the metadata, is for other evidence functions.
+    """
     return bool(names) and not any("token_type" in name for name in names)
 
 
@@ -300,7 +323,7 @@ DISTILBERT = encoder(
 
 
 def _buckets(value: Value, facts: Facts, hp: Params) -> str:
-    """Raise ArchError for a count other than 32: transformers computes with 32 whatever it is."""
+    """Return ""; ArchError for a count other than 32, as transformers always computes with 32."""
     must_be(facts, {"relative_attention_num_buckets": 32})
     return ""
 

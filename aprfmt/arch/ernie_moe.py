@@ -57,13 +57,15 @@ _TENSORS, _BINDINGS = make_tables(
 
 
 def _layers(first: int, last: int, step: int, hp: Params) -> tuple[bool, ...]:
+    """Return one boolean a layer: True for every step-th from `first` to `last`."""
     return tuple((i + 1) % step == 0 and first <= i <= last for i in range(hp["n_layers"]))
 
 
 def _sparse_layers() -> HyperRule:
-    """Return the rule for moe_layers: every so many from a first to a last one."""
+    """Return the rule for moe_layers: every step-th layer from a first to a last one."""
 
     def hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (one boolean a layer, key) of config.json's three keys."""
         first, last, step = (facts.first(key) for key in (_FIRST, _LAST, _STEP))
         end = hp["n_layers"] - 1 if last is None or last[0] == -1 else whole_number(*last)
         start = 1 if first is None else whole_number(*first)
@@ -71,6 +73,7 @@ def _sparse_layers() -> HyperRule:
         return _layers(start, end, every, hp), (first or last or step or (0, ""))[1]
 
     def gguf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (one boolean a layer, key) of a GGUF's two keys; None without both."""
         first = facts.first("{arch}.leading_dense_block_count")
         step = facts.first("{arch}.interleave_moe_layer_step")
         if first is None and step is None:
@@ -80,7 +83,7 @@ def _sparse_layers() -> HyperRule:
         return _layers(start, hp["n_layers"] - 1, every, hp), (first or step or (0, ""))[1]
 
     def parts(value: Value) -> tuple[int, int, int]:
-        """Return first layer, last layer and interval of a list."""
+        """Return (first layer, last layer, step) of one boolean a layer."""
         on = [i for i, sparse in enumerate(value) if sparse]
         if not on:
             return len(value), len(value) - 1, 1
@@ -88,12 +91,15 @@ def _sparse_layers() -> HyperRule:
         return on[0], on[-1], step if (on[0] + 1) % step == 0 else 1
 
     def write_hf(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: number} of first, last and step."""
         return dict(zip((_FIRST, _LAST, _STEP), parts(value), strict=True))
 
     def write_gguf(value: Value, hp: Params) -> Params:
+        """Return GGUF's {key: number} of first and step."""
         first, _, step = parts(value)
         return {"{arch}.leading_dense_block_count": first, "{arch}.interleave_moe_layer_step": step}
 
+    # transformers leaves the first layer dense by default, llama.cpp none.
     return HyperRule(
         "moe_layers",
         read={"hf": hf, "gguf": gguf},
@@ -110,6 +116,7 @@ def _shared() -> HyperRule:
     read = {name: read for name, read in rule.read.items() if name != "gguf"}
 
     def write(value: Value, hp: Params) -> Params:
+        """Return GGUF's {key: number} of the shared experts' width and number."""
         return {**rule.write["gguf"](value, hp), width: value}
 
     return replace(
@@ -118,7 +125,7 @@ def _shared() -> HyperRule:
 
 
 def _divisor(value: Value, facts: Facts, hp: Params) -> str:
-    """Raise ArchError where the divisor of the experts' weights has a bound that could count."""
+    """Return ""; ArchError where the lower bound of the weights' divisor could have an effect."""
     found = facts.first("moe_norm_min")
     if found is not None and number(*found) > _SMALL:
         raise ArchError(

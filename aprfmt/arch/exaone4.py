@@ -1,7 +1,7 @@
-"""exaone4: norms after attention and MLP, q/k-norms a head; only windowed layers rotate.
+"""exaone4: norms after attention and MLP, q/k-norms a head; only windowed layers have rope.
 
-Models without windows (1.2B) rotate in every layer. Source: transformers' modeling_exaone4; the
-converter's exaone.py, llama.cpp's exaone4.cpp.
+Models without windows (1.2B) have rope in every layer. Source: transformers' modeling_exaone4;
+the converter's exaone.py, llama.cpp's exaone4.cpp.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,10 @@ _PATTERN = "sliding_window_pattern"
 
 
 def _layers(facts: Facts | None, hp: Params) -> PerLayer:
-    """Window all layers but every fourth, or as sliding_window_pattern says: 4, or "LLLG"."""
+    """Return one boolean a layer: a window in all but every fourth.
+
+    sliding_window_pattern may give another period, or letters ("LLLG": L has a window).
+    """
     found = None if facts is None else facts.first(_PATTERN)
     if found is None or not isinstance(found[0], str):
         length = 4 if found is None else whole_number(*found)  # 0: no windows

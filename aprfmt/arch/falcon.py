@@ -1,4 +1,4 @@
-"""falcon: a fused projection by groups of heads; attention and MLP side by side, or in sequence.
+"""falcon: a fused projection by groups of heads; attention and MLP in parallel, or in sequence.
 
 The 7B form has one norm and one key head, the 40B form a norm each and groups; GGUF calls the 40B
 form's norm before the MLP `attn_norm`, the other `attn_norm_2`. Falcon-RW adds distances to the
@@ -28,6 +28,7 @@ _SECOND = ("ffn_norm.weight", "ffn_norm.bias")
 
 
 def _layer(*norms: RoleRow) -> tuple[RoleRow, ...]:
+    """Return the rows of a falcon model; `norms` are those of its norms in a layer."""
     return with_model_rows(
         *norms,
         *fused_rows("attention_bias"),
@@ -43,7 +44,7 @@ def _layer(*norms: RoleRow) -> tuple[RoleRow, ...]:
 
 
 def _norm(role: str, hf: str, gguf: str, needs: str = "") -> tuple[RoleRow, ...]:
-    """Return the rows of a norm; `gguf` is its own name there, "" where there is none."""
+    """Return the rows of a norm; `gguf` is its name there, "" if GGUF has no such norm."""
     return tuple(
         RoleRow(
             f"{role}.{part}",
@@ -75,14 +76,19 @@ _TWO = make_tables(
 
 
 def _says(facts: Facts, key: str, default: bool) -> bool:
+    """Return the boolean that a key of the file has, or the default."""
     found = facts.first(key)
     return default if found is None else boolean(*found)
 
 
 def _key_heads(two: bool) -> Callable[[Facts, Params], Found]:
-    """Return what reads the number of key heads: stated, or with `multi_query` 1, or all heads."""
+    """Return a read function for the key heads: their number, 1 (`multi_query`), or all heads.
+
+    `two`: the form with two norms, which has groups of heads without a key.
+    """
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (number of key heads, key) of config.json; None where the new form gives none."""
         stated, one = facts.first("num_kv_heads", "n_head_kv"), _says(facts, "multi_query", True)
         if _says(facts, _NEW, two):
             return None if stated is None else (whole_number(*stated, 1), stated[1])
@@ -92,7 +98,10 @@ def _key_heads(two: bool) -> Callable[[Facts, Params], Found]:
 
 
 def _write_heads(two: bool) -> Callable[[Value, Params], Params]:
+    """Return a write function for the key heads; `two`: the form with two norms."""
+
     def write(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: value}: which form the model has, and its key heads."""
         if two or value not in (1, hp["n_heads"]):
             return {_NEW: True, "num_kv_heads": value, "num_ln_in_parallel_attn": 1 + two}
         return {_NEW: False, "multi_query": value == 1, "num_kv_heads": value}
@@ -101,12 +110,14 @@ def _write_heads(two: bool) -> Callable[[Value, Params], Params]:
 
 
 def _residual(two: bool, alibi: bool) -> HyperRule:
-    """Return the rule of what the MLP reads: a second norm's rows in sequence, else the stream's.
+    """Return the rule for whether attention and MLP read the same stream, in parallel.
 
-    Raises ArchError for what transformers makes and cannot run.
+    Its check raises ArchError for settings with which transformers builds a model but cannot run
+    it.
     """
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
+        """Return ""; ArchError for a config.json that contradicts this form of falcon."""
         new = _says(facts, _NEW, two)
         must_be(facts, {"alibi": alibi, **({"parallel_attn": True} if new else {})})
         facts.first("num_ln_in_parallel_attn")
@@ -121,13 +132,14 @@ def _residual(two: bool, alibi: bool) -> HyperRule:
 
 
 def _positions(alibi: bool) -> tuple[HyperRule, ...]:
-    """Return the rules of distances added to the scores, for which q and k are not rotated."""
+    """Return the rules for positions: distances added to the scores (`alibi`), or rope."""
     most = hyper_rules.fixed("alibi_max_bias", 8.0 if alibi else None)
     most = replace(most, write={"hf": lambda value, hp: {"alibi": alibi}})
     return (most, *(NO_ROPE if alibi else ()))
 
 
 def _hyper(two: bool, alibi: bool) -> tuple[HyperRule, ...]:
+    """Return the rules of a form: with two norms (`two`), with distances (`alibi`)."""
     return hyper_rules.hyper_table(
         hyper_rules.n_layers(hf="num_hidden_layers n_layer"),
         hyper_rules.n_heads(hf="num_attention_heads n_head"),
@@ -163,9 +175,13 @@ _ROPE_KEYS = frozenset({"rope_theta", "rope_parameters", "rope_scaling"})  # rea
 
 
 def _form(name: str, *, two: bool, alibi: bool) -> ArchSpec:
-    """Return the spec of one of falcon's forms: a norm each for attention and MLP, or distances."""
+    """Return the architecture of one form of falcon.
+
+    `two`: attention and MLP have a norm each. `alibi`: distances are added to the scores.
+    """
 
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
+        """Return whether tensor names and config.json show exactly this form."""
         has_two = any(".ln_attn." in name or ".attn_norm_2." in name for name in names)
         return has_two is two and (values.get("alibi") is True) is alibi
 

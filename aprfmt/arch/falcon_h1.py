@@ -1,7 +1,7 @@
-"""falcon_h1: attention and a mamba2 mixer side by side in every layer.
+"""falcon_h1: attention and a mamba2 mixer in parallel in every layer.
 
 Every projection has a factor in config.json; llama.cpp's converter multiplies them into the
-weights, which rounds them. The weights are kept as they are here, and a GGUF is warned of unless
+weights, which rounds them. Here the weights are not changed, and writing a GGUF warns unless
 all factors are 1. Sources: transformers' modeling_falcon_h1; the gguf package's name map; the
 converter's falcon_h1.py.
 """
@@ -52,7 +52,7 @@ _LISTED = ("ffn_gate_scale", "ffn_down_scale")
 
 
 def _numbers(facts: Facts, key: str, count: int) -> tuple[tuple[float, ...], str] | None:
-    """Return a list of so many factors; ArchError for another count."""
+    """Return (`count` factors, key) of a list; None without it, ArchError for another count."""
     found = facts.first(key)
     if found is None:
         return None
@@ -63,14 +63,16 @@ def _numbers(facts: Facts, key: str, count: int) -> tuple[tuple[float, ...], str
 
 
 def _of_mlp(name: str) -> HyperRule:
-    """Return the rule for one of the MLP's two factors; the first writes both."""
+    """Return the rule for one of the MLP's two factors; the first one's rule writes both."""
     at = _LISTED.index(name)
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (factor, key) of config.json's list; None without it."""
         found = _numbers(facts, _MLP, len(_LISTED))
         return None if found is None else (found[0][at], found[1])
 
     def write(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: both factors}, empty for the second one."""
         return {} if at else {_MLP: [hp[each] for each in _LISTED]}
 
     return HyperRule(name, kind="float", default=1.0, read={"hf": read}, write={"hf": write})
@@ -87,6 +89,7 @@ _SCALES = (
 
 
 def _scaled(name: str) -> Loss:
+    """Return the loss for a factor other than 1, which a GGUF cannot express."""
     return Loss(
         "gguf",
         name,
@@ -97,6 +100,7 @@ def _scaled(name: str) -> Loss:
 
 
 def _each(value: Value) -> tuple[float, ...]:
+    """Return the factors of a value: a tuple, or one number as a tuple."""
     return value if isinstance(value, tuple) else (value,)
 
 

@@ -1,4 +1,4 @@
-"""Tables of the decoders before llama: one projection for q, k and v, under older names."""
+"""Tables of decoders older than llama: one projection for q, k and v, under older names."""
 
 from collections.abc import Iterable
 
@@ -14,7 +14,10 @@ IN_ORDER: tuple[LayoutStep, ...] = (Split((Q, KV, KV)),)
 
 
 def fused_rows(bias: str | None) -> tuple[RoleRow, ...]:
-    """Return the roles of q, k and v, stored together; `bias` is the `needs` of their biases."""
+    """Return the rows of q, k and v that are stored together; `bias` is the `needs` of biases.
+
+    None: they have no biases.
+    """
     rows = [
         RoleRow(role, "", (size, "hidden_size"), gguf="")
         for role, size in zip(ROLES["weight"], (Q, KV, KV), strict=True)
@@ -30,7 +33,10 @@ def fused_rows(bias: str | None) -> tuple[RoleRow, ...]:
 def fused_in(
     template: str, steps: tuple[LayoutStep, ...], parts: Iterable[str] = PARTS
 ) -> tuple[Binding, ...]:
-    """Return the bindings of one stored matrix, and of its bias."""
+    """Return the bindings of one stored matrix with q, k and v, and of its bias.
+
+    `template` is its name, `steps` cut it into q, k and v.
+    """
     return tuple(Binding((f"{template}.{part}",), ROLES[part], steps) for part in parts)
 
 

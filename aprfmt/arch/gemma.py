@@ -27,12 +27,15 @@ NO_BIASES = Loss(
 
 
 def gemma_norm(role: str, hf: str, size: tuple[str, ...] = ("hidden_size",)) -> tuple[RoleRow, ...]:
-    """Return the row of a norm that GGUF stores as 1 + w."""
+    """Return the row of a norm that GGUF stores as 1 + w, as a tuple of one."""
     return norm(role, hf, size, gguf_steps=PLUS_ONE)
 
 
 def embedding_scale() -> HyperRule:
-    """Return the rule for sqrt(hidden_size), to be rounded to the weights' dtype when used."""
+    """Return the rule for the factor sqrt(hidden_size) on embeddings.
+
+    It is rounded to the weights' dtype when used.
+    """
     return hyper_rules.fixed("embedding_scale", lambda hp: float(hp["hidden_size"]) ** 0.5)
 
 

@@ -20,19 +20,23 @@ LARGEST = 46  # layers of the 27B model, whose scale follows from hidden_size / 
 
 
 def four_norms(names: Collection[str]) -> bool:
-    """Say whether tensor names include norms after attention and after the MLP."""
+    """Return whether tensor names include norms after attention and after the MLP."""
     return any("pre_feedforward_layernorm" in name or "post_ffw_norm" in name for name in names)
 
 
 def qk_norms(names: Collection[str]) -> bool:
-    """Say whether tensor names include q/k-norms."""
+    """Return whether tensor names include norms of queries and keys."""
     return any("q_norm" in name for name in names)
 
 
 def derived_scale(largest: int) -> Callable[[Params], float]:
-    """Return llama.cpp's rule: 1/sqrt(head_dim), in the 27B model 1/sqrt(hidden_size/n_heads)."""
+    """Return llama.cpp's rule for the attention scale, a function of the hyperparameters.
+
+    1/sqrt(head_dim), and 1/sqrt(hidden_size/n_heads) in the model with `largest` layers (27B).
+    """
 
     def scale(hp: Params) -> float:
+        """Return the factor on attention scores that llama.cpp derives."""
         size = hp["head_dim"]
         if hp["n_layers"] == largest:
             size = hp["hidden_size"] // hp["n_heads"]
@@ -43,15 +47,20 @@ def derived_scale(largest: int) -> Callable[[Params], float]:
 
 
 def query_scale(largest: int) -> HyperRule:
-    """Return the rule for query_pre_attn_scalar ** -0.5."""
+    """Return the rule for the attention scale, query_pre_attn_scalar ** -0.5 in config.json.
+
+    `largest` as in `derived_scale`, which is what GGUF readers compute.
+    """
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (attention scale, key) of config.json; None without the key."""
         found = facts.first("query_pre_attn_scalar")
         if found is None:
             return None
         return hyper_rules.scale_factor(positive(*found) ** -0.5, found[1]), found[1]
 
     def write(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: scalar}, a whole number where that is exact."""
         scalar = value**-2.0
         near = round(scalar)
         return {"query_pre_attn_scalar": near if near and near**-0.5 == value else scalar}
@@ -75,7 +84,10 @@ def derived_scale_loss(largest: int) -> Loss:
 
 
 def softcap(name: str, hf: str, gguf: str, default: float | None) -> HyperRule:
-    """Return the rule for a softcap; null in config.json means no softcap."""
+    """Return the rule for a softcap; null in config.json means no softcap.
+
+    `hf` and `gguf` are its keys.
+    """
     keys = {"hf": (hf,), "gguf": (f"{{arch}}.{gguf}",)}
     return HyperRule(name, keys, "float", default, null_in=("hf",))
 

@@ -31,13 +31,16 @@ LOCAL_THETA = 10000.0
 
 
 def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
-    """Window all layers but every sixth; the old key sliding_window_pattern may change that."""
+    """Return one boolean a layer: a window in all but every sixth.
+
+    The old key sliding_window_pattern may give another period.
+    """
     found = None if facts is None else facts.first("sliding_window_pattern")
     return window_period(6 if found is None else whole_number(*found, 1))(facts, hp)
 
 
 def _no_score_cap(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
-    """Warn if a file states a cap on the scores: transformers never uses the number."""
+    """Return a remark if a file gives a cap on the scores, which transformers ignores, else ""."""
     found = facts.first("attn_logit_softcapping", "{arch}.attn_logit_softcapping")
     if found is None:
         return ""

@@ -33,6 +33,7 @@ _COLOURS = [0.5, 0.5, 0.5]
 
 
 def _write(value: Value, hp: Params) -> Params:
+    """Return GGUF's {key: value} of the projector: kind, width, image statistics, pooling."""
     side = int(hp["image_size"]) // int(hp["patch_size"])
     pooled = side // int(hp["image_tokens"] ** 0.5)
     return {

@@ -1,7 +1,7 @@
-"""gemma3n (text): several copies of the stream (altup), short cuts (laurel), embeddings a layer.
+"""gemma3n (text): several copies of the stream (altup), short cuts (laurel), embeddings by layer.
 
 The last layers look at the keys and values of earlier ones; files may hold unused ones for them.
-The first layers' MLPs keep the highest values of their gate only. Norms are stored as they are, in
+The first layers' MLPs keep the highest values of their gate only. Norms are stored unchanged, in
 GGUF too. Sources: transformers' modeling_gemma3n; the gguf package's name map; the converter's
 gemma.py; llama.cpp's gemma3n.cpp.
 """
@@ -43,12 +43,12 @@ _LAST = {"hf": "num_kv_shared_layers", "gguf": "{arch}.attention.shared_kv_layer
 
 
 def whole_model_row(role: str, hf: str, *shape: str, needs: str = "") -> RoleRow:
-    """Return the row of a whole-model tensor."""
+    """Return the row of a weight outside the layers; `role` and `hf` come without ".weight"."""
     return RoleRow(f"{role}.weight", f"{hf}.weight", shape, needs, layered=False)
 
 
 def per_layer_embeddings(needs: str = "") -> Rows:
-    """Return the embedding that has a part for every layer, its projection and its norm."""
+    """Return the rows of the table with an embedding for every layer, its projection and norm."""
     wide = f"n_layers*{PER}"
     return (
         whole_model_row(
@@ -70,7 +70,7 @@ def per_layer_embeddings(needs: str = "") -> Rows:
 
 
 def per_layer_inputs(needs: str = "") -> Rows:
-    """Return what brings a layer's part of that embedding into the stream."""
+    """Return the rows of the weights that add a layer's own embedding to the stream."""
     return (
         *linear("inp_gate", "per_layer_input_gate", PER, "hidden_size", needs),
         *linear("proj", "per_layer_projection", "hidden_size", PER, needs),
@@ -79,7 +79,7 @@ def per_layer_inputs(needs: str = "") -> Rows:
 
 
 def four_norms() -> tuple[Rows, Rows, Rows, Rows]:
-    """Return the norms around attention and around the MLP."""
+    """Return the rows of a layer's norms: before and after attention, before and after the MLP."""
     return (
         norm("attn_norm", "input_layernorm"),
         norm("post_attention_norm", "post_attention_layernorm"),
@@ -89,12 +89,17 @@ def four_norms() -> tuple[Rows, Rows, Rows, Rows]:
 
 
 def own_kv(default: int) -> HyperRule:
-    """Return the rule for the layers with keys and values of their own: all but the last few."""
+    """Return the rule for the layers with their own keys and values: all but the last few.
+
+    `default` is how many of the last layers have none.
+    """
 
     def layers(shared: int, hp: Params) -> tuple[bool, ...]:
+        """Return one boolean a layer: False for the last `shared` ones."""
         return tuple(i < hp["n_layers"] - shared for i in range(hp["n_layers"]))
 
     def read(key: str, facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key) from the count that `key` has; None without it."""
         found = facts.first(key)
         return None if found is None else (layers(whole_number(*found), hp), found[1])
 
@@ -114,9 +119,10 @@ def own_kv(default: int) -> HyperRule:
 
 
 def kv_sources(hp: Params) -> tuple[int | None, ...]:
-    """Return whose keys and values each layer uses: its own, or the last of its kind that has some.
+    """Return for each layer the number of the layer whose keys and values it uses.
 
-    None where no earlier layer of its kind has any.
+    That is itself, or the last earlier layer of its kind (with or without a window) that has its
+    own. None where no earlier layer of its kind has any.
     """
     last: dict[bool, int] = {}
     found: list[int | None] = []
@@ -128,7 +134,7 @@ def kv_sources(hp: Params) -> tuple[int | None, ...]:
 
 
 def _shared(value: Value, facts: Facts, hp: Params) -> str:
-    """Raise ArchError for a layer that would use keys and values which no layer has."""
+    """Return the causal check's remark; ArchError for a layer that finds no keys to reuse."""
     said = require_causal(value, facts, hp)
     sources = kv_sources({OWN: hp[OWN], "window_layers": value})
     if None in sources:
@@ -144,7 +150,10 @@ def _shared(value: Value, facts: Facts, hp: Params) -> str:
 def listed_windows(
     size: int, every: Callable[[Facts | None, Params], PerLayer]
 ) -> tuple[HyperRule, HyperRule]:
-    """Return the rules for windows; a GGUF lists the layers, one by one."""
+    """Return the rules for the window's size and its layers; a GGUF lists one boolean a layer.
+
+    `size` is the default size, `every` computes the default layers.
+    """
     positions, layers = window_rules(Window(size, MISSING, every, stated=True))
     key = "{arch}.attention.sliding_window_pattern"
     write = {**layers.write, "gguf": lambda value, hp: {key: list(value)}}
@@ -154,10 +163,11 @@ def listed_windows(
 def fixed_rule(name: str, value: Value, *keys: str) -> HyperRule:
     """Return the rule for a hyperparameter that is the same in every published model.
 
-    ArchError for a key that says otherwise.
+    Its check raises ArchError if one of `keys` has another value.
     """
 
     def check(found: Value, facts: Facts, hp: Params) -> str:
+        """Return ""; ArchError if a key of the file has another value."""
         for key in keys:
             said = facts.first(key)
             if said is not None and said[0] != value:
@@ -171,7 +181,10 @@ def fixed_rule(name: str, value: Value, *keys: str) -> HyperRule:
 
 
 def per_layer_sizes(vocab: int, default: int) -> tuple[HyperRule, HyperRule]:
-    """Return the rules for the width and the rows of the embedding a layer."""
+    """Return the rules for the width and the rows of the embedding with a part for every layer.
+
+    `vocab` and `default` are the default rows and width.
+    """
     key = "{arch}.embedding_length_per_layer_input"
     return (
         HyperRule(
@@ -192,7 +205,7 @@ def per_layer_sizes(vocab: int, default: int) -> tuple[HyperRule, HyperRule]:
 
 
 def _reused(hp: Params) -> bool:
-    """Say whether llama.cpp would take the keys and values of other layers."""
+    """Return whether llama.cpp would take keys and values of other layers than transformers."""
     own = sum(hp[OWN])
     wanted = (own - 2 if window else own - 1 for window in hp["window_layers"][own:])
     return kv_sources(hp)[own:] != tuple(wanted)
@@ -215,9 +228,10 @@ PADDED = Loss(
 
 
 def same_width(default: int) -> HyperRule:
-    """Return the rule for the MLPs' width; a list says it for every layer."""
+    """Return the rule for the MLP width, which a list may give for every layer, all equal."""
 
     def read(key: str, facts: Facts, hp: Params) -> Found:
+        """Return (MLP width, key) of a number or a list; ArchError if layers differ."""
         found = facts.first(key)
         if found is None or isinstance(found[0], (int, float)):
             return found
@@ -242,7 +256,10 @@ _SPARSE = "ffn_sparsity"
 
 
 def std_multiplier(share: float) -> float:
-    """Return how many standard deviations above the mean a share of normal values ends."""
+    """Return how many standard deviations above the mean a share of normal values ends.
+
+    -inf for a share of 0. It is the quantile of the standard normal distribution.
+    """
     return NormalDist().inv_cdf(share) if share > 0 else -math.inf
 
 
@@ -259,15 +276,20 @@ def _share_of(multiplier: float) -> float:
 
 
 def _sparsity() -> HyperRule:
-    """Return the rule for the shares that MLPs cut; a GGUF has them in standard deviations."""
+    """Return the rule for the share of gate values that each layer's MLP sets to zero.
+
+    config.json has shares, a GGUF the threshold in standard deviations.
+    """
     key = "{arch}.activation_sparsity_scale"
 
     def usual(hp: Params) -> tuple[float, ...]:
+        """Return the default shares by layer: 0.95 in the first ten, 0 in the others."""
         layers = int(hp["n_layers"])
         cut = 10 if layers > 10 else 0
         return (0.95,) * cut + (0.0,) * (layers - cut)
 
     def hf(facts: Facts, hp: Params) -> Found:
+        """Return (shares by layer, key) of config.json; ArchError outside 0 to 1."""
         found = facts.first("activation_sparsity_pattern")
         if found is None:
             return None
@@ -281,6 +303,7 @@ def _sparsity() -> HyperRule:
         return tuple(map(float, shares)), found[1]
 
     def gguf(facts: Facts, hp: Params) -> Found:
+        """Return (shares by layer, key) of a GGUF's multipliers of the standard deviation."""
         found = facts.first(key)
         if found is None:
             return None
@@ -289,6 +312,7 @@ def _sparsity() -> HyperRule:
             raise ArchError(f"{found[1]}: is {short_repr(found[0])}; expected numbers")
         return tuple(_share_of(float(one)) for one in listed), found[1]
 
+    # config.json has the shares, a GGUF the multipliers computed from them, as float32.
     return HyperRule(
         _SPARSE,
         default=usual,
@@ -303,19 +327,22 @@ def _sparsity() -> HyperRule:
 
 
 def _copies() -> HyperRule:
-    """Return the rule for the copies of the stream; the first one goes through the layers."""
+    """Return the rule for the number of copies of the stream; the layers run on the first."""
     first = fixed_rule("", 0, "altup_active_idx", "{arch}.altup.active_idx")
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
+        """Return ""; ArchError below two copies, or if another copy than the first is active."""
         assert first.check is not None
         if value < 2:
             raise ArchError(f"altup_num_inputs: is {value}; expected two copies of the stream")
         return first.check(value, facts, hp)
 
     def hf(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: value}: the count and the active copy."""
         return {"altup_active_idx": 0, "altup_num_inputs": value}
 
     def gguf(value: Value, hp: Params) -> Params:
+        """Return GGUF's {key: value}: the count and the active copy."""
         return {"{arch}.altup.active_idx": 0, "{arch}.altup.num_inputs": value}
 
     usual = hyper_rules.size(_N, "altup_num_inputs", "altup.num_inputs", default=4)
@@ -323,7 +350,7 @@ def _copies() -> HyperRule:
 
 
 def _fixed_sparsity(hp: Params) -> bool:
-    """Say whether llama.cpp would cut other shares: it has them in the code."""
+    """Return whether the shares differ from those that llama.cpp has in its code."""
     return bool(hp[_SPARSE] != (0.95,) * min(10, hp["n_layers"]) + (0.0,) * (hp["n_layers"] - 10))
 
 
@@ -345,7 +372,7 @@ _FIXED = (
 
 
 def _side(role: str, hf: str) -> RoleRow:
-    """Return the row of the projections of the copies, which GGUF stacks."""
+    """Return the row of the projections of the copies, one tensor each, stacked in GGUF."""
     return RoleRow(
         f"{role}.weight",
         f"model.{hf}.{{E}}.weight",

@@ -54,10 +54,12 @@ _GQ, _GKV = "n_heads*global_head_dim", "global_kv_heads*global_head_dim"
 
 
 def _nothing(value: Value, hp: Params) -> Params:
+    """Return {}: the write function of a hyperparameter that this style has no key for."""
     return {}
 
 
 def _read_cap(facts: Facts, hp: Params) -> Found:
+    """Return a GGUF's (softcap of the logits, key), where 0 means None; None without the key."""
     found = facts.first(_CAP)
     return None if found is None else (number(*found) or None, found[1])
 
@@ -73,11 +75,12 @@ _FINAL_CAP = replace(
 
 
 def _also(role: str, shape: tuple[str, ...], needs: str) -> RoleRow:
-    """Return the rule of a role in layers of the other kind: other shape, same names."""
+    """Return the row of a role in the other kind of layers: another shape, the same names."""
     return RoleRow(role, "", shape, needs, gguf="")
 
 
 def _attention() -> Rows:
+    """Return the rows of attention, for layers with a window and without one."""
     own, other, dim = f"{_LOCAL} & {OWN}", f"{_FULL} & {OWN}", "global_head_dim"
     valued = f"{other} & !value_is_key"
     return (
@@ -101,6 +104,7 @@ def _attention() -> Rows:
 
 
 def _mlp() -> Rows:
+    """Return the rows of the dense MLP, for layers of the usual width and of twice that."""
     usual, wide = "!wide_layers", "wide_layers"
     into, out = ("2*ffn_size", "hidden_size"), ("hidden_size", "2*ffn_size")
     return (
@@ -113,6 +117,7 @@ def _mlp() -> Rows:
 
 
 def _experts() -> Rows:
+    """Return the rows of the router, the experts and the norms around them."""
     on = "moe_layers"
     into = ("n_experts", "moe_ffn_size", "hidden_size")
     return (
@@ -140,9 +145,10 @@ _ROPE = RopeDefaults(theta=1e6, theta_local=10000.0, layers="full", nested=True,
 
 
 def _rope() -> tuple[HyperRule, ...]:
-    """Return the rules for rope: unstated, a quarter of the heads without a window turns."""
+    """Return the rules for rope; by default a quarter of each head without a window is rotated."""
 
     def usual(hp: Params) -> Params:
+        """Return the default scaling: the first quarter of the pairs of a full head is rotated."""
         return {
             "type": "proportional",
             "factor": 1.0,
@@ -150,6 +156,7 @@ def _rope() -> tuple[HyperRule, ...]:
         }
 
     def changed(rule: HyperRule) -> HyperRule:
+        """Return a shared rule with gemma 4's defaults for `rope_dim` and `rope_scaling`."""
         if rule.name == "rope_dim":
             return HyperRule("rope_dim", default=lambda hp: hp["head_dim"])
         return replace(rule, default_in={"hf": usual}) if rule.name == "rope_scaling" else rule
@@ -158,7 +165,11 @@ def _rope() -> tuple[HyperRule, ...]:
 
 
 def _divisors(hp: Params) -> Sequence[float]:
-    """Return GGUF's divisors, which llama.cpp asks for where all pairs turn, too."""
+    """Return the divisors of a GGUF's rope_freqs tensor, one for each pair of a full head.
+
+    UNTURNED for a pair that is not rotated. llama.cpp asks for the tensor even where all pairs are
+    rotated.
+    """
     scaling, pairs = hp["rope_scaling"], full_head_dim(hp) // 2
     if scaling is None or scaling["type"] != "proportional":
         return (1.0,) * pairs
@@ -167,19 +178,21 @@ def _divisors(hp: Params) -> Sequence[float]:
 
 
 def _windowed(facts: Facts | None, hp: Params) -> PerLayer:
-    """Window all layers but every sixth, and never the last one."""
+    """Return whether each layer has a window: all but every sixth, and never the last one."""
     return (*window_period(6)(facts, hp)[:-1], False)
 
 
 def _windows(size: int) -> tuple[HyperRule, HyperRule]:
-    """Return the rules for windows; transformers takes the last layer to have none."""
+    """Return the rules for the window's size and layers; the last layer never has a window."""
     positions, layers = listed_windows(size, _windowed)
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (layers with a window, key) of config.json, the last one set to False."""
         found = layers.read["hf"](facts, hp)
         return None if found is None else ((*found[0][:-1], False), found[1])
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
+        """Return a remark if config.json gives the last layer a window, else the usual check's."""
         assert layers.check is not None
         said, listed = layers.check(value, facts, hp), facts.first("layer_types")
         if listed is None or sequence(*listed)[-1] == "full_attention":
@@ -204,7 +217,7 @@ _WORDS: Mapping[str, str] = {
 
 
 def _mixed(hp: Params) -> str:
-    """Return what the model has together that no published one has, "" for nothing."""
+    """Return two features that no published model has together, in words; "" for none."""
     has = {
         "n_experts": any(hp["moe_layers"]), PER: hp[PER] > 0, "shared": not all(hp[OWN]),
         "wide_layers": any(hp["wide_layers"]),
@@ -217,9 +230,13 @@ def _mixed(hp: Params) -> str:
 
 
 def _global(key: str, layer_key: str) -> Read:
-    """Return a function that reads what layers without a window have: stated for all, or each."""
+    """Return a read function for a size of layers without a window.
+
+    It takes `key`, else `layer_key` of the first layer in `per_layer_config` that has it.
+    """
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (size, key), None if config.json has neither key."""
         stated, each = facts.first(key), facts.first("per_layer_config")
         if stated is not None or each is None or not isinstance(each[0], Mapping):
             return stated
@@ -231,7 +248,7 @@ def _global(key: str, layer_key: str) -> Read:
 
 
 def _without_values(shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Say whether a layer has keys and no values."""
+    """Return whether a layer stores keys but no values; {tensor key: shape} is given."""
     return any(
         key.endswith(".attn_k.weight") and key.replace("attn_k", "attn_v") not in shapes
         for key in shapes
@@ -242,7 +259,7 @@ _LENGTH = "{arch}.attention.key_length"
 
 
 def _lengths(hp: Params) -> Params:
-    """Return GGUF's lengths: key and value, of layers without and with a window."""
+    """Return GGUF's {key: head length}, of layers without ("") and with ("_swa") a window."""
     lengths = {"": hp["global_head_dim"], "_swa": hp["head_dim"]}
     keys = {
         f"{{arch}}.attention.{part}_length{kind}": size
@@ -256,7 +273,10 @@ _KV_HEADS = "{arch}.attention.head_count_kv"
 
 
 def _kv(windowed: bool, facts: Facts, hp: Params) -> Found:
-    """Return a GGUF's key heads in layers with or without a window; a list has both."""
+    """Return (key-value heads, key) of a GGUF's layers with a window, or of those without.
+
+    A list has a number for each layer; the first one of such a layer is taken.
+    """
     found = facts.first(_KV_HEADS)
     if found is None or isinstance(found[0], (int, float)):
         return found
@@ -268,6 +288,7 @@ def _kv(windowed: bool, facts: Facts, hp: Params) -> Found:
 
 
 def _write_kv(value: Value, hp: Params) -> Params:
+    """Return GGUF's {key: key-value heads}: one number, or a list if layers differ."""
     if value == hp["global_kv_heads"]:
         return {_KV_HEADS: value}
     return {_KV_HEADS: [value if on else hp["global_kv_heads"] for on in hp["window_layers"]]}
@@ -277,6 +298,7 @@ _WIDTH = "{arch}.feed_forward_length"
 
 
 def _widths(facts: Facts, hp: Params) -> Found:
+    """Return (the smallest MLP width, key) of a GGUF, which may list one for each layer."""
     found = facts.first(_WIDTH)
     if found is None or isinstance(found[0], (int, float)):
         return found
@@ -284,6 +306,7 @@ def _widths(facts: Facts, hp: Params) -> Found:
 
 
 def _write_widths(value: Value, hp: Params) -> Params:
+    """Return GGUF's {key: MLP width}, a list with twice the width for the wide layers."""
     wide = hp["wide_layers"]
     return {_WIDTH: [value * (1 + on) for on in wide] if any(wide) else value}
 
@@ -292,15 +315,17 @@ _NORMS = four_norms()
 
 
 def _wide_rule() -> HyperRule:
-    """Return the rule for the layers with wider MLPs: those without keys of their own."""
+    """Return the rule for the layers with MLPs of twice the width: those that reuse keys."""
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (which layers are wide, key) of config.json: those without their own keys."""
         found = facts.first("use_double_wide_mlp")
         if found is None:
             return None
         return tuple(boolean(*found) and not own for own in hp[OWN]), found[1]
 
     def gguf(facts: Facts, hp: Params) -> Found:
+        """Return (which layers are wide, key) of a GGUF's list of widths; None without a list."""
         found = facts.first(_WIDTH)
         if found is None or isinstance(found[0], (int, float)):
             return None
@@ -319,10 +344,12 @@ def _moe_layers() -> HyperRule:
     """Return the rule for the layers with experts: all or none."""
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (all layers True or all False, key) of config.json; None without the key."""
         found = facts.first("enable_moe_block")
         return None if found is None else ((boolean(*found),) * hp["n_layers"], found[1])
 
     def gguf(facts: Facts, hp: Params) -> Found:
+        """Return (all layers True if there are experts, key) of a GGUF."""
         return (hp["n_experts"] > 0,) * hp["n_layers"], "{arch}.expert_count"
 
     return HyperRule(
@@ -334,11 +361,15 @@ def _moe_layers() -> HyperRule:
 
 
 def _count(name: str, hf: str, gguf: str) -> HyperRule:
+    """Return the rule of a whole number, 0 by default, with its keys of both styles."""
     return HyperRule(name, {"hf": (hf,), "gguf": (f"{{arch}}.{gguf}",)}, "int", 0)
 
 
 def _few_kv_heads(facts: Facts, hp: Params) -> Found:
-    """Return config.json's key heads of layers without a window: where their keys are values."""
+    """Return config.json's (key-value heads, key) of layers without a window.
+
+    None where the key is not used: transformers reads it only where keys are values too.
+    """
     found = _global("num_global_key_value_heads", "num_key_value_heads")(facts, hp)
     equal = facts.first("attention_k_eq_v")
     stated = found is not None and found[1] == "num_global_key_value_heads"
@@ -346,7 +377,11 @@ def _few_kv_heads(facts: Facts, hp: Params) -> Found:
 
 
 def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule, ...]:
-    """Return the rules of every gemma 4; `per_layer` is the unstated width of its embeddings."""
+    """Return the rules of every gemma 4.
+
+    `window` and `context` are the default window size and context length, `per_layer` is the
+    default width of the embeddings by layer.
+    """
     return hyper_rules.hyper_table(
         hyper_rules.hidden_size(2304),
         hyper_rules.n_layers(30),

@@ -26,7 +26,10 @@ Params = Mapping[str, Value]
 
 
 def _whole(value: Value, facts: Facts, hp: Params) -> str:
-    """Raise ArchError for a part of the rotated elements: transformers fails on it."""
+    """Return ""; ArchError if only a part of the rotated elements is asked for.
+
+    transformers fails on such a model.
+    """
     rope = facts.first("rope_parameters", "rope_scaling")
     inside = rope[0] if rope is not None and isinstance(rope[0], Mapping) else {}
     found = facts.first("partial_rotary_factor")

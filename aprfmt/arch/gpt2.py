@@ -58,6 +58,7 @@ BUFFERS = {"hf": (_H + "attn.bias", _H + "attn.masked_bias")}
 
 
 def _read_scale(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
+    """Return (factor on attention scores, key) of config.json's switch; None without it."""
     found = facts.first("scale_attn_weights")
     if found is None:
         return None
@@ -65,17 +66,18 @@ def _read_scale(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | No
 
 
 def _write_scale(value: Value, hp: Mapping[str, Value]) -> Mapping[str, Value]:
+    """Return config.json's {key: whether scores are divided by sqrt(head_dim)}."""
     return {"scale_attn_weights": value == hyper_rules.plain_scale(hp)}
 
 
 def four_times(hp: Mapping[str, Value]) -> int:
-    """Return the usual inner width of the MLP."""
+    """Return the usual inner width of the MLP, four times the hidden size."""
     size: int = 4 * hp["hidden_size"]
     return size
 
 
 def scale_rule() -> HyperRule:
-    """Return the rule for a switch of the division by sqrt(head_dim)."""
+    """Return the rule for a switch of the division of scores by sqrt(head_dim)."""
     return hyper_rules.attn_scale(read={"hf": _read_scale}, write={"hf": _write_scale})
 
 

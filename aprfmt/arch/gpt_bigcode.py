@@ -37,6 +37,7 @@ _TENSORS, _BINDINGS = make_tables(
 
 
 def _key_heads(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+    """Return (number of key heads, 1 or all heads, key) of config.json's `multi_query`."""
     found = facts.first("multi_query")
     return None if found is None else (1 if boolean(*found) else hp["n_heads"], found[1])
 

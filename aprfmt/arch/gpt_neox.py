@@ -1,7 +1,7 @@
-"""gpt_neox (pythia): attention and MLP side by side, each behind its own norm; a fused projection.
+"""gpt_neox (pythia): attention and MLP in parallel, each after its own norm; a fused projection.
 
-q, k and v come head by head in the source, one after the other in GGUF; a quarter of each head is
-rotated. Source: transformers' modeling_gpt_neox; the converter's gpt_neox.py.
+q, k and v come head by head in the source, one after the other in GGUF; a quarter of each head
+is rotated. Source: transformers' modeling_gpt_neox; the converter's gpt_neox.py.
 """
 
 from aprfmt.arch import hyper_rules, losses

@@ -1,9 +1,9 @@
 """gpt-oss: experts in every layer, attention sinks, biases everywhere, clamped swiglu.
 
 Hugging Face keeps gate and up interleaved in one tensor, [experts, in, out] where the values are
-plain and [experts, out, in] where they are MXFP4 (binding.bind_packed). GGUF
-calls the norm before the experts `post_attention_norm`. Source:
-docs/reference/architectures.md; the converter's gpt_oss.py.
+plain and [experts, out, in] where they are MXFP4 (binding.bind_packed). GGUF calls the norm before
+the experts `post_attention_norm`. Source: docs/reference/architectures.md; the converter's
+gpt_oss.py.
 """
 
 from aprfmt.arch import hyper_rules, losses, moe

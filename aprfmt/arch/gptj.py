@@ -1,7 +1,7 @@
-"""gptj: attention and MLP side by side behind one norm, 64 elements of each head rotated in pairs.
+"""gptj: attention and MLP in parallel after one norm, 64 elements of each head rotated in pairs.
 
-The source pairs adjacent elements. llama.cpp has names for it and no graph. Source: transformers'
-modeling_gptj; the gguf package's name map.
+The source pairs adjacent elements. llama.cpp has names for it and no graph. Source:
+transformers' modeling_gptj; the gguf package's name map.
 """
 
 from collections.abc import Mapping
@@ -36,10 +36,11 @@ _TENSORS, _BINDINGS = make_tables(
 
 
 def _rope() -> tuple[HyperRule, ...]:
-    """Return the rope rules; the config counts the rotated elements, and the base is fixed."""
+    """Return the rules for rope; the config counts the rotated elements, the base is fixed."""
     rows = {rule.name: rule for rule in rope_rules(RopeDefaults(partial=1.0))}
 
     def read(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
+        """Return (rotated elements of a head, key) of config.json; None without the key."""
         found = facts.first("rotary_dim")
         return None if found is None else (whole_number(*found, 1), found[1])
 

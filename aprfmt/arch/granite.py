@@ -34,6 +34,7 @@ _TENSORS, _BINDINGS = make_tables(
 
 
 def _factor(name: str, hf: str, gguf: str) -> HyperRule:
+    """Return the rule for a factor, 1 without a key; an APR file must have it."""
     keys = {"hf": (hf,), "gguf": (f"{{arch}}.{gguf}",)}
     return HyperRule(name, keys, "float", 1.0, {"apr": MISSING})
 

@@ -1,6 +1,6 @@
 """granite 4 hybrids and bamba: attention in some layers, mamba2's mixers in the others.
 
-GGUF has one name for them: bamba's files say that positions rotate and have no factors, granite's
+GGUF has one name for them: bamba's files say that rope is used and have no factors, granite's
 have experts with a shared one, or, without experts, the shared MLP alone. Sources: transformers'
 modeling files; the gguf package's name map; the converter's granite.py.
 """
@@ -64,20 +64,24 @@ _SSM_RULES = (
 
 
 def _rotated(usual: bool) -> HyperRule:
-    """Return the rule for the layers that rotate: all or none."""
+    """Return the rule for the layers with rope: all or none; `usual` without a key."""
 
     def every(value: bool, hp: Params) -> tuple[bool, ...]:
+        """Return the same boolean for every layer."""
         return (value,) * int(hp["n_layers"])
 
     def hf(facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key) of config.json; None without the key."""
         found = facts.first("position_embedding_type")
         return None if found is None else (every(found[0] == "rope", hp), found[1])
 
     def gguf(facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key) of a GGUF; None without the key."""
         found = facts.first(ROTATED)
         return None if found is None else (every(found[0] is True, hp), found[1])
 
     def write_hf(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: kind of positions}, empty for models that always have rope."""
         return {} if usual else {"position_embedding_type": "rope" if any(value) else "nope"}
 
     return HyperRule(
@@ -89,11 +93,19 @@ def _rotated(usual: bool) -> HyperRule:
 
 
 def _is_bamba(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    """Return whether a GGUF's keys say that the model is bamba, not granite.
+
+    `names`, the tensors', is for other evidence functions.
+    """
     rotated = values.get("granitehybrid.rope.scaling.finetuned") is True
     return rotated and "granitehybrid.logit_scale" not in values
 
 
 def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    """Return whether tensor names show a router: the model has experts.
+
+    `values`, the metadata, is for other evidence functions.
+    """
     return any(".ffn_gate_inp." in name or ".block_sparse_moe." in name for name in names)
 
 
@@ -151,7 +163,11 @@ _ROUTER = RoleRow("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight",
 
 
 def _made(suffix: str, size: str, routed: tuple[RoleRow, ...]) -> Made:
-    """Return the tables; the MLP that every token takes has a suffix and a size."""
+    """Return the tensor table and bindings.
+
+    `suffix` and `size` are those of the MLP that every token takes; `routed` are the rows of the
+    experts, empty without them.
+    """
     gate, up, down = (f"ffn_{name}{suffix}.weight" for name in ("gate", "up", "down"))
     return make_tables(
         with_model_rows(
@@ -173,10 +189,12 @@ def _made(suffix: str, size: str, routed: tuple[RoleRow, ...]) -> Made:
 
 
 def _kinds(value: Value, hp: Params) -> Params:
+    """Return config.json's {key: kind of each layer}."""
     return {"layer_types": ["attention" if on else "mamba" for on in value]}
 
 
 def _granite(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+    """Return the rules of both granite hybrids; `overrides` replace or add to them."""
     return hyper_rules.hyper_table(
         kv_heads(),
         hyper_rules.context_length(2048),

@@ -1,6 +1,7 @@
-"""Layout steps of projections whose rows follow the heads: groups of parts, and tiled value heads.
+"""Layout steps of projections whose rows follow the heads: groups of parts, tiled value heads.
 
-Sources: transformers' `fix_query_key_value_ordering`, llama.cpp's converter (conversion/qwen.py).
+Sources: transformers' `fix_query_key_value_ordering`, llama.cpp's converter
+(conversion/qwen.py).
 """
 
 import math
@@ -17,10 +18,10 @@ from aprfmt.errors import ArchError
 
 @dataclass(frozen=True, slots=True)
 class ByGroup:
-    """One stored tensor has some rows of every part, group by group; logical ones have whole parts.
+    """One stored tensor has rows of several parts group by group; logical ones have whole parts.
 
-    `groups` counts the groups; `parts` are the rows of each part over all groups; `outputs` says
-    which parts make up each logical tensor, one after the other. qwen3_next keeps q, k, v and z of
+    `groups` counts the groups; `parts` are the rows of each part over all groups; `outputs` lists
+    for each logical tensor its parts, one after the other. qwen3_next keeps q, k, v and z of
     a key head together, and b and a; its gated attention keeps q and gate of a head together.
     """
 
@@ -30,7 +31,10 @@ class ByGroup:
     permutes: ClassVar[bool] = True
 
     def _sizes(self, hp: Sizes) -> tuple[int, list[int]]:
-        """Return the groups, and the rows of each part in one group."""
+        """Return (number of groups, [rows of each part in one group]).
+
+        ArchError unless the groups divide the parts.
+        """
         groups = size_of(self.groups, hp)
         whole = [size_of(part, hp) for part in self.parts]
         if groups < 1 or any(size % groups for size in whole):
@@ -41,10 +45,11 @@ class ByGroup:
         return groups, [size // groups for size in whole]
 
     def _rows(self, output: tuple[int, ...], groups: int, sizes: list[int]) -> int:
+        """Return the rows of a logical tensor made of the parts in `output`."""
         return groups * sum(sizes[part] for part in output)
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return the logical shapes; ArchError unless the rows are whole groups."""
+        """Return the logical shapes; ArchError unless the stored rows are whole groups."""
         shape = only_shape(stored, self)
         groups, sizes = self._sizes(hp)
         rows = shape[0] if shape else 0
@@ -56,7 +61,10 @@ class ByGroup:
         return [(self._rows(output, groups, sizes), *shape[1:]) for output in self.outputs]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the shape of the joined tensor."""
+        """Return [the shape of the one stored tensor]; ArchError for other logical shapes.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         groups, sizes = self._sizes(hp)
         wanted = [self._rows(output, groups, sizes) for output in self.outputs]
         found = [shape[0] if shape else 0 for shape in logical]
@@ -68,7 +76,10 @@ class ByGroup:
         return [(sum(wanted), *logical[0][1:])]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """One run a group and part."""
+        """Return for each logical tensor its runs: one for each part and group, in logical order.
+
+        None for more than MAX_MOVES runs.
+        """
         self.shapes(stored, hp)
         groups, sizes = self._sizes(hp)
         row, each = math.prod(stored[0][1:]), sum(sizes)
@@ -84,7 +95,7 @@ class ByGroup:
         ]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Cut every group and join each part with that of the others."""
+        """Return the logical arrays: each part's rows of all groups joined."""
         import numpy as np
 
         x = stored[0]
@@ -99,7 +110,7 @@ class ByGroup:
         return [np.concatenate([parts[i] for i in output]) for output in self.outputs]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Join the parts group by group."""
+        """Return [the stored array]: the rows of all parts group by group."""
         import numpy as np
 
         whole = self.stored_shapes([x.shape for x in logical], hp, 1)[0]
@@ -120,7 +131,7 @@ class ByGroup:
 
 @dataclass(frozen=True, slots=True)
 class Grouped(ByGroup):
-    """One stored tensor holds q, k and v, group by group of the key heads.
+    """One stored tensor has q, k and v, group by group of the key heads.
 
     A group has the rows of its query heads, then of its key head, then of its value head. With as
     many key heads as query heads that is q, k and v head by head (bloom, gpt_neox); falcon has
@@ -132,6 +143,10 @@ class Grouped(ByGroup):
     outputs: tuple[tuple[int, ...], ...] = ((0,), (1,), (2,))
 
     def _sizes(self, hp: Sizes) -> tuple[int, list[int]]:
+        """Return (number of key heads, [rows of q, k and v in one group]).
+
+        ArchError unless the query heads are whole groups.
+        """
         heads, kv = size_of("n_heads", hp), size_of("n_kv_heads", hp)
         if kv < 1 or heads % kv:
             raise ArchError(f"{self}: {heads} query heads on {kv} key heads; expected whole groups")
@@ -143,11 +158,11 @@ class Grouped(ByGroup):
 
 @dataclass(frozen=True, slots=True)
 class Tiled:
-    """Value heads are stored with the key heads running fastest; logically by key head.
+    """Value heads are stored with the key heads running fastest; logical order is by key head.
 
     Stored head j*K + k is logical head k*R + j (K key heads, each with R value heads). `size` are
-    the elements of a head along `axis`, `before` those in front of the heads, which stay. llama.cpp
-    broadcasts key heads to value heads that way in qwen3_5.
+    the elements of a head along `axis`, `before` the elements before the heads, which stay.
+    llama.cpp broadcasts key heads to value heads that way in qwen3_5.
     """
 
     size: str
@@ -158,7 +173,10 @@ class Tiled:
     permutes: ClassVar[bool] = True
 
     def _sizes(self, shape: Shape, hp: Sizes) -> tuple[int, int, int, int]:
-        """Return elements before the heads, key heads, value heads of each, elements of a head."""
+        """Return (elements before the heads, key heads, value heads of each, elements of a head).
+
+        ArchError unless they add up to the shape's axis.
+        """
         keys, values = size_of(self.keys, hp), size_of(self.values, hp)
         before, size = size_of(self.before, hp), size_of(self.size, hp)
         found = shape[self.axis] if self.axis < len(shape) else 0
@@ -170,17 +188,24 @@ class Tiled:
         return before, keys, values // keys, size
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return the stored shape."""
+        """Return [the stored shape]; ArchError unless the heads fit it."""
         shape = only_shape(stored, self)
         self._sizes(shape, hp)
         return [shape]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the logical shape."""
+        """Return [the logical shape]; ArchError unless the heads fit it.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """One run a head, and one for what is before the heads."""
+        """Return [the stored runs in logical order]: value heads of one key head together.
+
+        One run for each head, and one for the elements before the heads. None for more than
+        MAX_MOVES.
+        """
         shape = only_shape(stored, self)
         before, keys, each, size = self._sizes(shape, hp)
         outer, inner = math.prod(shape[: self.axis]), math.prod(shape[self.axis + 1 :])
@@ -198,16 +223,20 @@ class Tiled:
         return [runs]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Bring the value heads of a key head together."""
+        """Return [the logical array]: the value heads of each key head together."""
         before, keys, each, size = self._sizes(stored[0].shape, hp)
         return [self._turned(stored[0], before, (each, keys, size))]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Deal the value heads out to the key heads in turn."""
+        """Return [the stored array]: value heads in turns, one of every key head."""
         before, keys, each, size = self._sizes(logical[0].shape, hp)
         return [self._turned(logical[0], before, (keys, each, size))]
 
     def _turned(self, x: Array, before: int, heads: tuple[int, int, int]) -> Array:
+        """Return `x` with the two axes of its heads swapped; the `before` first elements stay.
+
+        `heads` is the shape (two head axes, elements of a head) of the rest along `axis`.
+        """
         import numpy as np
 
         at = self.axis

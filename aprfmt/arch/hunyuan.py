@@ -34,13 +34,13 @@ _ROPE = RopeDefaults()
 
 
 def _alpha(facts: Facts) -> float | None:
-    """Return the stretch of the base, None without one."""
+    """Return the factor alpha that raises rope's base, None without one."""
     found = HFRope(_ROPE, facts).full.find("alpha")
     return None if found is None or not found[0] else positive(*found)
 
 
 def _theta(facts: Facts, hp: Params) -> Found:
-    """Return the base, stretched."""
+    """Return (rope base multiplied by alpha's power, key) of config.json."""
     found, alpha, dim = HFRope(_ROPE, facts).theta(), _alpha(facts), hp["head_dim"]
     if alpha is None or dim <= 2:
         return found
@@ -49,7 +49,7 @@ def _theta(facts: Facts, hp: Params) -> Found:
 
 
 def _scaling(facts: Facts, hp: Params) -> Found:
-    """Return the scaling; None where the stretch of the base is all there is."""
+    """Return (scaling in normal form, key); (None, key) where alpha is all there is."""
     rope = HFRope(_ROPE, facts)
     if _alpha(facts) is None:
         return rope.scaling(hp["context_length"])
@@ -62,11 +62,12 @@ def _scaling(facts: Facts, hp: Params) -> Found:
         "mscale",
         "mscale_all_dim",
     ):
-        rope.full.find(key)  # published beside alpha, and not used
+        rope.full.find(key)  # published with alpha, and not used
     return None, "alpha"
 
 
 def _stretched() -> tuple[HyperRule, ...]:
+    """Return the rules for rope, with base and scaling read with alpha."""
     reads: dict[str, Any] = {"rope_theta": _theta, "rope_scaling": _scaling}
     return tuple(
         replace(rule, read={**rule.read, "hf": reads[rule.name]}) if rule.name in reads else rule
@@ -112,9 +113,10 @@ HUNYUAN_V1_DENSE = ArchSpec(
 
 
 def _same_everywhere(key: str) -> Any:
-    """Return a reader of a number, or of a list with the same number for every layer."""
+    """Return a read function for a number, or for a list with the same number for every layer."""
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (the number of all layers, key) of config.json; ArchError if layers differ."""
         found = facts.first(key)
         if found is None or isinstance(found[0], int):
             return found

@@ -1,4 +1,4 @@
-"""Hyperparameter rules that most architectures share; a family's table overrides those that differ.
+"""Rules that read and write the hyperparameters of most architectures; families override some.
 
 `hyper_table` returns one rule for every hyperparameter, so that no other code needs a default.
 """
@@ -19,19 +19,23 @@ ShapesByName = Mapping[str, tuple[int, ...]]
 
 
 def fixed(name: str, value: Any) -> HyperRule:
-    """Return a rule with a fixed value, which no key changes."""
+    """Return a rule with a fixed value, which no key of a file changes."""
     return HyperRule(name, default=value)
 
 
 def per_layer(value: bool) -> Callable[[Params], tuple[bool, ...]]:
-    """Return a default with the same value for every layer."""
+    """Return a default function (hp -> tuple) with the same value for every layer."""
     return lambda hp: (value,) * hp["n_layers"]
 
 
 def axis(role: str, at: int) -> Callable[[ShapesByName], int | None]:
-    """Return a function that reads one axis of a tensor's logical shape."""
+    """Return a function (logical shapes -> size) that reads axis `at` of a role's tensor.
+
+    For a role of a layer the tensor of layer 0 is read. The size is None without that tensor.
+    """
 
     def read(shapes: ShapesByName) -> int | None:
+        """Return the size of the axis, None if the tensor or the axis is missing."""
         for key in (role, f"L0.{role}"):
             shape = shapes.get(key, ())
             if len(shape) > at:
@@ -42,6 +46,7 @@ def axis(role: str, at: int) -> Callable[[ShapesByName], int | None]:
 
 
 def _layers(shapes: ShapesByName) -> int | None:
+    """Return the number of layers that tensor names show; None if no tensor is in a layer."""
     found = [layer for layer, _ in map(split_key, shapes) if layer is not None]
     return max(found) + 1 if found else None
 
@@ -57,7 +62,11 @@ def size(
     default_in: Mapping[str, Any] | None = None,
     **rest: Any,
 ) -> HyperRule:
-    """Return a rule for a size; names are given as words, `hf_default` is transformers' own."""
+    """Return a rule for a whole number above 0.
+
+    `hf`, `gguf` and `apr` are the keys of each style, separated by spaces; GGUF's without the
+    architecture's prefix. `hf_default` is the value transformers takes for an absent key.
+    """
     keys = {"hf": tuple(hf.split()), "apr": tuple(apr.split())}
     keys["gguf"] = tuple(f"{{arch}}.{key}" for key in gguf.split())
     by_style = {} if hf_default is None else {"hf": hf_default}
@@ -65,7 +74,10 @@ def size(
 
 
 def hidden_size(hf_default: int | None = None, hf: str = "hidden_size n_embd") -> HyperRule:
-    """Return the rule for the width of the residual stream."""
+    """Return the rule for the width of the residual stream.
+
+    `hf_default` is its value where config.json has none of the keys `hf`.
+    """
     return size(
         "hidden_size",
         hf,
@@ -77,7 +89,10 @@ def hidden_size(hf_default: int | None = None, hf: str = "hidden_size n_embd") -
 
 
 def n_layers(hf_default: int | None = None, hf: str = "num_hidden_layers n_layer") -> HyperRule:
-    """Return the rule for the number of decoder blocks."""
+    """Return the rule for the number of decoder blocks.
+
+    `hf_default` is its value where config.json has none of the keys `hf`.
+    """
     return size(
         "n_layers",
         hf,
@@ -90,7 +105,10 @@ def n_layers(hf_default: int | None = None, hf: str = "num_hidden_layers n_layer
 
 
 def n_heads(hf_default: int | None = None, hf: str = "num_attention_heads n_head") -> HyperRule:
-    """Return the rule for the query heads."""
+    """Return the rule for the number of query heads.
+
+    `hf_default` is its value where config.json has none of the keys `hf`.
+    """
     return size(
         "n_heads",
         hf,
@@ -101,7 +119,10 @@ def n_heads(hf_default: int | None = None, hf: str = "num_attention_heads n_head
 
 
 def n_kv_heads(hf_default: int | None = None, hf: str = "num_key_value_heads") -> HyperRule:
-    """Return the rule for the key and value heads; absent: as many as query heads."""
+    """Return the rule for the number of key and value heads; by default that of query heads.
+
+    `hf_default` is its value where config.json has none of the keys `hf`.
+    """
     return size(
         "n_kv_heads",
         hf,
@@ -113,7 +134,10 @@ def n_kv_heads(hf_default: int | None = None, hf: str = "num_key_value_heads") -
 
 
 def head_dim(hf_default: int | None = None, hf: str = "head_dim") -> HyperRule:
-    """Return the rule for the elements of a head; absent: hidden_size / n_heads."""
+    """Return the rule for the elements of a head; by default hidden_size / n_heads.
+
+    `hf_default` is its value where config.json has none of the keys `hf`.
+    """
     return size(
         "head_dim",
         hf,
@@ -125,7 +149,10 @@ def head_dim(hf_default: int | None = None, hf: str = "head_dim") -> HyperRule:
 
 
 def ffn_size(hf_default: Any = None, hf: str = "intermediate_size") -> HyperRule:
-    """Return the rule for the inner width of the dense MLP."""
+    """Return the rule for the inner width of the dense MLP.
+
+    `hf_default` is its value where config.json has none of the keys `hf`.
+    """
     return size(
         "ffn_size",
         hf,
@@ -137,7 +164,10 @@ def ffn_size(hf_default: Any = None, hf: str = "intermediate_size") -> HyperRule
 
 
 def vocab_size(hf_default: int | None = None) -> HyperRule:
-    """Return the rule for the embedding's rows; the stored tensor's shape wins over the key."""
+    """Return the rule for the number of rows of the embedding; its shape wins over the key.
+
+    `hf_default` is its value where config.json has no key.
+    """
     return size(
         "vocab_size",
         "vocab_size",
@@ -150,7 +180,10 @@ def vocab_size(hf_default: int | None = None) -> HyperRule:
 
 
 def context_length(hf_default: int = 2048, hf: str = "max_position_embeddings") -> HyperRule:
-    """Return the rule for the positions the model was made for."""
+    """Return the rule for the number of positions the model was trained for.
+
+    `hf_default` is its value where config.json has none of the keys `hf`; a GGUF must have it.
+    """
     return size(
         "context_length",
         hf,
@@ -164,7 +197,10 @@ def context_length(hf_default: int = 2048, hf: str = "max_position_embeddings") 
 def norm_eps(
     default: float = 1e-6, hf: str = "rms_norm_eps", gguf: str = "layer_norm_rms_epsilon"
 ) -> HyperRule:
-    """Return the rule for the norms' epsilon; a GGUF file must have the key."""
+    """Return the rule for the epsilon of the norms; a GGUF file must have the key.
+
+    `hf` and `gguf` are its keys, `default` is its value where a config.json or an APR has none.
+    """
     return HyperRule(
         "norm_eps",
         {
@@ -197,7 +233,7 @@ def activation(
     names: Mapping[str, str] | None = None,
     tanh: str = "gelu_pytorch_tanh",
 ) -> HyperRule:
-    """Return the rule for the MLP's activation.
+    """Return the rule for the MLP's activation, which config.json has under `key`.
 
     `names` replaces rows of ACTIVATIONS; `tanh` is the spelling of gelu_tanh that is written.
     """
@@ -205,6 +241,7 @@ def activation(
     spelling = {ours: name for name, ours in reversed(known.items())} | {"gelu_tanh": tanh}
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (activation, key) of config.json; ArchError for an unknown name."""
         found = facts.first(key)
         if found is None:
             return None
@@ -216,6 +253,7 @@ def activation(
         return known[name], key
 
     def write(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: name of the activation}."""
         return {key: spelling[value]}
 
     return HyperRule("activation", read={"hf": read}, write={"hf": write}, default=default)
@@ -231,9 +269,10 @@ def flag(
     gguf: str = "",
     absent: tuple[str, ...] = (),
 ) -> HyperRule:
-    """Return a rule for a boolean read from the presence of tensors.
+    """Return the rule of a boolean that the presence of tensors shows.
 
-    `written=False`: the key belongs to another rule, which writes it.
+    True if one of the roles `present` is stored, or none of `absent`. `hf` and `gguf` are keys that
+    say it too. `written=False`: the key belongs to another rule, which writes it.
     """
     keys = {"hf": (hf,) if hf else (), "gguf": (f"{{arch}}.{gguf}",) if gguf else ()}
     write: dict[str, Write] = {} if written else {"hf": lambda value, hp: {}}
@@ -241,7 +280,7 @@ def flag(
 
 
 def tied_embeddings(default: bool = False, *, shown: bool = True) -> HyperRule:
-    """Return the rule for a head that is the embedding: no output.weight is stored.
+    """Return the rule for an output head that is the embedding: no output.weight is stored.
 
     `shown`: without config.json, a missing output.weight means a tied head, as in llama.cpp; False
     for architectures in which llama.cpp requires output.weight.
@@ -257,7 +296,10 @@ def tied_embeddings(default: bool = False, *, shown: bool = True) -> HyperRule:
 
 
 def attention_biases(default: bool = False, hf: str = "attention_bias") -> tuple[HyperRule, ...]:
-    """Return the rules for biases on q, k, v and on the output; one config key for both."""
+    """Return the rules for biases of q, k, v and of the output; one config key sets both.
+
+    `hf` is that key, `default` its value where it is absent.
+    """
     return (
         flag("attention_bias", default, hf, present=("attn_q.bias",)),
         flag("attention_out_bias", default, hf, present=("attn_output.bias",), written=False),
@@ -265,23 +307,29 @@ def attention_biases(default: bool = False, hf: str = "attention_bias") -> tuple
 
 
 def mlp_bias(default: bool = False, hf: str = "mlp_bias") -> HyperRule:
-    """Return the rule for biases in the MLP."""
+    """Return the rule for whether the MLP has biases.
+
+    `hf` is config.json's key, `default` the value where it is absent.
+    """
     return flag("mlp_bias", default, hf, present=("ffn_up.bias",))
 
 
 def qk_norm(default: bool = True, hf: str = "") -> HyperRule:
-    """Return the rule for q/k-norms: either both exist or none."""
+    """Return the rule for norms of queries and keys: either both exist or none.
+
+    `hf` is config.json's key, `default` the value where it is absent.
+    """
     return flag("qk_norm", default, hf, present=("attn_q_norm.weight", "attn_k_norm.weight"))
 
 
 def plain_scale(hp: Params) -> float:
-    """Return 1/sqrt(head_dim)."""
+    """Return the usual factor on attention scores, 1/sqrt(head_dim)."""
     scale: float = float(hp["head_dim"]) ** -0.5
     return scale
 
 
 def scale_factor(value: Value, key: str) -> float:
-    """Return a factor on the scores; ArchError if it is outside 1e-9 to 1e9."""
+    """Return a factor on attention scores as a float; ArchError outside 1e-9 to 1e9."""
     found = number(value, key)
     if not 1e-9 < found < 1e9:
         raise ArchError(f"{key}: is {found!r}; expected a factor between 1e-9 and 1e9")
@@ -294,10 +342,18 @@ def attn_scale(
     read: Mapping[str, Any] | None = None,
     write: Mapping[str, Any] | None = None,
 ) -> HyperRule:
-    """Return the rule for the factor on the scores; GGUF has it only if its readers use it."""
+    """Return the rule for the factor on attention scores.
+
+    `default` computes the value without a key. `gguf_default` is what GGUF readers compute, if
+    that differs: a GGUF has the key only for another value.
+    """
     assumed = gguf_default or default
 
     def read_gguf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (factor, key) of a GGUF, its float32 rounding undone; None if absent or 0.
+
+        Most factors are one over the root of a whole number: that number is looked for.
+        """
         found = facts.first("{arch}.attention.scale")
         if found is None or found[0] == 0:  # llama.cpp: not set
             return None
@@ -306,6 +362,7 @@ def attn_scale(
         return (exact if nearest_float32(exact) == value else value), found[1]
 
     def write_gguf(value: Value, hp: Params) -> Params:
+        """Return GGUF's {key: factor}, empty where its readers compute the same."""
         return {} if value == assumed(hp) else {"{arch}.attention.scale": value}
 
     return HyperRule(
@@ -320,12 +377,14 @@ def attn_scale(
 
 
 def rope_style(style: str, permuted: bool = False) -> HyperRule:
-    """Return the rule for the pairing of logical q and k; warns if APR's rope_type contradicts it.
+    """Return the rule for which elements rope rotates together: "half" or "interleaved".
 
-    The row order of a file follows from the style of its tensor names, never from rope_type.
+    The check warns if APR's rope_type contradicts it. The row order of a file follows from the
+    style of its tensor names, never from rope_type. `permuted`: GGUF stores q and k in pair order.
     """
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
+        """Return a remark if an APR file's rope_type contradicts its tensor names, else ""."""
         found = facts.first("rope_type", "model.rope_type")
         if found is None or not facts.names:
             return ""
@@ -339,6 +398,7 @@ def rope_style(style: str, permuted: bool = False) -> HyperRule:
         )
 
     def write(value: Value, hp: Params) -> Params:
+        """Return APR's {"rope_type": 2 for split halves, 0 for adjacent pairs}."""
         return {"rope_type": 2 if value == "half" else 0}
 
     return HyperRule("rope_style", default=style, write={"apr": write}, check=check)
@@ -418,7 +478,11 @@ BASE: tuple[HyperRule, ...] = (
 
 
 def hyper_table(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    """Return one rule for every name, in the vocabulary's order, and `overrides`' special ones."""
+    """Return one rule for every hyperparameter, in the vocabulary's order.
+
+    `overrides` replace rules of BASE, and add those of special names. ArchError if a name of the
+    vocabulary has no rule, or a rule has an unknown name.
+    """
     rules = {rule.name: rule for rule in (*BASE, *overrides)}
     wrong = (rules.keys() ^ HYPER_NAMES.keys()) - SPECIAL_NAMES.keys()
     if wrong:

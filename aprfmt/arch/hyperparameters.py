@@ -1,7 +1,7 @@
 """Hyperparameters read from any key style by the rule tables, and written back.
 
 The report lists every key of the file as read, ignored or unknown, and every value records its
-origin. `write_hyper` reads back what it wrote; a value that comes back different is also written
+origin. `write_hyper` reads back what it wrote. A value that comes back different is also written
 as `aprfmt.hyper.NAME` (a JSON text).
 """
 
@@ -47,11 +47,11 @@ class KeyReport:
     """How a file's keys were used.
 
     `read`: key -> the hyperparameter it gave. `defaulted`: hyperparameters that this style has a
-    key for, but the file does not use it. `ignored`: keys known not to change the forward pass;
-    `unknown`: the rest. `conflicts` are sentences; so are `assumed`,
-    which say what a foreign file leaves to its readers' rules. `demanded`: for parts whose
-    presence tensors show (biases, norms), whether keys or table defaults require them; whether
-    they are present is in the hyperparameters. `contradicted`: key -> what the tensors say.
+    key for, but the file does not use it. `ignored`: keys known not to change the forward pass.
+    `unknown`: the rest. `conflicts` are sentences. So are `assumed`, which say which values a file
+    of another program leaves to the defaults of the programs that read it. `demanded`: for parts
+    whose presence tensors show (biases, norms), whether keys or table defaults require them;
+    whether they are present is in the hyperparameters. `contradicted`: key -> what the tensors say.
     """
 
     read: Mapping[str, str]
@@ -83,7 +83,7 @@ _KINDS: Mapping[str, Callable[[Value, str], Value]] = {
 def read_hyper(
     spec: ArchSpec, facts: Facts, subject: str, *, complete: bool = True
 ) -> tuple[HyperParams, KeyReport]:
-    """Read every hyperparameter of an architecture's table, in one key style.
+    """Return (hyperparameters, key report) of a file, read by an architecture's rules.
 
     `subject` (a path) begins every message. A value of a wrong kind raises ArchError, as does a
     hyperparameter without a value and without a default; `complete=False` leaves the latter out.
@@ -102,6 +102,7 @@ def read_hyper(
 
 
 def _nowhere(rule: HyperRule, facts: Facts) -> str:
+    """Return the error message of a hyperparameter without a value: its name, expected keys."""
     keys = [key.replace("{arch}", facts.arch_key) for key in rule.keys.get(facts.style, ())]
     return (
         f"nothing says {rule.name} ({(HYPER_NAMES | SPECIAL_NAMES)[rule.name]}); expected "
@@ -111,7 +112,7 @@ def _nowhere(rule: HyperRule, facts: Facts) -> str:
 
 @dataclass
 class _Reader:
-    """One pass over the rules of an architecture."""
+    """State of reading one file's hyperparameters: `rows` by name, and how keys were used."""
 
     spec: ArchSpec
     facts: Facts
@@ -124,6 +125,7 @@ class _Reader:
     contradicted: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Wrap the file's values so that the keys that rules access are recorded."""
         inner = (
             self.spec.section
             if self.facts.style in KNOWN and KNOWN[self.facts.style].nested
@@ -135,7 +137,10 @@ class _Reader:
         self.live = PartialHyperParams(self.rows)
 
     def settle(self, rule: HyperRule) -> HyperParam | None:
-        """Return the value of one rule with its origin; None without a key and a default."""
+        """Return a rule's value with its origin; None if it has neither a key nor a default.
+
+        Notes the rule's check and the keys that it accessed in the report.
+        """
         kept, stated = self._carried(rule), self._stated(rule)
         if rule.present or rule.absent:
             self._demand(rule, kept or stated)
@@ -151,14 +156,20 @@ class _Reader:
         return found
 
     def _demand(self, rule: HyperRule, said: HyperParam | None) -> None:
-        """Record whether keys or defaults require a part whose presence the tensors show."""
+        """Record whether keys or defaults require a part whose presence the tensors show.
+
+        `said` is the value of the keys, or None.
+        """
         if said is None and self.facts.style not in rule.shown_in:
             said = self._default(rule)
         if said is not None:
             self.demanded[rule.name] = said
 
     def _carried(self, rule: HyperRule) -> HyperParam | None:
-        """Return a value our own writer kept because the style has no key for it."""
+        """Return the value of `aprfmt.hyper.NAME`, or None.
+
+        Our writer adds that key if the style has none for the hyperparameter.
+        """
         usual = self._default(rule)
         found = carried_value(self.facts, rule.name, usual.value if usual else MISSING, self.live)
         if found is None:
@@ -175,6 +186,7 @@ class _Reader:
             found = self.facts.first(*rule.keys.get(style, ()), null=style in rule.null_in)
         if found is None:
             return None
+        # Undo what the style did to the number: its inverse, or float32 rounding.
         value, key = found
         value = convert_value(rule, value, key)
         if isinstance(value, float) and style in rule.inverse_in:
@@ -185,7 +197,7 @@ class _Reader:
         return HyperParam(_frozen(value), origin, key)
 
     def _undo_rounding(self, rule: HyperRule, value: float) -> float:
-        """Return the decimal a float32 was rounded from: the default, or else the shortest."""
+        """Return the decimal number a float32 was rounded from: the default, or the shortest."""
         default = self._default(rule)
         if default is not None and isinstance(default.value, float):
             if nearest_float32(default.value) == value:
@@ -193,9 +205,13 @@ class _Reader:
         return shortest_decimal(value)
 
     def _against_tensors(self, rule: HyperRule, found: HyperParam | None) -> HyperParam | None:
-        """Return the value the tensors show, if they show one; report keys that contradict it."""
+        """Return the value that the tensors show where they win or no key has one, else `found`.
+
+        A key that contradicts the tensors is added to the report.
+        """
         if not self.facts.shapes:
             return found
+        # What the tensors show: the presence of a part, or a size.
         actual: Value = None
         if rule.present and self._has_no_part(rule.present):
             return found
@@ -206,6 +222,7 @@ class _Reader:
             actual = rule.shape(self.facts.shapes)
         if actual is None or (found is not None and found.value == actual):
             return found
+        # They contradict the key: presence always wins, a size only with `shape_wins`.
         wins = bool(rule.present or rule.absent or rule.shape_wins)
         if found is not None:
             believed = "the tensors are" if wins else "the key is"
@@ -218,9 +235,9 @@ class _Reader:
         return found
 
     def _has_no_part(self, present: Sequence[str]) -> bool:
-        """Say whether biases cannot show anything: the weights beside them are not there at all.
+        """Return whether biases show nothing, as the model has none of their weights either.
 
-        A model may have no layer of the kind that a flag speaks of.
+        `present` are the bias roles of a rule. A model may have no layer of that kind.
         """
         stems = {role.removesuffix(".bias") for role in present if role.endswith(".bias")}
         stems = {_BESIDE.get(stem, stem) for stem in stems}
@@ -229,6 +246,7 @@ class _Reader:
         return self.facts.roles.isdisjoint({*present, *(f"{stem}.weight" for stem in stems)})
 
     def _default(self, rule: HyperRule) -> HyperParam | None:
+        """Return the default of a rule; None without one, or if it needs a value not yet read."""
         default = rule.default_in.get(self.facts.style, rule.default)
         if default is MISSING:
             return None
@@ -240,7 +258,7 @@ class _Reader:
         return HyperParam(convert_value(rule, default, f"{rule.name} (computed)"), "default")
 
     def report(self) -> KeyReport:
-        """Sort the remaining keys into ignored and unknown, and say what was assumed."""
+        """Return the key report: the keys no rule accessed are sorted into ignored and unknown."""
         style, arch_key = self.facts.style, self.facts.arch_key
         keys = KNOWN.get(style)
         left = [key for key in self.watched.unseen() if keys is None or keys.counts(key, arch_key)]
@@ -266,7 +284,7 @@ class _Reader:
         )
 
     def _assumptions(self) -> Iterator[str]:
-        """Yield a sentence for each value that a foreign file leaves to its readers' rules."""
+        """Yield a sentence for each default whose absence from the file other readers act on."""
         for loss in self.spec.lost:
             row = self.rows.get(loss.name)
             if loss.assumed and loss.style == self.facts.style and row and row.origin == "default":
@@ -274,19 +292,19 @@ class _Reader:
 
 
 def _shown(value: Value) -> str:
-    """Return a value for a sentence; a list with one boolean a layer as a count."""
+    """Return a value and its verb for a sentence; booleans by layer as a count of layers."""
     if isinstance(value, tuple) and all(isinstance(item, bool) for item in value):
         return f"{sum(value)} of {len(value)} layers are"
     return f"{value!r} is"
 
 
 def _bare(key: str, arch_key: str, section: str) -> str:
-    """Return a key without the architecture's prefix and without the object it is nested in."""
+    """Return a key without the architecture's prefix and without the section it is nested in."""
     return key.removeprefix(f"{arch_key}.").removeprefix(f"{section}.")
 
 
 def _frozen(value: Value) -> Value:
-    """Turn lists into tuples, inside mappings too, so that equal values compare equal."""
+    """Return a value with lists as tuples, in mappings too, so that equal values compare equal."""
     if isinstance(value, Mapping):
         return {key: _frozen(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
@@ -294,12 +312,12 @@ def _frozen(value: Value) -> Value:
     return value
 
 
-# The weight beside a bias, where it has another role.
+# The weight that a bias belongs to, where its role has another name.
 _BESIDE: Mapping[str, str] = {"exp_probs_b": "ffn_gate_inp"}
 
 
 def _object(bare: str) -> str:
-    """Return the object that a key is in: of an ignored one a rule may read a part."""
+    """Return the first part of a dotted key: a key inside an ignored object is ignored too."""
     return bare.partition(".")[0]
 
 
@@ -309,7 +327,7 @@ def _object(bare: str) -> str:
 def write_hyper(
     spec: ArchSpec, hp: HyperParams, style: str, *, complete: bool = True
 ) -> dict[str, Value]:
-    """Return the keys and values that express the hyperparameters in a style.
+    """Return {key: value} that express the hyperparameters in a key style.
 
     "gguf": full keys; whole numbers are meant as uint32, floats as float32, lists of booleans as
     such. "hf": the content of a config.json that transformers 4 and 5 load, `model_type` and
@@ -334,6 +352,7 @@ def write_hyper(
 def _pairs(
     rule: HyperRule, value: Value, style: str, hp: HyperParams
 ) -> Iterator[tuple[str, Value]]:
+    """Yield the (key, value) pairs that a rule writes for one value in a style; maybe none."""
     if style in rule.write:
         yield from rule.write[style](value, hp).items()
         return
@@ -346,33 +365,40 @@ def _pairs(
 
 
 def _plain(value: Value) -> Value:
-    """Turn tuples into lists, as JSON and the GGUF writer want them."""
+    """Return a value with tuples as lists, as JSON and the GGUF writer want them."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 class _Values:
-    """A derived tensor's values, read back as if from a file."""
+    """The values of a tensor derived from hyperparameters, rounded to float32 as a file has them.
+
+    It has the few methods of a tensor that read functions call, and needs no numpy.
+    """
 
     def __init__(self, values: Sequence[float]) -> None:
+        """Round the numbers to float32, as a file would store them."""
         self.shape = (len(values),)
         self._values = [nearest_float32(value) for value in values]
 
     def numpy(self) -> "_Values":
+        """Return the values; like LazyTensor.numpy."""
         return self
 
     def reshape(self, _: int) -> "_Values":
+        """Return the values, which have one axis already; stands for numpy's method."""
         return self
 
     def tolist(self) -> list[float]:
+        """Return the values as a list of floats, each exactly a float32."""
         return self._values
 
 
 def derived_tensors(
     spec: ArchSpec, hp: Mapping[str, Value], style: str
 ) -> dict[str, tuple[float, ...]]:
-    """Return the values of the 1-D F32 tensors that hold hyperparameters in a style, by name."""
+    """Return {tensor name: values} of the 1-D F32 tensors that hold hyperparameters in a style."""
     made = {row.name(style): row.make(hp) for row in spec.derived}
     return {name: tuple(values) for name, values in made.items() if name and values is not None}
 
@@ -380,10 +406,10 @@ def derived_tensors(
 def inexpressible_names(
     spec: ArchSpec, hp: HyperParams, style: str, written: Mapping[str, Value] | None = None
 ) -> tuple[str, ...]:
-    """Return the hyperparameters that the style's own keys do not give back with the same value.
+    """Return the names of hyperparameters that a style's own keys do not give back unchanged.
 
-    Numbers count as equal up to float32 rounding. Hyperparameters read from the presence of
-    tensors are not compared.
+    `written` is what `write_hyper` gave, computed if None. Numbers count as equal up to float32
+    rounding. Hyperparameters read from the presence of tensors are not compared.
     """
     if written is None:
         written = write_hyper(spec, hp, style, complete=False)
@@ -402,11 +428,12 @@ def inexpressible_names(
 
 
 def _round(value: Value) -> Value:
+    """Return a value with its floats rounded to float32, in lists too."""
     if isinstance(value, float):
         return nearest_float32(value)
     return [_round(item) for item in value] if isinstance(value, list) else value
 
 
 def expected_losses(spec: ArchSpec, hp: Mapping[str, Value], style: str) -> list[Loss]:
-    """Return what other readers will get wrong if this model is written in a style."""
+    """Return the losses of a style: what other programs will get wrong about this model."""
     return [loss for loss in spec.lost if loss.style == style and loss.applies(hp)]

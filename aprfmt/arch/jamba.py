@@ -1,7 +1,7 @@
-"""jamba: attention in every so many-th layer, mamba's mixers in the others; experts in some.
+"""jamba: attention in every n-th layer, mamba's mixers in the others; experts in some.
 
-The time step, B and C have norms of their own; nothing rotates. A GGUF says by key heads of zero
-where attention is missing, and by its tensors where experts are. Sources: transformers'
+The time step, B and C have norms of their own; there is no rope. A GGUF shows by key heads of
+zero where attention is missing, and by its tensors where experts are. Sources: transformers'
 modeling_jamba; the gguf package's name map; the converter's jamba.py.
 """
 
@@ -39,7 +39,7 @@ _ROWS, _BINDINGS = experts("feed_forward.experts")
 
 
 def _sparse(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
-    """Return the layers with experts: none where there is one expert only."""
+    """Return (which layers have experts, key) of config.json: none if there is one expert."""
     if hp["n_experts"] == 1:
         return (False,) * hp["n_layers"], "num_experts"
     return by_period(*_EXPERTS, (2, 1))(facts, hp)

@@ -17,7 +17,7 @@ from aprfmt.errors import ArchError
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One stored tensor holds several logical ones along an axis.
+    """One stored tensor is several logical ones joined along an axis.
 
     One after the other (fused qkv, phi3's gate_up), or alternating with `interleaved` (gpt-oss:
     even rows are gate, odd rows up). `sizes` are size expressions, one for each logical tensor.
@@ -29,6 +29,7 @@ class Split:
     permutes: ClassVar[bool] = True
 
     def _parts(self, shape: Shape, hp: Sizes) -> list[int]:
+        """Return the size of each part on the axis; ArchError unless they add up to the shape's."""
         parts = [size_of(size, hp) for size in self.sizes]
         found = shape[self.axis] if self.axis < len(shape) else 0
         if found != sum(parts) or (self.interleaved and len(set(parts)) != 1):
@@ -39,13 +40,16 @@ class Split:
         return parts
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return one shape a part."""
+        """Return one logical shape for each part of the stored tensor."""
         shape = only_shape(stored, self)
         at = self.axis
         return [(*shape[:at], part, *shape[at + 1 :]) for part in self._parts(shape, hp)]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the shape of the parts joined along the axis."""
+        """Return [the shape of the parts joined along the axis].
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         at = self.axis
         if len(logical) != len(self.sizes) or any(len(shape) <= at for shape in logical):
             raise ArchError(
@@ -55,7 +59,10 @@ class Split:
         return [joined_shape(self, logical, at, hp)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """One run per part and outer index; interleaved: one per row."""
+        """Return for each part its runs: one for each index before the axis.
+
+        With `interleaved` one for each row. None for more than MAX_MOVES runs.
+        """
         shape = only_shape(stored, self)
         parts = self._parts(shape, hp)
         outer, inner = math.prod(shape[: self.axis]), math.prod(shape[self.axis + 1 :])
@@ -74,7 +81,7 @@ class Split:
         return out
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Cut into parts."""
+        """Return the parts of the stored array, as views."""
         x = stored[0]
         parts = self._parts(x.shape, hp)
         before = (slice(None),) * self.axis
@@ -84,7 +91,7 @@ class Split:
         return [x[(*before, slice(end - part, end))] for part, end in zip(parts, ends, strict=True)]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Join the parts."""
+        """Return [the parts joined along the axis]."""
         import numpy as np
 
         whole = self.stored_shapes([x.shape for x in logical], hp, 1)[0]
@@ -100,17 +107,17 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Several stored tensors stand one behind the other in one logical tensor, on the first axis.
+    """Several stored tensors are one logical tensor, one after the other on the first axis.
 
     `sizes` are size expressions of the parts that are written. Other parts are read too if they
-    make up the whole: transformers 5 saves a kernel's channels in equal thirds.
+    add up to the same size: transformers 5 saves a kernel's channels in equal thirds.
     """
 
     sizes: tuple[str, ...]
     permutes: ClassVar[bool] = True
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return the whole's shape."""
+        """Return [the shape of the joined parts]; ArchError if they do not add up to it."""
         shapes = [tuple(shape) for shape in stored]
         parts = [size_of(size, hp) for size in self.sizes]
         rest = {shape[1:] for shape in shapes}
@@ -125,7 +132,10 @@ class Joined:
         return [(sum(parts), *shapes[0][1:])]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return one shape a part."""
+        """Return one stored shape for each part of the logical tensor.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         shape = only_shape(logical, self)
         parts = [(size_of(size, hp), *shape[1:]) for size in self.sizes]
         self.shapes(parts, hp)
@@ -136,19 +146,19 @@ class Joined:
         return parts
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """One run a part."""
+        """Return [[one run for each part]]: the parts follow each other in the logical tensor."""
         self.shapes(stored, hp)
         return [[Move(i, 0, math.prod(shape)) for i, shape in enumerate(stored)]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Join the parts."""
+        """Return [the stored parts joined on the first axis]."""
         import numpy as np
 
         self.shapes([x.shape for x in stored], hp)
         return [np.concatenate(list(stored))]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Cut into parts."""
+        """Return the parts of the logical array, as views."""
         parts = self.stored_shapes([logical[0].shape], hp, len(self.sizes))
         ends = [sum(part[0] for part in parts[: k + 1]) for k in range(len(parts))]
         return [logical[0][end - part[0] : end] for end, part in zip(ends, parts, strict=True)]
@@ -170,7 +180,7 @@ class Stacked:
     permutes: ClassVar[bool] = True
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return the shape with `count` at the axis."""
+        """Return [the stored shape with `count` inserted at the axis]."""
         count = size_of(self.count, hp)
         if len(stored) != count:
             raise ArchError(f"{self}: {len(stored)} tensors; expected {count} ({self.count})")
@@ -184,7 +194,7 @@ class Stacked:
         return [(*first[: self.axis], count, *first[self.axis :])]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the shape without the axis, `count` times."""
+        """Return the logical shape without the axis, `count` times."""
         shape, at = only_shape(logical, self), self.axis
         if len(shape) <= at or shape[at] != count:
             where = f"axis {at}" if at else "the first axis"
@@ -192,7 +202,10 @@ class Stacked:
         return [(*shape[:at], *shape[at + 1 :])] * count
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """One run a tensor, and for each index in front of the axis."""
+        """Return [[one run for each tensor and each index before the axis]].
+
+        None for more than MAX_MOVES runs.
+        """
         self.shapes(stored, hp)
         if not stored:
             return [[]]
@@ -202,14 +215,14 @@ class Stacked:
         return [[Move(i, o * inner, inner) for o in range(outer) for i in range(len(stored))]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Stack."""
+        """Return [the stored arrays stacked along the axis]."""
         import numpy as np
 
         self.shapes([x.shape for x in stored], hp)
         return [np.stack(list(stored), axis=self.axis)]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Unstack."""
+        """Return the slices of the logical array along the axis, as views."""
         x = logical[0]
         self.stored_shapes([x.shape], hp, size_of(self.count, hp))
         return [x[(slice(None),) * self.axis + (i,)] for i in range(x.shape[self.axis])]
@@ -229,12 +242,13 @@ class KvB:
     permutes: ClassVar[bool] = True
 
     def _expected(self, hp: Sizes) -> tuple[Shape, Shape, Shape]:
+        """Return the shapes of k_b, v_b and the logical kv_b, by the hyperparameters."""
         k = shape_of(("n_heads", "kv_lora_rank", "qk_nope_head_dim"), hp)
         v = shape_of(("n_heads", "value_head_dim", "kv_lora_rank"), hp)
         return k, v, (k[0] * (k[2] + v[1]), k[1])
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return the shape of kv_b."""
+        """Return [the shape of kv_b]; ArchError unless k_b and v_b fit the hyperparameters."""
         k, v, whole = self._expected(hp)
         found = [tuple(shape) for shape in stored]
         if found != [k, v]:
@@ -245,25 +259,28 @@ class KvB:
         return [whole]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the shapes of k_b and v_b."""
+        """Return the shapes of k_b and v_b; ArchError unless kv_b fits the hyperparameters.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         k, v, whole = self._expected(hp)
         if only_shape(logical, self) != whole:
             raise ArchError(f"{self}: shape {list(logical[0])}; expected {list(whole)}")
         return [k, v]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """None: k_b is transposed."""
+        """Return None: k_b is transposed, so the arrays are decoded."""
         return None
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Turn k_b and join by head."""
+        """Return [kv_b]: k_b transposed and joined with v_b, head by head."""
         import numpy as np
 
         whole = self.shapes([x.shape for x in stored], hp)[0]
         return [np.concatenate([stored[0].swapaxes(1, 2), stored[1]], axis=1).reshape(whole)]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Cut by head and turn k_b."""
+        """Return [k_b, v_b]: kv_b cut head by head, the key rows transposed."""
         x = logical[0]
         k, v, _ = self._expected(hp)
         self.stored_shapes([x.shape], hp, 2)

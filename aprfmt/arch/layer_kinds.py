@@ -1,6 +1,7 @@
-"""Which layers of a hybrid have attention: by config.json's lists, GGUF by key heads of zero.
+"""Which layers of a hybrid model have attention: lists in config.json, key head counts in GGUF.
 
-Sources: transformers' configurations; the converter's jamba.py, granite.py, lfm2.py, nemotron.py.
+A GGUF has zero key heads for a layer without attention. Sources: transformers' configurations;
+the converter's jamba.py, granite.py, lfm2.py, nemotron.py.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +31,12 @@ def attention_rows(
     bias: str | None = "attention_bias",
     out: str = "o_proj",
 ) -> tuple[RoleRow, ...]:
-    """Return the four projections of layers with attention; `bias` None: they have none."""
+    """Return the rows of the four projections of layers with attention.
+
+    `module` is their prefix in Hugging Face files, `out` the name of the last one there.
+    `permuted`: GGUF stores rows of q and k in pair order. `bias` is the condition for a bias; None:
+    there is none.
+    """
     q: tuple[LayoutStep, ...] = (RowsPermuted("n_heads"),) if permuted else ()
     k: tuple[LayoutStep, ...] = (RowsPermuted("n_kv_heads"),) if permuted else ()
     return (
@@ -49,9 +55,10 @@ def attention_rows(
 
 
 def layers_with_role(role: str) -> Callable[[Mapping[str, tuple[int, ...]]], PerLayer | None]:
-    """Return a function that says which layers have a role."""
+    """Return a function (shapes -> one boolean a layer): which layers store a role."""
 
     def read(shapes: Mapping[str, tuple[int, ...]]) -> PerLayer | None:
+        """Return one boolean a layer; None if no tensor is in a layer."""
         layers = [layer for layer, _ in map(split_key, shapes) if layer is not None]
         return tuple(f"L{i}.{role}" in shapes for i in range(max(layers) + 1)) if layers else None
 
@@ -59,7 +66,7 @@ def layers_with_role(role: str) -> Callable[[Mapping[str, tuple[int, ...]]], Per
 
 
 def _heads(facts: Facts) -> tuple[list[int], str] | None:
-    """Return GGUF's key heads by layer; a single number stands for all layers."""
+    """Return (a GGUF's key heads by layer, key); one number stands for all layers."""
     found = facts.first(KV_HEADS)
     if found is None:
         return None
@@ -68,13 +75,15 @@ def _heads(facts: Facts) -> tuple[list[int], str] | None:
 
 
 def kv_heads(hf_default: int | None = None) -> HyperRule:
-    """Return the rule for the key heads of layers with attention; GGUF has zeros elsewhere."""
+    """Return the rule for the key heads of layers with attention; GGUF lists 0 for others."""
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (the largest number of key heads of a layer, key) of a GGUF."""
         found = _heads(facts)
         return None if found is None else (max(found[0]), found[1])
 
     def write(value: Value, hp: Params) -> Params:
+        """Return GGUF's {key: key heads by layer}, 0 for layers without attention."""
         return {KV_HEADS: [value if on else 0 for on in hp["attention_layers"]]}
 
     usual = hyper_rules.n_kv_heads(hf_default)
@@ -84,14 +93,17 @@ def kv_heads(hf_default: int | None = None) -> HyperRule:
 def attention_layers(
     hf: Read, write_hf: Write, default: Callable[[Params], PerLayer] | None = None
 ) -> HyperRule:
-    """Return the rule for the layers with attention; `hf` reads config.json's keys."""
+    """Return the rule for which layers have attention; `hf` reads config.json's keys.
+
+    In a GGUF those with key heads have it. Without a key, `default` says it, or all layers have it.
+    """
     return _by_heads("attention_layers", True, hf, write_hf, default or hyper_rules.per_layer(True))
 
 
 def convolved_layers(hf: Read, write_hf: Write) -> HyperRule:
-    """Return the rule for `conv_layers`; `hf` reads config.json's keys.
+    """Return the rule for which layers have a convolution; `hf` reads config.json's keys.
 
-    Where no key says which they are, those are that have a kernel.
+    In a GGUF those without key heads have it. Without a key, those with a stored kernel have it.
     """
     rule = _by_heads("conv_layers", False, hf, write_hf, hyper_rules.per_layer(False))
     return replace(rule, shape=layers_with_role("shortconv.conv.weight"))
@@ -100,9 +112,10 @@ def convolved_layers(hf: Read, write_hf: Write) -> HyperRule:
 def _by_heads(
     name: str, attends: bool, hf: Read, write_hf: Write, default: Callable[[Params], PerLayer]
 ) -> HyperRule:
-    """Return the rule for the layers that have key heads in a GGUF, or for the others."""
+    """Return the rule for layers with key heads in a GGUF, or without them if not `attends`."""
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key) of a GGUF's key head counts; None without the key."""
         found = _heads(facts)
         if found is None:
             return None
@@ -119,17 +132,18 @@ def _by_heads(
 
 
 def other_layers(name: str = "ssm_layers", of: str = "attention_layers") -> HyperRule:
-    """Return the rule for the layers that are not among those of another rule."""
+    """Return the rule for the layers that the rule `of` says False of."""
     return HyperRule(name, default=lambda hp: tuple(not on for on in hp[of]))
 
 
 def by_names(names: Sequence[str], rest: Sequence[str], *keys: str) -> Read:
-    """Return a function that reads a list of layer kinds: which ones are among `names`.
+    """Return a read function for a list of layer kinds: which layers' kind is among `names`.
 
-    ArchError for a kind that is neither among them nor in `rest`.
+    It raises ArchError for a kind that is neither among them nor in `rest`.
     """
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key) of config.json; None without the list."""
         found = facts.first(*keys)
         if found is None:
             return None
@@ -147,9 +161,10 @@ def by_names(names: Sequence[str], rest: Sequence[str], *keys: str) -> Read:
 
 
 def by_index(key: str) -> Read:
-    """Return a function that reads a list of layer numbers."""
+    """Return a read function for a list of layer numbers: which layers are in it."""
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key) of config.json; None without the list."""
         found = facts.first(key)
         if found is None:
             return None
@@ -160,9 +175,13 @@ def by_index(key: str) -> Read:
 
 
 def by_period(period: str, offset: str, usual: tuple[int, int]) -> Read:
-    """Return a function that reads every so many-th layer, from an offset; `usual` if absent."""
+    """Return a read function for a period and an offset: which layers they mean.
+
+    `usual` are (period, offset) where config.json has no keys.
+    """
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key): True for every period-th layer from the offset on."""
         every, first = facts.first(period), facts.first(offset)
         step = usual[0] if every is None else whole_number(*every, 1)
         start = usual[1] if first is None else whole_number(*first)
@@ -173,9 +192,10 @@ def by_period(period: str, offset: str, usual: tuple[int, int]) -> Read:
 
 
 def write_period(period: str, offset: str) -> Write:
-    """Return a function that writes layers at equal distances; the first two say which."""
+    """Return a write function for layers at equal distances, as a period and an offset."""
 
     def write(value: Value, hp: Params) -> Params:
+        """Return {key: number} of period and offset, from the first two layers that are True."""
         on = [i for i, here in enumerate(value) if here]
         step = on[1] - on[0] if len(on) > 1 else max(len(value), 1)
         return {period: step, offset: on[0] if on else step}
@@ -184,5 +204,5 @@ def write_period(period: str, offset: str) -> Write:
 
 
 def write_indices(key: str) -> Write:
-    """Return a function that writes the numbers of the layers."""
+    """Return a write function for the list of layer numbers that are True, under `key`."""
     return lambda value, hp: {key: [i for i, on in enumerate(value) if on]}

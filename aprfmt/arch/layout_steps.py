@@ -1,10 +1,9 @@
-"""Layout steps of one tensor: from the stored to the logical layout and back.
+"""Steps between one tensor's stored layout (a file's) and its logical one (Hugging Face's).
 
-joining_steps.py has the steps between several tensors. All steps but `Added` only move elements.
-So their `undo` and `apply` take arrays of any dtype, raw bit patterns included. Where every run
-would be a single element (a transposition), `moves` returns None and callers use `undo` on the
-whole array.
-Sources of the layouts: docs/reference/architectures.md, llama.cpp's converter.
+joining_steps.py has the steps between several tensors. All steps but `Added` only move elements. So
+their `undo` and `apply` take arrays of any dtype, raw bit patterns included. Where every run would
+be a single element (a transposition), `moves` returns None and callers use `undo` on the whole
+array. Sources of the layouts: docs/reference/architectures.md, llama.cpp's converter.
 """
 
 import math
@@ -33,14 +32,17 @@ def only_shape(shapes: Shapes, step: object) -> Shape:
 
 
 class Dividing(Protocol):
-    """A step that divides one stored tensor."""
+    """A step that divides one stored tensor into several logical ones."""
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return the parts' shapes."""
+        """Return the logical shapes of the parts of the one stored tensor."""
 
 
 def joined_shape(step: Dividing, parts: Shapes, axis: int, hp: Sizes) -> Shape:
-    """Return the shape of `parts` joined along `axis`; ArchError unless `step` makes them of it."""
+    """Return the shape of `parts` joined along `axis`, the stored shape that `step` divides.
+
+    Raises ArchError unless `step` divides a tensor of that shape into exactly `parts`.
+    """
     first = parts[0]
     whole = (*first[:axis], sum(shape[axis] for shape in parts), *first[axis + 1 :])
     if step.shapes([whole], hp) != [tuple(shape) for shape in parts]:
@@ -74,17 +76,20 @@ class RowsPermuted:
         return heads
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return the stored shape."""
+        """Return [the stored shape]; ArchError unless heads of even size fit the rows."""
         shape = only_shape(stored, self)
         self._heads(shape, hp)
         return [shape]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the logical shape."""
+        """Return [the logical shape]; ArchError unless heads of even size fit the rows.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """One run per row."""
+        """Return [[one run for each row, in logical order]]; None above MAX_MOVES rows."""
         shape = only_shape(stored, self)
         heads = self._heads(shape, hp)
         row = math.prod(shape[1:])
@@ -100,14 +105,14 @@ class RowsPermuted:
         return [[Move(0, at * row, row) for at in rows]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Adjacent pairs to split halves."""
+        """Return [the stored array, its rows reordered from adjacent pairs to split halves]."""
         x = stored[0]
         heads = self._heads(x.shape, hp)
         split = x.reshape(heads, x.shape[0] // heads // 2, 2, *x.shape[1:])
         return [split.swapaxes(1, 2).reshape(x.shape)]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Split halves to adjacent pairs."""
+        """Return [the logical array, its rows reordered from split halves to adjacent pairs]."""
         x = logical[0]
         heads = self._heads(x.shape, hp)
         split = x.reshape(heads, 2, x.shape[0] // heads // 2, *x.shape[1:])
@@ -119,33 +124,36 @@ class RowsPermuted:
 
 @dataclass(frozen=True, slots=True)
 class Transposed:
-    """The last two axes are stored the other way round (gpt2's Conv1D, gpt-oss's experts)."""
+    """The last two axes are stored swapped (gpt2's Conv1D, gpt-oss's experts)."""
 
     permutes: ClassVar[bool] = True
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return the shape with the last two axes swapped."""
+        """Return [the stored shape with its last two axes swapped]; ArchError below two axes."""
         shape = only_shape(stored, self)
         if len(shape) < 2:
             raise ArchError(f"{self}: shape {list(shape)}; expected two axes or more")
         return [(*shape[:-2], shape[-1], shape[-2])]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the shape with the last two axes swapped."""
+        """Return [the logical shape with its last two axes swapped]; ArchError below two axes.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """None, unless one of the two axes has size 1 and nothing moves."""
+        """Return [[one run of all elements]] if an axis has size 1, else None: decode whole."""
         shape = only_shape(self.shapes(stored, hp), self)
         return [[Move(0, 0, math.prod(shape))]] if 1 in shape[-2:] else None
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Swap the last two axes."""
+        """Return [a view of the stored array with its last two axes swapped]."""
         self.shapes([stored[0].shape], hp)
         return [stored[0].swapaxes(-1, -2)]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Swap the last two axes."""
+        """Return [a view of the logical array with its last two axes swapped]."""
         return self.undo(logical, hp)
 
     def __str__(self) -> str:
@@ -154,29 +162,32 @@ class Transposed:
 
 @dataclass(frozen=True, slots=True)
 class TransposedEach:
-    """The last two axes of every stored tensor are stored the other way round."""
+    """The last two axes of every stored tensor are swapped, one tensor or several."""
 
     permutes: ClassVar[bool] = True
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return the shapes with the last two axes swapped."""
+        """Return the stored shapes, their last two axes swapped; ArchError below two axes."""
         return [Transposed().shapes([shape], hp)[0] for shape in stored]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the shapes with the last two axes swapped."""
+        """Return the logical shapes, their last two axes swapped; ArchError below two axes.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """None: elements change places."""
+        """Return None: every run would be a single element, so the arrays are decoded whole."""
         return None
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Swap the last two axes."""
+        """Return the stored arrays, each with its last two axes swapped, as views."""
         self.shapes([one.shape for one in stored], hp)
         return [one.swapaxes(-1, -2) for one in stored]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Swap the last two axes."""
+        """Return the logical arrays, each with its last two axes swapped, as views."""
         return self.undo(logical, hp)
 
     def __str__(self) -> str:
@@ -185,45 +196,51 @@ class TransposedEach:
 
 @dataclass(frozen=True, slots=True)
 class Oriented(Transposed):
-    """The last two axes are written exchanged, but stored either way: the shape tells.
+    """The last two axes are written swapped, but files store them either way: the shape decides.
 
     `rows` and `columns` are the logical sizes. qwen3_vl_moe is published with its experts' matrices
-    exchanged; transformers 5.23 reads both forms by their shape, and saves them as they are. Where
-    both sizes are equal nothing tells: such a matrix is read and written as it is.
+    swapped. transformers 5.23 reads both forms by their shape, and saves them without a change.
+    Where both sizes are equal the shape says nothing: such a matrix is read and written unchanged.
     """
 
     rows: str
     columns: str
 
     def _turned(self, shape: Shape, hp: Sizes) -> bool:
-        """Say whether a stored shape is exchanged; ArchError where it is of other sizes."""
+        """Return whether a stored shape has the last two axes swapped.
+
+        Raises ArchError if the last two sizes are neither (rows, columns) nor (columns, rows).
+        """
         rows, columns = size_of(self.rows, hp), size_of(self.columns, hp)
         if shape[-2:] not in ((rows, columns), (columns, rows)):
             raise ArchError(f"{self}: shape {list(shape)}; expected {rows} by {columns} at its end")
         return shape[-2:] != (rows, columns)
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return the logical shape."""
+        """Return [the logical shape]: the stored one, its last two axes swapped if they are."""
         shape = only_shape(stored, self)
         return Transposed.shapes(self, stored, hp) if self._turned(shape, hp) else [shape]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the shape that is written."""
+        """Return [the shape that is written]: the logical one with its last two axes swapped.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         self._turned(only_shape(logical, self), hp)
         return Transposed.shapes(self, logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """One run where nothing moves."""
+        """Return [[one run of all elements]] if none changes its place, else None: decode whole."""
         shape = only_shape(stored, self)
         turned = self._turned(shape, hp) and 1 not in shape[-2:]
         return None if turned else [[Move(0, 0, math.prod(shape))]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Exchange the last two axes if they are exchanged."""
+        """Return [the stored array, its last two axes swapped if the shape shows it]."""
         return [stored[0].swapaxes(-1, -2) if self._turned(stored[0].shape, hp) else stored[0]]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Exchange the last two axes, unless they are equally long: then it cannot be told."""
+        """Return [the logical array, its last two axes swapped unless they are equally long]."""
         rows, columns = size_of(self.rows, hp), size_of(self.columns, hp)
         return [logical[0] if rows == columns else logical[0].swapaxes(-1, -2)]
 
@@ -233,23 +250,26 @@ class Oriented(Transposed):
 
 @dataclass(frozen=True, slots=True)
 class HalvesExchanged:
-    """The second half of every row stands before the first (MiMo's join of a draft head)."""
+    """Every row is stored with its second half before its first (MiMo's join of a draft head)."""
 
     permutes: ClassVar[bool] = True
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return the stored shape; ArchError unless rows have two halves."""
+        """Return [the stored shape]; ArchError unless rows have an even number of elements."""
         shape = only_shape(stored, self)
         if not shape or shape[-1] % 2:
             raise ArchError(f"{self}: shape {list(shape)}; expected rows of two equal halves")
         return [shape]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the logical shape."""
+        """Return [the logical shape]; ArchError unless rows have an even number of elements.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Two runs per row."""
+        """Return [[two runs a row, its second half first]]; None above MAX_MOVES runs."""
         shape = only_shape(self.shapes(stored, hp), self)
         half, rows = shape[-1] // 2, math.prod(shape[:-1])
         if 2 * rows > MAX_MOVES:
@@ -257,14 +277,14 @@ class HalvesExchanged:
         return [[Move(0, at * half, half) for row in range(rows) for at in (2 * row + 1, 2 * row)]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Exchange the halves."""
+        """Return [the stored array with the two halves of every row exchanged]."""
         import numpy as np
 
         shape = self.shapes([stored[0].shape], hp)[0]
         return [np.roll(stored[0], shape[-1] // 2, axis=-1)]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Exchange the halves."""
+        """Return [the logical array with the two halves of every row exchanged]."""
         return self.undo(logical, hp)
 
     def __str__(self) -> str:
@@ -272,21 +292,24 @@ class HalvesExchanged:
 
 
 class ChangesValues:
-    """What steps share that change every value in its place."""
+    """Base class of steps that change every value in its place: shapes stay, nothing moves."""
 
     __slots__ = ()
     permutes: ClassVar[bool] = False
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return the stored shape."""
+        """Return [the stored shape]: the step changes values, not shapes."""
         return [only_shape(stored, self)]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the logical shape."""
+        """Return [the logical shape]: the step changes values, not shapes.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         return [only_shape(logical, self)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """None: values change."""
+        """Return None: values change, so the array has to be decoded."""
         return None
 
 
@@ -302,13 +325,13 @@ class Added(ChangesValues):
     amount: float
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Subtract the constant in float32."""
+        """Return [the stored array minus the constant, as float32]."""
         import numpy as np
 
         return [np.asarray(stored[0], np.float32) - np.float32(self.amount)]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Add the constant in float32."""
+        """Return [the logical array plus the constant, as float32]."""
         import numpy as np
 
         return [np.asarray(logical[0], np.float32) + np.float32(self.amount)]
@@ -329,6 +352,7 @@ class Reshaped:
     permutes: ClassVar[bool] = True
 
     def _to(self, shape: Shape, expressions: tuple[str, ...], hp: Sizes) -> Shape:
+        """Return the sizes of `expressions`; ArchError unless `shape` has as many elements."""
         wanted = shape_of(expressions, hp)
         if math.prod(shape) != math.prod(wanted):
             raise ArchError(
@@ -338,23 +362,26 @@ class Reshaped:
         return wanted
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return the logical shape; ArchError unless the element counts are equal."""
+        """Return [the logical shape]; ArchError unless the element counts are equal."""
         return [self._to(only_shape(stored, self), self.logical, hp)]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the shape that is written."""
+        """Return [the shape that is written]; ArchError unless the element counts are equal.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         return [self._to(only_shape(logical, self), self.stored, hp)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """One run: everything."""
+        """Return [[one run of all elements]]: none changes its place."""
         return [[Move(0, 0, math.prod(self.shapes(stored, hp)[0]))]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Reshape."""
+        """Return [the stored array reshaped to the logical shape]."""
         return [stored[0].reshape(self._to(stored[0].shape, self.logical, hp))]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Reshape back."""
+        """Return [the logical array reshaped to the shape that is written]."""
         return [logical[0].reshape(self._to(logical[0].shape, self.stored, hp))]
 
     def __str__(self) -> str:

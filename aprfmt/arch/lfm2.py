@@ -1,6 +1,6 @@
 """lfm2 and its mixture: short convolutions, and attention with normed heads in some layers.
 
-The norm behind the last layer is called embedding_norm, and so it is in GGUF. Sources:
+The norm after the last layer is called embedding_norm, in GGUF too. Sources:
 transformers' modeling files; the gguf package's name map; the converter's lfm2.py.
 """
 
@@ -43,6 +43,7 @@ _HEAD = RoleRow(
 
 
 def _mlp(needs: str = "") -> Rows:
+    """Return the rows of the gated MLP's three matrices."""
     return (
         *linear("ffn_gate", "feed_forward.w1", "ffn_size", "hidden_size", needs),
         *linear("ffn_up", "feed_forward.w3", "ffn_size", "hidden_size", needs),
@@ -61,6 +62,7 @@ CONVOLUTION = (
 
 
 def _rows(*mlp: RoleRow, head: RoleRow = _HEAD) -> Rows:
+    """Return the rows of a model with these MLP rows and this head."""
     return (
         *_BEFORE,
         *norm("attn_norm", "operator_norm"),
@@ -76,7 +78,10 @@ def _rows(*mlp: RoleRow, head: RoleRow = _HEAD) -> Rows:
 
 
 def _adjusted(facts: Facts, hp: Params) -> Found:
-    """Return the MLP's width: two thirds of the stated one, times a factor, rounded up."""
+    """Return (MLP width, key): two thirds of config.json's, times a factor, rounded up.
+
+    config.json may switch that off; then the width is the one of its key.
+    """
     stated = facts.first("block_ff_dim", "intermediate_size")
     adjust = facts.first("block_auto_adjust_ff_dim")
     factor = facts.first("block_ffn_dim_multiplier")
@@ -91,26 +96,32 @@ def _adjusted(facts: Facts, hp: Params) -> Found:
 
 
 def _convolving() -> HyperRule:
-    """Return the rule for the layers that convolve: by kind, or all but old files' numbers."""
+    """Return the rule for the layers with a convolution: by kind, or by old files' numbers.
+
+    Old files list the numbers of the layers with attention.
+    """
     kinds = by_names(("conv",), ("full_attention",), "layer_types")
     numbers = by_index("full_attn_idxs")
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (which layers have a convolution, key) of config.json; None without a list."""
         listed, attending = kinds(facts, hp), numbers(facts, hp)
         if listed is not None or attending is None:
             return listed
         return tuple(not on for on in attending[0]), attending[1]
 
     def write(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: kind of each layer}."""
         return {"layer_types": ["conv" if on else "full_attention" for on in value]}
 
     return convolved_layers(read, write)
 
 
 def _tied() -> HyperRule:
-    """Return the rule for a tied head; an older key wins in transformers where both are there."""
+    """Return the rule for a tied head; an older key wins in transformers where both exist."""
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (whether the head is tied, key) of the older key, else of the usual one."""
         older, usual = facts.first("tie_embedding"), facts.first("tie_word_embeddings")
         return older or usual
 

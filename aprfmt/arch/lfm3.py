@@ -1,7 +1,7 @@
-"""lfm3: short convolutions, windows and full attention, norms on both sides, a gate a head.
+"""lfm3: short convolutions, windows and full attention, norms on both sides, a gate for each head.
 
-Layers with a window turn by a base of their own, those without by a part of the head. Sources:
-transformers' modeling_lfm3 and configuration_lfm3. llama.cpp has no such architecture.
+Layers with a window have a rope base of their own, those without rotate a part of the head.
+Sources: transformers' modeling_lfm3 and configuration_lfm3. llama.cpp has no such architecture.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ _BEFORE, _ = model_rows()
 
 
 def _usual(hp: Params) -> list[str]:
-    """Return the kinds of layers that transformers takes where none are listed."""
+    """Return the kind of each layer that transformers assumes where none are listed."""
     return [
         _FULL if i % 4 == 2 else _WINDOW if i % 4 == 0 and i > 0 else _CONV
         for i in range(hp["n_layers"])
@@ -35,7 +35,7 @@ def _usual(hp: Params) -> list[str]:
 
 
 def _listed(facts: Facts, hp: Params) -> tuple[Sequence[str], str]:
-    """Return the kind of each layer and the key that says so; ArchError for another kind."""
+    """Return (kind of each layer, key), the key "" for the default; ArchError for another kind."""
     found = facts.first("layer_types")
     if found is None:
         return _usual(hp), ""
@@ -50,9 +50,10 @@ def _listed(facts: Facts, hp: Params) -> tuple[Sequence[str], str]:
 
 
 def _of_kind(name: str, kind: str) -> HyperRule:
-    """Return the rule for the layers of a kind."""
+    """Return the rule for the layers of one kind."""
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (which layers are of the kind, key) of config.json's list or of the default."""
         kinds, key = _listed(facts, hp)
         return tuple(each == kind for each in kinds), key
 
@@ -65,12 +66,13 @@ def _of_kind(name: str, kind: str) -> HyperRule:
 
 
 def _write_kinds(value: Value, hp: Params) -> Params:
+    """Return config.json's {key: kind of each layer}."""
     pairs = zip(hp["conv_layers"], value, strict=True)
     return {"layer_types": [_CONV if conv else _WINDOW if on else _FULL for conv, on in pairs]}
 
 
 def _size(facts: Facts, hp: Params) -> Found:
-    """Return the window; ArchError for none where a layer has one."""
+    """Return (window size, key) of config.json; ArchError for none where a layer has a window."""
     found = facts.first("sliding_window", null=True)
     if found is not None and not found[0] and _WINDOW in _listed(facts, hp)[0]:
         raise ArchError(
@@ -81,9 +83,10 @@ def _size(facts: Facts, hp: Params) -> Found:
 
 
 def _rope() -> tuple[HyperRule, ...]:
-    """Return the rules for rope: unstated, half of the heads without a window turns."""
+    """Return the rules for rope; by default half of each head without a window is rotated."""
 
     def usual(hp: Params) -> Params:
+        """Return the scaling that rotates the first half of a full head's pairs."""
         rotated = 2 * int(0.5 * full_head_dim(hp) // 2)
         return {"type": "proportional", "factor": 1.0, "rotated": rotated}
 

@@ -60,10 +60,15 @@ _MISTRAL_TENSORS, _MISTRAL_BINDINGS = make_tables(
 
 
 def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    """Return whether tensor names show a router: the model is mixtral.
+
+    `values`, the metadata, is for other evidence functions.
+    """
     return any(".ffn_gate_inp." in name or ".block_sparse_moe." in name for name in names)
 
 
 def _states_a_window(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    """Return whether a GGUF has a window's size and no experts: the model is mistral."""
     return bool(values.get("llama.attention.sliding_window")) and not _has_experts(names, values)
 
 

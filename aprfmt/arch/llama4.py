@@ -1,11 +1,11 @@
 """llama4's text part: chunks, layers without rope, experts whose weight multiplies their input.
 
-Layers that rotate see their own chunk of positions and normalise q and k after rope, without a
-weight; every fourth sees everything, and its queries grow with the position. An expert's weight is
-the sigmoid of its logit; a shared expert is added. Experts are stored [in, out], gate and up side
-by side. In a GGUF chunks have 8192 positions, whatever its keys say (0: there are none), and models
-of 128 experts have no norms of q and k. Sources: transformers' modeling_llama4; the converter's
-llama4.py; llama.cpp's llama4.cpp.
+Layers with rope see their own chunk of positions and normalise q and k after rope, without a
+weight; every fourth sees everything, and its queries grow with the position. An expert's weight
+is the sigmoid of its logit; a shared expert is added. Experts are stored [in, out], gate and up
+joined on the last axis. In a GGUF chunks have 8192 positions, whatever its keys say (0: there
+are none), and models of 128 experts have no norms of q and k. Sources: transformers'
+modeling_llama4; the converter's llama4.py; llama.cpp's llama4.cpp.
 """
 
 from collections.abc import Callable, Mapping
@@ -64,7 +64,7 @@ _TENSORS, _BINDINGS = make_tables(
 
 
 def _sparse(facts: Facts, hp: Params) -> Found:
-    """Return the layers with experts: those listed, or every so many."""
+    """Return (which layers have experts, key) of config.json; None without a list and a step."""
     listed, step = facts.first("moe_layers"), facts.first("interleave_moe_layer_step")
     if listed is not None:
         on = {whole_number(item, listed[1]) for item in sequence(*listed)}
@@ -73,28 +73,33 @@ def _sparse(facts: Facts, hp: Params) -> Found:
 
 
 def _every(step: int, hp: Params) -> PerLayer:
+    """Return one boolean a layer: True for every step-th; all False for 0."""
     return tuple(step > 0 and (i + 1) % step == 0 for i in range(hp["n_layers"]))
 
 
 def _sparse_gguf(facts: Facts, hp: Params) -> Found:
+    """Return (which layers have experts, key) of a GGUF's step; None without the key."""
     step = facts.first("{arch}.interleave_moe_layer_step")
     return None if step is None else (_every(whole_number(*step), hp), step[1])
 
 
 def _write_sparse(value: Value, hp: Params) -> Params:
+    """Return config.json's {key: numbers of the layers with experts}."""
     return {"moe_layers": [i for i, sparse in enumerate(value) if sparse]}
 
 
 def _step(layers: PerLayer) -> int:
+    """Return the number of the first layer with experts, counted from 1; 0 for none."""
     return (*layers, True).index(True) + 1 if any(layers) else 0
 
 
 def _write_sparse_gguf(value: Value, hp: Params) -> Params:
+    """Return GGUF's {key: step} of the layers with experts."""
     return {"{arch}.interleave_moe_layer_step": _step(value)}
 
 
 def _tuned(facts: Facts) -> tuple[bool, str]:
-    """Say whether queries grow with the position, and the key; published files have a number."""
+    """Return (whether queries grow with the position, key); published files have a number."""
     found = facts.first("attn_temperature_tuning")
     if found is None:
         return True, "attn_scale"
@@ -103,6 +108,7 @@ def _tuned(facts: Facts) -> tuple[bool, str]:
 
 
 def _read_scale(facts: Facts, hp: Params) -> Found:
+    """Return (factor of the logarithm by which queries grow, or None, key) of config.json."""
     (tuned, key), found = _tuned(facts), facts.first("attn_scale")
     if not tuned:
         return None, key
@@ -110,6 +116,7 @@ def _read_scale(facts: Facts, hp: Params) -> Found:
 
 
 def _read_length(facts: Facts, hp: Params) -> Found:
+    """Return (positions of a step of that growth, or None, key) of config.json."""
     (tuned, key), found = _tuned(facts), facts.first("floor_scale")
     if not tuned:
         return None, key
@@ -117,32 +124,34 @@ def _read_length(facts: Facts, hp: Params) -> Found:
 
 
 def _write_scale(value: Value, hp: Params) -> Params:
-    """Return the key that switches the factor on, and its number."""
+    """Return config.json's {key: value}: whether queries grow, and the factor if they do."""
     on = value is not None
     return {"attn_temperature_tuning": on, **({"attn_scale": value} if on else {})}
 
 
 def _write_length(value: Value, hp: Params) -> Params:
+    """Return config.json's {key: positions}, empty where queries do not grow."""
     return {} if value is None else {"floor_scale": value}
 
 
 def _fixed(value: float) -> Callable[[Params], Value]:
-    """Return what llama.cpp takes in models with chunks; None in others."""
+    """Return a default function: `value` in models with chunks, else None, as llama.cpp."""
     return lambda hp: value if any(hp["window_layers"]) else None
 
 
 def _rotating_gguf(hp: Params) -> PerLayer:
-    """Return the layers that llama.cpp rotates: without chunks all but the last."""
+    """Return the layers that llama.cpp rotates: three of four, without chunks all but the last."""
     return every_fourth(hp, 4 if any(hp["window_layers"]) else hp["n_layers"])
 
 
 def _normed_gguf(facts: Facts, hp: Params) -> Found:
-    """Return whether llama.cpp normalises q and k: it goes by the number of experts."""
+    """Return (whether llama.cpp normalises q and k, key): it goes by the number of experts."""
     found = facts.first("{arch}.expert_count")
     return None if found is None else (whole_number(*found) != _UNNORMED, found[1])
 
 
 def _temperature(hp: Params) -> tuple[Value, Value]:
+    """Return (factor, positions of a step) of the growth of queries."""
     return hp["temperature_scale"], hp["temperature_length"]
 
 

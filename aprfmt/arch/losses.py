@@ -1,4 +1,4 @@
-"""What GGUF or config.json cannot express for most architectures, and what their readers assume."""
+"""What GGUF or config.json cannot express for most architectures, and what readers assume."""
 
 from collections.abc import Callable, Mapping
 
@@ -9,6 +9,7 @@ Params = Mapping[str, Value]
 
 
 def _scaling(*kinds: str) -> Callable[[Params], bool]:
+    """Return a function (hp -> bool): whether the rope scaling is of one of these types."""
     return lambda hp: hp["rope_scaling"] is not None and hp["rope_scaling"]["type"] in kinds
 
 
@@ -23,7 +24,8 @@ WHOLE_HEADS = Loss(
 def common_losses(activation: str = "silu", *, partial: bool = False) -> tuple[Loss, ...]:
     """Return the losses that most architectures share.
 
-    `partial`: config.json has a key for rotating a part of each head only.
+    `activation` is the one that llama.cpp computes. `partial`: config.json has a key for rotating a
+    part of each head only.
     """
     return (
         *(() if partial else (WHOLE_HEADS,)),

@@ -31,6 +31,7 @@ _CHANNELS = "ssm_size+2*ssm_groups*ssm_state"
 
 
 def _convolution(module: str, channels: str, needs: str) -> Rows:
+    """Return the rows of a mixer's depthwise convolution over `channels`, weight and bias."""
     both = " & ".join(filter(None, (needs, "conv_bias")))
     return (
         RoleRow(
@@ -45,7 +46,10 @@ def _convolution(module: str, channels: str, needs: str) -> Rows:
 
 
 def mamba_mixer(module: str, needs: str = "") -> Rows:
-    """Return the roles of a mamba mixer, which Hugging Face keeps below `module`."""
+    """Return the rows of a mamba mixer's tensors; `module` is its name in Hugging Face files.
+
+    `needs` is the condition for a layer to have it.
+    """
     return (
         *linear("ssm_in", f"{module}.in_proj", "2*ssm_size", "hidden_size", needs, bias="ssm_bias"),
         *_convolution(module, "ssm_size", needs),
@@ -66,7 +70,10 @@ def mamba_mixer(module: str, needs: str = "") -> Rows:
 
 
 def mamba2_mixer(module: str, needs: str = "", out_bias: str = "ssm_bias") -> Rows:
-    """Return the roles of a mamba2 mixer, which Hugging Face keeps below `module`."""
+    """Return the rows of a mamba2 mixer's tensors; `module` is its name in Hugging Face files.
+
+    `needs` is the condition for a layer to have it, `out_bias` that for the last matrix's bias.
+    """
     normed = " & ".join(filter(None, (needs, "ssm_norm")))
     into = "2*ssm_size+2*ssm_groups*ssm_state+ssm_heads"
     return (
@@ -96,15 +103,20 @@ def mamba2_mixer(module: str, needs: str = "", out_bias: str = "ssm_bias") -> Ro
 
 
 def inner_width_rule(expand: str = "expand", key: str = "", default: int = 2) -> HyperRule:
-    """Return the rule for the mixers' inner width: stated by `key`, or so many times the stream."""
+    """Return the rule for the mixers' inner width.
+
+    config.json gives it by `key`, or as a factor of the hidden size by `expand`.
+    """
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (inner width, key) of config.json; None without both keys."""
         stated, found = facts.first(key) if key else None, facts.first(expand)
         if stated is not None:
             return stated
         return None if found is None else (whole_number(*found, 1) * hp["hidden_size"], found[1])
 
     def write(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: value}: the factor if whole, and `key` if there is one."""
         times, rest = divmod(value, hp["hidden_size"])
         return ({} if rest else {expand: times}) | ({key: value} if key else {})
 
@@ -119,12 +131,17 @@ def inner_width_rule(expand: str = "expand", key: str = "", default: int = 2) ->
 
 
 def time_step_rank(hf: str) -> HyperRule:
-    """Return the rule for the compressed time step's rank; `auto` is a sixteenth of the stream."""
+    """Return the rule for the rank of the compressed time step.
+
+    "auto" in config.json stands for a sixteenth of the hidden size, rounded up.
+    """
 
     def sixteenth(hp: Params) -> int:
+        """Return a sixteenth of the hidden size, rounded up."""
         return -(-int(hp["hidden_size"]) // 16)
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (rank, key) of config.json; None for "auto" or without the key."""
         found = facts.first(hf)
         return None if found is None or found[0] == "auto" else found
 
@@ -138,11 +155,12 @@ def time_step_rank(hf: str) -> HyperRule:
 
 
 def _group_size(hp: Params) -> int:
+    """Return the channels of one group of heads."""
     return int(hp["ssm_size"]) // int(hp["ssm_groups"])
 
 
 def _divides(value: Value, facts: Facts, hp: Params) -> str:
-    """Raise ArchError where groups do not divide the heads, or heads the width."""
+    """Return ""; ArchError where groups do not divide the heads, or heads the inner width."""
     heads, width = int(hp["ssm_heads"]), int(hp["ssm_size"])
     if heads % int(value) or width % heads:
         raise ArchError(
@@ -153,7 +171,10 @@ def _divides(value: Value, facts: Facts, hp: Params) -> str:
 
 
 def state_rules(state: str, taps: str, default: int) -> tuple[HyperRule, ...]:
-    """Return the rules of both kinds of mixers; the arguments are keys of config.json."""
+    """Return the rules for state size and convolution taps, which both kinds of mixers have.
+
+    The first two arguments are keys of config.json, `default` is the state size without a key.
+    """
     return (
         hyper_rules.size("ssm_state", state, "ssm.state_size", hf_default=default),
         hyper_rules.size("conv_taps", taps, "ssm.conv_kernel", default=4),
@@ -161,7 +182,10 @@ def state_rules(state: str, taps: str, default: int) -> tuple[HyperRule, ...]:
 
 
 def head_rules(heads: str, groups: str, default: int, n_groups: int) -> tuple[HyperRule, ...]:
-    """Return the rules of mamba2's heads and groups; the arguments are keys of config.json."""
+    """Return the rules for mamba2's heads, groups and channels of a group.
+
+    The first two arguments are keys of config.json, the others the defaults of both.
+    """
     return (
         hyper_rules.size("ssm_heads", heads, "ssm.time_step_rank", hf_default=default),
         hyper_rules.size(
@@ -172,22 +196,26 @@ def head_rules(heads: str, groups: str, default: int, n_groups: int) -> tuple[Hy
 
 
 def limit_rules(hf: str = "time_step_limit", least: str = "") -> tuple[HyperRule, ...]:
-    """Return the rules for the least and the greatest time step; the arguments are keys.
+    """Return the rules for the least and the greatest time step.
 
-    `least`: keys of the least one alone, by words, where `hf` is not read (nemotron_h).
+    `hf` is config.json's key of both. With `least` (keys of the least one, separated by spaces)
+    `hf` is not read and there is no greatest one (nemotron_h).
     """
 
     def low(facts: Facts, hp: Params) -> Found:
+        """Return (least time step, key) of config.json; None without the key."""
         found = _limits(facts, hf)
         return None if found is None else (found[0][0], found[1])
 
     def high(facts: Facts, hp: Params) -> Found:
+        """Return (greatest time step or None for infinity, key) of config.json; None without it."""
         found = _limits(facts, hf)
         if found is None:
             return None
         return (None if math.isinf(found[0][1]) else found[0][1]), found[1]
 
     def write(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: [least, greatest]}, empty if there are no limits."""
         greatest = hp["ssm_step_high"]
         if not value and greatest is None:
             return {}
@@ -201,7 +229,7 @@ def limit_rules(hf: str = "time_step_limit", least: str = "") -> tuple[HyperRule
             hyper_rules.fixed("ssm_step_high", None),
         )
     return (
-        # The greatest one is read before `write` is called: both stand in one key.
+        # The greatest one is read before `write` is called: both are in one key.
         HyperRule("ssm_step_low", {}, "float", 0.0, read={"hf": low}, write={"hf": write}),
         HyperRule(
             "ssm_step_high",
@@ -215,7 +243,10 @@ def limit_rules(hf: str = "time_step_limit", least: str = "") -> tuple[HyperRule
 
 
 def _limits(facts: Facts, key: str) -> tuple[tuple[float, float], str] | None:
-    """Return the two limits, the second maybe infinite; ArchError for any other value."""
+    """Return ((least, greatest), key); None without the key.
+
+    The greatest may be infinite. ArchError for anything but two numbers in order.
+    """
     found = facts.first(key)
     if found is None:
         return None
@@ -233,7 +264,10 @@ def _limits(facts: Facts, key: str) -> tuple[tuple[float, float], str] | None:
 def mixer_rules(
     *, limits: tuple[HyperRule, ...] = (), activation: HyperRule | None = None
 ) -> tuple[HyperRule, ...]:
-    """Return the rules that all mixers have: the gate's norm, time steps, the activation."""
+    """Return the rules that all mixers have: norm of the gate, time steps, activation.
+
+    `limits` replaces "no limits of time steps", `activation` the model's own activation.
+    """
     return (
         hyper_rules.fixed("ssm_norm", False),
         hyper_rules.fixed("ssm_norm_first", False),
@@ -263,7 +297,10 @@ IGNORED = frozenset(
 
 
 def bias_rules(conv: str, projections: str) -> tuple[HyperRule, ...]:
-    """Return the rules for biases; the arguments are keys of config.json."""
+    """Return the rules for biases of the convolution and of the projections.
+
+    The arguments are the keys of config.json.
+    """
     return (
         hyper_rules.flag("conv_bias", True, conv, present=("ssm_conv1d.bias",)),
         hyper_rules.flag("ssm_bias", False, projections, present=("ssm_in.bias",)),
@@ -271,6 +308,7 @@ def bias_rules(conv: str, projections: str) -> tuple[HyperRule, ...]:
 
 
 def _no_heads(value: Value, hp: Params) -> Params:
+    """Return GGUF's {key: 0} for the attention heads that these models do not have."""
     return {"{arch}.attention.head_count": 0}
 
 
@@ -294,11 +332,13 @@ _UNUSED = frozenset({"attention.head_count", "feed_forward_length"})  # zeros in
 
 
 def _rows(mixer: Rows) -> Any:
+    """Return the tensor table and bindings of a model whose layers are a norm and a mixer."""
     rows = (*norm("attn_norm", "backbone.layers.{L}.norm"), *mixer)
     return make_tables(with_model_rows(*rows, embed="backbone.embeddings", final="backbone.norm_f"))
 
 
 def _mamba(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+    """Return the rules of both mambas; `overrides` replace or add to them."""
     return hyper_rules.hyper_table(
         *_ALONE,
         hyper_rules.n_layers(32),
@@ -309,6 +349,7 @@ def _mamba(*overrides: HyperRule) -> tuple[HyperRule, ...]:
 
 
 def _block(**fields: Any) -> BlockSpec:
+    """Return the block spec of a mixer alone: no MLP, no positions."""
     return BlockSpec(halves="one", position="none", **fields)
 
 
@@ -323,11 +364,18 @@ _MAMBA_HYPER = (
 
 
 def _normed(value: bool) -> HyperRule:
-    """Return the rule for norms without weights on the time step, B and C."""
+    """Return the rule for norms without weights on the time step, B and C.
+
+    `value` is the default; a GGUF has a key for it.
+    """
     return HyperRule("ssm_inner_norms", {"gguf": ("{arch}.ssm.dt_b_c_rms",)}, "bool", value)
 
 
 def _is_falcon(names: Any, values: Mapping[str, Value]) -> bool:
+    """Return whether a GGUF's keys say that the model is falcon_mamba, not mamba.
+
+    `names`, the tensors', is for other evidence functions.
+    """
     return values.get("mamba.ssm.dt_b_c_rms") is True
 
 
@@ -363,7 +411,7 @@ FALCON_MAMBA = full_spec(
 
 
 def _of_heads(value: Value, hp: Params) -> Params:
-    """Write how often the stream's width the mixers are wide, and a head's width."""
+    """Return config.json's {key: value} of the inner width: its factor and the head dim."""
     return {"expand": value // hp["hidden_size"], "head_dim": value // hp["ssm_heads"]}
 
 

@@ -1,11 +1,11 @@
 """MiMo by its names: mimo (7B), which is qwen2, and mimo_v2 (V2-Flash), both with draft heads.
 
-MiMo-7B's heads stand under `model.mtp_layers`, and their join takes the hidden state first. V2's
-stand under `model.mtp.layers`: a windowed layer with a dense MLP each. V2's layers without a window
-have fewer key heads, and its value heads are shorter. GGUF calls MiMo-7B qwen2 and knows no heads
-of it. V2.5's `qkv_proj`, whose rows lie in an order of ranks that no file states, has no role.
-Sources: the checkpoints' modeling files; transformers' modeling_mimo_v2_flash; vLLM's mimo_mtp.py
-and mimo_v2_mtp.py; llama.cpp's mimo2.cpp and the converter's mimo.py.
+MiMo-7B's heads are under `model.mtp_layers`, and their join takes the hidden state first. V2's
+are under `model.mtp.layers`: a windowed layer with a dense MLP each. V2's layers without a
+window have fewer key heads, and its value heads are shorter. GGUF calls MiMo-7B qwen2 and knows
+no heads of it. V2.5's `qkv_proj`, whose rows are in an order of ranks that no file gives, has no
+role. Sources: the checkpoints' modeling files; transformers' modeling_mimo_v2_flash; vLLM's
+mimo_mtp.py and mimo_v2_mtp.py; llama.cpp's mimo2.cpp and the converter's mimo.py.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,11 @@ _COUNTS = ("num_nextn_predict_layers",)
 
 
 def _head(layer: str, before: tuple[str, str, str], last: str, **more: str) -> dict[str, str]:
-    """Return the names of a head's own tensors; `more` are further ones, by role."""
+    """Return {stored name template: role} of a draft head's own tensors.
+
+    `before` are the names of its two norms and its join, `last` of its last norm, below `layer`.
+    `more` are further ones, by role.
+    """
     roles = (*draft_head.NORMS, f"{draft_head.JOIN}.weight", "output_norm.weight")
     names = {
         f"{layer}{name}.weight": role for name, role in zip((*before, last), roles, strict=True)
@@ -77,7 +81,7 @@ MIMO = names_only_spec(
 
 
 def _windowed(facts: Facts | None, hp: Params) -> PerLayer:
-    """Window all layers but the first and every sixth; published files list them."""
+    """Return one boolean a layer: config.json's list, else all but the first and every sixth."""
     listed = None if facts is None else facts.first("hybrid_layer_pattern")
     if listed is None:
         return tuple(i != 0 and (i + 1) % 6 != 0 for i in range(hp["n_layers"]))
@@ -86,14 +90,17 @@ def _windowed(facts: Facts | None, hp: Params) -> PerLayer:
 
 
 def _windows() -> tuple[HyperRule, HyperRule]:
-    """Return the rules for windows; a GGUF lists the layers, those of draft heads too."""
+    """Return the rules for the window's size and its layers; a GGUF lists one boolean a layer."""
     positions, layers = window_rules(Window(129, MISSING, _windowed, stated=True))
     write = {**layers.write, "gguf": lambda value, hp: {_PATTERN: list(value)}}
     return positions, replace(layers, write=write)
 
 
 def _sparse(facts: Facts, hp: Params) -> Found:
-    """Return the layers with experts: 1 in `moe_layer_freq`, or `sparse` among the types."""
+    """Return (which layers have experts, key) of config.json; None without a list.
+
+    1 in `moe_layer_freq`, or "sparse" among `mlp_layer_types`.
+    """
     found = facts.first("moe_layer_freq", "mlp_layer_types")
     if found is None:
         return None
@@ -102,13 +109,16 @@ def _sparse(facts: Facts, hp: Params) -> Found:
 
 
 def _sparse_gguf(facts: Facts, hp: Params) -> Found:
-    """Return the layers that have a router: no key of a GGUF says which."""
+    """Return (which layers store a router, its name): no key of a GGUF says it."""
     there = (f"L{i}.ffn_gate_inp.weight" in facts.shapes for i in range(hp["n_layers"]))
     return tuple(there), "ffn_gate_inp.weight"
 
 
 def _kv_heads(facts: Facts, hp: Params) -> Found:
-    """Return the key heads of layers with a window: twice the others', where none are stated."""
+    """Return (key heads of layers with a window, key) of config.json.
+
+    Without their own key they are twice those of the other layers.
+    """
     stated, others = facts.first("swa_num_key_value_heads"), facts.first("num_key_value_heads")
     if stated is not None or others is None:
         return stated
@@ -116,7 +126,7 @@ def _kv_heads(facts: Facts, hp: Params) -> Found:
 
 
 def _kv_heads_gguf(windowed: bool, facts: Facts) -> Found:
-    """Return a GGUF's key heads in layers with or without a window."""
+    """Return (key heads, key) of a GGUF's layers with a window, or of those without."""
     found, pattern = facts.first(_KV_HEADS), facts.first(_PATTERN)
     if found is None or isinstance(found[0], int) or pattern is None:
         return found
@@ -126,11 +136,12 @@ def _kv_heads_gguf(windowed: bool, facts: Facts) -> Found:
 
 
 def _write_kv_heads(value: Value, hp: Params) -> Params:
+    """Return GGUF's {key: key heads by layer}."""
     return {_KV_HEADS: [value if on else hp["global_kv_heads"] for on in hp[_LOCAL]]}
 
 
 def _sinks(facts: Facts, hp: Params) -> Found:
-    """Return the layers whose heads have a sink: of each kind, what config.json says."""
+    """Return (which layers' heads have a sink, key) of config.json's two keys; None without."""
     local = facts.first("add_swa_attention_sink_bias")
     full = facts.first("add_full_attention_sink_bias")
     if local is None and full is None:
@@ -140,6 +151,7 @@ def _sinks(facts: Facts, hp: Params) -> Found:
 
 
 def _write_sinks(value: Value, hp: Params) -> Params:
+    """Return config.json's {key: boolean} for layers with a window and for those without."""
     kinds = {window: on for window, on in zip(hp[_LOCAL], value, strict=True)}
     return {
         "add_swa_attention_sink_bias": kinds.get(True, False),
@@ -148,7 +160,7 @@ def _write_sinks(value: Value, hp: Params) -> Params:
 
 
 def _kv(role: str, hf: str, width: str) -> tuple[RoleRow, RoleRow]:
-    """Return a projection to keys or values, of layers with a window and without."""
+    """Return the rows of a projection to keys or values, of layers with a window and without."""
     row, *_ = linear(role, hf, f"n_kv_heads*{width}", "hidden_size", _LOCAL)
     return row, RoleRow(row.role, "", (f"global_kv_heads*{width}", "hidden_size"), _FULL, gguf="")
 

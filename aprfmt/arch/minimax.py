@@ -1,7 +1,7 @@
 """minimax (MiniMax-Text-01): lightning attention in most layers, attention in others, experts.
 
-The stream goes on with the norm before each half, times a factor, and what the half computes is
-multiplied by another. Sources: transformers' modeling_minimax and configuration_minimax. llama.cpp
+The residual stream after a norm, times a factor, is added to the output of attention or MLP,
+times another. Sources: transformers' modeling_minimax and configuration_minimax. llama.cpp
 has no such architecture.
 """
 
@@ -53,7 +53,7 @@ _MADE = make_tables(
     # transformers 5 calls the module `mlp` in memory.
     hf_more=(Binding((LAYER + "mlp.gate.weight",), ("ffn_gate_inp.weight",)),),
 )
-# Of the stream and of what is added: in layers with attention, with lightning, behind the MLP.
+# Of the stream and of what is added: in layers with attention, with lightning, after the MLP.
 _FACTORS = tuple(
     f"{part}_{kind}_factor"
     for part in ("full_attn", "linear_attn", "mlp")
@@ -62,6 +62,7 @@ _FACTORS = tuple(
 
 
 def _layers() -> HyperRule:
+    """Return the rule for the layers with lightning attention; by default every other one."""
     kinds = ("full_attention", "linear_attention")
     return HyperRule(
         _IN,
@@ -72,7 +73,10 @@ def _layers() -> HyperRule:
 
 
 def _factors() -> HyperRule:
+    """Return the rule for the six factors on residual streams and outputs."""
+
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (factors in the order of _FACTORS, the first key) of config.json; else None."""
         found = [facts.first(key) for key in _FACTORS]
         if not any(found):
             return None

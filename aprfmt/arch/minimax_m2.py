@@ -53,11 +53,12 @@ _TENSORS, _BINDINGS = make_tables(
 
 
 def _rotated() -> tuple[HyperRule, ...]:
-    """Return the rope rules; published configs say `rotary_dim` for the rotated elements."""
+    """Return the rules for rope; published configs say `rotary_dim` for the rotated elements."""
     rows = {rule.name: rule for rule in rope_rules(RopeDefaults(theta=5e6, partial=1.0))}
     usual: Any = rows["rope_dim"].read["hf"]
 
     def read(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
+        """Return (rotated elements of a head, key) of the usual key, else of `rotary_dim`."""
         stated = facts.first("rotary_dim")
         found: tuple[Value, str] | None = usual(facts, hp)
         if found is None and stated is not None:

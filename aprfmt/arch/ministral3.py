@@ -24,6 +24,7 @@ _BETA = "llama_4_scaling_beta"
 
 
 def _beta(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+    """Return (factor beta, or None for 0, key) of the rope object; None without the key."""
     rope = HFRope(_ROPE, facts)
     rope.full.find("max_position_embeddings")  # published there too, and not used
     found = rope.full.find(_BETA)
@@ -31,6 +32,7 @@ def _beta(facts: Facts, hp: Params) -> tuple[Value, str] | None:
 
 
 def _read_length(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+    """Return (trained length or None where queries do not grow, key); None without the key."""
     found = HFRope(_ROPE, facts).full.find(ORIGINAL)
     if found is None:
         return None
@@ -38,7 +40,7 @@ def _read_length(facts: Facts, hp: Params) -> tuple[Value, str] | None:
 
 
 def _length(hp: Params) -> int | None:
-    """Return the length that rope was trained for, where the queries grow."""
+    """Return the length that rope was trained for, None where queries do not grow."""
     if hp["temperature_scale"] is None:
         return None
     scaling: Params = hp["rope_scaling"] or {}
@@ -47,7 +49,7 @@ def _length(hp: Params) -> int | None:
 
 
 def _write_rope(value: Value, hp: Params) -> Params:
-    """Return the rope object with beta, without which transformers computes no query."""
+    """Return config.json's {"rope_scaling": object} with beta, which transformers requires."""
     object_ = dict(_SCALING.write["hf"](value, hp)["rope_scaling"] or {"rope_type": "default"})
     object_.setdefault(ORIGINAL, hp["temperature_length"] or hp["context_length"])
     return {"rope_scaling": {**object_, _BETA: hp["temperature_scale"] or 0.0}}

@@ -1,4 +1,4 @@
-"""Hyperparameter rules of compressed attention (MLA) and deepseek's experts.
+"""Rules for the hyperparameters of latent attention (MLA) and of deepseek's experts.
 
 In GGUF the head counts and lengths describe attention on the compressed vectors; the lengths of
 the heads are in `..._mla` keys (older files have only these, under the plain keys). Source:
@@ -23,15 +23,20 @@ NOPE, ROPE = 128, 64  # transformers' defaults, v2 and v3
 
 
 def _stated(facts: Facts, key: str, default: int) -> int:
+    """Return the size that `key` has, or the default."""
     found = facts.first(key)
     size: int = default if found is None else whole_number(*found, 1)
     return size
 
 
 def mla_lengths(nope: int = NOPE, value: int = 128) -> tuple[HyperRule, HyperRule]:
-    """Return the rules for the elements of a key and a value head; transformers' defaults."""
+    """Return the rules for the elements of a key head and of a value head.
+
+    The arguments are transformers' defaults for an absent key.
+    """
 
     def head_dim(facts: Facts, hp: Params) -> Found:
+        """Return (elements of a key head, key) of config.json: without rope plus with rope."""
         rope = _stated(facts, "qk_rope_head_dim", ROPE)
         return _stated(facts, "qk_nope_head_dim", nope) + rope, "qk_nope_head_dim"
 
@@ -70,7 +75,7 @@ def q_lora_rank(hf_default: int = 1536) -> HyperRule:
 
 
 def _write_lengths(value: Value, hp: Params) -> Params:
-    """Write the lengths of the compressed vectors and, in `..._mla` keys, those of the heads."""
+    """Return GGUF's {key: length} of the compressed vectors, and of the heads in `..._mla` keys."""
     rank = hp["kv_lora_rank"]
     return {
         "{arch}.attention.key_length": rank + hp["qk_rope_head_dim"],
@@ -81,15 +86,22 @@ def _write_lengths(value: Value, hp: Params) -> Params:
 
 
 def _write_shared(value: Value, hp: Params) -> int:
+    """Return how many experts the shared experts' joint width `value` makes; 0 without experts."""
     size: int = value // hp["moe_ffn_size"] if hp["moe_ffn_size"] else 0
     return size
 
 
 def shared_experts(key: str, hf_default: int = 0) -> HyperRule:
-    """Return the rule for the shared experts' joint width; the file gives their number."""
+    """Return the rule for the shared experts' joint width; a file gives their number.
+
+    `key` is config.json's, `hf_default` transformers' number without it.
+    """
 
     def read(*keys: str) -> Read:
+        """Return a read function for the number of shared experts under one of `keys`."""
+
         def shared(facts: Facts, hp: Params) -> Found:
+            """Return (shared experts times an expert's width, key); None without the key."""
             found = facts.first(*keys)
             return None if found is None else (whole_number(*found) * hp["moe_ffn_size"], found[1])
 
@@ -109,10 +121,16 @@ def shared_experts(key: str, hf_default: int = 0) -> HyperRule:
 
 
 def dense_first(hf_default: int, hf: str = "first_k_dense_replace") -> HyperRule:
-    """Return the rule for moe_layers: all layers except the first few, counted by key `hf`."""
+    """Return the rule for moe_layers: all layers except the first few, counted by key `hf`.
+
+    `hf_default` is how many are dense without the key.
+    """
 
     def read(*keys: str) -> Read:
+        """Return a read function for the number of dense layers under one of `keys`."""
+
         def layers(facts: Facts, hp: Params) -> Found:
+            """Return (one boolean a layer, key): False for the first dense ones."""
             found = facts.first(*keys)
             if found is None:
                 return None
@@ -135,23 +153,27 @@ def dense_first(hf_default: int, hf: str = "first_k_dense_replace") -> HyperRule
 
 
 def listed_experts(dense: int, *, counted: bool) -> HyperRule:
-    """Return the rule for moe_layers where config.json lists them; GGUF has the first dense ones.
+    """Return the rule for moe_layers where config.json lists kinds; GGUF counts the dense ones.
 
-    Without a list the first `dense` layers are dense, or as many as another key says: `counted`,
-    where transformers reads that key.
+    Without a list the first `dense` layers are dense. With `counted`, transformers also reads the
+    key that counts them.
     """
     first, key = dense_first(dense), "mlp_layer_types"
     listed = by_names(("sparse",), ("dense",), key)
 
+    # The list wins over the count, which not all models of the family read.
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key) of config.json's list, or of its count; else None."""
         found = listed(facts, hp)
         return first.read["hf"](facts, hp) if found is None and counted else found
 
     def write(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: value}: the count of dense layers and the list of kinds."""
         kinds = ["sparse" if on else "dense" for on in value]
         return {**first.write["hf"](value, hp), key: kinds}
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
+        """Return a remark if config.json's count of dense layers is another, else ""."""
         found = facts.first("first_k_dense_replace")
         there = (*value, True).index(True)
         if facts.style != "hf" or found is None or whole_number(*found) == there:
@@ -184,13 +206,13 @@ def _scale(hp: Params) -> float:
 
 
 def groups(name: str, hf: str, gguf: str, default: int) -> HyperRule:
-    """Return a rule for groups of experts; an absent key means one group."""
+    """Return a rule for a number of groups of experts; an absent key means one group."""
     check = _enough if name == "n_expert_groups_used" else None
     return hyper_rules.size(name, hf, gguf, default=1, hf_default=default, check=check)
 
 
 def _enough(value: Value, facts: Facts, hp: Params) -> str:
-    """Raise ArchError where the groups that are kept have fewer experts than a token takes."""
+    """Return ""; ArchError if the groups that are kept have fewer experts than a token uses."""
     groups, used = hp["n_expert_groups"], hp["n_experts_used"]
     method, there = facts.first("topk_method"), value * (hp["n_experts"] // groups)
     grouped = groups > 1 and (method is None or method[0] != "greedy")
@@ -203,7 +225,7 @@ def _enough(value: Value, facts: Facts, hp: Params) -> str:
 
 
 def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    """Return the table that v2 and v3 share, with `overrides` in place of the rows that differ."""
+    """Return the rules that deepseek v2 and v3 share; `overrides` replace or add to them."""
     return hyper_rules.hyper_table(
         # Key heads are not shared in MLA: every head has its own part of kv_b.
         HyperRule(

@@ -1,4 +1,4 @@
-"""What MLX's converters store otherwise than Hugging Face: the one table of their conventions.
+"""What MLX's converters store differently from Hugging Face: the one table of their conventions.
 
 | what | Hugging Face | MLX |
 | --- | --- | --- |
@@ -7,11 +7,11 @@
 | shared_mlp of a dense granite hybrid | gate and up joined | mlp, gate, up and down apart |
 | MLA's kv_b | one matrix | cut by head: embed_q, transposed, and unembed_out |
 | kernels of convolutions | [channels, 1, taps] | [channels, taps, 1] (`Depthwise` reads both) |
-| norms of (1 + w) beside such kernels | w | 1 + w, where the kernels are MLX's |
+| norms of (1 + w) in files with such kernels | w | 1 + w, where the kernels are MLX's |
 
-Gemma's norms are w in both. Names are read beside those of Hugging Face and never written, and
-the norms go by the kernels, as they do in mlx-lm itself. Source: mlx-lm at d78bf58, `sanitize` of
-models/*.py.
+Gemma's norms are w in both. MLX's names are read as well as those of Hugging Face and never
+written, and the norms go by the kernels, as they do in mlx-lm itself. Source: mlx-lm at d78bf58,
+`sanitize` of models/*.py.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,21 +27,24 @@ from aprfmt.arch.spec import ArchSpec, Binding
 if TYPE_CHECKING:
     from aprfmt.arch.binding import BoundNames
 
-STYLE = "hf"  # the naming style in which MLX's names stand
+STYLE = "hf"  # the naming style that MLX's names belong to
 _PROJECTIONS: Mapping[str, tuple[str, ...]] = {  # fc1 and fc2 of experts without a gate
     "gate": ("gate_proj",),
     "up": ("up_proj", "fc1"),
     "down": ("down_proj", "fc2"),
 }
 _STACKS = ("switch_mlp", "experts", "experts.switch_glu")
-# The component of Hugging Face's names behind which the experts of a block begin.
+# The component of Hugging Face's names after which the experts of a block begin.
 _EXPERTS = ("experts", "input_linear", "output_linear")
 _RENAMED = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _SHARED = "shared_mlp"
 
 
 def more_bindings(spec: ArchSpec, style: str) -> tuple[Binding, ...]:
-    """Return the bindings under MLX's names, without those that the tables of `spec` have."""
+    """Return the bindings under MLX's names, without those that the tables of `spec` have.
+
+    Empty for another style than "hf".
+    """
     if style != STYLE:
         return ()
     known = {
@@ -57,7 +60,7 @@ def more_bindings(spec: ArchSpec, style: str) -> tuple[Binding, ...]:
 
 
 def _stacked(spec: ArchSpec) -> Iterator[Binding]:
-    """Yield stacked experts below each block that holds experts."""
+    """Yield bindings of stacked experts for each block that has experts."""
     roles = {rule.role for rule in spec.tensors if "_exps." in rule.role}
     blocks: dict[str, None] = {}
     for row in spec.bindings.get(STYLE, ()):
@@ -68,6 +71,7 @@ def _stacked(spec: ArchSpec) -> Iterator[Binding]:
             at = next((k for k, part in enumerate(parts) if part in _EXPERTS), None)
             if at is not None:
                 blocks[".".join(parts[:at])] = None
+    # MLX names the stack in one of three ways, and its projections in several.
     for block in blocks:
         for role in sorted(roles):
             base, _, kind = role.rpartition(".")
@@ -78,7 +82,7 @@ def _stacked(spec: ArchSpec) -> Iterator[Binding]:
 
 
 def _renamed(spec: ArchSpec) -> Iterator[Binding]:
-    """Yield the MLPs of layers without experts under their other names."""
+    """Yield bindings of MLPs without experts under MLX's names."""
     for row in spec.bindings.get(STYLE, ()):
         parts = row.stored[0].split(".")
         if len(row.stored) > 1 or len(parts) < 3 or "experts" in parts:
@@ -94,7 +98,7 @@ def _renamed(spec: ArchSpec) -> Iterator[Binding]:
 
 
 def _cut_by_head(spec: ArchSpec) -> Iterator[Binding]:
-    """Yield MLA's key and value matrices, which have the layout of GGUF's."""
+    """Yield bindings of MLA's key and value matrices, which have the layout of GGUF's."""
     for row in spec.bindings.get("gguf", ()):
         if any(isinstance(step, KvB) for step in row.steps):
             below = "model.layers.{L}.self_attn."
@@ -104,7 +108,7 @@ def _cut_by_head(spec: ArchSpec) -> Iterator[Binding]:
 def with_norms(
     spec: ArchSpec, bound: "BoundNames", shapes: Mapping[str, tuple[int, ...]]
 ) -> "BoundNames":
-    """Return `bound` with the norms that MLX stores as 1 + w read so; unchanged for other files.
+    """Return `bound` with norms that MLX stores as 1 + w read so; unchanged for other files.
 
     `shapes` are the stored shapes by name. All kernels must be MLX's: mlx-lm adds the 1 to all
     norms of a file of which a single one is not.

@@ -1,4 +1,4 @@
-"""modernbert: an encoder with norms before, rotary positions and windows on two of three layers.
+"""modernbert: an encoder with norms before, rope, and windows on two of three layers.
 
 The first layer has no norm before attention. A window is `local_attention` wide, half of it on
 either side. Gate and up are one matrix, in GGUF too. Sources: transformers' modeling_modernbert;
@@ -29,11 +29,12 @@ _PATTERN = "{arch}.attention.sliding_window_pattern"
 
 
 def _but_every(step: int, hp: Params) -> tuple[bool, ...]:
-    """Window all layers but the first of every `step`."""
+    """Return one boolean a layer: a window in all but the first of every `step`."""
     return tuple(i % step > 0 for i in range(hp["n_layers"]))
 
 
 def _read(facts: Facts, hp: Params) -> Found:
+    """Return (which layers have a window, key) of config.json's list or step; else None."""
     kinds, step = facts.first("layer_types"), facts.first(_EVERY)
     if kinds is None:
         return None if step is None else (_but_every(whole_number(*step, 1), hp), step[1])
@@ -45,6 +46,7 @@ def _read(facts: Facts, hp: Params) -> Found:
 
 
 def _read_gguf(facts: Facts, hp: Params) -> Found:
+    """Return (which layers have a window, key) of a GGUF's list or step; None without the key."""
     found = facts.first(_PATTERN)
     if found is None:
         return None
@@ -54,17 +56,19 @@ def _read_gguf(facts: Facts, hp: Params) -> Found:
 
 
 def _write(value: Value, hp: Params) -> Params:
+    """Return config.json's {key: kind of each layer}."""
     names = {on: name for name, on in KINDS.items()}
     return {"layer_types": [names[on] for on in value]}
 
 
 def _write_gguf(value: Value, hp: Params) -> Params:
+    """Return GGUF's {key: step}, or the list where no step expresses it."""
     steps = [n for n in range(1, hp["n_layers"] + 1) if value == _but_every(n, hp)]
     return {_PATTERN: steps[0] if steps else list(value)}
 
 
 def _unbiased(value: Value, facts: Facts, hp: Params) -> str:
-    """Raise ArchError for a model with biases, which no published one has."""
+    """Return ""; ArchError for a model with biases, which no published one has."""
     for key in ("norm_bias", "attention_bias", "mlp_bias"):
         found = facts.first(key) if facts.style == "hf" else None
         if found is not None and found[0]:

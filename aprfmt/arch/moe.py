@@ -16,7 +16,10 @@ MAX_EXPERTS = 1 << 16
 def counts(
     experts: int, used: int, hf: str = "num_experts num_local_experts"
 ) -> tuple[HyperRule, HyperRule]:
-    """Return the rules for the number of experts and for how many of them each token uses."""
+    """Return the rules for the number of experts and for how many of them each token uses.
+
+    `experts` and `used` are transformers' defaults, `hf` are config.json's keys of the first.
+    """
     return (
         size("n_experts", hf, "expert_count", "num_experts", hf_default=experts, high=MAX_EXPERTS),
         size(
@@ -43,14 +46,15 @@ def expert_size(hf: str = "moe_intermediate_size", hf_default: Any = None) -> Hy
 
 
 def all_layers() -> HyperRule:
-    """Return the rule for models whose layers all have experts."""
+    """Return the rule for `moe_layers` of models whose layers all have experts."""
     return HyperRule("moe_layers", default=per_layer(True))
 
 
 def sparse_layers() -> HyperRule:
-    """Return qwen's rule: every decoder_sparse_step-th layer, but none of mlp_only_layers."""
+    """Return qwen's rule for moe_layers: every decoder_sparse_step-th, none of mlp_only_layers."""
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (which layers have experts, key) of config.json's two keys."""
         step, dense = facts.first("decoder_sparse_step"), facts.first("mlp_only_layers")
         every = 1 if step is None else whole_number(*step, 1)
         without = () if dense is None else [whole_number(i, dense[1]) for i in sequence(*dense)]
@@ -58,6 +62,7 @@ def sparse_layers() -> HyperRule:
         return layers, (step or dense or ("", "num_experts"))[1]
 
     def write(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: value}: step 1 and the list of dense layers."""
         dense = [i for i, sparse in enumerate(value) if not sparse]
         return {"decoder_sparse_step": 1, "mlp_only_layers": dense}
 
@@ -65,7 +70,10 @@ def sparse_layers() -> HyperRule:
 
 
 def norm_topk(default: bool, gguf: bool | None = None) -> HyperRule:
-    """Return the rule for renormalising weights; `gguf`: llama.cpp's fixed choice, if any."""
+    """Return the rule for renormalising the chosen experts' weights.
+
+    `gguf`: llama.cpp's fixed choice; None: a GGUF has a key for it.
+    """
     keys = {"hf": ("norm_topk_prob",)}
     if gguf is None:
         keys["gguf"] = ("{arch}.expert_weights_norm",)
@@ -74,12 +82,12 @@ def norm_topk(default: bool, gguf: bool | None = None) -> HyperRule:
 
 
 def router(kind: str) -> HyperRule:
-    """Return the rule for a fixed routing, which no key changes."""
+    """Return the rule for a fixed kind of routing, which no key changes."""
     return fixed("router", kind)
 
 
 def norm_topk_loss(gguf: bool) -> Loss:
-    """Return the loss for the case that llama.cpp always (`gguf`) or never renormalises."""
+    """Return the loss for models that llama.cpp, with its fixed choice `gguf`, computes wrongly."""
     return Loss(
         "gguf",
         "norm_topk",

@@ -37,7 +37,7 @@ _TENSORS, _BINDINGS = make_tables(
 
 
 def _inner(facts: Facts, key: str) -> Found:
-    """Return a value of the object `attn_config`, and its key; None where it is absent or null."""
+    """Return (value, key) of the object `attn_config`; None where it is absent or null."""
     found = facts.first("attn_config")
     inner: Any = found[0] if found is not None and isinstance(found[0], Mapping) else {}
     value = inner.get(key)
@@ -45,35 +45,38 @@ def _inner(facts: Facts, key: str) -> Found:
 
 
 def _read_clip(facts: Facts, hp: Params) -> Found:
+    """Return (limit on q, k and v, key) of config.json; None without one."""
     found = _inner(facts, "clip_qkv")
     return None if found is None else (positive(*found), found[1])
 
 
 def _clamp(facts: Facts, hp: Params) -> Found:
-    """Return the clamp of a GGUF; llama.cpp takes 0 for none."""
+    """Return (limit on q, k and v, key) of a GGUF; 0 means None, as in llama.cpp."""
     found = facts.first("{arch}.attention.clamp_kqv")
     return None if found is None else (number(*found) or None, found[1])
 
 
 def _read_scale(facts: Facts, hp: Params) -> Found:
+    """Return (factor on attention scores, key) of config.json; None without one."""
     found = _inner(facts, "softmax_scale")
     return None if found is None else (hyper_rules.scale_factor(*found), found[1])
 
 
 def _write_config(value: Value, hp: Params) -> Params:
+    """Return config.json's {"attn_config": object} with the limit and the factor."""
     scale = None if hp["attn_scale"] == hyper_rules.plain_scale(hp) else hp["attn_scale"]
     return {"attn_config": {"clip_qkv": value, "softmax_scale": scale}}
 
 
 def _touch(value: Value) -> None:
-    """Look at every key of an object, so that none is unknown: the others are about training."""
+    """Read every key of an object, so that none is reported as unknown: they are about training."""
     if isinstance(value, Mapping):
         for key in value:
             _touch(value[key])
 
 
 def _others(value: Value, facts: Facts, hp: Params) -> str:
-    """Say what an attn_config asks for that transformers does not do."""
+    """Return a remark on settings of attn_config that transformers ignores, else ""."""
     found = facts.first("attn_config")
     if found is not None:
         _touch(found[0])

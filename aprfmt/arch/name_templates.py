@@ -66,7 +66,7 @@ _PREFIXES: dict[str, tuple[str, ...]] = {
 
 
 def strip_prefix(name: str, style: str) -> str:
-    """Return a name without the prefix that its style allows."""
+    """Return a name without the prefix that names of its style may have."""
     for prefix in PREFIXES.get(style, ()):
         if name.startswith(prefix):
             return name[len(prefix) :]
@@ -74,7 +74,7 @@ def strip_prefix(name: str, style: str) -> str:
 
 
 def expand_template(template: str, layer: int | None = None, element: int | None = None) -> str:
-    """Fill in {L} (layer) and {E} (element)."""
+    """Return a template with {L} replaced by a layer number and {E} by an element number."""
     return template.replace("{L}", str(layer)).replace("{E}", str(element))
 
 
@@ -106,6 +106,7 @@ class NameIndex(Generic[T]):
     """
 
     def __init__(self, style: str, rows: Iterable[tuple[str, T]]) -> None:
+        """Take (template, value) rows; ArchError if two templates match the same names."""
         self._style = style
         self._rows: dict[str, list[tuple[tuple[str, ...], T]]] = {}
         for template, value in rows:
@@ -121,7 +122,7 @@ class NameIndex(Generic[T]):
             others.append((marks, value))
 
     def find(self, name: str) -> Match[T] | None:
-        """Return the template's value and the numbers in the name, or None."""
+        """Return the matching template's value with the numbers in the name; None without one."""
         numbers: list[str] = []
         parts = strip_prefix(name, self._style).split(".")
         for i, part in enumerate(parts):
@@ -139,11 +140,12 @@ class NameIndex(Generic[T]):
 
 
 def _is_mark(part: str) -> bool:
+    """Return whether a part of a template stands for a number: {L}, {E} or a number itself."""
     return part in ("{L}", "{E}") or (part.isascii() and part.isdigit())
 
 
 def _overlap(marks: Sequence[str], others: Sequence[str]) -> bool:
-    """Say whether marks and numbers at the same places can be the same numbers."""
+    """Return whether marks and numbers at the same places can be the same numbers."""
     return all(
         a == b or a.startswith("{") or b.startswith("{")
         for a, b in zip(marks, others, strict=False)

@@ -50,10 +50,11 @@ _KINDS = "layers_block_type", "layer_types", "hybrid_override_pattern"
 
 
 def _layers() -> HyperRule:
-    """Return the rule for the number of layers: as many as there are kinds, as in transformers."""
+    """Return the rule for the number of layers: as many as kinds listed, as in transformers."""
     usual = hyper_rules.n_layers()
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (number of layers, key) of config.json, from its list of kinds if it has one."""
         found, stated = facts.first(*_KINDS), facts.first(*usual.keys["hf"])
         return stated if found is None else (len(found[0]), found[1])
 
@@ -61,7 +62,10 @@ def _layers() -> HyperRule:
 
 
 def _kinds(facts: Facts, hp: Params) -> tuple[list[Value], str] | None:
-    """Return the kind of each layer, in transformers' words."""
+    """Return (kind of each layer in transformers' words, key); None without the key.
+
+    ArchError for unknown kinds, too few of them, or a model with both MLPs and experts.
+    """
     found = facts.first(*_KINDS)
     if found is None:
         return None
@@ -85,7 +89,10 @@ def _kinds(facts: Facts, hp: Params) -> tuple[list[Value], str] | None:
 
 
 def _of(*names: str) -> Read:
+    """Return a read function: which layers are of one of the kinds `names`."""
+
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key) of config.json; None without a list of kinds."""
         found = _kinds(facts, hp)
         return None if found is None else (tuple(kind in names for kind in found[0]), found[1])
 
@@ -93,7 +100,7 @@ def _of(*names: str) -> Read:
 
 
 def _written(hp: Params) -> list[str]:
-    """Return the kinds as config.json lists them."""
+    """Return the kind of each layer as config.json lists them."""
     marks = (("attention_layers", "attention"), ("mlp_layers", "mlp"), ("moe_layers", "moe"))
     return [
         next((word for name, word in marks if hp[name][i]), "mamba") for i in range(hp["n_layers"])
@@ -101,6 +108,7 @@ def _written(hp: Params) -> list[str]:
 
 
 def _widths(facts: Facts) -> tuple[list[int], str] | None:
+    """Return (a GGUF's list of MLP widths, key); None without the key."""
     found = facts.first(_WIDTHS)
     if found is None:
         return None
@@ -109,7 +117,7 @@ def _widths(facts: Facts) -> tuple[list[int], str] | None:
 
 
 def _wide(facts: Facts, hp: Params) -> Found:
-    """Return the layers whose width in a GGUF is not zero."""
+    """Return (which layers' width in a GGUF is not zero, key); None without the key."""
     found = _widths(facts)
     if found is None:
         return None
@@ -118,7 +126,7 @@ def _wide(facts: Facts, hp: Params) -> Found:
 
 
 def _by_width(name: str, kind: str) -> HyperRule:
-    """Return the rule for the layers of one kind that a GGUF knows by their widths."""
+    """Return the rule for the layers of one kind, which a GGUF shows by their width."""
     return HyperRule(
         name,
         {"gguf": (_WIDTHS,)},
@@ -129,38 +137,43 @@ def _by_width(name: str, kind: str) -> HyperRule:
 
 
 def _remaining(hp: Params) -> tuple[bool, ...]:
+    """Return which layers are of no other kind: those with a mixer."""
     return tuple(word == "mamba" for word in _written(hp))
 
 
 def _width(rule: HyperRule, layers: str) -> HyperRule:
-    """Return a width's rule with GGUF's list: zero in other layers than `layers`.
+    """Return a width's rule changed to GGUF's list, which has zeros in layers other than `layers`.
 
-    A key that GGUF has for the width alone is written beside the list, and believed first.
+    A key that GGUF has for the width alone is written as well, and read first.
     """
     own = tuple(key for key in rule.keys["gguf"] if key != _WIDTHS)
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (width, key) of a GGUF: its own key, or the largest of the list."""
         stated, found = facts.first(*own), _widths(facts)
         if stated is not None or found is None or not any(found[0]):
             return stated
         return max(found[0]), found[1]
 
     def write(value: Value, hp: Params) -> Params:
+        """Return GGUF's {key: value}: the list by layer, and the width's own key if any."""
         return {_WIDTHS: [value if on else 0 for on in hp[layers]], **dict.fromkeys(own, value)}
 
     return replace(rule, read={"gguf": read}, write={"gguf": write})
 
 
 def _inner() -> HyperRule:
-    """Return the rule for the mixers' width: heads times their size."""
+    """Return the rule for the mixers' inner width: heads times head dim."""
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (inner width, key) of config.json's head count and head dim."""
         heads, size = facts.first("mamba_num_heads"), facts.first("mamba_head_dim")
         count = 128 if heads is None else whole_number(*heads, 1)
         each = 64 if size is None else whole_number(*size, 1)
         return count * each, (size or heads or ("", "mamba_head_dim"))[1]
 
     def write(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: head dim}."""
         return {"mamba_head_dim": value // hp["ssm_heads"]}
 
     return HyperRule(
@@ -185,6 +198,7 @@ _SECOND = frozenset({"attention.layer_norm_epsilon"})  # read under the other na
 
 
 def _made(*mlp: RoleRow, hf_first: tuple[Binding, ...] = ()) -> Made:
+    """Return the tensor table and bindings: attention and mixer rows, and those of the MLP."""
     return make_tables(
         with_model_rows(
             *norm("attn_norm", _LAYER + "norm"),
@@ -199,11 +213,12 @@ def _made(*mlp: RoleRow, hf_first: tuple[Binding, ...] = ()) -> Made:
 
 
 def _activation() -> HyperRule:
-    """Return the rule for the activation behind the convolutions, which the MLPs do not share."""
+    """Return the rule for the activation after the convolutions, which the MLPs do not share."""
     return replace(hyper_rules.activation("silu", "mamba_hidden_act"), name="ssm_activation")
 
 
 def _hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+    """Return the rules of both models; `overrides` replace or add to them."""
     return hyper_rules.hyper_table(
         _layers(),
         kv_heads(8),
@@ -230,6 +245,7 @@ def _hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
 
 
 def _plain(role: str, hf: str, size: str, needs: str) -> Rows:
+    """Return the rows of an MLP without a gate; `role` is the end of its role names."""
     return (
         *linear(f"ffn_up{role}", f"{hf}.up_proj", size, "hidden_size", needs, bias="mlp_bias"),
         *linear(f"ffn_down{role}", f"{hf}.down_proj", "hidden_size", size, needs, bias="mlp_bias"),
@@ -266,11 +282,12 @@ NEMOTRON_H = full_spec(
 
 
 def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    """Return whether tensor names show a router; `values` is for other evidence functions."""
     return any(".mixer.gate." in name or ".ffn_gate_inp." in name for name in names)
 
 
 def _expert(name: str, shape: tuple[str, ...]) -> tuple[RoleRow, Binding, Binding]:
-    """Return the role, one tensor an expert, and the one tensor that transformers 5 has."""
+    """Return (row, binding of one tensor an expert, binding of transformers 5's one tensor)."""
     role = f"ffn_{name}_exps.weight"
     each = Binding(
         (f"{_MIXER}.experts.{{E}}.{name}_proj.weight",), (role,), (Stacked("n_experts"),)

@@ -1,4 +1,4 @@
-"""Models in which every so many layers do not rotate (smollm3, llama4)."""
+"""Rules for models in which every n-th layer has no rope (smollm3, llama4)."""
 
 from collections.abc import Callable, Mapping
 
@@ -12,12 +12,15 @@ FoundLayers = tuple[PerLayer, str] | None
 
 
 def every_fourth(hp: Params, interval: int = 4) -> PerLayer:
-    """Rotate all layers but every so many."""
+    """Return one boolean a layer: rope in all but every `interval`-th."""
     return tuple((i + 1) % interval != 0 for i in range(hp["n_layers"]))
 
 
 def read_no_rope_layers(facts: Facts, hp: Params) -> FoundLayers:
-    """Read no_rope_layers (1 for layers that do rotate; empty: none said) or their interval."""
+    """Return (which layers have rope, key) of no_rope_layers or of their interval; else None.
+
+    no_rope_layers has 1 for layers with rope; an empty list says nothing.
+    """
     found, interval = facts.first("no_rope_layers"), facts.first("no_rope_layer_interval")
     if found is not None and len(sequence(*found)):
         entries = sequence(*found, hp["n_layers"])[: hp["n_layers"]]
@@ -28,13 +31,13 @@ def read_no_rope_layers(facts: Facts, hp: Params) -> FoundLayers:
 
 
 def rotating_layers(facts: Facts | None, hp: Params) -> PerLayer:
-    """Return the layers that rotate by a config, or every fourth not."""
+    """Return which layers have rope: as config.json says, else all but every fourth."""
     found = None if facts is None else read_no_rope_layers(facts, hp)
     return every_fourth(hp) if found is None else found[0]
 
 
 def rope_layers(gguf: Callable[[Params], PerLayer] = every_fourth) -> HyperRule:
-    """Return the rule for the layers that rotate; `gguf`: those that llama.cpp rotates."""
+    """Return the rule for the layers with rope; `gguf` gives those that llama.cpp rotates."""
     return HyperRule(
         "rope_layers",
         read={"hf": read_no_rope_layers},

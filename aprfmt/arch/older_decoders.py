@@ -32,6 +32,7 @@ Rows = tuple[RoleRow, ...]
 
 
 def _plain(up: str, down: str, bias: str | None = "") -> tuple[RoleRow, ...]:
+    """Return the rows of an MLP without a gate; `up` and `down` are its matrices' names."""
     return (
         *linear("ffn_up", up, "ffn_size", "hidden_size", bias=bias),
         *linear("ffn_down", down, "hidden_size", "ffn_size", bias=bias),
@@ -39,7 +40,10 @@ def _plain(up: str, down: str, bias: str | None = "") -> tuple[RoleRow, ...]:
 
 
 def _old(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    """Return the rows that these share: as many key heads as query heads, no rope."""
+    """Return the rules that these share: as many key heads as query heads, no rope.
+
+    `overrides` replace or add to them.
+    """
     return hyper_rules.hyper_table(
         hyper_rules.n_kv_heads(hf=""),
         hyper_rules.head_dim(hf=""),
@@ -107,6 +111,10 @@ OLMO = names_only_spec(
 
 
 def _fairseq(layer: str, *more: RoleRow, **named: Unpack[WholeNames]) -> Rows:
+    """Return the rows of a model with fairseq's names; `layer` is the prefix of its layers.
+
+    `more` are further rows, `named` the names of the whole-model tensors.
+    """
     return with_model_rows(
         *more,
         *norm("attn_norm", layer + "self_attn_layer_norm", bias=True),
@@ -188,7 +196,7 @@ CODEGEN = names_only_spec(
     make_tables(
         with_model_rows(
             *norm("attn_norm", _H + "ln_1", bias=True),
-            # q, v and k of each of four parts of the heads: kept as they are stored.
+            # q, v and k of each of four parts of the heads: not reordered.
             RoleRow(
                 "attn_qvk.weight", _H + "attn.qkv_proj.weight", ("3*hidden_size", "hidden_size")
             ),

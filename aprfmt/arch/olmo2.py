@@ -55,6 +55,10 @@ OLMO2 = ArchSpec(
 
 
 def _states_a_window(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    """Return whether a GGUF has a window's size: the model is olmo3.
+
+    `names`, the tensors', is for other evidence functions.
+    """
     return bool(values.get("olmo2.attention.sliding_window"))
 
 

@@ -1,11 +1,12 @@
-"""olmo_hybrid: delta nets behind a norm, and attention whose output is normalised.
+"""olmo_hybrid: delta nets after a norm, and attention whose output is normalised.
 
-Layers with a delta net have their norms before it and before the MLP, layers with attention behind
-both, as olmo2. In either a norm stands between the two halves: one role, `ffn_norm`. A delta net's
-strength goes up to 2. Published files call the norms of delta layers `attention_layer_norm` and
-`feedforward_layer_norm`, those of layers with attention as olmo2; transformers 5 reads and writes
-other spellings too. Files that do not rotate say `rope_theta: null`. Sources: transformers'
-modeling_olmo_hybrid, and its conversion mapping. llama.cpp has no such architecture.
+Layers with a delta net have their norms before it and before the MLP, layers with attention
+after both, as olmo2. In either there is a norm between mixing and MLP: one role, `ffn_norm`. A
+delta net's strength goes up to 2. Published files call the norms of delta layers
+`attention_layer_norm` and `feedforward_layer_norm`, those of layers with attention as olmo2;
+transformers 5 reads and writes other spellings too. Files without rope say `rope_theta: null`.
+Sources: transformers' modeling_olmo_hybrid, and its conversion mapping. llama.cpp has no such
+architecture.
 """
 
 from collections.abc import Mapping
@@ -44,6 +45,7 @@ _BIAS, _OUT = "attention_bias", "attention_out_bias"
 
 
 def _row(role: str, hf: str, *shape: str) -> RoleRow:
+    """Return the row of a delta net's tensor; `hf` is its name below `linear_attn.`, or ""."""
     return RoleRow(role, hf and f"linear_attn.{hf}", shape, IN_LAYERS)
 
 
@@ -82,12 +84,14 @@ _MADE = make_tables(
 
 
 def _rotated() -> HyperRule:
-    """Return the rule for the layers that rotate: those with attention, or none."""
+    """Return the rule for the layers with rope: those with attention, or none."""
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (which layers have rope, key) of config.json: none if its base is null."""
         rope = facts.first("rope_parameters", "rope_scaling")
         inside = rope[0] if rope is not None and isinstance(rope[0], Mapping) else {}
         outside = facts.first("rope_theta", null=True)
+        # A base of null, in the rope object or outside, means that no layer has rope.
         if "rope_theta" in inside:
             theta = inside["rope_theta"]
         elif outside is None:
@@ -98,6 +102,7 @@ def _rotated() -> HyperRule:
         return tuple(on and not delta for delta in hp["delta_layers"]), "rope_theta"
 
     def write(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: None} for a model without rope, else empty."""
         return {} if any(value) else {"rope_theta": None}
 
     usual = delta_net.rotated_layers()
@@ -109,6 +114,7 @@ def _strength() -> HyperRule:
     key = "linear_allow_neg_eigval"
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (2.0 or 1.0, key) of config.json; None without the key."""
         found = facts.first(key)
         return None if found is None else (2.0 if found[0] else 1.0, key)
 
@@ -119,13 +125,13 @@ def _strength() -> HyperRule:
 
 
 def _last_attends(hp: Params) -> tuple[bool, ...]:
-    """Return transformers' layers with a delta net: all but every fourth, or but the last."""
+    """Return transformers' default layers with a delta net: all but every fourth, or the last."""
     layers = tuple((i + 1) % delta_net.INTERVAL != 0 for i in range(hp["n_layers"]))
     return layers if not all(layers) else (*layers[:-1], False)
 
 
 def _both_kinds(value: Value, facts: Facts, hp: Params) -> str:
-    """Raise ArchError unless there are layers of both kinds: transformers takes no other model."""
+    """Return ""; ArchError unless there are layers of both kinds, which transformers requires."""
     if facts.style == "hf" and (all(value) or not any(value)):
         raise ArchError(
             f"layer_types: all are {'linear' if all(value) else 'full'}_attention; expected some "

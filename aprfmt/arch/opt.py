@@ -22,7 +22,11 @@ _NARROW = ("vocab_size", "embedding_width")
 
 
 def _layer(before: str, behind: str) -> tuple[RoleRow, ...]:
-    """Return the rows of positions and of a layer; the norms' roles say where they stand."""
+    """Return the rows of the position table and of a layer.
+
+    `before` is the role of attention's norm and `behind` that of the MLP's; the roles say whether
+    the norms come before or after.
+    """
     return (
         RoleRow(
             "position_embd.weight",
@@ -65,7 +69,7 @@ _SMALL = make_tables(
 
 
 def _usual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
-    """Raise ArchError for the form of the 350M model and of old checkpoints."""
+    """Return ""; ArchError for the form of the 350M model and of old checkpoints."""
     width = facts.first("word_embed_proj_dim")
     if width is not None and width[0] != hp["hidden_size"]:
         raise ArchError(
@@ -77,13 +81,14 @@ def _usual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
 
 
 def _small(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
-    """Raise ArchError for a model that has the 350M form's projections alone."""
+    """Return ""; ArchError for a model that has the 350M form's projections but not its norms."""
     _as_expected(facts, {"do_layer_norm_before": False})
-    facts.first("_remove_final_layer_norm")  # there is none behind a sum that is normalised
+    facts.first("_remove_final_layer_norm")  # there is none after a sum that is normalised
     return ""
 
 
 def _as_expected(facts: Facts, wanted: Mapping[str, bool]) -> None:
+    """Raise ArchError if a boolean key of config.json differs from the one wanted."""
     for key, usual in {**wanted, "layer_norm_elementwise_affine": True}.items():
         found = facts.first(key)
         if found is not None and found[0] is not usual:
@@ -91,6 +96,10 @@ def _as_expected(facts: Facts, wanted: Mapping[str, bool]) -> None:
 
 
 def _has_projections(names: Collection[str], values: Mapping[str, Value]) -> bool:
+    """Return whether tensor names show projections around the embedding: the 350M form.
+
+    `values`, the metadata, is for other evidence functions.
+    """
     own = ("project_in.weight", "project_out.weight", "embd_in.weight", "head_in.weight")
     return any(name.endswith(own) for name in names)
 
@@ -101,6 +110,7 @@ _EPS = hyper_rules.norm_eps(1e-5)  # config.json has no key for it
 def _hyper(
     check: Callable[[Value, Facts, Mapping[str, Value]], str], *more: HyperRule
 ) -> tuple[HyperRule, ...]:
+    """Return the rules of a form; `check` refuses the other one, `more` replace or add."""
     return hyper_rules.hyper_table(
         replace(hyper_rules.hidden_size(768), shape=hyper_rules.axis("position_embd.weight", 1)),
         hyper_rules.n_layers(12),

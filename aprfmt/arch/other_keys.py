@@ -1,4 +1,4 @@
-"""The keys of each style that are not hyperparameters.
+"""The keys of each style (config.json, GGUF, APR) that are not hyperparameters.
 
 A key that is neither read by a rule nor listed here is reported as unknown, never dropped.
 """
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KeyStyle:
-    """One key style.
+    """What is specific to one key style.
 
     `counts(key, arch_key)`: whether the key concerns the architecture at all. `heads(spec, hp)`:
     the keys that name the architecture. `nested`: values may be inside the spec's section.
@@ -27,7 +27,7 @@ class KeyStyle:
 
 
 def class_name(spec: "ArchSpec") -> str:
-    """Return the class transformers loads the architecture with, "" without one."""
+    """Return the class that transformers loads the architecture with, "" without one."""
     names = [name for name in spec.called.get("hf", ()) if name.endswith("ForCausalLM")]
     names += [name for name in spec.called.get("hf", ()) if name.endswith("LMHeadModel")]
     names += [name for name in spec.called.get("hf", ()) if name[:1].isupper()]  # encoders
@@ -35,12 +35,14 @@ def class_name(spec: "ArchSpec") -> str:
 
 
 def _hf_heads(spec: "ArchSpec", hp: "HyperParams") -> Mapping[str, Value]:
+    """Return config.json's {key: value} that name the architecture: class and model type."""
     name = class_name(spec)
     classes = {"architectures": [name]} if name else {}
     return {**classes, "model_type": spec.called["hf"][0]}
 
 
 def _apr_heads(spec: "ArchSpec", hp: "HyperParams") -> Mapping[str, Value]:
+    """Return an APR file's {key: value} that name the architecture."""
     return {
         "architecture": spec.called["apr"][0],
         "hf_architecture": class_name(spec),
@@ -72,7 +74,7 @@ KeyReading = Literal["setting", "text", "tokenizer part", "part of", "without ef
 
 @dataclass(frozen=True)
 class KeyRow:
-    """Keys that no rule reads, what they are, and where that is known from."""
+    """Keys that no rule reads: what they are, and the source that says so."""
 
     reading: KeyReading
     source: str
@@ -140,7 +142,7 @@ ROWS: Mapping[str, tuple[KeyRow, ...]] = {
 
 
 def known_rows(style: str) -> Mapping[str, KeyRow]:
-    """Return the row of every key of a style that no rule reads."""
+    """Return {key: its row} of every key of a style that no rule reads."""
     return {key: row for row in ROWS.get(style, ()) for key in row.keys.split()}
 
 

@@ -1,4 +1,4 @@
-"""phi-1, 1.5 and 2: LayerNorm, attention and MLP side by side, partial rope, biases everywhere.
+"""phi-1, 1.5 and 2: LayerNorm, attention and MLP in parallel, partial rope, biases everywhere.
 
 Source: docs/reference/architectures.md; transformers' modeling_phi.
 """

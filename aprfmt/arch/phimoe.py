@@ -1,9 +1,10 @@
-"""phimoe: LayerNorms, longrope with stated factors, and a router that softens near ties only.
+"""phimoe: LayerNorms, longrope with given factors, and a router that softens near ties only.
 
 Each of two experts is the best of those left; its weight is a softmax over the ones whose logits
-are no further behind than twice the jitter, relative to their size (sparsemixer). transformers
-5.23 turns by the short factors at any length; the long ones are taken here behind the trained
-length, as the model's own code does. Source: transformers' modeling_phimoe; the converter's phi.py.
+are no further from it than twice the jitter, relative to their size (sparsemixer). transformers
+5.23 rotates by the short factors at any length; here the long ones are used beyond the trained
+length, as in the model's own code. Source: transformers' modeling_phimoe; the converter's
+phi.py.
 """
 
 from collections.abc import Mapping
@@ -54,7 +55,7 @@ _SCALING = _RULES["rope_scaling"]
 
 
 def _write(value: Value, hp: Params) -> Params:
-    """Return the rope object with the two factors that transformers asks for."""
+    """Return config.json's {key: value} of rope with the two factors transformers asks for."""
     made = dict(_SCALING.write["hf"](value, hp))
     if made.get("rope_scaling"):
         factor = (value or {}).get("attention_factor", 1.0)
@@ -68,11 +69,12 @@ _USED = "num_experts_per_tok"
 
 
 def _two(facts: Facts, hp: Params) -> Found:
-    """Return the two experts that the sparse mixer chooses, whatever the key says."""
+    """Return (2, key) whatever number config.json gives; None without the key."""
     return None if facts.first(_USED) is None else (2, _USED)
 
 
 def _always_two(value: Value, facts: Facts, hp: Params) -> str:
+    """Return a remark if config.json gives another number of experts than two, else ""."""
     said = facts.first(_USED) if facts.style == "hf" else None
     if said is None or said[0] == value:
         return ""

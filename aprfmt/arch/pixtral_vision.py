@@ -1,10 +1,11 @@
 """Pixtral's vision tower and projector, of llava and mistral3: a file of its own in GGUF (mmproj).
 
-The tower has RMSNorms, a gated MLP and no table of positions: rows and columns rotate. The folder
-is that of the whole model, its config.json is read below `vision_config`. mistral3 joins patches
-behind a norm before the projector. llama.cpp also wants the text's row of the token that breaks
-lines of patches, which is not a tensor of the tower. Sources: transformers' modeling_pixtral,
-modeling_llava and modeling_mistral3; the gguf package's name map; the converter's llava.py.
+The tower has RMSNorms, a gated MLP and no table of positions: rope rotates by row and column.
+The folder is that of the whole model, its config.json is read below `vision_config`. mistral3
+joins patches after a norm before the projector. llama.cpp also wants the text's row of the token
+that breaks lines of patches, which is not a tensor of the tower. Sources: transformers'
+modeling_pixtral, modeling_llava and modeling_mistral3; the gguf package's name map; the
+converter's llava.py.
 """
 
 from collections.abc import Mapping
@@ -31,6 +32,7 @@ DEVIATION = [0.26862954, 0.26130258, 0.27577711]
 
 
 def _write(value: Value, hp: Params) -> Params:
+    """Return GGUF's {key: value} of the projector's kind, width and image statistics."""
     return {
         "general.type": "mmproj",
         "{arch}.projector_type": KIND,
@@ -41,6 +43,7 @@ def _write(value: Value, hp: Params) -> Params:
 
 
 def _layer() -> tuple[RoleRow, ...]:
+    """Return the rows of a layer of the tower."""
     rows = (
         *norm("ln1", _LAYER + "attention_norm"),
         *linear("attn_q", _LAYER + "attention.q_proj", Q, "hidden_size",
@@ -58,6 +61,7 @@ def _layer() -> tuple[RoleRow, ...]:
 
 
 def _projection(number: int, into: str) -> tuple[RoleRow, ...]:
+    """Return the rows of one of the projector's two matrices, weight and optional bias."""
     role, hf = f"mm.{number}", f"{_PROJECTOR}linear_{number}"
     return (
         single_row(f"{role}.weight", f"{hf}.weight", _OUT, into),

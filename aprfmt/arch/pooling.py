@@ -1,6 +1,6 @@
 """How the rows of the last layer become one embedding: read where each style says it.
 
-sentence-transformers keeps it in a folder of its own beside the weights, GGUF under a key. Sources:
+sentence-transformers has it in a file of its own (FILE), GGUF under a key. Sources:
 sentence_transformers/models/Pooling.py; llama.cpp's `enum llama_pooling_type`.
 """
 
@@ -14,7 +14,7 @@ from aprfmt.errors import ArchError
 Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 
-# The file beside config.json, and the key under which its content is given with the config's.
+# The file in config.json's folder, and the key under which its content is given with the config's.
 FILE = "1_Pooling/config.json"
 _KEY = "{arch}.pooling_type"
 _CAUSAL = "{arch}.attention.causal"
@@ -28,6 +28,7 @@ _WORDS = {"mean": "mean", "cls": "cls", "lasttoken": "last", "last": "last"}
 
 
 def _read_file(facts: Facts, hp: Params) -> Found:
+    """Return (kind of pooling or None, key) of the pooling file; None without one."""
     found = facts.first(FILE)
     if found is None or not isinstance(found[0], Mapping):
         return None
@@ -45,21 +46,24 @@ def _mode(stated: Mapping[str, Value]) -> str | None:
 
 
 def _read_gguf(facts: Facts, hp: Params) -> Found:
+    """Return (kind of pooling or None, key) of a GGUF; None without the key."""
     found = facts.first(_KEY)
     return None if found is None else (_NUMBERS.get(whole_number(*found)), found[1])
 
 
 def _write_gguf(value: Value, hp: Params) -> Params:
+    """Return GGUF's {key: number of the pooling}, empty without pooling."""
     return {} if value is None else {_KEY: next(n for n, name in _NUMBERS.items() if name == value)}
 
 
 def _write_encoder(value: Value, hp: Params) -> Params:
+    """Return GGUF's {key: value} of an encoder: not causal, and the number of the pooling."""
     number = next(n for n, name in _NUMBERS.items() if name == value)
     return {_CAUSAL: False, _KEY: number}
 
 
 def _understood(value: Value, facts: Facts, hp: Params) -> str:
-    """Warn of a stated pooling that is not computed here."""
+    """Return a remark if a file asks for a pooling that is not computed here, else ""."""
     found = facts.first(FILE, _KEY)
     if found is None or value is not None or found[0] == 0:
         return ""
@@ -67,12 +71,13 @@ def _understood(value: Value, facts: Facts, hp: Params) -> str:
 
 
 def pooling(default: str | None = None, *, causal: bool = True) -> HyperRule:
-    """Return the rule; `default` is for a folder without a pooling file.
+    """Return the rule for the pooling; `default` is for a folder without a pooling file.
 
     Not `causal`: a GGUF says that attention looks both ways, which llama.cpp goes by.
     """
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
+        """Return a remark or ""; ArchError if a GGUF says that attention looks the other way."""
         stated = facts.first(_CAUSAL)
         if stated is not None and boolean(*stated) is not causal:
             raise ArchError(f"{stated[1]}: is {stated[0]}; expected {causal}: no other is known")

@@ -23,12 +23,13 @@ MAX_WINDOW_LAYERS = 28  # transformers' default
 
 
 def upper_layers(usual: int) -> Callable[[Facts | None, Mapping[str, Value]], PerLayer]:
-    """Return the function that gives a window to the layers from max_window_layers on.
+    """Return a function: one boolean a layer, a window from max_window_layers on.
 
     `usual` is the default of that key.
     """
 
     def layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
+        """Return one boolean a layer: True from config.json's max_window_layers on."""
         found = None if facts is None else facts.first("max_window_layers")
         first = usual if found is None else whole_number(*found)
         return tuple(i >= first for i in range(hp["n_layers"]))

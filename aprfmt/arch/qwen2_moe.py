@@ -54,7 +54,10 @@ DENSE_LOSS = Loss(
 def shared_expert(
     module: str, needs: str = "moe_layers", bias: str | None = None
 ) -> tuple[RoleRow, ...]:
-    """Return gate, up and down of the experts every token takes; `bias` as of rows.linear."""
+    """Return the rows of gate, up and down of the shared expert, stored below `module`.
+
+    `needs` is the condition for a layer to have it, `bias` that of biases (None: none).
+    """
     inside, outside = "shared_ffn_size", "hidden_size"
     return (
         *linear("ffn_gate_shexp", f"{module}.gate_proj", inside, outside, needs, bias=bias),
@@ -85,7 +88,10 @@ _TENSORS, _BINDINGS = make_tables(
 
 
 def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
-    """Window every other layer below max_window_layers, as transformers does."""
+    """Return one boolean a layer: a window in every other layer below max_window_layers.
+
+    As transformers does.
+    """
     found = None if facts is None else facts.first("max_window_layers")
     last = MAX_WINDOW_LAYERS if found is None else whole_number(*found)
     return tuple((i + 1) % 2 == 1 and i < last for i in range(hp["n_layers"]))

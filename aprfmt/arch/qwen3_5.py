@@ -1,8 +1,8 @@
-"""qwen3_5 and qwen3_5_moe (text): qwen3_next with its projections apart; dense, or experts alone.
+"""qwen3_5 and qwen3_5_moe (text): qwen3_next with separate projections; dense, or all with experts.
 
-GGUF has the value heads of the delta nets tiled: the key heads run fastest. The rotary sections of
-images and videos change nothing in a text, but llama.cpp requires them (rope_sections.py). Sources:
-delta_net.py.
+GGUF has the value heads of the delta nets tiled: the key heads run fastest. The rotary sections
+of images and videos change nothing in a text, but llama.cpp requires them (rope_sections.py).
+Sources: delta_net.py.
 """
 
 from collections.abc import Mapping
@@ -26,6 +26,7 @@ _BEHIND_KEYS = (Tiled("delta_value_dim", f"2*{delta_net.KEYS}"),)
 
 
 def _mixing() -> tuple[RoleRow, ...]:
+    """Return the rows of attention and of the delta net."""
     return (
         *delta_net.attention(),
         *delta_net.delta_net(
@@ -45,6 +46,10 @@ def _mixing() -> tuple[RoleRow, ...]:
 def _tables(
     mlp: tuple[RoleRow, ...], hf: tuple[Binding, ...] = (), gguf: tuple[Binding, ...] = ()
 ) -> tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]:
+    """Return the tensor table and bindings with these MLP rows.
+
+    `hf` bindings are tried first, `gguf` ones are only read.
+    """
     first, second = delta_net.norms()
     return make_tables(
         with_model_rows(*first, *_mixing(), *second, *mlp, norm_steps=PLUS_ONE),
@@ -55,6 +60,7 @@ def _tables(
 
 
 def _hyper(*own: HyperRule) -> tuple[HyperRule, ...]:
+    """Return the rules of both models; `own` replace or add to them."""
     return hyper_rules.hyper_table(
         draft_head.main_layers(),
         hyper_rules.head_dim(256),

@@ -1,4 +1,7 @@
-"""qwen3-moe: qwen3 with experts, and layers without. docs/reference/architectures.md."""
+"""qwen3-moe: qwen3 with experts, and layers without.
+
+Source: docs/reference/architectures.md.
+"""
 
 from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.qwen2_moe import DENSE, DENSE_LOSS, EXPERT_BINDINGS, EXPERTS, ROUTER

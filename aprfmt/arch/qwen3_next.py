@@ -1,8 +1,8 @@
 """qwen3_next: gated delta nets, gated attention in every fourth layer, experts with a shared one.
 
-q, k, v and z of the delta nets are one projection, key head by key head; GGUF has q, k and v in one
-tensor and z in another (older files: all in ssm_in, as Hugging Face has it). Norms but the delta
-nets' store w of (1 + w). Sources: delta_net.py.
+q, k, v and z of the delta nets are one projection, key head by key head; GGUF has q, k and v in
+one tensor and z in another (older files: all in ssm_in, as Hugging Face). Norms, except the
+delta nets', store w of (1 + w). Sources: delta_net.py.
 """
 
 from dataclasses import replace
@@ -37,11 +37,12 @@ _BA = (ByGroup("delta_key_heads", ("delta_value_heads", "delta_value_heads"), ((
 
 
 def _joined(qkvz: str, ba: str) -> tuple[Binding, Binding]:
+    """Return the bindings of two stored tensors: q, k, v and z in one, b and a in the other."""
     return Binding((qkvz,), _INTO, _QKVZ), Binding((ba,), _RATES, _BA)
 
 
 def shared_size() -> HyperRule:
-    """Return the rule for the inner width of the expert every token takes."""
+    """Return the rule for the inner width of the shared expert."""
     return hyper_rules.size(
         "shared_ffn_size",
         "shared_expert_intermediate_size",

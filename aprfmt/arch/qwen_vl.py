@@ -37,10 +37,11 @@ _SEEN = 3  # layers that a tower of qwen3_vl adds to, if its configuration lists
 
 
 def _deepstack() -> HyperRule:
-    """Return the rule for the layers that the tower adds to; a text alone has none."""
+    """Return the rule for how many first layers the tower adds to; none in a text alone."""
     tower = "vision_config"
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (number of layers, key) of config.json's tower; None without a tower."""
         sees = facts.values.get(tower)
         if not isinstance(sees, Mapping):
             return None
@@ -67,7 +68,10 @@ _TOWERS_OWN = Loss(
 
 
 def _two(name: str, chosen: bool) -> ArchSpec:
-    """Return qwen2's text with sections; a GGUF's qwen2vl is the `chosen` one."""
+    """Return the architecture of qwen2's text with rotary sections.
+
+    GGUF calls both `qwen2vl`: a file of that name is read as the `chosen` one.
+    """
     return ArchSpec(
         name=name,
         hyper=hyper_rules.hyper_table(
@@ -97,7 +101,7 @@ QWEN2_5_VL = _two("qwen2_5_vl", chosen=False)
 
 
 def _three(heads: int) -> tuple[HyperRule, ...]:
-    """Return the rules that qwen3's two forms share."""
+    """Return the rules that qwen3's two forms share; `heads` is the default of key heads."""
     return (
         hyper_rules.n_kv_heads(heads),
         hyper_rules.context_length(128000),
@@ -122,7 +126,10 @@ QWEN3_VL = ArchSpec(
 
 
 def _tied(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-    """Return the key; a text alone is tied without it, a whole model is not."""
+    """Return (whether the head is tied, key) of config.json; None without the key.
+
+    Without it a text alone is tied, a whole model is not.
+    """
     found = facts.first("tie_word_embeddings")
     alone = facts.values.get("model_type") == "qwen3_vl_moe_text"
     if found is None and alone and "text_config" not in facts.values:

@@ -1,11 +1,12 @@
 """The towers and mergers of qwen2_vl, qwen2_5_vl and qwen3_vl, each a file of its own in GGUF.
 
-A patch is two frames deep: GGUF has its convolution as two. qwen2_5_vl looks through windows but
-in every n-th layer. qwen3_vl has a table of positions, and mergers behind some layers, which GGUF
-numbers by the layer and the folder one after the other; qwen3_5's tower is one without these. The
-folder is that of the whole model, whose config.json is read in `vision_config` alone: the first
-ones have the text's keys beside it. Sources: transformers' modeling_qwen2_vl, modeling_qwen2_5_vl
-and modeling_qwen3_vl; the gguf package's name map; the converter's qwenvl.py and qwen3vl.py.
+A patch is two frames deep: GGUF has its convolution as two. qwen2_5_vl has windows in all but
+every n-th layer. qwen3_vl has a table of positions, and mergers after some layers, which
+GGUF numbers by the layer and the folder one after the other; qwen3_5's tower is one without
+these. The folder is that of the whole model, whose config.json is read in `vision_config` alone:
+the first ones have the text's keys in the same object. Sources: transformers' modeling_qwen2_vl,
+modeling_qwen2_5_vl and modeling_qwen3_vl; the gguf package's name map; the converter's qwenvl.py
+and qwen3vl.py.
 """
 
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ _TOWER = "visual."
 _LAYER = _TOWER + "blocks.{L}."
 _WIDE, _JOINED = "hidden_size", "patch_merge*patch_merge*hidden_size"
 _QKV = Split((Q, KV, KV))
-# The text's keys, which stand beside the tower's in the first configurations; and the tower's own
+# The text's keys, which are with the tower's in the first configurations; and the tower's own
 # that change no weight.
 _BESIDE = frozenset(
     """text_config hidden_act hidden_size intermediate_size max_position_embeddings
@@ -45,9 +46,10 @@ _BESIDE = frozenset(
 
 
 def _own(key: str) -> Read:
-    """Return what reads a key of the tower's object, and of no other."""
+    """Return a read function for a key of `vision_config`, if there is one, never outside it."""
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (value, key) of `vision_config`, or of the config of a tower alone, or None."""
         inner = facts.values.get(_SECTION)
         values = inner if isinstance(inner, Mapping) else facts.values
         found = values.get(key)
@@ -57,7 +59,10 @@ def _own(key: str) -> Read:
 
 
 def _size(name: str, key: str, default: int, gguf: str = "") -> HyperRule:
-    """Return the rule of a size; its key in config.json is the tower's own."""
+    """Return the rule of a size whose config key is read from the tower's object alone.
+
+    `gguf` is its key below `{arch}.vision.`; without a default there, a GGUF must have it.
+    """
     return HyperRule(
         name,
         {"gguf": (f"{{arch}}.vision.{gguf}",) if gguf else ()},
@@ -70,9 +75,11 @@ def _size(name: str, key: str, default: int, gguf: str = "") -> HyperRule:
 
 
 def _activation(default: str) -> HyperRule:
+    """Return the rule for the activation, read from the tower's own `hidden_act` alone."""
     rule, own = activation_keys(default), _own("hidden_act")
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (activation, key) of the tower's object, or the shared rule's default."""
         found = own(facts, hp)
         values = {} if found is None else {"hidden_act": found[0]}
         return rule.read["hf"](replace(facts, values=values), hp)
@@ -81,29 +88,36 @@ def _activation(default: str) -> HyperRule:
 
 
 def _listed(name: str, key: str, usual: tuple[int, ...], inside: bool) -> HyperRule:
-    """Return the rule of a list of layers: `inside` is what it says of those in the list."""
+    """Return the rule of one boolean a layer that config.json writes as a list of layers.
+
+    `inside` is the boolean of the layers in the list, `usual` the default list.
+    """
     own = _own(key)
 
     def of(layers: tuple[int, ...], hp: Params) -> tuple[bool, ...]:
+        """Return one boolean for each layer of the model from a list of layer numbers."""
         return tuple((layer in layers) is inside for layer in range(hp["n_layers"]))
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (one boolean a layer, key) of config.json's list; None without the key."""
         found = own(facts, hp)
         if found is None:
             return None
         return of(tuple(whole_number(layer, key) for layer in sequence(*found)), hp), key
 
     def write(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: list of layer numbers}."""
         return {key: [layer for layer, on in enumerate(value) if on is inside]}
 
     return HyperRule(name, default=lambda hp: of(usual, hp), read={"hf": read}, write={"hf": write})
 
 
 def _two_frames() -> HyperRule:
-    """Return the rule for a patch's frames: GGUF has names for two."""
+    """Return the rule for the frames of a patch, which must be 2: GGUF has names for two."""
     rule = _size("patch_frames", "temporal_patch_size", 2)
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
+        """Return "" for two frames; ArchError for any other number."""
         if value != 2:
             raise ArchError(f"temporal_patch_size: is {value}; expected 2: no other is known")
         return ""
@@ -112,9 +126,14 @@ def _two_frames() -> HyperRule:
 
 
 def _projection(kind: str, key: str) -> HyperRule:
-    """Return the rule for the text's width, which says in a GGUF what the file is."""
+    """Return the rule for the text model's width, which the merger projects to.
+
+    `kind` is GGUF's projector type, `key` the config key. Writing it to a GGUF also writes the
+    keys that say that the file is a projector, and how images are normalised.
+    """
 
     def write(value: Value, hp: Params) -> Params:
+        """Return a GGUF's {key: value} of the projector's type, width and image statistics."""
         return {
             "general.type": "mmproj",
             "{arch}.projector_type": kind,
@@ -132,7 +151,11 @@ def _projection(kind: str, key: str) -> HyperRule:
 def _hyper(
     kind: str, layers: int, act: str, patch: int, out: str, *own: HyperRule
 ) -> tuple[HyperRule, ...]:
-    """Return the rules; `out` is the key of the text's width."""
+    """Return all hyperparameter rules of a tower.
+
+    `kind` is GGUF's projector type, `layers`, `act` and `patch` are defaults, `out` is the config
+    key of the text model's width, `own` are rules that replace or add to the shared ones.
+    """
     return hyper_rules.hyper_table(
         *tower_hyper(1e-6, act, class_token=False),
         _size("n_layers", "depth", layers, "block_count"),
@@ -152,17 +175,21 @@ def _hyper(
 
 
 def _once(role: str, hf: str, *shape: str) -> RoleRow:
+    """Return the row of a tensor outside the layers; `hf` is its name below `visual.`."""
     return single_row(role, f"{_TOWER}{hf}", *shape)
 
 
 def _both(role: str, hf: str, out: str, into: str) -> Rows:
-    """Return a matrix and its bias outside the layers."""
+    """Return the rows of a matrix and its bias outside the layers."""
     matrix = _once(f"{role}.weight", f"{hf}.weight", out, into)
     return matrix, _once(f"{role}.bias", f"{hf}.bias", out)
 
 
 def _layer(mlp: Mapping[str, str], bias: bool) -> Rows:
-    """Return a layer's rows; `mlp` are its matrices by role, `bias`: its norms have one."""
+    """Return the rows of a layer's tensors.
+
+    `mlp` has the names of the MLP's matrices in Hugging Face by role. `bias`: norms have a bias.
+    """
     sizes = {"ffn_down": (_WIDE, "ffn_size")}
     rows = (
         *norm("ln1", _LAYER + "norm1", bias=bias),
@@ -186,7 +213,7 @@ def _layer(mlp: Mapping[str, str], bias: bool) -> Rows:
 
 
 def _fused(stored: str) -> tuple[Binding, ...]:
-    """Return the bindings of q, k and v in one tensor."""
+    """Return the bindings for weight and bias of q, k and v stored as one tensor, `stored`."""
     return tuple(
         Binding((f"{stored}.{part}",), tuple(f"attn_{x}.{part}" for x in "qkv"), (_QKV,))
         for part in ("weight", "bias")
@@ -213,7 +240,10 @@ _FRAMES = Binding(
 
 
 def _around(name: str, first: str, second: str, bias: bool) -> Rows:
-    """Return the merger: a norm, then two matrices on patches joined."""
+    """Return the rows of the merger: a norm, then two matrices that read joined patches.
+
+    `name`, `first` and `second` are the names of these three below `merger.`.
+    """
     parts = ("weight", "bias") if bias else ("weight",)
     return (
         *(_once(f"v.post_ln.{part}", f"merger.{name}.{part}", _WIDE) for part in parts),
@@ -230,6 +260,7 @@ def _tower(
     gguf: tuple[Binding, ...] = (),
     **more: Any,
 ) -> ArchSpec:
+    """Return the architecture of a tower; `hf` and `gguf` are bindings tried first."""
     fused = _fused(_LAYER + "attn.qkv")
     return names_only_spec(
         name,
@@ -243,10 +274,14 @@ def _tower(
 
 
 def _ffn_of_ratio() -> HyperRule:
-    """Return qwen2_vl's rule; the converter's key has the text's width, so tensors say it."""
+    """Return qwen2_vl's rule for the MLP width, which config.json gives as `mlp_ratio`.
+
+    The key that the converter writes has the text model's width, so a GGUF's tensors decide.
+    """
     own = _own("mlp_ratio")
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (ratio times the width, key) of config.json; None without the key."""
         found = own(facts, hp)
         return None if found is None else (hp["hidden_size"] * whole_number(*found, 1), found[1])
 
@@ -275,17 +310,18 @@ _EVERY = "{arch}.vision.n_wa_pattern"
 
 
 def _pattern(layers: tuple[bool, ...]) -> int:
-    """Return n where every n-th layer has no window and the others have; 0 where it is not so."""
+    """Return n if exactly every n-th layer has no window; 0 for any other pattern."""
     first = (*layers, False).index(False) + 1
     same = layers == tuple((layer + 1) % first != 0 for layer in range(len(layers)))
     return first if same else 0
 
 
 def _windows() -> HyperRule:
-    """Return the rule for the layers that look through windows; GGUF has a pattern."""
+    """Return the rule for the layers with windows: a list in config.json, a period in GGUF."""
     rule = _listed("window_layers", "fullatt_block_indexes", (7, 15, 23, 31), inside=False)
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (which layers have windows, key) of a GGUF's period; None without the key."""
         found = facts.first(_EVERY)
         if found is None:
             return None
@@ -293,6 +329,7 @@ def _windows() -> HyperRule:
         return tuple((layer + 1) % every != 0 for layer in range(hp["n_layers"])), found[1]
 
     def write(value: Value, hp: Params) -> Params:
+        """Return GGUF's {key: period}, empty if the layers follow no period."""
         every = _pattern(value)
         return {_EVERY: every} if every else {}
 
@@ -313,10 +350,11 @@ QWEN2_5_VL_VISION = _tower(
 
 
 def _positions() -> tuple[HyperRule, ...]:
-    """Return the rules for the table of positions, which GGUF says by the image's side."""
+    """Return the rules for image size and position table; GGUF has only the image's side."""
     own, patches = _own("num_position_embeddings"), _own("patch_size")
 
     def side(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (image side in pixels, key) from config.json's count of positions."""
         rows, size = own(facts, hp), patches(facts, hp)
         count = 2304 if rows is None else whole_number(*rows, 1)
         key = "num_position_embeddings"
@@ -337,11 +375,12 @@ def _positions() -> tuple[HyperRule, ...]:
 
 
 def _mergers() -> tuple[HyperRule, ...]:
-    """Return the rules for the layers with a merger of their own, and for how many there are."""
+    """Return the rules for which layers have a merger of their own, and how many there are."""
     key = "{arch}.vision.is_deepstack_layers"
     rule = _listed("merger_layers", "deepstack_visual_indexes", (8, 16, 24), inside=True)
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (which layers have mergers, key) of a GGUF's booleans; None without the key."""
         found = facts.first(key)
         if found is None:
             return None

@@ -17,10 +17,10 @@ from aprfmt.errors import ArchError
 
 @dataclass(frozen=True, slots=True)
 class Depthwise:
-    """The kernel of a convolution a channel, [channels, taps], stored with an axis of one.
+    """The kernel of a depthwise convolution, [channels, taps], stored with an axis of size one.
 
     [channels, 1, taps] (torch's Conv1d) is written; [channels, taps, 1] (MLX) and [channels, taps]
-    are read too. Channels come first in all of them, so that no transposed kernel is taken.
+    are read too. Channels come first in all of them, so that no transposed kernel is accepted.
     """
 
     channels: str
@@ -28,7 +28,7 @@ class Depthwise:
     permutes: ClassVar[bool] = True
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return [channels, taps]; ArchError for any other shape."""
+        """Return [(channels, taps)], the logical shape; ArchError for any other kernel."""
         shape = only_shape(stored, self)
         whole = size_of(self.channels, hp), size_of(self.taps, hp)
         if shape not in (whole, (whole[0], 1, whole[1]), (*whole, 1)):
@@ -39,20 +39,23 @@ class Depthwise:
         return [whole]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return [channels, 1, taps]."""
+        """Return [(channels, 1, taps)], the shape that is written.
+
+        `count`, the number of stored tensors, matters only to steps that stack.
+        """
         channels, taps = self.shapes([only_shape(logical, self)], hp)[0]
         return [(channels, 1, taps)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return one run, which holds all elements."""
+        """Return [[one run of all elements]]: none changes its place."""
         return [[Move(0, 0, math.prod(self.shapes(stored, hp)[0]))]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Drop the axis of one."""
+        """Return [the kernel reshaped to [channels, taps]]."""
         return [stored[0].reshape(self.shapes([stored[0].shape], hp)[0])]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Insert the axis of one."""
+        """Return [the kernel reshaped to [channels, 1, taps]]."""
         return [logical[0].reshape(self.stored_shapes([logical[0].shape], hp, 1)[0])]
 
     def __str__(self) -> str:
@@ -61,21 +64,21 @@ class Depthwise:
 
 @dataclass(frozen=True, slots=True)
 class NegativeExp(ChangesValues):
-    """The stored rate is -exp(x): what a decay is multiplied by; logical is its logarithm x.
+    """Files store the decay rate -exp(x); the logical value is its logarithm x.
 
-    `undo(apply(x))` may differ in the last bits of float32, for rates far from 1 in more; a caller
+    `undo(apply(x))` may differ in the last bits of float32, for rates far from 1 in more. A caller
     that must be exact compares, and stores the source's bits where they differ.
     """
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return the logarithm of the negated rate, rounded once; NaN for a rate above zero."""
+        """Return [log of the negated rate] as float32, rounded once; NaN for a rate above zero."""
         import numpy as np
 
         with np.errstate(all="ignore"):
             return [np.log(-np.asarray(stored[0], np.float64)).astype(np.float32)]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return minus the exponential, rounded once."""
+        """Return [minus the exponential] as float32, rounded once."""
         import numpy as np
 
         with np.errstate(all="ignore"):

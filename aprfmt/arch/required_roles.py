@@ -1,9 +1,9 @@
-"""Which roles a model must have, and which of them are missing: every caller asks here.
+"""Which roles a model must have, and which of them are missing.
 
 The configuration says what must exist (its keys; for an absent key the default in the
-architecture's table, which is transformers'). The tensors say what does exist. A role is required
-if the configuration requires it, or if tensors show that the part it belongs to exists: biases in
-one layer make the biases of all layers required.
+architecture's table, which is transformers'). The tensors say what does exist. A role is
+required if the configuration requires it, or if tensors show that the part it belongs to
+exists: biases in one layer make the biases of all layers required.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -22,7 +22,10 @@ _NONE: Values = {}
 def is_required(
     rule: TensorRule, layer: int | None, hp: Values, demanded: Mapping[str, Value] = _NONE
 ) -> bool:
-    """Say whether a role (in a layer) is required; values in `demanded` replace those in `hp`."""
+    """Return whether a role (in a layer) is required.
+
+    Values in `demanded` replace those in `hp`; `layer` None is for roles outside the layers.
+    """
     if rule.needs == "optional":
         return False
     for condition in filter(None, (part.strip() for part in rule.needs.split("&"))):
@@ -38,7 +41,7 @@ def is_required(
 def expected_roles(
     spec: ArchSpec, hp: Values, demanded: Mapping[str, Value] = _NONE
 ) -> dict[str, Shape]:
-    """Return every required role key with its logical shape, in execution order.
+    """Return {role key: logical shape} of every required role, in execution order.
 
     `hp` says which parts the tensors show, `demanded` which parts keys and table require
     (KeyReport.demanded): a role is required if either says so.
@@ -88,17 +91,17 @@ class Coverage:
 
     @property
     def expected(self) -> int:
-        """How many roles are required."""
+        """The number of required roles."""
         return len(self.required)
 
     @property
     def found(self) -> int:
-        """How many of the required roles the file has."""
+        """The number of required roles that the file has."""
         return len(self.required) - len(self.missing) - len(self.accepted)
 
 
 def accept_nothing(key: str) -> bool:
-    """Accept no missing role."""
+    """Return False for any role `key`: the default for `accept`, no role may be missing."""
     return False
 
 
@@ -109,9 +112,10 @@ def coverage(
     demanded: Mapping[str, Value] = _NONE,
     accept: Callable[[str], bool] = accept_nothing,
 ) -> Coverage:
-    """Compare the roles of a file, with their logical shapes, with what must be there.
+    """Return which required roles a file lacks, and which have a wrong shape.
 
-    `demanded` is as in `expected_roles`; `accept` says whether a role key may be missing.
+    `shapes` are the file's logical shapes by role key. `demanded` is as in `expected_roles`;
+    `accept` says whether a role key may be missing.
     """
     expected = expected_roles(spec, hp, demanded)
     absent = [key for key in expected if key not in shapes]
@@ -132,7 +136,7 @@ def coverage(
 
 
 def _vital(spec: ArchSpec, key: str, hp: Values) -> bool:
-    """Say whether a forward pass is impossible without a role.
+    """Return whether a forward pass is impossible without a role.
 
     It is possible without biases, without q/k-norms if all of them are missing, and without a
     head, which the embedding replaces.
@@ -141,7 +145,10 @@ def _vital(spec: ArchSpec, key: str, hp: Values) -> bool:
 
 
 def collapse_roles(keys: Collection[str], required: Collection[str]) -> tuple[str, ...]:
-    """Return role keys, shortened to the plain role if it is missing in all its required layers."""
+    """Return role keys; a role missing in all layers that require it is given once, without layer.
+
+    `keys` are the missing ones, `required` all.
+    """
     lacking, layers = _by_role(keys), _by_role(required)
     return tuple(
         name
@@ -151,6 +158,7 @@ def collapse_roles(keys: Collection[str], required: Collection[str]) -> tuple[st
 
 
 def _by_role(keys: Collection[str]) -> dict[str, list[str]]:
+    """Return {role without layer: its role keys}."""
     found: dict[str, list[str]] = {}
     for key in keys:
         found.setdefault(split_key(key)[1], []).append(key)

@@ -1,4 +1,4 @@
-"""Keys of config.json that may say one thing only, since no rule describes another."""
+"""Checks of config.json keys that may have one value only, since no rule describes another."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -13,7 +13,10 @@ Params = Mapping[str, Value]
 
 
 def must_be(facts: Facts, usual: Mapping[str, Value]) -> None:
-    """Raise ArchError where a key is there with another value; null is as good as absent."""
+    """Raise ArchError if a key of config.json has another value; null counts as absent.
+
+    Nothing is checked in other styles.
+    """
     if facts.style != "hf":
         return
     for key, value in usual.items():
@@ -25,6 +28,7 @@ def must_be(facts: Facts, usual: Mapping[str, Value]) -> None:
 
 
 def _divided(value: Value, facts: Facts, hp: Params) -> str:
+    """Return ""; ArchError if config.json gives another head dim than width over heads."""
     found = facts.first("head_dim") if facts.style == "hf" else None
     if found is not None and found[0] != value:
         raise ArchError(

@@ -190,12 +190,12 @@ F32_ROLES = (
 
 
 def role_key(layer: int | None, role: str) -> str:
-    """Return the key of a role instance: `L3.attn_q.weight`, or the role itself."""
+    """Return the key of a role in a layer: `L3.attn_q.weight`; the role itself for layer None."""
     return role if layer is None else f"L{layer}.{role}"
 
 
 def split_key(key: str) -> tuple[int | None, str]:
-    """Split a role key into layer (None for whole-model roles) and role."""
+    """Return (layer or None for whole-model roles, role) of a role key."""
     head, dot, role = key.partition(".")
     if dot and head[:1] == "L" and head[1:].isdecimal():
         return int(head[1:]), role

@@ -1,7 +1,7 @@
-"""The rope rows of an architecture's hyperparameter table.
+"""The rules for rope in an architecture's hyperparameter table.
 
-The normal form of the hyperparameter `rope_scaling` is None (no scaling) or a mapping with `type`
-and all of the type's fields, defaults filled in:
+The normal form of the hyperparameter `rope_scaling` is None (no scaling) or a mapping with
+`type` and all of the type's fields, defaults filled in:
 
 - linear: factor
 - dynamic: factor (the trained length is the hyperparameter context_length)
@@ -10,8 +10,8 @@ and all of the type's fields, defaults filled in:
   mscale, mscale_all_dim (None where the model gives none)
 - longrope: short_factor, long_factor, original_context_length, attention_factor
 - factors: factors (inverse frequency i is divided by factors[i])
-- proportional: factor, rotated (elements of a head that turn, by the frequencies of a whole head;
-  0 in the pairs behind them)
+- proportional: factor, rotated (elements of a head that are rotated, by the frequencies of a
+  whole head; the pairs after them are not)
 
 `attention_factor` multiplies cos and sin. Arithmetic: transformers' modeling_rope_utils.
 """
@@ -32,13 +32,20 @@ Found = tuple[Value, str] | None
 
 
 def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
-    """Return the rules for theta, rotated elements and scaling of an architecture."""
+    """Return the rules for base, rotated elements and scaling of an architecture's rope.
+
+    `rope` says where the architecture differs from others.
+    """
 
     def hf(facts: Facts) -> HFRope:
+        """Return the rope objects of a config.json."""
         return HFRope(rope, facts)
 
     def two_bases(value: Value, facts: Facts, hp: Params) -> str:
-        """Warn if the old key `rope_theta` and the rope object differ; the latter is used."""
+        """Return a remark if the key `rope_theta` and the rope object differ, else "".
+
+        transformers uses the rope object.
+        """
         top, inner = facts.first("rope_theta"), None
         if facts.style == "hf" and top is not None:
             inner = hf(facts).full.find("rope_theta")
@@ -50,16 +57,20 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         )
 
     def local_or_none(found: Found, hp: Params) -> Found:
-        """Keep the windowed layers' base only if it differs from theta or is always written."""
+        """Return (base of windowed layers or None, key): None if it equals that of the others.
+
+        An architecture that always writes it keeps it.
+        """
         if found is None or rope.theta_local is not None or found[0] != hp["rope_theta"]:
             return found
         return None, found[1]
 
     def whole_heads(value: Value, facts: Facts, hp: Params) -> str:
-        """Warn if the config asks to rotate only a part of each head; transformers ignores the key.
+        """Return a remark if config.json asks to rotate a part of each head, else "".
 
-        Together with a rope scaling it is an ArchError: transformers then computes frequencies for
-        the part only, but rotates whole heads, and its forward pass fails.
+        transformers ignores the key for these architectures. Together with a rope scaling it is an
+        ArchError: transformers then computes frequencies for the part only, but rotates whole
+        heads, and its forward pass fails.
         """
         if facts.style != "hf" or rope.partial is not None:
             return ""
@@ -83,6 +94,7 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         )
 
     def hf_dim(facts: Facts, hp: Params) -> Found:
+        """Return (rotated elements of a head, key) of config.json; None without the key."""
         found = None if rope.partial is None else hf(facts).partial()
         if found is None:
             return None
@@ -90,6 +102,7 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         return int(rotated), found[1]
 
     def write_dim(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: rotated part of a head}, empty for whole heads."""
         if rope.partial is None or (value == hp["head_dim"] and rope.partial == 1.0):
             return {}
         part = value / hp["head_dim"]
@@ -98,6 +111,10 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         return {"partial_rotary_factor": part}
 
     def scaling(facts: Facts, hp: Params) -> Found:
+        """Return (scaling in normal form or None, key) of config.json; None without a type.
+
+        One that rotates whole heads by unchanged frequencies is None.
+        """
         found = HFRope(rope, facts, lambda: full_head_dim(hp)).scaling(hp["context_length"])
         made = None if found is None else found[0]
         if found is None or made is None or made["type"] != "proportional":
@@ -107,9 +124,11 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         return None, found[1]  # whole heads turn by unchanged frequencies
 
     def write_theta(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: base}, empty where the rope object has it."""
         return {} if rope.new else {"rope_theta": value}
 
     def write_local(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: base of windowed layers}, empty without an old key for it."""
         return {rope.local_key: value} if rope.local_key and value is not None else {}
 
     return (

@@ -1,4 +1,4 @@
-"""Rotary positions as GGUF spells them: keys, and divisors of the frequencies kept as tensors.
+"""Rotary positions in GGUF: keys, and divisors of the frequencies, which are tensors.
 
 Read as llama.cpp reads them. Source: `load_hparams` and `llama_context` of llama.cpp, its
 converter's `set_gguf_parameters` and `generate_extra_tensors`.
@@ -38,7 +38,10 @@ _TOLERANCE = 1e-5  # the converter computes the divisors in float32
 
 
 def llama3_divisors(scaling: Params, theta: float, dim: int) -> tuple[float, ...]:
-    """Return the numbers by which llama3 scaling divides the dim/2 inverse frequencies."""
+    """Return the numbers by which llama3 scaling divides the dim/2 inverse frequencies.
+
+    `scaling` is the normal form, `theta` rope's base, `dim` the rotated elements of a head.
+    """
     factor, original = scaling["factor"], scaling["original_context_length"]
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
     out = []
@@ -55,9 +58,9 @@ def llama3_divisors(scaling: Params, theta: float, dim: int) -> tuple[float, ...
 
 
 def read_gguf(facts: Facts, hp: Params, log_mul: float) -> tuple[Scaling | None, str] | None:
-    """Return the scaling in normal form and its key, or None; ArchError for an unknown type.
+    """Return (scaling in normal form or None for no scaling, key); None if nothing says it.
 
-    `log_mul`: yarn_log_multiplier is this times mscale_all_dim.
+    `log_mul`: yarn_log_multiplier is this times mscale_all_dim. ArchError for an unknown type.
     """
     long, short = _divisors(facts, LONG, hp), _divisors(facts, SHORT, hp)
     stated = facts.first(_KEY + "type")
@@ -84,6 +87,10 @@ def read_gguf(facts: Facts, hp: Params, log_mul: float) -> tuple[Scaling | None,
 
 
 def _divisors(facts: Facts, name: str, hp: Params) -> tuple[float, ...] | None:
+    """Return the divisors in a tensor, one for each rotated pair; None without the tensor.
+
+    ArchError for another number of them, or one that is not positive and finite.
+    """
     values = facts.vector(name)
     if values is None:
         return None
@@ -97,6 +104,7 @@ def _divisors(facts: Facts, name: str, hp: Params) -> tuple[float, ...] | None:
 
 
 def _factors(freqs: tuple[float, ...], factor: float, hp: Params) -> Scaling:
+    """Return the llama3 scaling that explains the divisors, else one of type "factors"."""
     low, high, original = LLAMA3
     guess = {
         "type": "llama3",
@@ -113,7 +121,10 @@ def _factors(freqs: tuple[float, ...], factor: float, hp: Params) -> Scaling:
 
 
 def _proportional(freqs: tuple[float, ...], factor: float) -> Scaling | None:
-    """Return the scaling of divisors that are one number, then so large that nothing turns."""
+    """Return the proportional scaling that explains the divisors; None if they are others.
+
+    Its divisors are one number for the rotated pairs, then so large that no other pair rotates.
+    """
     turned = sum(value < UNTURNED / 2 for value in freqs)
     if turned == len(freqs) or len(set(freqs[:turned])) > 1 or max(freqs[:turned], default=1) > 1e9:
         return None
@@ -122,6 +133,7 @@ def _proportional(freqs: tuple[float, ...], factor: float) -> Scaling | None:
 
 
 def _original(facts: Facts, hp: Params) -> int:
+    """Return the trained length: its key, or the context length."""
     found = facts.first(_KEY + "original_context_length")
     length: int = hp["context_length"] if found is None else whole_number(*found, 1)
     return length
@@ -130,6 +142,7 @@ def _original(facts: Facts, hp: Params) -> int:
 def _longrope(
     facts: Facts, hp: Params, long: tuple[float, ...], short: tuple[float, ...]
 ) -> Scaling:
+    """Return the longrope scaling of both lists of divisors and the keys."""
     original = _original(facts, hp)
     found = facts.first(_KEY + "attn_factor")
     attention = 1.0 if found is None else shortest_decimal(positive(*found))
@@ -144,7 +157,13 @@ def _longrope(
 
 
 def _yarn(facts: Facts, hp: Params, factor: float, log_mul: float) -> Scaling:
+    """Return the yarn scaling of a GGUF's keys, in normal form.
+
+    `log_mul`: the key yarn_log_multiplier is this times mscale_all_dim.
+    """
+
     def key(name: str, default: float | None) -> float | None:
+        """Return the number under a key of rope scaling, its rounding undone, or the default."""
         found = facts.first(_KEY + name)
         return default if found is None else shortest_decimal(number(*found))
 
@@ -170,7 +189,11 @@ def _yarn(facts: Facts, hp: Params, factor: float, log_mul: float) -> Scaling:
 
 
 def write_gguf(scaling: Params | None, log_mul: float) -> dict[str, Value]:
-    """Return the keys of a scaling, `{arch}` not filled in; divisors are a tensor instead."""
+    """Return GGUF's {key: value} of a scaling, with "{arch}" still in the keys.
+
+    Empty for no scaling and for scalings that are stored as divisors, see `ROPE_TENSORS`.
+    `log_mul`: the key yarn_log_multiplier is this times mscale_all_dim.
+    """
     write = _WRITE.get(scaling["type"]) if scaling is not None else None
     keys = {} if write is None or scaling is None else write(scaling)
     if "yarn_log_multiplier" in keys:
@@ -179,10 +202,12 @@ def write_gguf(scaling: Params | None, log_mul: float) -> dict[str, Value]:
 
 
 def _write_linear(scaling: Params) -> Scaling:
+    """Return the keys of a linear scaling, without their prefix."""
     return {"type": "linear", "factor": scaling["factor"]}
 
 
 def _write_longrope(scaling: Params) -> Scaling:
+    """Return the keys of a longrope scaling, without their prefix; its divisors are tensors."""
     return {
         "type": "longrope",
         "original_context_length": scaling["original_context_length"],
@@ -191,6 +216,7 @@ def _write_longrope(scaling: Params) -> Scaling:
 
 
 def _write_yarn(scaling: Params) -> Scaling:
+    """Return the keys of a yarn scaling, without their prefix; defaults are left out."""
     out = {
         "type": "yarn",
         "factor": scaling["factor"],
@@ -214,6 +240,7 @@ _WRITE: Mapping[str, Callable[[Any], Scaling]] = {
 
 
 def _freqs(hp: Params) -> tuple[float, ...] | None:
+    """Return the values of rope_freqs.weight, one divisor a pair; None if it is not needed."""
     scaling = hp["rope_scaling"]
     if scaling is None:
         return None
@@ -227,10 +254,12 @@ def _freqs(hp: Params) -> tuple[float, ...] | None:
 
 
 def _long(hp: Params) -> tuple[float, ...] | None:
+    """Return the divisors for contexts beyond the trained length; None without longrope."""
     return (hp["rope_scaling"] or {}).get("long_factor")
 
 
 def _short(hp: Params) -> tuple[float, ...] | None:
+    """Return the divisors for contexts up to the trained length; None without longrope."""
     return (hp["rope_scaling"] or {}).get("short_factor")
 
 

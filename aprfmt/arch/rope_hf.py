@@ -23,16 +23,15 @@ YARN_BETAS = (32.0, 1.0)  # default beta_fast and beta_slow, from the YaRN paper
 
 @dataclass(frozen=True)
 class RopeDefaults:
-    """What differs between architectures.
+    """What differs between architectures in how config.json describes rope.
 
     Defaults for absent keys: `theta`; `theta_local` (windowed layers; None: same as theta);
     `partial`, the rotated part of a head (None: transformers always rotates whole heads);
     `original`, the trained length (phi3); `hf_default`, the scaling in normal form. `local_key` is
-    the old config key of theta_local, `base_key` of theta. `layers`: the layers the
-    scaling applies to ("all", "full").
-    `aliases`: old names of scaling types. `nested`: new configs have one object per layer type.
-    `new`: transformers reads `rope_parameters` only, so no older key is read or written.
-    `log_mul`: a GGUF's yarn_log_multiplier is this times mscale_all_dim.
+    the old config key of theta_local, `base_key` of theta. `layers`: the layers the scaling applies
+    to ("all", "full"). `aliases`: old names of scaling types. `nested`: new configs have one object
+    per layer type. `new`: transformers reads `rope_parameters` only, so no older key is read or
+    written. `log_mul`: a GGUF's yarn_log_multiplier is this times mscale_all_dim.
     """
 
     theta: float = 10000.0
@@ -50,30 +49,36 @@ class RopeDefaults:
 
 
 def mscale(factor: float, m: float = 1.0) -> float:
-    """Return yarn's correction for a scaling factor; 1 without scaling."""
+    """Return yarn's correction for a scaling factor, 0.1 m ln(factor) + 1; 1 without scaling."""
     return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
 
 
 def yarn_attention(factor: float, m: Value, every: Value) -> float:
-    """Return yarn's factor on cos and sin; a ratio if both mscale terms are given."""
+    """Return yarn's factor on cos and sin; a ratio of corrections if both mscale terms are given.
+
+    `m` is config.json's mscale, `every` its mscale_all_dim.
+    """
     return mscale(factor, m) / mscale(factor, every) if m and every else mscale(factor)
 
 
 def longrope_attention(factor: float, original: int) -> float:
-    """Return longrope's factor on cos and sin."""
+    """Return longrope's factor on cos and sin; 1 if nothing is scaled.
+
+    `factor` is the context length over `original`, the trained length.
+    """
     if factor <= 1 or original <= 1:
         return 1.0
     return math.sqrt(1 + math.log(factor) / math.log(original))
 
 
 class _Objects:
-    """Config objects searched in order, each with its name; null counts as absent."""
+    """Config objects searched in order, each with its name in `rows`; null counts as absent."""
 
     def __init__(self) -> None:
         self.rows: list[tuple[str, Params]] = []
 
     def find(self, *keys: str) -> tuple[Value, str] | None:
-        """Return (value, full key) of the first of these keys that exists.
+        """Return (value, full key) of the first of these keys that any object has, or None.
 
         All keys are looked up, so that an overridden one is not reported as unknown.
         """
@@ -86,14 +91,14 @@ class _Objects:
         return every[0] if every else None
 
     def get(self, key: str, check: Callable[[Value, str], Any], default: Value = None) -> Value:
-        """Return a checked value, or the default."""
+        """Return `check(value, key)` of the first object that has the key, or the default."""
         found = self.find(key)
         return default if found is None else check(*found)
 
 
 @dataclass
 class HFRope:
-    """The rope objects of one config: full layers, windowed layers, and the outer one."""
+    """The rope objects of one config: of full layers, of windowed layers, and the outer one."""
 
     row: RopeDefaults
     facts: Facts
@@ -103,6 +108,10 @@ class HFRope:
     outer: _Objects = field(default_factory=_Objects)
 
     def __post_init__(self) -> None:
+        """Sort the config's rope objects into `full`, `local` and `outer`.
+
+        ArchError for a value that is no object.
+        """
         for name in ("rope_parameters",) if self.row.new else ("rope_scaling", "rope_parameters"):
             value = self.facts.values.get(name)
             if value is None:
@@ -119,23 +128,27 @@ class HFRope:
                 self.outer.rows.append((name, value))
 
     def theta(self) -> tuple[Value, str] | None:
-        """Return the base of the full layers."""
+        """Return (rope base of the full layers, key); None without the key."""
         top = None if self.row.new else self.facts.first("rope_theta", self.row.base_key)
         return self.full.find("rope_theta") or top
 
     def theta_local(self) -> tuple[Value, str] | None:
-        """Return the base of windowed layers, where the config gives one."""
+        """Return (rope base of windowed layers, key); None where the config gives none."""
         top = self.facts.first(self.row.local_key) if self.row.local_key else None
         return self.local.find("rope_theta") or top
 
     def partial(self) -> tuple[Value, str] | None:
-        """Return the rotated part of a head."""
+        """Return (rotated part of a head, key); None without the key."""
         keys = ("partial_rotary_factor", "rope_pct", "rotary_pct")
         top, _ = self.facts.first(*keys), self.local.find(*keys)  # not unknown then
         return self.full.find(*keys) or top
 
     def scaling(self, context: int) -> tuple[Scaling | None, str] | None:
-        """Return the scaling in normal form (None for none) and its key; ArchError if unknown."""
+        """Return (scaling in normal form or None for none, key); None without a rope type.
+
+        `context` is the context length. ArchError for an unknown type, or for windowed layers that
+        have another scaling.
+        """
         self.facts.first(ORIGINAL)  # looked up because the key may exist without scaling, too
         full = self._scaling(self.full, context)
         local = self._scaling(self.local, context) if self.local.rows else None
@@ -149,11 +162,15 @@ class HFRope:
         return full
 
     def layers(self) -> tuple[str, str] | None:
-        """Return "all" where the windowed layers state a scaling too."""
+        """Return ("all", key) if the windowed layers have a scaling too; else None.
+
+        "all" is a value of the hyperparameter `rope_scaling_layers`.
+        """
         found = self.local.find("rope_type", "type")
         return None if found is None or text(*found).lower() == "default" else ("all", found[1])
 
     def _scaling(self, rope: _Objects, context: int) -> tuple[Scaling | None, str] | None:
+        """Return (normal form or None for no scaling, key) of one object; None without a type."""
         found = rope.find("rope_type", "type")
         if found is None:
             return None
@@ -169,7 +186,10 @@ class HFRope:
         return {"type": kind, **parts}, found[1]
 
     def _original(self, rope: _Objects, context: int) -> int:
-        """Return the trained length; the config's own key overrides the rope object's."""
+        """Return the trained length; the config's own key overrides the rope object's.
+
+        `context`, the context length, is the default.
+        """
         top, stated = self.facts.first(ORIGINAL), rope.find(ORIGINAL)
         if not self.outer.rows and self.full.rows:
             top = None  # objects per layer type have their own key
@@ -180,6 +200,11 @@ class HFRope:
 
 
 def _factor(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
+    """Return {"factor": number}, all that a linear or dynamic scaling has; ArchError without it.
+
+    Only `rope`, the object to read, is used here. The other arguments are for other types: the
+    config's rope, the context length, the trained length.
+    """
     factor = rope.get("factor", positive)
     if factor is None:
         raise ArchError("rope scaling: has no factor; expected a number above zero")
@@ -187,6 +212,11 @@ def _factor(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
 
 
 def _llama3(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
+    """Return the values of a llama3 scaling: factor, both frequency factors, trained length.
+
+    `rope` is the object to read, `original` the trained length. `hf` and `context` are for other
+    types of scaling.
+    """
     low, high = rope.get("low_freq_factor", positive), rope.get("high_freq_factor", positive)
     if low is None or high is None or low == high:
         raise ArchError(
@@ -202,6 +232,11 @@ def _llama3(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
 
 
 def _yarn(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
+    """Return the values of a yarn scaling: factor, betas, mscales, attention factor, lengths.
+
+    `rope` is the object to read, `hf` the config's rope. `context` and `original` are the context
+    length and the trained length.
+    """
     factor = rope.get("factor", positive, context / original)
     m, every = rope.get("mscale", number), rope.get("mscale_all_dim", number)
     return {
@@ -220,6 +255,12 @@ def _yarn(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
 
 
 def _longrope(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
+    """Return the values of a longrope scaling: both lists of divisors and the attention factor.
+
+    If both lists are equal it is a scaling of type "factors", one divisor for each pair. `rope` is
+    the object to read, `context` and `original` are the context length and the trained length. `hf`
+    is for other types.
+    """
     short, long = rope.get("short_factor", divisors), rope.get("long_factor", divisors)
     if short is None or long is None:
         raise ArchError("rope scaling longrope: needs the lists short_factor and long_factor")
@@ -241,7 +282,11 @@ def _longrope(hf: HFRope, rope: _Objects, context: int, original: int) -> Scalin
 
 
 def _proportional(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
-    """Keep the first pairs' frequencies, of the whole head, and turn no others."""
+    """Return the factor of a proportional scaling and how many elements of a head it rotates.
+
+    The first pairs get the frequencies of a whole head, the others are not rotated. `rope` is the
+    object to read, `hf` the config's rope. `context` and `original` are for other types.
+    """
     part = rope.get("partial_rotary_factor", number, 1.0)
     if not 0 <= part <= 1:
         raise ArchError(
@@ -268,7 +313,11 @@ _READ: Mapping[str, Callable[[HFRope, _Objects, int, int], Scaling]] = {
 def write_hf(
     row: RopeDefaults, scaling: Mapping[str, Value] | None, hp: Params
 ) -> dict[str, Value]:
-    """Return `rope_scaling` and its companions, and nested `rope_parameters` where used."""
+    """Return {key: value} of rope for config.json: `rope_scaling`, nested `rope_parameters`.
+
+    Nested parameters are written where windowed and full layers differ in a way that old keys
+    cannot say.
+    """
     old = None if scaling is None else _WRITE[scaling["type"]](scaling, hp)
     out: dict[str, Value] = {} if row.new else {"rope_scaling": old}
     if row.original is not None:
@@ -289,10 +338,12 @@ def write_hf(
 
 
 def _plain(scaling: Params, hp: Params) -> Scaling:
+    """Return the rope object of a linear or dynamic scaling: its type and factor."""
     return {"rope_type": scaling["type"], "factor": scaling["factor"]}
 
 
 def _write_llama3(scaling: Params, hp: Params) -> Scaling:
+    """Return the rope object of a llama3 scaling, in config.json's keys."""
     return {
         **_plain(scaling, hp),
         "low_freq_factor": scaling["low_freq_factor"],
@@ -302,6 +353,7 @@ def _write_llama3(scaling: Params, hp: Params) -> Scaling:
 
 
 def _write_yarn(scaling: Params, hp: Params) -> Scaling:
+    """Return the rope object of a yarn scaling, in config.json's keys; defaults are left out."""
     out = {
         **_plain(scaling, hp),
         ORIGINAL: scaling["original_context_length"],
@@ -318,6 +370,7 @@ def _write_yarn(scaling: Params, hp: Params) -> Scaling:
 
 
 def _write_longrope(scaling: Params, hp: Params) -> Scaling:
+    """Return the rope object of a longrope scaling; its default attention factor is left out."""
     original = scaling["original_context_length"]
     out = {
         "rope_type": "longrope",
@@ -331,6 +384,7 @@ def _write_longrope(scaling: Params, hp: Params) -> Scaling:
 
 
 def _write_factors(scaling: Params, hp: Params) -> Scaling:
+    """Return the longrope object that expresses one divisor for each pair."""
     factors = list(scaling["factors"])
     return {
         "rope_type": "longrope",
@@ -348,6 +402,10 @@ def full_head_dim(hp: Params) -> int:
 
 
 def _write_proportional(scaling: Params, hp: Params) -> Scaling:
+    """Return the rope object of a proportional scaling.
+
+    The part is moved to the next float where rounding would lose a rotated pair.
+    """
     dim, rotated = full_head_dim(hp), scaling["rotated"]
     part = rotated / dim
     if 2 * int(part * dim // 2) != rotated:

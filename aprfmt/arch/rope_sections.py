@@ -1,7 +1,7 @@
-"""Rotary sections: which pairs of a head turn by time, by height and by width (qwen2_vl and later).
+"""Rotary sections: which pairs of a head rotate by time, height and width (qwen2_vl and later).
 
-A text has one position for all three, so they change nothing in it; transformers reads them from
-the rope object, llama.cpp requires them in a GGUF (four numbers, of which the last is 0).
+A text has one position for all three, so they change nothing in it; transformers reads them
+from the rope object, llama.cpp requires them in a GGUF (four numbers, of which the last is 0).
 """
 
 from collections.abc import Mapping
@@ -21,6 +21,7 @@ IGNORED = frozenset(f"{name}.{INTERLEAVED}" for name in _OBJECTS)
 
 
 def _read(found: tuple[Value, str] | None) -> tuple[Value, str] | None:
+    """Return ((pairs by time, by height, by width), key) of a list; None for None."""
     if found is None:
         return None
     parts = tuple(whole_number(part, found[1]) for part in sequence(*found, 3))
@@ -28,6 +29,7 @@ def _read(found: tuple[Value, str] | None) -> tuple[Value, str] | None:
 
 
 def _hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+    """Return (the three numbers of pairs, key) of config.json's rope object; None without."""
     for name in _OBJECTS:
         rope = facts.values.get(name)
         if isinstance(rope, Mapping) and rope.get("mrope_section") is not None:
@@ -42,12 +44,13 @@ def _scaling(rope: RopeDefaults, hp: Params) -> Params:
 
 
 def sections(rope: RopeDefaults, usual: Sections) -> HyperRule:
-    """Return the rule for the pairs; `usual` are those of a model that does not say them.
+    """Return the rule for the three numbers of pairs; `usual` are those without a key.
 
     Written to config.json where they are not the usual ones, with the whole rope object.
     """
 
     def to_hf(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: rope object}, empty for the usual sections."""
         if value == usual:
             return {}
         return {
@@ -69,9 +72,13 @@ def sections(rope: RopeDefaults, usual: Sections) -> HyperRule:
 
 
 def old_sections(rope: RopeDefaults, usual: Sections, *, interleaved: bool = False) -> HyperRule:
-    """Return the rule for models of which every reader wants the sections, in `rope_scaling`."""
+    """Return the rule for models of which every reader wants the sections, in `rope_scaling`.
+
+    `interleaved`: config.json says that pairs take turns.
+    """
 
     def to_hf(value: Value, hp: Params) -> Params:
+        """Return config.json's {"rope_scaling": object with the sections}."""
         turns = {INTERLEAVED: True} if interleaved else {}
         return {"rope_scaling": {**_scaling(rope, hp), **turns, "mrope_section": value}}
 

@@ -1,10 +1,10 @@
-"""Encoders whose positions rotate: nomic-bert, and jina v3, a roberta with adapters for its tasks.
+"""Encoders with rope: nomic-bert, and jina v3, a roberta with adapters for its tasks.
 
 Both were published with code of their own, under other keys and names than transformers has for
 them now; both forms are read. jina's published matrices are the originals of parametrizations
-whose low-rank parts (`lora_A` and `lora_B`, one pair a task) have no role: without a task the model
-runs without them. Sources: transformers' modeling files and its conversion mapping; the gguf
-package's name map; the converter's bert.py.
+whose low-rank parts (`lora_A` and `lora_B`, one pair a task) have no role: without a task the
+model runs without them. Sources: transformers' modeling files and its conversion mapping; the
+gguf package's name map; the converter's bert.py.
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -40,7 +40,11 @@ _RENAMED = (
 def _in_memory(
     rows: Iterable[RoleRow], parts: Iterable[str], *more: tuple[str, str]
 ) -> tuple[Binding, ...]:
-    """Return the bindings of transformers' own names; `parts` of q, k and v, which are apart."""
+    """Return the bindings of the names that transformers has now, for rows of published names.
+
+    `parts` ("weight", "bias") of q, k and v, which are separate there. `more` are further
+    (published, present) parts of names.
+    """
     found = [
         Binding((f"layers.{{L}}.self_attn.{x}_proj.{part}",), (f"attn_{x}.{part}",))
         for x in "qkv"
@@ -56,7 +60,7 @@ def _in_memory(
 
 
 def _usual(value: Value, facts: Facts, hp: Params) -> str:
-    """Raise ArchError for blocks of nomic's own code that no rule describes."""
+    """Return ""; ArchError for blocks of nomic's own code that no rule describes."""
     must_be(
         facts,
         {
@@ -81,7 +85,7 @@ def _usual(value: Value, facts: Facts, hp: Params) -> str:
 
 
 def _tasks(value: Value, facts: Facts, hp: Params) -> str:
-    """Say which tasks have adapters that the embedding is made without."""
+    """Return a remark that names the tasks whose adapters are not applied, "" without adapters."""
     must_be(facts, {"position_embedding_type": "rotary"})
     found = facts.first("lora_adaptations")
     if found is None:
@@ -93,6 +97,7 @@ def _tasks(value: Value, facts: Facts, hp: Params) -> str:
 def _rotated(
     rope: RopeDefaults, check: Callable[[Value, Facts, Params], str]
 ) -> tuple[HyperRule, ...]:
+    """Return the rules for rope of all layers; `check` is that of the rule for `rope_layers`."""
     each = HyperRule("rope_layers", default=hyper_rules.per_layer(True), check=check)
     return (*rope_rules(rope), hyper_rules.rope_style("half"), each)
 
@@ -103,6 +108,7 @@ def _activation() -> HyperRule:
     gates = {"swiglu": "silu", "geglu": "gelu"}
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+        """Return (activation, key) of either key of config.json; ArchError for an unknown MLP."""
         whole, plain = facts.first("activation_function"), usual.read["hf"](facts, hp)
         if plain is not None or whole is None:
             return plain
@@ -152,6 +158,10 @@ NOMIC_BERT = encoder(
 
 
 def _has_mixers(names: Collection[str], values: Params) -> bool:
+    """Return whether tensor names are those of jina's published code.
+
+    `values`, the metadata, is for other evidence functions.
+    """
     return any(".mixer.Wqkv." in name for name in names)
 
 

@@ -1,7 +1,7 @@
 """rwkv (its fourth version, the one transformers has): time mixing and channel mixing, by names.
 
-The first block alone has a norm of its own in front. GGUF has forms of later versions only. Source:
-transformers' modeling_rwkv.
+Only the first block has a norm before it. GGUF has forms of later versions only.
+Source: transformers' modeling_rwkv.
 """
 
 from aprfmt.arch import hyper_rules
@@ -15,7 +15,7 @@ _WIDE = "time_mix_size"
 
 
 def _vectors(role: str, hf: str, *names: str) -> tuple[RoleRow, ...]:
-    """Return the shares of a token and of the one before it, one vector for each projection."""
+    """Return the rows of the vectors that mix a token with the one before, one a projection."""
     return tuple(
         RoleRow(f"{role}_{name}.weight", f"{hf}.time_mix_{name}", ("1", "1", "hidden_size"))
         for name in names

@@ -1,4 +1,4 @@
-"""Sizes written with hyperparameter names: sums of products, nothing else."""
+"""Evaluates sizes written with hyperparameter names: sums of products, nothing else."""
 
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -9,13 +9,14 @@ from aprfmt.errors import ArchError
 
 @cache
 def _terms(expression: str) -> tuple[tuple[str, ...], ...]:
+    """Return the terms of an expression, each a tuple of its factors; results are cached."""
     return tuple(
         tuple(factor.strip() for factor in term.split("*")) for term in expression.split("+")
     )
 
 
 def size_of(expression: str, hp: Mapping[str, Value]) -> int:
-    """Return the size an expression like `n_heads*head_dim` stands for.
+    """Return the number that an expression like `n_heads*head_dim` stands for.
 
     Raises ArchError if a hyperparameter in it is absent or not a whole number.
     """
@@ -34,5 +35,5 @@ def size_of(expression: str, hp: Mapping[str, Value]) -> int:
 
 
 def shape_of(expressions: Sequence[str], hp: Mapping[str, Value]) -> tuple[int, ...]:
-    """Return the shape a TensorRule's expressions stand for; raises ArchError."""
+    """Return the shape that a TensorRule's expressions stand for; ArchError as in `size_of`."""
     return tuple(size_of(expression, hp) for expression in expressions)

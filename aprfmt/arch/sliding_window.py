@@ -19,15 +19,19 @@ _KEY = "{arch}.attention.sliding_window"
 
 
 def window_every_layer(facts: Facts | None, hp: Params) -> PerLayer:
-    """Window every layer."""
+    """Return True for every layer: all have a window."""
     layers: PerLayer = (True,) * hp["n_layers"]
     return layers
 
 
 def window_period(length: int) -> Callable[[Facts | None, Params], PerLayer]:
-    """Window all layers but every length-th, as llama.cpp's set_swa_pattern does."""
+    """Return a function: one boolean a layer, a window in all but every length-th.
+
+    As llama.cpp's set_swa_pattern does.
+    """
 
     def layers(facts: Facts | None, hp: Params) -> PerLayer:
+        """Return one boolean a layer: False for every length-th."""
         return tuple(i % length < length - 1 for i in range(hp["n_layers"]))
 
     return layers
@@ -35,7 +39,7 @@ def window_period(length: int) -> Callable[[Facts | None, Params], PerLayer]:
 
 @dataclass(frozen=True)
 class Window:
-    """What differs between families.
+    """What differs between families in how a file gives its windows.
 
     `hf_default`: window size if config.json gives none; `gguf_default`: if a GGUF or an APR has
     no key (llama.cpp's default; MISSING: the key is required). `layers`: which layers have a
@@ -61,11 +65,12 @@ class Window:
 
 
 def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
-    """Return the rules for sliding_window and window_layers."""
+    """Return the rules for `sliding_window` (positions, None for none) and `window_layers`."""
     assumed = window.gguf_layers or window.layers
     names = {window.kind: True, "full_attention": False}
 
     def hf_size(facts: Facts, hp: Params) -> Found:
+        """Return (window size or None for no window, key) of config.json; None without the key."""
         on = facts.first("use_sliding_window") if window.switch else None
         listed = facts.first("layer_types") if window.listed_wins else None
         if window.switch and not (listed and window.kind in sequence(*listed)):
@@ -75,20 +80,24 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
         return _positions(facts.first(window.hf, null=True))
 
     def gguf_size(facts: Facts, hp: Params) -> Found:
+        """Return (window size or None for no window, key) of a GGUF; None without the key."""
         found = _positions(facts.first(_KEY))
         fixed = window.gguf_fixed and found is not None and found[0] is not None
         return (window.gguf_default, found[1]) if fixed and found is not None else found
 
     def write_hf_size(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: window size}, with the switch if the family has one."""
         switch = {"use_sliding_window": value is not None} if window.switch else {}
         return {window.hf: value, **switch}
 
     def write_gguf_size(value: Value, hp: Params) -> Params:
+        """Return GGUF's {key: window size}, empty where llama.cpp assumes the same."""
         if window.gguf_fixed:
             return {} if any(hp["window_layers"]) else {_KEY: 0}
         return {} if value is None and not window.stated else {_KEY: value or 0}
 
     def hf_layers(facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key) of config.json; None without windows."""
         kinds = facts.first("layer_types") if window.listed else None
         default = window.layers(facts, hp)
         if hp["sliding_window"] is None:
@@ -102,6 +111,7 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
         return tuple(names[kind] for kind in listed), kinds[1]
 
     def gguf_layers(facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key) of a GGUF's period or list; None without either."""
         found = facts.first(_KEY + "_pattern")
         if hp["sliding_window"] is None or found is None:
             return None
@@ -114,14 +124,17 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
         return tuple(bool(item) for item in listed), key
 
     def default_layers(hp: Params) -> PerLayer:
+        """Return one boolean a layer where no key lists them; all False without windows."""
         on = hp["sliding_window"] is not None
         return window.layers(None, hp) if on else (False,) * hp["n_layers"]
 
     def assumed_layers(hp: Params) -> PerLayer:
+        """Return one boolean a layer as llama.cpp assumes them; all False without windows."""
         on = hp["sliding_window"] is not None
         return assumed(None, hp) if on else (False,) * hp["n_layers"]
 
     def write_hf_layers(value: Value, hp: Params) -> Params:
+        """Return config.json's {key: value} of the layers: their types, and the old count."""
         spelled = {on: name for name, on in names.items()}
         listed = {"layer_types": [spelled[on] for on in value]} if window.listed else {}
         if not (window.switch and window.listed):
@@ -129,6 +142,7 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
         return {"max_window_layers": (*value, True).index(True), **listed}
 
     def write_gguf_layers(value: Value, hp: Params) -> Params:
+        """Return GGUF's {key: period or list}, empty where llama.cpp assumes the same."""
         if value == assumed_layers(hp):
             return {}
         length = (*value, False).index(False) + 1
@@ -158,7 +172,7 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
 
 
 def _positions(found: Found) -> Found:
-    """Return the window's size in positions; None for null and for 0."""
+    """Return (window size, key), the size None for null and for 0; None for None."""
     if found is None:
         return None
     value, key = found
@@ -166,7 +180,7 @@ def _positions(found: Found) -> Found:
 
 
 def require_causal(value: Value, facts: Facts, hp: Params) -> str:
-    """Raise ArchError for embedding models, which attend to later positions too.
+    """Return ""; ArchError for embedding models, which attend to later positions too.
 
     "vision" (gemma4) means the tokens of an image alone.
     """
@@ -177,12 +191,13 @@ def require_causal(value: Value, facts: Facts, hp: Params) -> str:
 
 
 def rotated_windows(without: bool) -> HyperRule:
-    """Return the rope_layers rule where only windowed layers rotate.
+    """Return the rule for `rope_layers` where only layers with a window are rotated.
 
-    `without`: whether the layers of a model without windows rotate.
+    `without`: whether the layers of a model without windows are rotated.
     """
 
     def default(hp: Params) -> PerLayer:
+        """Return one boolean a layer: those with a window, or `without` for all."""
         on = hp["sliding_window"] is not None
         layers: PerLayer = hp["window_layers"] if on else (without,) * hp["n_layers"]
         return layers

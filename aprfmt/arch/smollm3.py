@@ -36,7 +36,10 @@ _TENSORS, _BINDINGS = make_tables(
 
 
 def _unrotated(facts: Facts | None, hp: Params) -> PerLayer:
-    """Window the layers without rope: transformers' default for an absent layer_types."""
+    """Return one boolean a layer: a window in layers without rope.
+
+    That is transformers' default for an absent layer_types.
+    """
     return tuple(not rotated for rotated in rotating_layers(facts, hp))
 
 

@@ -3,13 +3,13 @@
 Three independent tables make an `ArchSpec`:
 
 - `tensors`: the roles with their logical shapes, independent of any file's names;
-- `bindings`: per naming style ("hf", "gguf"), which stored names hold which roles, and the layout
-  steps between the stored and the logical tensor;
+- `bindings`: per naming style ("hf", "gguf"), which stored names have which roles, and the
+  layout steps between the stored and the logical tensor;
 - `hyper`: per hyperparameter, the keys each style uses, and the default that applies where a
   style leaves it out (defaults exist nowhere else; the value keeps the origin "default").
 
-`block` (block_spec.py) says which operations the forward pass performs, each field out of a fixed
-set.
+`block` (block_spec.py) says which operations the forward pass performs, each field out of a
+fixed set.
 
 A *logical* tensor is the weight as Hugging Face's modules use it: [out, in] matrices, split
 q/k/v and gate/up, split-half rope order (unless the source itself is interleaved), experts
@@ -63,14 +63,16 @@ class HyperParams(Mapping[str, Value]):
     """
 
     def __init__(self, rows: Mapping[str, HyperParam], subject: str = "") -> None:
+        """Take the hyperparameters by name; `subject` (a path) begins error messages."""
         self._rows = dict(rows)
         self._subject = subject
 
     def __getitem__(self, name: str) -> Value:
+        """Return the value of a hyperparameter; ArchError if it has none."""
         return self.of(name).value
 
     def of(self, name: str) -> HyperParam:
-        """Return value, origin and key; ArchError if the hyperparameter has no value."""
+        """Return value, origin and key of a hyperparameter; ArchError if it has no value."""
         if name not in self._rows:
             raise ArchError(
                 f"{self._subject or 'model'}: hyperparameter {name!r} is not given by the file "
@@ -82,7 +84,7 @@ class HyperParams(Mapping[str, Value]):
         return short_repr(self, self._subject, f"{len(self)} values")
 
     def _ipython_key_completions_(self) -> list[str]:
-        """Return the names of the hyperparameters."""
+        """Return the names of the hyperparameters, which IPython offers after `hp[`."""
         return list(self._rows)
 
     def __contains__(self, name: object) -> bool:
@@ -95,7 +97,7 @@ class HyperParams(Mapping[str, Value]):
         return len(self._rows)
 
     def replaced(self, **values: Value) -> "HyperParams":
-        """Return a copy with values set by the user (origin "user"), e.g. for a hypothesis."""
+        """Return a copy with some values replaced, their origin "user"."""
         rows = dict(self._rows)
         rows.update({name: HyperParam(value, "user") for name, value in values.items()})
         return HyperParams(rows, self._subject)
@@ -103,12 +105,12 @@ class HyperParams(Mapping[str, Value]):
 
 @dataclass(frozen=True)
 class Facts:
-    """What a file says, before the tables are applied.
+    """What a file says of its hyperparameters, before the rules are applied.
 
     `style` is the key style of `values` ("hf": config.json, "gguf": metadata with the
-    architecture's prefix, "apr": APR's typed keys); `shapes` are the LOGICAL shapes by role key
-    (`binding.known_shapes`), so that what the tensors themselves say (biases, norms, head) can be
-    read. `arch_key` is the prefix GGUF keys carry. `tensors` are stored tensors by name, with
+    architecture's prefix, "apr": APR's typed keys). `shapes` are the LOGICAL shapes by role key
+    (`binding.known_shapes`), so that rules can read what the tensors show (biases, norms, head).
+    `arch_key` is the prefix of GGUF keys. `tensors` are stored tensors by name, with
     `.shape` and `.numpy()`: some styles keep hyperparameters there (rope_freqs.weight). `names`
     is the style of the tensor names ("hf", "gguf"), "" where it is not known.
     """
@@ -121,9 +123,9 @@ class Facts:
     names: str = ""
 
     def first(self, *keys: str, null: bool = False) -> tuple[Value, str] | None:
-        """Return (value, key) of the first key that is there; `{arch}` is filled.
+        """Return (value, key) of the first of `keys` that the file has; `{arch}` is filled in.
 
-        A null counts as absent; with `null=True` it counts as the value None.
+        None if it has none of them. A null counts as absent; with `null=True` it counts as None.
         """
         for template in keys:
             key = template.replace("{arch}", self.arch_key)
@@ -133,7 +135,10 @@ class Facts:
         return None
 
     def vector(self, name: str) -> tuple[float, ...] | None:
-        """Return a small stored tensor's values, float32 exact; ArchError for more than 65536."""
+        """Return the values of a small stored tensor, exact float32; None if there is none.
+
+        ArchError for more than 65536 values.
+        """
         tensor = self.tensors.get(name)
         if tensor is None:
             return None
@@ -147,11 +152,13 @@ class Facts:
 
     @cached_property
     def roles(self) -> frozenset[str]:
-        """The roles that occur, without their layers."""
+        """The roles of the stored tensors, without layer numbers."""
         return frozenset(split_key(key)[1] for key in self.shapes)
 
 
 class _Missing:
+    """The type of MISSING, which marks a rule without a default."""
+
     def __repr__(self) -> str:
         return "MISSING"
 
@@ -215,7 +222,7 @@ class DerivedTensor:
     make: Callable[[Mapping[str, Value]], Sequence[float] | None]
 
     def name(self, style: str) -> str:
-        """Return the stored name in a style; "" if the style does not store it."""
+        """Return the tensor's stored name in a style; "" if the style does not store it."""
         return self.names.get(style, "")
 
 
@@ -223,12 +230,11 @@ class DerivedTensor:
 class TensorRule:
     """One role of an architecture.
 
-    `shape` entries are sums of products of hyperparameter names and integers
-    ("n_heads*head_dim", "kv_lora_rank+qk_rope_head_dim"), nothing else.
-    `needs`: "" always required; "optional"; or conditions joined by "&", each the name of a
-    hyperparameter ("attention_bias", "moe_layers", "!moe_layers", "!tied_embeddings") that makes
-    it required where true (or not zero; for per-layer ones, in the layers where it is).
-    Roles with `layered=False` exist once.
+    `shape` entries are sums of products of hyperparameter names and integers ("n_heads*head_dim",
+    "kv_lora_rank+qk_rope_head_dim"), nothing else. `needs`: "" always required; "optional"; or
+    conditions joined by "&", each the name of a hyperparameter ("attention_bias", "moe_layers",
+    "!moe_layers", "!tied_embeddings") that makes it required where true (or not zero; for per-layer
+    ones, in the layers where it is). Roles with `layered=False` exist once.
     """
 
     role: str
@@ -270,15 +276,18 @@ class LayoutStep(Protocol):
     def moves(
         self, stored: Sequence[tuple[int, ...]], hp: Mapping[str, Value]
     ) -> list[list[Move]] | None:
-        """Return the runs of stored elements of each logical output; None: decode instead."""
+        """Return for each logical tensor the runs of stored elements that make it up, in order.
+
+        None if the step cannot be expressed so: then the arrays have to be decoded.
+        """
         ...
 
     def undo(self, stored: Sequence[Array], hp: Mapping[str, Value]) -> list[Array]:
-        """Turn stored arrays into logical ones."""
+        """Return the logical arrays of stored ones."""
         ...
 
     def apply(self, logical: Sequence[Array], hp: Mapping[str, Value]) -> list[Array]:
-        """Turn logical arrays into stored ones; `undo(apply(x)) == x`."""
+        """Return the stored arrays of logical ones; `undo(apply(x)) == x`."""
         ...
 
 
@@ -302,9 +311,10 @@ class Binding:
 class Loss:
     """A hyperparameter that a style cannot express: when it matters, and what readers assume.
 
-    `assumed`: in a foreign file of this style the value follows from its readers' rule, so what
-    is said of such a file has the same sentence (KeyReport.assumed). `refused`: a style that has no
-    form of it, so that no file is written.
+    `applies(hp)` says whether a model is affected, `consequence` is the sentence for the user.
+    `assumed`: a file of this style from another program leaves the value to its readers' rule, and
+    the same sentence is reported of it (KeyReport.assumed). `refused`: the style has no form of it,
+    so that no file is written.
     """
 
     style: str
@@ -317,10 +327,10 @@ class Loss:
 
 @dataclass(frozen=True, slots=True)
 class DraftNames:
-    """How one naming style stores the draft head behind a model of {N} layers; {I} counts heads.
+    """How one naming style stores the draft head after a model of {N} layers; {I} counts heads.
 
     `layer` is the prefix of its decoder layer, `own` its other tensors by template, with the role
-    each holds, the first of a role's being written; `counts` are keys that say how many draft
+    each has; the first of a role is written. `counts` are keys that say how many draft
     layers there are. `join` are the steps of the matrix that joins embedding and hidden state.
     """
 
@@ -332,19 +342,21 @@ class DraftNames:
 
 @dataclass(frozen=True)
 class ArchSpec:
-    """One architecture. `called[style]` are its names in each style, of one of ours its row's.
+    """The tables of one architecture.
 
+    `called[style]` are its names in each style; if none are given, those of the table CALLED.
     hf: `model_type` values and class names (both; the first of each is written); gguf:
     `general.architecture` values; apr: `architecture` slugs. `evidence(tensor names, values)`
     decides between architectures that share a name: the one whose evidence is true, else the one
     without an evidence function. `ignored` are config keys known not to change the forward pass.
     `buffers[style]` are name templates of stored tensors that are computed, not learned (masks,
     inverse frequencies). `derived` are hyperparameters that some styles keep in tensors. `level`:
-    names where there is no forward pass; `block` says nothing then. `draft[style]` are the names of
-    its draft head (draft_head.py), none where it has none that is known; `draft_layer` says by
-    `..._layers` what the head's layer is, where it is not what the model's last one is. `section`:
-    the object of a multimodal config.json that describes it. `mixed` says of hyperparameters what
-    they have together that no published model has, "" for nothing: such a model is not run.
+    "names" where there is no forward pass; `block` says nothing then. `draft[style]` are the names
+    of its draft head (draft_head.py), none where it has none that is known; `draft_layer` gives by
+    `..._layers` the kind of the head's layer, where it is not that of the model's last one.
+    `section`: the object of a multimodal config.json that describes it. `mixed` returns, in words,
+    which features a model's hyperparameters combine that no published model has, "" for none: such
+    a model is not run.
     """
 
     name: str
@@ -359,7 +371,7 @@ class ArchSpec:
     derived: tuple[DerivedTensor, ...] = ()
     evidence: Callable[[Collection[str], Mapping[str, Value]], bool] | None = None
     level: Literal["full", "names"] = "full"
-    forward: str = ""  # "module:function" of its own forward pass; "": the common one
+    forward: str = ""  # "module:function" of its own forward pass; "": the shared one
     draft: Mapping[str, DraftNames] = field(default_factory=dict)
     draft_layer: Mapping[str, bool] = field(default_factory=dict)
     section: str = "text_config"
@@ -369,6 +381,7 @@ class ArchSpec:
         return short_repr(self, self.name)
 
     def __post_init__(self) -> None:
+        """Take the names of the table CALLED if none are given; ArchError if it has none either."""
         if not self.called:
             if self.name not in CALLED:
                 raise ArchError(f"architecture {self.name!r}: no names are given; say called=")

@@ -1,4 +1,4 @@
-"""Architectures by their tables: known by their names alone, or with a description of a block."""
+"""Builders of ArchSpec from tables: architectures with names only, or with a forward pass."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -10,9 +10,10 @@ Made = tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]  # of ro
 
 
 def names_only_spec(name: str, made: Made, hyper: tuple[HyperRule, ...], **more: Any) -> ArchSpec:
-    """Return a spec of level "names"; `more` are its other fields.
+    """Return an architecture of level "names"; `more` are its other fields.
 
-    Keys of config.json that no rule reads stay unknown: what they mean matters to a forward pass.
+    `made` are its tensor table and bindings. Keys of config.json that no rule reads stay unknown:
+    what they mean matters to a forward pass.
     """
     tensors, bindings = made
     return own_styles_only(
@@ -31,7 +32,10 @@ def names_only_spec(name: str, made: Made, hyper: tuple[HyperRule, ...], **more:
 def full_spec(
     name: str, made: Made, hyper: tuple[HyperRule, ...], block: BlockSpec, **more: Any
 ) -> ArchSpec:
-    """Return a spec of level "full"; `more` are its other fields."""
+    """Return an architecture of level "full"; `more` are its other fields.
+
+    `made` are its tensor table and bindings.
+    """
     return replace(names_only_spec(name, made, hyper, **more), level="full", block=block)
 
 

@@ -1,7 +1,7 @@
-"""t5 and its family: an encoder and a decoder of as many or fewer layers, which looks at it.
+"""t5 and its family: an encoder, and a decoder of as many or fewer layers that attends to it.
 
 Layers of both share the number {L}; the longer stack counts them. The MLP is gated (t5 v1.1,
-flan, mt5, umt5) or not; the tables of distances stand in the first layers, umt5's in every one.
+flan, mt5, umt5) or not; the tables of distances are in the first layers, umt5's in every one.
 An encoder alone (t5encoder, of diffusion models) is another row. Sources: transformers'
 modeling_t5 and modeling_umt5; the gguf package's name map; the converter's t5.py.
 """
@@ -26,7 +26,10 @@ _SHORT = {"encoder": "enc", "decoder": "dec"}
 
 
 def _row(stack: str, role: str, hf: str, shape: tuple[str, ...], needs: str = "") -> RoleRow:
-    """Return the row of a stack's layers; `hf` counts the parts of a layer."""
+    """Return the row of a tensor in every layer of a stack ("encoder" or "decoder").
+
+    `hf` is its name after "layer.", which begins with the number of the part of the layer.
+    """
     both = " & ".join(filter(None, (f"{stack}_layers", needs)))
     gguf = f"{_SHORT[stack]}.blk.{{L}}.{role}.weight"
     return RoleRow(
@@ -39,6 +42,7 @@ def _row(stack: str, role: str, hf: str, shape: tuple[str, ...], needs: str = ""
 
 
 def _attention(stack: str, prefix: str, module: str) -> Rows:
+    """Return the rows of an attention; `prefix` is "cross_" for the decoder's second one."""
     return (
         _row(stack, f"{prefix}attn_q", f"{module}.q", (Q, "hidden_size")),
         _row(stack, f"{prefix}attn_k", f"{module}.k", (KV, "hidden_size")),
@@ -48,6 +52,7 @@ def _attention(stack: str, prefix: str, module: str) -> Rows:
 
 
 def _mlp(stack: str, at: int, gated: bool) -> Rows:
+    """Return the rows of the MLP, which is part `at` of a layer."""
     module, into, out = f"{at}.DenseReluDense", ("ffn_size", "hidden_size"), ("hidden_size",)
     gate = (_row(stack, "ffn_gate", f"{module}.wi_0", into),) if gated else ()
     return (
@@ -58,7 +63,7 @@ def _mlp(stack: str, at: int, gated: bool) -> Rows:
 
 
 def _stack(stack: str, gated: bool) -> Rows:
-    """Return the roles of the encoder's or the decoder's layers and of its last norm."""
+    """Return the rows of the encoder's or the decoder's layers."""
     cross = stack == "decoder"
     width = ("hidden_size",)
     return (
@@ -79,6 +84,7 @@ def _stack(stack: str, gated: bool) -> Rows:
 
 
 def _last(stack: str) -> RoleRow:
+    """Return the row of the norm after a stack's last layer."""
     name = f"{_SHORT[stack]}.output_norm.weight"
     return RoleRow(
         name, f"{stack}.final_layer_norm.weight", ("hidden_size",), gguf=name, layered=False
@@ -90,6 +96,7 @@ _TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # the sa
 
 
 def _made(gated: bool, *stacks: str) -> Made:
+    """Return the tensor table and bindings of a model with these stacks."""
     head = (RoleRow("output.weight", "lm_head.weight", _TABLE, "!tied_embeddings", layered=False),)
     return make_tables(
         (
@@ -103,17 +110,20 @@ def _made(gated: bool, *stacks: str) -> Made:
 
 
 def _count(facts: Facts, stack: str) -> Found:
+    """Return (number of layers of a stack, key); None without the key."""
     return facts.first(*_COUNTS[stack])
 
 
 def _nothing(value: Value, hp: Params) -> Params:
+    """Return {}: the write function of a hyperparameter that other rules write."""
     return {}
 
 
 def _longest(*stacks: str) -> HyperRule:
-    """Return the rule for the layers of the longer stack."""
+    """Return the rule for `n_layers`: the layers of the longer stack."""
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (layers of the longer stack, key); None if neither stack has a key."""
         found = [count for stack in stacks if (count := _count(facts, stack)) is not None]
         return max(((whole_number(*one, 1), one[1]) for one in found), default=None)
 
@@ -131,9 +141,10 @@ def _longest(*stacks: str) -> HyperRule:
 
 
 def _layers(stack: str) -> HyperRule:
-    """Return the rule for the layers that a stack has: the first so many."""
+    """Return the rule for which of the `n_layers` layers a stack has: the first so many."""
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key); None without the stack's key."""
         found = _count(facts, stack)
         if found is None:
             return None
@@ -153,7 +164,10 @@ def _layers(stack: str) -> HyperRule:
 
 
 def _bias_layers(stack: str, every: bool) -> HyperRule:
+    """Return the rule for which layers of a stack have a table of distances: all, or the first."""
+
     def layers(hp: Params) -> tuple[bool, ...]:
+        """Return one boolean a layer: every layer of the stack, or its first alone."""
         here: tuple[bool, ...] = hp[f"{stack}_layers"]
         return here if every else tuple(on and i == 0 for i, on in enumerate(here))
 
@@ -167,6 +181,7 @@ def _activation(default: str) -> HyperRule:
              "silu": "silu"}  # fmt: skip
 
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (activation, key) of config.json; the default for an unknown word."""
         found = facts.first("feed_forward_proj")
         return None if found is None else (names.get(text(*found), default), found[1])
 
@@ -183,12 +198,16 @@ def _activation(default: str) -> HyperRule:
 
 
 def _start(value: Value, hp: Params) -> Params:
-    """Return the keys that llama.cpp asks for, all of one epsilon."""
+    """Return GGUF's {key: epsilon} under both keys that llama.cpp asks for."""
     keys = ("rms_epsilon", "epsilon")
     return {f"{{arch}}.attention.layer_norm_{key}": value for key in keys}
 
 
 def _hyper(gated: bool, every: bool, *stacks: str) -> tuple[HyperRule, ...]:
+    """Return the rules of a model with these stacks.
+
+    `gated`: its MLP has a gate. `every`: every layer has a table of distances, not only the first.
+    """
     alone = len(stacks) == 1
     eps = hyper_rules.norm_eps(1e-6, "layer_norm_epsilon")
     return hyper_rules.hyper_table(
@@ -223,17 +242,22 @@ _IGNORED = frozenset(
 
 
 def _has(names: Collection[str], *parts: str) -> bool:
+    """Return whether any tensor name contains one of the parts."""
     return any(part in name for name in names for part in parts)
 
 
 def _is(gated: bool, every: bool, decoder: bool) -> Any:
+    """Return a function that tells a form of t5 by its tensor names."""
     second = (
         "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.",
         "enc.blk.1.attn_rel_b.",
     )
 
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
-        """Say whether the names show this form."""
+        """Return whether the tensor names show exactly this form.
+
+        `values`, the metadata, is for other evidence functions.
+        """
         here = (
             _has(names, ".wi_0.", ".ffn_gate."),
             _has(names, *second),
@@ -245,6 +269,7 @@ def _is(gated: bool, every: bool, decoder: bool) -> Any:
 
 
 def _t5(name: str, gated: bool, *stacks: str) -> ArchSpec:
+    """Return the architecture of one form of t5: gated or not, with these stacks."""
     every = name.startswith("umt5")
     return names_only_spec(
         name,

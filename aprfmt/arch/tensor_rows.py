@@ -1,4 +1,4 @@
-"""Tensor tables in short form: one row per tensor gives its rule and its names in both styles.
+"""Tensor tables in short form: one row per tensor gives role, shape and names in both styles.
 
 Most GGUF names equal the role, so a row usually gives only the Hugging Face name and the shape.
 `make_tables` turns rows into the two independent tables of an ArchSpec.
@@ -19,9 +19,10 @@ Steps = tuple[LayoutStep, ...]
 
 @dataclass(frozen=True, slots=True)
 class RoleRow:
-    """One role. Names are templates; `hf` is below LAYER unless it holds {L} or is whole-model.
+    """One role with its names in both styles, which are templates.
 
-    `gguf=None`: the name equals the role; "" (either style): the style has no such tensor.
+    `hf` is below LAYER unless it contains {L} or is whole-model. `gguf=None`: the name equals the
+    role; "" (either style): the style has no such tensor.
     """
 
     role: str
@@ -66,7 +67,7 @@ def norm(
     gguf_steps: Steps = (),
     layered: bool = True,
 ) -> tuple[RoleRow, ...]:
-    """Return the rows of a norm's weight, and bias."""
+    """Return the rows of a norm: its weight, and its bias if it has one."""
     parts = ("weight", "bias") if bias else ("weight",)
     return tuple(
         RoleRow(f"{role}.{p}", f"{hf}.{p}", size, needs, (), gguf_steps, layered=layered)
@@ -89,9 +90,11 @@ def model_rows(
     head_gguf: str | None = None,
     norm_steps: Steps = (),
 ) -> tuple[tuple[RoleRow, ...], tuple[RoleRow, ...]]:
-    """Return the rows of the whole-model tensors: embedding, final norm, head.
+    """Return (row of the embedding, rows of the final norm and the head).
 
-    `head_gguf=""`: GGUF has no tensor for the head; the embedding is always used.
+    The first go before those of the layers, the others after. `embed`, `final` and `head` are
+    Hugging Face names. `head_gguf=""`: GGUF has no tensor for the head; the embedding is always
+    used.
     """
     table = ("vocab_size", "hidden_size")
     before = (RoleRow("token_embd.weight", f"{embed}.weight", table, layered=False),)
@@ -112,7 +115,7 @@ def model_rows(
 
 
 class WholeNames(TypedDict, total=False):
-    """The arguments of `model_rows`."""
+    """The keyword arguments of `model_rows`, for annotations."""
 
     embed: str
     final: str
@@ -124,7 +127,10 @@ class WholeNames(TypedDict, total=False):
 
 
 def with_model_rows(*rows: RoleRow, **named: Unpack[WholeNames]) -> tuple[RoleRow, ...]:
-    """Return rows with those of the whole-model tensors around them, named as by `model_rows`."""
+    """Return `rows` between the rows of embedding and of final norm and head.
+
+    `named` are the arguments of `model_rows`.
+    """
     before, after = model_rows(**named)
     return (*before, *rows, *after)
 
@@ -136,7 +142,11 @@ def attention(
     permuted: bool = False,
     out: str = "o_proj",
 ) -> tuple[RoleRow, ...]:
-    """Return q, k, v and output projection; `permuted`: GGUF has Q and K in rope pairs."""
+    """Return the rows of q, k, v and output projection; `out` is the output's name.
+
+    `bias` and `out_bias` are the conditions for biases, None: no bias. `permuted`: GGUF stores the
+    rows of q and k in pair order.
+    """
     q = (RowsPermuted("n_heads"),) if permuted else ()
     k = (RowsPermuted("n_kv_heads"),) if permuted else ()
     return (
@@ -150,7 +160,7 @@ def attention(
 def gated_mlp(
     bias: str | None = None, needs: str = "", module: str = "mlp", size: str = "ffn_size"
 ) -> tuple[RoleRow, ...]:
-    """Return gate, up and down."""
+    """Return the rows of an MLP's gate, up and down matrices."""
     return (
         *linear("ffn_gate", f"{module}.gate_proj", size, "hidden_size", needs, bias=bias),
         *linear("ffn_up", f"{module}.up_proj", size, "hidden_size", needs, bias=bias),
@@ -161,7 +171,7 @@ def gated_mlp(
 def plain_mlp(
     up: str, down: str, bias: str | None = "", module: str = "mlp"
 ) -> tuple[RoleRow, ...]:
-    """Return up and down."""
+    """Return the rows of an MLP without a gate: `up` and `down` are its matrices' names."""
     return (
         *linear("ffn_up", f"{module}.{up}", "ffn_size", "hidden_size", bias=bias),
         *linear("ffn_down", f"{module}.{down}", "hidden_size", "ffn_size", bias=bias),
@@ -169,7 +179,10 @@ def plain_mlp(
 
 
 def fused_qkv(hf: str = "self_attn.qkv_proj", suffix: str = "weight") -> Binding:
-    """Return the binding of one matrix with the rows of q, then k, then v."""
+    """Return the binding of one stored matrix with the rows of q, then k, then v.
+
+    `hf` is its name in a layer, `suffix` "weight" or "bias".
+    """
     roles = tuple(f"attn_{x}.{suffix}" for x in "qkv")
     return Binding((f"{LAYER}{hf}.{suffix}",), roles, (Split((Q, KV, KV)),))
 
@@ -184,10 +197,10 @@ def experts(
     up: str = "up_proj",
     down: str = "down_proj",
 ) -> tuple[tuple[RoleRow, ...], tuple[Binding, ...]]:
-    """Return the rows of stacked experts and the bindings that Hugging Face files need.
+    """Return (rows of stacked experts, bindings that Hugging Face files need).
 
-    Written as one tensor per expert. transformers 5 has one tensor for gate and up of all experts,
-    often below another module; it is read too.
+    They are written as one tensor per expert. transformers 5 has one tensor for gate and up of all
+    experts, often below another module; it is read too.
     """
     into = ("n_experts", "moe_ffn_size", "hidden_size")
     back = ("n_experts", "hidden_size", "moe_ffn_size")
@@ -225,7 +238,11 @@ def make_tables(
     gguf_first: Iterable[Binding] = (),
     gguf_more: Iterable[Binding] = (),
 ) -> tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]:
-    """Return the tensor table and the bindings: `..._first` are written, `..._more` only read."""
+    """Return (the tensor table, {style: bindings}) of the rows of an architecture.
+
+    Bindings in `..._first` are tried before those of the rows and so are written; those in
+    `..._more` are only read.
+    """
     every = tuple(rows)
     rules = tuple(TensorRule(row.role, row.shape, row.needs, row.layered) for row in every)
     hf = tuple(Binding((_below_layer(row),), (row.role,), row.hf_steps) for row in every if row.hf)
@@ -236,9 +253,11 @@ def make_tables(
 
 
 def _below_layer(row: RoleRow) -> str:
+    """Return the Hugging Face name template of a row, with the layer's prefix if it is in one."""
     return LAYER + row.hf if row.layered and "{L}" not in row.hf else row.hf
 
 
 def _gguf_name(row: RoleRow) -> str:
+    """Return the GGUF name template of a row, with the block's prefix if it is in one."""
     name = row.gguf or row.role
     return f"blk.{{L}}.{name}" if row.layered and "{L}" not in name else name

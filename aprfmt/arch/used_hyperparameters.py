@@ -1,4 +1,4 @@
-"""Which hyperparameters a model uses: the others say that an operation is not there."""
+"""Which hyperparameters a model uses; the values of others say that an operation is absent."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -35,11 +35,12 @@ LIKE: Mapping[str, str] = {
 
 
 def used_names(values: Mapping[str, Value]) -> list[str]:
-    """Return the names whose values the forward pass uses, in order."""
+    """Return the names of the hyperparameters that the forward pass uses, in order."""
     return [name for name in values if _matters(name, values)]
 
 
 def _matters(name: str, values: Mapping[str, Value]) -> bool:
+    """Return whether a hyperparameter's value changes the forward pass."""
     value: Any = values[name]
     if value is None or value is False or value == 0 or value == NEUTRAL.get(name):
         return False

@@ -1,4 +1,4 @@
-"""Checks of configuration values from JSON or GGUF."""
+"""Checks of configuration values from JSON or GGUF; each returns the value or raises ArchError."""
 
 import math
 import struct
@@ -10,11 +10,14 @@ from aprfmt.errors import ArchError
 
 MAX_SIZE = (1 << 31) - 1
 MAX_LAYERS = 1 << 12  # per-layer lists are built from the layer count
-MAX_ROTATED = 1 << 16  # lists with one number per rotated pair have half this length
+MAX_ROTATED = 1 << 16  # lists with one number per rotated pair have at most half this length
 
 
 def whole_number(value: Value, key: str, low: int = 0, high: int = MAX_SIZE) -> int:
-    """Return a whole number between the bounds (12.0 counts as one); ArchError otherwise."""
+    """Return an integer between the bounds (12.0 counts as one); ArchError otherwise.
+
+    `key` names the value in the message.
+    """
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     if type(value) is not int or not low <= value <= high:
@@ -23,7 +26,7 @@ def whole_number(value: Value, key: str, low: int = 0, high: int = MAX_SIZE) -> 
 
 
 def number(value: Value, key: str) -> float:
-    """Return a finite number as float; ArchError otherwise."""
+    """Return a finite number as float; ArchError, naming `key`, otherwise."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
             found = float(value)
@@ -35,7 +38,7 @@ def number(value: Value, key: str) -> float:
 
 
 def positive(value: Value, key: str) -> float:
-    """Return a number above zero; ArchError otherwise."""
+    """Return a number above zero as float; ArchError, naming `key`, otherwise."""
     found = number(value, key)
     if found <= 0:
         raise ArchError(f"{key}: is {short_repr(value)}; expected a number above zero")
@@ -43,21 +46,21 @@ def positive(value: Value, key: str) -> float:
 
 
 def boolean(value: Value, key: str) -> bool:
-    """Return a boolean; ArchError otherwise."""
+    """Return `value` if it is a bool; ArchError, naming `key`, otherwise."""
     if not isinstance(value, bool):
         raise ArchError(f"{key}: is {short_repr(value)}; expected true or false")
     return value
 
 
 def text(value: Value, key: str) -> str:
-    """Return a string; ArchError otherwise."""
+    """Return `value` if it is a str; ArchError, naming `key`, otherwise."""
     if not isinstance(value, str):
         raise ArchError(f"{key}: is {short_repr(value)}; expected a name")
     return value
 
 
 def sequence(value: Value, key: str, at_least: int = 0) -> Sequence[Value]:
-    """Return a list (or GGUF array) with enough entries; ArchError otherwise."""
+    """Return `value` if it is a list or GGUF array with enough entries; ArchError otherwise."""
     if isinstance(value, (str, bytes, Mapping)) or not isinstance(value, Sequence):
         raise ArchError(f"{key}: is {short_repr(value)}; expected a list")
     if len(value) < at_least:
@@ -71,7 +74,7 @@ def divisors(value: Value, key: str) -> tuple[float, ...]:
 
 
 def nearest_float32(value: float) -> float:
-    """Return the float32 nearest to a number, inf where it is too large."""
+    """Return the float32 nearest to a number, an infinity where it is too large."""
     try:
         rounded: float = struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
@@ -80,7 +83,7 @@ def nearest_float32(value: float) -> float:
 
 
 def shortest_decimal(value: float) -> float:
-    """Return the shortest decimal that rounds to the same float32.
+    """Return the number with the fewest digits that rounds to the same float32.
 
     GGUF keeps 1e-6 as the float32 9.99999997e-07; this gives 1e-6 back, so that equal models
     have equal hyperparameters in every format. A number that is not a float32 is returned as given.
@@ -95,7 +98,10 @@ def shortest_decimal(value: float) -> float:
 
 
 def inverse(value: float, key: str) -> float:
-    """Return 1/x, or the neighbouring float whose inverse is exactly x, if there is one."""
+    """Return 1/value, or a neighbouring float whose inverse is exactly `value`, if there is one.
+
+    ArchError, naming `key`, for 0.
+    """
     value = number(value, key)
     if value == 0:
         raise ArchError(f"{key}: is 0; expected a divisor")
@@ -112,7 +118,7 @@ def inverse(value: float, key: str) -> float:
 
 
 def same_value(a: Value, b: Value) -> bool:
-    """Say whether two values are equal, floats up to float32 rounding (2^-23 relative).
+    """Return whether two values are equal, floats up to float32 rounding (2^-23 relative).
 
     True is not 1: formats keep booleans and numbers apart, and no rule takes one for the other.
     """

@@ -1,9 +1,9 @@
-"""Vision towers: clip's and siglip's, the halves of multimodal models that see.
+"""Vision towers of clip and siglip: the image encoders of multimodal models.
 
 GGUF keeps a tower in a file of its own (mmproj, architecture `clip`), with the names `v.*`; a
 tower alone has no projector. Of a whole clip or siglip the tower is read below `vision_config`.
-siglip's pooling head has no name there. Sources: transformers' modeling_clip and modeling_siglip;
-the gguf package's name map and keys; the converter's base.py.
+siglip's pooling head has no name there. Sources: transformers' modeling_clip and
+modeling_siglip; the gguf package's name map and keys; the converter's base.py.
 """
 
 from collections.abc import Collection, Mapping
@@ -23,7 +23,7 @@ _PATCH = ("hidden_size", "image_channels", "patch_size", "patch_size")
 
 
 def _linear(role: str, hf: str, out: str, into: str) -> Rows:
-    """Return a projection's weight and bias, which a GGUF names `v.blk.{L}.ROLE`."""
+    """Return the rows of a projection's weight and bias, `v.blk.{L}.ROLE` in a GGUF."""
     return tuple(
         RoleRow(row.role, _LAYER + row.hf, row.shape, gguf=f"v.blk.{{L}}.{row.role}")
         for row in linear(role, hf, out, into, bias="")
@@ -31,6 +31,7 @@ def _linear(role: str, hf: str, out: str, into: str) -> Rows:
 
 
 def _norm(role: str, hf: str) -> Rows:
+    """Return the rows of a layer's norm, weight and bias, `v.blk.{L}.ROLE` in a GGUF."""
     return tuple(
         RoleRow(row.role, _LAYER + row.hf, row.shape, gguf=f"v.blk.{{L}}.{row.role}")
         for row in norm(role, hf, bias=True)
@@ -38,13 +39,14 @@ def _norm(role: str, hf: str) -> Rows:
 
 
 def _around(role: str, hf: str) -> Rows:
-    """Return a norm outside the layers."""
+    """Return the rows of a norm outside the layers, weight and bias."""
     return tuple(
         single_row(f"{role}.{part}", f"{hf}.{part}", *_WIDTH) for part in ("weight", "bias")
     )
 
 
 def _layers() -> Rows:
+    """Return the rows of a layer's tensors."""
     return (
         *_norm("ln1", "layer_norm1"),
         *_linear("attn_q", "self_attn.q_proj", Q, "hidden_size"),
@@ -58,7 +60,7 @@ def _layers() -> Rows:
 
 
 def _head() -> Rows:
-    """Return siglip's pooling head: a learned query, attention and an MLP."""
+    """Return the rows of siglip's pooling head: a learned query, attention and an MLP."""
     shapes = {
         "probe": ("1", "1", *_WIDTH), "attention.in_proj_weight": ("3*hidden_size", *_WIDTH),
         "attention.in_proj_bias": ("3*hidden_size",),
@@ -74,19 +76,25 @@ def _head() -> Rows:
 
 
 def _patches(hp: Mapping[str, Value]) -> int:
+    """Return the number of positions: the patches of an image, and a class token if any."""
     side = int(hp["image_size"]) // int(hp["patch_size"])
     return side * side + bool(hp["class_token"])
 
 
 def _size(name: str, hf: str, gguf: str, default: int) -> HyperRule:
+    """Return the rule of a size with its keys in config.json and in GGUF."""
     return hyper_rules.size(name, hf, gguf, hf_default=default)
 
 
 def activation_keys(activation: str) -> HyperRule:
-    """Return the rule for the activation; its keys in a GGUF say which, and what the file is."""
+    """Return the rule for the activation; a GGUF has a boolean key for each one it knows.
+
+    Writing it also writes the key that says that the file has a vision encoder.
+    """
     names = {"quick_gelu": "gelu_quick"}
 
     def write(value: Value, hp: Mapping[str, Value]) -> Mapping[str, Value]:
+        """Return GGUF's {key: True} for the vision encoder and for the activation."""
         word = {"gelu": "gelu", "gelu_tanh": "gelu", "silu": "silu"}.get(value)
         flag = {} if word is None else {f"{{arch}}.use_{word}": True}
         return {"{arch}.has_vision_encoder": True, **flag}
@@ -106,7 +114,8 @@ def tower_hyper(
 ) -> tuple[HyperRule, ...]:
     """Return the rules of a tower, one for every hyperparameter.
 
-    `usual`: width, layers, heads, inner width and image size where nothing says them.
+    `eps` and `activation` are defaults, `class_token`: the tower has one. `usual`: width, layers,
+    heads, inner width and image size where no key says them.
     """
     width, layers, heads, ffn, image = usual
     return hyper_rules.hyper_table(
@@ -137,16 +146,26 @@ def tower_hyper(
 
 
 def _named(*parts: str) -> Any:
+    """Return an evidence function: whether a tensor name contains one of the parts."""
+
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
+        """Return whether any tensor name contains one of the parts.
+
+        `values`, the metadata, is for other evidence functions.
+        """
         return any(part in name for name in names for part in parts)
 
     return evidence
 
 
 def projector_model(kind: str) -> Any:
-    """Return what decides for the tower of a GGUF with a projector of this type."""
+    """Return an evidence function: whether a GGUF's projector is of type `kind`."""
 
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
+        """Return whether the GGUF's `clip.projector_type` is the expected one.
+
+        `names`, the tensors', is for other evidence functions.
+        """
         return values.get("clip.projector_type") == kind
 
     return evidence

@@ -1,7 +1,7 @@
-"""whisper: an encoder of mel spectra behind two convolutions, and a decoder that looks at it.
+"""whisper: an encoder of mel spectra after two convolutions, and a decoder that attends to it.
 
-Layers of both share the number {L}; the longer stack counts them. Keys have no biases. GGUF has no
-form of the whole model. Source: transformers' modeling_whisper.
+Layers of both share the number {L}; the longer stack counts them. Keys have no biases. GGUF has
+no form of the whole model. Source: transformers' modeling_whisper.
 """
 
 from collections.abc import Mapping
@@ -22,6 +22,7 @@ _TABLE = ("vocab_size", "hidden_size")
 
 
 def _attention(stack: str, prefix: str, module: str) -> Rows:
+    """Return the rows of an attention of a stack, with its norm; `prefix` begins its roles."""
     at, needs = f"model.{stack}.layers.{{L}}.{module}", f"{stack}_layers"
     return (
         *linear(f"{prefix}_q", f"{at}.q_proj", Q, "hidden_size", needs, bias=""),
@@ -33,6 +34,7 @@ def _attention(stack: str, prefix: str, module: str) -> Rows:
 
 
 def _layers(stack: str, size: str) -> Rows:
+    """Return the rows of a stack's layers; `size` is the MLP's width, a size expression."""
     at, needs, name = f"model.{stack}.layers.{{L}}", f"{stack}_layers", stack[:3]
     width = "hidden_size"
     return (
@@ -45,6 +47,7 @@ def _layers(stack: str, size: str) -> Rows:
 
 
 def _convolution(number: int, into: str) -> Rows:
+    """Return the rows of one of the encoder's convolutions; `into` are its input channels."""
     role, hf = f"enc.conv{number}", f"model.encoder.conv{number}"
     return (
         single_row(f"{role}.weight", f"{hf}.weight", "hidden_size", into, "3"),
@@ -53,16 +56,21 @@ def _convolution(number: int, into: str) -> Rows:
 
 
 def _count(facts: Facts, stack: str) -> Found:
+    """Return (number of layers of a stack, key) of config.json; None without the key."""
     return facts.first(f"{stack}_layers")
 
 
 def _longest(facts: Facts, hp: Params) -> Found:
+    """Return (layers of the longer stack, key) of config.json; None if neither has a key."""
     found = [count for stack in _STACKS if (count := _count(facts, stack)) is not None]
     return max(((whole_number(*one, 1), one[1]) for one in found), default=None)
 
 
 def _stack_layers(stack: str) -> HyperRule:
+    """Return the rule for which of the `n_layers` layers a stack has: the first so many."""
+
     def read(facts: Facts, hp: Params) -> Found:
+        """Return (one boolean a layer, key) of config.json; None without the stack's key."""
         found = _count(facts, stack)
         if found is None:
             return None

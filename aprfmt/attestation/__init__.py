@@ -1,7 +1,7 @@
-"""Whether a quantized model is what its base gives: every tensor made again, and bytes compared.
+"""Attestation that a quantized model derives from its base, by making every tensor again.
 
-`recipes` finds how a file was made, `rederive` makes its tensors again and compares them,
-`statement` writes what was found as an in-toto statement and holds a later one to it.
+`recipes` finds how a file was made, `rederive` makes its tensors again and compares their bytes,
+`statement` writes the result as an in-toto statement and compares a later one with it.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -40,11 +40,11 @@ _FILES: set[Kind] = {"file", "index entry"}
 
 @dataclass(frozen=True)
 class Attestation:
-    """Whether a model derives from a base: per tensor, and of what stands in other fields.
+    """Whether a model derives from a base, for each tensor and for hyperparameters and tokenizer.
 
     `fields` are the hyperparameters and the parts of the tokenizer that differ and count. `faults`
     are sentences about what a statement that was checked says otherwise. `statement` is the in-toto
-    statement of what was found.
+    statement of the result.
     """
 
     model: str
@@ -59,7 +59,7 @@ class Attestation:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Tensors by state; every state is named."""
+        """{state: number of tensors}, with every state."""
         return {state: sum(row.state == state for row in self.tensors) for state in STATES}
 
     @property
@@ -93,7 +93,7 @@ class Attestation:
         return self.pronounced.exit
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `--json`."""
+        """Return the verdict and all rows as the JSON object of `--json`."""
         found = self.pronounced
         return {
             "model": self.model,
@@ -122,14 +122,14 @@ def attest(
     checked: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Attestation:
-    """Make every tensor of `quantized` again from `base`, and compare stored bytes.
+    """Return whether making every tensor of `quantized` again from `base` gives its bytes.
 
     `scheme` is the type that it was quantized as, where the file's own record or its tensors are
-    not to say it; `imatrix` the importance matrix that was used; `drop` are patterns of tensors of
-    the base that it leaves out. `check` is a statement of an earlier run (`checked` its name), to
-    which what is found is held. Raises FormatError for files that cannot be read, UsageError for
-    another importance matrix than the file names, ConversionError where the base cannot be written
-    as such a file at all.
+    not to say it. `imatrix` is the importance matrix that was used. `drop` are patterns of tensors
+    of the base that it leaves out. `check` is a statement of an earlier run, and `checked` its
+    name: the result is compared with it. Raises FormatError for files that cannot be read,
+    UsageError for another importance matrix than the file names, ConversionError where the base
+    cannot be written as such a file at all.
     """
     matrix = None if imatrix is None else read_imatrix(Path(imatrix))
     with ExitStack() as opened:
@@ -149,6 +149,10 @@ def _attest_with(
     checked: str | None,
     progress: Callable[[int, int], None] | None,
 ) -> Attestation:
+    """Return the attestation of the open model `made` against the open `base`.
+
+    The other arguments are those of `attest`.
+    """
     for model in (base, made):
         model.remember()  # what is fetched is read for the tensors, and again for the digests
     recipes = find_recipes(base, made, scheme=scheme, imatrix=matrix, drop=drop)

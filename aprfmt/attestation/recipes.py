@@ -1,7 +1,8 @@
-"""How a quantized model was made of its base: by its record, by its tensors, or as the user says.
+"""Finds the recipes by which a quantized model may have been made from its base.
 
-Every tensor keeps the encoding that the file stores it in. What is left open is how an encoding of
-several tensors lays them out (size of groups, version) and how the searches of blocks round.
+They come from the file's record, from its tensors, or from the user. Every tensor keeps the
+encoding that the file stores it in. What is left open is how an encoding of several tensors lays
+them out (size of groups, version) and how the searches of blocks round.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,11 +32,12 @@ _MATRIX, _MATRIX_FILE = "aprfmt.quantize.imatrix", "quantize.imatrix.file"
 
 @dataclass(frozen=True)
 class Recipe:
-    """How tensors are made again.
+    """How to make the tensors of a quantized model again from its base.
 
     `type` is the scheme where the file or the user names one, "" where each tensor's encoding is
-    all that is known. `lacks` says which importance matrix the file names that was not given.
-    `plan` has the tensors that the base gives by it.
+    all that is known. `ways` are the ways to round that are tried. `lacks` names an importance
+    matrix that the file was made with and that was not given. `plan` has the tensors that the base
+    gives by this recipe.
     """
 
     type: str
@@ -47,7 +49,7 @@ class Recipe:
     plan: Plan | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data: what somebody needs to make the same file again."""
+        """Return type, ways to round, importance matrix and drop: what makes the file again."""
         matrix = self.imatrix
         return {
             "type": self.type,
@@ -67,10 +69,11 @@ def find_recipes(
     imatrix: "ImportanceMatrix | None",
     drop: Sequence[str],
 ) -> list[Recipe]:
-    """Return the recipes by which `made` may have been made of `base`.
+    """Return the recipes by which `made` may have been made from `base`, the likeliest first.
 
-    The first is the one whose tensors are most like the file's own, by name, shape and dtype.
-    Raises ConversionError where no layout can be planned.
+    The likeliest is the one whose tensors are most like the file's own, by name, shape and dtype.
+    `scheme`, `imatrix` and `drop` are what the user says of it. Raises ConversionError where no
+    layout can be planned.
     """
     facts = made.metadata
     named = scheme if scheme is None else type_name(scheme)
@@ -112,7 +115,7 @@ def find_recipes(
 
 
 def _missing_imatrix(made: Model, imatrix: "ImportanceMatrix | None") -> str:
-    """Return the importance matrix that a file names and nobody gave; "" where none is missing.
+    """Return the importance matrix that a file names and that was not given; "" for none.
 
     Raises UsageError where another one was given.
     """
@@ -128,9 +131,10 @@ def _missing_imatrix(made: Model, imatrix: "ImportanceMatrix | None") -> str:
 
 
 class _OwnEncodings:
-    """The encoding in which a file stores each weight, by every name of it."""
+    """The encoding in which a file stores each weight, by each name the weight can have."""
 
     def __init__(self, made: Model) -> None:
+        """Store the encoding of every weight of `made`, by stored name, spellings and role."""
         every = spellings_by_name(made) if _has_known_arch(made) else {}
         self._by_name: dict[str, str] = {}
         for name, view in made.items():
@@ -140,7 +144,12 @@ class _OwnEncodings:
             self._by_name.update({key: view.encoding for key, view in made.roles.items()})
 
     def choose(self, name: str, shape: tuple[int, ...], source: str) -> str | None:
-        """Return the encoding of one tensor; None where the file lacks it, or none can write it."""
+        """Return the encoding that the file stores a tensor in; None to keep the base's.
+
+        `name` is the tensor's, `source` its encoding in the base; `shape` is not used (the
+        converter passes it to every such function). None also stands for an encoding that cannot be
+        written.
+        """
         wished = self._by_name.get(name)
         if wished is None or wished == source:
             return wished
@@ -148,7 +157,7 @@ class _OwnEncodings:
 
 
 def _has_known_arch(model: Model) -> bool:
-    """Return whether the architecture of a model is known."""
+    """Return whether the roles of a model's tensors are known."""
     try:
         return model.roles is not None
     except ArchError:
@@ -161,14 +170,17 @@ def _has_encoder(name: str) -> bool:
 
 
 def _schemes_of(name: str) -> list[str]:
-    """Return the schemes that store a weight in the tensors of this encoding."""
+    """Return the quantization schemes that store a weight as this packed encoding."""
     return [scheme for scheme, row in SCHEMES.items() if row.base == name and row.dialect]
 
 
 def _possible_layouts(
     base: Model, made: Model, wanted: str, options: Options
 ) -> Iterator[tuple[str, Options]]:
-    """Yield (scheme, options) of every way in which the weights may have been laid out."""
+    """Yield (scheme, options) of every way in which the base's weights may have been laid out.
+
+    The scheme is "" where none is needed. `wanted` is the scheme that is named.
+    """
     found = False
     for name, packing in _possible_packings(made, wanted):
         found = True
@@ -180,7 +192,10 @@ def _possible_layouts(
 
 
 def _possible_packings(made: Model, wanted: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield (scheme, encoder options) of the layouts that weights in several tensors may have."""
+    """Yield (scheme, encoder options) of the layouts that a file's packed weights may have.
+
+    `wanted` is the scheme that is named, or "".
+    """
     packed = {view.encoding: view for view in made.values() if view.parts}
     # The record stays when a file is converted again: it may be of an earlier layout.
     if wanted and scheme_of(wanted).dialect and scheme_of(wanted).base in packed:

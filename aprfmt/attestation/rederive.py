@@ -59,7 +59,7 @@ class _Difference(NamedTuple):
 def rederive(
     recipes: Sequence[Recipe], made: Model, progress: Callable[[int, int], None] | None = None
 ) -> Iterator[TensorAttestation]:
-    """Yield a row for each weight of the first recipe, and for each tensor that only the file has.
+    """Yield a row for each weight of the first recipe, and for each tensor only the file has.
 
     A weight that the first recipe does not give is tried by the others. `progress` is called with
     weights done and weights in all.
@@ -73,7 +73,7 @@ def rederive(
             if row.state != "reproduced" and key in known:
                 again = _attest_weight(key, known[key], stored, recipe)
                 row = again if again.state == "reproduced" else row
-        ways = tuple(sorted(ways, key=lambda way: str(way) != row.how))  # what held once, first
+        ways = tuple(sorted(ways, key=lambda way: str(way) != row.how))  # what worked last, first
         if progress is not None:
             progress(done, len(groups))
         yield row
@@ -93,7 +93,7 @@ def rederive(
 
 
 def _outputs_by_weight(recipe: Recipe) -> dict[str, list[Output]]:
-    """Return the outputs of each weight by role or name: several where it is packed in parts."""
+    """Return {role or name: planned output tensors}; a packed weight has several."""
     assert recipe.plan is not None
     packed = {id(one.part.packed): one for one in recipe.plan.outputs if one.part and one.role}
     found: dict[str, list[Output]] = {}
@@ -107,7 +107,10 @@ def _outputs_by_weight(recipe: Recipe) -> dict[str, list[Output]]:
 def _attest_weight(
     key: str, outputs: Sequence[Output], stored: Mapping[str, LazyTensor], recipe: Recipe
 ) -> TensorAttestation:
-    """Return what became of one weight."""
+    """Return the row of a weight, which has the worst state of its stored tensors.
+
+    `stored` is {name: tensor} of the file, `outputs` are the planned tensors of the weight.
+    """
     first = outputs[0]
     names = tuple(one.info.name for one in outputs if one.info.name in stored)
     base = TensorAttestation(key, names, first.encoding, "not tried")
@@ -136,7 +139,10 @@ def _attest_weight(
 def _attest_tensor(
     output: Output, held: LazyTensor, base: TensorAttestation, recipe: Recipe
 ) -> TensorAttestation:
-    """Return whether one stored tensor is what the plan gives."""
+    """Return the row `base` with the state of one stored tensor: whether the plan gives its bytes.
+
+    `held` is the tensor of the file.
+    """
     info, name = held.info, output.info.name
     if info.shape != output.info.shape:
         why = f"has shape {list(info.shape)}; the base gives {list(output.info.shape)}"
@@ -151,6 +157,7 @@ def _attest_tensor(
                 why=f"nothing here writes {info.encoding}",
             )
         return replace(base, state="not reproduced", tensor=name, why=why)
+    # Equal shape and encoding: compare bytes, in the way in which the tensor was made.
     searched = is_quantized(info.encoding)
     if output.copies or output.part is not None:
         found = _first_difference(output_chunks(output, recipe.options, WrittenTensor()), held)
@@ -173,7 +180,7 @@ def _attest_tensor(
 def _difference_row(
     output: Output, base: TensorAttestation, found: _Difference
 ) -> TensorAttestation:
-    """Return the row of a tensor of which a byte differs, with the block that it is in."""
+    """Return the row of a tensor whose bytes differ, with the block or row of the first one."""
     row, name = find_encoding(output.info.encoding), output.info.name
     columns = max(output.info.shape[-1], 1) if output.info.shape else 1
     block = at = None
@@ -199,7 +206,11 @@ def _difference_row(
 
 
 def _first_difference(made: Iterator[memoryview], held: LazyTensor) -> _Difference | None:
-    """Return the first byte in which what is made differs from what is stored; None for none."""
+    """Return the first byte in which the made chunks differ from the stored tensor.
+
+    None where all are equal. A missing or additional byte is a difference. `made` are the chunks of
+    bytes in order.
+    """
     at, first = 0, None
     for chunk in made:
         stop = min(at + chunk.nbytes, held.info.nbytes)
@@ -218,9 +229,10 @@ def _first_difference(made: Iterator[memoryview], held: LazyTensor) -> _Differen
 def _least_difference(
     output: Output, held: LazyTensor, recipe: Recipe, searched: bool
 ) -> _Difference:
-    """Return the least that differs over all ways to encode the values; byte -1 for nothing.
+    """Return the smallest difference over all ways to encode the values; its byte is -1 for none.
 
-    `searched`: of blocks, whose bytes depend on how the searches round.
+    `searched` says that the encoding searches for its scales, so that the bytes depend on how sums
+    are rounded. `held` is the tensor of the file. `recipe` has the ways.
     """
     size = find_encoding(output.info.encoding).type_size
     importance = column_importances(output, recipe.options)
@@ -229,6 +241,7 @@ def _least_difference(
     ways = recipe.ways
     if not searched:
         ways = tuple({way.through: way for way in ways}.values())
+    # Each way encodes all values again, and is given up once too many blocks differ.
     for way in ways:
         said = f"{way}{weighed}" if searched else "values of the base"
         if way.through and not searched:
@@ -263,12 +276,15 @@ def _least_difference(
 def _store_through(
     values: Callable[[], "np.ndarray"], way: QuantRecipe
 ) -> "Callable[[], np.ndarray]":
-    """Return a function that gives values as they are after the recipe's float type."""
+    """Return a function that returns `values()` rounded to the float type of a way.
+
+    For files that were stored as that type before they were quantized.
+    """
     return lambda: store_through(values(), way)
 
 
 def _tensor_digest(tensor: LazyTensor) -> str:
-    """Return SHA-256 of a tensor's stored bytes."""
+    """Return the SHA-256 of a tensor's stored bytes, in hex."""
     digest = hashlib.sha256(tensor.raw())
     tensor.drop()
     return digest.hexdigest()

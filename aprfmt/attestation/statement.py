@@ -1,8 +1,8 @@
-"""What was found as an in-toto statement, and what an earlier one says otherwise.
+"""Writes an attestation as an in-toto statement, and compares it with an earlier statement.
 
 A statement has `_type`, `subject` (the files, by SHA-256), `predicateType` and `predicate`. Source:
 https://github.com/in-toto/attestation/blob/main/spec/v1/statement.md. The predicate is ours: the
-base, the recipe, and by role the digests of both sides with what became of each weight.
+base, the recipe, and by role the digests of both sides with the state of each weight.
 """
 
 from collections import Counter
@@ -24,7 +24,7 @@ PREDICATE = "tag:aprfmt,2026:attest/v1"  # RFC 4151: a name, not a place
 
 
 def make_statement(base: Model, made: Model, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the statement of an attestation; `found` is its `to_json`.
+    """Return the in-toto statement of an attestation; `found` is its `to_json`.
 
     The base's digests are of decoded values, so that a copy of it in another format has the same.
     """
@@ -50,20 +50,20 @@ def make_statement(base: Model, made: Model, found: Mapping[str, Any]) -> dict[s
 
 
 def _file_digests(model: Model) -> list[dict[str, Any]]:
-    """Return the name and digest of every file of a model."""
+    """Return [{name, digest: {sha256}}] of every file of a model."""
     return [
         {"name": path.name, "digest": {"sha256": file_sha256(path)}} for path in model.source.files
     ]
 
 
 def write_statement(statement: Mapping[str, Any], path: Path, *, force: bool = False) -> None:
-    """Publish a statement; OutputError where the file exists and not `force`."""
+    """Write a statement as JSON; OutputError where the file exists, unless `force`."""
     with FileSet(force=force) as files:
         files.create(path).write(dumps(statement).encode() + b"\n")
 
 
 def read_statement(path: Path) -> dict[str, Any]:
-    """Return a statement; FormatError where the file holds another thing."""
+    """Return the statement that a file holds; FormatError where it holds anything else."""
     found = load_file(path, max_bytes=MAX_MANIFEST)
     wanted = {"_type": TYPE, "predicateType": PREDICATE}
     for key, value in wanted.items():
@@ -90,7 +90,7 @@ def read_statement(path: Path) -> dict[str, Any]:
 
 
 def statement_faults(said: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a sentence for everything that a statement says and that is not so now."""
+    """Yield a sentence for each thing an earlier statement `said` that is different `now`."""
     old, new = said["predicate"], now["predicate"]
     if old.get("verdict") != "derived":
         yield f"the statement itself says {old.get('verdict')}"
@@ -109,24 +109,27 @@ def statement_faults(said: Mapping[str, Any], now: Mapping[str, Any]) -> Iterato
 
 
 def _count_digests(subjects: Any) -> Counter[str]:
-    """Return how often each digest stands among the subjects."""
+    """Return {SHA-256: how often it is among the subjects}."""
     rows = [one.get("digest") for one in subjects if isinstance(one, Mapping)]
     return Counter(str(one.get("sha256")) for one in rows if isinstance(one, Mapping))
 
 
 def _imatrix_of(recipe: Mapping[str, Any]) -> str:
-    """Return the SHA-256 of a recipe's importance matrix; empty without one."""
+    """Return the SHA-256 of a recipe's importance matrix; "" without one."""
     matrix = recipe.get("imatrix")
     return str(matrix.get("sha256")) if isinstance(matrix, Mapping) else ""
 
 
 def _part_column(rows: Mapping[str, Any], part: str) -> dict[str, Any]:
-    """Return one part of every row, by the row's name."""
+    """Return {name: row[part]} over all rows; None where a row has no such part."""
     return {key: row.get(part) if isinstance(row, Mapping) else None for key, row in rows.items()}
 
 
 def _changed_keys(what: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> Iterator[str]:
-    """Yield which keys have another value, are new, or are gone."""
+    """Yield a sentence for each key that has another value, is new, or is missing now.
+
+    `what` begins the sentence. `old` is the earlier statement's part, `new` the one of now.
+    """
     for key in dict.fromkeys((*old, *new)):
         if key not in new:
             yield f"{what} {key}: the statement has it, and here is none"

@@ -1,4 +1,4 @@
-"""Two things at a time: one thread makes the next piece while the caller uses the last."""
+"""Run an iterator one item ahead on another thread, while the caller uses the last item."""
 
 import os
 from collections.abc import Generator, Iterator
@@ -13,9 +13,9 @@ _idle: list[ThreadPoolExecutor] = []
 
 
 def iterate_ahead(pieces: Iterator[T]) -> Generator[T, None, None]:
-    """Yield what an iterator gives, in order; it runs on another thread, one piece ahead.
+    """Yield the items of an iterator in order; it runs on another thread, one item ahead.
 
-    What it raises is raised here. Two pieces are in memory at a time.
+    What it raises is raised here. Two items are in memory at a time.
     """
     done = object()
     worker = _idle.pop() if _idle else ThreadPoolExecutor(1, "aprfmt-ahead")

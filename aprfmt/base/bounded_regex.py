@@ -36,6 +36,11 @@ def matches_start(pattern: str, name: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def _compiled(pattern: str) -> Callable[[str], bool]:
+    """Return a function of a name: whether the pattern matches at its start.
+
+    Raises CodecError for a pattern that is wrong or too long, or that the two libraries read in
+    different ways.
+    """
     import regex
 
     if len(pattern) > MOST:
@@ -52,6 +57,7 @@ def _compiled(pattern: str) -> Callable[[str], bool]:
         raise CodecError(f"pattern {pattern!r} is no regular expression: {error}") from None
 
     def matches(name: str) -> bool:
+        """Return whether the pattern matches at the name's start; CodecError after SECONDS."""
         try:
             return compiled.match(name, timeout=SECONDS) is not None
         except TimeoutError:

@@ -1,4 +1,4 @@
-"""The one way a process of ours is started: by path, isolated, and away from the user's folder.
+"""Start child processes: by path, isolated, and away from the user's folder.
 
 `python -m` and `python -c` put the working folder first in `sys.path`, so that a `numpy.py` that
 lies beside a downloaded model would be run. A child is therefore started with `-I` (no PYTHON*
@@ -18,7 +18,7 @@ _ROOT = Path(__file__).resolve().parents[2]  # what holds the package
 
 
 def import_path() -> list[str]:
-    """Return `sys.path` for a child: absolute, the package's own place first.
+    """Return `sys.path` for a child process: absolute paths, the package's place first.
 
     The working folder is left out, also where an empty entry or PYTHONPATH names it, unless the
     package itself lies there.
@@ -32,9 +32,10 @@ def import_path() -> list[str]:
 
 
 def start_module(module: str, *arguments: str) -> "subprocess.Popen[bytes]":
-    """Start a module of ours as a program; standard input and output are pipes.
+    """Start a module of this package as a program and return the process.
 
-    The environment is ours, as a worker reads the user's settings and caches.
+    `arguments` are the program's. Standard input and output are pipes. It has the environment of
+    this process, as a worker reads the user's settings and caches.
     """
     return start_file(_MAIN, json.dumps(import_path()), module, *arguments)
 
@@ -47,9 +48,10 @@ def start_file(
     stderr: int | None = None,
     new_session: bool = False,
 ) -> "subprocess.Popen[bytes]":
-    """Start a Python file of ours, which imports nothing but what its caller's path names.
+    """Start a Python file of this package in isolation and return the process.
 
-    `flags` are Python's own, beside `-I`. Raises OSError where no process can be started.
+    `flags` are Python's own, besides `-I`. Standard input and output are pipes. Raises OSError
+    where no process can be started.
     """
     return subprocess.Popen(
         [sys.executable, "-I", *flags, str(script), *arguments],
@@ -63,7 +65,7 @@ def start_file(
 
 
 def start_library_child(script: Path) -> "subprocess.Popen[bytes]":
-    """Start a script of ours that runs a library on what a file brings, with nothing of the user's.
+    """Start a script that runs a library on content of a file, and return the process.
 
     It reads its request from stdin and answers on stdout. Nothing comes from the environment, the
     working folder or site hooks (-I -S). Raises OSError.

@@ -1,4 +1,4 @@
-"""Many rows of whole numbers, kept as columns: eight bytes a number, an object only when asked."""
+"""Store many rows of three integers as columns: eight bytes a number, objects only on request."""
 
 from array import array
 from collections.abc import Callable, Iterator, Sequence
@@ -9,9 +9,10 @@ FEW = 16  # rows that stay a list
 
 
 class Columns(Sequence[T], Generic[T]):
-    """Rows of three numbers, as `make` turns them into objects; never changed."""
+    """An immutable sequence of rows of three integers; `make` turns a row into an object."""
 
     def __init__(self, make: Callable[[int, int, int], T], columns: Sequence["array[int]"]) -> None:
+        """Set the function that makes an object of a row, and the three columns."""
         self._make = make
         self._columns = tuple(columns)
 
@@ -19,12 +20,12 @@ class Columns(Sequence[T], Generic[T]):
     def of(
         cls, make: Callable[[int, int, int], T], rows: Sequence[tuple[int, int, int]]
     ) -> "Columns[T]":
-        """Return these rows."""
+        """Return the rows, given as tuples of three integers, as columns."""
         return cls(make, [array("q", column) for column in zip(*rows, strict=True)])
 
     @property
     def columns(self) -> tuple["array[int]", ...]:
-        """The numbers of all rows, a column each, 64-bit integers."""
+        """The three columns, arrays of 64-bit integers."""
         return self._columns
 
     def __len__(self) -> int:
@@ -35,6 +36,7 @@ class Columns(Sequence[T], Generic[T]):
     @overload
     def __getitem__(self, at: slice) -> list[T]: ...
     def __getitem__(self, at: int | slice) -> T | list[T]:
+        """Return the object of row `at`, or the list of those of a slice."""
         if isinstance(at, slice):
             return [self[i] for i in range(*at.indices(len(self)))]
         first, second, third = self._columns

@@ -1,4 +1,4 @@
-"""Rows of a result as an Arrow table or a pandas data frame, where the library is installed."""
+"""Convert rows of a result to an Arrow table or a pandas data frame, where these are installed."""
 
 import json
 from abc import ABC, abstractmethod
@@ -11,7 +11,7 @@ Row = Mapping[str, Any]
 
 
 class Tabular(ABC):
-    """A result that has rows: what `to_arrow` and `to_pandas` give.
+    """A result that has rows, with the methods `to_arrow` and `to_pandas`.
 
     A class of results defines `table_rows`. A value of a row is a scalar, None, or a list of
     scalars. Anything nested deeper becomes JSON text, so that all rows of a column are of one type.
@@ -21,7 +21,7 @@ class Tabular(ABC):
 
     @abstractmethod
     def table_rows(self) -> Sequence[Row]:
-        """Return the rows, as dicts of one set of keys or fewer."""
+        """Return the rows as dicts; a row may lack keys of others."""
 
     def to_arrow(self) -> Any:
         """Return a `pyarrow.Table` of the rows; BackendUnavailableError without pyarrow."""
@@ -41,18 +41,20 @@ class Tabular(ABC):
 
 
 def _absent(name: str, method: str) -> BackendUnavailableError:
+    """Return the error that a library which `method` needs is not installed."""
     return BackendUnavailableError(
         f"{method} needs {name}, which is not installed; python -m pip install {name}"
     )
 
 
 def columns_of(rows: Sequence[Row]) -> dict[str, list[Any]]:
-    """Return the columns of rows by key, None where a row lacks the key."""
+    """Return {key: values of all rows}, None where a row lacks the key."""
     keys = dict.fromkeys(key for row in rows for key in row)
     return {key: [_cell(row.get(key)) for row in rows] for key in keys}
 
 
 def _cell(value: Any) -> Any:
+    """Return a value for a cell: mappings and nested lists become JSON text."""
     if isinstance(value, Mapping):
         return json.dumps(value)
     if isinstance(value, list | tuple):

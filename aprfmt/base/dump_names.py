@@ -1,4 +1,4 @@
-"""What the path of a dumped array says: its name, the rank and the step that it is of.
+"""Parse the path of a dumped array: its name, the rank and the step that it is of.
 
 Engines write a folder for each rank, a file for each pass, or tags in a file's name:
 
@@ -48,7 +48,10 @@ _PREFIX = "non_intrusive__"  # of SGLang's dumper for outputs of modules
 
 @dataclass(frozen=True)
 class DumpPlace:
-    """Where a dumped array belongs. `ranks` are by axis; `name` is "" where the path has none."""
+    """What a dumped array's path says of it.
+
+    `ranks` is {axis: number}; `name` is "" where the path has none.
+    """
 
     name: str
     ranks: Mapping[str, int]
@@ -76,6 +79,7 @@ def place_of(path: str) -> DumpPlace:
                 elif key not in _EMPTY_TAGS and not key.endswith("_size"):
                     words.append(f"{key}={value}")
             continue
+        # Other parts: ranks, then a step, then the name.
         rest = _without_ranks(part, ranks)
         found = _STEP.match(rest)
         if found is not None:
@@ -88,7 +92,7 @@ def place_of(path: str) -> DumpPlace:
 
 
 def axis_of(key: str) -> str:
-    """Return the axis that a key such as `tp_rank` or `moe_ep_rank` numbers, "" for another."""
+    """Return the axis that a key such as `tp_rank` or `moe_ep_rank` numbers; "" for other keys."""
     word = key.lower().removesuffix("_rank").removesuffix("rank")
     if not key.lower().endswith("rank"):
         return ""
@@ -96,7 +100,10 @@ def axis_of(key: str) -> str:
 
 
 def named_in_layer(name: str, layer: int | None) -> str:
-    """Return a name as a module's path: without what SGLang's dumper puts around it."""
+    """Return a dump's name as a module path, without the additions of SGLang's dumper.
+
+    An input gets the ending "#in". With `layer`, "layers.N." is put in front if it is missing.
+    """
     name = name.removeprefix(_PREFIX)
     name = re.sub(r"\.output(?=\.\d+$|$)", "", name)
     name = re.sub(r"\.inputs\.(?:0|hidden_states)$", "#in", name)
@@ -106,13 +113,14 @@ def named_in_layer(name: str, layer: int | None) -> str:
 
 
 def _tags(part: str) -> Iterator[tuple[str, str]]:
+    """Yield (key, value) of the tags in a file name: `step=0___rank=1`."""
     for tag in part.split("___"):
         key, _, value = tag.partition("=")
         yield key, value
 
 
 def _without_ranks(part: str, ranks: dict[str, int]) -> str:
-    """Return a part of a path without the ranks that it begins or ends with; they are noted."""
+    """Return a part of a path without the ranks at its ends, and add these to `ranks`."""
     rest = part
     while (found := _FIRST.match(rest)) is not None:
         ranks[AXES[(found["axis"] or RANK).lower()]] = int(found["rank"])

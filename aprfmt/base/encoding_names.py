@@ -1,4 +1,4 @@
-"""How people spell encodings, quantization types and dtypes, and what each spelling means.
+"""Find the encoding, quantization type or dtype that a user's spelling means.
 
 Sources: llama-quantize's table of types (it takes a name in any case, and `Q4_K` for `Q4_K_M`), the
 dtype names of PyTorch (`torch.float16`, `half`), NumPy (`double`), safetensors (`F8_E4M3`) and
@@ -32,7 +32,7 @@ _BETWEEN = re.compile(r"[-_. ]")
 
 
 def _dashed(name: str) -> str:
-    """Return a name without case and the library in front: `torch.float16`, `q4-k`."""
+    """Return a name in lower case, separators as dashes, the library in front removed: `q4-k`."""
     text = name.strip().lower()
     while (shorter := _BEFORE.sub("", text)) != text:
         text = shorter
@@ -40,7 +40,7 @@ def _dashed(name: str) -> str:
 
 
 def fold_name(name: str) -> str:
-    """Return a name without case, separators and the library in front: `float16`, `q4k`."""
+    """Return a name in lower case without separators and the library in front: `float16`, `q4k`."""
     return _dashed(name).replace("-", "")
 
 
@@ -79,8 +79,8 @@ def nearest_names(text: str, names: Iterable[str], count: int = 3) -> list[str]:
 def unknown_name_message(text: str, names: Iterable[str]) -> str:
     """Return what is wrong with a name that is none of `names`, and the three nearest of them.
 
-    A type of llama-quantize, or a tensor type of ggml or of ik_llama.cpp, is called one, so that
-    nobody looks for a misspelling.
+    A type of llama-quantize, or a tensor type of ggml or of ik_llama.cpp, is said to be one, so
+    that nobody looks for a misspelling.
     """
     offered = list(names)
     near = ", ".join(nearest_names(text, offered))

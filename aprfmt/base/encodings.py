@@ -51,7 +51,7 @@ def block_numbers(layout: str) -> Iterator[tuple[str, int]]:
 
 
 def member_places(layout: str) -> dict[str, tuple[int, int]]:
-    """Return the bytes [start, stop) of a block that each of its members takes, by name."""
+    """Return {member: (start, stop)}: the bytes that each member of a block takes."""
     found, at = {}, 0
     for name, count, kind in block_members(layout):
         one = sum(width for _, width in block_numbers(kind)) if ":" in kind else int(kind[1])
@@ -62,17 +62,17 @@ def member_places(layout: str) -> dict[str, tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Encoding:
-    """One row: how many elements a block holds and how many bytes it takes.
+    """A row of the encoding table: how many elements a block holds and how many bytes it takes.
 
     `flat` encodings run over the flattened tensor, so that blocks cross row ends and rows cannot
-    be moved without decoding. `header` bytes stand once before the blocks of a non-empty tensor.
+    be moved without decoding. `header` bytes come once before the blocks of a non-empty tensor.
     `numpy` names the element dtype of encodings that are plain arrays (ml_dtypes' names count).
     `ggml`, `safetensors` and `apr` are the codes of the three containers, where they have one;
     `file_type` is the general.file_type of a GGUF that is mostly of it (enum llama_ftype).
     `layout` is the byte map of a block (see `block_members`), which decoding, byte swapping, bounds
-    and explanations go by; `row_layout` that of what stands before the blocks of each row. `claim`
-    is for a weight stored in several tensors: a tensor W is one where `W.CLAIM` stands beside it;
-    its codec names the others.
+    and explanations use; `row_layout` that of the header of each row. `claim` is for a weight
+    stored in several tensors: a tensor W is one where a tensor `W.CLAIM` exists; its codec names
+    the others.
     """
 
     name: str
@@ -117,11 +117,11 @@ class Encoding:
 
     @property
     def row_header(self) -> int:
-        """Bytes in front of the blocks of each row."""
+        """Number of bytes in front of the blocks of each row."""
         return _width(self.row_layout)
 
     def row_bytes(self, shape: Sequence[int]) -> int | None:
-        """Return the bytes of one row (last axis), or None where rows are not separable."""
+        """Return the bytes of one row (last axis); None where rows are not whole blocks."""
         if self.flat or not self.known:
             return None
         row = shape[-1] if shape else 1
@@ -137,17 +137,25 @@ class Encoding:
 
 @cache
 def _width(layout: str) -> int:
+    """Return the bytes of one block of a layout."""
     return sum(width for _, width in block_numbers(layout))
 
 
 def block_encoding(name: str, block_size: int, layout: str, **codes: Any) -> Encoding:
-    """Return the row of an encoding whose blocks have this layout, and so many bytes."""
+    """Return the table's row of an encoding whose blocks have this layout.
+
+    `codes` are further fields of the row.
+    """
     return Encoding(name, block_size, _width(layout), layout=layout, **codes)
 
 
 def _plain(
     name: str, size: int, numpy: str, ggml: int | None, apr: int | None, type: int | None = None
 ) -> Encoding:
+    """Return the table's row of an encoding of single numbers of `size` bytes.
+
+    `ggml`, `apr` and `type` are its code in GGUF, in APR and its general.file_type.
+    """
     return Encoding(
         name, 1, size, numpy=numpy, safetensors=name, ggml=ggml, apr=apr, file_type=type
     )
@@ -156,10 +164,12 @@ def _plain(
 def _ggml(
     name: str, block_size: int, layout: str, ggml: int, type: int | None = None, **codes: Any
 ) -> Encoding:
+    """Return the table's row of a ggml block type; `type` is its general.file_type."""
     return block_encoding(name, block_size, layout, ggml=ggml, file_type=type, **codes)
 
 
 def _removed(name: str, ggml: int, todo: str) -> Encoding:
+    """Return the table's row of a type that ggml removed; `todo` says what to do about it."""
     return Encoding(name, 0, 0, ggml=ggml, removed=todo)
 
 
@@ -252,18 +262,20 @@ _ROWS: tuple[Encoding, ...] = (
 
 
 class RowsByKey(dict[K, Encoding]):
-    """Rows by a key; a key that is not here is looked up among the rows other packages offer.
+    """A dict of rows; missing keys are looked up among the rows that other packages offer.
 
     Other packages offer Encoding rows in the entry-point group `aprfmt.encodings`; such a row may
     not take a name or a code that a row here has. Iteration gives the rows read so far.
     """
 
     def __missing__(self, key: K) -> Encoding:
+        """Return another package's row; KeyError for a key that none has."""
         if key in self:
             return self[key]
         raise KeyError(key)
 
     def __contains__(self, key: object) -> bool:
+        """Return whether a row has this key; reads other packages' rows for an unknown one."""
         if not super().__contains__(key):
             _read_entry_points()
         return super().__contains__(key)
@@ -274,6 +286,7 @@ class RowsByKey(dict[K, Encoding]):
 
 
 def _rows(key: str) -> RowsByKey[Any]:
+    """Return the rows by one of their fields, without those that have no value there."""
     found = ((getattr(row, key), row) for row in _ROWS)
     return RowsByKey({code: row for code, row in found if code not in ("", None)})
 
@@ -286,14 +299,14 @@ BY_CLAIM: RowsByKey[str] = _rows("claim")
 
 
 def all_encodings() -> RowsByKey[str]:
-    """Return all rows by name, those of other packages included."""
+    """Return {name: row} of all encodings, those of other packages included."""
     _read_entry_points()
     return ENCODINGS
 
 
 @cache
 def _read_entry_points() -> None:
-    """Add the rows that other packages offer, once."""
+    """Add the rows that other packages offer to all tables, once; they replace none."""
     tables: tuple[tuple[str, RowsByKey[Any]], ...] = (
         ("name", ENCODINGS), ("ggml", BY_GGML), ("safetensors", BY_SAFETENSORS), ("apr", BY_APR),
         ("claim", BY_CLAIM),
@@ -311,16 +324,17 @@ UNNAMED = "type#?"
 
 
 def unknown_encoding(ggml_id: int) -> Encoding:
-    """Return the row of a ggml id whose layout is unknown: the file opens, decoding raises."""
+    """Return a row for a ggml id whose layout is unknown: the file opens, decoding raises."""
     claims = " or ".join(map(str, CONTESTED.get(ggml_id, ())))
     said = f"forks use it for {claims}; its bytes can be copied, not decoded" if claims else ""
     return Encoding(f"type#{ggml_id}", 0, 0, ggml=ggml_id, removed=said)
 
 
 def find_encoding(name: str) -> Encoding:
-    """Return the row of an encoding name; `type#142` gives an unknown row with that ggml id.
+    """Return the row of an encoding name; CodecError for an unknown name.
 
-    `type#?` stands for the encoding of a damaged tensor whose file names none.
+    `type#142` gives an unknown row with that ggml id. `type#?` stands for the encoding of a damaged
+    tensor whose file names none.
     """
     row: Encoding | None = ENCODINGS.get(name)
     if row is not None:

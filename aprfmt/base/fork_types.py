@@ -37,7 +37,7 @@ DECODED: tuple[tuple[str, int, str, int, str], ...] = (
 
 
 class TypeSize(NamedTuple):
-    """The bytes of a type that is not decoded: `size` of `elements`, and of the header of a row."""
+    """The size of a type that is not decoded: `size` bytes for `elements`, `header` bytes a row."""
 
     elements: int
     size: int
@@ -53,12 +53,13 @@ class TypeSize(NamedTuple):
         return rows * (self.header + columns // self.elements * self.size) + self.tail
 
     def __str__(self) -> str:
-        """As messages have it."""
+        """Return the sizes in words, for messages."""
         head = f", {self.header} bytes in front of every row" if self.header else ""
         return f"{self.size} bytes for {self.elements} elements{head}"
 
 
 def _interleaved(rows: int) -> str:
+    """Return why a type with `rows` interleaved rows is not decoded, for messages."""
     return f"{IK} interleaves {rows} rows of it, and it alone runs it; get the plain type"
 
 
@@ -108,7 +109,7 @@ MEASURED: tuple[tuple[str, int, TypeSize, str], ...] = (
 
 
 class TypeClaim(NamedTuple):
-    """One more meaning of an id: what it is called, by whom, and how many bytes it takes."""
+    """One more meaning of an id: its name, who uses it so, and how many bytes it takes."""
 
     name: str
     who: str
@@ -116,7 +117,7 @@ class TypeClaim(NamedTuple):
     key: tuple[str, object] | None = None  # what the files say that have it
 
     def __str__(self) -> str:
-        """As messages have it."""
+        """Return name, user and size in words, for messages."""
         return f"{self.name} ({self.who}; {self.measure})"
 
 
@@ -125,7 +126,7 @@ _PR = "llama.cpp PR 22836"
 
 
 def _hifi(name: str, size: int) -> TypeClaim:
-    """Return the claim of a K-quant with outliers or residuals beside each block."""
+    """Return the claim of a K-quant with outliers or residuals in each block, of `size` bytes."""
     return TypeClaim(name, "the HIFI forks", TypeSize(256, size))
 
 

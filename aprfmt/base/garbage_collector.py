@@ -1,4 +1,4 @@
-"""The collector of cyclic garbage, paused where its walks cost much or what it frees does harm."""
+"""Pause the collector of cyclic garbage where its walks cost much or what it frees does harm."""
 
 import gc
 from collections.abc import Iterator
@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def pause_collector() -> Iterator[None]:
-    """Collect no cycles within; what is freed by counting references is freed as ever."""
+    """Disable the cyclic garbage collector inside the `with`; reference counting goes on."""
     enabled = gc.isenabled()
     gc.disable()
     try:

@@ -1,4 +1,4 @@
-"""How this package was installed, and so the command that adds an extra to it.
+"""Find how this package was installed, and so the command that adds an extra to it.
 
 No package index has aprfmt, so a message may not say that pip finds it by its name.
 """
@@ -17,8 +17,8 @@ def install_command(extra: str = "") -> str:
     """Return the shell command that installs aprfmt again from where it came, with an extra.
 
     `extra` is a name of pyproject's optional dependencies; "" installs the base requirements. The
-    source is what pip recorded of the installation, else the clone that the package lies in, else
-    the word `PATH`: the wheel, the source archive or the clone.
+    source is what pip recorded of the installation, else the clone that the package is in, else the
+    word `PATH`: the wheel, the source archive or the clone.
     """
     option, source = installed_from()
     named = f"[{extra}]" if extra else ""
@@ -28,7 +28,7 @@ def install_command(extra: str = "") -> str:
 
 @cache
 def installed_from() -> tuple[str, str]:
-    """Return the option of pip (`-e ` or "") and the path, or the requirement with an address."""
+    """Return (pip's option, source): "-e " or "", and a path or a requirement with an address."""
     try:
         recorded = distribution("aprfmt").read_text("direct_url.json")
     except PackageNotFoundError:
@@ -41,7 +41,7 @@ def installed_from() -> tuple[str, str]:
 
 
 def recorded_source(text: str) -> tuple[str, str] | None:
-    """Return what a direct_url.json says; None where it names a file that is no longer there.
+    """Return (pip's option, source) of a direct_url.json; None where its file no longer exists.
 
     https://packaging.python.org/en/latest/specifications/direct-url-data-structure/
     """

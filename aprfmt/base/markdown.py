@@ -1,4 +1,4 @@
-"""Tables of the pages that are printed from our own tables."""
+"""Write Markdown tables for the generated pages."""
 
 from collections.abc import Sequence
 

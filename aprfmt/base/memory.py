@@ -1,7 +1,7 @@
-"""Freed memory is kept for the next piece of work, where the C library can do that.
+"""Keep freed memory for the next piece of work, and release pages of mapped files.
 
-Otherwise it returns large pieces to the system, which clears every page of the next one: a third of
-a repack's processor time, a fifth of the system's time in a download.
+Otherwise the C library returns large pieces to the system, which clears every page of the next one:
+a third of a repack's processor time, a fifth of the system's time in a download.
 """
 
 import mmap
@@ -17,7 +17,10 @@ KEPT = 128 << 20  # bytes at the end of a thread's memory that are not given bac
 
 @cache
 def keep_freed() -> None:
-    """Tell the C library to reuse freed memory, and not to return it; for the whole program."""
+    """Tell the C library to reuse freed memory, and not to return it; for the whole program.
+
+    It does nothing where the library has no `mallopt`.
+    """
     import ctypes
 
     try:

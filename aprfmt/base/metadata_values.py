@@ -1,4 +1,4 @@
-"""How metadata values are shown: numbers by the names that llama.cpp and gguf-py give them."""
+"""Show metadata values: numbers by the names that llama.cpp and gguf-py give them."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -27,7 +27,7 @@ NAMES: Mapping[str, Mapping[int, str]] = {
 
 
 def file_type_name(value: object) -> str:
-    """Return what llama-quantize calls a general.file_type; "" if it is not known."""
+    """Return llama-quantize's name of a general.file_type; "" if it is not known."""
     if not isinstance(value, int) or isinstance(value, bool):
         return ""
     return FILE_TYPES.get(value & ~GUESSED, "") if value != GUESSED else ""
@@ -43,7 +43,10 @@ def number_name(key: str, value: Any) -> str:
 
 
 def short_value(value: Value) -> Value:
-    """Return a metadata value short enough for a report: long arrays become a count."""
+    """Return a metadata value short enough for a report.
+
+    A long array becomes a text with its length.
+    """
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 16:
         return f"array of {len(value)}"
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -1,4 +1,4 @@
-"""What a notebook shows of a result: a small card of plain HTML, all text of files escaped.
+"""Show a result in a notebook: a small card of plain HTML, all text of files escaped.
 
 A card has a title, a verdict, facts, and tables of a few rows. Nothing is fetched, nothing runs;
 colours are in borders only, so that text keeps those of the notebook's theme.
@@ -18,7 +18,7 @@ Tone = Literal["", "good", "warn", "bad"]
 
 @dataclass(frozen=True)
 class Table:
-    """A few rows under a heading each; `count` is how many there are in all."""
+    """The first rows of a table with its headings; `count` is the number of all rows."""
 
     head: Sequence[str]
     rows: Sequence[Sequence[object]]
@@ -27,7 +27,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Card:
-    """What is shown of one result. Facts that are empty or None are left out."""
+    """What is shown of one result; `kind` colours the verdict.
+
+    Facts that are empty or None are left out.
+    """
 
     title: str
     verdict: str = ""
@@ -36,7 +39,7 @@ class Card:
     tables: Sequence[Table] = field(default_factory=tuple)
 
     def html(self) -> str:
-        """Return the card as HTML that stands by itself."""
+        """Return the card as HTML, with its style sheet."""
         parts = [_element("b", escape_html(self.title, LONGEST))]
         if self.verdict:
             parts.append(_element("p", escape_html(self.verdict, 3 * LONGEST), self.kind))
@@ -53,18 +56,20 @@ class Card:
 
 @cache
 def _style() -> str:
+    """Return the style sheet of cards."""
     from importlib.resources import files
 
     return (files("aprfmt.base") / "notebook.css").read_text(encoding="utf-8")
 
 
 def _element(tag: str, inner: str, name: str = "") -> str:
+    """Return an HTML element; `inner` is HTML, `name` its class or ""."""
     attribute = f' class="{name}"' if name else ""
     return f"<{tag}{attribute}>{inner}</{tag}>"
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Return a table; without headings the first cell of each row is one."""
+    """Return an HTML table of escaped cells; without headings the first cell of each row is one."""
     lines = ["".join(_element("th", escape_html(name)) for name in head)] if head else []
     for row in rows:
         cells = [escape_html(str(cell), LONGEST) for cell in row]

@@ -1,4 +1,4 @@
-"""What an interactive session shows of an object: one short line, and the names that are public."""
+"""Show an object in an interactive session: one short line, and the names that are public."""
 
 from collections.abc import Iterable
 
@@ -8,11 +8,14 @@ _LONGEST = 80  # characters of one fact
 
 
 def short_repr(what: object, *facts: object) -> str:
-    """Return `<Kind fact, fact>` for a `__repr__`: facts without text are left out, all escaped."""
+    """Return `<Kind fact, fact>` for a `__repr__`.
+
+    Facts without text are left out, all are escaped.
+    """
     said = ", ".join(escape(str(fact), _LONGEST) for fact in facts if str(fact))
     return f"<{type(what).__name__} {said}>"
 
 
 def public_dir(what: object, names: Iterable[str]) -> list[str]:
-    """Return what `dir` gives: the public names, and those that Python itself looks for."""
+    """Return what `__dir__` should: the public names, and those that Python itself looks for."""
     return sorted({*names, *(name for name in object.__dir__(what) if name.startswith("__"))})

@@ -22,11 +22,11 @@ EXIT_CODES: dict[int, str] = {
 
 
 class HasOutcome(Protocol):
-    """What has an outcome: a check, or the answer of a row that made several."""
+    """Anything with an outcome: a check, or several checks together."""
 
     @property
     def outcome(self) -> Outcome:
-        """The verdict."""
+        """PASS, FAIL or NOT_RUN."""
         ...
 
 
@@ -45,13 +45,13 @@ class Check:
 def check(
     name: str, passed: bool, found: str, expected: str, todo: str = "", where: str = ""
 ) -> Check:
-    """Return a PASS or FAIL; `todo` is said only of a FAIL."""
+    """Return a PASS or FAIL check; `todo` is only kept for a FAIL."""
     outcome: Outcome = "PASS" if passed else "FAIL"
     return Check(name, outcome, where, found, expected, "" if passed else todo)
 
 
 def not_run(name: str, why: str, where: str = "") -> Check:
-    """Return a NOT_RUN check with its reason."""
+    """Return a NOT_RUN check with its reason `why`."""
     return Check(name, "NOT_RUN", where, why, "an answer")
 
 
@@ -64,12 +64,12 @@ class Report:
 
     @property
     def outcome(self) -> Outcome:
-        """The verdict of all checks together."""
+        """FAIL if any check failed, NOT_RUN if none passed, else PASS."""
         return verdict(self.checks)
 
     @property
     def exit_code(self) -> int:
-        """0 for PASS, 1 for FAIL, 2 when nothing ran."""
+        """The exit code: 0 for PASS, 1 for FAIL, 2 for NOT_RUN."""
         return exit_code(self.outcome)
 
     def to_json(self) -> dict[str, Any]:
@@ -91,12 +91,12 @@ def verdict(checks: Iterable[HasOutcome]) -> Outcome:
 
 
 def exit_code(outcome: Outcome) -> int:
-    """Return the exit code of an outcome: a check that did not run is no pass."""
+    """Return the exit code of an outcome: 0 for PASS, 1 for FAIL, 2 for NOT_RUN."""
     return {"PASS": 0, "FAIL": 1, "NOT_RUN": 2}[outcome]
 
 
 def count_outcomes(checks: Iterable[HasOutcome]) -> dict[str, int]:
-    """Count the checks by outcome; all three names are always present."""
+    """Return {outcome: number of checks}; all three names are always present."""
     counts = {"PASS": 0, "FAIL": 0, "NOT_RUN": 0}
     for check in checks:
         counts[check.outcome] += 1

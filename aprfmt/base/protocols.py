@@ -43,15 +43,18 @@ class Region(Protocol):
 
 @runtime_checkable
 class RemoteRegion(Region, Protocol):
-    """A region whose bytes lie elsewhere; its beginning is kept, for headers."""
+    """A region whose bytes are on another machine; its beginning is cached, for headers."""
 
     def held(self, stop: int, wish: int = 0) -> memoryview:
-        """Return the first bytes, at least `stop` of them; `wish` of them if it has to fetch."""
+        """Return the first bytes, at least `stop` of them.
+
+        `wish` of them if they have to be fetched.
+        """
         ...
 
 
 class ByteSource(Protocol):
-    """The bytes of one file, wherever it lies; readers know nothing else of it.
+    """The bytes of one file, local or remote; readers know nothing else of it.
 
     `identity` changes when the bytes do; "" where nothing says so. `sha256` is the digest of all
     bytes where a site publishes it, or somebody computed it; else "".
@@ -64,7 +67,7 @@ class ByteSource(Protocol):
 
     @property
     def view(self) -> Region:
-        """All bytes; what a slice gives is valid until close()."""
+        """All bytes; a slice of it is valid until close()."""
         ...
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -72,39 +75,39 @@ class ByteSource(Protocol):
         ...
 
     def windows(self, start: int, stop: int, size: int = ...) -> Iterator[memoryview]:
-        """Yield the bytes of [start, stop) that are there, in windows of `size`."""
+        """Yield the bytes of [start, stop) that exist, in windows of `size`."""
         ...
 
     def expect(self, start: int, stop: int) -> None:
-        """Say that bytes [start, stop) will be read soon."""
+        """Announce that bytes [start, stop) will be read soon."""
         ...
 
     def drop(self, start: int, stop: int) -> None:
-        """Say that bytes [start, stop) are not needed soon."""
+        """Announce that bytes [start, stop) are not needed soon."""
         ...
 
     def close(self) -> None:
-        """Let go of the bytes."""
+        """Release the bytes."""
         ...
 
 
 class LazyTensor(Protocol):
-    """A stored tensor whose bytes are not touched until `raw` is called.
+    """A stored tensor whose bytes are not read until `raw` is called.
 
-    Classes of tensors derive from it, so that what most of them have not has its default; `info`
-    is theirs to give, as a property or a slot.
+    Classes of tensors derive from it; what most of them do not have has a default here. `info` is
+    theirs to give, as a property or a slot.
     """
 
     __slots__ = ()
 
     @property
     def info(self) -> TensorInfo:
-        """The facts."""
+        """Name, shape, encoding, offset and size."""
         ...
 
     @property
     def path(self) -> Path | None:
-        """The file that holds its bytes, where one does."""
+        """The file that holds the bytes, or None."""
         return None
 
     @property
@@ -114,37 +117,40 @@ class LazyTensor(Protocol):
 
     @property
     def damage(self) -> str:
-        """Why its bytes cannot be read; "" where nothing is wrong. Touches no bytes."""
+        """Why the bytes cannot be read; "" where nothing is wrong. Reads no bytes."""
         return ""
 
     @property
     def spoilt(self) -> bool:
-        """Whether nothing the file says of it can be believed, its shape included."""
+        """Whether nothing the file says of the tensor can be believed, its shape included."""
         return False
 
     @property
     def makes(self) -> bool:
-        """Whether its bytes are made when they are asked for, whole rows at a time, in no file."""
+        """Whether the bytes are in no file, but made on request, whole rows at a time."""
         return False
 
     @property
     def made_of(self) -> tuple["LazyTensor", ...]:
-        """The stored tensors that its bytes are taken from; empty where it is one itself."""
+        """The stored tensors that its bytes are made from; () for a stored tensor."""
         return ()
 
     @property
     def held(self) -> "LazyTensor":
-        """The tensor whose bytes it has: itself, or the one that it adds something to."""
+        """The stored tensor with the same bytes: itself, or the one that it wraps."""
         return self
 
     @property
     def decode(self) -> Callable[[], "NDArray[Any]"] | None:
-        """What decodes it (to `info.shape`) where its codec cannot do so from bytes alone."""
+        """A function that decodes it (to `info.shape`) where bytes alone are not enough.
+
+        Else None.
+        """
         return None
 
     @property
     def packed(self) -> Callable[[], Any] | None:
-        """Makes its codecs.lattice.PackedWeight, where a dialect stores it packed; else None."""
+        """A function that returns its codecs.lattice.PackedWeight; None if no dialect packs it."""
         return None
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
@@ -152,11 +158,14 @@ class LazyTensor(Protocol):
         ...
 
     def lies(self, start: int = 0) -> tuple[ByteSource, int] | None:
-        """Return the file and the offset of stored byte `start`; None where it is made."""
+        """Return (file, offset) of stored byte `start`; None where the bytes are in no file."""
         return None
 
     def expect(self, start: int = 0, stop: int | None = None) -> None:
-        """Say that these bytes will be read soon, in windows: where they are far, they set out."""
+        """Announce that these bytes will be read soon, in windows.
+
+        A remote file starts fetching.
+        """
         return
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
@@ -164,12 +173,12 @@ class LazyTensor(Protocol):
 
 
 def parts_of(tensor: LazyTensor) -> Mapping[str, LazyTensor]:
-    """Return what a tensor is stored in, by suffix; one without companions is its own main part."""
+    """Return {suffix: stored tensor} of a tensor's parts; {"": itself} without companions."""
     return tensor.parts or {"": tensor}
 
 
 def raw_parts(tensor: LazyTensor) -> dict[str, memoryview]:
-    """Return the stored bytes of all parts of a tensor by suffix."""
+    """Return {suffix: stored bytes} of all parts of a tensor."""
     return {suffix: part.raw() for suffix, part in parts_of(tensor).items()}
 
 
@@ -177,7 +186,7 @@ def raw_parts(tensor: LazyTensor) -> dict[str, memoryview]:
 class Note:
     """A remark about a file that can still be opened: where, and what was found.
 
-    `key` is that of `base/warnings.py`, which explains it; a note needs none.
+    `key` is a key of `base/warnings.py`, which explains it; a note needs none.
     """
 
     level: str  # "warning" or "note"
@@ -207,13 +216,13 @@ class Damage:
 def tensor_damage(tensor: LazyTensor) -> str:
     """Return why a tensor's bytes cannot be read, companions included; "" where nothing is wrong.
 
-    Touches no bytes.
+    Reads no bytes.
     """
     return next((one.damage for one in (tensor, *tensor.parts.values()) if one.damage), "")
 
 
 def shape_is_known(tensor: LazyTensor) -> bool:
-    """Say whether a tensor's shape can be trusted (it can if only its bytes are cut off)."""
+    """Return whether a tensor's shape can be trusted (it can if only its bytes are cut off)."""
     return not any(one.spoilt for one in (tensor, *tensor.parts.values()))
 
 
@@ -231,11 +240,11 @@ class Source(Protocol):
 
     @property
     def damage(self) -> Sequence[Damage]:
-        """What is wrong with it; always empty unless it was opened with `damaged=True`."""
+        """What is wrong with the file; always empty unless it was opened with `damaged=True`."""
         ...
 
     def close(self) -> None:
-        """Unmap the files; views given out by raw() end with it."""
+        """Unmap the files; views returned by raw() are invalid afterwards."""
         ...
 
     def __enter__(self) -> "Source": ...
@@ -245,11 +254,11 @@ class Source(Protocol):
 
 @runtime_checkable
 class Overlay(Protocol):
-    """A source that lays tensors or metadata of its own over those of another one."""
+    """A source that adds tensors or metadata over those of another source."""
 
     @property
     def beneath(self) -> Source:
-        """The other one."""
+        """The source below."""
         ...
 
 
@@ -262,7 +271,7 @@ class TypedValue:
 
 
 class Sink(Protocol):
-    """A file being written; published when the `with` is left cleanly and every tensor is there.
+    """A file being written; published when the `with` ends without error and every tensor is there.
 
     Anything else discards it.
     """
@@ -276,7 +285,7 @@ class Sink(Protocol):
         ...
 
     def amend(self, old: str, new: str) -> None:
-        """Write `new` over the metadata text `old` and mend every checksum.
+        """Write `new` over the metadata text `old` and correct every checksum.
 
         For values known only after the tensors have been written, such as a digest. Both texts are
         ASCII and equally long; `old` occurs exactly once.
@@ -290,7 +299,7 @@ class Sink(Protocol):
 
     @property
     def sizes(self) -> Mapping[Path, int]:
-        """Bytes of every file, known as soon as it is planned."""
+        """{path: bytes} of every file, known as soon as it is planned."""
         ...
 
     def __enter__(self) -> "Sink": ...
@@ -300,8 +309,8 @@ class Sink(Protocol):
 
 @runtime_checkable
 class OrderedSink(Protocol):
-    """A sink with an order of its own: it keeps what a rewritten file has as it lies there."""
+    """A sink that decides the order of tensors: it keeps that of a rewritten file."""
 
     def order(self, infos: Sequence[TensorInfo]) -> list[TensorInfo]:
-        """Return the order to plan and write in."""
+        """Return the tensors in the order in which to plan and write them."""
         ...

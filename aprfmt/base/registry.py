@@ -1,4 +1,4 @@
-"""Names to things that are imported on first use, with a helpful sentence when that fails.
+"""Tables of named items that are imported on first use, with a helpful error if that fails.
 
 Every extensible table of the package whose rows have names (formats, codecs, architectures,
 backends, engines, causes) is a Registry; third parties add rows through the entry-point group
@@ -21,7 +21,7 @@ NAMED = 12  # names of a table that a message has
 
 
 def load(target: str) -> Any:
-    """Import `"module:attribute"`, as a table's row names it, and return the attribute.
+    """Import `"module:attribute"` and return the attribute.
 
     Raises ImportError, or AttributeError where the module has no such name.
     """
@@ -30,27 +30,27 @@ def load(target: str) -> Any:
 
 
 def lazy_function(target: str) -> Callable[..., Any]:
-    """Return a function that imports `"module:function"` and calls it, each time it is called."""
+    """Return a function that imports `"module:function"` when called, and calls it."""
     return lambda *args, **options: load(target)(*args, **options)
 
 
 @cache
 def _every_point() -> Any:
-    """Return the entry points of all installed packages: a file of each is read."""
+    """Return the entry points of all installed packages; a file of each is read, once."""
     from importlib.metadata import entry_points
 
     return entry_points()
 
 
 def installed_entry_points(kind: str) -> "Iterable[EntryPoint]":
-    """Return what installed packages offer in the entry-point group `aprfmt.<kind>`."""
+    """Return the entry points that installed packages have in the group `aprfmt.<kind>`."""
     found: Iterable[EntryPoint] = _every_point().select(group=f"aprfmt.{kind}")
     return found
 
 
 @cache
 def offered_items(kind: str) -> tuple[Any, ...]:
-    """Return what other packages offer in the entry-point group `aprfmt.<kind>`, by name.
+    """Return the items that other packages offer in the entry-point group `aprfmt.<kind>`, by name.
 
     Raises BackendUnavailableError where a package that offers a row cannot be imported.
     """
@@ -59,17 +59,17 @@ def offered_items(kind: str) -> tuple[Any, ...]:
 
 
 def some_names(names: Sequence[str]) -> str:
-    """Return names for a message: the first ones, and how many there are more."""
+    """Return names as text for a message: the first ones, and how many more there are."""
     more = f", and {len(names) - NAMED} more" if len(names) > NAMED else ""
     return ", ".join(names[:NAMED]) + more
 
 
 class Registry(Mapping[str, T], Generic[T]):
-    """A lazy table; iteration gives names without importing anything.
+    """A lazy table {name: item}; iteration gives names without importing anything.
 
     `rows` maps a name to `"module:attribute"` or to `("module:attribute", "what to install")`,
-    where a function may say what to install;
-    `held` to rows that are there already. `error` is the class raised for an unknown name.
+    where a function may say what to install; `held` maps names to items that exist already. `error`
+    is the class raised for an unknown name.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class Registry(Mapping[str, T], Generic[T]):
         *,
         held: Mapping[str, T] | None = None,
     ) -> None:
+        """Set the built-in rows; `own` are their names."""
         self.kind = kind
         self._error = error
         self._loaded: dict[str, T] = dict(held or {})
@@ -90,6 +91,7 @@ class Registry(Mapping[str, T], Generic[T]):
         self._third_party_read = False
 
     def _read_entry_points(self) -> None:
+        """Add the rows of other packages, once; they replace none."""
         if self._third_party_read:
             return
         self._third_party_read = True
@@ -98,7 +100,10 @@ class Registry(Mapping[str, T], Generic[T]):
                 self._rows[point.name] = (point.value, f"the package that offers {point.name!r}")
 
     def __getitem__(self, name: str) -> T:
-        """Import and return the row; raises the registry's error with near names if unknown."""
+        """Return the row's item, imported.
+
+        Raises the registry's error with near names if unknown.
+        """
         if name not in self._rows:
             self._read_entry_points()
         if name not in self._rows:
@@ -111,6 +116,10 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._loaded[name]
 
     def _import(self, name: str) -> T:
+        """Return the item of a row, imported.
+
+        Raises BackendUnavailableError where its package is missing.
+        """
         target, said = self._rows[name]
         try:
             loaded = load(target)
@@ -125,7 +134,12 @@ class Registry(Mapping[str, T], Generic[T]):
         return result
 
     def first(self, fits: Callable[[T], bool]) -> str | None:
-        """Return the name of the first row that fits; other packages' rows only if none of ours."""
+        """Return the name of the first row that `fits`.
+
+        Other packages' rows are only tried if none of ours fits.
+
+        None where no row fits.
+        """
         for names in (self.own, self):
             for name in names:
                 if fits(self[name]):
@@ -143,7 +157,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return len(self._rows)
 
     def __contains__(self, name: object) -> bool:
-        """Say whether the name is known, without importing its row."""
+        """Return whether the name is known, without importing its row."""
         if name in self._rows:
             return True
         self._read_entry_points()

@@ -1,11 +1,11 @@
-"""Limits that a child process sets itself before it works on what a file brings."""
+"""Set limits of a child process before it works on content of a file."""
 
 
 def limit_resources(cpu_seconds: int, memory: int, *, total: bool = True) -> None:
     """Limit CPU time and address space of this process, if the system can.
 
-    `cpu_seconds` counts from the start of the process, without `total` not at all; `memory` is in
-    bytes. No file can be written afterwards.
+    `cpu_seconds` counts from the start of the process; without `total` CPU time is not limited.
+    `memory` is in bytes. No file can be written afterwards.
     """
     try:
         import resource

@@ -1,4 +1,4 @@
-"""What is counted from a shape, and which part of one a slice names."""
+"""Compute the rows and columns of a shape, and the index that a slice's text means."""
 
 import math
 from collections.abc import Sequence
@@ -12,9 +12,13 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
 
 
 def parse_slice(text: str, shape: tuple[int, ...]) -> tuple[int | slice, ...]:
-    """Return a NumPy index for `0:4,:8`; UsageError where it does not fit the shape."""
+    """Return a NumPy index for a text such as `0:4,:8`.
+
+    Raises UsageError where it does not fit the shape.
+    """
     index: list[int | slice] = []
     for axis, part in enumerate(text.split(",")):
+        # One number or up to three, as in Python.
         fields = part.strip().split(":")
         try:
             numbers = [int(field) if field.strip() else None for field in fields]
@@ -22,6 +26,7 @@ def parse_slice(text: str, shape: tuple[int, ...]) -> tuple[int | slice, ...]:
             raise UsageError(f"--slice {text!r}: {part!r} is no number or range") from None
         if axis >= len(shape) or len(numbers) > 3:
             raise UsageError(f"--slice {text!r}: does not fit shape {list(shape)}")
+        # A single index, or a range that must select something.
         if len(numbers) == 1:
             at = numbers[0]
             if at is None or not -shape[axis] <= at < shape[axis]:

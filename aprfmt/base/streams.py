@@ -1,4 +1,4 @@
-"""What a stream whose encoding lacks a character prints in its place (cp1252, latin-1, ASCII).
+"""Make streams print a substitute for characters that their encoding lacks (cp1252, ASCII).
 
 Python's own answer for stdout is an exception in the middle of a result.
 """
@@ -15,6 +15,10 @@ OURS: Mapping[str, str] = {"├": "|", "└": "`", "─": "-", "│": "|", ELLIP
 
 
 def _spelled(error: UnicodeError) -> tuple[str, int]:
+    """Return (substitute text, position to go on from) for characters that cannot be encoded.
+
+    It is a handler for `codecs.register_error`. Raises the error for anything but encoding.
+    """
     if not isinstance(error, UnicodeEncodeError):
         raise error
     missing = error.object[error.start : error.end]
@@ -26,7 +30,7 @@ def _spelled(error: UnicodeError) -> tuple[str, int]:
 def spell_missing(*streams: TextIO) -> None:
     """Make streams print what their encoding lacks as `text_escape.escape` would spell it.
 
-    A stream that replaces such characters already, and one that is no text over bytes, stays.
+    A stream that already replaces such characters, or that is no text over bytes, is not changed.
     """
     codecs.register_error(HANDLER, _spelled)
     for stream in streams:

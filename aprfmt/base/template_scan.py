@@ -1,4 +1,4 @@
-"""Finds suspicious parts of a chat template by reading its syntax tree.
+"""Find suspicious parts of a chat template by reading its syntax tree.
 
 Constant strings are joined first, so that `'__cl' ~ 'ass__'` is found. A chat template joins
 strings and loops over messages; it needs no Python internals, no other templates and no huge
@@ -31,7 +31,10 @@ _FIELD = re.compile(r"\{[^{}]*[.\[][^{}]*\}")
 
 
 def find_suspicious(template: str, environment: Any) -> list[str]:
-    """Return a sentence for each suspicious part, beginning with its line; [] if there is none."""
+    """Return a sentence for each suspicious part, beginning with its line; [] if there is none.
+
+    `environment` is the jinja2 environment that parses the template.
+    """
     from jinja2 import nodes
     from jinja2.exceptions import TemplateSyntaxError
 
@@ -67,15 +70,24 @@ def constant_value(node: Any) -> Any:
 
 
 def _internal(name: Any) -> bool:
+    """Return whether a name leads to Python's internals: an underscore in front, or a known one."""
     return isinstance(name, str) and (name.startswith("_") or name in INTERNALS)
 
 
 def _getattr(node: Any, defined: set[str]) -> Iterator[str]:
+    """Yield a sentence if an attribute access `x.name` reads one of Python's internals.
+
+    `defined` (names that the template sets) is not used.
+    """
     if _internal(node.attr):
         yield f"reads .{node.attr}, one of Python's internals"
 
 
 def _getitem(node: Any, defined: set[str]) -> Iterator[str]:
+    """Yield a sentence if `x[...]` reads one of Python's internals, or a name put together.
+
+    `defined` (names that the template sets) is not used.
+    """
     name = constant_value(node.arg)
     if _internal(name):
         yield f"reads [{name!r}], one of Python's internals"
@@ -85,6 +97,7 @@ def _getitem(node: Any, defined: set[str]) -> Iterator[str]:
 
 
 def _has_underscores(node: Any) -> bool:
+    """Return whether an expression, or a constant in it, is a text with an underscore."""
     from jinja2 import nodes
 
     texts = [constant_value(part) for part in (node, *node.find_all(nodes.Const))]
@@ -92,6 +105,10 @@ def _has_underscores(node: Any) -> bool:
 
 
 def _filter(node: Any, defined: set[str]) -> Iterator[str]:
+    """Yield sentences for filters that read members by name.
+
+    `defined` (names that the template sets) is not used.
+    """
     if node.name == "attr":
         yield "uses the filter attr, which reads members by name"
     if node.name in ATTRIBUTE_FILTERS:
@@ -105,6 +122,10 @@ def _filter(node: Any, defined: set[str]) -> Iterator[str]:
 
 
 def _call(node: Any, defined: set[str]) -> Iterator[str]:
+    """Yield sentences for calls of unknown functions, of methods that run code, or of huge ranges.
+
+    `defined` are the names that the template sets.
+    """
     callee = node.node
     kind = type(callee).__name__
     if kind == "Name" and callee.name not in OFFERED | defined:
@@ -121,6 +142,10 @@ def _call(node: Any, defined: set[str]) -> Iterator[str]:
 
 
 def _name(node: Any, defined: set[str]) -> Iterator[str]:
+    """Yield sentences for names of jinja2's own functions and of Python's internals.
+
+    `defined` are the names that the template sets.
+    """
     if node.ctx == "load" and node.name in GLOBALS - defined:
         yield f"uses {node.name}, which leads to jinja2's own functions and not to the messages"
     if _internal(node.name):
@@ -128,6 +153,10 @@ def _name(node: Any, defined: set[str]) -> Iterator[str]:
 
 
 def _text(node: Any, defined: set[str]) -> Iterator[str]:
+    """Yield a sentence if a constant text holds a name like `__class__`.
+
+    `defined` (names that the template sets) is not used.
+    """
     value = constant_value(node)
     match = _DUNDER.search(value) if isinstance(value, str) else None
     if match:
@@ -135,18 +164,30 @@ def _text(node: Any, defined: set[str]) -> Iterator[str]:
 
 
 def _repeat(node: Any, defined: set[str]) -> Iterator[str]:
+    """Yield a sentence if a multiplication has a factor beyond LONG.
+
+    `defined` (names that the template sets) is not used.
+    """
     sides = [constant_value(node.left), constant_value(node.right)]
     if any(isinstance(n, int) and abs(n) > LONG for n in sides):
         yield f"multiplies by more than {LONG}"
 
 
 def _power(node: Any, defined: set[str]) -> Iterator[str]:
+    """Yield a sentence if an exponent is above 64 or not constant.
+
+    `defined` (names that the template sets) is not used.
+    """
     power = constant_value(node.right)
     if not isinstance(power, int) or abs(power) > 64:
         yield "raises to a large or unknown power"
 
 
 def _other_template(node: Any, defined: set[str]) -> Iterator[str]:
+    """Yield a sentence: the node loads another template.
+
+    `defined` (names that the template sets) is not used.
+    """
     yield f"loads another template ({type(node).__name__.lower()})"
 
 

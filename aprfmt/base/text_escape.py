@@ -1,8 +1,7 @@
-r"""Text that came out of a file, made safe to print.
+r"""Make text that came out of a file safe to print.
 
 Names, metadata and templates of a file may hold characters that move the cursor, recolour the
 terminal, reverse the reading direction or cannot be seen at all. All of them pass `escape`.
-
 Notation: `\n`, `\r`, `\t`, else `\xHH`, `\uHHHH` or `\UHHHHHHHH`, the code point in lower-case
 hexadecimal. A backslash of the text stays, unless the characters behind it would make it look like
 an escape: then it is doubled. So `\d+` and `C:\models` stay, `\n` (two characters) becomes `\\n`,
@@ -63,7 +62,7 @@ def escape_html(text: str, limit: int | None = None) -> str:
 def shorten(text: str, limit: int) -> str:
     """Return `text` in at most `limit` characters, an ellipsis for its middle; escapes stay whole.
 
-    The end of a tensor name says as much as its beginning, so both are kept. Escapes nothing.
+    The end of a tensor name says as much as its beginning, so both are kept. Nothing is escaped.
     """
     if len(text) <= limit:
         return text
@@ -79,17 +78,19 @@ def shorten(text: str, limit: int) -> str:
 
 
 def _escape(text: str) -> str:
+    """Return `text` with everything invisible or dangerous escaped."""
     if text.isascii() and text.isprintable() and "\\" not in text:
         return text
     return _ESCAPED.sub(_spell, text)
 
 
 def _spell(match: re.Match[str]) -> str:
+    """Return the escape of a matched character, a doubled backslash for a backslash."""
     return "\\\\" if match[0] == "\\" else spell_character(match[0])
 
 
 def spell_character(character: str) -> str:
-    """Return one character in this module's notation."""
+    """Return one character as its escape."""
     code = ord(character)
     if code < 0x100:
         return _SHORT.get(character, f"\\x{code:02x}")
@@ -97,7 +98,10 @@ def spell_character(character: str) -> str:
 
 
 def _cut(escaped: str, limit: int) -> str:
-    """Return the beginning of `escaped`, whole units, and an ellipsis: `limit` characters."""
+    """Return the beginning of escaped text and an ellipsis, at most `limit` characters.
+
+    No escape is cut in two.
+    """
     length = 0
     for match in _UNIT.finditer(escaped):
         if match.end() > limit - 1:

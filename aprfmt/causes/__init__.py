@@ -35,7 +35,10 @@ FOLDERS = ("", "tokenizer", "tensor", "training", "forward")
 
 @cache
 def modules_of(folder: str) -> tuple[str, ...]:
-    """Return the full names of a folder's modules, by name; nothing is imported."""
+    """Return the full import names of the modules in a folder of causes, sorted; imports nothing.
+
+    `folder` is one of FOLDERS; "" is the package itself.
+    """
     found = iter_modules([str(Path(__file__).parent / folder)])
     package = f"{__name__}.{folder}" if folder else __name__
     return tuple(sorted(f"{package}.{row.name}" for row in found if not row.ispkg))
@@ -45,26 +48,27 @@ class CauseTable(Mapping[str, Cause]):
     """All causes by name, ours in the order of folders and modules, then other packages'."""
 
     def __init__(self) -> None:
+        """Start with no cause looked up; `_known` holds the rows found so far by name."""
         self._known: dict[str, Cause] = {}
 
     @property
     def own(self) -> tuple[str, ...]:
-        """The names of ours; looking at them reads no entry points."""
+        """Names of the causes of this package, without those that entry points add."""
         return _load_all_causes().own
 
     def __getitem__(self, name: str) -> Cause:
-        """Return the row; raises AprfmtError with near names if it is unknown."""
+        """Return the cause of this name; raise AprfmtError with similar names if there is none."""
         if name not in self._known:
             row = _find_imported_cause(name) or _load_all_causes()[name]
             self._known[name] = row
         return self._known[name]
 
     def __iter__(self) -> Iterator[str]:
-        """Iterate over the names, third parties' included."""
+        """Iterate over the names of all causes, those of other packages included."""
         return iter(_load_all_causes())
 
     def __len__(self) -> int:
-        """Return the number of causes, third parties' included."""
+        """Return the number of causes, those of other packages included."""
         return len(_load_all_causes())
 
     def __contains__(self, name: object) -> bool:
@@ -77,7 +81,11 @@ class CauseTable(Mapping[str, Cause]):
 
 
 def _find_imported_cause(name: str) -> Cause | None:
-    """Return a cause of the modules that are imported already, or of the next folder that is."""
+    """Return this package's cause of a name, or None; imports modules only if it has to.
+
+    Modules that are imported already are searched first, then each folder's modules are imported in
+    the order of FOLDERS until one has the name.
+    """
     for load in (False, True):
         for folder in FOLDERS:
             for module in modules_of(folder):
@@ -90,7 +98,7 @@ def _find_imported_cause(name: str) -> Cause | None:
 
 @cache
 def _load_all_causes() -> Registry[Cause]:
-    """Return the table of all causes, with every module imported."""
+    """Return the registry of all causes by name; imports every module of every folder."""
     rows = [
         row
         for folder in FOLDERS
@@ -101,7 +109,7 @@ def _load_all_causes() -> Registry[Cause]:
 
 
 def hypotheses_of(folder: str) -> tuple[Any, ...]:
-    """Return the hypotheses of a folder's modules by rank: every one of them is imported."""
+    """Return the HYPOTHESES of all modules of a folder, lowest rank first; imports the modules."""
     rows = [
         row
         for module in modules_of(folder)
@@ -128,7 +136,10 @@ JUDGED: Mapping[str, str] = {
 
 
 def judging_sentences(name: str) -> tuple[str, ...]:
-    """Return what judges a cause of ours, a sentence for each folder that finds it."""
+    """Return sentences that say which data judge a cause, one for each folder that finds it.
+
+    A cause that can only be located gets one sentence that says so.
+    """
     if CAUSES[name].most == "located":
         return ("it is measured and never made again: located, not more",)
     found = []
@@ -143,7 +154,7 @@ def judging_sentences(name: str) -> tuple[str, ...]:
 
 
 def describe(name: str) -> str:
-    """Return a cause's row as one paragraph.
+    """Return one paragraph about a cause: meaning, level, verdict, signature, confirmation.
 
     Raises AprfmtError for a name that is not in the table.
     """

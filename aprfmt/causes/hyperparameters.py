@@ -41,7 +41,7 @@ SIZES = (
 
 @cache
 def hyper_causes() -> Mapping[str, str]:
-    """Return the cause that each hyperparameter means if it differs, "" for sizes.
+    """Return {hyperparameter: name of the cause that a difference in it means}, "" for sizes.
 
     A cause's row says which hyperparameters are its `keys`.
     """
@@ -66,10 +66,10 @@ _SPELLED: Mapping[str, str] = {
 
 
 def difference_sentence(row: FieldDiff, a: Model | None = None, b: Model | None = None) -> str:
-    """Return a sentence about one differing hyperparameter, with both origins.
+    """Return a sentence about one differing hyperparameter: each side's value and where it is from.
 
     For a dictionary (rope scaling) it names only the sub-keys that differ, and says which of them
-    B's configuration lacks.
+    B's configuration lacks. `a` and `b` are the models, read for missing keys only.
     """
     if isinstance(row.a, Mapping) and isinstance(row.b, Mapping):
         parts = [
@@ -96,14 +96,18 @@ def differing_sub_keys(row: FieldDiff) -> tuple[str, ...]:
 
 
 def _differing_parts(row: FieldDiff) -> list[tuple[str, str]]:
-    """Return the differing parts of two scalings: name in normal form, key of config.json."""
+    """Return (name in normal form, key of config.json) of sub-keys in which two scalings differ."""
     assert isinstance(row.a, Mapping) and isinstance(row.b, Mapping)
     names = dict.fromkeys((*row.a, *row.b))
     return [(n, _SPELLED.get(n, n)) for n in names if row.a.get(n) != row.b.get(n)]
 
 
 def _lacks_scaling_key(model: Model | None, origin: str, name: str) -> bool:
-    """Say whether a configuration has the scaling, and no key for this part of it."""
+    """Return whether a model's configuration has the scaling but no key for the sub-key `name`.
+
+    `origin` is where the scaling was read, such as "config.json rope_scaling". False without a
+    model or without a scaling in its configuration.
+    """
     if model is None:
         return False
     found: object = model.config or {}
@@ -115,12 +119,13 @@ def _lacks_scaling_key(model: Model | None, origin: str, name: str) -> bool:
 
 
 def _value(value: object) -> str:
+    """Return a hyperparameter's value as text of at most 80 characters."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
 def tensors_of_hyperparameter(name: str, tensors: Mapping[str, TensorDiff]) -> tuple[str, ...]:
-    """Return the keys of tensors that exist on one side only because of a hyperparameter."""
+    """Return the keys of tensors that only one side has because hyperparameter `name` differs."""
     roles = SHOWN_BY.get(name, ())
     return tuple(
         key
@@ -131,6 +136,6 @@ def tensors_of_hyperparameter(name: str, tensors: Mapping[str, TensorDiff]) -> t
 
 
 def contradiction_sentences(model: Model, label: str) -> Iterator[str]:
-    """Yield a sentence for each hyperparameter whose tensors contradict the model's keys."""
+    """Yield a sentence, after `label`, for each hyperparameter that contradicts the tensors."""
     for conflict in model.resolution.report.conflicts:
         yield f"{label}: {conflict}"

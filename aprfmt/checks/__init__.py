@@ -1,8 +1,8 @@
-"""One table of checks. `validate` runs those of the file: every byte of it, PASS, FAIL or NOT-RUN.
+"""The checks of `validate`: every byte of a file, with PASS, FAIL or NOT-RUN for each check.
 
-`inspect` is the other level: structure, no data read. A damaged file is reported, not refused: what
-is wrong with it fails the check `layout`, and what the damage leaves is checked all the same.
-The other rows are the gates of `qa` (aprfmt.checks.gates.running).
+They are rows of one table; its other rows are the gates of `qa` (aprfmt.checks.gates.running). A
+damaged file is reported, not refused: what is wrong with it fails the check `layout`, and what the
+damage leaves is checked all the same. `inspect` looks at structure only, and reads no data.
 """
 
 from collections.abc import Callable, Collection, Sequence
@@ -36,15 +36,15 @@ def validate(
     accept: Collection[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
-    """Run every check of a file on a model file or folder; unknown architectures included.
+    """Return the answers of all checks on a model file or folder, of any architecture.
 
-    `against` is what the model was made of: `accounted` holds it against that. With `second_reader`
-    the format's official library reads the file too. `strict` makes warnings failures;
-    `allow_missing` are patterns of required roles whose absence is a warning only; `accept` are
-    `unread:PATTERN`s of items that no warning is given for; `progress` is told
-    bytes done and bytes in all. A file of which nothing can be read fails `layout`, and no other
-    check runs. Raises FormatError for what is no model file, UnsupportedError for a version that is
-    not read, ArchError for an unknown `arch`, UsageError for a wrong pattern.
+    `against` is what the model was made of: `accounted` compares the two. With `second_reader` the
+    format's official library reads the file too. `strict` makes warnings failures. `allow_missing`
+    are patterns of required roles whose absence is a warning only. `accept` are `unread:PATTERN`s
+    of items that no warning is given for. `progress` is called with bytes done and bytes in all. A
+    file of which nothing can be read fails `layout`, and no other check runs. Raises FormatError
+    for what is no model file, UnsupportedError for a version that is not read, ArchError for an
+    unknown `arch`, UsageError for a wrong pattern.
     """
     check_arch(arch)
     try:
@@ -71,9 +71,10 @@ def validate(
 
 
 def _unreadable(path: Path, error: FormatError, strict: bool, second_reader: bool) -> Validation:
-    """Return the report on a model of which nothing can be read.
+    """Return the report on a file that cannot be opened: `layout` fails, the rest is NOT_RUN.
 
-    Raises `error` for what is no model at all.
+    With `second_reader` that check is in the report too. Raises `error` again for a file that is no
+    model at all.
     """
     from aprfmt.checks.check_runner import error_finding, make_answer
 
@@ -99,10 +100,10 @@ def validate_model(
     accept: Collection[str] = (),
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
-    """Run every check of a file on an open model; see `validate`.
+    """Return the answers of all checks on an open model; see `validate`.
 
-    Without `whole` the checks that read every stored byte are NOT_RUN; `source` is the model that
-    this one was made of; with `second_reader` another library reads the file too.
+    Without `whole` the checks that read every stored byte are NOT_RUN. `source` is the model that
+    this one was made of. With `second_reader` another library reads the file too.
     """
     from aprfmt.checks.check_runner import make_answer, run_check
     from aprfmt.checks.context import CheckContext

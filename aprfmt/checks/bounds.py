@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class UsualRange:
-    """What a working model's number stays inside, both ends included."""
+    """A range in which a number of a working model lies, both ends included."""
 
     low: float
     high: float
@@ -23,7 +23,7 @@ class UsualRange:
     reason: str
 
     def holds(self, value: float) -> bool:
-        """Say whether a value is inside; NaN never is."""
+        """Return whether a value is in the range; NaN never is."""
         return self.low <= value <= self.high
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ BY_ARCH: Mapping[str, Mapping[str, RoleBounds]] = {
 
 
 def role_bounds(arch: str, role: str) -> RoleBounds:
-    """Return the bounds of a role: the architecture's own row, else the kind's."""
+    """Return the bounds of a role's statistics: the architecture's, else those of its kind."""
     own = BY_ARCH.get(arch, {})
     for word, bounds in KINDS:
         if word in role:
@@ -90,10 +90,10 @@ def role_bounds(arch: str, role: str) -> RoleBounds:
 
 
 def tensor_bounds(arch: str, role: str, shape: Sequence[int]) -> RoleBounds:
-    """Return the bounds of a tensor: those of its role, where it has values enough for a matrix's.
+    """Return the bounds of a tensor's statistics: those of its role, or of a vector.
 
-    Factors and coefficients of a layer (gemma3n's altup, gemma4's output scales) are a few numbers
-    around any mean.
+    A matrix with few values counts as a vector: factors and coefficients of a layer (gemma3n's
+    altup, gemma4's output scales) are a few numbers around any mean.
     """
     limits = role_bounds(arch, role)
     vector = sum(size > 1 for size in shape) < 2
@@ -102,9 +102,10 @@ def tensor_bounds(arch: str, role: str, shape: Sequence[int]) -> RoleBounds:
 
 
 def numbers(stats: "Stats", offset: float = 0.0) -> Mapping[str, float]:
-    """Return what a RoleBounds bounds, `offset` (gemma stores norms less 1) added.
+    """Return {name: number} of the statistics that a RoleBounds limits.
 
-    NaN where no value is finite. `zeros` is a share; with an offset zeros say nothing.
+    `offset` is added to the mean (gemma stores norms less 1). All are NaN where no value is finite.
+    `zeros` is a share of the values; with an offset it is 0.
     """
     if stats.mean is None or stats.std is None or stats.absmax is None:
         return dict.fromkeys(("mean", "std", "rms", "absmax", "zeros"), math.nan)
@@ -141,7 +142,7 @@ VOCAB_SHARE = UsualRange(0.5, 1.0, "tokens of embedding rows", "rows are padded 
 
 # --- the forward pass -------------------------------------------------------------------------
 
-LOSS_GIVEN = 0.02  # nats a stated loss may be off where weights and arithmetic are plain floats
+LOSS_GIVEN = 0.02  # nats a golden loss may be off where weights and arithmetic are plain floats
 LOSS_QUANTIZED = 0.5  # nats where weights are quantized: a working 4-bit copy stays far below
 LEAD = 0.1  # logits: below this lead, the next best token may win by rounding
 
@@ -152,7 +153,7 @@ class Gibberish:
 
     foreign_share: float = 0.6  # of non-ASCII characters, from foreign_length on
     foreign_length: int = 16
-    fragment: tuple[int, int] = (4, 16)  # bytes of a fragment that stands three times in a row
+    fragment: tuple[int, int] = (4, 16)  # bytes of a fragment that is three times in a row
     longest: float = 0.25  # of the whole answer: longer fragments than these 16 bytes too
     times: int = 3
     tokens: int = 8  # that a loop of tokens has at least

@@ -1,4 +1,4 @@
-"""Asking one row of the table: what it says, what stops it, how long it took."""
+"""Runs one row of the table of checks, and makes an answer of its result, error and time."""
 
 import time
 from collections.abc import Iterator
@@ -21,17 +21,18 @@ from aprfmt.errors import AprfmtError, UnsupportedError
 
 
 def run_check(row: CheckRow, context: CheckContext, *, strict: bool = False) -> Answer:
-    """Return what a row says of a model; with `strict` its warnings are failures."""
+    """Return the answer of one check on a model; with `strict` its warnings are failures."""
     began = time.perf_counter()
     result, why = check_result(row, context)
     return make_answer(row, result, why, time.perf_counter() - began, strict=strict)
 
 
 def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
-    """Return what a row's function gives, and why it did not run ("" where it did).
+    """Return (the result of a check's function, why it did not run or "" where it did).
 
-    A gate that cannot finish failed, and so did a row of another package. A row of `validate` is
-    not run on what is not supported; what our own rows raise beside our own errors goes through.
+    A gate that raises has failed, and so has a check of another package. A check of `validate` does
+    not run on what is not supported. An exception of aprfmt's own checks that is no AprfmtError is
+    raised: it is a bug.
     """
     if row.formats and context.model.format not in row.formats:
         return Result(), f"a check of {' and '.join(row.formats)} files"
@@ -56,9 +57,10 @@ def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
 def repeat_result(
     context: CheckContext, check_name: str, name: str, *, strict: bool = True
 ) -> Iterator[Check]:
-    """Yield the result of one of our rows of `validate` as a check of a gate, under another name.
+    """Yield the result of a check of `validate` as one check of a gate, under another name.
 
-    Everything it found stands in one line. Nothing is yielded for a check of other formats.
+    All its findings are joined in one line. Nothing is yielded for a check of other formats.
+    `check_name` is the check of `validate`, `name` what it is called in the gate.
     """
     row = next(row for row in CHECKS if row.name == check_name)
     if row.formats and context.model.format not in row.formats:
@@ -83,7 +85,7 @@ def repeat_result(
 def make_answer(
     row: CheckRow, result: Result, why: str, seconds: float = 0.0, *, strict: bool = False
 ) -> Answer:
-    """Return the answer that a row's result makes; `why` says what kept it from running."""
+    """Return the answer that a check's result makes; `why` says why it did not run, or is ""."""
     checks = tuple(result.checks)
     if row.of_file or result.found or result.findings:
         checks = (*checks, to_check(row.name, result, why, strict))
@@ -104,12 +106,13 @@ def make_answer(
 
 
 def error_finding(error: AprfmtError) -> Finding:
-    """Return what an error says as a finding."""
+    """Return an error of the library as a finding: its place, and what was found."""
     where, _, found = str(error).partition(": ")
     return Finding(where, found or str(error), "what the format and its users agree on")
 
 
 def _unfinished(row: CheckRow, error: Exception) -> Check:
+    """Return the failed check of a row that raised an error."""
     known = isinstance(error, (AprfmtError, OSError))
     found = str(error) if known else f"{type(error).__name__}: {error}"
     todo = "see the message" if known else "run again with --debug, and report it as a bug"

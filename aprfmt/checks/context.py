@@ -20,7 +20,7 @@ from aprfmt.tokenizer.stated import StatedTokenizer, stated_tokenizer
 
 @dataclass
 class CheckContext:
-    """One model under its checks. Everything costly is made when the first check asks for it."""
+    """One model to be checked, and what its checks share; costly parts are made when first used."""
 
     model: Model
     arch: str | None = None
@@ -31,22 +31,22 @@ class CheckContext:
 
     @property
     def where(self) -> str:
-        """The file that was opened, as findings name it."""
+        """The path of the model, as findings name it."""
         return str(self.model.path)
 
     @cached_property
     def census(self) -> Mapping[str, TensorScan]:
-        """What one pass over every stored tensor found, by stored name."""
+        """{stored name: what one pass over the tensor's bytes found}."""
         return scan_values(self.model, self.progress)
 
     @cached_property
     def ledger(self) -> Ledger:
-        """Everything the model is made of, each item with its reading."""
+        """Every file, tensor and key of the model, each with how it is read."""
         return ledger(self.model)
 
     @cached_property
     def unread(self) -> tuple[Item, ...]:
-        """The items that no table lists, less those that are accepted."""
+        """The items that no table lists, without those that the user accepts."""
         taken = acceptance_predicate(self.accept)
         return tuple(
             item
@@ -56,7 +56,7 @@ class CheckContext:
 
     @cached_property
     def spec(self) -> ArchSpec:
-        """The tables of the architecture; NotRun where the file names none that is known."""
+        """The tables of the model's architecture; NotRun where it is not known."""
         try:
             return find_spec(self.model, self.arch)
         except ArchError as error:
@@ -64,7 +64,7 @@ class CheckContext:
 
     @cached_property
     def resolution(self) -> Resolution:
-        """Roles and hyperparameters; NotRun where the tables do not fit the file."""
+        """The model's roles and hyperparameters; NotRun where its tensors do not fit the tables."""
         name = self.spec.name
         try:
             return self.model.resolution
@@ -73,12 +73,15 @@ class CheckContext:
 
     @cached_property
     def stated(self) -> StatedTokenizer | None:
-        """The tokenizer as the format's readers take it; AprfmtError where it cannot be read."""
+        """The tokenizer that programs reading this format would use; None where the model has none.
+
+        Raises AprfmtError where it cannot be read.
+        """
         return stated_tokenizer(self.model)
 
     @cached_property
     def carried(self) -> Carried:
-        """The tokenizer's parts as they stand; NotRun where the model carries none."""
+        """The tokenizer's parts as stored; NotRun where the model has no tokenizer."""
         carried = self.model.carried
         if not has_tokenizer(carried):
             raise NotRun("the model carries no tokenizer")
@@ -86,7 +89,7 @@ class CheckContext:
 
     @cached_property
     def words(self) -> StoredVocabulary:
-        """The vocabulary as it is stored; NotRun where it cannot be read."""
+        """The vocabulary as stored; NotRun where it cannot be read."""
         try:
             return read_vocabulary(self.carried)
         except NotRun:

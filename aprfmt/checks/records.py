@@ -1,4 +1,4 @@
-"""What checks give: findings, results, an answer for each row, and a report of all of them."""
+"""What checks return: findings, results, an answer for each row, and a report of all of them."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from aprfmt.inference.device import DeviceChoice
     from aprfmt.model import Model
 
-SHOWN = 100  # findings kept for one check: a damaged file can have one a tensor
+SHOWN = 100  # findings stored for one check: a damaged file can have one a tensor
 LISTED = 5  # names in one sentence
 LEFT_OUT = "left out by --only or --skip"  # why a gate that was not wanted did not run
 
@@ -56,10 +56,10 @@ class Measure:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the function of a row that ran has to say.
+    """What the function of a check that ran returns.
 
-    Either `found`, what it saw, and the `findings` it has against that; or, where one row asks
-    several questions, a Check for each in `checks`. `measures` are numbers a baseline keeps,
+    It is either `found`, what it saw, with the `findings` against that. Or, where one row has
+    several questions, it is a Check for each in `checks`. `measures` are numbers for a baseline,
     `details` are tables for people.
     """
 
@@ -71,21 +71,22 @@ class Result:
 
 
 class NotRun(AprfmtError):
-    """A check could not run, or not on everything; the message is the reason. Never a pass.
+    """Raised by a check that cannot run, or not on everything; the message is the reason.
 
-    `findings` are what it found until then: a failure among them fails the check.
+    It is never a pass. `findings` are those made before: a failure among them fails the check.
     """
 
     def __init__(self, reason: str, findings: Iterable[Finding] = ()) -> None:
+        """Store the findings that were made before the check had to stop."""
         super().__init__(reason)
         self.findings = tuple(findings)
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What one row of the table gave in one run.
+    """The outcome of one row of the table in one run.
 
-    `why` is the reason of a NOT_RUN; `asked` marks a row the user named, which may not go missing
+    `why` is the reason of a NOT_RUN; `asked` marks a row the user named, which may not be missing
     without an exit code. `seconds` is the wall time.
     """
 
@@ -106,14 +107,14 @@ class Answer:
         return tuple(check for check in self.checks if check.outcome == "FAIL")
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `--json` of `qa`."""
+        """Return the answer as the JSON of a gate in `qa --json`, without findings."""
         found = asdict(self)
         del found["findings"]
         return found
 
 
 def _says(answer: Answer) -> str:
-    """Return what a line about an answer ends with: what failed, why it did not run, its proof."""
+    """Return a text on an answer: what failed, why it did not run, or what it proves."""
     if answer.outcome == "FAIL":
         return "; ".join(f"{one.where}: {one.found}".removeprefix(": ") for one in answer.failed)
     return answer.why if answer.outcome == "NOT_RUN" else answer.proves
@@ -139,22 +140,22 @@ class CheckReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Answers by outcome; all three names are always present."""
+        """{outcome: number of answers}, with all three outcomes."""
         return count_outcomes(self.answers)
 
     @property
     def exit_code(self) -> int:
-        """0 passed; 1 the answer is no; 2 nothing ran."""
+        """0 passed, 1 something failed, 2 nothing ran."""
         return exit_code(self.outcome)
 
     @property
     def sentence(self) -> str:
-        """The verdict in words."""
+        """The number of answers by outcome, in words."""
         counts = self.counts
         return f"{counts['PASS']} PASS, {counts['FAIL']} FAIL, {counts['NOT_RUN']} NOT-RUN"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the verdict, what failed, and what passed."""
+        """Return HTML for a notebook: the verdict, and a table of checks with failures first."""
         tones: Mapping[str, Tone] = {"PASS": "good", "FAIL": "bad"}
         ranked = sorted(
             self.answers, key=lambda one: ("FAIL", "PASS", "NOT_RUN").index(one.outcome)
@@ -182,7 +183,7 @@ _WORDS = VerdictWords("PASS", "FAIL", "NOT-RUN")
 
 
 def outcome_counts(counts: Mapping[str, int]) -> str:
-    """Return answers by outcome in words."""
+    """Return the number of answers by outcome, in words."""
     return f"{counts['PASS']} passed, {counts['FAIL']} failed, {counts['NOT_RUN']} not run"
 
 
@@ -193,9 +194,10 @@ def pronounce_checks(
     left: Sequence[NotCompared] = (),
     accept: Collection[str] = (),
 ) -> Pronounced:
-    """Return the verdict of checks with these outcomes, `scope` being what they are in words.
+    """Return the verdict of checks with these outcomes; `scope` says in words what they are.
 
-    `left` is what nothing reads of what they are about.
+    `counts` is {outcome: number}. `left` are items that nothing reads, `accept` patterns of those
+    that do not matter.
     """
     ran = {"checks": (counts["PASS"], counts["PASS"] + counts["FAIL"])}
     compared = Compared(outcome == "FAIL", ran, tuple(left), scope=f": {scope}")
@@ -205,7 +207,10 @@ def pronounce_checks(
 def _without_answer(
     answers: Iterable[Answer], kind: str, asked: Collection[str]
 ) -> list[NotCompared]:
-    """Return the rows that were asked for and did not run, as items that nobody compared."""
+    """Return the rows that were asked for and did not run, as items that were not compared.
+
+    `kind` is the kind of item, check or gate.
+    """
     why = "asked for and without an answer"
     return [
         NotCompared(kind, each.name, "unreadable", why)
@@ -216,7 +221,7 @@ def _without_answer(
 
 @dataclass(frozen=True, repr=False)
 class Validation(CheckReport):
-    """What `validate` found: one Check a row of the table, and the findings behind them.
+    """What `validate` found: one Check for each row of the table, and all findings.
 
     Warnings fail nothing unless the validation is `strict`.
     """
@@ -230,10 +235,10 @@ class Validation(CheckReport):
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict over the ledger and what the checks said.
+        """The verdict over all checks, with the items that nothing reads.
 
-        What no table lists is named by it, and fails nothing. A row that was asked for and gave no
-        answer leaves it open.
+        Items that no table lists are named in it, and fail nothing. A row that was asked for and
+        did not run leaves the verdict open.
         """
         scope = f"{outcome_counts(self.counts)}, {len(self.warnings)} warnings"
         left = () if self.ledger is None else self.ledger.left
@@ -242,17 +247,17 @@ class Validation(CheckReport):
 
     @property
     def exit_code(self) -> int:
-        """0 passed; 1 the answer is no; 2 nothing ran, or a section could not be read."""
+        """0 passed, 1 something failed, 2 nothing ran or something could not be read."""
         return self.pronounced.exit
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """One Check a row."""
+        """All checks, one for each row."""
         return tuple(check for answer in self.answers for check in answer.checks)
 
     @property
     def findings(self) -> tuple[NamedFinding, ...]:
-        """Everything that is wrong or odd, under the name of its check."""
+        """Everything that is wrong or odd, with the name of its check."""
         return tuple(
             NamedFinding(answer.name, one) for answer in self.answers for one in answer.findings
         )
@@ -263,7 +268,7 @@ class Validation(CheckReport):
         return tuple(noted for noted in self.findings if noted.finding.level == "warning")
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `--json`."""
+        """Return the report as the JSON object of `validate --json`."""
         return {
             "subject": self.subject,
             "outcome": self.outcome,
@@ -285,7 +290,8 @@ class Validation(CheckReport):
 class QaReport(CheckReport):
     """What `qa` found: an answer for each gate.
 
-    `choice` says what was asked for, what ran and why; `backend` is what it says of itself.
+    `choice` says what device was asked for, what ran and why; `backend` is what the backend says of
+    itself.
     """
 
     choice: "DeviceChoice"
@@ -296,9 +302,9 @@ class QaReport(CheckReport):
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict over the ledger and what the gates said.
+        """The verdict over all gates, with the items that nothing reads.
 
-        A gate that was asked for and gave no answer leaves it open.
+        A gate that was asked for and did not run leaves the verdict open.
         """
         asked = [each.name for each in self.answers if each.asked]
         lost = _without_answer(self.answers, "gate", asked)
@@ -309,12 +315,12 @@ class QaReport(CheckReport):
 
     @property
     def gates(self) -> tuple[Answer, ...]:
-        """The answers, by the name that `--json` gives them."""
+        """The answers of all gates; `gates` is their name in `--json`."""
         return self.answers
 
     @property
     def ran(self) -> int:
-        """How many gates gave an answer."""
+        """The number of gates that did not end as NOT_RUN."""
         return len(self.answers) - self.counts["NOT_RUN"]
 
     @property
@@ -325,12 +331,12 @@ class QaReport(CheckReport):
 
     @property
     def exit_code(self) -> int:
-        """0 passed; 1 the answer is no; 2 nothing ran, or something asked for could not run."""
+        """0 passed, 1 a gate failed, 2 nothing ran or a gate that was asked for did not."""
         return self.pronounced.exit
 
     @property
     def sentence(self) -> str:
-        """The verdict in words."""
+        """The number of gates by outcome, in words, and whether too few ran."""
         counts, said = self.counts, super().sentence
         if not counts["FAIL"] and self.ran and self.ran < self.min_run:
             said += f"; fewer than the {self.min_run} of --min-run gave an answer"
@@ -344,7 +350,7 @@ class QaReport(CheckReport):
         raise KeyError(name)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `--json`."""
+        """Return the report as the JSON object of `qa --json`."""
         return {
             "model": self.subject,
             "requested": self.choice.requested,
@@ -363,7 +369,7 @@ class QaReport(CheckReport):
 def pronounce_report(
     report: Report, model: "Model", left: Sequence[NotCompared] = ()
 ) -> Pronounced:
-    """Return the verdict of checks on what a model computes, over the model's ledger.
+    """Return the verdict of checks on what a model computes, with what nothing reads of it.
 
     `left` is what nothing reads of the input.
     """
@@ -376,7 +382,10 @@ def pronounce_report(
 
 
 def list_names(names: Sequence[str], most: int = LISTED) -> str:
-    """Return the first few of some names, and how many there are."""
+    """Return how many names there are and the first few, as text; "none" for none.
+
+    At most `most` names are listed.
+    """
     shown = ", ".join(names[:most])
     return f"{len(names)}: {shown}{', ...' if len(names) > most else ''}" if names else "none"
 

@@ -1,7 +1,7 @@
-"""The one table of checks: name, what a PASS proves, who runs it, on what, and what it needs.
+"""The one table of checks: name, what a PASS proves, the function, its formats and its needs.
 
-`validate` runs the rows that need a file; the others are the gates of `qa`. Other packages add
-rows through the entry points `aprfmt.checks` and cannot replace one of ours.
+`validate` runs the rows that need a file; the others are the gates of `qa`. Other packages add rows
+through the entry points `aprfmt.checks` and cannot replace one of aprfmt's.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,17 @@ Need = Literal["file", "source", "second_reader", "model", "session", "baseline"
 
 @dataclass(frozen=True, slots=True)
 class CheckRow:
-    """One check.
+    """One check or gate: its name, what a PASS proves, its function and what it needs.
 
-    `run` is "module:function" (".module:function" of this package). It takes a CheckContext, or
-    for a gate of `qa` a ModelUnderTest, which is one. It returns a Result or raises
-    NotRun. No `formats` are all formats.
+    `run` is "module:function" (".module:function" of this package). It takes a CheckContext, or for
+    a gate of `qa` a ModelUnderTest, which is one. It returns a Result or raises NotRun. No
+    `formats` are all formats.
 
     `needs` says what has to be there: "file", one that opens, damaged or not; "source", such a file
     and what it was made of; "second_reader", such a file and the wish to have it read by the
-    format's official library too; "model", a whole
-    model of a known architecture; "session", one that can run, and is not asked where
-    `tensor-contract` failed; "baseline", a baseline file and the answers before. `whole` marks the
-    rows of a file that read every stored byte.
+    format's official library too; "model", a whole model of a known architecture; "session", one
+    that can run, and is not run where `tensor-contract` failed; "baseline", a baseline file and the
+    answers before. `whole` marks the rows of a file that read every stored byte.
     """
 
     name: str
@@ -39,6 +38,7 @@ class CheckRow:
     whole: bool = False
 
     def __post_init__(self) -> None:
+        """Raise UsageError for an unknown `needs`."""
         if self.needs not in get_args(Need):
             raise UsageError(
                 f"check {self.name!r}: needs {self.needs!r}; expected one of "
@@ -52,11 +52,11 @@ class CheckRow:
 
     @property
     def own(self) -> bool:
-        """False for a row of another package."""
+        """Whether the row is aprfmt's own, and not another package's."""
         return self.run.startswith(".")
 
     def load(self) -> Callable[[Any], Result]:
-        """Import and return the function."""
+        """Return the row's function, imported."""
         target = f"aprfmt.checks{self.run}" if self.run.startswith(".") else self.run
         function: Callable[[Any], Result] = load(target)
         return function
@@ -308,20 +308,22 @@ _OTHERS: Registry[CheckRow] = Registry("checks", {})
 
 
 def file_checks(*, source: bool = False, second_reader: bool = False) -> tuple[CheckRow, ...]:
-    """Return the rows of `validate`, other packages' last; with `source` those that need one.
+    """Return the rows of `validate`, those of other packages last.
 
-    With `second_reader` also those that ask another library.
+    `source` includes those that need the model's source, `second_reader` those that run another
+    library.
     """
     wanted = {"file": True, "source": source, "second_reader": second_reader}
     return tuple(row for row in _every() if wanted.get(row.needs, False))
 
 
 def gates() -> tuple[CheckRow, ...]:
-    """Return the rows of `qa`: other packages' before the one that compares with a baseline."""
+    """Return the rows of `qa`, the one that compares with a baseline last."""
     found = [row for row in _every() if not row.of_file]
     return tuple(sorted(found, key=lambda row: row.needs == "baseline"))
 
 
 def _every() -> tuple[CheckRow, ...]:
+    """Return aprfmt's rows and then those of other packages, which cannot replace one."""
     own = {row.name for row in CHECKS}
     return (*CHECKS, *(row for row in _OTHERS.values() if row.name not in own))

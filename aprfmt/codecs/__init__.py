@@ -53,7 +53,7 @@ CODECS: "Registry[Codec]" = Registry(
 
 @cache
 def native_kernels() -> "ModuleType | None":
-    """Return the native extension, or None where it is not built or not wanted."""
+    """Return the native extension; None where it is not built or APRFMT_NATIVE is 0."""
     if os.environ.get("APRFMT_NATIVE") == "0":
         return None
     try:
@@ -67,8 +67,8 @@ def native_kernels() -> "ModuleType | None":
 def codec(encoding: str) -> "Codec":
     """Return the reference codec of an encoding.
 
-    Raises UnsupportedError with the sentence that helps for a type that ggml removed or that
-    nobody has told us the layout of, CodecError for an unknown name.
+    Raises UnsupportedError for a type that ggml removed or whose layout is not known, with what to
+    do about it, and CodecError for an unknown name.
     """
     if encoding in CODECS:
         return CODECS[encoding]
@@ -82,7 +82,10 @@ def codec(encoding: str) -> "Codec":
 
 
 def writable() -> list[str]:
-    """Return the encodings that weights can be stored in anew: those with an encoder."""
+    """Return the names of the float encodings that have an encoder.
+
+    Integers, booleans and complex numbers are left out: no weight is converted to them.
+    """
     whole = ("int", "uint", "bool", "complex")
     return [
         name
@@ -112,6 +115,11 @@ def decode_into(
 def _fill(
     reference: "Codec", parts: "Mapping[str, Bytes]", out: "Array", threads: int, fresh: bool
 ) -> None:
+    """Fill `out` with the decoded parts, by the native kernel where there is one.
+
+    `parts` are a tensor's bytes by suffix. `fresh` says that nothing was stored in `out` yet.
+    Raises CodecError for an `out` of another dtype or layout, or lengths that do not fit.
+    """
     from aprfmt.codecs.base import check_out
     from aprfmt.codecs.parallel import STORE_BY_SIZE, STORE_FRESH
 
@@ -132,15 +140,17 @@ def decode(
     row_bytes: int | None = None,
     threads: int = 1,
 ) -> "Array":
-    """Return a new array of `shape` (row-major) and the codec's dtype.
+    """Return a tensor's elements as a new array of `shape` (row-major) and the codec's dtype.
 
-    `row_bytes` is given where every row starts a block of its own and its last block is padded
-    (APR's K-quants): each row is decoded and cut. Raises CodecError when lengths do not fit.
+    `raw` is the main part, or all parts by suffix. `row_bytes` is given where every row starts a
+    block of its own and its last block is padded (APR's K-quants): each row is decoded and cut.
+    Raises CodecError when lengths do not fit.
     """
     import numpy as np
 
     from aprfmt.codecs.base import check_length, is_padded, part
 
+    # Rows without padding are decoded in one go.
     count, columns = math.prod(shape), shape[-1] if shape else 1
     reference = codec(encoding).of_rows(columns)
     if row_bytes is None or not is_padded(reference.row, columns, row_bytes):
@@ -155,6 +165,7 @@ def decode(
                 "array can have"
             ) from None
     parts = raw if isinstance(raw, Mapping) else {"": raw}
+    # Padded rows are decoded whole, then cut.
     rows = count // columns if columns else 0
     expected = -(-columns // reference.block_size) * reference.type_size
     check_length(encoding, row_bytes, expected, f"one row of {columns} elements")
@@ -176,8 +187,9 @@ def decode_chunked(
 ) -> "Iterator[Array]":
     """Yield a tensor's elements in order, in views of `out`, each overwritten by the next.
 
-    `out` is 1-D, of the codec's dtype; what it holds is decoded at a time, at least one block (one
-    row where `row_bytes` is given). Raises CodecError when lengths do not fit.
+    `out` is 1-D and of the codec's dtype. Its length is the number of elements decoded at a time,
+    at least one block (one row where `row_bytes` is given). Raises CodecError when lengths do not
+    fit.
     """
     from aprfmt.codecs.base import check_out, pieces
 
@@ -207,11 +219,11 @@ def encode(
     importance: "Array | None" = None,
     options: Mapping[str, Any] | None = None,
 ) -> "Mapping[str, bytes]":
-    """Return the parts of `x` ([..., columns]) in an encoding.
+    """Return {suffix: bytes} of `x` ([..., columns]) in an encoding; the main part has suffix "".
 
-    `options` are those of the codec's `with_options` (NF4 and FP4: blocksize,
-    double_quantization, dtype). Raises CodecError where `x` does not fit the codec or there is no
-    encoder.
+    `fma` is "fused" or "strict" (see `arithmetic`), `importance` a float32 for each column.
+    `options` are those of the codec's `with_options` (NF4 and FP4: blocksize, double_quantization,
+    dtype). Raises CodecError where `x` does not fit the codec or there is no encoder.
     """
     from aprfmt.codecs.base import fused
 

@@ -21,7 +21,7 @@ class AprQ4(BlockCodec):
     step = "scale"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Offset, then scale."""
+        """Fill `out` [n, 32] with (q - 8) * scale: offset first, then scale."""
         out[:] = pairs(block["qs"])
         out -= 8
         out *= half(block["scale"])
@@ -29,7 +29,11 @@ class AprQ4(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Divide by the scale before it is rounded to float16, round ties away, clamp to -8..7."""
+        """Fill `n` records from `x` [n, 32]; `fused`, `weights` and `sigma2` are not used.
+
+        Elements are divided by the scale before it is rounded to float16; ties are rounded away
+        from zero and codes clamped to -8..7.
+        """
         scale = np.abs(x).max(axis=1, keepdims=True) / np.float32(7)
         scale[np.abs(x).max(axis=1) == 0] = 1
         ratio = np.divide(x, scale, out=np.zeros_like(x), where=x != 0)  # a scale can round to 0

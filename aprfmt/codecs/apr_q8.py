@@ -32,7 +32,7 @@ class AprQ8(Codec):
     name = "APR_Q8"
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Scale; raises CodecError unless there are 4 + N bytes (0 for no element)."""
+        """Fill `out` with q * scale; CodecError unless there are 4 + N bytes (0 for no element)."""
         data = self.main(raw, out)
         if out.size == 0:
             return
@@ -42,25 +42,32 @@ class AprQ8(Codec):
                 np.multiply(q[start : start + CHUNK], scale, out=out[start : start + CHUNK])
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
-        """Return 1; CodecError unless there are 4 + `count` bytes (0 for no element)."""
+        """Return 1: `cut` can start at any element.
+
+        Raises CodecError unless there are 4 + `count` bytes (0 for no element).
+        """
         found, expected = part(self.name, raw).size, count + 4 * (count > 0)
         check_length(self.name, found, expected, f"{count} elements and their scale")
         return 1
 
     def steps(self, raw: Mapping[str, Bytes], count: int) -> F32:
-        """Return the scale for every element."""
+        """Return float32 [count]: the tensor's scale, repeated for every element."""
         scale: F32 = np.abs(part(self.name, raw)[:4].view("<f4"))
         return scale.repeat(count)
 
     def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
-        """Return the bytes of elements [start, stop) as of a tensor of their own."""
+        """Return the bytes of elements [start, stop) as a tensor with the same scale."""
         data = memoryview(raw[""])
         return {"": bytes(data[:4]) + bytes(data[4 + start : 4 + stop])}
 
     def encode(
         self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
     ) -> Mapping[str, bytes]:
-        """Scale by the largest magnitude / 127 (1 for all zeros), ties away from zero."""
+        """Return {"": bytes} of `x`; `importance` is not used.
+
+        The scale is the largest magnitude / 127 (1 for all zeros); ties are rounded away from zero.
+        Raises CodecError for a NaN or an infinity.
+        """
         fused(fma)
         values: F32 = as_rows(self.name, x).reshape(-1)
         check_finite(self.name, values)

@@ -29,7 +29,7 @@ MAGIC = np.float32(12582912.0)  # 1.5 * 2**23: adding it leaves the integer in t
 
 
 def fma(a: Any, b: Any, c: Any) -> F32:
-    """Return a*b + c of float32 arrays (broadcasting), rounded once, as C's fmaf."""
+    """Return a*b + c of float32 arrays (broadcasting), rounded once, as C's fmaf does."""
     product = np.multiply(a, b, dtype=np.float64)
     total = np.asarray(product + c)
     result: F32 = np.asarray(total.astype(np.float32))
@@ -41,7 +41,11 @@ def fma(a: Any, b: Any, c: Any) -> F32:
 
 
 def _are_ties(total: F64) -> npt.NDArray[np.bool_]:
-    """Say which float64 sums are a tie of float32, normal or subnormal."""
+    """Return a mask of the float64 sums that lie halfway between two float32 numbers.
+
+    Below the smallest normal float32 every sum other than 0 is marked: there the halfway point is
+    at another bit.
+    """
     doubtful = (total.view(np.uint64) & _LOW_BITS) == _TIE
     small = np.abs(total) < _SMALLEST_NORMAL
     if small.any():
@@ -51,7 +55,10 @@ def _are_ties(total: F64) -> npt.NDArray[np.bool_]:
 
 
 def _rounding_error(a: Any, b: Any) -> F64:
-    """Return what float64 a + b lacks: a + b == (a + b rounded) + error, exactly (Knuth)."""
+    """Return the rounding error of a + b in float64: a + b == (a + b rounded) + error, exactly.
+
+    The method is Knuth's.
+    """
     total = a + b
     virtual = total - a
     error: F64 = (a - (total - virtual)) + (b - virtual)
@@ -71,7 +78,7 @@ def _round_to_odd(a: F64, b: F64) -> F32:
 
 
 def multiply_add(a: Any, b: Any, c: Any, fused: bool) -> F32:
-    """Return a*b + c, rounded once if `fused`, else after the product and after the sum."""
+    """Return a*b + c as float32, rounded once if `fused`, else after each operation."""
     if fused:
         return fma(a, b, c)
     result: F32 = np.multiply(a, b, dtype=np.float32) + c
@@ -79,7 +86,10 @@ def multiply_add(a: Any, b: Any, c: Any, fused: bool) -> F32:
 
 
 def sum_of_products(a: F32, b: F32, fused: bool, start: F32 | None = None) -> F32:
-    """Return start (zero) + the sum of a*b over the first axis of [size, n], in order of index."""
+    """Return [n] float32: `start` (or zero) plus the sum of a*b over the first axis of [size, n].
+
+    Terms are added in order of index; `fused` rounds each product and sum once, as C's fmaf.
+    """
     initial = np.zeros(a.shape[1], np.float32) if start is None else start
     if not fused:
         return ordered_sum(a * b, initial)
@@ -101,7 +111,7 @@ def sum_of_products(a: F32, b: F32, fused: bool, start: F32 | None = None) -> F3
 
 
 def ordered_sum(terms: F32, start: F32 | None = None) -> F32:
-    """Return start (zero) + the sum over the first axis in order of index, as a loop in C."""
+    """Return `start` (or zero) plus the sum over the first axis, added in order of index."""
     total = np.zeros(terms.shape[1:], np.float32) if start is None else start.copy()
     for term in terms:
         total += term
@@ -109,24 +119,27 @@ def ordered_sum(terms: F32, start: F32 | None = None) -> F32:
 
 
 def row_mean_square(rows: F32, fused: bool) -> F32:
-    """Return sum(x*x) / columns of each row [rows, columns], in order of index."""
+    """Return float32 [rows]: sum(x*x) / columns of each row, summed in order of index."""
     turned = np.ascontiguousarray(rows.T)
     result: F32 = sum_of_products(turned, turned, fused) / np.float32(rows.shape[1])
     return result
 
 
 def nearest_int(x: F32) -> I32:
-    """Return ggml's nearest_int: ties to even within +-2**22, and its exact bits outside of it."""
+    """Return `x` rounded to int32 as ggml's nearest_int rounds: ties to even within +-2**22.
+
+    Beyond that range the result has the bits that ggml's trick with the magic number gives.
+    """
     return _from_magic_number(x + MAGIC)
 
 
 def nearest_product(a: Any, b: Any, fused: bool) -> I32:
-    """Return nearest_int(a * b)."""
+    """Return nearest_int(a * b) as int32; with `fused` the product is not rounded first."""
     return _from_magic_number(multiply_add(a, b, MAGIC, fused))
 
 
 def _from_magic_number(x: F32) -> I32:
-    """Return the integer in the low bits of x + 1.5 * 2**23, as ggml reads it."""
+    """Return int32: the integer in the low bits of `x`, which is a number plus 1.5 * 2**23."""
     result: I32 = x.view(np.int32) & 0x007FFFFF
     result -= 0x00400000
     return result
@@ -140,10 +153,10 @@ def round_half_away(x: F32) -> F32:
 
 
 def to_int(x: F32) -> I32:
-    """Return x cut to an integer; 0 for what no int32 holds, as x86's conversion gives in a byte.
+    """Return x truncated to int32, and 0 where it does not fit.
 
-    The C source leaves that case undefined; it is met where a scale is so small that its
-    reciprocal overflows.
+    That is what x86's conversion gives in a byte. The C source leaves the case undefined; it is met
+    where a scale is so small that its reciprocal overflows.
     """
     fits = np.abs(x) < 2.0**31
     result: I32 = np.where(fits, x, 0).astype(np.int32)
@@ -151,15 +164,15 @@ def to_int(x: F32) -> I32:
 
 
 def reciprocal(d: F32) -> F32:
-    """Return 1/d, and 0 where d is 0."""
+    """Return 1/d as float32, and 0 where d is 0."""
     result: F32 = np.divide(np.float32(1), d, out=np.zeros_like(d), where=d != 0)
     return result
 
 
 def first_extreme(x: F32, key: F32) -> F32:
-    """Return the element [n] of x [n, size] whose key is largest, the first of equals.
+    """Return [n]: the element of each row of x [n, size] whose `key` is largest.
 
-    The first matters: it decides the sign of a scale, and of a zero.
+    Of equals the first is taken: it decides the sign of a scale, and of a zero.
     """
     index = np.argmax(key, axis=1)
     result: F32 = np.take_along_axis(x, index[:, None], axis=1)[:, 0]
@@ -167,9 +180,10 @@ def first_extreme(x: F32, key: F32) -> F32:
 
 
 def largest_magnitude(x: F32) -> F32:
-    """Return the element [n] of x [n, size] of largest magnitude, the first of equals.
+    """Return [n]: the signed element of largest magnitude of each row of x [n, size].
 
-    It is +0 where all are zeros of either sign or NaN: the search in C starts from it.
+    Of equals the first is taken. The result is +0 where all are zeros of either sign or NaN: the
+    search in C starts from it.
     """
     key = np.fmax(np.abs(x), np.float32(0))
     result: F32 = np.where(key.any(axis=1), first_extreme(x, key), np.float32(0))

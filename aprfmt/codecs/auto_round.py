@@ -31,7 +31,12 @@ _FLOATS: Mapping[tuple[str, int], str] = {
 
 
 def _rewrite_section(said: Mapping[str, Any]) -> Config | None:
-    """Return a section of the method whose packing is named; None for a layer left unquantized."""
+    """Return a section of the method whose packing is named; None for a layer left unquantized.
+
+    The result is a quantization section of GPTQ, AWQ or compressed-tensors. Raises UnsupportedError
+    for a packing or data type that is not decoded.
+    """
+    # Weights of 16 bits and more are not quantized.
     bits = said.get("bits")
     if isinstance(bits, int) and bits >= _LEFT:
         return None
@@ -39,6 +44,7 @@ def _rewrite_section(said: Mapping[str, Any]) -> Config | None:
     packing = str(said.get("packing_format", "auto_round:auto_gptq"))
     if not any(word in packing for word in _PACKINGS):
         raise UnsupportedError(f"auto-round: packing {packing!r} is not one we decode")
+    # AWQ, then GPTQ, then compressed-tensors.
     if "awq" in packing:
         return {"quant_method": "awq", "version": "gemm", **facts}
     kind = str(said.get("data_type", "int"))
@@ -60,7 +66,10 @@ def _rewrite_section(said: Mapping[str, Any]) -> Config | None:
 
 
 def _section_at(section: Config, module: str) -> Config | None:
-    """Return what a section says of one module; None where it is left as it is."""
+    """Return the section of the method that packs one module; None where it is not quantized.
+
+    A row of `extra_config` under the module's name comes before a row under a pattern.
+    """
     extra = section_mapping(section, "extra_config")
     own = extra.get(module)
     if own is None:
@@ -71,7 +80,7 @@ def _section_at(section: Config, module: str) -> Config | None:
 
 
 def _all_sections(section: Config) -> Sequence[Config]:
-    """Return all sections that some module may have."""
+    """Return the different sections of packing methods that some module may have."""
     rows = section_mapping(section, "extra_config").values()
     own = [_rewrite_section({**section, **row}) for row in rows if isinstance(row, Mapping)]
     found: list[Config] = []

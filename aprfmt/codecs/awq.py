@@ -39,7 +39,10 @@ def _recognizes(config: Config) -> bool:
 
 
 def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of the weight that these parts store."""
+    """Return the shape [out, in] of the weight that these parts store.
+
+    Raises UnsupportedError for another layout than gemm, CodecError for parts that do not fit.
+    """
     config_integer(NAME, config, "bits", (4,))
     layout = str(config.get("version", "gemm")).lower()
     if layout != "gemm":
@@ -55,7 +58,11 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 def zeros_of(
     parts: Parts, config: Config, outputs: int, inputs: int, scales: Array
 ) -> tuple[F32, int]:
-    """Return the zero points [outputs, groups] beside scales [groups, outputs]; inputs a group."""
+    """Return (zero points float32 [outputs, groups], number of inputs in a group).
+
+    `scales` [groups, outputs] are the weight's. Raises CodecError where the configuration's group
+    size, the scales and the zero points do not fit each other.
+    """
     size = config.get("group_size")
     size = config_integer(
         NAME, {"group_size": inputs if size == -1 else size}, "group_size", GROUP_SIZES
@@ -75,12 +82,12 @@ def zeros_of(
 
 
 def codes_of(words: Array) -> LaidCodes:
-    """Return the codes of words [inputs or groups, outputs / 8]."""
+    """Return the codes of uint32 words [inputs or groups, outputs / 8] in AWQ's order."""
     return LaidCodes(4, "awq", words[None])
 
 
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where a weight's codes lie, and the numbers beside them."""
+    """Return the layout of a weight's codes, with its scales and zero points by group."""
     outputs, inputs = shape
     scale = part_numbers(NAME, parts, ".scales", _FLOAT)
     zeros, size = zeros_of(parts, config, outputs, inputs, scale)

@@ -1,4 +1,4 @@
-"""What every codec has in common: the base class, length checks, chunks and small arithmetic.
+"""The base classes of codecs, length checks, chunks and small arithmetic that all codecs share.
 
 A codec knows bytes and numbers, no file and no tensor name. The numpy functions here are the
 reference that every faster path is judged by.
@@ -32,13 +32,13 @@ ENCODE_CHUNK = 1 << 16  # the searches hold several float64 arrays of this size
 
 
 class Codec:
-    """Bytes to numbers and back; pure, so one instance serves every thread.
+    """The base class of codecs: bytes to numbers and back, without state.
 
-    A subclass gives `name` (key of the encoding table) and `decode`. `parts` names what `decode`
-    reads: `""` is the main part, others are companion tensors by suffix; `optional_parts` are those
-    that may stand there as well. `dtype` is the numpy dtype of decoded arrays: float32 for
-    everything quantized and for F16, BF16 and FP8; an encoding's own type for F32, F64, integers,
-    BOOL and C64.
+    One instance serves every thread. A subclass gives `name` (key of the encoding table) and
+    `decode`. `parts` names what `decode` reads: `""` is the main part, others are companion tensors
+    by suffix; `optional_parts` are those that may exist as well. `dtype` is the numpy dtype of
+    decoded arrays: float32 for everything quantized and for F16, BF16 and FP8; an encoding's own
+    type for F32, F64, integers, BOOL and C64.
     """
 
     name: str
@@ -49,25 +49,25 @@ class Codec:
 
     @property
     def row(self) -> Encoding:
-        """The encoding's row of the table."""
+        """The encoding's row of the table of encodings."""
         return ENCODINGS[self.name]
 
     @property
     def block_size(self) -> int:
-        """Elements a block."""
+        """Elements in a block."""
         return self.row.block_size
 
     @property
     def type_size(self) -> int:
-        """Bytes an encoded block."""
+        """Bytes of an encoded block."""
         return self.row.type_size
 
     def of_rows(self, columns: int) -> "Codec":
-        """Return the codec of rows of so many elements; itself where blocks stand alone."""
+        """Return the codec of rows of `columns` elements; this codec where blocks need no row."""
         return self
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Fill `out` (1-D, C-contiguous, of `dtype`, one entry an element).
+        """Fill `out` (1-D, C-contiguous, of `dtype`) with the decoded elements of the parts `raw`.
 
         Raises CodecError when a part is missing or its length does not fit `out`.
         """
@@ -76,44 +76,55 @@ class Codec:
     def encode(
         self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
     ) -> Mapping[str, bytes]:
-        """Return the parts of `x` ([..., columns], float32 for lossy codecs).
+        """Return {suffix: bytes} of `x` ([..., columns], float32 for lossy codecs).
 
-        `importance` weighs columns (one float32 each). `fma` says whether multiply-adds are
-        rounded once (fused, what ggml's own builds do) or twice (strict). Raises CodecError where
-        the codec cannot encode, or cannot hold `x`.
+        `importance` weighs columns (one float32 each). `fma` says whether multiply-adds are rounded
+        once (fused, what ggml's own builds do) or twice (strict). Raises CodecError where the codec
+        cannot encode, or cannot hold `x`.
         """
         raise CodecError(f"{self.name}: there is no encoder; choose another encoding")
 
     @property
     def has_encoder(self) -> bool:
-        """Whether `encode` makes bytes; many encodings are only read."""
+        """Whether `encode` can make bytes; many encodings can only be decoded."""
         return type(self).encode is not Codec.encode
 
     def with_options(self, **options: Any) -> "Codec":
-        """Return a codec that encodes so. Raises CodecError for options it does not take."""
+        """Return a codec that encodes with these options.
+
+        Raises CodecError for options it does not take.
+        """
         raise CodecError(f"{self.name}: takes no options, found {', '.join(options)}")
 
     def steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
-        """Return the distance between neighbouring values around each of `count` elements.
+        """Return float32 [count]: around each element the distance between neighbouring values.
 
-        The largest of the block; None where none is known. `diff` bounds by it.
+        It is the largest distance of the element's block. None where no distance is known. `diff`
+        bounds differences by it.
         """
         return None
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
-        """Return the elements that `cut` goes by; CodecError where `raw` does not fit `count`."""
+        """Return the unit of `cut` in elements: its starts must be multiples of this.
+
+        Raises CodecError where the bytes of `raw` do not fit `count` elements.
+        """
         expected = -(-count // self.block_size) * self.type_size
         check_length(self.name, part(self.name, raw).size, expected, f"{count} elements")
         return self.block_size
 
     def main(self, raw: Mapping[str, Bytes], out: Array) -> U8:
-        """Return the main part; CodecError where `out` is not what is promised, or does not fit."""
+        """Return the bytes of the main part as uint8.
+
+        Raises CodecError where `out` has another dtype or layout, or the bytes do not fit its
+        length.
+        """
         check_out(self.name, out, self.dtype)
         self.granule(raw, out.size)
         return part(self.name, raw)
 
     def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
-        """Return the parts of elements [start, stop) as of a tensor of their own.
+        """Return {suffix: bytes} of elements [start, stop), as those of a tensor with these alone.
 
         `start` is a multiple of `granule`.
         """
@@ -121,12 +132,19 @@ class Codec:
         return {"": part(self.name, raw)[start // block * size : -(-stop // block) * size].data}
 
     def finish(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Do to decoded blocks what other parts than the main one ask for."""
+        """Apply parts other than the main one to the decoded blocks in `out`, in place.
+
+        Native kernels read the main part alone and call it afterwards. The base has no such parts.
+        """
 
     def decode_native(
         self, kernels: ModuleType, raw: Mapping[str, Bytes], out: Array, threads: int, store: int
     ) -> None:
-        """Do what `decode` does by the native kernel of this name, where there is one."""
+        """Fill `out` as `decode` does, by the native kernel of this encoding where there is one.
+
+        `kernels` is the native extension, `store` how the kernel writes (`parallel.STORE_FRESH` or
+        `STORE_BY_SIZE`).
+        """
         kernel = kernels.KERNELS.get(self.name)
         if kernel is None:
             self.decode(raw, out)
@@ -138,7 +156,7 @@ class Codec:
     def encode_native(
         self, kernels: ModuleType, x: Array, *, fma: Fma, importance: Array | None
     ) -> Mapping[str, bytes]:
-        """Do what `encode` does by the native encoder of this name, where there is one."""
+        """Return what `encode` returns, made by the native encoder where there is one."""
         encoder: Callable[..., Mapping[str, bytes]] | None = kernels.ENCODERS.get((self.name, fma))
         if encoder is None:
             return self.encode(x, fma=fma, importance=importance)
@@ -147,27 +165,31 @@ class Codec:
     # What follows is for weights stored in several tensors, whose row has a `claim`.
 
     def shape_of(self, raw: Mapping[str, Bytes]) -> tuple[int, ...]:
-        """Return the weight's shape as the claiming part, which is enough, says it; CodecError."""
+        """Return the weight's shape, which the claiming part alone must say; else CodecError."""
         raise CodecError(f"{self.name}: its parts do not say the weight's shape")
 
     def needed(self, raw: Mapping[str, Bytes]) -> Sequence[str]:
-        """Return the parts that must be there as the claiming part, which is enough, has it."""
+        """Return the suffixes of the parts that must exist.
+
+        The claiming part in `raw` is enough to say.
+        """
         return self.parts
 
     def stored_as(self, parts: Iterable[str]) -> Mapping[str, str]:
-        """Return the encoding of each stored tensor by suffix, in the order of `parts`."""
+        """Return {suffix: encoding of the stored tensor} in the order of `parts`."""
         return dict.fromkeys(parts, "U8")
 
     def config(self, options: Mapping[str, Any], left_out: Sequence[str]) -> Mapping[str, Any]:
-        """Return `quantization_config` of a model packed with `options`.
+        """Return the `quantization_config` section of a model packed with `options`.
 
-        `left_out` are the modules that could be packed and are not.
+        `left_out` are the modules that could be packed and are not. The base returns {}: no
+        section.
         """
         return {}
 
 
 def record(layout: str) -> np.dtype[Any]:
-    """Return the dtype of a block of the encoding table's `layout`, little-endian."""
+    """Return the numpy dtype of one block of a `layout` of the encoding table, little-endian."""
     rows: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
     for name, count, kind in block_members(layout):
         if ":" in kind:
@@ -179,7 +201,10 @@ def record(layout: str) -> np.dtype[Any]:
 
 
 def part(name: str, raw: Mapping[str, Bytes], suffix: str = "") -> U8:
-    """Return the bytes of one part as uint8, without copying; CodecError if it is missing."""
+    """Return the bytes of the part `suffix` as uint8, without copying.
+
+    Raises CodecError if it is missing.
+    """
     if suffix not in raw:
         raise CodecError(
             f"{name}: part {suffix!r} is missing; found {', '.join(map(repr, raw)) or 'no part'}"
@@ -188,13 +213,13 @@ def part(name: str, raw: Mapping[str, Bytes], suffix: str = "") -> U8:
 
 
 def check_length(name: str, found: int, expected: int, what: str) -> None:
-    """Raise CodecError unless `found` bytes are what `what` takes."""
+    """Raise CodecError unless `found` bytes equal the `expected` bytes of `what` (words)."""
     if found != expected:
         raise CodecError(f"{name}: found {found} bytes, expected {expected} for {what}")
 
 
 def check_out(name: str, out: Array, dtype: str) -> None:
-    """Raise CodecError unless `out` is what the protocol promises the codec."""
+    """Raise CodecError unless `out` is a writeable, contiguous 1-D array of `dtype`."""
     if out.ndim != 1 or not out.flags.c_contiguous or not out.flags.writeable:
         raise CodecError(
             f"{name}: the output must be a writeable, contiguous 1-D array, "
@@ -228,11 +253,11 @@ def check_finite(name: str, x: Array) -> None:
 
 
 class BlockCodec(Codec):
-    """Encodings whose blocks hold everything they need: the GGML types and their like.
+    """The base class of encodings whose blocks hold everything they need, such as the GGML types.
 
     A subclass gives `name` and `decode_blocks`; `encode_blocks` where there is an encoder, and
     `step` (the member that is a block's step) or `block_steps` where a step is known. The members
-    of a block are those of the row's layout.
+    of a block are those of the layout in the encoding table.
     """
 
     layout: ClassVar[np.dtype[Any]]
@@ -240,6 +265,7 @@ class BlockCodec(Codec):
     weighs_rows: ClassVar[bool] = False  # whether the encoder asks for `sigma2`
 
     def __init_subclass__(cls) -> None:
+        """Set the subclass's `layout` from its row of the encoding table, and check its size."""
         if "name" not in cls.__dict__:
             return
         row = ENCODINGS[cls.name]
@@ -257,30 +283,38 @@ class BlockCodec(Codec):
         """Fill `n` records from `x` [n, block_size].
 
         `weights` [n, block_size] is the importance of each element, None without an importance
-        matrix; `sigma2` [n] then is the mean square of the row that the block stands in, for
-        codecs that `weighs_rows`.
+        matrix. `sigma2` [n] then is the mean square of the row that contains the block, for codecs
+        that `weighs_rows`. `fused` rounds multiply-adds once.
         """
         raise CodecError(f"{self.name}: there is no encoder; choose another encoding")
 
     @property
     def has_encoder(self) -> bool:
-        """Whether `encode_blocks`, or `encode` itself, is the subclass's own."""
+        """Whether the subclass defines `encode_blocks` or `encode` itself."""
         own = type(self)
         return (
             own.encode_blocks is not BlockCodec.encode_blocks or own.encode is not BlockCodec.encode
         )
 
     def block_steps(self, block: Blocks) -> F32 | None:
-        """Return the largest distance between neighbouring values in each of `n` records."""
+        """Return float32 [n]: the largest distance between neighbouring values of each record.
+
+        None where the encoding has no member that is its step.
+        """
         return np.abs(block[self.step].astype(np.float32)) if self.step else None
 
     def steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
-        """Repeat each block's step for its elements."""
+        """Return float32 [count]: each block's step, repeated for its elements.
+
+        It is None where unknown.
+        """
         found = self.block_steps(part(self.name, raw).view(self.layout))
         return None if found is None else found.repeat(self.block_size)[:count]
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Fill float32 `out` from blocks in a row; what `out` leaves of the last one is dropped.
+        """Fill float32 `out` from blocks in a row.
+
+        Elements of the last block beyond `out` are dropped.
 
         Raises CodecError when the byte count does not fit the element count.
         """
@@ -301,7 +335,7 @@ class BlockCodec(Codec):
     def encode(
         self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
     ) -> Mapping[str, bytes]:
-        """Return whole blocks of float32 `x`; a flat codec pads the last one with zeros.
+        """Return {"": bytes} of float32 `x` in whole blocks; a flat codec pads the last with zeros.
 
         Raises CodecError for a NaN or an infinity, or rows that are not a whole number of blocks.
         """
@@ -328,6 +362,11 @@ class BlockCodec(Codec):
     def _encode_chunks(
         self, rows: F32, elements: F32, block: Blocks, fuse: bool, weights: F32 | None
     ) -> None:
+        """Fill the records `block` from `elements` [blocks, block_size], some at a time.
+
+        `weights` [columns] is the importance of each column, repeated for every row here. `rows` is
+        only read for the mean square of each row, where the codec `weighs_rows`.
+        """
         step = max(1, ENCODE_CHUNK // self.block_size)
         tiles, sigma2 = None, None
         if weights is not None:
@@ -345,6 +384,12 @@ class BlockCodec(Codec):
             )
 
     def _weights(self, rows: F32, importance: Array | None) -> F32 | None:
+        """Return the importance as float32 [columns].
+
+        It is None without one, or for a codec of flat tensors.
+
+        Raises CodecError where it has another number of columns, a NaN or an infinity.
+        """
         if importance is None or self.row.flat:
             return None
         weights: F32 = np.ascontiguousarray(importance, np.float32).reshape(-1)
@@ -358,27 +403,30 @@ class BlockCodec(Codec):
 
 
 def fused(fma: str) -> bool:
-    """Return whether multiply-adds are rounded once; CodecError for another word."""
+    """Return whether `fma` is "fused" (multiply-adds rounded once) rather than "strict".
+
+    Raises CodecError for another word.
+    """
     if fma not in ("fused", "strict"):
         raise CodecError(f"fma {fma!r} is not known; expected 'fused' or 'strict'")
     return fma == "fused"
 
 
 def half(values: Array) -> F32:
-    """Return float16 scales [n] as float32 [n, 1], to stand beside a block's elements."""
+    """Return float16 scales [n] as float32 [n, 1], to broadcast over the elements of a block."""
     wide: F32 = values.astype(np.float32)
     return wide.reshape(-1, 1)
 
 
 def d_times(block: Blocks, scales: Array) -> F32:
-    """Return |d| [n] times the largest magnitude of each superblock's scales [n, k]."""
+    """Return float32 [n]: |d| times the largest magnitude of a superblock's scales [n, k]."""
     d, largest = np.abs(block["d"].astype(np.float32)), np.abs(scales.astype(np.float32))
     found: F32 = d * largest.max(axis=1)
     return found
 
 
 def is_padded(row: Encoding, columns: int, row_bytes: int) -> bool:
-    """Say whether rows of so many bytes hold more than the blocks of their columns."""
+    """Return whether rows of `row_bytes` bytes hold more blocks than their columns need."""
     return (row_bytes - row.row_header) * row.block_size != columns * row.type_size
 
 
@@ -389,8 +437,9 @@ def pieces(
     room: int,
     row_bytes: int | None = None,
 ) -> Iterator[tuple[Mapping[str, Bytes], tuple[int, int], int]]:
-    """Yield (parts, [rows, columns] they decode to, columns to keep) of about `room` elements.
+    """Yield (parts, (rows, columns) they decode to, columns to keep) of about `room` elements each.
 
+    The parts are {suffix: bytes}. With padded rows (`row_bytes`) the last columns are padding.
     Raises CodecError when lengths do not fit.
     """
     count, columns = math.prod(shape), shape[-1] if shape else 1

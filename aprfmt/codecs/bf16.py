@@ -18,14 +18,17 @@ class BF16Codec(Codec):
     name = "BF16"
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Widen; raises CodecError when byte and element counts disagree."""
+        """Fill float32 `out` with the values; CodecError when byte and element counts disagree."""
         data = self.main(raw, out).view("<u2")
         np.left_shift(data, 16, out=out.view(np.uint32), dtype=np.uint32)
 
     def encode(
         self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
     ) -> Mapping[str, bytes]:
-        """Round to nearest even; what is beyond the largest BF16 becomes infinity."""
+        """Return {"": bytes} of float32 `x` rounded to nearest even; `importance` is not used.
+
+        What is beyond the largest BF16 becomes infinity.
+        """
         fused(fma)
         values = as_rows(self.name, x).reshape(-1)
         upper = np.empty(values.size, "<u2")
@@ -38,7 +41,10 @@ class BF16Codec(Codec):
 def round_to_bf16(
     bits: np.ndarray[tuple[int, ...], np.dtype[np.uint32]],
 ) -> np.ndarray[tuple[int, ...], np.dtype[np.uint32]]:
-    """Return float32 bits rounded to BF16, the upper half of each word; the lower half is noise."""
+    """Return float32 bits whose upper 16 bits are rounded to BF16.
+
+    The lower 16 bits mean nothing.
+    """
     rounded = bits + (np.uint32(0x7FFF) + (bits >> 16 & 1))
     nan = (bits & 0x7FFFFFFF) > 0x7F800000
     return np.where(nan, bits | 0x00400000, rounded)

@@ -1,4 +1,4 @@
-"""Packed bits to small integers and back, for codecs that share a way of packing.
+"""Unpack bytes into small integers and pack them again, for codecs with the same bit layout.
 
 Everything works on integers, in files uint8, [n, bytes] and keeps n; `n` is the number of blocks.
 """
@@ -14,7 +14,7 @@ def halves(qs: Codes) -> Codes:
 
 
 def join_halves(q: Codes) -> Codes:
-    """Pack [n, 2*b] nibbles into [n, b]: the first half low, the second half high."""
+    """Return nibbles [n, 2*b] packed into [n, b]: the first half low, the second half high."""
     first, second = np.split(q, 2, axis=1)
     return first | second << 4
 
@@ -25,7 +25,7 @@ def pairs(qs: Codes) -> Codes:
 
 
 def join_pairs(q: Codes) -> Codes:
-    """Pack [n, 2*b] nibbles into [n, b], even elements low."""
+    """Return nibbles [n, 2*b] packed into [n, b], even elements in the low nibbles."""
     return q[:, 0::2] | q[:, 1::2] << 4
 
 
@@ -35,7 +35,7 @@ def crumbs(qs: Codes, count: int = 4) -> Codes:
 
 
 def join_crumbs(q: Codes) -> Codes:
-    """Pack [n, 4, b] 2-bit values into [n, b], index 0 in the lowest bits."""
+    """Return 2-bit values [n, 4, b] packed into [n, b], index 0 in the lowest bits."""
     return q[:, 0] | q[:, 1] << 2 | q[:, 2] << 4 | q[:, 3] << 6
 
 
@@ -45,14 +45,15 @@ def bits(qs: U8) -> U8:
 
 
 def join_bits(q: Codes) -> Codes:
-    """Pack [n, 8*b] zeros and ones into [n, b], lowest first."""
+    """Return zeros and ones [n, 8*b] packed into [n, b], lowest first."""
     return np.packbits(q, axis=-1, bitorder="little")
 
 
 def pairs_to_halves(qs: U8) -> U8:
-    """Return nibbles of [n, b], the low one of a byte first, in GGML's order of halves: [n, b].
+    """Return bytes [n, b] with the same nibbles, reordered from pairs to GGML's halves.
 
-    `b` is a multiple of 8. Four bytes of a half at a time are spread over the eight of a word.
+    In pairs a byte has elements 2i (low) and 2i + 1 (high). In halves the low nibbles are the first
+    half of the elements. `b` is a multiple of 8.
     """
     words = np.ascontiguousarray(qs).view("<u4").reshape(len(qs), 2, -1)
     spread = words[:, 0].astype("<u8")
@@ -65,7 +66,7 @@ def pairs_to_halves(qs: U8) -> U8:
 
 
 def _spread_nibbles(words: Codes) -> None:
-    """Spread the eight nibbles in the low half of every word over its eight bytes, in place."""
+    """Spread the eight nibbles in the low half of every 64-bit word over its bytes, in place."""
     moved = np.empty_like(words)
     for shift, mask in ((16, 0x0000FFFF0000FFFF), (8, 0x00FF00FF00FF00FF), (4, 0x0F0F0F0F0F0F0F0F)):
         np.left_shift(words, np.uint64(shift), out=moved)
@@ -74,9 +75,9 @@ def _spread_nibbles(words: Codes) -> None:
 
 
 def halves_to_pairs(qs: U8) -> U8:
-    """Return nibbles of [n, b] in GGML's order of halves, the low one of a byte first: [n, b].
+    """Return bytes [n, b] with the same nibbles, reordered from GGML's halves to pairs.
 
-    The way back from `pairs_to_halves`; `b` is a multiple of 8.
+    It undoes `pairs_to_halves`; `b` is a multiple of 8.
     """
     words = np.ascontiguousarray(qs).view("<u8")
     made = np.empty((len(qs), 2, words.shape[1]), "<u4")
@@ -89,7 +90,7 @@ def halves_to_pairs(qs: U8) -> U8:
 
 
 def _gather_nibbles(words: Codes) -> None:
-    """Gather the low nibbles of the eight bytes of every word in its low half, in place."""
+    """Gather the low nibbles of the eight bytes of every 64-bit word in its low half, in place."""
     moved = np.empty_like(words)
     for shift, mask in ((4, 0x00FF00FF00FF00FF), (8, 0x0000FFFF0000FFFF), (16, 0x00000000FFFFFFFF)):
         np.right_shift(words, np.uint64(shift), out=moved)

@@ -1,9 +1,8 @@
-"""The 4-bit storage of bitsandbytes, which NF4 and FP4 share; they differ in their code.
+"""The codec of bitsandbytes' 4-bit weights, which NF4 and FP4 share; they differ in their code.
 
 main part  two elements a byte over the flattened weight: the HIGH nibble is the earlier element;
            an odd count leaves the last low nibble as padding
 companions quant_state.py
-
 value = code[nibble] * absmax[block], formed in float32 and rounded once to the weight's dtype.
 """
 
@@ -36,7 +35,7 @@ from aprfmt.errors import CodecError
 
 
 def round_to(dtype: str, values: F32) -> None:
-    """Round float32 `values` in place to what `dtype` can hold; nearest even."""
+    """Round float32 `values` in place to what `dtype` can hold, ties to even."""
     if dtype == "bfloat16":
         bits = values.view(np.uint32)
         np.bitwise_and(round_to_bf16(bits), 0xFFFF0000, out=bits)
@@ -67,6 +66,10 @@ class Bnb4Codec(Codec):
         double_quantization: bool = False,
         dtype: str = "float32",
     ) -> None:
+        """Set the 16 values of the code and how `encode` stores a weight.
+
+        Raises CodecError for a dtype or a block size that the library does not accept.
+        """
         if dtype not in quant_state.DTYPES:
             raise CodecError(f"{name}: dtype {dtype!r}; expected {quant_state.DTYPES}")
         if blocksize not in BLOCK_SIZES:
@@ -78,15 +81,21 @@ class Bnb4Codec(Codec):
         self.parts = ("", self.row.claim, quant_state.ABSMAX, quant_state.QUANT_MAP)
 
     def shape_of(self, raw: Mapping[str, Bytes]) -> tuple[int, ...]:
-        """Return the weight's shape, which only the quant state knows."""
+        """Return the weight's shape, from the quant state."""
         return quant_state.shape_of(self.name, raw)
 
     def needed(self, raw: Mapping[str, Bytes]) -> Sequence[str]:
-        """Return the optional parts as well where the quant state speaks of nested blocks."""
+        """Return the suffixes that must exist.
+
+        The nested ones must exist too where the absmax is quantized itself.
+        """
         return self.parts + self.optional_parts * quant_state.is_nested(self.name, raw)
 
     def stored_as(self, parts: Iterable[str]) -> Mapping[str, str]:
-        """Return F32 for numbers; absmax is codes where it has a nested absmax of its own."""
+        """Return {suffix: encoding}: F32 for numbers, U8 for codes and JSON.
+
+        The absmax is U8 codes where it has a nested absmax.
+        """
         every = tuple(parts)
         floats = {*self.optional_parts, quant_state.QUANT_MAP}
         if quant_state.NESTED_ABSMAX not in every:
@@ -94,9 +103,10 @@ class Bnb4Codec(Codec):
         return {suffix: "F32" if suffix in floats else "U8" for suffix in every}
 
     def config(self, options: Mapping[str, Any], left_out: Sequence[str]) -> Mapping[str, Any]:
-        """Return what transformers writes for a model it packed itself; the head never is.
+        """Return the `quantization_config` that transformers writes for a model it packed itself.
 
-        Source: transformers' BitsAndBytesConfig.to_dict with its defaults.
+        The head is always skipped. Source: transformers' BitsAndBytesConfig.to_dict with its
+        defaults.
         """
         return {
             "_load_in_4bit": True,
@@ -115,14 +125,14 @@ class Bnb4Codec(Codec):
         }
 
     def steps(self, raw: Mapping[str, Bytes], count: int) -> F32:
-        """Return the largest gap of the code, times the block's absmax."""
+        """Return float32 [count]: the block's absmax times the largest gap of the code."""
         state = quant_state.state_of(self.name, raw)
         absmax = quant_state.absmax_of(self.name, raw, state)
         found: F32 = absmax.repeat(state.blocksize)[:count] * np.diff(np.sort(self.code)).max()
         return found
 
     def coded(self, raw: Mapping[str, Bytes], count: int) -> "Coded":
-        """Return the checked parts of a weight of `count` elements.
+        """Return the checked parts of a weight of `count` elements, ready to decode.
 
         Raises CodecError when a part is missing or lengths disagree.
         """
@@ -142,7 +152,7 @@ class Bnb4Codec(Codec):
         return Coded(packed, absmax, code, state.blocksize, state.dtype)
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Fill `out` with float32 that the quant state's dtype holds exactly.
+        """Fill float32 `out` with the values, which the weight's dtype can hold exactly.
 
         Raises CodecError when a part is missing or lengths disagree.
         """
@@ -152,16 +162,16 @@ class Bnb4Codec(Codec):
     def decode_native(
         self, kernels: ModuleType, raw: Mapping[str, Bytes], out: Array, threads: int, store: int
     ) -> None:
-        """Do what `decode` does with the kernel for codes."""
+        """Fill `out` as `decode` does, by the native kernel for codes."""
         self.coded(raw, out.size).decode(kernels.decode_coded, out, threads, store)
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
-        """Return the elements that `cut` goes by: what one nested scale covers, in whole bytes."""
+        """Return the unit of `cut` in elements: what one nested scale covers, in whole bytes."""
         state = quant_state.state_of(self.name, raw)
         return 2 * state.blocksize * max(state.nested_blocksize, 1)
 
     def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
-        """Return the parts of elements [start, stop) as a 1-D weight of their own."""
+        """Return {suffix: bytes} of elements [start, stop) as a 1-D weight of these alone."""
         return {
             **raw,
             "": memoryview(raw[""])[start // 2 : -(-stop // 2)],
@@ -169,7 +179,7 @@ class Bnb4Codec(Codec):
         }
 
     def with_options(self, **options: Any) -> "Bnb4Codec":
-        """Return a codec with these of its options; CodecError for what the library refuses."""
+        """Return a codec that encodes with `options`; CodecError for what the library refuses."""
         try:
             return Bnb4Codec(self.name, tuple(map(float, self.code)), **options)
         except TypeError as error:
@@ -178,10 +188,10 @@ class Bnb4Codec(Codec):
     def encode(
         self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
     ) -> Mapping[str, bytes]:
-        """Return packed bytes and companions of float32 `x`, first rounded to the weight's dtype.
+        """Return {suffix: bytes} of float32 `x`, which is first rounded to the weight's dtype.
 
-        There is no multiply-add to fuse and nothing to weigh. Raises CodecError for a NaN or an
-        infinity.
+        There is no multiply-add to fuse, and `importance` is not used. Raises CodecError for a NaN
+        or an infinity.
         """
         fused(fma)
         return self.encode_coded(x, encode_coded)
@@ -189,11 +199,14 @@ class Bnb4Codec(Codec):
     def encode_native(
         self, kernels: ModuleType, x: Array, *, fma: Fma, importance: Array | None
     ) -> Mapping[str, bytes]:
-        """Do what `encode` does with the kernel for codes."""
+        """Return what `encode` returns, made by the native kernel for codes."""
         return self.encode_coded(x, kernels.encode_coded)
 
     def encode_coded(self, x: Array, kernel: Callable[..., None]) -> Mapping[str, bytes]:
-        """Return what `encode` does, with a kernel of the signature of `encode_coded` below."""
+        """Return {suffix: bytes} of float32 `x`, its codes made by `kernel`.
+
+        `kernel` has the signature of the function `encode_coded` below.
+        """
         values = as_rows(self.name, x).reshape(-1)
         check_finite(self.name, values)
         if self.weight_dtype != "float32":
@@ -222,7 +235,7 @@ class Bnb4Codec(Codec):
 
 @dataclass(frozen=True)
 class Coded:
-    """A weight's packed bytes, float32 absmax a block, and the 16 values of its code."""
+    """A 4-bit weight: packed bytes, a float32 absmax for each block, the 16 values of its code."""
 
     packed: U8
     absmax: F32
@@ -237,9 +250,10 @@ class Coded:
         threads: int = 1,
         store: int = parallel.STORE_BY_SIZE,
     ) -> None:
-        """Fill float32 `out` with a kernel of the signature of `decode_coded` below."""
+        """Fill float32 `out` on `threads` threads, with a kernel like `decode_coded` below."""
 
         def task(start: int, stop: int) -> Callable[[], None]:
+            """Return a function that decodes elements [start, stop) of the weight into `out`."""
             to = _ROUNDINGS[self.dtype]
             return lambda: kernel(
                 self.packed,
@@ -267,12 +281,10 @@ def decode_coded(
     to: int,
     store: int = parallel.STORE_BY_SIZE,
 ) -> None:
-    """Fill `out` with elements `first`, first + 1, ... (whole blocks of whole bytes from there on).
+    """Fill `out` with elements `first`, first + 1, ... of packed 4-bit codes.
 
-    `store` is the native kernel's concern.
-
-    The product is formed in float32 and rounded once to what `to` names: 0 float32, 1 bfloat16,
-    2 float16.
+    `first` starts a block and a byte. `store` is used by the native kernel alone. The product is
+    formed in float32 and rounded once to the dtype `to`: 0 float32, 1 bfloat16, 2 float16.
     """
     two = np.stack([code.repeat(16), np.tile(code, 16)], axis=1)  # (byte, high then low nibble)
     unit = math.lcm(2, blocksize)
@@ -292,11 +304,13 @@ def decode_coded(
 
 
 def encode_coded(x: F32, packed: U8, absmax: F32, blocksize: int, bounds: F32, order: U8) -> None:
-    """Fill `packed` and `absmax` from `x`: the nibble is order[bounds below x / absmax].
+    """Fill `packed` and `absmax` from `x`, as bitsandbytes quantizes.
 
-    A whole block is multiplied by the reciprocal, a short last one divided, as the library does.
-    An odd count leaves the last low nibble undefined.
+    A nibble is order[number of `bounds` below x / absmax]. A whole block is multiplied by the
+    reciprocal, a short last one divided, as the library does. An odd count leaves the last low
+    nibble undefined.
     """
+    # Scale each block by its largest magnitude, to -1..1.
     whole = x.size // blocksize
     blocks, rest = x[: whole * blocksize].reshape(whole, blocksize), x[whole * blocksize :]
     with np.errstate(all="ignore"):
@@ -307,5 +321,6 @@ def encode_coded(x: F32, packed: U8, absmax: F32, blocksize: int, bounds: F32, o
         if rest.size:
             absmax[-1] = np.maximum(np.abs(rest).max(), _SMALLEST)
             scaled[blocks.size : x.size] = np.clip(rest / absmax[-1], -1, 1)
+    # The number of bounds below a value is its code in ascending order.
     nibbles = order[np.searchsorted(bounds, scaled, side="left")]
     packed[:] = nibbles[0::2] << 4 | nibbles[1::2]

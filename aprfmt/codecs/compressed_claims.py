@@ -1,4 +1,4 @@
-"""What the arguments of a compressed-tensors weight state, held to what it is stored as.
+"""Compare what the configuration says of a compressed-tensors weight with the tensors stored.
 
 Source: compressed-tensors 0.20, quantization/quant_args.py.
 """
@@ -15,7 +15,11 @@ STRATEGIES = ("tensor", "channel", *GROUPED, "block")  # of weights; "token" is 
 
 
 def check_claims(weights: Mapping[str, Any], where: str, **holds: Any) -> None:
-    """Raise CodecError where the arguments of the weight state another thing than it holds."""
+    """Raise CodecError where the weight's arguments contradict a value of `holds`.
+
+    `holds` is {key of the arguments: value that the stored tensors have}; `where` names these
+    tensors in the message. A key that is absent from the arguments contradicts nothing.
+    """
     for key, value in holds.items():
         if weights.get(key) not in (None, value):
             raise CodecError(f"{NAME}: config says {key} {weights[key]!r}, {where} has {value!r}")
@@ -24,9 +28,9 @@ def check_claims(weights: Mapping[str, Any], where: str, **holds: Any) -> None:
 def scale_strategy(
     weights: Mapping[str, Any], scale: Sequence[int], allowed: Sequence[str] = STRATEGIES
 ) -> str | None:
-    """Return what scales stand for, None where that is not stated.
+    """Return the strategy that the arguments name ("group", "channel", ...); None without one.
 
-    Raises CodecError for a strategy that no weight with scales of shape `scale` has.
+    Raises CodecError for a strategy that is not in `allowed`; `scale` is the scales' shape.
     """
     stated = weights.get("strategy")
     if stated is not None and stated not in allowed:
@@ -40,7 +44,10 @@ def scale_strategy(
 def scale_shapes(
     shape: tuple[int, ...], weights: Mapping[str, Any], strategy: str | None
 ) -> list[tuple[int, ...]]:
-    """Return the shapes that scales may have by strategy and group size; [] where that is open."""
+    """Return the shapes that scales may have by strategy and group size; [] where any may be.
+
+    `shape` is the weight's, `weights` its arguments of the configuration.
+    """
     size = weights.get("group_size")
     if strategy == "tensor" and len(shape) == 2:
         return [(1,), (), (1, 1)]

@@ -1,9 +1,10 @@
-"""Which group of a compressed-tensors section a module belongs to.
+"""Find the group of a compressed-tensors section that a module belongs to.
 
 A target or an ignored name is a module's full name, a pattern after `re:` that matches at its
 start, or the name of a class. The order is compressed-tensors': a full name before a pattern, a
 pattern before a class. Class names are not in the file: `Embedding` is taken to be what is called
 so, every other class whatever else is stored packed.
+
 Source: compressed-tensors 0.20, utils/match.py and quantization/lifecycle/apply.py.
 """
 
@@ -23,14 +24,17 @@ _CALLED = ("embed", "wte", "wpe")  # last parts of names of modules that are emb
 
 
 def is_named(target: str, module: str) -> bool:
-    """Say whether a target, or an ignored name, is a module's name or a pattern of it."""
+    """Return whether `target` is a module's name, or a pattern ("re:...") that matches it."""
     if target.startswith(PATTERN):
         return matches_start(target.removeprefix(PATTERN), module)
     return target == module
 
 
 def _is_class(target: str, module: str) -> bool:
-    """Say whether a target is the class of a module, as far as its name tells."""
+    """Return whether `target` is the class of a module, as far as the module's name tells.
+
+    Names with "embed", "wte" or "wpe" are taken for `Embedding`, all others for any other class.
+    """
     if not target.isidentifier() or not target[:1].isupper():
         return False
     embeds = any(word in module.rpartition(".")[2] for word in _CALLED)
@@ -38,7 +42,10 @@ def _is_class(target: str, module: str) -> bool:
 
 
 def groups_of(section: Config) -> dict[str, Mapping[str, Any]]:
-    """Return the groups that quantize weights, by name."""
+    """Return {name: group} of the section's groups that quantize weights.
+
+    Raises CodecError for a group that is not a mapping.
+    """
     found = {}
     for name, group in section_mapping(section, "config_groups").items():
         if not isinstance(group, Mapping):
@@ -49,7 +56,10 @@ def groups_of(section: Config) -> dict[str, Mapping[str, Any]]:
 
 
 def _group_at(groups: Mapping[str, Mapping[str, Any]], module: str) -> str | None:
-    """Return the name of the group whose target fits a module best."""
+    """Return the name of the group whose target fits a module best; None if none fits.
+
+    A full name comes before a pattern, a pattern before a class.
+    """
     wanted = {
         target: name for name, group in groups.items() for target in section_names(group, "targets")
     }
@@ -62,14 +72,14 @@ def _group_at(groups: Mapping[str, Mapping[str, Any]], module: str) -> str | Non
 
 
 def _section_of_group(section: Config, name: str, group: Mapping[str, Any]) -> Config:
-    """Return a section with one group, whose format is the section's unless it has its own."""
+    """Return the section reduced to one group; `format` is the group's, else the section's."""
     own = group.get("format")
     form = own if isinstance(own, str) and own else section.get("format")
     return {**section, "format": form, "config_groups": {name: group}}
 
 
 def _section_at(section: Config, module: str) -> Config | None:
-    """Return what a section says of one module; None where it is left as it is."""
+    """Return the section that holds for one module; None where the module is not quantized."""
     if any(
         is_named(name, module) or (name == _EMBEDDING and _is_class(name, module))
         for name in section_names(section, "ignore")
@@ -84,7 +94,7 @@ def _section_at(section: Config, module: str) -> Config | None:
 
 
 def _all_sections(section: Config) -> Sequence[Config]:
-    """Return all sections that some module may have."""
+    """Return every section that some module may have: one for each group where groups differ."""
     groups = groups_of(section)
     if len(groups) < 2 and section.get("format") != MIXED:
         return [section]

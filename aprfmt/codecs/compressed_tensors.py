@@ -78,14 +78,15 @@ _PLAIN_FORMATS = ("int-quantized", "float-quantized", "naive-quantized", "mxfp8-
 
 
 def _format_of(config: Config) -> str:
-    """Return the format that a section names."""
+    """Return the format that a section names; "" for another method than compressed-tensors."""
     return str(config.get("format")) if config.get("quant_method") == NAME else ""
 
 
 def weights_of(config: Config) -> Mapping[str, Any]:
-    """Return the weight arguments of the configuration's groups, which must be one and the same.
+    """Return the weight arguments of the configuration's groups, which must all be equal.
 
-    Raises UnsupportedError where groups differ: which tensor is in which is not said here.
+    Raises CodecError where there are none, and UnsupportedError where groups differ: the section
+    alone does not say which tensor is in which group.
     """
     groups = config.get("config_groups")
     sections = list(groups.values()) if isinstance(groups, Mapping) else []
@@ -102,7 +103,7 @@ def weights_of(config: Config) -> Mapping[str, Any]:
 
 
 def _matrix_shape(parts: Parts, suffix: str) -> tuple[int, ...]:
-    """Return the shape of a part that is a matrix, or one an expert."""
+    """Return the shape of a part, [out, in] or one with more axes in front; else CodecError."""
     shape = required_part(NAME, parts, suffix).shape
     if len(shape) < 2:
         raise CodecError(f"{NAME}: part {suffix!r} has shape {list(shape)}, expected [out, in]")
@@ -112,9 +113,10 @@ def _matrix_shape(parts: Parts, suffix: str) -> tuple[int, ...]:
 def tiles_of(
     values: Array, shape: tuple[int, ...], weights: Mapping[str, Any], part: str
 ) -> tuple[Array, Tile]:
-    """Return scales or zero points [matrices, down, across], and the size of their tiles.
+    """Return (scales or zero points [matrices, down, across], (rows, columns) of their tiles).
 
-    Tensor, channel and group scales follow from their shape; tiles need `block_structure`.
+    Sizes of tensor, channel and group scales follow from their shape; tiles need `block_structure`.
+    `part` is the suffix named in errors.
     """
     tile: Tile = (shape[-2], shape[-1])
     if values.size == 1:
@@ -139,7 +141,10 @@ def _lay_out_codes(
     zero: F32 | None,
     weights: Mapping[str, Any],
 ) -> LaidOut:
-    """Return a weight whose scales and zero points may be those of different tiles."""
+    """Return the layout of a weight whose scales and zero points may have different tiles.
+
+    Both are spread over tiles whose sides are the greatest common divisors.
+    """
     held, tile = tiles_of(scale.held, shape, weights, SCALE)
     if zero is None:
         return LaidOut(shape, codes, values, tile, scale._replace(held=held))
@@ -157,7 +162,10 @@ def _lay_out_codes(
 
 
 def _numbers_by_group(values: Array, shape: tuple[int, ...], part: str) -> Array:
-    """Return scales or zero points [..., out, groups]; CodecError where they are no such grid."""
+    """Return scales or zero points as [..., out, groups].
+
+    Raises CodecError for a shape that is no such grid.
+    """
     if values.size == 1:
         return values.reshape((1,) * len(shape))
     if values.shape == shape[:-1]:
@@ -173,9 +181,10 @@ def _numbers_by_group(values: Array, shape: tuple[int, ...], part: str) -> Array
 
 
 def _check_parts(shape: tuple[int, ...], parts: Parts, weights: Mapping[str, Any]) -> None:
-    """Raise CodecError unless scales and zero points are what the arguments of the weight ask for.
+    """Raise CodecError unless scales and zero points are what the weight's arguments ask for.
 
-    Scales of all, of a row or of groups of the stated size; zero points where it is not symmetric.
+    Scales must be one for all, one a row or one a group of the configured size. Zero points must
+    exist where the arguments say that the weight is not symmetric.
     """
     if weights.get("symmetric") is False:
         required_part(f"{NAME}: config says symmetric false", parts, _ZERO)
@@ -191,7 +200,7 @@ def _check_parts(shape: tuple[int, ...], parts: Parts, weights: Mapping[str, Any
 
 
 def _packed_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of a weight of packed integers."""
+    """Return the shape of a weight of packed integers; its parts are checked."""
     stored = part_array(NAME, parts, _SHAPE, ("I64", "I32"))
     shape = tuple(int(n) for n in stored.reshape(-1))
     packed = _matrix_shape(parts, _PACKED)
@@ -208,7 +217,10 @@ def _packed_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def _zero_points(parts: Parts, shape: tuple[int, ...], bits: int, scale: Array) -> F32 | None:
-    """Return zero points as float32, counted from the middle of the codes; None without any."""
+    """Return zero points as float32 [..., out, groups]; None without any.
+
+    They count from the middle of the codes. Packed ones (int32) are unpacked along the outputs.
+    """
     if _ZERO not in parts:
         return None
     rows, groups = shape[-2], scale.shape[-1] if scale.ndim > 1 else 1
@@ -225,10 +237,11 @@ def _zero_points(parts: Parts, shape: tuple[int, ...], bits: int, scale: Array) 
 
 
 def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple[F32, F32 | None]:
-    """Return scales [..., out, groups] of packed integers, and zero points where there are any.
+    """Return (scales, zero points or None) of packed integers, both float32 [..., out, groups].
 
-    Raises CodecError for scales of tiles, and for inputs that are not in their order.
+    Raises CodecError for scales of tiles, and for inputs that `weight_g_idx` reorders.
     """
+    # Scales must be of groups of inputs, in the order of inputs.
     weights = weights_of(config)
     bits = config_integer(NAME, weights, "num_bits", range(1, 9))
     scale = part_numbers(NAME, parts, SCALE, _FLOAT)
@@ -242,6 +255,7 @@ def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple
         size = shape[-1] // groups
         if not np.array_equal(index, np.arange(shape[-1]) // size):
             raise CodecError(f"its inputs are grouped in another order ({_INDEX[1:]})")
+    # Zero points and scales, repeated for each group.
     full = (*shape[:-1], groups)
     if zero is not None:
         held = _numbers_by_group(zero, shape, _ZERO)
@@ -256,12 +270,18 @@ def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple
 
 
 def micro_formats(config: Config) -> tuple[MinifloatCodec, int, MinifloatCodec | None]:
-    """Return what the codes of a packed float format are, inputs a group, and what scales are."""
+    """Return (codec of the codes, inputs in a group, codec of the scales) of a packed float format.
+
+    The codec of the scales is None where they are E4M3 or floats under a global scale.
+    """
     return _MICRO[_format_of(config)]
 
 
 def global_scale(parts: Parts) -> F32:
-    """Return the number [1] by which scales of NVFP4 are divided; CodecError if it is not one."""
+    """Return float32 [1], the number that NVFP4's scales are divided by.
+
+    Raises CodecError unless the part holds one number other than 0.
+    """
     whole = scales(NAME, parts, _GLOBAL, _FLOAT)
     if whole.size != 1 or not whole.all():
         raise CodecError(f"{NAME}: part {_GLOBAL!r} is {whole.tolist()}, expected one number")
@@ -269,7 +289,7 @@ def global_scale(parts: Parts) -> F32:
 
 
 def _lay_out_packed(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where packed integers lie, and the numbers beside them."""
+    """Return the layout of packed integers, with their scales, zero points and input groups."""
     weights = weights_of(config)
     bits = config_integer(NAME, weights, "num_bits", range(1, 9))
     words = words_of(NAME, parts, _PACKED, ("I32",))
@@ -294,7 +314,7 @@ def _lay_out_packed(parts: Parts, config: Config, shape: tuple[int, ...]) -> Lai
 
 
 def _micro_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of a weight of packed floats."""
+    """Return the shape of a weight of packed floats; its parts are checked."""
     codes, size, _ = _MICRO[_format_of(config)]
     shape = _matrix_shape(parts, _PACKED)
     if parts[_PACKED].encoding != "U8":
@@ -318,7 +338,7 @@ def _micro_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def _lay_out_micro(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where packed floats lie, and the numbers beside them."""
+    """Return the layout of packed floats, with their scales."""
     kind, size, exponents = _MICRO[_format_of(config)]
     raw = raw_of(NAME, parts, _PACKED, ("U8",))
     codes, values = codes_of(raw, kind.kind.bits, shape, kind.values)
@@ -338,7 +358,7 @@ def _lay_out_micro(parts: Parts, config: Config, shape: tuple[int, ...]) -> Laid
 
 
 def _plain_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of a weight whose codes are whole bytes."""
+    """Return the shape of a weight with one code a byte, after checking its parts."""
     shape, weights = _matrix_shape(parts, ".weight"), weights_of(config)
     found, kind = parts[".weight"].encoding, str(weights.get("type"))
     expected = _STORED.get(kind, (found,))
@@ -354,7 +374,7 @@ def _plain_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def _lay_out_plain(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where codes of whole bytes lie, and the numbers beside them."""
+    """Return the layout of codes of whole bytes, with their scales and zero points."""
     known, weights = _plain_codes(parts, config), weights_of(config)
     raw = raw_of(NAME, parts, ".weight", ("I8", *_FP8))
     codes, values = codes_of(raw, known.bits, shape, known.values)
@@ -369,18 +389,18 @@ def _lay_out_plain(parts: Parts, config: Config, shape: tuple[int, ...]) -> Laid
 
 
 def _packed_codes(parts: Parts, config: Config) -> CodeTable:
-    """Return what packed integers count as."""
+    """Return the number that each code of packed integers stands for."""
     return whole_numbers(config_integer(NAME, weights_of(config), "num_bits", range(1, 9)))
 
 
 def _micro_codes(parts: Parts, config: Config) -> CodeTable:
-    """Return what packed floats count as."""
+    """Return the number that each code of a packed float format stands for."""
     kind = _MICRO[_format_of(config)][0]
     return CodeTable(kind.kind.bits, kind.values)
 
 
 def _plain_codes(parts: Parts, config: Config) -> CodeTable:
-    """Return what codes of whole bytes count as."""
+    """Return the number that each one-byte code stands for: int8, or the FP8 type of the part."""
     kind = _FP8.get(required_part(NAME, parts, ".weight").encoding)
     return whole_numbers(8, signed=True) if kind is None else CodeTable(8, kind.values)
 

@@ -1,7 +1,7 @@
-"""Numbers beside codes that no tool stores: refused where a weight is decoded or repacked.
+"""Checks of scales that no tool stores: refused where a weight is decoded or repacked.
 
 An all-zero weight may have scales of 0, and so may a group of zeros. Scales that are 0 everywhere
-beside codes that differ were lost: memory that was never filled, a hole in a download.
+while the codes differ were lost: memory that was never filled, a hole in a download.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,9 +24,10 @@ _SCALED: Mapping[str, str] = {"scale": "", "nested_absmax": "absmax", "absmax": 
 
 
 def check_inputs(parts: Mapping[str, LazyTensor]) -> None:
-    """Raise CodecError for scales of activations, by suffix, that are NaN, infinite or negative.
+    """Raise CodecError for scales of activations that are NaN, infinite or negative.
 
-    No value of a weight depends on them, so that decoding does not ask; no other part is read.
+    `parts` are the stored tensors by suffix; those that scale no activations are not read. No value
+    of a weight depends on these scales, so that decoding does not check them.
     """
     for suffix, part in parts.items():
         if OF_INPUTS.search(suffix) and _SIGNED not in suffix:
@@ -36,7 +37,10 @@ def check_inputs(parts: Mapping[str, LazyTensor]) -> None:
 
 
 def check_numbers(parts: Mapping[str, Bytes]) -> None:
-    """Raise CodecError where the scales beside a codec's blocks cannot be what was stored."""
+    """Raise CodecError where separate scales are invalid, or all 0 while the codes differ.
+
+    `parts` are a weight's bytes by suffix.
+    """
     for suffix, scaled in _SCALED.items():
         if suffix not in parts or scaled not in parts:
             continue
@@ -49,7 +53,10 @@ def check_numbers(parts: Mapping[str, Bytes]) -> None:
 
 
 def _lost_scales_text(zeros: Sequence[str], codes: str) -> str:
-    """Return that scales of 0 stand beside codes that differ."""
+    """Return the sentence for scales that are all 0 while the codes differ.
+
+    `zeros` are the suffixes of the scales, `codes` that of the codes ("" for the main part).
+    """
     where = f" in {codes!r}" if codes else ""
     return (
         f"part {' and '.join(map(repr, zeros))} is 0 everywhere, and the codes{where} differ; "
@@ -59,7 +66,10 @@ def _lost_scales_text(zeros: Sequence[str], codes: str) -> str:
 
 
 def check_scales(name: str, main: str, parts: Parts, laid: LaidOut) -> None:
-    """Raise CodecError where all scales are 0 and the codes in part `main` are not all one."""
+    """Raise CodecError where all scales are 0 while the codes of part `main` differ.
+
+    `name` is the dialect, named in the error.
+    """
     scale, factor = laid.scale, laid.factor
     stored = scale is None or not scale.held.size or _any_scale(scale)
     if (stored and (factor is None or factor.any())) or not _codes_differ(laid):
@@ -70,9 +80,9 @@ def check_scales(name: str, main: str, parts: Parts, laid: LaidOut) -> None:
 
 
 def _any_scale(numbers: GroupNumbers) -> bool:
-    """Say whether any scale is stored; bytes of 0 are none, also as powers of two (2**-127).
+    """Return whether any scale is not 0; a byte of 0 counts as 0, also as a power of two (2**-127).
 
-    A first row that has one is not read further.
+    The first row of a matrix is checked alone before all of its rows are read.
     """
     for matrix, held in enumerate(numbers.held):
         table = numbers.table_of(matrix)
@@ -83,7 +93,7 @@ def _any_scale(numbers: GroupNumbers) -> bool:
 
 
 def _codes_differ(laid: LaidOut) -> bool:
-    """Say whether a weight's codes, less their zero points, are different numbers."""
+    """Return whether a weight's codes, less their zero points, are not all the same number."""
     bare = replace(laid, scale=None, offset=None, factor=None)
     first = bare.decode(0, 1)[0, 0]
     rows = range(0, bare.rows, _ROWS)
@@ -91,4 +101,5 @@ def _codes_differ(laid: LaidOut) -> bool:
 
 
 def _is_zero(parts: Parts, suffix: str) -> bool:
+    """Return whether all bytes of a part are 0, the sign bit of each left out."""
     return not (np.frombuffer(parts[suffix].raw, np.uint8) & 0x7F).any()

@@ -1,4 +1,4 @@
-"""What a dialect of packed weights is, and what decoding one needs.
+"""The type `Dialect`, one way of storing a packed weight in several tensors, and its readers.
 
 A dialect is a row: which stored names make one weight, which facts of config.json it needs, and
 how the numbers come out. Nothing is read here: whoever joins tensors hands in `Part`s. Results
@@ -43,7 +43,7 @@ Parts: TypeAlias = Mapping[str, StoredPart]
 
 
 class CodeTable(NamedTuple):
-    """What the codes of a main part count as: bits of each, and the number of every pattern.
+    """The number of each code of a main part: bits of a code, and the number of every pattern.
 
     A value is its code's number times a scale, plus something; a pattern that is no number is NaN.
     """
@@ -54,17 +54,17 @@ class CodeTable(NamedTuple):
 
 @dataclass(frozen=True)
 class Dialect:
-    """One way of storing a weight `PREFIX + weight`.
+    """One way of storing a weight `PREFIX + weight` in several tensors.
 
     `main` is the suffix of the tensor that holds the codes; `parts` are the suffixes that must
-    stand beside it, `optional` those that may. `facts` are the keys of the configuration that
-    decoding needs. `recognises(config)` says whether the configuration names this dialect.
+    exist with it, `optional` those that may. `facts` are the keys of the configuration that
+    decoding needs. `recognises(config)` is true where the configuration names this dialect.
     `shape_of` and `laid_out` (with the shape) take parts by suffix and raise CodecError where they
-    do not fit; `codes` says what the codes of the main part count as, which bounds what a copy may
+    do not fit; `codes` gives the number of each code of the main part, which bounds what a copy may
     be off by. `coded` are the encodings of a main part that mean nothing without the others; it is
-    for dialects whose main part has the weight's own name, and may be a weight left as it is.
-    `called` has other names that a part is stored under. An empty `main` is a tensor that is no
-    `.weight`.
+    for dialects whose main part has the weight's own name, and may be a weight that is not
+    quantized. `called` has other suffixes of a part. An empty `main` is a tensor whose name does
+    not end in `.weight`.
     """
 
     name: str
@@ -81,23 +81,29 @@ class Dialect:
     called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def prefix_of(self, name: str) -> str | None:
-        """Return what stands before the main part's suffix in a name, None without it."""
+        """Return the part of a tensor's name before the main part's suffix.
+
+        It is None without the suffix.
+        """
         if self.main:
             return name.removesuffix(self.main) if name.endswith(self.main) else None
         return None if name.endswith(".weight") else name
 
     def stored(self, prefix: str, part: str, names: Container[str]) -> str | None:
-        """Return the name among `names` under which a part is stored, None if it is missing."""
+        """Return the name among `names` under which a part is stored; None if it is missing."""
         spellings = (part, *self.called.get(part, ()))
         return next((prefix + one for one in spellings if prefix + one in names), None)
 
     def packs(self, encoding: str) -> bool:
-        """Say whether a main part of an encoding cannot be the weight itself."""
+        """Return whether a main part of this encoding cannot be the weight itself."""
         return self.main != self.weight or encoding in self.coded
 
 
 def whole_numbers(bits: int, *, signed: bool = False) -> CodeTable:
-    """Return codes that are integers; `signed` ones are two's complement."""
+    """Return the table of codes that are integers of `bits` bits.
+
+    `signed` codes are two's complement; others count from 0.
+    """
     values = np.arange(1 << bits, dtype=np.float64)
     if signed:
         values[1 << bits - 1 :] -= 1 << bits
@@ -105,7 +111,10 @@ def whole_numbers(bits: int, *, signed: bool = False) -> CodeTable:
 
 
 def required_part(name: str, parts: Parts, suffix: str) -> StoredPart:
-    """Return a part; CodecError with its name if it is missing."""
+    """Return the part `suffix`; CodecError with its name if it is missing.
+
+    `name` is the dialect, named in the error.
+    """
     if suffix not in parts:
         raise CodecError(f"{name}: part {suffix!r} is missing; found {', '.join(parts)}")
     return parts[suffix]
@@ -129,7 +138,7 @@ def part_array(name: str, parts: Parts, suffix: str, encodings: Sequence[str] = 
 
 
 def raw_of(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> U8:
-    """Return a part's bytes, uint8 [bytes]; CodecError as `part_array` raises it."""
+    """Return a part's bytes, uint8 [bytes]; CodecError for another encoding or a wrong length."""
     part = required_part(name, parts, suffix)
     if part.encoding not in encodings:
         raise CodecError(
@@ -142,13 +151,16 @@ def raw_of(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> U8
 
 
 def words_of(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
-    """Return a part of 32-bit integers as it lies, uint32; CodecError as `part_array`."""
+    """Return a part of 32-bit integers as uint32 of its stored shape.
+
+    Raises CodecError as `part_array`.
+    """
     held: Array = raw_of(name, parts, suffix, encodings).view("<u4")
     return held.reshape(parts[suffix].shape)
 
 
 def scales(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
-    """Return scales as float32 of their part's shape; bytes and E8M0 are powers of two.
+    """Return scales as float32 of their part's shape; bytes and E8M0 are read as powers of two.
 
     Raises CodecError also for scales that are NaN, infinite or negative.
     """
@@ -158,7 +170,10 @@ def scales(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Ar
 
 
 def scale_numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> GroupNumbers:
-    """Return scales as `scales` does, but bytes as they are, with what each of them is."""
+    """Return scales of their part's shape: floats, or bytes with a table of the bytes' values.
+
+    Raises CodecError as `scales` does.
+    """
     part = required_part(name, parts, suffix)
     kind = SMALL.get(part.encoding)
     if kind is None or (encodings and part.encoding not in encodings):
@@ -170,9 +185,9 @@ def scale_numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]
 
 
 def part_numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
-    """Return scales or offsets of whole numbers as float32; CodecError for NaN and infinities.
+    """Return scales or offsets as float32; CodecError for a NaN or an infinity.
 
-    They may be negative: MLX's are, and AutoRound's.
+    They may be negative: those of MLX and AutoRound are.
     """
     found = part_array(name, parts, suffix, encodings)
     if found.size and not (np.isfinite(found.min()) and np.isfinite(found.max())):
@@ -197,7 +212,7 @@ def config_integer(
 
 
 def check_shape(name: str, suffix: str, found: Sequence[int], expected: Sequence[int]) -> None:
-    """Raise CodecError unless a part has the shape that follows from the others."""
+    """Raise CodecError unless the part `suffix` has the shape that follows from the others."""
     if tuple(found) != tuple(expected):
         raise CodecError(
             f"{name}: part {suffix!r} has shape {list(found)}, expected {list(expected)}"

@@ -38,7 +38,10 @@ DIALECTS: Registry[Dialect] = Registry(
 
 
 def dialect_of(config: Config) -> Dialect:
-    """Return the dialect a quantization section names; UnsupportedError with what it says."""
+    """Return the dialect that a quantization section names.
+
+    Raises UnsupportedError with the method's name.
+    """
     for name in DIALECTS:
         dialect = DIALECTS[name]
         if dialect.recognises(config):
@@ -50,9 +53,10 @@ def dialect_of(config: Config) -> Dialect:
 
 
 def dialects_of(section: Config) -> list[Dialect]:
-    """Return the dialects of the weights that a section speaks of, in the table's order.
+    """Return the dialects of the weights that a section covers, in the table's order.
 
-    UnsupportedError with what it says where there is none; CodecError where it cannot be read.
+    Raises UnsupportedError with the method's name where there is none, CodecError where the section
+    cannot be read.
     """
     every = all_sections(section)
     found = [
@@ -66,9 +70,9 @@ def dialects_of(section: Config) -> list[Dialect]:
 
 
 def dialects_at(section: Config, module: str) -> tuple[Sequence[Dialect], Config] | None:
-    """Return the dialects that a module's weight can have, and what the section says of it.
+    """Return (dialects that a module's weight can have, the section that holds for this module).
 
-    None where the module is left as it is. Raises CodecError for a section that cannot be read.
+    None where the module is not quantized. Raises CodecError for a section that cannot be read.
     """
     said = section_at(section, module)
     if said is None:
@@ -77,16 +81,16 @@ def dialects_at(section: Config, module: str) -> tuple[Sequence[Dialect], Config
 
 
 def unmistakable_dialects(rows: Sequence[Dialect]) -> list[Dialect]:
-    """Return the other dialects whose main parts nothing but a packed weight has."""
+    """Return the dialects not in `rows` whose codes have a suffix that plain weights lack."""
     every = map(DIALECTS.__getitem__, DIALECTS)
     return [row for row in every if row.main != row.weight and row not in rows]
 
 
 def packed_in(name: str, encoding: str, names: Container[str]) -> list[Dialect]:
-    """Return the dialects of which a tensor is the codes.
+    """Return the dialects in which a stored tensor holds the codes of a packed weight.
 
-    Nothing else has its name, or its encoding means nothing by itself, and all of their parts are
-    among `names`.
+    Either its name ends in a suffix that plain weights never have, or its encoding means nothing by
+    itself; and all other parts of the dialect are among `names`.
     """
     every = map(DIALECTS.__getitem__, DIALECTS)
     return [
@@ -99,7 +103,7 @@ def packed_in(name: str, encoding: str, names: Container[str]) -> list[Dialect]:
 
 
 def beside_codes(name: str) -> bool:
-    """Say whether a stored tensor's name is that of a packed weight's codes, or a part of one."""
+    """Return whether a tensor's name is that of a packed weight's codes or of a companion."""
     rows = [DIALECTS[key] for key in DIALECTS]
     ends = {end for row in rows for end in (*row.parts, *row.optional)}
     mains = {row.main for row in rows if row.main not in ("", row.weight, ".weight")}
@@ -107,7 +111,7 @@ def beside_codes(name: str) -> bool:
 
 
 def lay_out(dialect: Dialect, parts: Parts, config: Config) -> LaidOut | None:
-    """Return how a weight lies, to be decoded by rows; None for one without elements.
+    """Return the layout of a weight, to be decoded by rows; None for one without elements.
 
     Raises CodecError where parts do not fit.
     """

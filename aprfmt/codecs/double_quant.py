@@ -29,7 +29,10 @@ def dynamic_map() -> F32:
 
 
 def _linspace(steps: int) -> F32:
-    """Return torch.linspace(0.1, 1, steps + 1): from both ends to the middle, fused."""
+    """Return float32 [steps + 1] with the bits of torch.linspace(0.1, 1, steps + 1).
+
+    torch counts up from the start and, in the second half, down from the end, with one rounding.
+    """
     first, last = np.float32(0.1), np.float32(1)
     step = (last - first) / np.float32(steps)
     index = np.arange(steps + 1, dtype=np.float64)
@@ -39,7 +42,7 @@ def _linspace(steps: int) -> F32:
 
 
 def quantize(absmax: F32) -> tuple[U8, F32, F32]:
-    """Return codes [blocks], their scales [blocks / 256] and the offset (one float32)."""
+    """Return (codes uint8 [blocks], their scales [blocks / 256], offset as one float32)."""
     offset = mean(absmax)
     rest = absmax - offset
     groups = -(-rest.size // GROUP)
@@ -55,7 +58,7 @@ def quantize(absmax: F32) -> tuple[U8, F32, F32]:
 
 
 def _position_codes() -> U8:
-    """Return the code of each position from -1 to 1."""
+    """Return uint8 [65536]: the code nearest to each of 65536 positions from -1 to 1."""
     values = dynamic_map()
     middle = np.float32(0.5) * (values[:-1] + values[1:])
     twice = np.float32(2) * np.arange(_POSITIONS, dtype=np.float32)
@@ -65,11 +68,16 @@ def _position_codes() -> U8:
 
 
 def mean(x: F32) -> F32:
-    """Return torch's mean of float32 [n]: its cascade of partial sums, on one thread."""
+    """Return the mean of float32 [n] with torch's bits.
+
+    torch adds partial sums in a cascade; one thread is assumed.
+    """
+    # torch sums in lanes of a vector and in four streams of rows at a time,
     width = _LANES if x.size >= _LANES else 1
     rows = x[: x.size // width * width].reshape(-1, width)
     length = len(rows) // _STREAMS
     streams = rows[: length * _STREAMS].reshape(length, _STREAMS, width)
+    # with partial sums on levels, each of which takes over after 2**power steps.
     power = max(4, max(length - 1, 0).bit_length() // _LEVELS)
     step, mask = 1 << power, (1 << power) - 1
     partial = np.zeros((_LEVELS, _STREAMS, width), np.float32)
@@ -83,6 +91,7 @@ def mean(x: F32) -> F32:
             partial[level - 1] = 0
             if index & mask << level * power:
                 break
+    # Rows left over, then the sum of levels, of streams, of lanes.
     for stream in streams[index:]:
         partial[0] += stream
     for level in range(1, _LEVELS):

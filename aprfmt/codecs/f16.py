@@ -14,7 +14,7 @@ from aprfmt.codecs.base import CHUNK, Array, Bytes, Codec, Fma, as_rows, fused
 
 
 def _widened() -> npt.NDArray[np.uint32]:
-    """Return the float32 bits of all 65,536 patterns."""
+    """Return uint32 [65536]: the float32 bits of every float16 pattern."""
     bits = np.arange(1 << 16, dtype=np.uint32)
     sign, exponent, fraction = bits >> 15 << 31, bits >> 10 & 31, bits & 0x3FF
     normal = sign | (exponent + (127 - 15)) << 23 | fraction << 13
@@ -32,7 +32,7 @@ class F16Codec(Codec):
     name = "F16"
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Widen; raises CodecError when byte and element counts disagree."""
+        """Fill float32 `out` with the values; CodecError when byte and element counts disagree."""
         halves, bits = self.main(raw, out).view("<u2"), out.view(np.uint32)
         for start in range(0, out.size, CHUNK):
             at = slice(start, start + CHUNK)
@@ -41,7 +41,10 @@ class F16Codec(Codec):
     def encode(
         self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
     ) -> Mapping[str, bytes]:
-        """Round to nearest even; beyond 65519.99 becomes infinity, as IEEE 754 says."""
+        """Return {"": bytes} of float32 `x` rounded to nearest even; `importance` is not used.
+
+        What is beyond 65519.99 becomes infinity, as IEEE 754 says.
+        """
         fused(fma)
         values = as_rows(self.name, x).reshape(-1)
         with np.errstate(all="ignore"):

@@ -53,7 +53,10 @@ def _recognizes(config: Config) -> bool:
 
 
 def _claimed_tile(config: Config) -> tuple[int, int] | None:
-    """Return the tile that the configuration states, None where it states none."""
+    """Return (rows, columns) of the tile that the configuration states; None where it states none.
+
+    Raises CodecError for a `weight_block_size` that is not two positive integers.
+    """
     size = config.get("weight_block_size")
     if size is None:
         return _MICRO if config.get("quant_method") == "mxfp8" else None
@@ -64,12 +67,14 @@ def _claimed_tile(config: Config) -> tuple[int, int] | None:
 
 
 class _DialectRows:
-    """The functions of a dialect whose main part and scales have these suffixes."""
+    """The functions of a dialect whose main part and scales have the given suffixes."""
 
     def __init__(self, main: str, scale: str) -> None:
+        """Set the suffixes of the codes (`main`) and of their scales."""
         self.main, self.scale = main, scale
 
     def shape_of(self, parts: Parts, config: Config) -> tuple[int, ...]:
+        """Return the weight's shape [..., out, in]; CodecError where the parts do not fit."""
         main = required_part(NAME, parts, self.main)
         if main.encoding not in (*_BYTES, *PACKED):
             raise CodecError(
@@ -80,7 +85,13 @@ class _DialectRows:
         return shape
 
     def tile(self, parts: Parts, shape: tuple[int, ...], config: Config) -> tuple[int, int] | None:
-        """Return the size of the tiles under a scale, None for one number for all."""
+        """Return (rows, columns) of the tile under one scale.
+
+        It is None for one scale for the whole weight.
+
+        Raises CodecError where the number of scales fits neither the configuration nor the weight.
+        """
+        # One scale for all, or one a row.
         stored, claimed = required_part(NAME, parts, self.scale), _claimed_tile(config)
         if all(n == 1 for n in stored.shape):
             return None
@@ -91,9 +102,11 @@ class _DialectRows:
                 f"{NAME}: part {self.scale!r} has shape {list(stored.shape)} beside a weight of "
                 f"{list(shape)}"
             )
+        # Without a configured size the grid of scales divides the weight.
         packed = parts[self.main].encoding in PACKED
         if claimed is None and not packed:
             return self._divided(stored.shape, shape)
+        # Else the grid must be that of an allowed tile.
         micro = packed or stored.encoding in _POWERS
         allowed = [_MICRO] if packed else [claimed, _MICRO] if micro else [claimed]
         grids = {tile: _tile_counts(shape, tile) for tile in allowed if tile is not None}
@@ -112,6 +125,10 @@ class _DialectRows:
         return plain and len(shape) > 1 and parts[self.scale].shape == shape[:-1]
 
     def _divided(self, grid: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int]:
+        """Return (rows, columns) of the tile that a grid of scales divides a weight into.
+
+        It is used where the configuration says no size. Raises CodecError where it does not divide.
+        """
         check_shape(NAME, self.scale, grid[:-2], shape[:-2])
         if not all(grid[-2:]) or shape[-2] % grid[-2] or shape[-1] % grid[-1]:
             raise CodecError(
@@ -121,6 +138,7 @@ class _DialectRows:
         return shape[-2] // grid[-2], shape[-1] // grid[-1]
 
     def laid_out(self, parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+        """Return the layout of the weight's codes, with their scales by tile."""
         known = self.codes(parts, config)
         raw = raw_of(NAME, parts, self.main, (*_BYTES, *PACKED))
         codes, values = codes_of(raw, known.bits, shape, known.values)
@@ -135,6 +153,7 @@ class _DialectRows:
         return LaidOut(shape, codes, values, tile or whole, numbers)
 
     def codes(self, parts: Parts, config: Config) -> CodeTable:
+        """Return the number of each code of the main part, by the part's encoding."""
         name = required_part(NAME, parts, self.main).encoding
         if name in PACKED:
             return CodeTable(4, f4.CODEC.values)
@@ -143,14 +162,17 @@ class _DialectRows:
 
 
 def _tile_counts(shape: tuple[int, ...], tile: tuple[int, int]) -> tuple[int, ...]:
-    """Return how many tiles a shape has along each axis."""
+    """Return how many tiles a shape [..., rows, columns] has, as [..., down, across]."""
     return (*shape[:-2], -(-shape[-2] // tile[0]), -(-shape[-1] // tile[1]))
 
 
 def _make_dialect(
     name: str, main: str, scale: str, *optional: str, called: tuple[str, ...] = ()
 ) -> Dialect:
-    """Return the dialect of FP8 codes and scales with these suffixes."""
+    """Return the dialect of FP8 codes and scales with these suffixes.
+
+    `optional` are suffixes that may exist too, `called` other suffixes of the scales.
+    """
     rows = _DialectRows(main, scale)
     return Dialect(
         name=name,
@@ -181,10 +203,10 @@ EXPERTS = _make_dialect("fp8_experts", "", "_scale_inv", "_activation_scale")
 
 
 def plain_scale(parts: Parts) -> bool:
-    """Return whether FP8 codes and their scale say by themselves how the weight is read.
+    """Return whether one-byte FP8 codes and their float scale can be read without a configuration.
 
-    Takes the parts of a weight. The codes are one byte each, the scale a float.
-    Weights are smaller than 1 by far, so a scale above 1 is that of quantizing.
+    True where the median of the scales is at most 1. Weights are far smaller than 1, so that a
+    scale above 1 is the one that quantizing multiplied by. `parts` are those of a weight.
     """
     rows = next((row for row in (DIALECT, EXPERTS) if row.main in parts), None)
     if rows is None or rows.parts[0] not in parts:

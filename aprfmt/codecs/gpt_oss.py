@@ -32,7 +32,7 @@ def _recognizes(config: Config) -> bool:
 
 
 def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of the experts that these parts store."""
+    """Return the shape [experts, out, in] of the weight that these parts store; else CodecError."""
     shape = required_part(NAME, parts, "_blocks").shape
     if len(shape) != 4 or shape[3] != 16:
         raise CodecError(
@@ -42,7 +42,7 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where the experts' codes lie, and the exponents beside them."""
+    """Return the layout of the experts' codes, with the exponents of their groups of 32."""
     blocks = raw_of(NAME, parts, "_blocks", ("U8",))
     scales = scale_numbers(NAME, parts, "_scales", ("U8",))
     check_shape(NAME, "_scales", scales.held.shape, parts["_blocks"].shape[:3])

@@ -46,7 +46,10 @@ def _recognizes(config: Config) -> bool:
 
 
 def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of the weight that these parts store."""
+    """Return the shape [out, in] of the weight that these parts store.
+
+    Raises CodecError where bits and packed words do not fit.
+    """
     bits = config_integer(NAME, config, "bits", _BITS)
     shape = required_part(NAME, parts, ".qweight").shape
     if len(shape) != 2 or shape[0] * 32 % bits:
@@ -58,9 +61,10 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def groups_of(parts: Parts, config: Config, inputs: int, groups: int) -> Array:
-    """Return the group [in] of each input; CodecError for an input without a scale.
+    """Return int [in]: the group of each input, from `g_idx` or the configured group size.
 
-    So for scales of groups of another size than the one that is stated.
+    `inputs` and `groups` are the numbers of inputs and of rows of scales. Raises CodecError for an
+    input without a scale, and where the group size gives another number of groups.
     """
     stated = config.get("group_size")
     if type(stated) is int and stated > 0 and -(-inputs // stated) != groups:
@@ -85,7 +89,10 @@ def groups_of(parts: Parts, config: Config, inputs: int, groups: int) -> Array:
 
 
 def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> F32:
-    """Return the zero points [groups, outputs] beside scales of that shape; CodecError."""
+    """Return the zero points, float32 [groups, outputs], one for each of the `scales`.
+
+    Raises CodecError for an unknown checkpoint_format, or shapes that do not fit.
+    """
     bits = config_integer(NAME, config, "bits", _BITS)
     kind = config.get("checkpoint_format", "gptq")
     if kind not in _ZERO_OFFSET:
@@ -104,7 +111,7 @@ def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> F32:
 
 
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where a weight's codes lie, and the numbers beside them."""
+    """Return the layout of a weight's codes, with its scales, zero points and input groups."""
     bits, (outputs, inputs) = config_integer(NAME, config, "bits", _BITS), shape
     scale = part_numbers(NAME, parts, ".scales", _FLOAT)
     zeros = zeros_of(parts, config, outputs, scale)
@@ -138,9 +145,10 @@ DIALECT = Dialect(
 
 
 def _section_at(section: Config, module: str) -> Config | None:
-    """Return GPTQModel's settings of a module: the first rule of `dynamic` that matches it.
+    """Return the section that holds for one module; None where the module is not quantized.
 
-    A rule is a pattern, after `-:` one for modules that are left as they are.
+    Source: GPTQModel's `dynamic`. The first rule whose pattern matches counts. A pattern after `-:`
+    is one for modules that are not quantized.
     """
     for pattern, own in section_mapping(section, "dynamic").items():
         if not matches_start(pattern.removeprefix("-:").removeprefix("+:"), module):

@@ -1,4 +1,7 @@
-"""A weight as codes and numbers of groups, whatever stores it: repacks and writers share it."""
+"""A packed weight as four- or eight-bit codes and the numbers of its groups, in any format.
+
+Repacking from one format to another and writing a quantized weight share it.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -15,13 +18,13 @@ _INTEGERS = np.arange(16, dtype=np.float32)
 
 @dataclass(frozen=True)
 class Groups:
-    """What stands beside the codes, by row and group.
+    """The numbers that turn the codes of a weight into values, by row and group.
 
     `size` is the number of inputs in a group. `scale` [rows, groups] is float32, or uint8 where it
-    is E8M0 (groups of 32) or E4M3 (of 16). With integers a value is (code - 8) * scale, or
-    (code - `zeros`) * scale, or code * scale + `offset`, all [rows, groups] where they are, `why`
-    saying what an offset comes from; with E2M1 it is code * (scale * `whole`), [1] or [experts],
-    or code * (scale / `divisor`) [1]. `exact` is False where `whole` is a rounded number.
+    is E8M0 (groups of 32) or E4M3 (of 16). With integers a value is (code - 8) * scale, or (code -
+    `zeros`) * scale, or code * scale + `offset`, all [rows, groups]; `why` says what an offset
+    comes from. With E2M1 it is code * (scale * `whole`), [1] or [experts], or code * (scale /
+    `divisor`) [1]. `exact` is False where `whole` is a rounded number.
     """
 
     size: int
@@ -35,13 +38,13 @@ class Groups:
     codes: Literal["int", "e2m1", "e4m3"] = "int"
 
     def rows(self, start: int, stop: int) -> "Groups":
-        """Return the numbers of rows [start, stop)."""
+        """Return the numbers of rows [start, stop) as another `Groups`."""
         at = slice(start, stop)
         offset, zeros = (None if x is None else x[at] for x in (self.offset, self.zeros))
         return replace(self, scale=self.scale[at], offset=offset, zeros=zeros)
 
     def three(self) -> tuple[F32, F32 | None, F32 | None]:
-        """Return scale, zero and offset, float32 [rows, groups] or None where there is none.
+        """Return (scale, zero, offset), each float32 [rows, groups] or None where there is none.
 
         A value is (code - zero) * scale + offset, rounded in that order.
         """
@@ -55,12 +58,15 @@ class Groups:
         return scale, zero, offset
 
     def numbers_of_codes(self) -> F32:
-        """Return the number of each of the sixteen codes, float32 [16]."""
+        """Return the numbers that the sixteen 4-bit codes stand for, float32 [16]."""
         found: F32 = f4.CODEC.values if self.codes == "e2m1" else _INTEGERS
         return found
 
     def scales(self) -> F32:
-        """Return what a code is multiplied by, float32 [rows, groups]."""
+        """Return what a code is multiplied by, float32 [rows, groups].
+
+        Bytes are decoded (E8M0 or E4M3), then multiplied by `whole` or divided by `divisor`.
+        """
         if self.scale.dtype != np.uint8:
             found: F32 = self.scale
             return found
@@ -74,7 +80,7 @@ class Groups:
         return scaled
 
     def same(self, other: "Groups") -> bool:
-        """Say whether every code has the same value under both."""
+        """Return whether every code has the same value under both."""
         if self._equal_bytes(other):
             return True
         pairs_of = ((self.offset, other.offset), (self.zeros, other.zeros))
@@ -84,7 +90,7 @@ class Groups:
         )
 
     def _equal_bytes(self, other: "Groups") -> bool:
-        """Say whether scales are the same bytes, multiplied or divided by the same number."""
+        """Return whether scales are the same bytes, with the same multiplier and divisor."""
         if self.scale.dtype != np.uint8 or other.scale.dtype != np.uint8 or self.size != other.size:
             return False
         for a, b in ((self.whole, other.whole), (self.divisor, other.divisor)):
@@ -98,9 +104,9 @@ class Groups:
 
 @dataclass(frozen=True)
 class GridWeight:
-    """A weight of `shape` [..., out, in] with its codes.
+    """A weight of `shape` [..., out, in] as codes and the numbers of its groups.
 
-    `codes(start, stop)` gives rows, uint8 [rows, in/2], the low nibble first; codes of eight bits
+    `codes(start, stop)` returns rows, uint8 [rows, in/2], the low nibble first; codes of eight bits
     are [rows, in].
     """
 
@@ -114,6 +120,7 @@ class GridWeight:
             return self._values(self.groups.rows(start, stop), self.codes(start, stop))
 
     def _values(self, groups: Groups, held: U8) -> F32:
+        """Return float32 [rows, in]: the values of codes `held` under the `groups` of rows."""
         if groups.codes == "e4m3":
             codes: Array = fp8.E4M3.values[held]
         else:

@@ -21,7 +21,7 @@ class IQ1_M(BlockCodec):
     name = "IQ1_M"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Shift the point (exact), then scale."""
+        """Fill `out` [n, 256]: add delta to the grid's values (exact), then scale."""
         words = np.ascontiguousarray(block["scales"], np.uint16)
         top = words >> 12
         d = (top[:, 0] | top[:, 1] << 4 | top[:, 2] << 8 | top[:, 3] << 12).view(np.float16)

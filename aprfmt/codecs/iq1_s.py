@@ -20,7 +20,7 @@ class IQ1_S(BlockCodec):
     name = "IQ1_S"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Shift the point (exact), then scale."""
+        """Fill `out` [n, 256]: add delta to the grid's values (exact), then scale."""
         qh = block["qh"]
         dl = half(block["d"]) * (2 * (qh >> 12 & 7) + 1).astype(np.float32)
         delta = np.where(qh & 0x8000, -DELTA, DELTA)

@@ -20,7 +20,7 @@ class IQ2_S(BlockCodec):
     name = "IQ2_S"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Scale, then the point, then the sign."""
+        """Fill `out` [n, 256] with scale times the grid's magnitudes, then apply the signs."""
         db = half(block["d"]) * (np.float32(0.5) + pairs(block["scales"]).astype(np.float32))
         db *= np.float32(0.25)
         high = block["qh"][..., None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3

@@ -18,7 +18,7 @@ class IQ2_XS(BlockCodec):
     name = "IQ2_XS"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Scale, then the point, then the sign."""
+        """Fill `out` [n, 256] with scale times the grid's magnitudes, then apply the signs."""
         db = half(block["d"]) * (np.float32(0.5) + pairs(block["scales"]).astype(np.float32))
         db *= np.float32(0.25)
         qs = block["qs"].reshape(-1, 16, 2)

@@ -20,7 +20,7 @@ class IQ3_S(BlockCodec):
     name = "IQ3_S"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Scale, then the point, then the sign."""
+        """Fill `out` [n, 256] with scale times the grid's magnitudes, then apply the signs."""
         db = half(block["d"]) * (1 + 2 * pairs(block["scales"])).astype(np.float32)
         index = block["qs"] | bits(block["qh"]).astype(np.uint16) << 8
         points = out.reshape(-1, 8, 32)  # (block, scale, element)

@@ -18,7 +18,7 @@ class IQ3_XXS(BlockCodec):
     name = "IQ3_XXS"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Scale, then the point, then the sign."""
+        """Fill `out` [n, 256] with scale times the grid's magnitudes, then apply the signs."""
         word = block["word"]
         db = half(block["d"]) * (np.float32(0.5) + (word >> 28).astype(np.float32))
         db *= np.float32(0.5)

@@ -25,19 +25,22 @@ class IQ4_NL(BlockCodec):
     name = "IQ4_NL"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Look up, then scale."""
+        """Fill `out` [n, 32] with d * VALUES[q]."""
         np.take(VALUES, halves(block["qs"]), out=out.reshape(-1, 2, 16), mode="wrap")
         out *= half(block["d"])
 
     def block_steps(self, block: Blocks) -> F32:
-        """D times the widest gap of the table."""
+        """Return float32 [n]: |d| times the widest gap of the table."""
         found: F32 = np.abs(half(block["d"])).reshape(-1) * GAP
         return found
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Ggml's search for the scale, then the nearest value of the table."""
+        """Fill `n` records from `x` [n, 32]: ggml's search for the scale, then the nearest value.
+
+        `weights` are the importance of each element; `sigma2` is not used.
+        """
         d = table_scales(x, 32, VALUES, weights, fused)
         block["d"] = d[:, 0]
         block["qs"] = join_halves(nearest_value(VALUES, reciprocal(d) * x).astype(np.uint8))

@@ -1,4 +1,4 @@
-"""How IQ4_NL and IQ4_XS are encoded: the scale under which the uneven table fits best.
+"""The search for the scales of IQ4_NL and IQ4_XS: those under which the uneven table fits best.
 
 Source: quantize_row_iq4_nl_impl of ggml-quants.c, with its 7 tries to either side.
 """
@@ -13,7 +13,10 @@ _TRIES = 7
 
 
 def nearest_value(values: F32, x: F32) -> I32:
-    """Return the index of the nearest of 16 ascending values; a tie goes to the higher one."""
+    """Return int32 of x's shape: the index of the nearest of 16 ascending `values`.
+
+    A tie goes to the higher one.
+    """
     above = np.clip(np.searchsorted(values, x, side="right"), 1, 15)
     lower, upper = values[above - 1], values[above]
     index: I32 = (above - (x - lower < upper - x)).astype(np.int32)
@@ -21,7 +24,12 @@ def nearest_value(values: F32, x: F32) -> I32:
 
 
 def table_scales(x: F32, size: int, values: F32, importance: F32 | None, fused: bool) -> F32:
-    """Return the scales [n, columns/size] of x [n, columns]; 0 for a group of zeros."""
+    """Return the scales [n, columns/size] of x [n, columns]; 0 for a group of zeros.
+
+    `size` is the number of elements under a scale, `values` the 16 ascending values of the table,
+    `importance` [n, columns] weighs the elements, `fused` is the arithmetic (see `arithmetic`).
+    """
+    # Weigh elements, then try the obvious scale and seven to either side of it.
     if importance is None:
         each = x * x
     else:
@@ -31,6 +39,10 @@ def table_scales(x: F32, size: int, values: F32, importance: F32 | None, fused: 
     largest = largest_magnitude(turned.T)
 
     def fit(inverse: F32) -> tuple[F32, F32]:
+        """Return (sum of w*q*x, sum of w*q*q) of each group, codes taken under 1/scale `inverse`.
+
+        Their quotient is the best scale for these codes.
+        """
         q = values[nearest_value(values, inverse * turned)]
         wq = w * q
         return sum_of_products(wq, turned, fused), sum_of_products(wq, q, fused)

@@ -16,7 +16,7 @@ from aprfmt.codecs.iq4_search import nearest_value, table_scales
 
 
 def _scales(block: Blocks) -> F32:
-    """Return the scales of each superblock's 8 sub-blocks, -32 to 31."""
+    """Return float32 [n, 8]: the scales of each superblock's sub-blocks, -32 to 31."""
     high = block["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
     found: F32 = (pairs(block["scales_l"]) | high << 4).astype(np.float32) - 32
     return found
@@ -28,7 +28,10 @@ class IQ4_XS(BlockCodec):
     name = "IQ4_XS"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Round the product d*(scale-32) first: bit equality needs that order."""
+        """Fill `out` [n, 256] with d * (scale - 32) * VALUES[q].
+
+        The product d * (scale - 32) is rounded first: bit equality needs that order.
+        """
         scales = _scales(block)
         runs = block["qs"].reshape(-1, 8, 16)
         elements = out.reshape(-1, 8, 2, 16)  # (block, sub-block, low or high, element)
@@ -37,7 +40,7 @@ class IQ4_XS(BlockCodec):
         elements *= (half(block["d"]) * scales)[..., None, None]
 
     def block_steps(self, block: Blocks) -> F32:
-        """D times the largest scale of the superblock times the widest gap of the table."""
+        """Return float32 [n]: |d| times the largest scale times the widest gap of the table."""
         largest = np.abs(_scales(block)).max(axis=1)
         found: F32 = np.abs(half(block["d"])).reshape(-1) * largest * GAP
         return found
@@ -45,7 +48,11 @@ class IQ4_XS(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Ggml's search for the scales; the codes use d before it is rounded to float16."""
+        """Fill `n` records from `x` [n, 256] by ggml's search for the scales.
+
+        The codes use d before it is rounded to float16. `weights` are the importance of each
+        element; `sigma2` is not used.
+        """
         found = table_scales(x, 32, VALUES, weights, fused)
         d = -largest_magnitude(found)[:, None] / np.float32(32)
         scales = np.clip(nearest_product(reciprocal(d), found, fused), -32, 31)

@@ -18,7 +18,10 @@ _TERNARY = (-1, 0, 1)
 
 
 def _grid(magnitudes: tuple[int, ...], width: int, text: str) -> F32:
-    """Return float32 [entries, width]."""
+    """Return a read-only float32 [entries, width] from its base 85 text.
+
+    The text packs positions in `magnitudes`, of 2 bits each for up to four magnitudes, else of 4.
+    """
     packed: U8 = np.frombuffer(base64.b85decode(text), np.uint8)
     bits = 2 if len(magnitudes) <= 4 else 4
     fields = packed[:, None] >> np.arange(0, 8, bits, dtype=np.uint8) & (1 << bits) - 1

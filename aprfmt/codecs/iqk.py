@@ -36,7 +36,10 @@ WIDEST = {"IQ2": 18, "IQ3": 23, "IQ4": 24, "IQ5": 12, "IQ6": 7}  # the largest g
 
 
 def look_up(table: F32, codes: Codes, second: Codes) -> F32:
-    """Return the values of codes [n, k, m]; `second` [n, k] says which half of the table."""
+    """Return the values of codes [n, k, m]: `table` holds two tables, one after the other.
+
+    `second` [n, k] is 1 where a sub-block takes the second one.
+    """
     size = table.size // 2
     found: F32 = table[codes.astype(np.intp) + second.astype(np.intp)[..., None] * size]
     return found
@@ -48,12 +51,15 @@ def flags(words: Codes, count: int) -> Codes:
 
 
 def bit_pairs(qs: U8) -> Codes:
-    """Return 2-bit codes [n, 64] as sub-blocks of 32, [n, 8, 32]: four of 32 bytes each."""
+    """Return 2-bit codes of bytes [n, 64] as sub-blocks of 32, [n, 8, 32].
+
+    32 bytes hold four sub-blocks, the first in the lowest bits.
+    """
     return crumbs(qs.reshape(-1, 32)).reshape(-1, 8, 32)
 
 
 def bit_planes(qh: U8) -> Codes:
-    """Return the bits of [n, 32] as [n, 8, 32], lowest first."""
+    """Return the bits of bytes [n, 32] as [n, 8, 32], bit k of every byte at index k."""
     return crumbs_of(qh, 8, 1)
 
 
@@ -64,25 +70,31 @@ def crumbs_of(qh: U8, count: int, width: int) -> Codes:
 
 
 class SubBlocks(BlockCodec):
-    """Superblocks of k sub-blocks of m elements: codes, scales, and which of two tables."""
+    """A codec of superblocks of k sub-blocks of m elements.
+
+    Each sub-block has codes, a scale and a choice of two tables.
+    """
 
     table: F32
     widest: int
 
     def codes(self, block: Blocks) -> Codes:
-        """Return the codes [n, k, m]."""
+        """Return the integer codes [n, k, m] of n records."""
         raise NotImplementedError
 
     def scales(self, block: Blocks) -> Codes:
-        """Return the integer scales [n, k]."""
+        """Return the integer scales [n, k] of n records."""
         raise NotImplementedError
 
     def second(self, block: Blocks) -> Codes:
-        """Return 1 where a sub-block takes the second table, [n, k]."""
+        """Return integers [n, k], 1 where a sub-block takes the second table and else 0."""
         raise NotImplementedError
 
     def fill(self, d: F32, block: Blocks, out: F32) -> None:
-        """Fill `out` under scales `d` [n, 1]. Round d * scale first: bit equality needs that."""
+        """Fill `out` with the values of n records under float scales `d` [n, 1].
+
+        d * scale is rounded first: bit equality needs that order.
+        """
         dl = d * self.scales(block).astype(np.float32)
         values = look_up(self.table, self.codes(block), self.second(block))
         np.multiply(dl[..., None], values, out=out.reshape(values.shape))
@@ -92,20 +104,20 @@ class _Halves(SubBlocks):
     """16 sub-blocks of 16 elements under a float16."""
 
     def second(self, block: Blocks) -> Codes:
-        """Take a bit of extra each."""
+        """Return one bit of the member `extra` for each sub-block, [n, 16]."""
         return flags(block["extra"], 16)
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Take the block's own scale."""
+        """Fill `out` [n, 256] under each block's float16 scale d."""
         self.fill(half(block["d"]), block, out)
 
     def block_steps(self, block: Blocks) -> F32:
-        """Scale the largest gap of the table."""
+        """Return float32 [n]: |d| times the largest scale times the largest gap of the table."""
         return d_times(block, self.scales(block)) * np.float32(self.widest)
 
 
 def _six_bit_scales(block: Blocks) -> Codes:
-    """Return scales of 4 and 2 bits less 32, [n, 16]."""
+    """Return the scales [n, 16], -32 to 31: four low bits and two high bits each, less 32."""
     high = crumbs_of(block["scales_h"], 4, 2).transpose(0, 2, 1).reshape(-1, 16)
     return (pairs(block["scales_l"]) | high << 4).astype(np.int32) - 32
 
@@ -117,11 +129,11 @@ class Iq2K(_Halves):
     table, widest = IQ2, WIDEST["IQ2"]
 
     def codes(self, block: Blocks) -> Codes:
-        """Four planes of two bits in 32 bytes."""
+        """Return the 2-bit codes [n, 16, 16]: 32 bytes hold four runs of 32."""
         return bit_pairs(block["qs"]).reshape(-1, 16, 16)
 
     def scales(self, block: Blocks) -> Codes:
-        """Nibbles less 8."""
+        """Return the scales [n, 16]: nibbles less 8."""
         return pairs(block["scales"]).astype(np.int32) - 8
 
 
@@ -132,11 +144,11 @@ class Iq3K(_Halves):
     table, widest = IQ3, WIDEST["IQ3"]
 
     def codes(self, block: Blocks) -> Codes:
-        """Two bits in qs, the third in qh."""
+        """Return the 3-bit codes [n, 16, 16]: two bits in qs, the third in qh."""
         return (bit_pairs(block["qs"]) | bit_planes(block["qh"]) << 2).reshape(-1, 16, 16)
 
     def scales(self, block: Blocks) -> Codes:
-        """2s + 1, negative where scales_h has the bit."""
+        """Return the scales [n, 16]: 2s + 1, negative where `scales_h` has the bit."""
         sign = 1 - 2 * flags(block["scales_h"], 16).astype(np.int32)
         return (2 * pairs(block["scales_l"]).astype(np.int32) + 1) * sign
 
@@ -148,11 +160,14 @@ class Iq4K(_Halves):
     table, widest = IQ4, WIDEST["IQ4"]
 
     def codes(self, block: Blocks) -> Codes:
-        """16 bytes hold a pair of sub-blocks: low nibbles, then high ones."""
+        """Return the 4-bit codes [n, 16, 16].
+
+        16 bytes hold a pair of sub-blocks: low nibbles, then high ones.
+        """
         return halves(block["qs"].reshape(-1, 16)).reshape(-1, 16, 16)
 
     def scales(self, block: Blocks) -> Codes:
-        """Six bits less 32."""
+        """Return the scales [n, 16], -32 to 31."""
         return _six_bit_scales(block)
 
 
@@ -163,12 +178,16 @@ class Iq5K(_Halves):
     table, widest = IQ5, WIDEST["IQ5"]
 
     def codes(self, block: Blocks) -> Codes:
-        """32 bytes hold 64 elements: low nibbles, then high ones; qh has a plane for each 32."""
+        """Return the 5-bit codes [n, 16, 16].
+
+        32 bytes of qs hold 64 elements: low nibbles, then high ones. Bit k of every byte of qh
+        belongs to the k-th run of 32 elements.
+        """
         low = halves(block["qs"].reshape(-1, 32)).reshape(-1, 8, 32)
         return (low | bit_planes(block["qh"]) << 4).reshape(-1, 16, 16)
 
     def scales(self, block: Blocks) -> Codes:
-        """Six bits less 32."""
+        """Return the scales [n, 16], -32 to 31."""
         return _six_bit_scales(block)
 
 
@@ -179,17 +198,17 @@ class Iq6K(_Halves):
     widest = WIDEST["IQ6"]
 
     def codes(self, block: Blocks) -> Codes:
-        """As IQ5_K, with two bits more: four planes of two bits in 32 bytes."""
+        """Return the 6-bit codes [n, 16, 16]: nibbles as IQ5_K has them, two more bits in qh."""
         low = halves(block["qs"].reshape(-1, 32)).reshape(-1, 8, 32)
         return (low | bit_pairs(block["qh"]) << 4).reshape(-1, 16, 16)
 
     def scales(self, block: Blocks) -> Codes:
-        """Eight bits, signed."""
+        """Return the scales [n, 16], int8."""
         scales: Codes = block["scales"]
         return scales
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Take the cubic in float32, one more where `extra` has the bit, then the scale."""
+        """Fill `out` [n, 256] with the scaled cubic, plus one where `extra` has the bit."""
         dl = half(block["d"]) * self.scales(block).astype(np.float32)
         q = self.codes(block).astype(np.float32)
         cubic = q * np.float32(0.0011972) + np.float32(-0.11218)
@@ -199,13 +218,16 @@ class Iq6K(_Halves):
 
 
 class Sixes(BlockCodec):
-    """Six bits under one float16, as Q4_0 and Q5_0."""
+    """Q6_0: six bits under one float16, as Q4_0 and Q5_0."""
 
     name = "Q6_0"
     step = "d"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Element j of a half has bits 4 and 5 in byte j % 8 of qh, higher for j from 8 on."""
+        """Fill `out` [n, 32] with d * (q - 32).
+
+        Element j of a half has bits 4 and 5 in byte j % 8 of qh, in higher bits for j from 8 on.
+        """
         fields = crumbs_of(block["qh"], 4, 2)  # [n, field, 8]: low 0-7, high 0-7, low 8-15, ...
         high = fields.reshape(-1, 2, 2, 8).transpose(0, 2, 1, 3).reshape(-1, 2, 16)
         codes = (halves(block["qs"]) | high << 4).astype(np.float32) - 32

@@ -37,14 +37,14 @@ KL: F32 = np.array(_PAIRS, "<u2").view(np.int8).reshape(32, 2).astype(np.float32
 
 
 class _Rows(SubBlocks, RowCodec):
-    """8 sub-blocks of 32 under the scale of the row."""
+    """A codec of superblocks of 8 sub-blocks of 32 under the scale of the row."""
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
-        """Take the row's scale."""
+        """Fill `out` with the values of n records under the rows' scales `d` [n, 1]."""
         self.fill(d, block, out)
 
     def row_steps(self, d: F32, block: Blocks) -> F32 | None:
-        """Scale the largest gap of the table by the largest scale."""
+        """Return float32 [n, 1]: d times the largest scale times the largest gap of the table."""
         largest = np.abs(self.scales(block)).max(axis=1, keepdims=True).astype(np.float32)
         found: F32 = d * largest * np.float32(self.widest)
         return found
@@ -57,16 +57,16 @@ class Iq2Ks(_Rows):
     table, widest = IQ2, WIDEST["IQ2"]
 
     def codes(self, block: Blocks) -> Codes:
-        """Four planes of two bits in 32 bytes."""
+        """Return the 2-bit codes [n, 8, 32]: 32 bytes hold four sub-blocks."""
         return _planes(block["qs"])
 
     def scales(self, block: Blocks) -> Codes:
-        """Nibbles and a fifth bit, less 16."""
+        """Return the scales [n, 8]: nibbles and a fifth bit, less 16."""
         high = flags(block["extra"] >> 8, 8).astype(np.int32) << 4
         return (pairs(block["scales"]) | high) - 16
 
     def second(self, block: Blocks) -> Codes:
-        """Take the low byte of extra."""
+        """Return the low byte of `extra` as bits [n, 8], one a sub-block."""
         return flags(block["extra"], 8)
 
 
@@ -77,16 +77,16 @@ class Iq3Ks(_Rows):
     table, widest = IQ3, WIDEST["IQ3"]
 
     def codes(self, block: Blocks) -> Codes:
-        """Two bits in qs, the third in qh."""
+        """Return the 3-bit codes [n, 8, 32]: two bits in qs, the third in qh."""
         return _planes(block["qs"]) | bit_planes(block["qh"]) << 2
 
     def scales(self, block: Blocks) -> Codes:
-        """Nibbles, the low ones first, and a fifth bit, less 16."""
+        """Return the scales [n, 8]: nibbles, the low ones first, and a fifth bit, less 16."""
         high = flags(block["extra"], 8).astype(np.int32) << 4
         return (halves(block["scales"]).reshape(-1, 8) | high) - 16
 
     def second(self, block: Blocks) -> Codes:
-        """Take the high byte of extra."""
+        """Return the high byte of `extra` as bits [n, 8], one a sub-block."""
         return flags(block["extra"] >> 8, 8)
 
 
@@ -97,15 +97,15 @@ class Iq4Ks(_Rows):
     table, widest = IQ4, WIDEST["IQ4"]
 
     def codes(self, block: Blocks) -> Codes:
-        """16 bytes a sub-block: low nibbles, then high ones."""
+        """Return the 4-bit codes [n, 8, 32]: 16 bytes a sub-block, low nibbles, then high ones."""
         return halves(block["qs"].reshape(-1, 16)).reshape(-1, 8, 32)
 
     def scales(self, block: Blocks) -> Codes:
-        """All bits but the lowest, less 127."""
+        """Return the scales [n, 8]: all bits of the byte but the lowest, less 127."""
         return (block["scales"] & 254).astype(np.int32) - 127
 
     def second(self, block: Blocks) -> Codes:
-        """Take the lowest bit of a scale."""
+        """Return the lowest bit of each scale's byte, [n, 8]."""
         return block["scales"] & 1
 
 
@@ -116,7 +116,11 @@ class Iq5Ks(Iq4Ks):
     table, widest = IQ5, WIDEST["IQ5"]
 
     def codes(self, block: Blocks) -> Codes:
-        """32 bytes hold two sub-blocks: low nibbles, then high ones; qh has a plane for each."""
+        """Return the 5-bit codes [n, 8, 32].
+
+        32 bytes of qs hold two sub-blocks: low nibbles, then high ones. Bit k of every byte of qh
+        belongs to sub-block k.
+        """
         low = halves(block["qs"].reshape(-1, 32)).reshape(-1, 8, 32)
         return low | bit_planes(block["qh"]) << 4
 
@@ -128,22 +132,26 @@ class Iq4Kss(_Rows):
     table, widest = IQ4, WIDEST["IQ4"]
 
     def codes(self, block: Blocks) -> Codes:
-        """Undo what freed the lowest bits, then as IQ4_KS."""
+        """Return the 4-bit codes [n, 8, 32].
+
+        A word with its lowest bit cleared, x, gives the nibbles x ^ x >> 1, in the order of IQ4_KS.
+        """
         words = block["qs"] & 0xFFFE
         plain = np.ascontiguousarray(words ^ words >> 1).astype("<u2").view(np.uint8)
         return halves(plain.reshape(-1, 16)).reshape(-1, 8, 32)
 
     def _packed(self, block: Blocks) -> Codes:
+        """Return [n, 8]: the byte made of the lowest bits of each sub-block's eight words."""
         lowest = (block["qs"].reshape(-1, 8) & 1).astype(np.int32)
         found: Codes = (lowest << np.arange(8)).sum(axis=1).reshape(-1, 8)
         return found
 
     def scales(self, block: Blocks) -> Codes:
-        """As IQ4_KS."""
+        """Return the scales [n, 8]: all bits of the byte but the lowest, less 127."""
         return (self._packed(block) & 254) - 127
 
     def second(self, block: Blocks) -> Codes:
-        """As IQ4_KS."""
+        """Return the lowest bit of each scale's byte, [n, 8]."""
         return self._packed(block) & 1
 
 
@@ -153,45 +161,55 @@ class Iq2Kl(_Rows):
     name = "IQ2_KL"
 
     def scales(self, block: Blocks) -> Codes:
-        """Four and two bits less 32; low nibbles are 0-3, high ones 4-7."""
+        """Return the scales [n, 8]: four and two bits less 32.
+
+        Low nibbles are 0-3, high ones 4-7.
+        """
         high = block["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
         low = halves(block["scales_l"]).reshape(-1, 8)
         return (low | high << 4).astype(np.int32) - 32
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
-        """16 bytes hold two sub-blocks of 16 pairs: low nibbles, then high ones."""
+        """Fill `out` with the pairs of n records under the rows' scales `d` [n, 1].
+
+        16 bytes hold two sub-blocks of 16 codes of pairs: low nibbles, then high ones.
+        """
         low = halves(block["qs"].reshape(-1, 16)).reshape(-1, 8, 16)
         points = KL[low | crumbs_of(block["qh"], 8, 1) << 4]
         dl = d * self.scales(block).astype(np.float32)
         np.multiply(dl[..., None, None], points, out=out.reshape(-1, 8, 16, 2))
 
     def row_steps(self, d: F32, block: Blocks) -> None:
-        """Return none: pairs have no order, so no value has a neighbour."""
+        """Return None: pairs have no order, so no value has a neighbour."""
 
 
 class _Ternary(RowCodec):
-    """Values -1, 0 and 1 under the scale of the row."""
+    """A codec of the values -1, 0 and 1 under the scale of the row."""
 
     def digits(self, block: Blocks) -> Codes:
-        """Return the codes [n, 64]."""
+        """Return the codes [n, 64] of n records, each 0, 1 or 2."""
         raise NotImplementedError
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
-        """Scale what is one less than its code."""
+        """Fill `out` [n, 64] with d * (digit - 1)."""
         np.multiply(self.digits(block).astype(np.float32) - 1, d, out=out)
 
     def row_steps(self, d: F32, block: Blocks) -> F32:
-        """Return the scale itself."""
+        """Return the row's scale, which is the distance between neighbouring values."""
         return d
 
 
 class Iq1Bn(_Ternary):
-    """Five ternary digits a byte; the 16th of each 16 stands in `extra`."""
+    """Five ternary digits a byte; the 16th of each 16 is in `extra`."""
 
     name = "IQ1_BN"
 
     def digits(self, block: Blocks) -> Codes:
-        """Multiply a byte by 81, 27, 9, 3, 1: each begins with a digit, in thirds of 256."""
+        """Return the ternary digits [n, 64].
+
+        Multiplied by 81, 27, 9, 3 or 1 (and wrapped to a byte), a byte begins with a digit, in
+        thirds of 256.
+        """
         powers = np.array((81, 27, 9, 3, 1), np.uint8)
         first = block["ql"].reshape(-1, 4, 3, 1) * powers  # wraps: bytes
         last = (block["extra"][:, None] * powers[:4]).reshape(-1, 4, 1)
@@ -205,7 +223,7 @@ class Iq2Bn(_Ternary):
     name = "IQ2_BN"
 
     def digits(self, block: Blocks) -> Codes:
-        """Four planes in 16 bytes."""
+        """Return the 2-bit codes [n, 64]: 16 bytes hold four runs of 16."""
         return crumbs_of(block["qs"], 4, 2).reshape(-1, 64)
 
 
@@ -215,11 +233,11 @@ class Q8Kv(RowCodec):
     name = "Q8_KV"
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
-        """Multiply the codes by the row's scale."""
+        """Fill `out` with each code times its row's scale."""
         np.multiply(d, block["qs"].astype(np.float32), out=out)
 
     def row_steps(self, d: F32, block: Blocks) -> F32:
-        """Return the scale itself."""
+        """Return the row's scale, which is the distance between neighbouring values."""
         return d
 
 

@@ -28,7 +28,10 @@ _OFFSET, _FURTHER = np.uint32(4096), np.uint32(32768)
 
 
 def trellis(seeds: Codes, count: int) -> F32:
-    """Return the `count` values of each seed, [..., count]; `seeds` have their offset."""
+    """Return float32 [..., count]: the `count` values that follow from each seed.
+
+    `seeds` are codes to which the offset 4096 was added.
+    """
     x = seeds.astype(np.uint32)
     found = np.empty((*x.shape, count), np.float32)
     for k in range(count):
@@ -39,16 +42,16 @@ def trellis(seeds: Codes, count: int) -> F32:
 
 
 class _Trellis(RowCodec):
-    """8 sub-blocks of 32: seeds and scales."""
+    """A codec of superblocks of 8 sub-blocks of 32 elements, with seeds and scales."""
 
     group = 8
 
     def seeds(self, block: Blocks) -> Codes:
-        """Return the seeds [n, 8, 32 / group]."""
+        """Return the seeds [n, 8, 32 / group] of n records, with the offset added."""
         raise NotImplementedError
 
     def scales(self, block: Blocks) -> F32:
-        """Return the scales [n, 8]."""
+        """Return the scales float32 [n, 8] of n records."""
         raise NotImplementedError
 
     def points(self, block: Blocks) -> F32:
@@ -56,7 +59,10 @@ class _Trellis(RowCodec):
         return trellis(self.seeds(block), self.group).reshape(-1, 8, 32)
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
-        """Round d * scale first: bit equality needs that order."""
+        """Fill `out` with the values of n records under the rows' scales `d` [n, 1].
+
+        d * scale is rounded first: bit equality needs that order.
+        """
         dl = d * self.scales(block)
         np.multiply(dl[..., None], self.points(block), out=out.reshape(-1, 8, 32))
 
@@ -67,14 +73,14 @@ class Iq1Kt(_Trellis):
     name = "IQ1_KT"
 
     def seeds(self, block: Blocks) -> Codes:
-        """Eight bits in ql, four in qh, the thirteenth in sh."""
+        """Return the seeds [n, 8, 4]: eight bits in ql, four in qh, the thirteenth in sh."""
         low = block["ql"].reshape(-1, 8, 4).astype(np.uint32)
         middle = halves(block["qh"]).reshape(-1, 8, 4).astype(np.uint32)
         top = block["sh"][..., None] >> np.arange(4, 8, dtype=np.uint8) & 1
         return (low | middle << 8 | top.astype(np.uint32) << 12) + _OFFSET
 
     def scales(self, block: Blocks) -> F32:
-        """Take the low nibbles, as IQ4_NL has them."""
+        """Return float32 [n, 8]: IQ4_NL's value for the low nibble of each byte of sh."""
         found: F32 = VALUES[block["sh"] & 15]
         return found
 
@@ -85,11 +91,11 @@ class Iq2Kt(_Trellis):
     name = "IQ2_KT"
 
     def seeds(self, block: Blocks) -> Codes:
-        """In order."""
+        """Return the seeds [n, 8, 4]: 16 bits each, in order."""
         return block["ql"].reshape(-1, 8, 4).astype(np.uint32) + _OFFSET
 
     def scales(self, block: Blocks) -> F32:
-        """Nibbles, as IQ4_NL has them."""
+        """Return float32 [n, 8]: IQ4_NL's value for each nibble."""
         return VALUES[halves(block["scales"]).reshape(-1, 8)]
 
 
@@ -99,15 +105,18 @@ class Iq3Kt(Iq2Kt):
     name = "IQ3_KT"
 
     def scales(self, block: Blocks) -> F32:
-        """Nibbles, as they are."""
+        """Return float32 [n, 8]: the nibbles, 0 to 15."""
         return halves(block["scales"]).reshape(-1, 8).astype(np.float32)
 
     def points(self, block: Blocks) -> F32:
-        """Magnitudes with the signs of qh."""
+        """Return the magnitudes [n, 8, 32]; `decode_scaled` applies the signs."""
         return np.abs(super().points(block))
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
-        """Put the signs last: they turn zeros too."""
+        """Fill `out` with scaled magnitudes, then apply the signs of qh.
+
+        The signs come last: they also make zeros negative.
+        """
         super().decode_scaled(d, block, out)
         signs = 1 - 2 * bit_planes(block["qh"]).astype(np.float32)
         out *= signs.reshape(out.shape)
@@ -120,7 +129,10 @@ class Iq4Kt(_Trellis):
     group = 4
 
     def seeds(self, block: Blocks) -> Codes:
-        """Eight bits in ql, four in qh, three in the scale's word."""
+        """Return the seeds [n, 8, 8]: eight bits in ql, four in qh, three in the scale's word.
+
+        Bit 0 of the scale's word adds 32768 to its eight seeds.
+        """
         low = block["ql"].reshape(-1, 8, 8).astype(np.uint32)
         middle = halves(block["qh"]).reshape(-1, 8, 8).astype(np.uint32)
         top = block["scales"][..., None] >> np.arange(8, 32, 3, dtype=np.uint32) & 7
@@ -128,7 +140,7 @@ class Iq4Kt(_Trellis):
         return (low | middle << 8 | top << 12) + further + _OFFSET
 
     def scales(self, block: Blocks) -> F32:
-        """Seven bits less 64."""
+        """Return float32 [n, 8]: seven bits less 64."""
         found: F32 = (block["scales"] >> 1 & 127).astype(np.float32) - 64
         return found
 

@@ -1,4 +1,4 @@
-"""How K-quants are encoded: scales and minima of sub-blocks, then scales of those, then the codes.
+"""The search that encodes K-quants: scales and mins of sub-blocks, their scales, then the codes.
 
 Source: quantize_row_q{2,4,5}_K_ref and _impl, quantize_row_q{3,6}_K_ref and _impl of ggml-quants.c.
 The order of every operation decides bits.
@@ -25,7 +25,7 @@ from aprfmt.codecs.weighted import (
 
 @dataclass(frozen=True)
 class SearchPlan:
-    """One row a type: sub-block size, largest code, largest scale, steps of the plain search."""
+    """How one K-quant is encoded: sub-block size, largest code and scale, steps of the search."""
 
     size: int
     largest_code: int
@@ -47,22 +47,29 @@ class BlockFields(NamedTuple):
 
 
 def magnitude_weights(turned: F32, fused: bool) -> F32:
-    """Return |x| + root mean square of the sub-block, of [size, n]."""
+    """Return weights [size, n]: |x| plus the root mean square of the sub-block.
+
+    `turned` is x with the elements of a sub-block along the first axis, [size, n].
+    """
     mean = sum_of_products(turned, turned, fused) / np.float32(len(turned))
     weights: F32 = np.sqrt(mean) + np.abs(turned)
     return weights
 
 
 def importance_weights(x: F32, importance: F32, factor: float, fused: bool) -> F32:
-    """Return importance * sqrt(sigma2 + x*x), sigma2 = factor * mean square of the superblock."""
+    """Return weights of x's shape: importance * sqrt(sigma2 + x*x).
+
+    sigma2 is `factor` times the mean square of the superblock.
+    """
     sigma2 = np.float32(factor) * square_sum(x, fused) / np.float32(x.shape[1])
     return element_weights(x, importance, sigma2, fused)
 
 
 def scales_and_mins(x: F32, plan: SearchPlan, importance: F32 | None, fused: bool) -> BlockFields:
-    """Encode superblocks x [n, 256] whose sub-blocks have a scale and a min."""
+    """Return the fields of superblocks x [n, 256] whose sub-blocks have a scale and a min."""
     n, subs = len(x), x.shape[1] // plan.size
     turned = element_first(x, plan.size)
+    # Search scale and min of each sub-block, then encode these with 6 or 4 bits.
     if importance is None:
         weights = np.abs(turned) if plan.steps.absolute else magnitude_weights(turned, fused)
         scale, minimum, code = scale_and_min(turned, plan.largest_code, weights, plan.steps, fused)
@@ -78,6 +85,7 @@ def scales_and_mins(x: F32, plan: SearchPlan, importance: F32 | None, fused: boo
         d, scales = _scale_by_search(scale.reshape(n, subs), plan.largest_scale, total, fused)
         dmin, mins = _scale_by_search(minimum.reshape(n, subs), plan.largest_scale, total, fused)
         scales, mins = np.minimum(scales, plan.bound), np.minimum(mins, plan.bound)
+    # The codes are chosen under the scales and mins as stored.
     packed = plan.pack(scales, mins)
     scales, mins = plan.unpack(packed)
     codes = encode_codes(
@@ -92,7 +100,7 @@ def scales_and_mins(x: F32, plan: SearchPlan, importance: F32 | None, fused: boo
 
 
 def _scale_by_largest(values: F32, top: int, fused: bool) -> tuple[npt.NDArray[np.float16], Codes]:
-    """Return d and codes [n, k]: the largest value becomes `top`."""
+    """Return (d [n], codes [n, k]) of values [n, k]: the largest value gets the code `top`."""
     largest = np.fmax.reduce(values, axis=1, initial=np.float32(0)) + np.float32(0)  # never -0
     inverse = np.divide(np.float32(top), largest, out=np.zeros_like(largest), where=largest > 0)
     codes = nearest_product(inverse[:, None], values, fused).astype(np.uint8)
@@ -102,7 +110,7 @@ def _scale_by_largest(values: F32, top: int, fused: bool) -> tuple[npt.NDArray[n
 def _scale_by_search(
     values: F32, top: int, weights: F32, fused: bool
 ) -> tuple[npt.NDArray[np.float16], Codes]:
-    """Return d and codes [n, k] by ggml's search, `weights` being [k, n]."""
+    """Return (d [n], codes [n, k]) of values [n, k] by ggml's search; `weights` are [k, n]."""
     scale, code = positive_scale(element_first(values, values.shape[1]), top, weights, fused)
     return scale.astype(np.float16), block_first(code, values.shape[1])
 
@@ -110,9 +118,10 @@ def _scale_by_search(
 def encode_codes(
     x: F32, codes: Codes, d: F32, bounds: tuple[int, int], *, offset: F32 | None = None, plus: int
 ) -> Codes:
-    """Return the codes of x [n, 256] under the rounded scales d [n, sub-blocks].
+    """Return the codes of x [n, 256] under the rounded scales d [n, sub-blocks], uint8 [n, 256].
 
-    Where a scale is 0 the search's own codes stay. `plus` makes signed codes unsigned.
+    `bounds` are the lowest and the highest code, `offset` [n, sub-blocks] is added before the
+    division. Where a scale is 0 the given `codes` stay. `plus` makes signed codes unsigned.
     """
     subs = x.reshape(*d.shape, -1)  # (block, sub-block, element)
     shifted = subs if offset is None else subs + offset[..., None]

@@ -1,4 +1,4 @@
-"""What every dialect comes to: where the codes of a weight lie, and the numbers that stand beside.
+"""The common form of every packed weight: where its codes lie, and the numbers of its groups.
 
     value = (number of the code - zero) * scale + offset        each step rounded to float32
 
@@ -32,18 +32,18 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble of a word, lowest first -> output
 
 
 def _stream_of_rows(held: Array, start: int, stop: int) -> U8:
-    """Return the bytes of rows [start, stop) that lie one after another."""
+    """Return the code bytes of rows [start, stop), uint8 [rows, bytes], stored by rows."""
     found: U8 = held[start:stop]
     return found
 
 
 def _stream_of_columns(held: Array, start: int, stop: int) -> U8:
-    """Return the bytes of rows [start, stop) that go down columns."""
+    """Return the code bytes of rows [start, stop), uint8 [rows, bytes], stored by columns."""
     return np.ascontiguousarray(held[:, start:stop].T).view(np.uint8)
 
 
 def _stream_of_awq(held: Array, start: int, stop: int) -> U8:
-    """Return the bytes of rows [start, stop) out of AWQ's words."""
+    """Return the code bytes of rows [start, stop), uint8 [rows, bytes], stored in AWQ's words."""
     words = held[:, start // 8 : -(-stop // 8)]
     made = np.empty((words.shape[1], 8, -(-len(words) // 2)), np.uint8)
     for place, output in enumerate(AWQ_ORDER):
@@ -54,7 +54,7 @@ def _stream_of_awq(held: Array, start: int, stop: int) -> U8:
 
 
 def _stream_of_pairs(held: Array, start: int, stop: int) -> U8:
-    """Return the bytes of rows [start, stop) out of pairs of rows."""
+    """Return the code bytes of rows [start, stop), uint8 [rows, bytes], stored in row pairs."""
     some = held[start // 2 : -(-stop // 2)]
     codes = np.zeros((len(some), 2, -(-some.shape[1] // 2) * 2), np.uint8)
     codes[:, 0, : some.shape[1]], codes[:, 1, : some.shape[1]] = some & 15, some >> 4
@@ -72,7 +72,7 @@ ORDERS: Mapping[str, Callable[[Array, int, int], U8]] = {
 
 
 class LaidCodes(NamedTuple):
-    """Codes of `bits` bits each, and how they lie in `held`.
+    """Codes of `bits` bits each, and their order in the array `held`.
 
     rows     uint8 [matrices, rows, bytes]: a row is a stream of codes, lowest bits first
     columns  uint8 or uint32 [matrices, units, rows]: the stream of a row goes down a column
@@ -85,7 +85,10 @@ class LaidCodes(NamedTuple):
     held: Array
 
     def streams(self, matrix: int, start: int, stop: int) -> U8:
-        """Return rows [start, stop) of a matrix as streams, uint8 [rows, bytes]."""
+        """Return the code bytes of rows [start, stop) of a matrix, uint8 [rows, bytes].
+
+        A row is a stream of codes, lowest bits first, whatever the order they are stored in.
+        """
         held, native = self.held[matrix], native_kernels()
         if self.order == "rows" or native is None:
             return ORDERS[self.order](held, start, stop)
@@ -99,7 +102,7 @@ class LaidCodes(NamedTuple):
 
 
 def unpack_codes(streams: U8, bits: int, count: int) -> U8:
-    """Return the first `count` codes of every stream, uint8 [rows, count]."""
+    """Return the first `count` codes of every row's stream, uint8 [rows, count]."""
     if bits == 8:
         return streams[:, :count]
     each = np.unpackbits(streams, axis=-1, count=count * bits, bitorder="little")
@@ -113,7 +116,10 @@ def transpose_numbers(numbers: F32) -> F32:
 
 
 def _rows_together(held: Array | None, start: int, stop: int) -> Array | None:
-    """Return numbers [rows, groups] of rows [start, stop), those of a row together."""
+    """Return the numbers of rows [start, stop) of [rows, groups], contiguous by row.
+
+    None is returned as None.
+    """
     if held is None or held.strides[1] == held.itemsize or held.strides[0] != held.itemsize:
         return None if held is None else held[start:stop]
     units = held.T if held.itemsize == 1 else held.T.view(np.uint32)
@@ -121,7 +127,7 @@ def _rows_together(held: Array | None, start: int, stop: int) -> Array | None:
 
 
 class GroupNumbers(NamedTuple):
-    """Numbers [matrices, down, across]: float32, or bytes and what each of them is.
+    """Numbers [matrices, down, across]: float32, or bytes with a table of their values.
 
     `table` is float32 [1, 256], or [matrices, 256] where the matrices differ.
     """
@@ -130,17 +136,20 @@ class GroupNumbers(NamedTuple):
     table: F32 | None = None
 
     def of(self, matrix: int) -> F32:
-        """Return those of a matrix, float32 [down, across]."""
+        """Return the numbers of one matrix, float32 [down, across]."""
         table = self.table_of(matrix)
         held: F32 = self.held[matrix] if table is None else table[self.held[matrix]]
         return held
 
     def table_of(self, matrix: int) -> F32 | None:
-        """Return what the bytes of a matrix are."""
+        """Return float32 [256], the value of each byte in a matrix.
+
+        It is None where numbers are floats.
+        """
         return None if self.table is None else self.table[matrix % len(self.table)]
 
     def floats(self) -> F32:
-        """Return all of them as float32."""
+        """Return the numbers of all matrices as float32 [matrices, down, across]."""
         return self.held if self.table is None else np.stack([*map(self.of, range(len(self.held)))])
 
 
@@ -149,12 +158,12 @@ Tile = tuple[int, int]
 
 @dataclass(frozen=True)
 class LaidOut:
-    """A weight of `shape`, its codes and their numbers.
+    """A packed weight of `shape`: its codes, and the numbers that turn them into values.
 
     `values` float32 [2**bits] is the number of every code. `zero`, `scale` and `offset` are those
     of tiles of `tile` rows and columns, of which the last may be short; where there is a `group`,
     int32 [columns], column c has those of group[c] instead. `factor` float32 [columns] multiplies
-    what has come out.
+    the decoded values.
     """
 
     shape: tuple[int, ...]
@@ -169,7 +178,7 @@ class LaidOut:
 
     @property
     def rows(self) -> int:
-        """Rows of all matrices."""
+        """Number of rows of all matrices."""
         return math.prod(self.shape[:-1])
 
     def decode(self, start: int = 0, stop: int | None = None, *, threads: int = 1) -> F32:
@@ -204,7 +213,11 @@ class LaidOut:
     def _chunks(
         self, start: int, stop: int, elements: int = _CHUNK
     ) -> Iterator[tuple[int, int, int, int]]:
-        """Yield matrix, its rows [first, last), and where they stand in [start, stop)."""
+        """Yield (matrix, first, last, position) of pieces of rows [start, stop) of all matrices.
+
+        A piece is rows [first, last) of the matrix, of about `elements` elements; `position` is
+        that of its first row within [start, stop).
+        """
         tall, at = self.shape[-2], start
         step = -(-elements // max(self.shape[-1], 1) // _EIGHT) * _EIGHT
         while at < stop:
@@ -214,7 +227,10 @@ class LaidOut:
             at += last - first
 
     def recodes(self, encoding: str) -> bool:
-        """Say whether `recode_into` makes an encoding: by kernels, of codes that lie in rows."""
+        """Return whether `recode_into` can make this encoding.
+
+        That needs native kernels and codes stored by rows.
+        """
         native = native_kernels()
         plain = self.codes.order == "rows" and self.factor is None
         return native is not None and plain and bool(native.recodes(encoding))
@@ -222,17 +238,22 @@ class LaidOut:
     def recode_into(
         self, encoding: str, out: memoryview, start: int, stop: int, *, threads: int = 1
     ) -> list[tuple[int, int, int]]:
-        """Fill `out` (bytes) with rows [start, stop) in an encoding that `recodes` is true of.
+        """Fill `out` (bytes) with rows [start, stop) in an encoding for which `recodes` is True.
 
-        Nothing decoded is kept. Returns, of every part of the rows, how many values the encoding
-        changed, how many finite ones it did not hold, and how many others became zero.
+        The decoded values are not kept. Returns for each piece of the rows a tuple: how many values
+        the encoding changed, how many finite ones it could not hold, how many others became zero.
         """
         native = native_kernels()
         assert native is not None
+        # Each piece of rows fills its own part of `out`.
         width = len(out) // max(stop - start, 1)
         found: list[tuple[int, int, int]] = []
 
         def part(matrix: int, first: int, last: int, at: int) -> None:
+            """Encode rows [first, last) of a matrix into `out` from row `at` on.
+
+            Appends their counts to `found`.
+            """
             streams = self.codes.streams(matrix, first, last)
             row, numbers, tables = self._numbers(matrix, first, last)
             room = out[at * width : (at + last - first) * width]
@@ -258,9 +279,10 @@ class LaidOut:
     def _numbers(
         self, matrix: int, first: int, last: int
     ) -> tuple[int, tuple[Array | None, ...], tuple[F32 | None, ...]]:
-        """Return scales, zeros and offsets of rows [first, last), and the tables of their bytes.
+        """Return (row, (scales, zeros, offsets), tables of their bytes) for rows [first, last).
 
-        Before them the number that row `first` has in what is returned.
+        `row` is the position of row `first` in these numbers. A number or a table that does not
+        exist is None.
         """
         held, tables = self._held(matrix)
         if self.tile[0] == 1:  # numbers of these rows alone, each row's together
@@ -268,13 +290,21 @@ class LaidOut:
         return first, held, tables
 
     def _held(self, matrix: int) -> tuple[tuple[Array | None, ...], tuple[F32 | None, ...]]:
-        """Return a matrix's scales, zeros and offsets as they lie, and tables of their bytes."""
+        """Return ((scales, zeros, offsets) of a matrix as stored, the tables of their bytes).
+
+        What does not exist is None.
+        """
         every = (self.scale, self.zero, self.offset)
         held = tuple(None if one is None else one.held[matrix] for one in every)
         return held, tuple(None if one is None else one.table_of(matrix) for one in every)
 
     def _fill(self, matrix: int, first: int, out: F32, fresh: bool) -> None:
+        """Fill `out` with rows of a matrix from row `first` on, by kernels where there are any.
+
+        `fresh` says that nothing was stored in `out` yet.
+        """
         native = native_kernels()
+        # The numpy reference, else a kernel: across rows, or row by row from their streams.
         if native is None:
             streams = self.codes.streams(matrix, first, first + len(out))
             self._reference(matrix, first, streams, out)
@@ -311,10 +341,10 @@ class LaidOut:
             out *= self.factor
 
     def _across(self, first: int, rows: int) -> bool:
-        """Say whether rows are decoded where they lie, eight side by side, and not turned first.
+        """Return whether a kernel decodes rows where they lie, eight at a time, untransposed.
 
-        That is slower but for columns of which each has its own group: a row would look up every
-        one, where eight rows have their numbers side by side.
+        That pays only for columns which each have a group: one row alone would look up every one,
+        where eight rows have their numbers side by side.
         """
         bits, columns = self.codes.bits, self.shape[-1]
         widths = _ACROSS.get((self.codes.order, self.codes.held.itemsize), ())
@@ -322,12 +352,16 @@ class LaidOut:
         return whole and bits in widths and self.group is not None and self.tile[0] == 1
 
     def _reference(self, matrix: int, first: int, streams: U8, out: F32) -> None:
-        """Fill `out` from streams by numpy: the reference of the kernels."""
+        """Fill `out` from the rows' streams by numpy: the reference that kernels must equal.
+
+        `first` is the number of the first row in its matrix.
+        """
         rows, columns = out.shape
         down = np.arange(first, first + rows) // self.tile[0]
         across = np.arange(columns) // self.tile[1] if self.group is None else self.group
 
         def spread(numbers: GroupNumbers) -> F32:
+            """Return the numbers of each element, float32 [rows, columns]."""
             found: F32 = numbers.of(matrix)[down][:, across]
             return found
 
@@ -341,9 +375,9 @@ class LaidOut:
 
 
 def codes_of(raw: U8, bits: int, shape: Sequence[int], values: Array) -> tuple[LaidCodes, F32]:
-    """Return the codes of a weight [..., rows, columns] whose bytes are a stream; their numbers.
+    """Return (codes, float32 number of each code) of a weight whose bytes are one stream of codes.
 
-    Where rows end within a byte every code gets one of its own.
+    `shape` is [..., rows, columns]. Where rows would end within a byte, every code gets a byte.
     """
     rows, columns = math.prod(shape[:-1]), shape[-1]
     held, table = raw, values.astype(np.float32)
@@ -356,18 +390,24 @@ def codes_of(raw: U8, bits: int, shape: Sequence[int], values: Array) -> tuple[L
 
 
 def as_matrices(values: Array, shape: Sequence[int], grid: Sequence[int]) -> Array:
-    """Return numbers that broadcast over [..., down, across] as [matrices, down, across]."""
+    """Return numbers that broadcast over [..., down, across] as [matrices, down, across].
+
+    `shape` is the weight's, `grid` is (down, across).
+    """
     every = np.broadcast_to(values, (*shape[:-2], *grid))
     return every.reshape(-1, *grid)
 
 
 def grid_of(shape: Sequence[int], tile: Tile) -> tuple[int, int]:
-    """Return how many tiles a matrix has down and across."""
+    """Return (tiles down, tiles across) of a matrix of `shape`."""
     return -(-shape[-2] // tile[0]), -(-shape[-1] // tile[1])
 
 
 def spread_on_tiles(held: Array, tile: Tile, finer: Tile, shape: Sequence[int]) -> Array:
-    """Return numbers of tiles as those of finer ones, whose sizes divide theirs."""
+    """Return numbers of tiles [..., down, across], repeated for the finer tiles within each.
+
+    The sizes of `finer` divide those of `tile`.
+    """
     if tile == finer:
         return held
     down, across = grid_of(shape, finer)
@@ -378,9 +418,9 @@ def spread_on_tiles(held: Array, tile: Tile, finer: Tile, shape: Sequence[int]) 
 
 
 def as_numbers(raw: Array, table: Array | None, name: str) -> GroupNumbers:
-    """Return numbers of any shape; CodecError with `name` for one that is no number, or negative.
+    """Return numbers of any shape; CodecError if one is NaN, infinite or negative.
 
-    Bytes are looked up in `table`.
+    Bytes in `raw` are looked up in `table`. `name` begins the error's text.
     """
     if table is None:
         fine = not raw.size or (raw.min() >= 0 and raw.max() < np.inf)  # both NaN where one is
@@ -398,7 +438,10 @@ def as_numbers(raw: Array, table: Array | None, name: str) -> GroupNumbers:
 
 
 def _has_any(held: U8, wrong: Array) -> bool:
-    """Say whether bytes are among the `wrong` [256]; compares, which is faster than looking up."""
+    """Return whether any byte of `held` is marked in the mask `wrong` [256].
+
+    Comparing with the marked ranges is faster than looking up every byte.
+    """
     edges = np.flatnonzero(np.diff(np.concatenate([[0], wrong.astype(np.int8), [0]])))
     for start in range(0, held.size, _EXAMINED):
         some = held[start : start + _EXAMINED]

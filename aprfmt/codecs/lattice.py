@@ -1,4 +1,4 @@
-"""The values that each element of a packed weight could have taken; error bounds go by them.
+"""Compute the values that each element of a packed weight could take; error bounds use them.
 
 Every code of a group has one value; neighbouring ones are a step apart. Both ends follow from
 decoding the weight with all codes at the lowest and at the highest, so that a dialect says no more
@@ -28,7 +28,7 @@ class Lattice(NamedTuple):
 
 
 def fill_codes(dialect: Dialect, parts: Parts, code: int, bits: int) -> Parts:
-    """Return the parts with every code of the main part replaced by `code`."""
+    """Return the parts with every code of the main part replaced by `code` of `bits` bits."""
     main = parts[dialect.main]
     eight = sum(code << bits * i for i in range(8)).to_bytes(bits, "little")
     size = len(memoryview(main.raw).cast("B"))
@@ -37,7 +37,10 @@ def fill_codes(dialect: Dialect, parts: Parts, code: int, bits: int) -> Parts:
 
 
 def lattice_of(dialect: Dialect, parts: Parts, config: Config, values: F32) -> Lattice | None:
-    """Return the lattice of a weight's decoded `values`; None where its codes are not known."""
+    """Return the lattice of a weight's decoded `values`; None where its codes are not known.
+
+    Both ends come from decoding the weight with all codes at the lowest and at the highest.
+    """
     codes = dialect.codes(parts, config) if dialect.codes is not None else None
     if codes is None:
         return None
@@ -59,9 +62,9 @@ def lattice_of(dialect: Dialect, parts: Parts, config: Config, values: F32) -> L
 
 
 class PackedWeight(NamedTuple):
-    """A weight as it is stored: its dialect, its parts by suffix, what config.json says of it.
+    """A packed weight as stored: its dialect, its parts by suffix, its section of config.json.
 
-    A band has the `rows` [start, stop) of it that it is, and how the weight lies.
+    A band of a weight has `rows` [start, stop) of all rows, and `laid`, the weight's layout.
     """
 
     dialect: Dialect
@@ -72,7 +75,7 @@ class PackedWeight(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Its shape, of a band [rows, columns]. Raises CodecError where parts do not fit."""
+        """The weight's shape; of a band [rows, columns]. CodecError where parts do not fit."""
         if self.laid is not None and self.rows is not None:
             return self.rows[1] - self.rows[0], self.laid.shape[-1]
         return self.dialect.shape_of(self.parts, self.config)
@@ -84,22 +87,25 @@ class PackedWeight(NamedTuple):
         return decode_weight(self.dialect, self.parts, self.config)
 
     def recodes(self, encoding: str) -> bool:
-        """Say whether `recode_into` makes an encoding of it. Raises CodecError as `decode` does."""
+        """Return whether `recode_into` can make this encoding; CodecError as `decode`."""
         laid = self.laid_out()
         return laid is not None and laid.recodes(encoding)
 
     def recode_into(
         self, encoding: str, out: memoryview, threads: int
     ) -> list[tuple[int, int, int]]:
-        """Fill `out` with its bytes in an encoding that it `recodes`; see `LaidOut.recode_into`."""
+        """Fill `out` with the weight's bytes in an encoding for which `recodes` is True.
+
+        Returns the counts of `LaidOut.recode_into`.
+        """
         laid = self.laid_out()
         assert laid is not None
         return laid.recode_into(encoding, out, *(self.rows or (0, laid.rows)), threads=threads)
 
     def bands(self, elements: int) -> "list[PackedWeight]":
-        """Return the weight in matrices of about so many elements, in order; itself if it has none.
+        """Return the weight as bands of about `elements` elements, in order.
 
-        Raises CodecError where parts do not fit.
+        The list is [self] for a weight without elements. Raises CodecError where parts do not fit.
         """
         laid = self.laid_out()
         if laid is None:
@@ -112,19 +118,25 @@ class PackedWeight(NamedTuple):
         ]
 
     def laid_out(self) -> LaidOut | None:
-        """Return how it lies, to be decoded by rows; None for one without elements. CodecError."""
+        """Return the weight's layout, to decode it by rows; None for a weight without elements.
+
+        Raises CodecError where parts do not fit.
+        """
         return self.laid or lay_out(self.dialect, self.parts, self.config)
 
     def lattice(self, values: F32) -> Lattice | None:
-        """Return the lattice of its decoded values, None where it is not known."""
+        """Return the lattice of the weight's decoded `values`.
+
+        It is None where its codes are not known.
+        """
         return lattice_of(self.dialect, self.parts, self.config, values)
 
     def codes(self) -> CodeTable | None:
-        """Return what its codes count as."""
+        """Return the number that each code stands for; None where the dialect does not say."""
         return None if self.dialect.codes is None else self.dialect.codes(self.parts, self.config)
 
     def altered(self, parts: Parts | None = None, **config: object) -> "PackedWeight":
-        """Return the weight with other parts, or read by another configuration."""
+        """Return a copy with some parts replaced, and with other values of configuration keys."""
         return self._replace(
             parts={**self.parts, **(parts or {})}, config={**self.config, **config}
         )

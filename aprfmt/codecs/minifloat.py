@@ -30,7 +30,7 @@ class Minifloat:
 
     @property
     def bits(self) -> int:
-        """Bits an element takes."""
+        """Bits of one element."""
         return self.sign + self.exponent + self.fraction
 
     def values(self) -> F32:
@@ -57,7 +57,7 @@ class Minifloat:
 
 
 def pairs_of(values: Array) -> F32:
-    """Return the two numbers of every byte of two codes, the low one first: float32 [256, 2]."""
+    """Return float32 [256, 2]: the two numbers of every byte of two 4-bit codes, low first."""
     byte = np.arange(256)
     return np.stack([values[byte & 15], values[byte >> 4]], axis=1).astype(np.float32)
 
@@ -66,12 +66,13 @@ class MinifloatCodec(Codec):
     """Elements of 4, 6 or 8 bits in a row, lowest bits first; float32 when decoded."""
 
     def __init__(self, name: str, kind: Minifloat) -> None:
+        """Set the encoding's name and the read-only table of its values, float32 [2**bits]."""
         self.name, self.kind = name, kind
         self.values: F32 = kind.values()
         self.values.flags.writeable = False
 
     def _codes(self, data: U8) -> Codes:
-        """Return the codes of whole blocks, one for each element."""
+        """Return the codes of whole blocks, [elements]; 8-bit data is returned unchanged."""
         if self.kind.bits == 8:
             return data
         words = data.reshape(-1, self.type_size).astype(np.uint32)
@@ -83,7 +84,7 @@ class MinifloatCodec(Codec):
         return codes.reshape(-1)
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Look up; raises CodecError when byte and element counts disagree."""
+        """Fill float32 `out` with the values; CodecError when byte and element counts disagree."""
         data = self.main(raw, out)
         if self.kind.bits == 4 and not out.size % 2:
             np.take(pairs_of(self.values), data, axis=0, out=out.reshape(-1, 2), mode="clip")

@@ -44,7 +44,7 @@ _WORDS = "U32"
 
 @dataclass(frozen=True)
 class Mode:
-    """How codes and scales read; None for integers and for floating-point scales."""
+    """The minifloat codecs of a mode's codes and scales; None for integers and for float scales."""
 
     codes: MinifloatCodec | None
     scales: MinifloatCodec | None
@@ -64,7 +64,7 @@ def _recognizes(config: Config) -> bool:
 
 
 def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of the weight that these parts store."""
+    """Return the shape [..., out, in] of the weight that these parts store; else CodecError."""
     bits = config_integer(NAME, config, "bits", _BITS)
     shape = required_part(NAME, parts, ".weight").shape
     if len(shape) < 2 or shape[-1] * 32 % bits:
@@ -73,9 +73,10 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where a weight's codes lie, and the numbers beside them."""
+    """Return the layout of a weight's codes, with its scales and biases by group."""
     bits = config_integer(NAME, config, "bits", _BITS)
     size = config_integer(NAME, config, "group_size", GROUP_SIZES)
+    # Check mode, bits and group size against each other.
     name = config.get("mode", "affine")
     if name not in MODES:
         raise CodecError(f"{NAME}: mode {name!r} is not one we decode: {', '.join(MODES)}")
@@ -85,6 +86,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     said = f"{NAME}: config says bits {bits}, group_size {size}"
     if columns % size:
         raise CodecError(f"{said}: part '.weight' has rows of {columns}, no whole groups")
+    # Read codes and scales.
     groups = (*shape[:-1], columns // size)
     words = words_of(NAME, parts, ".weight", (_WORDS,))
     codes = LaidCodes(
@@ -98,6 +100,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     scale = GroupNumbers(as_matrices(stored, shape, groups[-2:]), table)
     if mode.codes is not None:
         return LaidOut(shape, codes, mode.codes.values, (1, size), scale)
+    # Only integers have biases.
     found = part_numbers(NAME, parts, ".biases", allowed)
     check_shape(said, ".biases", found.shape, groups)
     values = np.arange(1 << bits, dtype=np.float32)
@@ -106,7 +109,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
 
 
 def _code_table(parts: Parts, config: Config) -> CodeTable:
-    """Return what the codes of a weight count as."""
+    """Return the number that each code of the weight stands for, by the mode."""
     mode = MODES.get(str(config.get("mode", "affine")), MODES["affine"])
     if mode.codes is None:
         return whole_numbers(config_integer(NAME, config, "bits", _BITS))
@@ -129,7 +132,10 @@ DIALECT = Dialect(
 
 
 def _section_at(section: Config, module: str) -> Config | None:
-    """Return MLX's settings of a module: its own in place of the model's, or False for none."""
+    """Return the settings of one module: its own merged over the model's.
+
+    It is None where it is False.
+    """
     base = {key: value for key, value in section.items() if not isinstance(value, Mapping | bool)}
     own = section.get(module)
     if own is False:
@@ -138,7 +144,7 @@ def _section_at(section: Config, module: str) -> Config | None:
 
 
 def _all_sections(section: Config) -> Sequence[Config]:
-    """Return all sections that some module may have."""
+    """Return the model's settings and those of each module that has its own."""
     own = [
         _section_at(section, key) for key, value in section.items() if isinstance(value, Mapping)
     ]

@@ -61,12 +61,12 @@ _TILE = 128
 
 
 class Algorithm(NamedTuple):
-    """How an algorithm stores a weight.
+    """A row of the table of algorithms: how one stores a weight.
 
-    `encodings` are those of the main part, `packs` the axis along which a byte has two codes (0
-    for none). `group` is the number of inputs under a scale, 0 where the section says it, None for
-    scales of rows, tiles or all. `scale` reads the scales; where `second` is true they
-    have a scale of their own.
+    `encodings` are those of the main part, `packs` the axis along which a byte has two codes (0 for
+    none). `group` is the number of inputs under a scale, 0 where the section says it, None for
+    scales of rows, tiles or all. `scale` reads the scales; where `second` is true they have a scale
+    of their own.
     """
 
     encodings: tuple[str, ...]
@@ -78,6 +78,7 @@ class Algorithm(NamedTuple):
 
 
 def _read(*encodings: str) -> Callable[[Parts], GroupNumbers]:
+    """Return a function that reads a weight's scales from its parts, stored in these encodings."""
     return lambda parts: scale_numbers(NAME, parts, SCALE, encodings)
 
 
@@ -105,7 +106,10 @@ _TILED = ("FP8_PB_WO",)
 
 
 def algorithm_of(config: Config) -> Algorithm:
-    """Return the row of a section's algorithm, its group size set; UnsupportedError for others."""
+    """Return the algorithm that a section names, its group size set.
+
+    Raises UnsupportedError for an unknown algorithm, CodecError for a group size that is not valid.
+    """
     name = config.get("quant_algo")
     if name not in ALGORITHMS:
         raise UnsupportedError(
@@ -121,7 +125,10 @@ def algorithm_of(config: Config) -> Algorithm:
 
 
 def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of the weight that these parts store."""
+    """Return the shape [..., out, in] of the weight that these parts store.
+
+    Raises CodecError where none fits.
+    """
     algorithm, main = algorithm_of(config), required_part(NAME, parts, _MAIN)
     if main.encoding not in algorithm.encodings:
         raise CodecError(
@@ -147,7 +154,7 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 def _scales_and_tile(
     found: GroupNumbers, shape: tuple[int, ...], config: Config
 ) -> tuple[GroupNumbers, Tile]:
-    """Return scales of rows, tiles or the weight, and the size of what one stands for."""
+    """Return (scales by tile, (rows, columns) of a tile) of scales without input groups."""
     values = found.held
     tile: Tile = (1, shape[-1])
     if config.get("quant_algo") in _TILED:
@@ -173,7 +180,7 @@ def _scales_and_tile(
 def _lay_out_codes(
     parts: Parts, algorithm: Algorithm, shape: tuple[int, ...]
 ) -> tuple[LaidCodes, F32]:
-    """Return a weight's codes, and the number of each."""
+    """Return (a weight's codes, float32 number of each code)."""
     raw = raw_of(NAME, parts, _MAIN, algorithm.encodings)
     if algorithm.packs == -2:
         held = raw.reshape(-1, *parts[_MAIN].shape[-2:])
@@ -182,7 +189,7 @@ def _lay_out_codes(
 
 
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where a weight's codes lie, and the numbers beside them."""
+    """Return the layout of a weight's codes, with its scales and the factor of each column."""
     algorithm = algorithm_of(config)
     codes, values = _lay_out_codes(parts, algorithm, shape)
     scale, smooth = algorithm.scale(parts), None
@@ -203,7 +210,10 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
 
 
 def second_scale(parts: Parts, shape: tuple[int, ...]) -> Array:
-    """Return the scale of the scales: one number, or one an expert."""
+    """Return the scale of NVFP4's scales, broadcastable over the weight.
+
+    It is one number, or one for each expert.
+    """
     second = scales(NAME, parts, _SECOND, ("F32",))
     if second.size != 1:
         check_shape(NAME, _SECOND, (second.size,), shape[:1] if len(shape) > 2 else (1,))
@@ -232,9 +242,10 @@ _TOGETHER: Mapping[str, str] = {
 
 
 def as_weight(parts: Parts, *, turned: bool) -> Parts:
-    """Return the parts of experts as those of a weight [experts, out, in].
+    """Return the parts of stacked experts under a weight's suffixes, as [experts, out, in].
 
-    With `turned` the bytes follow; without, only shapes do.
+    Experts are stored as [experts, in, out]. With `turned` the bytes are transposed too; without it
+    only the shapes are swapped.
     """
     found = {_TOGETHER[suffix]: part for suffix, part in parts.items()}
     for suffix, part in found.items():
@@ -250,7 +261,10 @@ def as_weight(parts: Parts, *, turned: bool) -> Parts:
 
 
 def _lay_out_experts(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return experts whose bytes go down columns, as they are stored."""
+    """Return the layout of the codes of stacked experts, with their scales.
+
+    Codes go down columns as they are stored, but 4-bit integers are transposed first.
+    """
     if algorithm_of(config).packs == -2:
         return _lay_out(as_weight(parts, turned=True), config, shape)
     found = _lay_out(as_weight(parts, turned=False), config, shape)

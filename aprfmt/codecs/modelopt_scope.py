@@ -1,8 +1,9 @@
-"""What a ModelOpt section says of one module: its algorithm, or that it is left as it is.
+"""Find a module's algorithm in a ModelOpt section, or that the module is not quantized.
 
 `quant_algo` holds for every module that no pattern of `exclude_modules` (`ignore` in config.json)
 matches; with MIXED_PRECISION, `quantized_layers` names the modules and the algorithm of each.
 Patterns are shell wildcards over the whole name.
+
 Source: nvidia-modelopt 0.47, export/convert_hf_config.py and quant_utils.py.
 """
 
@@ -22,14 +23,21 @@ _GROUPS: Mapping[tuple[Any, Any], str] = {(8, "float"): "FP8", (4, "float"): "NV
 
 
 def _algorithm_section(own: Mapping[str, Any]) -> Config:
-    """Return the section of one algorithm."""
+    """Return the section of one algorithm.
+
+    The section has its name in capitals and, where given, its group size.
+    """
     found = {"quant_method": METHOD, "quant_algo": str(own.get("quant_algo")).upper()}
     size = own.get("group_size")
     return found if size is None else {**found, "group_size": size}
 
 
 def _default_section(section: Config) -> Config:
-    """Return the statement that holds for all modules which are not excluded."""
+    """Return the section that holds for all modules which are not excluded.
+
+    Without `quant_algo` the algorithm follows from the weights of the first group. Raises
+    CodecError where neither names one.
+    """
     weights: Mapping[str, Any] = {}
     for group in section_mapping(section, "config_groups").values():
         if isinstance(group, Mapping) and isinstance(group.get("weights"), Mapping):
@@ -46,7 +54,7 @@ def _default_section(section: Config) -> Config:
 
 
 def _layer_sections(section: Config) -> Mapping[str, Any]:
-    """Return what the section says of single layers, by name."""
+    """Return {layer name: settings} of `quantized_layers`; CodecError where they are missing."""
     layers = section_mapping(section, "quantized_layers")
     if not layers:
         raise CodecError(f"config says {MIXED} and no quantized_layers, expected one a weight")
@@ -59,7 +67,7 @@ def _layer_sections(section: Config) -> Mapping[str, Any]:
 
 
 def _section_at(section: Config, module: str) -> Config | None:
-    """Return what a section says of one module; None where it is left as it is."""
+    """Return the section that holds for one module; None where the module is not quantized."""
     if any(fnmatchcase(module, pattern) for pattern in section_names(section, *_EXCLUDED)):
         return None
     if section.get("quant_algo") != MIXED:
@@ -73,7 +81,7 @@ def _section_at(section: Config, module: str) -> Config | None:
 
 
 def _all_sections(section: Config) -> Sequence[Config]:
-    """Return all sections that some module may have."""
+    """Return the different sections that some module may have."""
     if section.get("quant_algo") != MIXED:
         return [_default_section(section)]
     found: list[Config] = []

@@ -36,7 +36,7 @@ Fits = Callable[[str, str], bool]  # (listed name, module)
 
 
 def _matches_name_end(entry: str, module: str) -> bool:
-    """Return whether a listed name is the end of a module's name."""
+    """Return whether a listed name ends a module's name, or as a pattern matches its start."""
     if not entry:
         return False
     if module.endswith(entry):
@@ -48,7 +48,7 @@ def _matches_name_end(entry: str, module: str) -> bool:
 
 
 def _matches_name(entry: str, module: str) -> bool:
-    """Return whether a listed name is a module's name, or a pattern of it."""
+    """Return whether a listed name is a module's name, or a pattern ("re:...") that matches it."""
     return is_named(entry, module)
 
 
@@ -76,16 +76,16 @@ METHODS: Mapping[str, Method] = {
 
 
 def method_of(section: Config) -> Method | None:
-    """Return how a section lists modules; None for a method that is not judged here."""
+    """Return how the section's method lists modules; None for a method that is not in the table."""
     stated = section.get("quant_method")
     return METHODS.get(stated) if isinstance(stated, str) else None
 
 
 def list_of(section: Config) -> tuple[str, list[str]]:
-    """Return the key of the list of modules that are left as they are, and its names.
+    """Return (key, names) of the section's list of modules that are not quantized.
 
-    The key is the method's first where the section has none. Raises CodecError for another thing
-    than a list of names.
+    The key is the method's first where the section has no list, "" where the method has no key.
+    Raises CodecError for another thing than a list of names.
     """
     method = method_of(section)
     keys = () if method is None else method.keys
@@ -94,7 +94,7 @@ def list_of(section: Config) -> tuple[str, list[str]]:
 
 
 def leaves_out(section: Config, module: str) -> bool:
-    """Say whether a section surely leaves a module as it is."""
+    """Return whether a section's list names a module as not quantized, for every loader."""
     method = method_of(section)
     if method is None:
         return False
@@ -102,12 +102,16 @@ def leaves_out(section: Config, module: str) -> bool:
 
 
 def fits_any(section: Config, entry: str, modules: Iterable[str]) -> bool:
-    """Say whether some reader takes a listed name for one of the modules, or what holds one."""
+    """Return whether some loader may take a listed name for one of the modules.
+
+    A name within a module's name counts too, as loaders differ.
+    """
     method = method_of(section)
     return method is not None and any(_may_fit(method, entry, module) for module in modules)
 
 
 def _may_fit(method: Method, entry: str, module: str) -> bool:
+    """Return whether some loader may take the listed name `entry` for the module."""
     if method.fits(entry, module):
         return True
     exact = method is METHODS["compressed-tensors"]
@@ -118,10 +122,10 @@ def _may_fit(method: Method, entry: str, module: str) -> bool:
 
 
 def claims_packed(section: Config, module: str, spellings: Iterable[str]) -> bool:
-    """Say whether every reader takes a projection for a packed one.
+    """Return whether every loader expects a projection's weight to be packed.
 
-    `spellings` are the names that loaders may have for the module, its own included. False where
-    that is not decided. Raises CodecError for a section that cannot be read.
+    `spellings` are the names that loaders may have for the module, `module` included. False where
+    loaders may differ. Raises CodecError for a section that cannot be read.
     """
     method = method_of(section)
     if method is None or not method.all_others:
@@ -145,14 +149,17 @@ def claims_packed(section: Config, module: str, spellings: Iterable[str]) -> boo
 
 
 def _strings_in(value: Any) -> list[str]:
-    """Return the strings in a value and the lists in it."""
+    """Return all strings in a value, which may be a string or nested lists."""
     if isinstance(value, str):
         return [value]
     return [one for each in value for one in _strings_in(each)] if isinstance(value, list) else []
 
 
 def _is_targeted(section: Config, spellings: Iterable[str]) -> bool:
-    """Say whether a projection is in a group of packed weights, under whichever of its names."""
+    """Return whether a projection is in a group of packed weights, by every name it may have.
+
+    With one group a target that is the class Linear, or that fits one of the names, is enough.
+    """
     every, groups = [*spellings], groups_of(section)
     if len(groups) > 1 or section.get("format") == MIXED_FORMATS:
         return all(SCOPE.at(section, module) is not None for module in every)
@@ -164,9 +171,9 @@ def _is_targeted(section: Config, spellings: Iterable[str]) -> bool:
 
 
 def group_without_modules(section: Config, modules: Iterable[str]) -> str:
-    """Return the name of the one group whose targets fit none of the modules; "" where one fits.
+    """Return the name of the section's only group if its targets fit none of `modules`; else "".
 
-    Targets that are classes fit what they are about; so do those of several groups here.
+    The result is also "" for other methods, for several groups, and for targets that are classes.
     """
     if section.get("quant_method") != "compressed-tensors":
         return ""

@@ -48,22 +48,22 @@ class MXFP4(BlockCodec):
     name = "MXFP4"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Look up, then scale."""
+        """Fill `out` [n, 32] with VALUES[q] times half the block's power of two."""
         np.take(VALUES, halves(block["qs"]), out=out.reshape(-1, 2, 16), mode="wrap")
         out *= half_power(block["e"])[:, None]
 
     def block_steps(self, block: Blocks) -> F32:
-        """Return the power of two times the widest gap of the table."""
+        """Return float32 [n]: half the power of two times the widest gap of the doubled table."""
         found: F32 = half_power(block["e"]).reshape(-1) * GAP
         return found
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Take the power of two below a quarter of the largest magnitude; nothing to fuse.
+        """Fill `n` records from `x` [n, 32]; `fused`, `weights` and `sigma2` are not used.
 
-        The exponent of a block below 2**-125 wraps, as ggml's conversion to a byte does; such a
-        block becomes zeros.
+        The power of two is the one below a quarter of the largest magnitude. The exponent of a
+        block below 2**-125 wraps, as ggml's conversion to a byte does; such a block becomes zeros.
         """
         largest = np.abs(x).max(axis=1)
         # float32(log2) reaches an integer from just below it, and ggml's log2f does, too.

@@ -21,7 +21,10 @@ SCALE = "scale"
 
 
 def _half_scales() -> F32:
-    """Return half the value of all 256 scale bytes (the other half is in VALUES); bit 7 unused."""
+    """Return float32 [256]: half of each scale byte's value; the other half is in VALUES.
+
+    Bit 7 is not used.
+    """
     byte = np.arange(256, dtype=np.int32)
     exponent, fraction = byte >> 3 & 15, (byte & 7).astype(np.float32)
     normal = np.ldexp(1 + fraction / 8, exponent - 7)
@@ -34,7 +37,10 @@ HALF_SCALES: F32 = _half_scales()
 
 
 def scale_byte(x: F32) -> U8:
-    """Return non-negative x as UE4M3, ties away from zero; from 248 on 448 (0x7E), as in ggml."""
+    """Return non-negative x as UE4M3 bytes, ties away from zero.
+
+    From 248 on the result is 448 (0x7E), as in ggml.
+    """
     bits = np.minimum(x, np.float32(448)).view(np.int32)
     exponent = (bits >> 23) - 127 + 7
     normal = (exponent << 3 | bits >> 20 & 7) + (bits >> 19 & 1)
@@ -51,7 +57,7 @@ class NVFP4(BlockCodec):
     optional_parts = (SCALE,)
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Decode the blocks, with part "scale" where there is one.
+        """Fill `out` with the blocks' values, multiplied by part "scale" where there is one.
 
         Raises CodecError when lengths do not fit.
         """
@@ -59,9 +65,10 @@ class NVFP4(BlockCodec):
         self.finish(raw, out)
 
     def finish(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Make decoded blocks those with part "scale" where there is one; CodecError if it is odd.
+        """Multiply the decoded blocks in `out` by part "scale" in place, where there is one.
 
-        A decoded element is code * d without rounding, so that dividing by d gives the code again.
+        A decoded element is code * d without rounding, so that dividing by d gives the code again;
+        it is then multiplied by d * scale. Raises CodecError where the part's length does not fit.
         """
         if SCALE not in raw or not out.size:
             return
@@ -78,7 +85,7 @@ class NVFP4(BlockCodec):
                 runs *= (d * whole[each, None])[..., None]
 
     def steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
-        """Return each scale times the widest gap of the table, and times part "scale"."""
+        """Return float32 [count]: scale times the widest gap of the table, times part "scale"."""
         d = part(self.name, raw).view(self.layout)["d"]
         found: F32 = (HALF_SCALES[d] * GAP).reshape(-1).repeat(16)[:count]
         if SCALE in raw and count:
@@ -87,7 +94,10 @@ class NVFP4(BlockCodec):
         return found
 
     def _whole(self, raw: Mapping[str, Bytes], count: int) -> F32:
-        """Return part "scale" [experts] of `count` elements."""
+        """Return part "scale" as float32 [1] or [experts], for a weight of `count` elements.
+
+        Raises CodecError where its length does not fit.
+        """
         data = part(self.name, raw, SCALE)
         experts = data.size // 4
         if data.size % 4 or not experts or count % (experts * self.block_size):
@@ -99,7 +109,12 @@ class NVFP4(BlockCodec):
         return found
 
     def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
-        """Return the blocks of elements [start, stop), and their scales: one, or one a block."""
+        """Return {suffix: bytes} of elements [start, stop).
+
+        They are the blocks, and part "scale" where there is one.
+
+        With several experts the part then has one number a block.
+        """
         found = dict(super().cut(raw, start, stop))
         if SCALE in raw and len(raw[SCALE]) > 4:
             blocks = part(self.name, raw).size // self.type_size
@@ -111,7 +126,7 @@ class NVFP4(BlockCodec):
         return found
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Look up, then scale."""
+        """Fill `out` [n, 64] with VALUES[q] times half the scale of 16 elements."""
         runs = out.reshape(-1, 4, 2, 8)  # (block, scale, low or high, element)
         packed = block["qs"].reshape(-1, 4, 8)
         runs[:, :, 0] = VALUES[packed & 15]
@@ -121,9 +136,10 @@ class NVFP4(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Map the largest of 16 elements to 6 by their scale; nothing to fuse or weigh.
+        """Fill `n` records from `x` [n, 64]; `fused`, `weights` and `sigma2` are not used.
 
-        The tensor's own scale stays with the caller: divide by it first and store it beside.
+        The scale maps the largest of 16 elements to 6. The scale of the whole tensor is the
+        caller's: divide by it first and store it as another tensor.
         """
         runs = x.reshape(-1, 16)
         d = scale_byte(np.abs(runs).max(axis=1) / np.float32(6))

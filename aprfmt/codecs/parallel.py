@@ -1,7 +1,7 @@
-"""The one place where work over a tensor is split between threads.
+"""Split work over a tensor between threads: a shared pool, equal parts, and a native decode.
 
-Kernels release the GIL, so plain threads do. They are started on first use and kept; a process
-made by `fork` starts its own. A task that splits again runs its parts itself.
+Kernels release the GIL, so plain threads do. They are started on first use and kept; a process made
+by `fork` starts its own. A task that splits again runs its parts itself.
 """
 
 import math
@@ -36,22 +36,27 @@ _inside = threading.local()
 
 
 def cpu_count() -> int:
-    """Return the processors this process may use."""
+    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def run(tasks: Sequence[Callable[[], None]], threads: int) -> None:
-    """Run all tasks on at most `threads` threads, the caller among them; raises the first error."""
+    """Run all tasks on at most `threads` threads, the caller's included, and wait for them.
+
+    Within a task they run one after another. The first error is raised after all have ended.
+    """
     if threads <= 1 or len(tasks) <= 1 or getattr(_inside, "busy", False):
         for task in tasks:
             task()
         return
+    # Every thread takes the next task until none is left.
     todo = iter(tasks)
     turn = threading.Lock()
 
     def work() -> None:
+        """Run tasks from the common list until none is left."""
         _inside.busy = True
         try:
             while True:
@@ -63,6 +68,7 @@ def run(tasks: Sequence[Callable[[], None]], threads: int) -> None:
         finally:
             _inside.busy = False
 
+    # The caller works too, then waits for the others.
     pool = _threads()
     helpers = [pool.submit(work) for _ in range(min(threads, len(tasks)) - 1)]
     try:
@@ -75,9 +81,10 @@ def run(tasks: Sequence[Callable[[], None]], threads: int) -> None:
 
 
 def split(count: int, block_size: int, threads: int) -> list[tuple[int, int]]:
-    """Return (start, stop) of equal parts of `count` elements, at most `threads` of them.
+    """Return [(start, stop)] of equal parts of `count` elements, at most `threads` of them.
 
-    Starts are multiples of `block_size` and of _STEP; there is one part where more don't pay.
+    Starts are multiples of `block_size` and of _STEP. There is one part where the tensor is too
+    small to be worth a thread.
     """
     parts = max(1, min(threads, count // SMALLEST_PART))
     step = math.lcm(block_size, _STEP)
@@ -94,7 +101,7 @@ def parallel_decode(
     threads: int,
     store: int = STORE_BY_SIZE,
 ) -> None:
-    """Fill float32 `out` from blocks `raw` with a kernel of `native.KERNELS`, on several threads.
+    """Fill `out` from blocks `raw` with a kernel of `native.KERNELS`, on several threads.
 
     Raises what the kernel raises where the lengths do not fit.
     """
@@ -106,6 +113,7 @@ def parallel_decode(
         return kernel(view, out, store)
 
     def part(start: int, stop: int) -> Callable[[], None]:
+        """Return a function that decodes elements [start, stop), which begin a block."""
         first, last = start // block_size, -(-stop // block_size)
         piece = view[first * type_size : last * type_size]
         return lambda: kernel(piece, out[start:stop], store)
@@ -114,7 +122,7 @@ def parallel_decode(
 
 
 def aligned(count: int) -> "NDArray[np.float32]":
-    """Return a new float32 array [count] that begins on a cache line: best for streaming stores."""
+    """Return a new float32 array [count] that begins on a cache line, for streaming stores."""
     room = np.empty(count + 16, np.float32)
     skip = -room.ctypes.data % 64 // 4
     result: NDArray[np.float32] = room[skip : skip + count]
@@ -122,7 +130,7 @@ def aligned(count: int) -> "NDArray[np.float32]":
 
 
 def _threads() -> "ThreadPoolExecutor":
-    """Return the pool; it starts threads as they are needed, and no task waits for another."""
+    """Return the process's thread pool, made on first use; no task of it waits for another."""
     global _pool
     from concurrent.futures import ThreadPoolExecutor
 
@@ -133,7 +141,7 @@ def _threads() -> "ThreadPoolExecutor":
 
 
 def _after_fork() -> None:
-    """Forget the parent's threads, which a child does not have, and a lock one may have held."""
+    """Forget the parent's threads, which a child process lacks, and replace the lock."""
     global _pool, _lock
     _pool, _lock = None, threading.Lock()
     _inside.busy = False

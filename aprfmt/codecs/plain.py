@@ -14,12 +14,13 @@ class PlainCodec(Codec):
     """One little-endian value an element."""
 
     def __init__(self, name: str) -> None:
+        """Set the encoding's name and its numpy dtype, in memory and little-endian as stored."""
         self.name = name
         self.dtype = self.row.numpy
         self._stored = np.dtype(self.dtype).newbyteorder("<")
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Copy the values; raises CodecError when byte and element counts disagree."""
+        """Fill `out` with the stored values; CodecError when byte and element counts disagree."""
         data = self.main(raw, out)
         if self.dtype == "bool":  # a byte other than 0 and 1 is no bool until it is compared
             np.not_equal(data, 0, out=out)
@@ -29,7 +30,7 @@ class PlainCodec(Codec):
     def encode(
         self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
     ) -> Mapping[str, bytes]:
-        """Return the array's bytes; raises CodecError for another dtype (no silent cast)."""
+        """Return {"": bytes} of the array; CodecError for another dtype (no silent cast)."""
         fused(fma)
         return {"": as_rows(self.name, x, self.dtype).astype(self._stored, copy=False).tobytes()}
 

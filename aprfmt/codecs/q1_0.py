@@ -16,7 +16,7 @@ class Q1_0(BlockCodec):
     name = "Q1_0"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Pick d or -d."""
+        """Fill `out` [n, 128] with d where the element's bit is set, else -d."""
         d = half(block["d"])
         out[:] = np.where(bits(block["qs"]), d, -d)
 

@@ -15,7 +15,7 @@ class Q2_0(BlockCodec):
     name = "Q2_0"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Offset, then scale."""
+        """Fill `out` [n, 64] with (q - 1) * d."""
         fields = block["qs"][..., None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
         out[:] = fields.reshape(-1, 64)
         out -= 1

@@ -13,12 +13,12 @@ from aprfmt.codecs.searches import ScaleSteps
 
 
 def pack(scales: Codes, mins: Codes) -> Codes:
-    """Return one byte a sub-block, the min in the high nibble."""
+    """Return one byte for each sub-block: the scale in the low nibble, the min in the high one."""
     return scales | mins << 4
 
 
 def unpack(packed: Codes) -> tuple[Codes, Codes]:
-    """Return scales and mins, each below 16."""
+    """Return (scales, mins), each below 16, of packed bytes of the same shape."""
     return packed & 15, packed >> 4
 
 
@@ -31,7 +31,10 @@ class Q2_K(BlockCodec):
     name = "Q2_K"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Round the products d*scale and dmin*min first: bit equality needs that order."""
+        """Fill `out` [n, 256] with (d*scale) * q - (dmin*min).
+
+        The products d*scale and dmin*min are rounded first: bit equality needs that order.
+        """
         scales, mins = unpack(block["scales"])
         packed = block["qs"].reshape(-1, 2, 32)
         q = out.reshape(-1, 2, 4, 32)  # (block, half, k, element)
@@ -42,13 +45,16 @@ class Q2_K(BlockCodec):
         elements -= (half(block["dmin"]) * mins)[..., None]
 
     def block_steps(self, block: Blocks) -> F32:
-        """D times the largest scale of the superblock."""
+        """Return float32 [n]: |d| times the largest scale of the superblock."""
         return d_times(block, unpack(block["scales"])[0])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Ggml's search; the plain one weighs by magnitude and compares absolute errors."""
+        """Fill `n` records from `x` [n, 256] by ggml's search; `sigma2` is not used.
+
+        Without `weights` (importance) it weighs by magnitude and compares absolute errors.
+        """
         found = scales_and_mins(x, _PLAN, weights, fused)
         block["d"], block["dmin"] = found.d, found.dmin
         block["scales"] = found.scales

@@ -38,7 +38,10 @@ class Q3_K(BlockCodec):
     name = "Q3_K"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Round the product d*(scale-32) first: bit equality needs that order."""
+        """Fill `out` [n, 256] with d*(scale - 32) * q.
+
+        The product d*(scale - 32) is rounded first: bit equality needs that order.
+        """
         scales = unpack_scales(block["scales"]).astype(np.float32) - 32
         packed, mask = block["qs"].reshape(-1, 2, 32), block["hmask"]
         q = out.reshape(-1, 2, 4, 32)  # (block, half, k, element)
@@ -50,13 +53,16 @@ class Q3_K(BlockCodec):
         out.reshape(-1, 16, 16)[:] *= (half(block["d"]) * scales)[..., None]
 
     def block_steps(self, block: Blocks) -> F32:
-        """D times the largest scale of the superblock."""
+        """Return float32 [n]: |d| times the largest magnitude of scale - 32 of the superblock."""
         return d_times(block, unpack_scales(block["scales"]).astype(np.int8) - 32)
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Ggml's search; with importance another one, also for the scale of the scales."""
+        """Fill `n` records from `x` [n, 256] by ggml's search; `sigma2` is not used.
+
+        With `weights` (importance) the search is another one, also for the scale of the scales.
+        """
         turned = element_first(x, 16)
         if weights is None:
             scale, code = refined_scale(turned, 4, fused)

@@ -20,7 +20,7 @@ class Q4_0(BlockCodec):
     weighs_rows = True
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Offset, then scale."""
+        """Fill `out` [n, 32] with (q - 8) * d."""
         out.reshape(-1, 2, 16)[:] = halves(block["qs"])
         out -= 8
         out *= half(block["d"])
@@ -28,7 +28,10 @@ class Q4_0(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Make the element of largest magnitude -8; with importance, ggml's search."""
+        """Fill `n` records from `x` [n, 32]: the element of largest magnitude gets the code -8.
+
+        With importance (`weights` and `sigma2`) ggml's search finds the scale.
+        """
         if weights is not None and sigma2 is not None:
             d, q = weighted_signed_scale(x, 8, weights, sigma2, fused)
         else:

@@ -21,7 +21,7 @@ class Q5_0(BlockCodec):
     weighs_rows = True
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Offset, then scale."""
+        """Fill `out` [n, 32] with (q - 16) * d."""
         low = halves(block["qs"]).reshape(-1, 32)
         out[:] = low | bits(block["qh"]) << 4
         out -= 16
@@ -30,7 +30,10 @@ class Q5_0(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Make the element of largest magnitude -16; with importance, ggml's search."""
+        """Fill `n` records from `x` [n, 32]: the element of largest magnitude gets the code -16.
+
+        With importance (`weights` and `sigma2`) ggml's search finds the scale.
+        """
         if weights is not None and sigma2 is not None:
             d, q = weighted_signed_scale(x, 16, weights, sigma2, fused)
         else:

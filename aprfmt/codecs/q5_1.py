@@ -19,7 +19,7 @@ class Q5_1(BlockCodec):
     weighs_rows = True
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Scale, then add the minimum (two roundings, as ggml's decoder)."""
+        """Fill `out` [n, 32] with q * d + m, rounded twice as by ggml's decoder."""
         low = halves(block["qs"]).reshape(-1, 32)
         out[:] = low | bits(block["qh"]) << 4
         out *= half(block["d"])
@@ -28,7 +28,10 @@ class Q5_1(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Go from smallest to largest in 31 steps; with importance, ggml's search."""
+        """Fill `n` records from `x` [n, 32]: 31 steps from the smallest to the largest element.
+
+        With importance (`weights` and `sigma2`) ggml's search finds scale and minimum.
+        """
         if weights is not None and sigma2 is not None:
             d, m, q = weighted_scale_and_min(x, 31, weights, sigma2, fused)
         else:

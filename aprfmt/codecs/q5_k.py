@@ -26,7 +26,10 @@ class Q5_K(BlockCodec):
     name = "Q5_K"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Round the products d*scale and dmin*min first: bit equality needs that order."""
+        """Fill `out` [n, 256] with (d*scale) * q - (dmin*min).
+
+        The products d*scale and dmin*min are rounded first: bit equality needs that order.
+        """
         scales, mins = k_scales.unpack(block["scales"])
         runs, high = block["qs"].reshape(-1, 4, 32), block["qh"]
         q = out.reshape(-1, 4, 2, 32)  # (block, run, low or high, element)
@@ -38,13 +41,16 @@ class Q5_K(BlockCodec):
         elements -= (half(block["dmin"]) * mins)[..., None]
 
     def block_steps(self, block: Blocks) -> F32:
-        """D times the largest scale of the superblock."""
+        """Return float32 [n]: |d| times the largest scale of the superblock."""
         return d_times(block, k_scales.unpack(block["scales"])[0])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Ggml's search for scales and mins."""
+        """Fill `n` records from `x` [n, 256] by ggml's search for scales and mins.
+
+        `weights` is the importance of each element; `sigma2` is not used.
+        """
         found = scales_and_mins(x, _PLAN, weights, fused)
         block["d"], block["dmin"] = found.d, found.dmin
         block["scales"] = found.scales

@@ -25,7 +25,10 @@ class Q6_K(BlockCodec):
     name = "Q6_K"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Round the product d*scale first: bit equality needs that order."""
+        """Fill `out` [n, 256] with (d*scale) * (q - 32).
+
+        The product d*scale is rounded first: bit equality needs that order.
+        """
         low = block["ql"].reshape(-1, 2, 2, 32)  # (block, half, k mod 2, byte)
         high = block["qh"].reshape(-1, 2, 32)
         q = out.reshape(-1, 2, 4, 32)  # (block, half, k, element)
@@ -36,13 +39,16 @@ class Q6_K(BlockCodec):
         out.reshape(-1, 16, 16)[:] *= (half(block["d"]) * block["scales"])[..., None]
 
     def block_steps(self, block: Blocks) -> F32:
-        """D times the largest scale of the superblock."""
+        """Return float32 [n]: |d| times the largest magnitude of the superblock's scales."""
         return d_times(block, block["scales"])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Ggml's search; the importance itself weighs, without the magnitude of the element."""
+        """Fill `n` records from `x` [n, 256] by ggml's search; `sigma2` is not used.
+
+        The importance (`weights`) itself weighs, without the magnitude of the element.
+        """
         each = None if weights is None else element_first(weights, 16)
         scale, code = signed_scale(element_first(x, 16), 32, each, fused)
         values = scale.reshape(-1, 16)

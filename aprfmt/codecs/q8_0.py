@@ -17,14 +17,17 @@ class Q8_0(BlockCodec):
     step = "d"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Multiply the codes by the block's scale."""
+        """Fill `out` [n, 32] with q * d."""
         out[:] = block["qs"]
         out *= half(block["d"])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Scale by the largest magnitude / 127 and round ties away; no multiply-add to fuse."""
+        """Fill `n` records from `x` [n, 32]; `fused`, `weights` and `sigma2` are not used.
+
+        The scale is the largest magnitude / 127. Ties are rounded away from zero.
+        """
         d = np.abs(x).max(axis=1, keepdims=True) / np.float32(127)
         block["d"] = d[:, 0]
         block["qs"] = round_half_away(x * reciprocal(d)).astype(np.int8)

@@ -16,7 +16,7 @@ class Q8_1(BlockCodec):
     name = "Q8_1"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Multiply the codes by the block's scale."""
+        """Fill `out` [n, 32] with q * d."""
         out[:] = block["qs"]
         out *= half(block["d"])
 

@@ -16,7 +16,7 @@ class Q8_K(BlockCodec):
     name = "Q8_K"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Multiply the codes by the block's scale."""
+        """Fill `out` [n, 256] with q * d."""
         out[:] = block["qs"]
         out *= block["d"].astype(np.float32)[:, None]
 

@@ -1,4 +1,4 @@
-"""The quant state of bitsandbytes: what stands beside packed 4-bit weights, read and checked.
+"""Read and check the quant state of bitsandbytes: the companions of packed 4-bit weights.
 
 For a weight `W`, beside the packed bytes:
 
@@ -33,7 +33,7 @@ _DIMENSIONS = 8
 
 @dataclass(frozen=True)
 class QuantState:
-    """The checked JSON; `nested_blocksize` is 0 without double quantization."""
+    """The checked JSON of a quant state; `nested_blocksize` is 0 without double quantization."""
 
     blocksize: int
     dtype: str
@@ -43,17 +43,17 @@ class QuantState:
 
     @property
     def count(self) -> int:
-        """Elements of the weight."""
+        """Number of elements of the weight."""
         return math.prod(self.shape)
 
     @property
     def blocks(self) -> int:
-        """Blocks of the flattened weight; the last may be short."""
+        """Number of blocks of the flattened weight; the last may be short."""
         return -(-self.count // self.blocksize)
 
 
 def _parse_state(name: str, raw: Mapping[str, Bytes]) -> dict[str, Any]:
-    """Return the JSON object that nothing is judged of yet. Raises CodecError for another thing."""
+    """Return the quant state's JSON object, its values unchecked; CodecError if there is none."""
     suffix = ENCODINGS[name].claim
     text = bytes(part(name, raw, suffix)[: _JSON_LIMIT + 1])
     if len(text) > _JSON_LIMIT:
@@ -68,17 +68,26 @@ def _parse_state(name: str, raw: Mapping[str, Bytes]) -> dict[str, Any]:
 
 
 def shape_of(name: str, raw: Mapping[str, Bytes]) -> tuple[int, ...]:
-    """Return the weight's shape, whatever else the state says. Raises CodecError."""
+    """Return the weight's shape from the quant state; CodecError where it has none.
+
+    Other values of the state are not checked.
+    """
     return _check_shape(name, _parse_state(name, raw).get("shape"))
 
 
 def is_nested(name: str, raw: Mapping[str, Bytes]) -> bool:
-    """Say whether the absmax is quantized as well. Raises CodecError for no quant state."""
+    """Return whether the absmax is quantized as well.
+
+    Raises CodecError for parts without a quant state.
+    """
     return "nested_blocksize" in _parse_state(name, raw)
 
 
 def state_of(name: str, raw: Mapping[str, Bytes]) -> QuantState:
-    """Parse the JSON part; raises CodecError for anything the library would not have written."""
+    """Return the checked quant state.
+
+    Raises CodecError for anything the library would not have written.
+    """
     suffix, found = ENCODINGS[name].claim, _parse_state(name, raw)
     if found.get("quant_type") != name.lower():
         raise CodecError(
@@ -89,6 +98,7 @@ def state_of(name: str, raw: Mapping[str, Bytes]) -> QuantState:
         raise CodecError(
             f"{name}: {suffix} says dtype {found.get('dtype')!r}, expected {', '.join(DTYPES)}"
         )
+    # Keys that only double quantization has.
     nested = NESTED_ABSMAX in raw
     offset = found.get("nested_offset", 0.0)
     if nested and (isinstance(offset, bool) or not isinstance(offset, int | float)):
@@ -111,7 +121,7 @@ def state_of(name: str, raw: Mapping[str, Bytes]) -> QuantState:
 
 
 def _check_count(name: str, found: Mapping[str, Any], key: str) -> int:
-    """Return a positive integer of the state; CodecError for anything else."""
+    """Return the quant state's value of `key`; CodecError unless it is a positive integer."""
     value = found.get(key)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 1 << 31:
         raise CodecError(f"{name}: quant state says {key} {value!r}, expected a positive integer")
@@ -119,7 +129,7 @@ def _check_count(name: str, found: Mapping[str, Any], key: str) -> int:
 
 
 def _check_shape(name: str, value: object) -> tuple[int, ...]:
-    """Return a shape of the state; CodecError for anything else."""
+    """Return the shape as a tuple; CodecError unless it is a list of sizes."""
     if not isinstance(value, list) or len(value) > _DIMENSIONS:
         raise CodecError(f"{name}: quant state says shape {value!r:.80}, expected a list of sizes")
     for length in value:
@@ -129,7 +139,10 @@ def _check_shape(name: str, value: object) -> tuple[int, ...]:
 
 
 def absmax_of(name: str, raw: Mapping[str, Bytes], state: QuantState) -> F32:
-    """Return float32 [blocks], double quantization undone; raises CodecError for odd lengths."""
+    """Return the absmax of each block, float32 [blocks], double quantization undone.
+
+    Raises CodecError where a part has the wrong length.
+    """
     data = part(name, raw, ABSMAX)
     if not state.nested_blocksize:
         check_length(name, data.size, 4 * state.blocks, f"absmax of {state.blocks} blocks")
@@ -147,7 +160,7 @@ def absmax_of(name: str, raw: Mapping[str, Bytes], state: QuantState) -> F32:
 
 
 def code_of(name: str, raw: Mapping[str, Bytes]) -> F32:
-    """Return the file's own 16 values; never a constant of ours."""
+    """Return float32 [16]: the values of the nibbles, as the file stores them."""
     data = part(name, raw, QUANT_MAP)
     check_length(name, data.size, 4 * 16, QUANT_MAP)
     return data.view("<f4").astype(np.float32, copy=False)
@@ -163,9 +176,9 @@ def companions(
     dtype: str,
     nested: tuple[U8, F32, F32] | None,
 ) -> dict[str, bytes]:
-    """Return the parts beside the packed bytes, JSON as the library spells it.
+    """Return {suffix: bytes} of all parts but the packed codes, JSON as the library writes it.
 
-    `nested` is what double_quant.quantize gives, or None.
+    `nested` is what double_quant.quantize returns, or None.
     """
     state: dict[str, Any] = {
         "quant_type": name.lower(),
@@ -188,7 +201,7 @@ def companions(
 
 
 def cut_companions(name: str, raw: Mapping[str, Bytes], start: int, stop: int) -> dict[str, Bytes]:
-    """Return the companions of elements [start, stop) as of a 1-D weight of their own."""
+    """Return {suffix: bytes} of the companions of elements [start, stop), as a 1-D weight."""
     state = state_of(name, raw)
     found = json.loads(bytes(raw[ENCODINGS[name].claim]))
     found["shape"] = [stop - start]

@@ -1,4 +1,4 @@
-"""Blocks of GGUF as codes and numbers of groups, which a writer can lay out in other ways."""
+"""Read blocks of GGUF as codes and numbers of groups, which a writer can lay out in other ways."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,10 +18,10 @@ ReadRows = Callable[[int, int], memoryview | bytes]  # the stored bytes of rows 
 
 @dataclass(frozen=True)
 class BlockSource:
-    """How codes and numbers are taken out of an encoding's blocks.
+    """How the codes and the numbers of groups are read from an encoding's blocks.
 
-    `half` is the number of bytes that hold the two halves of as many codes; `groups(blocks)` are
-    the numbers of blocks [rows, blocks].
+    `half` is the number of code bytes in a run whose low nibbles come before its high ones.
+    `groups(blocks, scale of the scales or None)` returns the numbers of blocks [rows, blocks].
     """
 
     half: int
@@ -29,7 +29,10 @@ class BlockSource:
 
 
 def _block_scales(held: Array) -> F32:
-    """Return the scale of every block as float32."""
+    """Return float16 scales of blocks as float32 of the same shape.
+
+    Raises CodecError for a NaN or infinity.
+    """
     raw = np.ascontiguousarray(held).reshape(-1).view(np.uint8)
     found: F32 = decode("F16", raw.data, held.shape)
     wrong = ~np.isfinite(found)
@@ -40,7 +43,10 @@ def _block_scales(held: Array) -> F32:
 
 
 def _small_float_groups(held: Blocks, whole: F32 | None) -> Groups:
-    """Return E2M1 groups under 8-bit floats."""
+    """Return the groups of NVFP4 blocks: E2M1 codes under E4M3 scales, 16 elements each.
+
+    `whole` is the float32 scale of the scales, or None.
+    """
     # Bit 7 is none that ggml reads, and 0x7F it reads as 0.
     four = np.ascontiguousarray(held["d"].view("<u4")) & np.uint32(0x7F7F7F7F)
     d = four.view(np.uint8).reshape(len(held), -1)
@@ -51,7 +57,10 @@ def _small_float_groups(held: Blocks, whole: F32 | None) -> Groups:
 
 
 def _power_groups(held: Blocks, whole: F32 | None) -> Groups:
-    """Return E2M1 groups under powers of two."""
+    """Return the groups of MXFP4 blocks: E2M1 codes under powers of two, 32 elements each.
+
+    `whole` is not used. Raises CodecError for the exponent 255, which is no number.
+    """
     e = np.ascontiguousarray(held["e"])
     if (e == 255).any():
         at = [int(index) for index in np.argwhere(e == 255)[0]]
@@ -71,9 +80,10 @@ BLOCKS: Mapping[str, BlockSource] = {
 def grid_of_blocks(
     encoding: str, shape: tuple[int, ...], rows: ReadRows, whole: F32 | None
 ) -> GridWeight:
-    """Return a weight in blocks, [out, in], as codes and numbers; CodecError where it is none.
+    """Return a weight stored in GGUF blocks, [out, in], as codes and numbers of groups.
 
-    `whole` is the scale of scales that stands beside it.
+    `rows(start, stop)` reads stored bytes, `whole` is the scale of the scales or None. Raises
+    CodecError for a scale that is not finite.
     """
     kind, row = codec(encoding), BLOCKS[encoding]
     assert kind.layout is not None
@@ -81,9 +91,11 @@ def grid_of_blocks(
     step = max(1, _CHUNK // max(inputs, 1))
 
     def blocks(start: int, stop: int) -> Blocks:
+        """Return the blocks of rows [start, stop), [rows, blocks] records."""
         return np.frombuffer(rows(start, stop), kind.layout).reshape(stop - start, -1)
 
     def codes(start: int, stop: int) -> U8:
+        """Return the codes of rows [start, stop), uint8 [rows, in/2], the low nibble first."""
         made, native = np.empty((stop - start, inputs // 2), np.uint8), native_kernels()
         if native is not None:
             qs = blocks(start, stop)["qs"]

@@ -1,7 +1,8 @@
-"""The source side of a repack: codes and numbers of groups of a dialect's weight or of blocks.
+"""Read a packed weight as four-bit codes and numbers of groups: the source side of a repack.
 
 Every function here raises CodecError with the reason where a weight of its dialect is no such grid
-of four-bit codes: of other bits, in order of activation, with factors for its inputs.
+of four-bit codes: of other bits, in order of activation, with factors for its inputs. `target` is
+the encoding that is to be written; only readers of E2M1 codes need it.
 """
 
 from collections.abc import Callable
@@ -37,7 +38,10 @@ def _rows_of_bytes(part: StoredPart, rows: int) -> U8:
 
 
 def _rows_of(main: StoredPart, shape: tuple[int, ...]) -> Callable[[int, int], U8]:
-    """Return the codes of a main part whose bytes are rows of codes, the low nibble first."""
+    """Return a function of (start, stop) that gives the code bytes of these rows of a main part.
+
+    The low nibble of a byte is the first code.
+    """
     held = _rows_of_bytes(main, int(np.prod(shape[:-1], dtype=np.int64)))
     return lambda start, stop: held[start:stop]
 
@@ -48,7 +52,10 @@ def _flatten_matrices(held: Array) -> Array:
 
 
 def _check_finite(name: str, suffix: str, held: Array) -> Array:
-    """Return numbers; CodecError where one is not finite."""
+    """Return the numbers `held` unchanged.
+
+    Raises CodecError with the place of the first that is not finite.
+    """
     wrong = ~np.isfinite(held)
     if wrong.any():
         at = [int(index) for index in np.argwhere(wrong)[0]]
@@ -57,7 +64,7 @@ def _check_finite(name: str, suffix: str, held: Array) -> Array:
 
 
 def _check_four_bits(bits: object) -> None:
-    """Raise CodecError unless codes have four bits."""
+    """Raise CodecError unless `bits` is 4."""
     if bits != 4:
         raise CodecError(f"codes have {bits} bits, expected 4")
 
@@ -72,7 +79,11 @@ def _micro_grid(
     divisor: F32 | None = None,
     exact: bool = True,
 ) -> GridWeight:
-    """Return E2M1 codes under bytes that are scales; `form` are the encodings they may have."""
+    """Return E2M1 codes (part `main`) under scales of one byte each (part `exponents`).
+
+    `size` is the number of inputs in a group, `form` the encodings that the scales may have,
+    divided by spaces. `whole`, `divisor` and `exact` are those of `Groups`.
+    """
     if exponents.encoding not in form.split():
         raise CodecError(f"scales are {exponents.encoding}, expected {' or '.join(form.split())}")
     held = _rows_of_bytes(exponents, int(np.prod(shape[:-1], dtype=np.int64)))
@@ -84,24 +95,31 @@ _POWERS, _E4M3 = "U8 F8_E8M0", "F8_E4M3"
 
 
 def _scale_form(target: str, is_power: bool) -> str:
-    """Return what the scales of E2M1 codes are for a target; CodecError for the other's."""
+    """Return the encodings, divided by spaces, that the scales of E2M1 codes have for a target.
+
+    `is_power` says whether the weight's scales are powers of two. Raises CodecError where the
+    target needs the other kind.
+    """
     if is_power != (target == "MXFP4"):
         raise CodecError(f"its scales are {'powers of two' if is_power else 'E4M3'}")
     return _POWERS if is_power else _E4M3
 
 
 def read_modelopt(packed: PackedWeight, target: str) -> GridWeight:
-    """Read ModelOpt's NVFP4 and MXFP4."""
+    """Return a ModelOpt NVFP4 or MXFP4 weight as codes and numbers of groups."""
     return _read_modelopt(packed.parts, packed.config, target)
 
 
 def read_modelopt_experts(packed: PackedWeight, target: str) -> GridWeight:
-    """Read ModelOpt's NVFP4 of experts in one tensor, stored with inputs before outputs."""
+    """Return stacked ModelOpt NVFP4 experts as codes and numbers of groups, [experts, out, in].
+
+    They are stored with inputs before outputs and are transposed.
+    """
     return _read_modelopt(nvidia.as_weight(packed.parts, turned=True), packed.config, target)
 
 
 def _read_modelopt(parts: Parts, config: Config, target: str) -> GridWeight:
-    """Return a ModelOpt weight as codes and numbers of groups."""
+    """Return a ModelOpt weight's parts as codes and numbers of groups."""
     algorithm = nvidia.algorithm_of(config)
     if algorithm.packs != -1 or algorithm.group is None:
         raise CodecError(f"{config.get('quant_algo')} is not E2M1 by group of inputs")
@@ -115,7 +133,10 @@ def _read_modelopt(parts: Parts, config: Config, target: str) -> GridWeight:
 
 
 def read_compressed_micro(packed: PackedWeight, target: str) -> GridWeight:
-    """Read compressed-tensors' NVFP4 and MXFP4."""
+    """Return a compressed-tensors NVFP4 or MXFP4 weight as codes and numbers of groups.
+
+    NVFP4's global scale is a divisor; `exact` says whether its reciprocal gives the same scales.
+    """
     parts, config = packed.parts, packed.config
     kind, size, powers = compressed.micro_formats(config)
     _check_four_bits(kind.kind.bits)
@@ -132,7 +153,10 @@ def read_compressed_micro(packed: PackedWeight, target: str) -> GridWeight:
 
 
 def read_gpt_oss(packed: PackedWeight, target: str) -> GridWeight:
-    """Return gpt-oss's MXFP4 experts as codes under a power of two for each 32; any `target`."""
+    """Return gpt-oss's MXFP4 experts as codes with a power of two for each 32 inputs.
+
+    `target` is not used.
+    """
     parts = packed.parts
     shape, power = (
         packed.dialect.shape_of(parts, packed.config),
@@ -144,7 +168,10 @@ def read_gpt_oss(packed: PackedWeight, target: str) -> GridWeight:
 
 
 def read_fp8_micro(packed: PackedWeight, target: str) -> GridWeight:
-    """Read E2M1 in int8 under powers of two, as DeepSeek-V4 has its experts."""
+    """Return E2M1 codes in int8 or F4 with powers of two, as DeepSeek-V4 stores its experts.
+
+    `target` is not used.
+    """
     parts, dialect = packed.parts, packed.dialect
     main = required_part(fp8_block.NAME, parts, dialect.main)
     if main.encoding not in fp8_block.PACKED:
@@ -155,7 +182,10 @@ def read_fp8_micro(packed: PackedWeight, target: str) -> GridWeight:
 
 
 def read_mlx_micro(packed: PackedWeight, target: str) -> GridWeight:
-    """Read MLX's modes mxfp4 and nvfp4."""
+    """Return an MLX weight of mode mxfp4 or nvfp4 as codes and numbers of groups.
+
+    The mode must be the target's name.
+    """
     mode = str(packed.config.get("mode", "affine"))
     if mode != target.lower():
         raise CodecError(f"its mode is {mode}")
@@ -170,7 +200,7 @@ def read_mlx_micro(packed: PackedWeight, target: str) -> GridWeight:
 
 
 def read_mlx_affine(packed: PackedWeight, target: str) -> GridWeight:
-    """Read MLX's four bits with scales and biases."""
+    """Return a 4-bit MLX weight as codes with scales and biases; `target` is not used."""
     parts, config = packed.parts, packed.config
     if config.get("mode", "affine") != "affine":
         raise CodecError(f"its mode is {config['mode']}")
@@ -188,7 +218,10 @@ def read_mlx_affine(packed: PackedWeight, target: str) -> GridWeight:
 
 
 def _zero_point_groups(size: int, scale: F32, zeros: F32) -> Groups:
-    """Return integers of 0 to 15 less a zero point; all float32 [rows, groups]."""
+    """Return the groups of 4-bit integer codes with scales and zero points, [rows, groups] each.
+
+    Where all zero points are 8, the default, they are left out.
+    """
     low, high = (int(zeros.min()), int(zeros.max())) if zeros.size else (8, 8)
     if low == high == 8:
         return Groups(size, scale)
@@ -199,7 +232,10 @@ def _zero_point_groups(size: int, scale: F32, zeros: F32) -> Groups:
 
 
 def read_gptq(packed: PackedWeight, target: str) -> GridWeight:
-    """Read GPTQ's four bits; the inputs must be in their order."""
+    """Return a 4-bit GPTQ weight as codes and numbers of groups; `target` is not used.
+
+    Raises CodecError where `g_idx` reorders the inputs.
+    """
     parts, config = packed.parts, packed.config
     _check_four_bits(config.get("bits"))
     outputs, inputs = packed.dialect.shape_of(parts, config)
@@ -214,6 +250,7 @@ def read_gptq(packed: PackedWeight, target: str) -> GridWeight:
     every = LaidCodes(4, "columns", words[None])
 
     def codes(start: int, stop: int) -> U8:
+        """Return the codes of rows [start, stop), uint8 [rows, in/2], the low nibble first."""
         return np.ascontiguousarray(every.streams(0, start, stop))
 
     groups = _zero_point_groups(size, transpose_numbers(scale), zeros.T)
@@ -221,7 +258,7 @@ def read_gptq(packed: PackedWeight, target: str) -> GridWeight:
 
 
 def read_awq(packed: PackedWeight, target: str) -> GridWeight:
-    """Read AWQ's four bits."""
+    """Return an AWQ weight as codes and numbers of groups; `target` is not used."""
     parts, config = packed.parts, packed.config
     outputs, inputs = packed.dialect.shape_of(parts, config)
     scale = _check_finite(awq.NAME, ".scales", part_array(awq.NAME, parts, ".scales", _FLOATS))
@@ -229,6 +266,7 @@ def read_awq(packed: PackedWeight, target: str) -> GridWeight:
     held = awq.codes_of(words_of(awq.NAME, parts, ".qweight", ("I32",)))
 
     def codes(start: int, stop: int) -> U8:
+        """Return the codes of rows [start, stop), uint8 [rows, in/2], the low nibble first."""
         return np.ascontiguousarray(held.streams(0, start, stop))
 
     groups = _zero_point_groups(size, transpose_numbers(scale), zeros)
@@ -236,7 +274,10 @@ def read_awq(packed: PackedWeight, target: str) -> GridWeight:
 
 
 def read_compressed_integers(packed: PackedWeight, target: str) -> GridWeight:
-    """Read compressed-tensors' packed integers of four bits, by row or group of inputs."""
+    """Return 4-bit compressed-tensors integers as codes, grouped by row or by inputs.
+
+    `target` is not used.
+    """
     parts, config = packed.parts, packed.config
     _check_four_bits(compressed.weights_of(config).get("num_bits"))
     shape = packed.dialect.shape_of(parts, config)

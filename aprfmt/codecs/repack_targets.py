@@ -1,4 +1,7 @@
-"""The target side of a repack: codes and numbers of groups into the blocks of a GGUF encoding."""
+"""Write codes and numbers of groups as the blocks of a GGUF encoding.
+
+The target side of a repack.
+"""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -18,13 +21,13 @@ BlockMembers = Mapping[str, Array]  # member of a block -> [rows, groups], as th
 
 @dataclass(frozen=True)
 class RepackTarget:
-    """How blocks of an encoding are made.
+    """A row of the table of targets: how blocks of a GGUF encoding are made.
 
-    `group` is the smallest number of inputs under one of its scales, `half` the bytes of codes
-    whose two halves a byte joins. `numbers(groups)` gives the members of blocks, or raises
-    CodecError where they cannot be held; `fits` says whether every one of them is the number that
-    was given. `held(groups, numbers)` are the groups as the blocks have them, of members of
-    some rows.
+    `group` is the smallest number of inputs under one of its scales. `half` is the number of bytes
+    in a run of codes whose low nibbles come before the high ones. `numbers(groups)` returns the
+    members of blocks, or raises CodecError where they cannot hold the numbers. `fits` is true where
+    every member equals the number that was given. `held(groups, numbers)` returns the groups as the
+    blocks store them; both are of some rows.
     """
 
     name: str
@@ -35,7 +38,10 @@ class RepackTarget:
     held: Callable[[Groups, BlockMembers], Groups]
 
     def blocks(self, codes: U8, numbers: BlockMembers) -> U8:
-        """Return blocks, uint8 [rows, bytes], of codes [rows, columns/2], low nibble first."""
+        """Return blocks, uint8 [rows, bytes], of codes [rows, columns/2], the low nibble first.
+
+        `numbers` are the other members of the blocks, [rows, groups] each.
+        """
         kind = codec(self.name)
         assert kind.layout is not None
         rows, columns = len(codes), codes.shape[1] * 2
@@ -56,7 +62,10 @@ class RepackTarget:
 
 
 def _store_numbers(numbers: Array, members: Array) -> None:
-    """Store numbers in the members of blocks; those of a block are moved as one."""
+    """Write numbers [rows, groups] into the member of blocks.
+
+    The numbers of one block are copied together.
+    """
     if members.ndim == 2:
         members[...] = numbers.reshape(members.shape)
         return
@@ -66,7 +75,10 @@ def _store_numbers(numbers: Array, members: Array) -> None:
 
 
 def _to_float16(what: str, held: Array) -> Array:
-    """Return numbers as float16; CodecError where one is too large for it, or is no number."""
+    """Return numbers as float16; CodecError where one is too large for it, or not finite.
+
+    `what` names the numbers in the error.
+    """
     with np.errstate(all="ignore"):
         if held.dtype == np.float32:
             raw = encode("F16", np.ascontiguousarray(held))[""]
@@ -87,51 +99,54 @@ def _to_float32(stored: Array) -> F32:
 
 
 def _is_unchanged(held: Array, stored: Array) -> bool:
-    """Return whether stored numbers are the groups' own."""
+    """Return whether float16 numbers `stored` in blocks equal the numbers `held` of groups."""
     return bool(np.array_equal(held, _to_float32(stored)))
 
 
 def _make_q4_0(groups: Groups) -> BlockMembers:
-    """Return the members of Q4_0's blocks."""
+    """Return the scales of Q4_0's blocks as float16; CodecError for groups with offsets."""
     if groups.offset is not None:
         raise CodecError(f"{groups.why}, and Q4_0 has no minimum")
     return {"d": _to_float16("scale", groups.scale)}
 
 
 def _make_q4_1(groups: Groups) -> BlockMembers:
-    """Return the members of Q4_1's blocks."""
+    """Return the scales and minimums of Q4_1's blocks as float16.
+
+    Without an offset the minimum is -8 times the scale.
+    """
     offset = -8 * groups.scale if groups.offset is None else groups.offset
     return {"d": _to_float16("scale", groups.scale), "m": _to_float16("minimum", offset)}
 
 
 def _fits_q4_1(groups: Groups, numbers: BlockMembers) -> bool:
-    """Return whether a group's numbers give the same values as Q4_1."""
+    """Return whether Q4_1's stored scales and minimums equal the numbers of the groups."""
     offset = -8 * groups.scale if groups.offset is None else groups.offset
     return _is_unchanged(groups.scale, numbers["d"]) and _is_unchanged(offset, numbers["m"])
 
 
 def _make_mxfp4(groups: Groups) -> BlockMembers:
-    """Return the members of MXFP4's blocks."""
+    """Return the exponents of MXFP4's blocks, the scales' bytes."""
     return {"e": groups.scale}
 
 
 def _make_nvfp4(groups: Groups) -> BlockMembers:
-    """Return the members of NVFP4's blocks."""
+    """Return the scales of NVFP4's blocks, the scales' bytes with the sign bit cleared."""
     return {"d": groups.scale & 0x7F}  # -0 is the one number with a sign that a source may have
 
 
 def _stored_scales(groups: Groups, made: BlockMembers) -> Groups:
-    """Return the groups with the scales that blocks hold."""
+    """Return groups with the scales that Q4_0 blocks store."""
     return Groups(groups.size, _to_float32(made["d"]))
 
 
 def _stored_scales_and_minima(groups: Groups, made: BlockMembers) -> Groups:
-    """Return the groups with the scales and minima that blocks hold."""
+    """Return groups with the scales and minimums that Q4_1 blocks store."""
     return Groups(groups.size, _to_float32(made["d"]), _to_float32(made["m"]))
 
 
 def _stored_bytes(member: str) -> Callable[[Groups, BlockMembers], Groups]:
-    """Return a function that gives the groups with a member's bytes as scales."""
+    """Return a function of (groups, members): groups with the bytes of `member` as scales."""
     return lambda groups, made: replace(groups, scale=made[member], divisor=None)
 
 

@@ -1,4 +1,4 @@
-"""Repacks: a packed weight's codes and scales put into the blocks of another encoding, undecoded.
+"""Repack weights: put codes and scales into the blocks of another encoding, without decoding.
 
 One row a pair of encodings. The source side gives codes two a byte, the low nibble first, and the
 numbers of its groups; the target side puts both into blocks. Codes never change. A number of a
@@ -51,7 +51,7 @@ class Repack:
 
     @property
     def into(self) -> RepackTarget:
-        """How blocks of the target are made."""
+        """How blocks of the target encoding are made."""
         return TARGETS[self.target]
 
 
@@ -77,7 +77,7 @@ REPACKS: tuple[Repack, ...] = (
 
 
 class GroupCounts(NamedTuple):
-    """Groups of a repack, those in which a value changes, and the largest change."""
+    """Counts of a repack: all groups, those in which a value changes, the largest change."""
 
     groups: int
     inexact: int
@@ -87,11 +87,12 @@ class GroupCounts(NamedTuple):
 class Repacked:
     """One weight in the blocks of another encoding; rows are made when they are asked for.
 
-    `shape` is the weight's, `whole` [1] or [experts] the scale that stands beside it, None where
-    it needs none. Raises CodecError with the reason where the pair does not serve this weight.
+    `shape` is the weight's, `whole` [1] or [experts] the scale to be stored as another tensor, None
+    where there is none. Raises CodecError with the reason where this weight cannot be repacked so.
     """
 
     def __init__(self, row: Repack, packed: PackedWeight) -> None:
+        """Read `packed` by the pair `row` and check that the target's blocks can hold it."""
         self.row, self._packed = row, packed
         self.source = row.read(packed, row.target)
         self.shape = self.source.shape
@@ -112,19 +113,20 @@ class Repacked:
 
     @property
     def rows(self) -> int:
-        """Rows of the weight, all axes but the last together."""
+        """Number of rows of the weight, all axes but the last together."""
         return len(self.source.groups.scale)
 
     def blocks(self, start: int, stop: int) -> U8:
-        """Return the stored bytes of rows [start, stop), uint8 [rows, bytes]."""
+        """Return the bytes of rows [start, stop) in the target encoding, uint8 [rows, bytes]."""
         numbers = {name: held[start:stop] for name, held in self._numbers.items()}
         return self.row.into.blocks(self.source.codes(start, stop), numbers)
 
     def values(self) -> F32:
-        """Return the values of the repacked weight, by the target's codec."""
+        """Return the values of the repacked weight, decoded by the target's codec."""
         return self._values(0, self.rows).reshape(self.shape)
 
     def _values(self, start: int, stop: int) -> F32:
+        """Return the values [rows, columns] of rows [start, stop), by the target's codec."""
         parts: dict[str, bytes | memoryview] = {"": self.blocks(start, stop).tobytes()}
         if self.whole is not None:
             each = np.arange(start, stop) * len(self.whole) // self.rows
@@ -134,9 +136,9 @@ class Repacked:
         return found
 
     def judged(self, threads: int = 1) -> GroupCounts:
-        """Count the groups in which a value changes; looks at codes only if a number did not fit.
+        """Return the counts of groups, of those in which a value changes, and the largest change.
 
-        Bands of rows are shared among `threads`.
+        Codes are only read if a number did not fit. Bands of rows are shared among `threads`.
         """
         groups = self.source.groups
         count = groups.scale.size
@@ -148,6 +150,7 @@ class Repacked:
         native = native_kernels()
 
         def band(start: int, stop: int) -> None:
+            """Append the counts of rows [start, stop) to `found`."""
             changed = self._changed if native is None else partial(self._regrouped, native.regroup)
             found.append(changed(start, stop))
 
@@ -157,7 +160,7 @@ class Repacked:
         )
 
     def _regrouped(self, regroup: Regroup, start: int, stop: int) -> tuple[int, float]:
-        """Return how many groups of some rows change, and by how much at most, by a kernel."""
+        """Return (groups that change, largest change) of rows [start, stop), by a native kernel."""
         before = self.source.groups.rows(start, stop)
         made = {name: held[start:stop] for name, held in self._numbers.items()}
         with np.errstate(all="ignore"):
@@ -166,7 +169,10 @@ class Repacked:
         return regroup(codes, before.size, before.numbers_of_codes(), *numbers, 0.0)
 
     def _changed(self, start: int, stop: int) -> tuple[int, float]:
-        """Return the same by decoding both: the reference of the kernel."""
+        """Return (groups that change, largest change) of rows [start, stop), by decoding both.
+
+        It is the reference of the native kernel.
+        """
         laid, size = self._packed.laid_out(), self.source.groups.size
         assert laid is not None
         before, after = laid.decode(start, stop), self._values(start, stop)
@@ -176,9 +182,10 @@ class Repacked:
 
 
 def repack(packed: PackedWeight, source: str, targets: Container[str]) -> "Repacked | str":
-    """Return a weight in the first of the encodings that can hold it, or why none can.
+    """Return a weight in the first of the encodings that can hold it, else a text: why none can.
 
-    `source` is the encoding it has, `targets` are those that may be used.
+    `source` is the weight's encoding, `targets` are the encodings that may be used. The text is ""
+    where no pair of encodings is in the table.
     """
     why = ""
     for row in REPACKS:
@@ -191,5 +198,5 @@ def repack(packed: PackedWeight, source: str, targets: Container[str]) -> "Repac
 
 
 def repack_targets(source: str) -> tuple[str, ...]:
-    """Return the encodings that weights of an encoding can be repacked to."""
+    """Return the encodings to which weights of the encoding `source` can be repacked."""
     return tuple(row.target for row in REPACKS if row.source == source)

@@ -1,4 +1,4 @@
-"""Numbers of groups and codes nearest to a weight, as the libraries choose them uncalibrated.
+"""Round a weight to codes and scales of groups, as the libraries do without calibration data.
 
 All in float32. Where a scale is stored in another encoding it is rounded to that first, so that
 codes are nearest under what is stored.
@@ -28,7 +28,10 @@ def largest_magnitudes(values: F32, size: int) -> F32:
 
 
 def integer_codes(values: F32, groups: Groups) -> U8:
-    """Return codes of 0 to 15 nearest to value / scale + zero point, two a byte."""
+    """Return codes of 0 to 15 nearest to value / scale + zero point, uint8 [rows, inputs/2].
+
+    The low nibble of a byte is the first code.
+    """
     zeros = np.float32(8) if groups.zeros is None else groups.zeros[..., None].astype(np.float32)
     found = group_values(values, groups.size) / groups.scale[..., None]
     np.rint(found, out=found)
@@ -39,9 +42,10 @@ def integer_codes(values: F32, groups: Groups) -> U8:
 
 
 def e2m1_codes(values: F32, groups: Groups) -> U8:
-    """Return E2M1 codes nearest to value / scale, ties to even, two a byte.
+    """Return E2M1 codes nearest to value / scale, ties to even, uint8 [rows, inputs/2].
 
-    What is below zero keeps its sign when it is rounded to zero.
+    The low nibble of a byte is the first code. A negative value that is rounded to zero keeps its
+    sign.
     """
     found = group_values(values, groups.size) / groups.scales()[..., None]
     codes = (found < 0).astype(np.uint8) << 3
@@ -55,7 +59,7 @@ def e2m1_codes(values: F32, groups: Groups) -> U8:
 
 
 def e4m3_bytes(values: F32) -> U8:
-    """Return values as E4M3, nearest even, clamped to its largest."""
+    """Return values as E4M3 bytes, rounded to nearest even and clamped to the largest value."""
     from ml_dtypes import float8_e4m3fn
 
     held = np.clip(values, -E4M3_MAX, E4M3_MAX).astype(float8_e4m3fn)

@@ -1,9 +1,9 @@
-"""Blocks behind a header that stands once in front of every row: most types of ik_llama.cpp.
+"""The base class of encodings whose rows begin with a header: most types of ik_llama.cpp.
 
     header | block | block ... | header | block ...
 
-The header holds a scale of the whole row. Where the columns are not told (`of_rows`), they follow
-from the bytes: what the blocks of all elements leave over are the headers.
+The header holds a scale of the whole row. Where the number of columns is not given (`of_rows`), it
+follows from the bytes: what the blocks of all elements leave over are the headers.
 """
 
 from collections.abc import Mapping
@@ -24,12 +24,13 @@ class RowCodec(BlockCodec):
     columns = 0  # of a row, 0 where nobody told
 
     def __init_subclass__(cls) -> None:
+        """Set the dtype of a row's header, `head`, from the encoding table."""
         super().__init_subclass__()
         if "name" in cls.__dict__:
             cls.head = record(ENCODINGS[cls.name].row_layout)
 
     def of_rows(self, columns: int) -> Self:
-        """Return the codec of rows of so many elements."""
+        """Return a copy of the codec for rows of `columns` elements."""
         found = copy(self)
         found.columns = columns
         return found
@@ -39,11 +40,17 @@ class RowCodec(BlockCodec):
         raise NotImplementedError
 
     def row_steps(self, d: F32, block: Blocks) -> F32 | None:
-        """Return the largest distance of neighbouring values in each of `n` records, if known."""
+        """Return float32: the largest distance between neighbouring values of each of `n` records.
+
+        `d` [n, 1] are the scales of their rows. None where it is not known.
+        """
         return None
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
-        """Return the elements of a row; CodecError where `raw` does not fit `count`."""
+        """Return the number of elements in a row, the unit of `cut`.
+
+        Raises CodecError where the bytes of `raw` do not fit `count` elements.
+        """
         size = part(self.name, raw).size
         columns = self.columns or self._columns(size, count)
         rows = -(-count // columns)
@@ -56,14 +63,14 @@ class RowCodec(BlockCodec):
         return columns
 
     def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
-        """Return the rows of elements [start, stop)."""
+        """Return {"": bytes} of the rows of elements [start, stop), headers included."""
         size, main = self._row(self.columns), part(self.name, raw)
         return {"": main[start // self.columns * size : -(-stop // self.columns) * size].data}
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Fill float32 `out` with whole rows; what it leaves of the last one is dropped.
+        """Fill float32 `out` from whole rows; elements of the last row beyond `out` are dropped.
 
-        Raises CodecError where bytes do not fit it.
+        Raises CodecError where the number of bytes does not fit.
         """
         main = self.main(raw, out)
         columns = self.granule(raw, out.size)
@@ -80,7 +87,10 @@ class RowCodec(BlockCodec):
                 out[at] = filled.reshape(-1)[: at.stop - at.start]
 
     def steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
-        """Repeat each block's step for its elements."""
+        """Return float32 [count]: each block's step, repeated for its elements.
+
+        It is None where unknown.
+        """
         columns = self.granule(raw, count)
         rows = -(-count // columns)
         scales, blocks = self._apart(part(self.name, raw), rows, columns)
@@ -89,17 +99,21 @@ class RowCodec(BlockCodec):
         return None if found is None else np.abs(found).reshape(-1).repeat(self.block_size)[:count]
 
     def _apart(self, main: Array, rows: int, columns: int) -> tuple[F32, Array]:
-        """Return the scales [rows] and the blocks [rows, n] of stored rows."""
+        """Return (float32 scales [rows], blocks [rows, n]) of stored rows of `columns` elements."""
         stored = main.reshape(rows, self._row(columns))
         heads = np.ascontiguousarray(stored[:, : self.head.itemsize]).view(self.head)
         blocks = np.ascontiguousarray(stored[:, self.head.itemsize :]).view(self.layout)
         return heads["d"].reshape(-1).astype(np.float32), blocks
 
     def _row(self, columns: int) -> int:
+        """Return the bytes of a row of `columns` elements, its header included."""
         return self.head.itemsize + columns // self.block_size * self.type_size
 
     def _columns(self, size: int, count: int) -> int:
-        """Return the columns that `size` bytes of `count` elements speak of; else one row's."""
+        """Return the columns of a row that `size` bytes for `count` elements imply.
+
+        Where they imply none, all elements are taken for one row.
+        """
         padded = max(1, -(-count // self.block_size)) * self.block_size
         rows, left = divmod(size - padded // self.block_size * self.type_size, self.head.itemsize)
         whole = rows > 0 and not left and padded % (rows * self.block_size) == 0

@@ -1,8 +1,8 @@
-"""What a scope is: how the section of one method is read for each module of a model.
+"""The type `Scope`: how the quantization section of one method is read for each module of a model.
 
-A model's section may hold several groups, exceptions and lists of what is left as it is. A scope
-gives the section as it holds for one module, in the keys that the dialects read, so that a dialect
-never sees more than one kind of weight. The table of scopes stands in `scopes.py`.
+A model's section may hold several groups, exceptions and lists of modules that are not quantized. A
+scope gives the section as it holds for one module, in the keys that the dialects read, so that a
+dialect never sees more than one kind of weight. The table of scopes stands in `scopes.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,11 +13,12 @@ from aprfmt.errors import CodecError
 
 
 class Scope(NamedTuple):
-    """How a method says what holds where.
+    """Two functions that read the quantization section of one method.
 
-    `at(section, module)` gives the section for a module (`model.layers.0.mlp.up_proj`), or None
-    where it is left as it is; `every(section)` all sections that `at` can give. Both raise
-    CodecError for a section that cannot be read, `every` UnsupportedError where it says nothing.
+    `at(section, module)` returns the section for a module (`model.layers.0.mlp.up_proj`), or None
+    where the module is not quantized. `every(section)` returns all sections that `at` can return.
+    Both raise CodecError for a section that cannot be read, `every` also UnsupportedError where the
+    section says nothing of the weights.
     """
 
     at: Callable[[Config, str], Config | None]
@@ -25,7 +26,7 @@ class Scope(NamedTuple):
 
 
 def section_mapping(section: Config, key: str) -> Mapping[str, Any]:
-    """Return a mapping of the section, empty where it has none; CodecError for anything else."""
+    """Return the mapping under `key` of a section, empty where there is none; else CodecError."""
     value = section.get(key) or {}
     if not isinstance(value, Mapping):
         raise CodecError(f"config says {key} {value!r}, expected names and what holds for them")
@@ -33,7 +34,10 @@ def section_mapping(section: Config, key: str) -> Mapping[str, Any]:
 
 
 def section_names(section: Config, *keys: str) -> list[str]:
-    """Return the list of names that the first key present has; CodecError for anything else."""
+    """Return the list of names under the first of `keys` that the section has; [] without any.
+
+    Raises CodecError for anything but a list of names.
+    """
     value: Any = next((section[key] for key in keys if section.get(key) is not None), [])
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise CodecError(f"config says {keys[0]} {value!r}, expected a list of names")

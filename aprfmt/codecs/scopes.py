@@ -1,4 +1,4 @@
-"""Of which weights a quantization section speaks, and what it says of each of them.
+"""Find the settings of each module in a quantization section, by the section's method.
 
 The table of scopes; what a scope is stands in `scope.py`.
 """
@@ -30,7 +30,7 @@ _ALSO: Mapping[str, str] = {
 
 
 def scope_of(section: Config) -> Scope | None:
-    """Return the scope of a section's method; None where one statement holds for all weights."""
+    """Return the scope of a section's method; None where one section holds for all weights."""
     method = section.get("quant_method", "")
     if not isinstance(method, str):
         return None
@@ -39,7 +39,7 @@ def scope_of(section: Config) -> Scope | None:
 
 
 def section_at(section: Config, module: str) -> Config | None:
-    """Return what a section says of one module; None where the module is left as it is."""
+    """Return the section that holds for one module; None where the module is not quantized."""
     scope = scope_of(section)
     return section if scope is None else scope.at(section, module)
 

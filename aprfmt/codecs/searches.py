@@ -30,13 +30,13 @@ _TENTH = np.float32(0.1)
 
 
 def _safe_ratio(a: F32, b: F32, where: np.ndarray[tuple[int, ...], np.dtype[np.bool_]]) -> F32:
-    """Return a / b, 0 outside of `where`."""
+    """Return a / b where the mask `where` is True, and 0 elsewhere."""
     result: F32 = np.divide(a, b, out=np.zeros_like(a), where=where)
     return result
 
 
 def signed_scale(x: F32, nmax: int, weights: F32 | None, fused: bool) -> tuple[F32, I32]:
-    """Return scale [n] and codes [size, n] in 0..2*nmax-1 for x = scale * (code - nmax).
+    """Return (scale [n], codes [size, n] in 0..2*nmax-1) for x = scale * (code - nmax).
 
     `weights` default to x*x. A group of zeros has scale 0 and codes 0.
     """
@@ -46,11 +46,13 @@ def signed_scale(x: F32, nmax: int, weights: F32 | None, fused: bool) -> tuple[F
     wx = w * x
 
     def fit(iscale: F32) -> tuple[I32, F32, F32]:
+        """Return (codes [size, n], sum of w*x*q, sum of w*q*q) under the inverse scale."""
         code = nearest_product(iscale, x, fused)
         np.clip(code, -nmax, nmax - 1, out=code)
         q = code.astype(np.float32)
         return code, sum_of_products(wx, q, fused), sum_of_products(w * q, q, fused)
 
+    # The obvious scale, then eighteen near it; the best fit stays.
     code, sum_lx, sum_l2 = fit(np.float32(-nmax) / largest)
     scale = _safe_ratio(sum_lx, sum_l2, sum_l2 != 0)
     best = scale * sum_lx
@@ -61,6 +63,7 @@ def signed_scale(x: F32, nmax: int, weights: F32 | None, fused: bool) -> tuple[F
         np.copyto(code, tried, where=better)
         np.copyto(scale, sum_lx / sum_l2, where=better)
         np.copyto(best, scale * sum_lx, where=better)
+    # Make codes unsigned, and clear groups of zeros.
     code += nmax
     code[:, zero] = 0
     scale[zero] = 0
@@ -68,7 +71,7 @@ def signed_scale(x: F32, nmax: int, weights: F32 | None, fused: bool) -> tuple[F
 
 
 def refined_scale(x: F32, nmax: int, fused: bool) -> tuple[F32, I32]:
-    """Return scale [n] and codes [size, n] as signed_scale, by moving one code at a time."""
+    """Return (scale [n], codes [size, n]) as `signed_scale`, by moving one code at a time."""
     largest = largest_magnitude(x.T)
     zero = np.abs(largest) < SMALLEST
     w = x * x
@@ -87,10 +90,11 @@ def refined_scale(x: F32, nmax: int, fused: bool) -> tuple[F32, I32]:
 def _move_codes(
     x: F32, w: F32, q: F32, sum_lx: F32, sum_l2: F32, nmax: int, signed: bool, fused: bool
 ) -> None:
-    """Five times over the elements: put each where the others' best scale wants it, if it helps.
+    """Change codes `q` one element at a time where that lowers the error, in place.
 
-    Changes `l`, `sum_lx` and `sum_l2` in place. Codes are kept as int8 in -nmax..nmax-1 or as
-    uint8 up to nmax; unsigned, an element that is alone in its group stays.
+    Five times over the elements, each moves to where the best scale of the others wants it. Changes
+    `q`, `sum_lx` and `sum_l2` in place. Codes are kept as int8 in -nmax..nmax-1 or as uint8 up to
+    nmax; unsigned, an element that is alone in its group stays.
     """
     stored = np.int8 if signed else np.uint8
     bounds = (-nmax, nmax - 1) if signed else (None, nmax)
@@ -98,12 +102,14 @@ def _move_codes(
     for _ in range(5):
         changed = False
         for i in range(len(x)):
+            # Take the element out of the sums, and find the code that fits the rest.
             slx = multiply_add(-wx[i], q[i], sum_lx, fused)
             sl2 = multiply_add(-(w[i] * q[i]), q[i], sum_l2, fused)
             candidate = (slx > 0) if signed else (slx > 0) & (sl2 > 0)
             code = np.clip(nearest_int(x[i] * sl2 / slx), *bounds)
             moved = code.astype(np.float32)
             candidate &= moved != q[i]
+            # Put it back with that code where the fit improves.
             slx = multiply_add(wx[i], moved, slx, fused)
             sl2 = multiply_add(w[i] * moved, moved, sl2, fused)
             better = candidate & (sl2 > 0) & (slx * slx * sum_l2 > sum_lx * sum_lx * sl2)
@@ -117,10 +123,10 @@ def _move_codes(
 
 
 def positive_scale(x: F32, nmax: int, w: F32, fused: bool) -> tuple[F32, I32]:
-    """Return scale [n] and codes [size, n] in 0..nmax for non-negative x = scale * code.
+    """Return (scale [n], codes [size, n] in 0..nmax) for non-negative x = scale * code.
 
-    A negative x, which fused searches give for a group where one element alone has importance,
-    gets its code modulo 256, as in C.
+    `w` weighs the elements. A negative x, which fused searches give for a group where one element
+    alone has importance, gets its code modulo 256, as in C.
     """
     largest = np.zeros(x.shape[1], np.float32)
     for row in x:  # not np.max: in C a NaN loses against what comes after it
@@ -128,12 +134,15 @@ def positive_scale(x: F32, nmax: int, w: F32, fused: bool) -> tuple[F32, I32]:
     zero = largest < SMALLEST
 
     def error(iscale: F32, q: F32) -> F32:
+        """Return the weighted square error [n] of codes `q` under the inverse scale."""
         diff = multiply_add(-(np.float32(1) / iscale), q, x, fused)
         return sum_of_products(w * diff, diff, fused)
 
     def codes(iscale: F32) -> I32:
+        """Return the codes [size, n] of x under the inverse scale, at most nmax."""
         return np.minimum(nearest_product(iscale, x, fused), nmax)
 
+    # Try inverse scales near the obvious one.
     iscale = np.float32(nmax) / largest
     best = error(iscale, (nearest_product(iscale, x, fused) & 255).astype(np.float32))
     for step in (*range(-4, 0), *range(1, 5)):
@@ -142,6 +151,7 @@ def positive_scale(x: F32, nmax: int, w: F32, fused: bool) -> tuple[F32, I32]:
         better = found < best
         np.copyto(best, found, where=better)
         np.copyto(iscale, tried, where=better)
+    # Fit the scale to the best codes, after moving single codes.
     code = codes(iscale)
     q = code.astype(np.float32)
     sum_lx, sum_l2 = sum_of_products(w * x, q, fused), sum_of_products(w * q, q, fused)
@@ -167,11 +177,12 @@ class ScaleSteps:
 def scale_and_min(
     x: F32, nmax: int, w: F32, steps: ScaleSteps, fused: bool
 ) -> tuple[F32, F32, I32]:
-    """Return scale [n], min [n] and codes [size, n] in 0..nmax for x = scale * code - min.
+    """Return (scale [n], min [n], codes [size, n] in 0..nmax) for x = scale * code - min.
 
-    `min` is what is subtracted, so never negative. A group whose elements are all one negative
-    number, or all zero, has scale 0 and codes 0.
+    `min` is what is subtracted, so never negative. `w` weighs the elements, `steps` are the scales
+    tried. A group whose elements are all one negative number, or all zero, has scale 0 and codes 0.
     """
+    # From the smallest element, or 0, to the largest.
     low = np.take_along_axis(x, np.argmin(x, axis=0)[None], axis=0)[0]  # the first of equals
     high = x.max(axis=0)
     sum_w, sum_x = ordered_sum(w), sum_of_products(w[1:], x[1:], fused, start=w[0] * x[0])
@@ -181,15 +192,18 @@ def scale_and_min(
     scale = np.float32(1) / (np.float32(nmax) / (high - low))
 
     def codes(iscale: F32) -> I32:
+        """Return the codes [size, n] of x above the best minimum, under the inverse scale."""
         code = nearest_product(iscale, x - bottom, fused)
         return np.clip(code, 0, nmax, out=code)
 
     def error(scale: F32, q: F32, minimum: F32) -> F32:
+        """Return the weighted error [n] of scale * q + minimum, absolute or squared by `steps`."""
         diff = multiply_add(scale, q, minimum, fused) - x
         return sum_of_products(w, np.abs(diff) if steps.absolute else diff * diff, fused)
 
     code = codes(np.float32(nmax) / (high - low))
     best = error(scale, code.astype(np.float32), low)
+    # Try inverse scales; fit scale and min to the codes of each by least squares.
     first, step = np.float32(steps.first), np.float32(steps.step)
     for i in range(steps.count + 1):
         numerator = multiply_add(step, np.float32(i), first, fused) + np.float32(nmax)
@@ -210,6 +224,7 @@ def scale_and_min(
         np.copyto(best, found, where=better)
         np.copyto(scale, new_scale, where=better)
         np.copyto(bottom, new_bottom, where=better)
+    # Groups of one value have no scale.
     code[:, flat] = 0
     scale[flat] = 0
     np.copyto(bottom, low, where=flat)

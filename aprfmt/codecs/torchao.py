@@ -64,7 +64,10 @@ _TILE_ROWS = 32  # which is stored as so many rows
 
 
 def _class_name(config: Config) -> str:
-    """Return the tensor class that a section names."""
+    """Return the tensor class that a section names.
+
+    Raises UnsupportedError for one that is not decoded.
+    """
     name = config.get("_type")
     if name not in _CLASSES:
         raise UnsupportedError(
@@ -74,7 +77,10 @@ def _class_name(config: Config) -> str:
 
 
 def _block_size(config: Config, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the size of a block along each axis; one number is the size along the last axis."""
+    """Return the size of a block along each axis; CodecError where it does not divide the shape.
+
+    A single number is the size along the last axis, 1 along the others.
+    """
     size = config.get("block_size")
     given = [1] * (len(shape) - 1) + [size] if isinstance(size, int) else size
     if (
@@ -88,12 +94,15 @@ def _block_size(config: Config, shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def _has_swizzled_scales(config: Config) -> bool:
-    """Return whether scales stand in tiles for tensor cores."""
+    """Return whether scales are stored in tiles of 128 x 4, as tensor cores read them."""
     return config.get("is_swizzled_scales") is True
 
 
 def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
-    """Return the shape of the weight that these parts store."""
+    """Return the shape [..., out, in] of the weight that these parts store.
+
+    Raises CodecError for parts that contradict the metadata.
+    """
     main, allowed = required_part(NAME, parts, _MAIN), _CLASSES[_class_name(config)]
     if main.encoding not in allowed:
         raise CodecError(
@@ -112,7 +121,7 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def _block_counts(parts: Parts, config: Config, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return how many blocks there are along each axis; CodecError unless scales are as many."""
+    """Return the number of blocks along each axis; CodecError unless there are as many scales."""
     grid = tuple(n // size for n, size in zip(shape, _block_size(config, shape), strict=True))
     found = required_part(NAME, parts, _SCALE).shape
     if _has_swizzled_scales(config):
@@ -129,7 +138,7 @@ def _block_counts(parts: Parts, config: Config, shape: Sequence[int]) -> tuple[i
 
 
 def _unswizzle(values: Array, grid: tuple[int, ...]) -> Array:
-    """Return scales in rows and columns that stand in tiles of 128 x 4."""
+    """Return scales of shape `grid`, by rows and columns, from tiles of 128 x 4."""
     rows = int(np.prod(grid[:-1]))
     tall, wide = -(-rows // _TALL), -(-grid[-1] // _WIDE)
     tiles = values.reshape(-1, 32, 4, 4).swapaxes(1, 2).reshape(tall, wide, _TALL, _WIDE)
@@ -138,12 +147,13 @@ def _unswizzle(values: Array, grid: tuple[int, ...]) -> Array:
 
 
 def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
-    """Return where a weight's codes lie, and the numbers beside them."""
+    """Return the layout of a weight's codes, with its scales, zero points and column factors."""
     kind, known = _class_name(config), _code_table(parts, config)
     grid = _block_counts(parts, config, shape)
     raw = raw_of(NAME, parts, _MAIN, _CLASSES[kind])
     codes, values = codes_of(raw, known.bits, shape, known.values)
     encodings = _FLOAT if kind in _INTEGERS else ("F8_E4M3", "F8_E8M0", *_FLOAT)
+    # Scales by block, multiplied by the scale of the whole tensor.
     scale = scale_numbers(NAME, parts, _SCALE, encodings)
     held, table = scale
     held = _unswizzle(held, grid) if _has_swizzled_scales(config) else held.reshape(grid)
@@ -153,6 +163,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
         held, table = (
             (held * whole.reshape(()), None) if table is None else (held, table * whole.reshape(()))
         )
+    # Zero points and factors of columns are optional.
     block, zero, smooth = _block_size(config, shape), None, None
     if _ZERO in parts:
         stored = part_numbers(NAME, parts, _ZERO, ("I8", "I32", *_FLOAT)).astype(np.float32)
@@ -167,7 +178,7 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
 
 
 def _numbers_of_matrices(values: Array, sizes: Sequence[int]) -> Array:
-    """Return numbers of blocks as [matrices, down, across]."""
+    """Return numbers of blocks as [matrices, down, across]; leading axes are repeated by size."""
     for axis, size in enumerate(sizes[:-2]):
         if size > 1:
             values = np.repeat(values, size, axis=axis)
@@ -175,7 +186,7 @@ def _numbers_of_matrices(values: Array, sizes: Sequence[int]) -> Array:
 
 
 def _code_table(parts: Parts, config: Config) -> CodeTable:
-    """Return what the codes of a weight count as."""
+    """Return the number that each code of the weight stands for, by the main part's encoding."""
     name = required_part(NAME, parts, _MAIN).encoding
     if name == _PACKED:
         return CodeTable(4, f4.CODEC.values)
@@ -197,7 +208,10 @@ DIALECT = Dialect(
 
 
 def _weight_section(own: Any) -> Config:
-    """Return the section of one weight: its class and its attributes."""
+    """Return the section of one weight from its metadata: class, attributes and tensors' names.
+
+    Raises CodecError for anything but a class with attributes.
+    """
     attributes = own.get("_data") if isinstance(own, Mapping) else None
     if not isinstance(attributes, Mapping):
         raise CodecError(f"metadata says {own!r} of a weight, expected a class and its attributes")
@@ -210,13 +224,13 @@ def _weight_section(own: Any) -> Config:
 
 
 def _section_at(section: Config, module: str) -> Config | None:
-    """Return what a section says of one module; None where it is left as it is."""
+    """Return the section that holds for one module; None where the module is not quantized."""
     own = section_mapping(section, TENSORS).get(f"{module}.weight")
     return None if own is None else _weight_section(own)
 
 
 def _all_sections(section: Config) -> Sequence[Config]:
-    """Return the one section; UnsupportedError where nothing says what the weights are made of."""
+    """Return the one section; UnsupportedError where the metadata describes no weight."""
     if not section_mapping(section, TENSORS):
         raise UnsupportedError("the file's metadata describe none of its weights")
     return [{"quant_method": METHOD}]

@@ -24,7 +24,7 @@ class TQ1_0(BlockCodec):
     name = "TQ1_0"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Find the digits, offset, then scale."""
+        """Fill `out` [n, 256] with d * (digit - 1)."""
         first = 0
         for field, at, digits in RUNS:
             packed: U8 = block[field][:, at]
@@ -38,7 +38,10 @@ class TQ1_0(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Scale by the largest magnitude, round ties away; nothing to fuse, nothing to weigh."""
+        """Fill `n` records from `x` [n, 256]; `fused`, `weights` and `sigma2` are not used.
+
+        The scale is the largest magnitude. Ties are rounded away from zero.
+        """
         d = np.abs(x).max(axis=1, keepdims=True)
         digit = to_int(round_half_away(x * reciprocal(d))) + 1
         block["d"] = d[:, 0]

@@ -17,7 +17,7 @@ class TQ2_0(BlockCodec):
     name = "TQ2_0"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
-        """Offset, then scale."""
+        """Fill `out` [n, 256] with d * (q - 1)."""
         packed = block["qs"].reshape(-1, 2, 32)
         q = out.reshape(-1, 2, 4, 32)  # (block, half, k, element)
         for k in range(4):
@@ -28,7 +28,10 @@ class TQ2_0(BlockCodec):
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
     ) -> None:
-        """Scale by the largest magnitude, round ties away; nothing to fuse, nothing to weigh."""
+        """Fill `n` records from `x` [n, 256]; `fused`, `weights` and `sigma2` are not used.
+
+        The scale is the largest magnitude. Ties are rounded away from zero.
+        """
         d = np.abs(x).max(axis=1, keepdims=True)
         q = (to_int(round_half_away(x * reciprocal(d))) + 1).astype(np.uint8)
         block["d"] = d[:, 0]

@@ -1,4 +1,4 @@
-"""Whether the codes of an FP8 weight come back from decoded values that were rounded again.
+"""Check whether the codes of an FP8 weight can be recovered from its values stored as BF16 or F16.
 
 A decoded value is code * scale; stored as BF16 it is rounded. Divided by the same scale, it lies
 nearest to the same code again, unless the product left the range of the narrower type. Of scales
@@ -24,9 +24,9 @@ _MOVED = 2.0**-7  # of a value, more than the three roundings
 
 
 def count_lost_codes(packed: PackedWeight, stored: str) -> int | None:
-    """Count the codes that do not come back from values stored as the plain float `stored`.
+    """Return how many codes cannot be recovered from values stored as the plain float `stored`.
 
-    A NaN counts as one code, zeros of both signs as one, too. None where the codes are no FP8.
+    A NaN counts as one code, zeros of both signs as one, too. None where the codes are not FP8.
     """
     kind, laid = _KINDS.get(packed.parts[packed.dialect.main].encoding), packed.laid_out()
     if kind is None:
@@ -44,9 +44,10 @@ def count_lost_codes(packed: PackedWeight, stored: str) -> int | None:
 
 
 def all_codes_return(laid: LaidOut, start: int, stop: int, stored: str, table: Array) -> bool:
-    """Say whether each of the 256 codes comes back under every scale of rows [start, stop).
+    """Return whether each of the 256 codes is recovered under every scale of rows [start, stop).
 
-    The weight's own codes are not read. False where it has numbers other than scales.
+    `stored` is the float type of the values, `table` the value of every code. The weight's codes
+    are not read. False where it has numbers other than scales.
     """
     scales = _doubtful_scales(laid, start, stop, stored, table)
     if scales is None:
@@ -64,8 +65,9 @@ def all_codes_return(laid: LaidOut, start: int, stop: int, stored: str, table: A
 
 
 def _doubtful_scales(laid: LaidOut, start: int, stop: int, stored: str, table: Array) -> F32 | None:
-    """Return the scales of rows [start, stop) that have to be tried, all of a matrix or none.
+    """Return the different scales of rows [start, stop) for which codes have to be tried.
 
+    A matrix adds all of its scales, or none if all lie in the range where every code is recovered.
     None for codes that are not bytes, and where zero points, offsets or factors join the scales.
     """
     beside = (laid.zero, laid.offset, laid.group, laid.factor)
@@ -84,7 +86,10 @@ def _doubtful_scales(laid: LaidOut, start: int, stop: int, stored: str, table: A
 
 
 def surely_all_return(packed: PackedWeight, stored: str) -> bool:
-    """Say whether every code of a weight comes back by its scales alone, which is quickly said."""
+    """Return whether the scales alone show that every code of a weight is recovered.
+
+    No code is tried. False also for a band of a weight.
+    """
     kind, laid = _KINDS.get(packed.parts[packed.dialect.main].encoding), packed.laid_out()
     if kind is None or laid is None or packed.rows is not None:
         return False
@@ -94,9 +99,10 @@ def surely_all_return(packed: PackedWeight, stored: str) -> bool:
 
 @lru_cache(16)
 def _sure_scale_range(values: bytes, stored: str) -> tuple[float, float]:
-    """Return between which scales every code of a table comes back; none where the second is less.
+    """Return (lowest, highest) scale between which every code of a table is recovered.
 
-    Their products with every code lie a factor of two inside the normal numbers of `stored`.
+    `values` are the table's float32 bytes. The products with every code lie a factor of two inside
+    the normal numbers of `stored`. The result is (inf, -inf) where there is no such range.
     """
     table = np.frombuffer(values, np.float32).astype(np.float64)
     low, high = _code_intervals(table)
@@ -110,7 +116,10 @@ def _sure_scale_range(values: bytes, stored: str) -> tuple[float, float]:
 
 
 def _codes_return(values: F32, scale: F32, codes: U8, stored: str, table: Array) -> Array:
-    """Say of decoded values [rows, columns] which have their own codes once they are `stored`."""
+    """Return a mask [rows, columns] of the decoded values that give their code again once `stored`.
+
+    `codes` are the values' own codes, `table` the value of every code.
+    """
     kept = decode(stored, encode(stored, values)[""], values.shape)
     again = (kept.astype(np.float64) / scale).astype(np.float32)
     low, high = _code_intervals(table)
@@ -121,9 +130,10 @@ def _codes_return(values: F32, scale: F32, codes: U8, stored: str, table: Array)
 
 
 def _code_intervals(table: Array) -> tuple[Array, Array]:
-    """Return for each code of a table the numbers between which its own is the nearest.
+    """Return (low, high) float32 for each code: values in (low, high] are nearest to that code.
 
-    Codes that are not finite have none. The numbers are exact: one bit more than the codes'.
+    Codes that are not finite get an empty interval. The bounds are exact: one bit more than the
+    codes'.
     """
     finite = np.isfinite(table)
     levels = np.unique(table[finite]).astype(np.float64)

@@ -1,4 +1,4 @@
-"""What the encoders of Q4_0, Q4_1, Q5_0, Q5_1 and the K-quants share around the searches.
+"""Weights and array layouts that the encoders of Q4_0 to Q5_1 and of the K-quants share.
 
 With an importance matrix an element weighs importance * sqrt(mean square + x*x), the mean square
 taken over the row (Q4_0 to Q5_1) or the superblock (K-quants).
@@ -21,12 +21,12 @@ WEIGHTED_STEPS = ScaleSteps(-0.9, 0.05, 36)
 
 
 def element_first(x: F32, size: int) -> F32:
-    """Return [blocks, k*size] as [size, blocks*k], contiguous: what the searches work on."""
+    """Return [blocks, k*size] as contiguous [size, blocks*k], the layout the searches work on."""
     return np.ascontiguousarray(x.reshape(-1, size).T)
 
 
 def block_first(code: np.ndarray[tuple[int, ...], np.dtype[np.int32]], columns: int) -> U8:
-    """Return codes [size, n] as uint8 [blocks, columns]."""
+    """Return codes [size, n] as uint8 [blocks, columns]; it undoes `element_first`."""
     return code.T.astype(np.uint8).reshape(-1, columns)
 
 
@@ -37,7 +37,7 @@ def square_sum(x: F32, fused: bool) -> F32:
 
 
 def element_weights(x: F32, importance: F32, sigma2: F32, fused: bool) -> F32:
-    """Return importance * sqrt(sigma2 + x*x) of x and importance [n, size], sigma2 [n]."""
+    """Return weights [n, size]: importance * sqrt(sigma2 + x*x), sigma2 being [n]."""
     weights: F32 = importance * np.sqrt(multiply_add(x, x, sigma2[:, None], fused))
     return weights
 
@@ -45,7 +45,10 @@ def element_weights(x: F32, importance: F32, sigma2: F32, fused: bool) -> F32:
 def weighted_signed_scale(
     x: F32, nmax: int, importance: F32, sigma2: F32, fused: bool
 ) -> tuple[F32, U8]:
-    """Return scale [n] and codes [n, size] in 0..2*nmax-1."""
+    """Return (scale [n], codes [n, size] in 0..2*nmax-1) for x = scale * (code - nmax).
+
+    Elements weigh by `importance` [n, size] and the mean square of the row, `sigma2` [n].
+    """
     weights = element_weights(x, importance, sigma2, fused)
     size = x.shape[1]
     scale, code = signed_scale(element_first(x, size), nmax, element_first(weights, size), fused)
@@ -55,7 +58,10 @@ def weighted_signed_scale(
 def weighted_scale_and_min(
     x: F32, nmax: int, importance: F32, sigma2: F32, fused: bool
 ) -> tuple[F32, F32, U8]:
-    """Return scale [n], the value of code 0 [n] and codes [n, size] in 0..nmax."""
+    """Return (scale [n], value of code 0 [n], codes [n, size] in 0..nmax).
+
+    Elements weigh by `importance` [n, size] and the mean square of the row, `sigma2` [n].
+    """
     weights = element_weights(x, importance, sigma2, fused)
     size = x.shape[1]
     scale, minimum, code = scale_and_min(
@@ -65,7 +71,10 @@ def weighted_scale_and_min(
 
 
 def plain_scale_and_min(x: F32, nmax: int, fused: bool) -> tuple[F32, F32, U8]:
-    """Return scale [n], smallest element [n] and codes [n, size], from smallest to largest."""
+    """Return (scale [n], smallest element [n], codes [n, size]).
+
+    The codes are equal steps from the smallest to the largest element.
+    """
     low = first_extreme(x, -x)
     d: F32 = (x.max(axis=1) - low + np.float32(0)) / np.float32(nmax)  # never -0
     wanted = multiply_add(x - low[:, None], reciprocal(d)[:, None], np.float32(0.5), fused)

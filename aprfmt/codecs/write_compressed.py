@@ -1,7 +1,8 @@
-"""compressed-tensors without calibration: INT4 in groups, and FP8 with a scale a row.
+"""Write weights as compressed-tensors, uncalibrated: INT4 in groups, and FP8 with a scale a row.
 
 Scales are compressed-tensors' calculate_qparams for symmetric weights: the largest magnitude over
 half the range of the codes (15/2, 896/2), and its dtype's epsilon for a group of zeros.
+
 Source: compressed-tensors 0.20, quantization/utils/helpers.py and compressors/.
 """
 
@@ -27,7 +28,11 @@ def section(
     left_out: Sequence[str],
     inputs: Mapping[str, Any] | None = None,
 ) -> Mapping[str, Any]:
-    """Return the keys of config.json for one group of weights."""
+    """Return {"quantization_config": ...} of config.json for one group of weights.
+
+    `form` is the format's name, `weights` the arguments of the weights, `inputs` those of the
+    activations or None, `left_out` the modules that are not quantized.
+    """
     group = {
         "format": form, "input_activations": inputs, "output_activations": None,
         "targets": ["Linear"],
@@ -46,16 +51,25 @@ def section(
 
 
 def _scale(most: F32, half: float, settings: Settings) -> F32:
+    """Return scales most / half, rounded to their encoding; the epsilon of that where one is 0.
+
+    `most` is the largest magnitude of each group, `half` half the range of the codes.
+    """
     found = round_numbers("scale", most / np.float32(half), settings.scales)
     return np.where(found == 0, np.float32(EPSILON[settings.scales]), found)
 
 
 def _choose_integers(values: F32, settings: Settings) -> Groups:
+    """Return the groups of values [rows, inputs] for INT4: one symmetric scale for each."""
     most = largest_magnitudes(values, settings.size)
     return Groups(settings.size, _scale(most, 7.5, settings))
 
 
 def _hold_integers(groups: Groups, settings: Settings) -> Groups:
+    """Return groups of a repack with scales rounded to the stored encoding.
+
+    Raises CodecError for codes that are not integers, and for offsets.
+    """
     if groups.codes != "int" or groups.scale.dtype != np.float32:
         raise CodecError("its codes are no integers")
     if groups.offset is not None:
@@ -64,6 +78,7 @@ def _hold_integers(groups: Groups, settings: Settings) -> Groups:
 
 
 def _words(source: GridWeight, settings: Settings) -> Array:
+    """Return all codes as int32 words [out, in/8]."""
     return source.codes(0, source.shape[0]).view("<i4")
 
 
@@ -90,15 +105,18 @@ INT4 = Writer(
 
 
 def _choose_rows(values: F32, settings: Settings) -> Groups:
+    """Return the groups of values for FP8: one scale a row, by the largest magnitude / 448."""
     scale = _scale(largest_magnitudes(values, settings.size), float(E4M3_MAX), settings)
     return Groups(settings.size, scale, codes="e4m3")
 
 
 def _bytes(values: F32, groups: Groups) -> U8:
+    """Return values / scale as E4M3 bytes, [rows, inputs]."""
     return e4m3_bytes((values / groups.scale).astype(np.float32, copy=False))
 
 
 def _hold_rows(groups: Groups, settings: Settings) -> Groups:
+    """Raise CodecError: no weight is repacked as FP8."""
     raise CodecError("nothing is repacked as FP8")
 
 

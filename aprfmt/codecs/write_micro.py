@@ -1,10 +1,11 @@
-"""NVFP4 and MXFP4 without calibration, as compressed-tensors and as ModelOpt store them.
+"""Write weights as NVFP4 and MXFP4, uncalibrated, as compressed-tensors and as ModelOpt store them.
 
 NVFP4: both map the tensor's largest magnitude to 6 * 448. compressed-tensors divides by its global
 scale (NVFP4A16: inputs are not quantized); ModelOpt multiplies by weight_scale_2. Without scales of
 inputs, which calibration gives, ModelOpt's algorithm is W4A16_NVFP4. MXFP4 (MXFP4A16): a quarter of
 the power of two at or below the largest magnitude, of the next one above from 1.75 times it on. So
-gpt-oss stores its experts, whatever is left beside them (config.json of openai/gpt-oss-20b).
+gpt-oss stores its experts, whatever else is left unquantized (config.json of openai/gpt-oss-20b).
+
 Source: compressed-tensors 0.20, calculate_qparams and generate_gparam; nvidia-modelopt 0.47,
 quantization/qtensor/nvfp4_tensor.py and export/convert_hf_config.py.
 """
@@ -33,7 +34,10 @@ _WHOLE = np.float32(E2M1_MAX * E4M3_MAX)
 
 
 def _divided(values: F32, settings: Settings) -> Groups:
-    """Return compressed-tensors' numbers: scales times the global scale, as E4M3."""
+    """Return compressed-tensors' NVFP4 groups: E4M3 scales, already times the global scale.
+
+    The groups' `divisor` is the global scale. `settings` is not used.
+    """
     most = largest_magnitudes(values, _SIZE)
     divisor = np.float32(1) / np.maximum(most.max(initial=0), _TINY) * _WHOLE  # rounded twice
     if not np.isfinite(divisor):
@@ -44,7 +48,10 @@ def _divided(values: F32, settings: Settings) -> Groups:
 
 
 def _multiplied(values: F32, settings: Settings) -> Groups:
-    """Return ModelOpt's numbers: scales over weight_scale_2, as E4M3."""
+    """Return ModelOpt's NVFP4 groups: E4M3 scales, already divided by weight_scale_2.
+
+    The groups' `whole` is weight_scale_2. `settings` is not used.
+    """
     most = largest_magnitudes(values, _SIZE)
     whole = np.float32(most.max(initial=0)) / _WHOLE
     if not whole:
@@ -56,6 +63,10 @@ def _multiplied(values: F32, settings: Settings) -> Groups:
 
 
 def _powers(values: F32, settings: Settings) -> Groups:
+    """Return MXFP4 groups of values: a power of two (E8M0) for each 32 inputs.
+
+    `settings` is not used.
+    """
     bits = np.ascontiguousarray(largest_magnitudes(values, _POWERS)).view(np.uint32) + np.uint32(
         1 << 21
     )
@@ -64,11 +75,13 @@ def _powers(values: F32, settings: Settings) -> Groups:
 
 
 def _hold_powers(groups: Groups, settings: Settings) -> Groups:
+    """Return the groups unchanged if they are E2M1 in groups of 32, else CodecError."""
     _micro(groups, _POWERS)
     return groups
 
 
 def _micro(groups: Groups, size: int = _SIZE) -> None:
+    """Raise CodecError unless the groups are E2M1 of `size` inputs with at most one outer scale."""
     if groups.codes != "e2m1" or groups.size != size:
         raise CodecError(f"its codes are no E2M1 in groups of {size}")
     if groups.whole is not None and len(groups.whole) != 1:
@@ -76,6 +89,10 @@ def _micro(groups: Groups, size: int = _SIZE) -> None:
 
 
 def _hold_divided(groups: Groups, settings: Settings) -> Groups:
+    """Return groups of a repack with a global scale that divides.
+
+    A multiplying one is replaced by its reciprocal; CodecError where it has none.
+    """
     _micro(groups)
     if groups.divisor is not None:
         return groups
@@ -88,21 +105,24 @@ def _hold_divided(groups: Groups, settings: Settings) -> Groups:
 
 
 def _hold_multiplied(groups: Groups, settings: Settings) -> Groups:
+    """Return groups of a repack with a scale of the scales that multiplies, 1 without one."""
     _micro(groups)
     whole = np.ones(1, np.float32) if groups.whole is None else groups.whole
     return replace(groups, whole=whole, divisor=None)
 
 
 def _bytes(source: GridWeight, settings: Settings) -> U8:
+    """Return all code bytes of the weight, uint8 [rows, in/2]."""
     return source.codes(0, source.shape[0])
 
 
 def _scales(source: GridWeight, settings: Settings) -> U8:
-    """Return the bytes of scales, none of them with the sign that ggml does not read."""
+    """Return the scales' bytes with the sign bit cleared, which ggml does not read."""
     return np.bitwise_and(source.groups.scale, np.uint8(0x7F))
 
 
 def _number(groups: F32 | None) -> Array:
+    """Return a number, or the numbers, as little-endian float32."""
     return np.asarray(groups, "<f4")
 
 
@@ -182,10 +202,12 @@ GPT_OSS = replace(
 
 
 def _algorithm(settings: Settings) -> str:
+    """Return ModelOpt's algorithm name, by whether inputs have scales too."""
     return "NVFP4" if settings.activations else "W4A16_NVFP4"
 
 
 def _section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
+    """Return {"quantization_config": ...} of config.json as ModelOpt writes it."""
     numbers = {"dynamic": False, "num_bits": 4, "type": "float", "group_size": _SIZE}
     group = {"weights": numbers, "targets": ["Linear"]}
     if settings.activations:
@@ -202,6 +224,7 @@ def _section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
 
 
 def _files(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
+    """Return {"hf_quant_config.json": its content} as ModelOpt writes it."""
     return {
         "hf_quant_config.json": {
             "producer": {"name": "aprfmt", "version": __version__},

@@ -1,8 +1,9 @@
-"""MLX's affine mode, four bits: what mx.quantize makes of a weight, bit for bit.
+"""Write weights in MLX's affine mode of four bits, bit for bit what mx.quantize makes.
 
 Per group: scale = (largest - smallest) / 15, at least 1e-7, negative where the largest magnitude is
 above; that end is the bias, and the scale is changed so that it has a code without error. Codes
 follow from both in float32, before they are stored in the weight's dtype.
+
 Source: mlx 0.32, backend/cpu/quantized.cpp.
 """
 
@@ -23,7 +24,7 @@ _LEAST = np.float32(1e-7)
 
 
 def _affine(values: F32, size: int) -> tuple[F32, F32]:
-    """Return scales and biases [rows, groups] before they are stored."""
+    """Return (scales, biases), each float32 [rows, groups], before they are rounded for storing."""
     groups = group_values(values, size)
     high, low = groups.max(axis=2), groups.min(axis=2)
     below = np.abs(low) > np.abs(high)
@@ -37,6 +38,7 @@ def _affine(values: F32, size: int) -> tuple[F32, F32]:
 
 
 def _choose(values: F32, settings: Settings) -> Groups:
+    """Return the groups of values: scales and biases rounded to their stored encoding."""
     scale, bias = _affine(values, settings.size)
     return Groups(
         settings.size,
@@ -47,6 +49,10 @@ def _choose(values: F32, settings: Settings) -> Groups:
 
 
 def _codes(values: F32, groups: Groups) -> U8:
+    """Return the codes of values, uint8 [rows, in/2], the low nibble first.
+
+    They follow from the scales before rounding; of `groups` only the size is used.
+    """
     scale, bias = _affine(values, groups.size)
     found = group_values(values, groups.size) - bias[..., None]
     found /= scale[..., None]
@@ -57,6 +63,11 @@ def _codes(values: F32, groups: Groups) -> U8:
 
 
 def _hold(groups: Groups, settings: Settings) -> Groups:
+    """Return groups of a repack with scales and biases rounded to their stored encoding.
+
+    Without an offset the bias is -8 times the scale. Raises CodecError for codes that are not
+    integers.
+    """
     if groups.codes != "int" or groups.scale.dtype != np.float32:
         raise CodecError("its codes are no integers")
     bias = groups.scale * np.float32(-8) if groups.offset is None else groups.offset
@@ -70,6 +81,7 @@ def _hold(groups: Groups, settings: Settings) -> Groups:
 
 
 def _section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
+    """Return the keys of config.json as mlx-lm writes them; `left_out` is not used."""
     said = {"group_size": settings.size, "bits": 4, "mode": "affine"}
     return {"quantization": said, "quantization_config": dict(said)}
 

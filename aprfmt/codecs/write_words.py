@@ -1,8 +1,10 @@
-"""GPTQ and AWQ layouts without calibration: words of eight codes, along inputs or along outputs.
+"""Write weights in the layouts of GPTQ and AWQ, uncalibrated: words of eight 4-bit codes.
 
-GPTQ: symmetric, scale = 2 * largest magnitude / 15, zero point 8, stored less one (version 2: as it
-is), g_idx in order. AWQ: scale = (largest - smallest) / 15, at least 1e-5 / 15, zero point
--round(smallest / scale) within 0 to 15. Scales are F16, as the libraries' kernels take them.
+GPTQ: words go along inputs; symmetric, scale = 2 * largest magnitude / 15, zero point 8, stored
+less one (version 2: unchanged), g_idx in order. AWQ: words go along outputs; scale = (largest -
+smallest) / 15, at least 1e-5 / 15, zero point -round(smallest / scale) within 0 to 15. Scales are
+F16, as the libraries' kernels take them.
+
 Source: AutoGPTQ 0.7.1, quantization/quantizer.py and nn_modules/qlinear; AutoAWQ 0.2.7,
 quantize/quantizer.py and modules/linear/gemm.py.
 """
@@ -25,17 +27,23 @@ _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of AWQ: nibble k of a word is output 8 * wo
 
 
 def _half(scale: F32) -> F32:
+    """Return scales rounded to float16, as float32; the smallest float16 where that gives 0."""
     found = round_numbers("scale", scale, "F16")
     return np.where(found == 0, _SMALLEST, found)
 
 
 def _symmetric(values: F32, settings: Settings) -> Groups:
+    """Return GPTQ's groups of values: a scale each, zero point 8.
+
+    A group of zeros gets the scale for a largest magnitude of 1.
+    """
     most = largest_magnitudes(values, settings.size)
     most = np.where(most == 0, np.float32(1), most)
     return Groups(settings.size, _half((most + most) / np.float32(15)))
 
 
 def _affine(values: F32, settings: Settings) -> Groups:
+    """Return AWQ's groups of values: a scale and an integer zero point each."""
     groups = group_values(values, settings.size)
     high, low = groups.max(axis=2), groups.min(axis=2)
     scale = _half(np.maximum(high - low, np.float32(1e-5)) / np.float32(15))
@@ -44,6 +52,10 @@ def _affine(values: F32, settings: Settings) -> Groups:
 
 
 def _hold(groups: Groups, settings: Settings) -> Groups:
+    """Return groups of a repack with float16 scales.
+
+    Raises CodecError for codes that are not integers, and for offsets without zero points.
+    """
     if groups.codes != "int" or groups.scale.dtype != np.float32:
         raise CodecError("its codes are no integers")
     if groups.offset is not None and groups.zeros is None:
@@ -55,6 +67,10 @@ def _hold(groups: Groups, settings: Settings) -> Groups:
 
 
 def _hold_from_one(groups: Groups, settings: Settings) -> Groups:
+    """Return groups of a repack for GPTQ.
+
+    Raises CodecError for a zero point 0, which version 1 cannot store.
+    """
     held = _hold(groups, settings)
     zeros = held.zeros
     if zeros is not None and settings.version == 1 and (zeros == 0).any():
@@ -66,19 +82,19 @@ def _hold_from_one(groups: Groups, settings: Settings) -> Groups:
 
 
 def _zeros(source: GridWeight) -> Array:
-    """Return the zero points [groups, outputs] as uint8."""
+    """Return the zero points as uint8 [groups, outputs], 8 where the source has none."""
     groups = source.groups
     held = np.full(groups.scale.shape, 8, np.uint8) if groups.zeros is None else groups.zeros
     return np.ascontiguousarray(held.T.astype(np.uint8))
 
 
 def _joined(codes: Array) -> Array:
-    """Return nibbles [rows, 8 * words] as words, the first one lowest."""
+    """Return nibbles [rows, 8 * words] as int32 words [rows, words], the first nibble lowest."""
     return np.ascontiguousarray(codes[:, 0::2] | codes[:, 1::2] << 4).view("<i4")
 
 
 def _along_inputs(source: GridWeight, settings: Settings) -> Array:
-    """Return qweight int32 [in / 8, out]: the words of rows of codes, turned."""
+    """Return qweight int32 [in / 8, out]: rows of words of codes, transposed."""
     outputs, inputs = source.shape
     made = np.empty((inputs // 8, outputs), "<i4")
     native = native_kernels()
@@ -93,7 +109,7 @@ def _along_inputs(source: GridWeight, settings: Settings) -> Array:
 
 
 def _along_outputs(source: GridWeight, settings: Settings) -> Array:
-    """Return qweight int32 [in, out / 8] in AWQ's order."""
+    """Return qweight int32 [in, out / 8]: words of eight outputs in AWQ's order."""
     outputs, inputs = source.shape
     made = np.empty((inputs, outputs // 8), "<i4")
     step = _ROWS
@@ -104,7 +120,7 @@ def _along_outputs(source: GridWeight, settings: Settings) -> Array:
 
 
 def _turned(held: Array) -> Array:
-    """Return codes [outputs, in / 2], two a byte, as AWQ's words [in, outputs / 8]."""
+    """Return codes [outputs, in / 2], two a byte, as AWQ's words int32 [in, outputs / 8]."""
     eight = held.reshape(-1, 8, held.shape[1])  # outputs of a word
     words = np.zeros((len(eight), held.shape[1], 2), "<u4")  # by byte: the even input, the odd one
     for place, output in enumerate(_ORDER):
@@ -116,15 +132,20 @@ def _turned(held: Array) -> Array:
 
 
 def _scales(source: GridWeight, settings: Settings) -> Array:
+    """Return the scales [groups, out], transposed as GPTQ and AWQ store them."""
     return np.ascontiguousarray(source.groups.scale.T)
 
 
 def _index(source: GridWeight, settings: Settings) -> Array:
+    """Return g_idx int32 [in]: the group of each input, in order."""
     return (np.arange(source.shape[1]) // settings.size).astype("<i4")
 
 
 def _gptq_section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
-    """Return GPTQ's section; what is left out besides the head are GPTQModel's negative rules."""
+    """Return {"quantization_config": ...} as GPTQModel writes it.
+
+    Modules in `left_out`, besides the head, become negative rules of `dynamic`.
+    """
     rules: dict[str, Any] = {f"-:^{_quoted(name)}$": {} for name in left_out if name != "lm_head"}
     return {
         "quantization_config": {
@@ -141,10 +162,12 @@ def _gptq_section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, A
 
 
 def _quoted(name: str) -> str:
+    """Return a module's name with its dots escaped for a pattern."""
     return name.replace(".", r"\.")
 
 
 def _awq_section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
+    """Return {"quantization_config": ...} as AutoAWQ writes it."""
     return {
         "quantization_config": {
             "quant_method": "awq",
@@ -195,6 +218,6 @@ AWQ = Writer(
 
 
 def _mixed(codes: Array) -> Array:
-    """Return codes [rows, outputs] in the order of AWQ's words."""
+    """Return codes [rows, outputs], those of each eight outputs in the order of AWQ's words."""
     found: Array = codes.reshape(len(codes), -1, 8)[:, :, list(_ORDER)]
     return found.reshape(len(codes), -1)

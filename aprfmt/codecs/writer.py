@@ -1,9 +1,9 @@
-"""What a writer is: one way of storing a weight in the several tensors of a dialect.
+"""The type `Writer`: one way of storing a quantized weight in the several tensors of a dialect.
 
 A writer rounds values to the nearest on the scales that its library would choose without
-calibration, or takes codes and numbers of groups from a repack; either way the same rows
-lay them out. The table is in `writers.py`. Parts are made one at a time, so that a large weight is
-never held twice.
+calibration, or takes codes and numbers of groups from a repack; either way the same rows lay them
+out. The table is in `writers.py`. Parts are made one at a time, so that a large weight is never
+held twice.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ _ROWS = 1 << 20  # elements looked at in one step
 class Settings(NamedTuple):
     """How a weight is written: `size` inputs share a scale, `scales` is the encoding of scales.
 
-    `version` is that of the layout. `activations`: scales of inputs stand beside every weight.
+    `version` is that of the layout. With `activations` every weight also has scales of its inputs.
     """
 
     size: int
@@ -38,7 +38,7 @@ class Settings(NamedTuple):
 class OutTensor:
     """One stored tensor of a weight: `shape(outputs, inputs, groups)`, and how it is made.
 
-    `encoding` is "" where it is that of the scales.
+    `encoding` is "" where it is the encoding of the scales.
     """
 
     encoding: str
@@ -50,11 +50,11 @@ class OutTensor:
 class Writer:
     """One way of storing a weight [out, in], or with `stacked` one of experts, [experts, out, in].
 
-    `encoding` is the dialect's row of the encoding table. `choose(values, settings)` gives the
-    numbers of groups as they are stored, `codes(values, groups)` the codes under them, as a Source
-    has them. `hold(groups, settings)` gives numbers of a repack as they can be stored here, or
-    raises CodecError. `tensors` are by suffix, the main part first; `section(settings, left_out)`
-    are the keys of config.json, and `files` more texts beside it.
+    `encoding` is the dialect's row of the encoding table. `choose(values, settings)` returns the
+    numbers of groups as they are stored, `codes(values, groups)` the codes under them, in the form
+    of GridWeight.codes. `hold(groups, settings)` returns the numbers of a repack as they can be
+    stored here, or raises CodecError. `tensors` are by suffix, the main part first.
+    `section(settings, left_out)` returns the keys of config.json, and `files` further JSON files.
     """
 
     encoding: str
@@ -69,11 +69,11 @@ class Writer:
 
     @property
     def main(self) -> str:
-        """The suffix of the tensor that holds the codes."""
+        """Suffix of the tensor that holds the codes."""
         return next(iter(self.tensors))
 
     def stored(self, shape: Sequence[int], settings: Settings) -> Mapping[str, StoredPart]:
-        """Return the stored tensors of a weight by suffix, without their bytes."""
+        """Return {suffix: stored part without bytes} for a weight of this shape."""
         *stack, outputs, inputs = shape
         return {
             suffix: StoredPart(
@@ -85,7 +85,7 @@ class Writer:
         }
 
     def part(self, source: GridWeight, suffix: str, settings: Settings) -> bytes:
-        """Return the bytes of one stored tensor."""
+        """Return the bytes of the stored tensor `suffix` of a weight."""
         row = self.tensors[suffix]
         made = np.ascontiguousarray(row.make(source, settings))
         if made.dtype == np.float32 and (row.encoding or settings.scales) != "F32":
@@ -93,7 +93,10 @@ class Writer:
         return made.tobytes()
 
     def rounded(self, values: F32, settings: Settings) -> GridWeight:
-        """Return values rounded to the nearest code; CodecError where they are no weight for it."""
+        """Return values [out, in] rounded to the nearest code.
+
+        Raises CodecError for a NaN, an infinity, or rows that are not whole groups.
+        """
         outputs, inputs = values.shape
         if inputs % settings.size:
             raise CodecError(f"rows of {inputs} are no whole number of groups of {settings.size}")
@@ -105,6 +108,7 @@ class Writer:
             groups = self.choose(values, settings)
 
         def codes(start: int, stop: int) -> U8:
+            """Return the codes of rows [start, stop), made some rows at a time."""
             step, made = max(1, _ROWS // max(inputs, 1)), []
             with np.errstate(all="ignore"):
                 for at in range(start, stop, step):
@@ -115,7 +119,7 @@ class Writer:
         return GridWeight((outputs, inputs), groups, codes)
 
     def taken(self, source: GridWeight, settings: Settings) -> tuple[GridWeight, GroupCounts]:
-        """Return a repack's source as it is stored here, and in how many groups values change.
+        """Return (a repack's source with numbers as stored here, counts of what changes).
 
         Raises CodecError with the reason where this layout cannot hold it.
         """
@@ -136,7 +140,10 @@ class Writer:
 
 
 def count_changes(before: GridWeight, after: GridWeight) -> GroupCounts:
-    """Count the groups in which a value changes; looks at values only where numbers differ."""
+    """Return the counts of groups, of those in which a value changes, and the largest change.
+
+    Values are only decoded where the numbers of the groups differ.
+    """
     count = before.groups.scale.size
     if before.groups.same(after.groups):
         return GroupCounts(count, 0, 0.0)
@@ -152,7 +159,10 @@ def count_changes(before: GridWeight, after: GridWeight) -> GroupCounts:
 
 
 def round_numbers(what: str, held: F32, encoding: str) -> F32:
-    """Return numbers rounded to an encoding, as float32; CodecError where one is beyond it."""
+    """Return numbers rounded to an encoding, as float32; CodecError where one is beyond its range.
+
+    `what` names the numbers in the error.
+    """
     found: F32 = decode(
         encoding, encode(encoding, np.ascontiguousarray(held, np.float32))[""], held.shape
     )

@@ -35,11 +35,11 @@ __all__ = ["ConversionReport", "Options", "TensorOutcome", "convert", "target_fo
 def convert(
     src: Path | str, dst: Path | str, *, to: str | None = None, **options: Unpack[ConvertOptions]
 ) -> ConversionReport:
-    """Convert a model file or folder; any format to any.
+    """Convert a model file or folder from any format to any, and return the report.
 
-    Keyword arguments are the fields of `Options`. Raises ConversionError if the target cannot
-    hold the model as asked, OutputError where `dst` exists and `force` is not given, FormatError
-    and ArchError for the source.
+    Keyword arguments are the fields of `Options`. Raises ConversionError if the target cannot hold
+    the model as asked, OutputError where `dst` exists and `force` is not given, FormatError and
+    ArchError for the source.
     """
     chosen = Options(**options)
     if chosen.arch != "none":
@@ -54,7 +54,10 @@ def convert(
 
 
 def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> ConversionReport:
-    """Convert an open model; see `convert`. `allow_missing` was given when it was opened."""
+    """Convert an open model and return the report; see `convert`.
+
+    `allow_missing` was given when it was opened.
+    """
     from aprfmt.conversion.scheduling import prefetch_small_tensors
     from aprfmt.conversion.source_hash import SourceHash
     from aprfmt.conversion.verification import Verifier
@@ -79,7 +82,11 @@ def _converted(
     model: Model, dst: Path, target: FormatSpec, options: Options, hashing: bool,
     hashed: "SourceHash | None", verifier: "Verifier | None",
 ) -> ConversionReport:  # fmt: skip
-    """Plan, write, verify and report."""
+    """Plan, write and verify one conversion, and return its report.
+
+    `hashing` says whether the source's hash is recorded, `hashed` computes it, `verifier` reads the
+    output back. With `dry_run` nothing is written and the report has estimates.
+    """
     from aprfmt.conversion.metadata import HASH_KEY
     from aprfmt.conversion.plan import build_plan
     from aprfmt.conversion.quantize_options import with_mixture
@@ -87,6 +94,7 @@ def _converted(
     from aprfmt.conversion.run import WrittenTensor, tensor_outcome
     from aprfmt.conversion.source_hash import PLACEHOLDER
 
+    # The user's options stay as given for the state of a resumable run.
     asked = options
     options = with_mixture(model, target, options)
     plan = build_plan(model, target, options)
@@ -99,6 +107,7 @@ def _converted(
     expected: dict[str, Any] | None = None
     if hashing:
         carried.metadata[HASH_KEY] = PLACEHOLDER
+    # Write nothing and estimate, or write, or take over what an earlier run published.
     if options.dry_run:
         from aprfmt.conversion.estimate import estimate_conversion
 
@@ -120,6 +129,7 @@ def _converted(
             )
         digest = hashed.result() if hashed is not None and hashed.recorded else None
         sizes = {path: path.stat().st_size for path in files}
+    # Report and verify.
     tensors = tuple(
         tensor_outcome(o, w) for o, w in zip(plan.outputs, written, strict=True) if not o.companion
     )
@@ -141,7 +151,10 @@ def _converted(
 def _stated(
     model: Model, target: FormatSpec, dst: Path, plan: "Plan", options: Options
 ) -> "tuple[CarriedMetadata, tuple[str, ...]]":
-    """Return metadata and texts, and the roles left out; refuses a plan that would lose more."""
+    """Return (metadata and texts of the output, roles that it leaves out).
+
+    Raises ConversionError where the plan would lose more than the options allow.
+    """
     from aprfmt.conversion.missing_roles import record_missing_roles
     from aprfmt.conversion.preflight import check_planned_losses
 
@@ -153,7 +166,7 @@ def _stated(
 
 
 def _carried(model: Model, target: FormatSpec, plan: "Plan", options: Options) -> "CarriedMetadata":
-    """Return the metadata and texts of the output, and the record of what was left out."""
+    """Return the output's metadata and texts, with the record of what the options left out."""
     from aprfmt.conversion.accounting import RECORD, REMOVED, check_files, record_text
     from aprfmt.conversion.metadata import CarriedMetadata, bare_metadata, target_metadata
 
@@ -177,7 +190,7 @@ def arch_name(model: Model, options: Options) -> str | None:
 
 
 def _leftover(dst: Path, options: Options) -> list[Note]:
-    """Return a warning where a stopped run of this output still waits to be continued."""
+    """Return a warning, or [], where a stopped run of this output can still be continued."""
     from aprfmt.formats.resumable_output import staging_folder
 
     hidden = staging_folder(dst)
@@ -190,7 +203,7 @@ def _leftover(dst: Path, options: Options) -> list[Note]:
 def _open_sink(
     model: Model, target: FormatSpec, weights: Path, options: Options, files: FileSet | None
 ) -> Sink:
-    """Open the target's sink into a set of files, with the options it understands."""
+    """Return the target's open sink, writing into `files`, with the options it understands."""
     from aprfmt.conversion.encoding_choice import stores_as_bytes
 
     wishes: dict[str, Any] = {"files": files}
@@ -207,6 +220,7 @@ def _open_sink(
 
 
 def _in_order(target: FormatSpec, sink: Sink, plan: "Plan") -> list[TensorInfo]:
+    """Return the plan's outputs in the order in which the sink or the format stores them."""
     order = sink.order if isinstance(sink, OrderedSink) else target.order
     return order([output.info for output in plan.outputs])
 
@@ -215,7 +229,7 @@ def _planned(
     model: Model, target: FormatSpec, dst: Path, plan: "Plan", carried: "CarriedMetadata",
     options: Options,
 ) -> dict[Path, int]:  # fmt: skip
-    """Return every file that would be written and its size in bytes; writes nothing."""
+    """Return {path: size in bytes} of every file that would be written; writes nothing."""
     from aprfmt.conversion.estimate import planned_sizes
 
     weights, _ = _places(target, dst)
@@ -230,7 +244,10 @@ def _resumed(
     model: "Model", target: FormatSpec, dst: Path, plan: "Plan", carried: "CarriedMetadata",
     asked: Options,
 ) -> "ResumableFileSet":  # fmt: skip
-    """Return the files of a run that may be continued, and what an earlier one left of them."""
+    """Return the set of files of a conversion that may be continued.
+
+    It holds what an earlier run of the same source and plan left.
+    """
     from aprfmt.conversion.resume_state import check_resumable, plan_digest, source_identities
     from aprfmt.formats.resumable_output import ResumableFileSet
 
@@ -256,10 +273,11 @@ def _write(
     begun: "ResumableFileSet | None",
     verifier: "Verifier | None",
 ) -> "tuple[tuple[Path, ...], tuple[int, Account] | None]":
-    """Write all outputs, publish the files together and return them; `verifier` reads them back.
+    """Write all outputs and publish the files together.
 
-    What may be continued lies whole under its final names before it is published: it is verified
-    there, and the result returned too.
+    Returns (paths, verification). Resumable outputs are verified in the staging folder, before they
+    are published: then the second is (number of tensors, account), else None. A resumable output
+    that fails is removed. `verifier` reads tensors back while they are written.
     """
     from aprfmt.conversion.scheduling import write_tensors
     from aprfmt.conversion.sidecar_files import texts_to_write
@@ -267,11 +285,13 @@ def _write(
 
     weights, folder = _places(target, dst)
     with begun or FileSet(force=options.force, folder=folder, ours=is_our_name) as files:
+        # Refuse to replace another model's files before anything is written.
         texts = texts_to_write(weights, folder, carried.texts, options.force)
         with _open_sink(model, target, weights, options, files) as sink:
             infos = _in_order(target, sink, plan)
             sink.plan(carried.metadata, infos)
             write_tensors(sink, infos, plan, written, options, begun, verifier, model.source.files)
+            # Wait for the other threads, then write the digest into the header.
             if not all(each is None or each.done() for each in (verifier, digest)):
                 files.sync()  # the disk ends its work while they end theirs
             if verifier is not None:
@@ -282,6 +302,7 @@ def _write(
                 digest.check()
             refuse_changed_source(model)
             paths = tuple(sink.files)
+        # Companion files, and the check of a resumable run before it is published.
         for path, text in texts.items():
             files.create(path).write(_utf8(path.name, text))
         beside = tuple(weights.parent / name for name in carried.texts)
@@ -315,6 +336,7 @@ def refuse_changed_source(model: Model) -> None:
 
 
 def _utf8(name: str, text: str) -> bytes:
+    """Return a file's text as UTF-8; ConversionError where a character has no UTF-8 form."""
     try:
         return text.encode()
     except UnicodeEncodeError as error:
@@ -325,7 +347,10 @@ def _utf8(name: str, text: str) -> bytes:
 
 
 def _places(target: FormatSpec, dst: Path) -> tuple[Path, Path | None]:
-    """Return the weights' path, and the folder if the output is a folder (HF), else None."""
+    """Return (path of the weights, folder of the output, or None for a single file).
+
+    Raises UsageError for a name without extension where the format writes no folders.
+    """
     if dst.suffix.lower() in target.extensions:
         return dst, None
     if target.weights_name is None:
@@ -340,7 +365,11 @@ def _verify(
     files: tuple[Path, ...], plan: "Plan", written: "list[WrittenTensor]", model: "Model",
     verifier: "Verifier",
 ) -> "tuple[int, Account]":  # fmt: skip
-    """Re-open what was written; compare with the source what was not compared in that place."""
+    """Return (number of tensors, account of the source) after reading the output back.
+
+    Tensors that the verifier did not prove equal are compared here. Raises ConversionError where
+    one is missing, differs, or something of the source is lost.
+    """
     from aprfmt.conversion.accounting import balanced_account
     from aprfmt.conversion.verification import compare_written
 

@@ -1,6 +1,6 @@
-"""What became of every tensor and companion file of a source in a copy: no loss goes unreported.
+"""Account for every tensor and companion file of a source in a copy, so that no loss is silent.
 
-Two open models are held together: no plan of a conversion is believed. Every stored tensor, the
+Two open models are compared: the plan of the conversion is not trusted. Every stored tensor, the
 scales of packed weights, a tied head and the files beside the weights are copied, transformed or
 dropped; a drop needs a flag, which the copy records. Everything else is lost.
 """
@@ -59,7 +59,7 @@ _INPUTS_GONE = "of activations, which a weight of the copy has not"
 
 @dataclass(frozen=True, slots=True)
 class SourceItem:
-    """One thing of the source: what it is, what became of it, and how or why."""
+    """One thing of the source: its name and kind, what became of it, and how or why."""
 
     name: str
     kind: str
@@ -69,24 +69,24 @@ class SourceItem:
 
 @dataclass(frozen=True)
 class Account:
-    """The entries of a source; `balanced` where none is lost."""
+    """What became of everything in a source; it is balanced where nothing is lost."""
 
     entries: tuple[SourceItem, ...]
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Entries by fate."""
+        """{fate: number of entries}, for all four fates."""
         found = Counter(entry.fate for entry in self.entries)
         return {fate: found[fate] for fate in FATES}
 
     @property
     def lost(self) -> tuple[SourceItem, ...]:
-        """The entries of which the copy has nothing, and no flag said so."""
+        """The entries that the copy has nothing of, without a flag that says so."""
         return tuple(entry for entry in self.entries if entry.fate == "lost")
 
     @property
     def left(self) -> tuple[NotCompared, ...]:
-        """What nothing reads and the copy has not, or not as it was, where no flag said so."""
+        """Unread keys and files that the copy lacks or has changed, without a flag that says so."""
         states: Mapping[str, State] = {_NO_PLACE: "only in A", _OTHER_VALUE: "unequal"}
         return tuple(
             NotCompared(
@@ -113,7 +113,7 @@ class Account:
 
 
 def describe_losses(entries: Sequence[SourceItem]) -> str:
-    """Return what an error says of lost entries."""
+    """Return the names and kinds of the first lost entries, as an error shows them."""
     shown = ", ".join(f"{entry.name} ({entry.kind})" for entry in entries[:_SHOWN])
     return f"{shown}{' ...' if len(entries) > _SHOWN else ''}"
 
@@ -124,10 +124,10 @@ def account_for_source(
     excused: Callable[[str], str],
     edited: Collection[tuple[str, str]] = (),
 ) -> Account:
-    """Return what became of everything in `source`.
+    """Return the account of everything in `source`, by comparing it with `copy`.
 
-    `excused(name)` gives the flag that left out a tensor or a file, "" for what should be there.
-    `edited` are keys (kind, name) that were to get another value or to go.
+    `excused(name)` returns the flag that left out a tensor or a file, "" for what should be there.
+    `edited` are keys (kind, name) that were to get another value or to be removed.
     """
     both = _Both(copy, source, excused, edited)
     said = sidecar_items(source, both.file)
@@ -135,18 +135,22 @@ def account_for_source(
 
 
 def recorded_omissions(copy: Model) -> Callable[[str], str]:
-    """Return what a copy's own record says of what was left out of it; FormatError."""
+    """Return a function from a name to the flag that left it out, by the copy's own record.
+
+    It returns "" for names that are not recorded. Raises FormatError for a record that is not JSON.
+    """
     found = _record(copy)
     return lambda name: str(found.get(name, ""))
 
 
 def _record(model: Model) -> Mapping[str, Any]:
+    """Return {name in the source: flag} that a model's metadata records; {} without a record."""
     text = model.metadata.get(RECORD)
     return json_object(text, f"{model.path}: {RECORD}") if isinstance(text, str) else {}
 
 
 def sidecar_items(source: Model, fate: Callable[[str, str], SourceItem]) -> Iterator[SourceItem]:
-    """Yield an entry for every companion file of a source; `fate(name, kind)` makes it."""
+    """Yield the entry that `fate(name, kind)` makes for every companion file of a source."""
     for name in sidecar_names(source):
         kind = companion_kind(name)
         if kind:
@@ -154,7 +158,7 @@ def sidecar_items(source: Model, fate: Callable[[str, str], SourceItem]) -> Iter
 
 
 class _Both:
-    """A copy and its source, and what of the one answers what of the other."""
+    """A copy and its source, compared item by item."""
 
     def __init__(
         self,
@@ -163,6 +167,7 @@ class _Both:
         excused: Callable[[str], str],
         edited: Collection[tuple[str, str]] = (),
     ) -> None:
+        """Look up the roles, the readings of all items and the companion texts of both models."""
         self.copy, self.source, self.excused, self.edited = copy, source, excused, edited
         self.roles, self.roles_of = _roles(copy, source), source.roles_of
         items = ledger(source, (*_TENSORS, *_UNREAD_KINDS)).items
@@ -173,7 +178,7 @@ class _Both:
     # --- tensors ------------------------------------------------------------------------------
 
     def tensors(self) -> Iterator[SourceItem]:
-        """Yield an entry for every stored tensor, parts of packed weights each by itself."""
+        """Yield an entry for every stored tensor, the parts of packed weights separately."""
         for name, view in self.source.items():
             entry = self._tensor(name, view)
             yield entry
@@ -183,7 +188,7 @@ class _Both:
                     yield self._part(part.info.name, name, view, entry)
 
     def _answers(self, name: str) -> "tuple[View, ...]":
-        """Return the tensors of the copy that hold what a tensor of the source held."""
+        """Return the copy's tensors that hold what a tensor of the source holds; () for none."""
         keys = self.roles_of.get(name, ())
         held = tuple(self.roles[key] for key in keys if key in self.roles)
         if keys and len(held) == len(keys):
@@ -192,10 +197,16 @@ class _Both:
         return () if same is None else (same,)
 
     def _tensor(self, name: str, view: "View") -> SourceItem:
+        """Return the entry of a weight's main tensor.
+
+        It says whether the tensor was copied, transformed, dropped or lost, and why.
+        """
+        # What the source's tensor is.
         stored = view.stored[0]
         name = stored.parts[""].info.name if stored.parts else name
         item = self.read[name] if name in self.read else Item("tensor", name, "unread")
         kind = next((kind for kind in ("draft head", "tower") if kind in item.of), "tensor")
+        # Nothing in the copy: left out by a flag, not needed, or lost.
         found = self._answers(view.name)
         if not found:
             why = self.excused(name) or self.excused(view.name)
@@ -206,6 +217,7 @@ class _Both:
             if item.reading == "without effect":
                 return SourceItem(name, kind, "dropped", item.of)
             return SourceItem(name, kind, "lost", "the copy has no such tensor")
+        # Something in the copy: transformed if encoding or layout differs.
         encodings = "+".join(dict.fromkeys(one.encoding for one in found))
         names = ", ".join(dict.fromkeys(each for one in found for each in one.names))
         steps = {step for one in found for step in one.steps}
@@ -218,7 +230,10 @@ class _Both:
         return SourceItem(name, kind, "copied", names if names != name else "")
 
     def _part(self, name: str, weight: str, view: "View", main: SourceItem) -> SourceItem:
-        """Return the entry of a scale: it stands in the copy, or it is in the values of one."""
+        """Return the entry of a scale `name` of a packed weight, given that of its main tensor.
+
+        It is copied where the copy stores it, transformed where it went into decoded values.
+        """
         if main.fate in ("dropped", "lost"):
             return SourceItem(name, "scale", main.fate, main.how)
         found = self._answers(weight)
@@ -239,7 +254,7 @@ class _Both:
         return SourceItem(name, "scale", "transformed", f"part of {main.how}")
 
     def head(self) -> Iterator[SourceItem]:
-        """Yield the entry of a head that is the embedding's own tensor."""
+        """Yield the entry of a tied head, if the source has one."""
         key, table = "output.weight", "token_embd.weight"
         try:
             hyper = self.source.hyper
@@ -258,7 +273,7 @@ class _Both:
             yield SourceItem(name, "tied head", "dropped" if why else "lost", why or "is not tied")
 
     def _ties(self) -> bool:
-        """Say whether the copy ties its head; one that names no known architecture is not asked."""
+        """Return whether the copy ties its head; True where its architecture is not known."""
         try:
             return bool(self.copy.hyper["tied_embeddings"])
         except ArchError:
@@ -267,7 +282,10 @@ class _Both:
     # --- what stands in keys ------------------------------------------------------------------
 
     def keys(self) -> Iterator[SourceItem]:
-        """Yield an entry for what the source keeps in its keys: vocabulary, template, licence."""
+        """Yield an entry for each thing the source stores in keys.
+
+        These are vocabulary, chat template and licence.
+        """
         from aprfmt.tokenizer.carriers import has_tokenizer
 
         copy, source = self.copy, self.source
@@ -296,7 +314,7 @@ class _Both:
     def unread(self) -> Iterator[SourceItem]:
         """Yield an entry for every file and key of the source that no table lists.
 
-        A copy holds the keys for which its format has a place, and no such file.
+        A copy holds the keys for which its format has a place, and none of these files.
         """
         fates: Mapping[State, tuple[Fate, str]] = {
             "equal": ("copied", ""),
@@ -317,7 +335,7 @@ class _Both:
     # --- files --------------------------------------------------------------------------------
 
     def file(self, name: str, kind: str) -> SourceItem:
-        """Return what became of a companion file."""
+        """Return the entry of a companion file: copied, transformed, dropped or lost, and why."""
         if name in self._texts:
             same = self._texts[name] == self._stated.get(name)
             return SourceItem(name, kind, "copied" if same else "transformed",
@@ -331,7 +349,10 @@ class _Both:
         )
 
     def _made_of(self, name: str, kind: str) -> str:
-        """Return what of the copy says the same as a file that it does not hold; "" for nothing."""
+        """Return what of the copy holds the content of a file that it lacks, in words.
+
+        It is "" where there is none.
+        """
         from aprfmt.tokenizer.carriers import has_tokenizer
 
         if kind == "tokenizer" and has_tokenizer(self.copy.carried):
@@ -348,7 +369,10 @@ class _Both:
 
 
 def _roles(copy: Model, source: Model) -> Mapping[str, "View"]:
-    """Return the copy's tensors by role; by the source's architecture where it names none."""
+    """Return {role: tensor} of the copy, by the source's architecture where it names none.
+
+    {} where neither can be bound to its names.
+    """
     try:
         return copy.roles
     except ArchError:
@@ -367,7 +391,10 @@ def _roles(copy: Model, source: Model) -> Mapping[str, "View"]:
 
 
 def _licence(model: Model, key: str) -> Any:
-    """Return what a key says, or what is kept of it from a GGUF; None without it."""
+    """Return the value of a key, or the value a conversion recorded from a GGUF.
+
+    It is None without any.
+    """
     stated = foreign_records(model).get(key)
     found = stated[1] if isinstance(stated, list) and len(stated) == 2 else None
     value = model.metadata.get(key, found)
@@ -375,7 +402,7 @@ def _licence(model: Model, key: str) -> Any:
 
 
 def _texts_of(model: Model) -> Mapping[str, str]:
-    """Return the text files of a folder, or those that a file of ours carries."""
+    """Return {file name: text} of a folder's text files, or of those embedded in one file."""
     if model.folder is not None:
         return model.folder.texts
     found = dict(model.carried.texts)
@@ -387,20 +414,22 @@ def _texts_of(model: Model) -> Mapping[str, str]:
 def omissions_by_flag(
     source: Model, drops: Drops, *, files_too: bool, removed: Sequence[str]
 ) -> dict[str, str]:
-    """Return what a conversion leaves out of a source by its flags, name -> flag.
+    """Return {name: flag} of everything a conversion leaves out of a source by its flags.
 
-    `files_too`: the container alone is copied, so that no file is. `removed` are keys that are
-    taken out by their names, that of the small files perhaps. What an earlier conversion left out
-    of the source, which says so, stays said.
+    `files_too`: the container alone is copied, without companion files. `removed` are metadata keys
+    that are removed by name, which may hold embedded files. What an earlier conversion recorded as
+    left out stays in the result.
     """
     told = {} if RECORD in removed else _record(source)
     found = {name: str(flag) for name, flag in told.items()}
+    # What single files store in keys.
     for name in embedded_files(source):
         keys = [key for key in removed if key == name or key.startswith(KEYS.get(name, name))]
         if keys:
             found[name] = f"--remove {keys[0]}"
         elif files_too:
             found[name] = ALONE
+    # Tensors, with the stored parts of packed weights.
     every = spellings_by_name(source) if drops else {}
     for name, view in source.items() if drops else ():
         spellings = (name, *view.names, *every.get(name, ()))
@@ -408,6 +437,7 @@ def omissions_by_flag(
         stored = [one.info.name for one in view.parts.values() or view.stored]
         gone = (each for each in stored if whole or any(match(each) for match in drops))
         found.update(dict.fromkeys(gone, "--drop"))
+    # Companion files, also those that nothing reads.
     there = [path.name for path in folder_files(source) if not path.is_dir()]
     unread = {name for name in there if file_row(name).reading == "unread"}
     for name in (*sidecar_names(source), *sorted(unread - {*sidecar_names(source)})):
@@ -421,16 +451,22 @@ def omissions_by_flag(
 
 
 def record_text(found: Mapping[str, str]) -> str:
-    """Return the record as it stands in metadata."""
+    """Return the record of omissions {name: flag} as JSON text for the metadata."""
     return json.dumps(dict(found), ensure_ascii=False, sort_keys=True)
 
 
 def check_files(source: Model, left_out: Mapping[str, str]) -> None:
-    """Raise ConversionError for files beside the weights that would be lost without a flag."""
+    """Raise ConversionError for companion files that would be lost without a flag.
+
+    `left_out` is {name: flag} of what the options leave out.
+    """
     from aprfmt.tokenizer.carriers import has_tokenizer
 
     def fate(name: str, kind: str) -> SourceItem:
-        """Return a companion file's row: copied if carried or left out on request, else lost."""
+        """Return a companion file's entry.
+
+        It is "copied" if the file is carried or a flag leaves it out, else "lost".
+        """
         carried = name in TEXT_FILES or (kind == "tokenizer" and has_tokenizer(source.carried))
         return SourceItem(name, kind, "copied" if carried or name in left_out else "lost")
 
@@ -443,7 +479,7 @@ def check_files(source: Model, left_out: Mapping[str, str]) -> None:
 
 
 def edited_keys(source: Model, options: Options) -> frozenset[tuple[str, str]]:
-    """Return the keys (kind, name) that a conversion is to change or to take out by their names."""
+    """Return (kind, name) of the keys that a conversion is asked to change or remove."""
     found = {("metadata key", key) for key in (*options.metadata, *options.remove)}
     text = options.texts.get("config.json")
     if text is not None and source.config is not None:
@@ -461,7 +497,10 @@ def balanced_account(
     left_out: Mapping[str, str],
     edited: Collection[tuple[str, str]] = (),
 ) -> Account:
-    """Return the account of a conversion; ConversionError where something of the source is lost."""
+    """Return the account of a conversion; ConversionError where something of the source is lost.
+
+    `left_out` is {name: flag}, `edited` the keys that were to change.
+    """
     found = account_for_source(copy, source, lambda name: left_out.get(name, ""), edited)
     scales = [entry for entry in found.lost if entry.how == _INPUTS_GONE]
     if scales and len(scales) == len(found.lost):

@@ -1,4 +1,4 @@
-"""Counts how re-encoding changed values."""
+"""Count how many values of a tensor re-encoding changed, in chunks."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def _plain(before: "Array", after: "Array") -> bool:
-    """Say whether two chunks are float32 of one shape, in order."""
+    """Return whether two chunks are contiguous float32 arrays of one shape."""
     return before.shape == after.shape and all(
         one.dtype == np.float32 and one.flags.c_contiguous for one in (before, after)
     )
 
 
 def is_block_encoding(encoding: str) -> bool:
-    """Say whether an encoding's kernel alone decodes its bytes: blocks with nothing beside them."""
+    """Return whether an encoding's native kernel alone decodes its bytes, without companions."""
     kind = type(codec(encoding))
     return all(
         getattr(kind, name) is getattr(Codec, name) for name in ("decode_native", "main", "finish")
@@ -31,14 +31,14 @@ def is_block_encoding(encoding: str) -> bool:
 
 @dataclass
 class ChangeCounts:
-    """How re-encoding changed the values of one tensor."""
+    """How many values of one tensor re-encoding changed, made infinite, or made zero."""
 
     changed: int = 0
     overflowed: int = 0
     underflowed: int = 0
 
     def join(self, other: "ChangeCounts") -> None:
-        """Add what was counted of another part of the tensor."""
+        """Add the counts of another part of the tensor."""
         self.changed += other.changed
         self.overflowed += other.overflowed
         self.underflowed += other.underflowed
@@ -46,9 +46,12 @@ class ChangeCounts:
     def add_encoded(
         self, before: "Array", encoding: str, data: "Bytes", block_size: int, threads: int
     ) -> bool:
-        """Count what encoding a chunk changed, keeping nothing decoded; False where that is not so.
+        """Count what encoding a chunk changed, from the encoded bytes.
 
-        Then a kernel that decodes these blocks and no more is missing.
+        Returns True if it was counted.
+
+        `before` are the values, `data` their encoding in blocks of `block_size` elements. Nothing
+        decoded is kept. False where there is no native kernel that decodes these blocks alone.
         """
         native = native_kernels()
         plain = before.dtype == np.float32 and before.flags.c_contiguous
@@ -59,6 +62,7 @@ class ChangeCounts:
         found: list[tuple[int, int, int]] = []
 
         def part(start: int, stop: int) -> None:
+            """Append the counts of elements [start, stop), which begin a block, to `found`."""
             blocks = view[start // block_size * width : -(-stop // block_size) * width]
             found.append(native.changes_of(encoding, values[start:stop], blocks))
 
@@ -72,7 +76,7 @@ class ChangeCounts:
         return True
 
     def add(self, before: "Array", after: "Array") -> None:
-        """Count one chunk; NaN stays equal to NaN."""
+        """Count what changed in one chunk, `before` and `after`; two NaN are equal."""
         native = native_kernels()
         if native is not None and _plain(before, after):
             changed, overflowed, underflowed = native.changes(before, after)

@@ -1,4 +1,4 @@
-"""Weights that are written in a dialect's several tensors: rounded, or put there undecoded.
+"""Outputs that store weights in a dialect's several tensors (GPTQ, MLX, NVFP4, ...).
 
 Which dialect and how, the scheme says (`packing` of the options). A weight whose codes stand in
 blocks, or in another dialect, on the very grid that is asked for keeps its codes: that is no second
@@ -35,7 +35,7 @@ _ACTIVATIONS = "input_scale"  # stands beside ModelOpt's weights where calibrati
 
 @dataclass
 class LatestGrid:
-    """The weight whose grid was made last, so that only one's is in memory."""
+    """The weight whose codes were made last, so that only one weight's are in memory."""
 
     name: str = ""
     source: "GridWeight | None" = None
@@ -43,7 +43,7 @@ class LatestGrid:
 
 @dataclass(eq=False)
 class DialectWeight(PackedWeight):
-    """One weight to be stored in a dialect's tensors."""
+    """One weight to be stored in a dialect's tensors, made when they are written."""
 
     writer: "Writer" = field(kw_only=True)
     settings: "Settings" = field(kw_only=True)
@@ -52,7 +52,7 @@ class DialectWeight(PackedWeight):
     beside: Mapping[str, bytes] = field(kw_only=True, default_factory=dict)  # float32 numbers
 
     def part(self, suffix: str) -> bytes:
-        """Return one stored tensor's bytes."""
+        """Return the bytes of the stored tensor `suffix`; "" is the one that holds the codes."""
         if suffix.lstrip(".") in self.beside:
             return self.beside[suffix.lstrip(".")]
         try:
@@ -64,12 +64,13 @@ class DialectWeight(PackedWeight):
         return made
 
     def source(self) -> "GridWeight":
-        """Return the weight's codes and numbers as they will be stored."""
+        """Return the weight's codes and numbers of groups as stored, made at most once."""
         if self.latest.name != self.name or self.latest.source is None:
             self.latest.name, self.latest.source = self.name, self._made()
         return self.latest.source
 
     def _made(self) -> "GridWeight":
+        """Return the weight's own codes in this layout, else values rounded to the nearest."""
         found = convert_codes(self.output, self.writer, self.settings)
         if not isinstance(found, str):
             self.judged = found[1]
@@ -80,7 +81,7 @@ class DialectWeight(PackedWeight):
             raise ConversionError(f"{self.name}: {error}") from error
 
     def _count(self) -> None:
-        """Count the values that rounding changed; those of a repack are counted by groups."""
+        """Count the values that rounding changed; those of a repack were counted by groups."""
         self.counted = True
         if self.judged is not None:
             return
@@ -91,11 +92,14 @@ class DialectWeight(PackedWeight):
             self.counts.add(values[start:stop], source.values(start, stop))
 
     def _rows(self) -> "Array":
-        """Return the weight's values as [rows, inputs], experts of a stack one after another."""
+        """Return the weight's values as [rows, inputs], experts of a stack in sequence."""
         return self.make().reshape(-1, self.shape[-1])
 
     def infos(self, main: str) -> dict[str, TensorInfo]:
-        """Return the stored tensors by suffix, "" being the main one: `main` plays no part."""
+        """Return {suffix: stored tensor}, "" being the one that holds the codes; sets `nbytes`.
+
+        `main` is not used: the dialect gives the names.
+        """
         stem = self.name.removesuffix(".weight")
         found = {}
         stored = dict(self.writer.stored(self.shape, self.settings))
@@ -117,7 +121,7 @@ class DialectWeight(PackedWeight):
 
 
 def dialect_writer(options: Options) -> "Writer | None":
-    """Return the writer that a scheme names; None where it names none."""
+    """Return the writer that the options' scheme names; None where it names none."""
     if options.writer is None:
         return None
     from aprfmt.codecs.writers import WRITERS
@@ -128,7 +132,11 @@ def dialect_writer(options: Options) -> "Writer | None":
 def make_dialect_weight(
     output: Output, writer: "Writer", options: Options, dtype: str, latest: LatestGrid
 ) -> DialectWeight:
-    """Return a weight as it will be stored; `dtype` is that of its scales where nothing says it."""
+    """Return a weight as it will be stored in the writer's tensors.
+
+    `dtype` is that of its scales where neither layout nor source says it. Raises ConversionError
+    for a tensor that is no matrix, or no stack of experts where the layout stores stacks.
+    """
     if len(output.info.shape) != 2 + writer.stacked:
         what = "stacks [experts, out, in]" if writer.stacked else "matrices [out, in]"
         raise ConversionError(
@@ -149,7 +157,10 @@ def make_dialect_weight(
 
 
 def _settings(output: Output, writer: "Writer", options: Options, dtype: str = "F32") -> "Settings":
-    """Return how a weight is written. Its scales have its own dtype where the layout leaves it."""
+    """Return how the writer stores a weight: group size, encoding of its scales, version.
+
+    The scales have the weight's own dtype where the layout leaves it open, else `dtype`.
+    """
     from aprfmt.codecs.writer import Settings
 
     size = options.packing.get("size") or output.info.shape[-1]
@@ -158,7 +169,10 @@ def _settings(output: Output, writer: "Writer", options: Options, dtype: str = "
 
 
 def _scales_of(output: Output) -> str:
-    """Return a float weight's own encoding, or that of a packed one's scales (blocks': F16)."""
+    """Return the encoding that a weight's scales should have, by its source; "" where it says none.
+
+    It is a float weight's own encoding, that of a packed weight's scales, or F16 for blocks.
+    """
     if output.source_encoding in _FLOATS:
         return output.source_encoding
     if output.runs is not None:
@@ -169,7 +183,10 @@ def _scales_of(output: Output) -> str:
 
 
 def _beside(output: Output, writer: "Writer") -> Mapping[str, bytes]:
-    """Return the scales of activations that stand beside a weight, where the layout has them."""
+    """Return {"input_scale": bytes} of a weight whose source has it and whose layout is ModelOpt's.
+
+    Else {}.
+    """
     one = output.sources[0] if len(output.sources) == 1 else None
     if not isinstance(one, ScaledTensor) or writer.encoding != "MODELOPT":
         return {}
@@ -180,7 +197,11 @@ def _beside(output: Output, writer: "Writer") -> Mapping[str, bytes]:
 def convert_codes(
     output: Output, writer: "Writer", settings: "Settings"
 ) -> "tuple[GridWeight, GroupCounts] | str":
-    """Return a weight's own codes laid out anew and how exact that is, or why it cannot be."""
+    """Return (a weight's own codes in the new layout, counts of what changes).
+
+    Where its codes cannot be kept the result is a text instead that says why, "" where no pair of
+    encodings is in the table.
+    """
     from aprfmt.codecs.writers import PAIRS, READS
 
     if writer.encoding not in PAIRS.get(output.source_encoding, ()):
@@ -201,7 +222,7 @@ def convert_codes(
 def _check_alone(
     outputs: Sequence[Output], model: "Model", writer: "Writer", options: Options
 ) -> None:
-    """Raise ConversionError where packed weights would stay what they are, or be of two kinds."""
+    """Raise ConversionError where packed weights would stay packed, or be packed in two ways."""
     parts = {id(part): view for view in model.values() for part in view.parts.values()}
     for output in outputs:
         if has_companions(output.info.encoding):
@@ -219,6 +240,10 @@ def _check_alone(
 
 
 def _of_runs(output: Output) -> "GridWeight":
+    """Return a weight stored in GGUF blocks as codes and numbers of groups.
+
+    Raises CodecError where its rows are not copied whole, or its parts have different scales.
+    """
     import numpy as np
 
     from aprfmt.codecs.repack_blocks import grid_of_blocks
@@ -244,16 +269,17 @@ def _of_runs(output: Output) -> "GridWeight":
 def choose_kept_codes(
     outputs: Sequence[Output], model: "Model", options: Options
 ) -> tuple[set[str], dict[str, str]]:
-    """Return the names of outputs whose codes are kept, and why those of others are not.
+    """Return (names of outputs whose codes are kept, {name: why the codes are not kept}).
 
-    Raises ConversionError where values would change by it, unless --allow-inexact is given, and
-    for weights that no configuration could describe beside the others.
+    Raises ConversionError where keeping codes would change values, unless --allow-inexact is given,
+    and for weights that no configuration could describe next to the others.
     """
     writer, path = dialect_writer(options), model.path
     if writer is not None:
         _check_alone(outputs, model, writer, options)
     kept: dict[str, GroupCounts] = {}
     reasons: dict[str, str] = {}
+    # Try to keep the codes of each weight in this dialect.
     for output in outputs if writer is not None else ():
         assert writer is not None
         if output.info.encoding != writer.encoding or output.source_encoding == writer.encoding:
@@ -263,6 +289,7 @@ def choose_kept_codes(
             reasons[output.info.name] = found
         else:
             kept[output.info.name] = found[1]
+    # Refuse changed values unless the options allow them.
     changed = {name: one for name, one in kept.items() if one.inexact}
     if changed and not options.allow_inexact:
         worst = max(changed, key=lambda name: changed[name].largest)
@@ -276,9 +303,9 @@ def choose_kept_codes(
 
 
 def quantization_config(outputs: Sequence[Output]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    """Return what config.json says of weights in a dialect, and the files beside it, as JSON.
+    """Return (keys of config.json, {file name: JSON value}) that describe weights in a dialect.
 
-    Modules that are left as they are: every other matrix but embeddings.
+    Modules listed as not quantized are all other matrices but embeddings, and a tied head.
     """
     held = [one.part.packed for one in outputs if one.part is not None]
     packed = [one for one in held if isinstance(one, DialectWeight)]
@@ -293,6 +320,6 @@ def quantization_config(outputs: Sequence[Output]) -> tuple[Mapping[str, Any], M
 
 
 def _is_module(output: Output) -> bool:
-    """Say whether a tensor is the weight of a Linear, as far as names tell, the head included."""
+    """Return whether a tensor is the weight of a Linear, as far as names tell; the head is one."""
     base, suffix, _ = base_name(output.role or output.info.name)
     return suffix == "weight" and len(output.info.shape) == 2 and base not in EMBEDDINGS

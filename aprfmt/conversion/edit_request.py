@@ -1,4 +1,4 @@
-"""Changes of metadata as a user asks for them, each placed where readers look for it."""
+"""Parse the changes of metadata that a user asks for, each placed where readers look for it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,9 +21,9 @@ TEMPLATE = "chat_template"
 
 @dataclass
 class EditRequest:
-    """What is to change: keys of the file's own metadata, and values of the folder's text files.
+    """The requested changes: keys of the file's metadata, and values of the folder's text files.
 
-    `unknown` are near names by key that is neither in the file nor known.
+    `unknown` has similar names for each key that is neither in the file nor known.
     """
 
     values: dict[str, Any]
@@ -33,7 +33,7 @@ class EditRequest:
 
     @property
     def keys(self) -> list[str]:
-        """The keys of the file's own metadata that change."""
+        """The keys of the file's metadata that change or are removed."""
         return [*self.values, *self.remove]
 
     @property
@@ -44,14 +44,14 @@ class EditRequest:
 
     @property
     def texts(self) -> dict[str, str]:
-        """New contents by name of the text files that change."""
+        """{file name: new content} of the text files that change."""
         return self.files.texts() if self.files is not None and self.files.changed else {}
 
 
 def parse_edits(
     opened: "Model", changes: Sequence[tuple[str, str]], remove: Sequence[str], output: Path
 ) -> EditRequest:
-    """Return the changes that are asked for, each at the place where readers look for it.
+    """Return the requested changes, each at the place where readers look for it.
 
     `changes` are (KEY or KEY:TYPE, VALUE as JSON or text); `output` is the file to write, whose
     format has to be that of `opened`. Raises UsageError for what cannot be changed so.
@@ -63,6 +63,7 @@ def parse_edits(
             f"{opened.path}: files of {opened.format} are read here, not written; convert it to "
             "safetensors, and set the value there"
         )
+    # The output must have the same format.
     try:
         target = resolve_format(opened, output, None).name
     except NoFormatError:
@@ -70,6 +71,7 @@ def parse_edits(
     if target != opened.format:
         wanted = " or ".join(FORMATS[opened.format].extensions)
         raise UsageError(f"{output}: set keeps the format {opened.format}; expected {wanted}")
+    # Values of a folder's text files are changed there, all others in the metadata.
     files = FolderEdits(opened) if has_text_files(opened) else None
     request = EditRequest({}, [], {}, files)
     for key in remove:
@@ -82,6 +84,7 @@ def parse_edits(
         if named in request.remove:
             raise UsageError(f"--remove {key}: is named twice; give one change of a key")
         request.remove.append(named)
+    # New values: split off the type, and parse the text by it.
     for left, text in changes:
         own = left if files is None else files.of_weights(left)
         key, kind = (left, "") if own is None else edits.split_type(own, opened)
@@ -99,6 +102,7 @@ def parse_edits(
             files.set(left, text)
         else:
             request.values[key] = edits.parse_value(opened, key, kind, text)
+    # Check what is removed, and find names that may be misspelled.
     edits.check_present(opened, request.remove)
     arch = request.values.get("general.architecture")
     also = [str(arch.value if isinstance(arch, TypedValue) else arch)] if arch is not None else []

@@ -1,7 +1,7 @@
-"""Parses single metadata values: KEY=VALUE, KEY:TYPE=VALUE, KEY:TYPE[]=A,B,C.
+"""Parse single metadata values: KEY=VALUE, KEY:TYPE=VALUE, KEY:TYPE[]=A,B,C.
 
-A key keeps the type it has in the file; a new key gets the type that is known for it, else the
-type of its text read as JSON. `FormatSpec.values` has each format's types and keys.
+A key keeps the type it has in the file; a new key gets the type that is known for it, else the type
+of its text read as JSON. `FormatSpec.values` has each format's types and keys.
 """
 
 import math
@@ -30,7 +30,10 @@ _LONGEST = 60  # characters of a value in a message
 
 @dataclass(frozen=True)
 class KeyChange:
-    """One key before and after, for a report; a long array is shown as its length."""
+    """The value of one key before and after a change, for a report.
+
+    A long array is replaced by a text with its length.
+    """
 
     key: str
     how: Literal["set", "added", "removed"]
@@ -48,15 +51,17 @@ def short_name(name: str) -> str:
 
 
 def split_type(left: str, model: Model) -> tuple[str, str]:
-    """Split `KEY:TYPE` or `KEY:TYPE[]`; the type is "" if none is given.
+    """Return (KEY, type name) of `KEY:TYPE` or `KEY:TYPE[]`; the type is "" if none is given.
 
     An existing key with a colon in its name is not split. Raises UsageError for a type that the
     format does not have.
     """
+    # Take the text after the last colon, and count the brackets of arrays.
     key, colon, word = left.rpartition(":")
     depth = 0
     while word.endswith("[]"):
         word, depth = word[:-2], depth + 1
+    # All type names of all formats, long and short.
     every = {
         spelled: name
         for format in FORMATS.own
@@ -68,6 +73,7 @@ def split_type(left: str, model: Model) -> tuple[str, str]:
     types = FORMATS[model.format].values.types
     if every.get(word) in types:
         return key, ARRAY * depth + every[word]
+    # No type of this format: an error where it looks like one.
     if types:
         names = ", ".join(map(short_name, types))
         raise UsageError(
@@ -82,9 +88,10 @@ def split_type(left: str, model: Model) -> tuple[str, str]:
 
 
 def parse_value(model: Model, key: str, wished: str, text: str) -> Value | TypedValue:
-    """Return `text` as the value of a model's key; `wished` is the type asked for, "" if none was.
+    """Return `text` as the value of a model's key, with its type where the format has types.
 
-    `@FILE` means the content of the file. Raises UsageError if the text does not fit the type.
+    `wished` is the type asked for, "" if none was. `@FILE` means the content of the file. Raises
+    UsageError if the text does not fit the type.
     """
     rules = FORMATS[model.format]
     if any(key.startswith(prefix) for prefix in rules.values.own):
@@ -100,7 +107,10 @@ def parse_value(model: Model, key: str, wished: str, text: str) -> Value | Typed
 
 
 def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | TypedValue:
-    """Return `text` as a value of the kind that the key has in the file."""
+    """Return `text` as a value of the type that the key has in the file; UsageError if it is none.
+
+    `whole` is True where the text is a file's content.
+    """
     kind = model.source.types.get(key, "")
     if kind and kind.removeprefix(ARRAY) != "array":  # arrays of mixed arrays are given as JSON
         try:
@@ -111,9 +121,9 @@ def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | Typ
 
 
 def parse_json_value(key: str, present: Value, text: str, whole: bool = False) -> Value:
-    """Return `text` as a JSON value of the kind of `present`, which may be None: of any kind.
+    """Return `text` as a JSON value of the same kind as `present`; of any kind if that is None.
 
-    `whole` says that the text is a file's content. Raises UsageError for another kind.
+    `whole` is True where the text is a file's content. Raises UsageError for another kind.
     """
     if isinstance(present, str):
         return text if whole else _unquoted(text)
@@ -127,7 +137,10 @@ def parse_json_value(key: str, present: Value, text: str, whole: bool = False) -
 
 
 def _new(model: Model, spec: FormatSpec, key: str, text: str, whole: bool) -> Value | TypedValue:
-    """Return the value of a new key: of the key's known type, else read as JSON."""
+    """Return the value of a key that is not in the file: of its known type, else read as JSON.
+
+    `whole` is True where the text is a file's content.
+    """
     known = spec.values.keys(_architectures(model))
     kinds = next((known[each] for each in known if fnmatchcase(key, each)), ())
     listed = not whole and text.lstrip().startswith("[")
@@ -160,7 +173,10 @@ def _refuse(spec: FormatSpec, key: str, text: str, value: Value) -> None:
 
 
 def _typed(text: str, kind: str, key: str, whole: bool) -> Value:
-    """Return `text` as a plain value of a type."""
+    """Return `text` as a value of type `kind`, an array for "array:..."; UsageError if it is none.
+
+    `whole` is True where the text is a file's content.
+    """
     if not kind.startswith(ARRAY):
         if kind == "string":
             return text if whole else _unquoted(text)
@@ -177,7 +193,7 @@ def _typed(text: str, kind: str, key: str, whole: bool) -> Value:
 
 
 def _elements(value: Value, kind: str, key: str) -> Value:
-    """Convert a JSON value to a type, element by element."""
+    """Return a JSON value, or nested arrays of values, as type `kind`; UsageError if it is none."""
     if not kind.startswith(ARRAY):
         return _scalar(value, kind, key, _said(str(value)))
     if not isinstance(value, list):
@@ -186,7 +202,10 @@ def _elements(value: Value, kind: str, key: str) -> Value:
 
 
 def _scalar(value: Value, kind: str, key: str, said: str) -> Value:
-    """Convert one value to a type; `said` is the user's text, for the message."""
+    """Return one value as type `kind`; UsageError if it does not fit.
+
+    `said` is the user's text, for the message.
+    """
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     found = _NUMBER.fullmatch(kind)
     if found is not None:
@@ -206,7 +225,7 @@ def _scalar(value: Value, kind: str, key: str, said: str) -> Value:
 
 
 def _is_float(value: float, kind: str) -> bool:
-    """Say whether a number stays finite in a float type, or is not finite itself."""
+    """Return whether a number stays finite in a float type, or is not finite itself."""
     try:
         back = float(value)
         if kind == "float32":
@@ -217,6 +236,10 @@ def _is_float(value: float, kind: str) -> bool:
 
 
 def _json_or_text(text: str, key: str) -> Any:
+    """Return the text's JSON value, NaN and infinities included.
+
+    The text itself if it is no JSON.
+    """
     try:
         return loads(text, key, max_bytes=MAX_VALUE, nonfinite=True)
     except FormatError:
@@ -224,7 +247,10 @@ def _json_or_text(text: str, key: str) -> Any:
 
 
 def _unquoted(text: str) -> str:
-    """Return the string that quoted text is in JSON; text that is no JSON loses its quotes."""
+    """Return quoted text as the string it stands for in JSON; other text unchanged.
+
+    Quoted text that is no JSON loses its quotes.
+    """
     if len(text) < 2 or not text[0] == text[-1] == '"':
         return text
     found = _json_or_text(text, "")
@@ -232,10 +258,12 @@ def _unquoted(text: str) -> str:
 
 
 def _said(text: str) -> str:
+    """Return a text quoted and shortened for a message."""
     return repr(shorten(text, _LONGEST))
 
 
 def _kind(value: Value) -> str:
+    """Return what kind of value it is, in words with an article."""
     if isinstance(value, bool):
         return "a truth value"
     if isinstance(value, (int, float)):
@@ -244,7 +272,7 @@ def _kind(value: Value) -> str:
 
 
 def _architectures(model: Model) -> list[str]:
-    """Return the prefixes of keys that concern this model's architecture."""
+    """Return the architecture's name as a list, the prefix of its keys; [] without one."""
     name = model.metadata.get("general.architecture")
     return [name] if isinstance(name, str) else []
 
@@ -252,7 +280,7 @@ def _architectures(model: Model) -> list[str]:
 def unknown_keys(
     model: Model, keys: Sequence[str], also: Sequence[str] = ()
 ) -> dict[str, list[str]]:
-    """Return the keys that are neither in the file nor known to its readers, with similar names.
+    """Return {key: similar names} of the keys that are neither in the file nor known to readers.
 
     `also` are architectures that the same request names.
     """
@@ -276,7 +304,7 @@ def check_present(model: Model, keys: Sequence[str]) -> None:
 
 
 def read_values(model: Model, keys: Sequence[str]) -> Mapping[str, tuple[Value, str]]:
-    """Return (value, type) of the existing keys; valid also after the file is closed."""
+    """Return {key: (value, type)} of the keys that exist; valid also after the file is closed."""
     types = model.source.types
     return {
         key: (_lasting(model.metadata[key]), types.get(key, ""))
@@ -286,6 +314,10 @@ def read_values(model: Model, keys: Sequence[str]) -> Mapping[str, tuple[Value, 
 
 
 def _lasting(value: Value) -> Value:
+    """Return a value that outlives the file.
+
+    Arrays are copied, and long ones replaced by a text with their length.
+    """
     if isinstance(value, Sequence) and not isinstance(value, str):
         return f"array of {len(value)}" if len(value) > 16 else [_lasting(item) for item in value]
     return value
@@ -296,7 +328,10 @@ def key_changes(
     before: Mapping[str, tuple[Value, str]],
     after: Mapping[str, tuple[Value, str]],
 ) -> list[KeyChange]:
-    """Return the change of every key, in the given order."""
+    """Return the change of every key, in the given order.
+
+    `before` and `after` are {key: (value, type)}; a key that is missing there does not exist.
+    """
     found = []
     for key in keys:
         old, old_type = before.get(key, (None, ""))

@@ -1,4 +1,4 @@
-"""Chooses the encoding of every output: what the user asks for, and what the target can hold."""
+"""Choose the encoding of every output: what the user asks for, and what the target can hold."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -42,11 +42,14 @@ def choose_encodings(
     options: Options,
     reasons: Mapping[str, str],
 ) -> list[Output]:
-    """Give every output its encoding: the source's, unless the user or the target changes it.
+    """Return the outputs with the encodings they will have.
 
-    Order: --tensor, the mixture, --encoding, the record of an earlier widening, the target's rule
-    for vectors, the source's own. `reasons` say why packed weights were not repacked.
+    That is the source's, unless the user or the target changes it. Order: --tensor, the mixture,
+    --encoding, the record of an earlier widening, the target's rule for vectors, the source's own.
+    `reasons` say why packed weights were not repacked. Raises ConversionError for encodings that do
+    not exist, cannot be written, or that the target cannot hold.
     """
+    # Check the names that the user gave, and find the tensors of each --tensor pattern.
     asked = [options.encoding, *(e for _, e in options.tensor_encodings)]
     for wished in asked:
         if wished is not None and wished not in ENCODINGS:
@@ -63,12 +66,14 @@ def choose_encodings(
     writer = dialect_writer(options)
     written = "" if writer is None else writer.encoding
     for i, output in enumerate(outputs):
+        # What is asked for, else the source's encoding.
         wished = explicit.get(i) or _wish(output, options)
         if wished is None:
             wished = output.source_encoding
             widened = target.vectors_f32 and not options.generic
             if widened and _is_vector(output) and wished in PLAIN_FLOATS:
                 wished = "F32"
+        # Refuse what nothing here encodes, and collect what the target cannot hold.
         if wished not in (output.source_encoding, written) and (
             not find_encoding(wished).known or (wished in asked and not codec(wished).has_encoder)
         ):
@@ -101,14 +106,17 @@ def choose_encodings(
 
 
 def _info(info: TensorInfo, wished: str, written: str) -> TensorInfo:
-    """Return an output's facts in the encoding it is given; a dialect's size is its tensors'."""
+    """Return an output's TensorInfo in encoding `wished`.
+
+    In `written`, the encoding of a dialect, it has no size: the dialect's tensors have it.
+    """
     if wished == written:
         return TensorInfo(info.name, info.shape, wished, 0, 0, None)
     return info if wished == info.encoding else make_info(info.name, info.shape, wished)
 
 
 def _not_written(name: str, wished: str) -> str:
-    """Return the sentence for an encoding that nothing here can be stored in."""
+    """Return the error's sentence for an encoding that cannot be written."""
     row = find_encoding(wished)
     if row.known:
         near = ", ".join(nearest_names(wished, writable()))
@@ -123,13 +131,13 @@ def _not_written(name: str, wished: str) -> str:
 
 
 def _why(wished: str, output: Output, reasons: Mapping[str, str]) -> str:
-    """Return an encoding that is refused, with what stands against repacking it, if anything."""
+    """Return a refused encoding and, if it is known, why a repack to it is not possible."""
     why = next((reasons[s.info.name] for s in output.sources if s.info.name in reasons), "")
     return f"{wished}; {why}" if why else wished
 
 
 def _no_encoding(wished: str) -> str:
-    """Return the sentence for a name that is not an encoding of tensors."""
+    """Return the error's sentence for a name that is not an encoding of tensors."""
     mixture = find_name(wished, SCHEMES)
     if mixture is not None:
         return (
@@ -140,18 +148,26 @@ def _no_encoding(wished: str) -> str:
 
 
 def _asked(output: Output) -> str:
-    """Return the name under which a mixture or an importance matrix has an output."""
+    """Return the name by which a mixture or an importance matrix knows an output.
+
+    That is its role, else the most telling of its names.
+    """
     return output.role or deciding_name(output.spellings)
 
 
 def column_importances(output: Output, options: Options) -> Any:
-    """Return the importances of an output's columns, or None."""
+    """Return the importance of an output's columns (float32); None without any."""
     if options.importance is None or not is_quantized(output.encoding):
         return None
     return options.importance(_asked(output))
 
 
 def _wish(output: Output, options: Options) -> str | None:
+    """Return the encoding that mixture or --encoding gives an output; None to keep its own.
+
+    --encoding leaves integers, booleans and complex numbers, and vectors unless it is a plain
+    float.
+    """
     if options.choose is not None:
         return options.choose(_asked(output), output.info.shape, output.source_encoding)
     wished = options.encoding
@@ -172,19 +188,19 @@ def _wish(output: Output, options: Options) -> str | None:
 
 
 def stores_as_bytes(model: Model, target: FormatSpec, options: Options) -> bool:
-    """Say whether a target stores encodings it has no code for: in copies of bytes."""
+    """Return whether a target stores encodings that it has no code for, as plain bytes."""
     return target.keeps and (options.generic or model.format == target.name)
 
 
 def _held(name: str, target: FormatSpec) -> bool:
-    """Say whether a target can hold an encoding: by a code, carried, or as several tensors."""
+    """Return whether a target can hold an encoding: by a code, as bytes, or as several tensors."""
     if target.holds(find_encoding(name)) or target.carries:
         return True
     return has_companions(name) and target.holds(find_encoding("U8"))
 
 
 def check_importance(plan: Plan, options: Options) -> None:
-    """Raise ConversionError if an importance matrix has wrong sizes; note tensors it lacks."""
+    """Raise ConversionError if an importance matrix has wrong sizes; else note tensors it lacks."""
     if options.importance is None:
         return
     without = []
@@ -211,7 +227,7 @@ def check_importance(plan: Plan, options: Options) -> None:
 def split_into_parts(
     outputs: list[Output], model: Model, target: FormatSpec, options: Options
 ) -> list[Output]:
-    """Replace every weight whose encoding has companions by its stored parts."""
+    """Return the outputs with every weight that has companions replaced by its stored parts."""
     latest, sources, writer = LatestParts(), LatestGrid(), dialect_writer(options)
     found: list[Output] = []
     for output in outputs:
@@ -234,18 +250,23 @@ def split_into_parts(
 def _claimed(
     output: Output, model: Model, target: FormatSpec, options: Options, latest: LatestParts
 ) -> Claimed:
+    """Return a weight to be stored in bitsandbytes' tensors, with the dtype to record."""
     dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
     output, name = _turned(output, model, target), output.info.encoding
     wishes = {**options.packing, "dtype": dtype}
 
     def pack(values: "Array") -> Mapping[str, bytes]:
+        """Return {suffix: bytes} of the weight's values."""
         return encode(name, values, fma=options.fma, options=wishes)
 
     return Claimed(output.info.name, name, output.info.shape, output.make, pack, latest)
 
 
 def _turned(output: Output, model: Model, target: FormatSpec) -> Output:
-    """Return a weight as [out, in], as packed ones are stored; see binding.bind_packed."""
+    """Return a weight as [out, in], the order of packed weights, where the target transposes it.
+
+    Other weights are returned unchanged. See binding.bind_packed.
+    """
     roles = [key for key in output.spellings if key in model.roles]
     if not any(isinstance(step, Transposed) for step in target_steps(model, target, roles)):
         return output
@@ -255,6 +276,6 @@ def _turned(output: Output, model: Model, target: FormatSpec) -> Output:
 
 
 def _is_vector(output: Output) -> bool:
-    """Say whether ggml's readers expect this tensor as F32: 1-D, norms, routers, positions."""
+    """Return whether ggml's readers expect a tensor as F32: 1-D, norms, routers, positions."""
     name = split_key(output.role)[1]
     return len(output.info.shape) <= 1 or name.rpartition(".")[0].endswith(F32_ROLES)

@@ -1,4 +1,4 @@
-"""What a conversion will take: memory, disk, and time from rates measured on this machine.
+"""Estimate a conversion's memory, disk space and time, from rates measured on this machine.
 
 The rates are those of small pieces of the work itself: a file without a name written beside the
 output and synced, SHA-256, comparing, every pair of encodings on rows of the source, and of a
@@ -42,7 +42,11 @@ def estimate_conversion(
     options: Options,
     hashing: bool,
 ) -> dict[str, Any]:
-    """Return the `estimate` of a dry run: bytes of memory and disk, seconds by kind of work."""
+    """Return the `estimate` of a dry run.
+
+    Its keys are memory_bytes, disk_bytes, disk_free_bytes (None if unknown) and seconds, by kind of
+    work. `sizes` are those of the files to write; `hashing` says whether the source is hashed.
+    """
     folder = _existing(dst)
     output = sum(sizes.values())
     return {
@@ -54,9 +58,10 @@ def estimate_conversion(
 
 
 def peak_memory(model: "Model", plan: "Plan", options: Options) -> int:
-    """Return resident bytes at the peak, at most: the largest piece that is held at a time.
+    """Return an upper bound of the resident bytes at the conversion's peak.
 
-    Each thread that encodes keeps some of what it has allocated; workers hold pieces ahead.
+    The largest piece in memory counts once. Each thread that encodes keeps some of what it has
+    allocated, and workers have made pieces that wait to be written.
     """
     from aprfmt.conversion.scheduling import BUDGET
 
@@ -69,7 +74,10 @@ def peak_memory(model: "Model", plan: "Plan", options: Options) -> int:
 
 
 def _fetched() -> int:
-    """Return what a source that is fetched holds: parts on their way and here, and the digest's."""
+    """Return the bytes that reading a remote source holds.
+
+    These are parts under way, the cache, and parts that wait to be hashed.
+    """
     from aprfmt.remote.read_ahead import AHEAD, PART
     from aprfmt.remote.remote_file import KEPT
     from aprfmt.remote.stream_hash import HELD
@@ -78,6 +86,7 @@ def _fetched() -> int:
 
 
 def _held(output: "Output") -> int:
+    """Return the bytes of memory that making and writing one output takes at most."""
     from aprfmt.conversion.run import CHUNK, WINDOW
 
     if output.part is not None:
@@ -90,19 +99,21 @@ def _held(output: "Output") -> int:
 
 
 def _elements(output: "Output") -> int:
+    """Return the number of elements of an output."""
     import math
 
     return math.prod(output.info.shape)
 
 
 def _size(value: object) -> int:
+    """Return about how many bytes of memory a metadata value takes."""
     if isinstance(value, str | bytes):
         return len(value)
     return 64 * len(value) if isinstance(value, Sized) else 64
 
 
 def _existing(path: Path) -> Path:
-    """Return the nearest folder above an output that is there."""
+    """Return the nearest folder above `path` that exists."""
     folder = Path(os.path.realpath(path)).parent
     while not folder.is_dir() and folder != folder.parent:
         folder = folder.parent
@@ -110,6 +121,7 @@ def _existing(path: Path) -> Path:
 
 
 def _free(folder: Path) -> int | None:
+    """Return the free bytes on the disk of a folder; None if the system does not say."""
     import shutil
 
     try:
@@ -121,7 +133,10 @@ def _free(folder: Path) -> int | None:
 def _seconds(
     model: "Model", folder: Path, plan: "Plan", output: int, options: Options, hashing: bool
 ) -> dict[str, float | None]:
-    """Return seconds by kind of work, and the total; None where a rate could not be measured."""
+    """Return {kind of work: seconds} and their "total"; None where a rate could not be measured.
+
+    `output` is the number of bytes to write, `folder` where they go.
+    """
     source = sum(tensor.info.nbytes for tensor in model.source.tensors.values())
     rate = write_rate(folder)
     piece = bytes(HASHED)
@@ -143,12 +158,13 @@ def _seconds(
 
 
 def write_rate(folder: Path) -> float | None:
-    """Return bytes a second that are written and synced in a folder; None where nothing can be."""
+    """Return the bytes a second that can be written and synced in a folder; None if none can."""
     try:
         with tempfile.TemporaryFile(dir=folder) as file:
             piece = os.urandom(1 << 20)
 
             def write() -> None:
+                """Write and sync WRITTEN bytes to the unnamed file."""
                 for _ in range(WRITTEN >> 20):
                     file.write(piece)
                 file.flush()
@@ -174,9 +190,10 @@ def _encoding(plan: "Plan", options: Options) -> float:
 
 
 def _fetching(plan: "Plan") -> float | None:
-    """Return the seconds of fetching what lies elsewhere; None if the cache on disk had the part.
+    """Return the seconds of fetching a remote source; 0 for a local one.
 
-    What the cache has of the rest is not known before it is asked for.
+    None if the disk cache already had the part that is measured: how much it has of the rest is not
+    known.
     """
     from aprfmt.conversion.outputs import stored_parts
     from aprfmt.remote.remote_file import RemoteFile
@@ -198,7 +215,7 @@ def _fetching(plan: "Plan") -> float | None:
 
 
 def _of_rows(output: "Output", options: Options) -> float:
-    """Return the seconds an element takes."""
+    """Return the seconds that decoding and encoding one element takes, measured on first rows."""
     from aprfmt.conversion.run import first_chunk
 
     made: list[int] = []
@@ -207,6 +224,7 @@ def _of_rows(output: "Output", options: Options) -> float:
 
 
 def _timed(work: Callable[[], object]) -> float:
+    """Return the seconds that a call takes."""
     began = time.perf_counter()
     work()
     return max(time.perf_counter() - began, 1e-9)
@@ -217,9 +235,10 @@ def planned_sizes(
     plan: Callable[["Sink"], None],
     texts: Mapping[Path, bytes],
 ) -> dict[Path, int]:
-    """Return the bytes of every file a conversion would write; nothing is written.
+    """Return {path: bytes} of every file that a conversion would write; nothing is written.
 
-    `open_sink` opens the target's sink into a set of files, `plan` plans it.
+    `open_sink` opens the target's sink into a set of files, `plan` plans it, `texts` are the text
+    files.
     """
     sink = open_sink(NullFileSet())
     plan(sink)

@@ -1,4 +1,4 @@
-"""Single values of a Hugging Face folder, changed in the file that readers take them from.
+"""Change single values of a Hugging Face folder, in the file that readers take them from.
 
 transformers reads the model from config.json, sampling and stop tokens from generation_config.json,
 the tokenizer's flags from tokenizer_config.json, and the chat template from chat_template.jinja
@@ -52,24 +52,26 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class ValueLocation:
-    """Where a value of a folder stands: a file, and the keys that lead to it (none: all of it)."""
+    """Where a value of a folder is: a file, and the keys that lead to it (() for all of it)."""
 
     file: str
     path: tuple[str, ...] = ()
 
     def __str__(self) -> str:
+        """Return the file name and the dotted keys."""
         return f"{self.file}: {'.'.join(self.path)}" if self.path else self.file
 
 
 def has_text_files(model: "Model") -> bool:
-    """Say whether a format's values stand in text files beside the weights."""
+    """Return whether the model's format keeps values in text files next to the weights."""
     return bool(FORMATS[model.format].weights_name)
 
 
 class FolderEdits:
-    """The changes of one request: what stands in the files of a folder, and what will."""
+    """The changes of one request to the text files of a folder, made in memory."""
 
     def __init__(self, model: "Model") -> None:
+        """Read the folder's texts; nothing is changed yet."""
         folder = model.folder or HFFolder(model.path.parent, None, {})
         self._model = model
         self.folder = folder.path
@@ -80,23 +82,31 @@ class FolderEdits:
 
     @property
     def changed(self) -> bool:
-        """Whether any text file is to be changed."""
+        """Whether any text file changes."""
         return bool(self._changed)
 
     @property
     def places(self) -> tuple[ValueLocation, ...]:
-        """Where something changes, in the order of the request."""
+        """The locations that change, in the order of the request."""
         return tuple(self._changed)
 
     def of_weights(self, key: str) -> str | None:
-        """Return the key of `__metadata__` that a user's key names, None for one of the files."""
+        """Return the key of `__metadata__` that a user's key names.
+
+        It is None for one of the text files.
+        """
         file, colon, rest = key.partition(":")
         if colon and file == WEIGHTS_KEYS:
             return rest
         return key if key in self._model.metadata and not list(self._standing(key)) else None
 
     def set(self, key: str, text: str) -> None:
-        """Give a key its new value, wherever readers take it from. Raises UsageError."""
+        """Set a key to a new value at every place readers take it from.
+
+        Raises UsageError if it does not fit.
+
+        `text` is JSON or text, or `@FILE` for the content of a file.
+        """
         whole = text.startswith("@")
         if whole:
             text = read_text(Path(text[1:]))
@@ -110,7 +120,7 @@ class FolderEdits:
             self._put(place, new)
 
     def remove(self, key: str) -> None:
-        """Take a key out of every file that has it. Raises UsageError where none has."""
+        """Remove a key from every file that has it; UsageError where none has."""
         found = [place for place in self._places(key) if self._value(place) is not _ABSENT]
         if not found:
             raise UsageError(f"{self.folder}: has no key {key!r} to remove; {self._near(key)}")
@@ -118,7 +128,7 @@ class FolderEdits:
             self._put(place, _ABSENT)
 
     def texts(self) -> dict[str, str]:
-        """Return the new content of every file that changes."""
+        """Return {file name: new content} of every file that changes."""
         made: dict[str, str] = {}
         for file in dict.fromkeys(place.file for place in self._changed):
             if file == TEMPLATE_FILE:
@@ -128,7 +138,7 @@ class FolderEdits:
         return made
 
     def changes(self, read: Path) -> list[KeyChange]:
-        """Return what changed, the new values as a written folder has them."""
+        """Return what changed, with the new values read back from the written folder `read`."""
         after = _Reading(read)
         found = []
         for place, (old, _) in self._changed.items():
@@ -149,6 +159,10 @@ class FolderEdits:
     # --- where ------------------------------------------------------------------------------
 
     def _places(self, key: str) -> list[ValueLocation]:
+        """Return the locations that a user's key names, existing ones first.
+
+        Raises UsageError for a key that is in no file and that no reader is known to take.
+        """
         file, colon, rest = key.partition(":")
         if colon and file in FILES:
             return [ValueLocation(file, self._path(file, rest))]
@@ -171,13 +185,17 @@ class FolderEdits:
         return [home]
 
     def _spellings(self, key: str) -> list[str]:
+        """Return the names that a key may have in these files, its own first."""
         names = [key, *keys_of(self._model, key, "hf")]
         if key in _OTHER_NAMES:
             names.append(_OTHER_NAMES[key])
         return list(dict.fromkeys(names))
 
     def _standing(self, key: str) -> Iterator[ValueLocation]:
-        """Yield where a key stands now: in each file once, or in rope's copies too."""
+        """Yield the locations where a key exists.
+
+        A file has it once, and perhaps in copies of rope's keys.
+        """
         for name in self._spellings(key):
             found = [place for file in FILES for place in self._in_file(file, name)]
             if found:
@@ -185,6 +203,10 @@ class FolderEdits:
                 return
 
     def _in_file(self, file: str, name: str) -> list[ValueLocation]:
+        """Return the locations of a name in one file, at its top level or nested once.
+
+        Raises UsageError where nested objects have it several times.
+        """
         held = self._json(file)
         path = self._path(file, name)
         if _at(held, path) is not _ABSENT:
@@ -201,11 +223,14 @@ class FolderEdits:
         return [ValueLocation(file, each) for each in paths]
 
     def _path(self, file: str, name: str) -> tuple[str, ...]:
-        """Return the keys that a name with dots leads along; a key with dots stays whole."""
+        """Return the keys that a dotted name leads along.
+
+        A key that itself has dots is not split.
+        """
         return (name,) if name in self._json(file) or "." not in name else tuple(name.split("."))
 
     def _home(self, key: str) -> ValueLocation | None:
-        """Return where a key that stands nowhere belongs; None for one that no reader knows."""
+        """Return the location where a new key belongs; None for one that no reader knows."""
         if key in GENERATION:
             return ValueLocation(GENERATES, (key,))
         if key in _TOKENIZES:
@@ -217,12 +242,14 @@ class FolderEdits:
         return None
 
     def _template(self) -> ValueLocation:
+        """Return the location of the chat template, existing or new."""
         inside = "chat_template" in self._json(TOKENIZER)
         if TEMPLATE_FILE in self._texts or not inside:
             return ValueLocation(TEMPLATE_FILE)
         return ValueLocation(TOKENIZER, ("chat_template",))
 
     def _near(self, key: str) -> str:
+        """Return "near names: ..." with existing keys similar to `key`."""
         names = {path[-1] for file in FILES for path in _paths(self._json(file))}
         near = close_names(key.rpartition(".")[2], sorted(names))
         return f"near names: {', '.join(near) or 'none'}"
@@ -230,12 +257,17 @@ class FolderEdits:
     # --- values -----------------------------------------------------------------------------
 
     def _json(self, file: str) -> Any:
+        """Return the parsed content of a text file, with the changes so far.
+
+        It is {} for a missing file.
+        """
         if file not in self._held:
             text = self._texts.get(file)
             self._held[file] = {} if text is None else _parsed(text, str(self.folder / file))
         return self._held[file]
 
     def _value(self, place: ValueLocation) -> Any:
+        """Return the value at a location, with the changes so far; _ABSENT where there is none."""
         if place.file != TEMPLATE_FILE:
             return _at(self._json(place.file), place.path)
         if place.file not in self._whole:
@@ -244,6 +276,10 @@ class FolderEdits:
         return _ABSENT if found is None else found
 
     def _put(self, place: ValueLocation, new: Any) -> None:
+        """Set a location to a new value, or remove it for _ABSENT, and record the change.
+
+        Raises UsageError for a location that is changed twice or that cannot hold keys.
+        """
         if place in self._changed:
             raise UsageError(f"{place}: is named twice; give one change of a key")
         self._changed[place] = (self._value(place), new)
@@ -267,12 +303,14 @@ class FolderEdits:
 
 
 class _Reading:
-    """The files of a folder as they are now."""
+    """The text files of a folder as they are on disk."""
 
     def __init__(self, folder: Path) -> None:
+        """Set the folder whose files are read."""
         self._folder = folder
 
     def value(self, place: ValueLocation) -> Any:
+        """Return the value at a location; _ABSENT where file or key does not exist."""
         path = self._folder / place.file
         if not path.is_file():
             return _ABSENT
@@ -281,6 +319,7 @@ class _Reading:
 
 
 def _parsed(text: str, where: str) -> Any:
+    """Return the JSON object of a text; UsageError for another kind of value."""
     value = loads(text, where, max_bytes=MAX_TEXT, nonfinite=True)
     if not isinstance(value, dict):
         raise UsageError(f"{where}: holds a JSON {type(value).__name__}; expected an object")
@@ -288,7 +327,7 @@ def _parsed(text: str, where: str) -> Any:
 
 
 def _dumped(value: Any, before: str) -> str:
-    """Return JSON text laid out as the text that stood there."""
+    """Return JSON text with the indentation, escapes and final newline of the text `before`."""
     indent = re.search(r"\n([ \t]+)\"", before)
     flat = bool(before) and indent is None
     width: int | str | None = None if flat else 2
@@ -299,6 +338,7 @@ def _dumped(value: Any, before: str) -> str:
 
 
 def _at(held: Any, path: Sequence[str]) -> Any:
+    """Return the value that keys lead to in nested objects; _ABSENT where there is none."""
     for part in path:
         if not isinstance(held, dict) or part not in held:
             return _ABSENT
@@ -307,7 +347,7 @@ def _at(held: Any, path: Sequence[str]) -> Any:
 
 
 def _paths(held: Any, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
-    """Yield the keys that lead to every value of nested objects."""
+    """Yield the path of keys, a tuple, to every value of nested objects."""
     if isinstance(held, dict):
         for key, value in held.items():
             yield (*outer, key)
@@ -315,7 +355,11 @@ def _paths(held: Any, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
 
 
 def _like(key: str, present: Value, text: str, whole: bool) -> Value:
-    """Return a text as a value of the kind that stands there; null, and ids as a list, may too."""
+    """Return `text` as a value of the same kind as `present`.
+
+    null is taken for any key, and a number or a list for keys of token ids. `whole` is True where
+    the text is a file's content.
+    """
     if text == "null" and not whole:
         return None
     if key.endswith("_token_id") and isinstance(present, (int, list)):
@@ -326,19 +370,21 @@ def _like(key: str, present: Value, text: str, whole: bool) -> Value:
 
 
 def _shown(value: Any) -> Value:
+    """Return a value for a report: None for _ABSENT, a text with its length for a long list."""
     if value is _ABSENT:
         return None
     return f"array of {len(value)}" if isinstance(value, list) and len(value) > 16 else value
 
 
 def _short(value: Any) -> str:
+    """Return a value's repr, shortened for a message."""
     return shorten(repr(value), 60)
 
 
 def write_in_place(folder: Path, texts: Mapping[str, str]) -> int:
-    """Replace text files of a folder, all or none; return how many bytes were written.
+    """Replace text files of a folder, all or none, and return the number of bytes written.
 
-    Raises OutputError for an address, and for a link, whose target may belong to others.
+    Raises OutputError for a remote folder, and for a link, whose target may belong to others.
     """
     if is_remote(folder):
         raise OutputError(

@@ -1,4 +1,4 @@
-"""What only a GGUF says of its tokens, carried through formats that have no place for it.
+"""Carry a GGUF's token scores and types through formats that have no place for them.
 
 A GGUF has a score and a type for every token. tokenizer.json has neither for a BPE: scores are made
 again from the order of merges, and types from what is an added token. The loader of a GGUF may use
@@ -33,9 +33,9 @@ _MOST = 1 << 24  # tokens
 
 
 def vocabulary_record(model: "Model") -> str | None:
-    """Return the record of a GGUF's scores and types, or the one a model carries; None without.
+    """Return the record (JSON) of a GGUF's scores and types, or the one that a model carries.
 
-    An APR that was made of a GGUF has both under its own keys.
+    None without either. An APR made of a GGUF has both lists under its own keys.
     """
     of_gguf = keys.APR_GGUF in model.metadata
     if model.key_style != "gguf" and not of_gguf:
@@ -59,9 +59,10 @@ def vocabulary_record(model: "Model") -> str | None:
 def restored_vocabulary(
     model: "Model", made: Mapping[str, Value | TypedValue]
 ) -> dict[str, Value | TypedValue]:
-    """Return the scores and types that a model carries, where `made` has the tokens they are of.
+    """Return the GGUF keys of tokens, scores and types that a model carries; {} without a record.
 
-    `made` are the keys of the GGUF that is written. Raises FormatError for a damaged record.
+    `made` are the keys of the GGUF to be written; they must have the tokens of the record. Raises
+    FormatError for a damaged record.
     """
     text = model.metadata.get(KEY)
     tokens = made.get(keys.TOKENS.gguf)
@@ -86,7 +87,10 @@ def restored_vocabulary(
 
 
 def _numbers(text: object, kind: str, count: int, where: str) -> list[float] | list[int]:
-    """Return the numbers of a list in a record; at most as many bytes as it needs are unpacked."""
+    """Return the numbers of a list in a record; FormatError unless there are `count` of them.
+
+    No more bytes than these take are decompressed.
+    """
     size = count * np.dtype(kind).itemsize
     try:
         packed = base64.b64decode(str(text), validate=True)
@@ -102,11 +106,12 @@ def _numbers(text: object, kind: str, count: int, where: str) -> list[float] | l
 
 
 def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
+    """Return whether a metadata value is a list rather than a text or a single value."""
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _spelled(tokens: Sequence[str], spaced: Sequence[int]) -> list[str]:
-    """Return tokens with a space for each blank in those of `spaced`, and U+2581 in the others."""
+    """Return tokens with spaces in those whose ids are in `spaced`, and U+2581 in the others."""
     ids = frozenset(spaced)
     return [
         token.replace(BLANK, " ") if i in ids else token.replace(" ", BLANK)
@@ -115,7 +120,7 @@ def _spelled(tokens: Sequence[str], spaced: Sequence[int]) -> list[str]:
 
 
 def _digest(tokens: Sequence[str]) -> str:
-    """Return the SHA-256 of tokens, each as JSON on a line, whichever blanks they have."""
+    """Return the SHA-256 of tokens as hex, the same whichever blanks they have."""
     total = hashlib.sha256()
     for token in tokens:
         total.update(json.dumps(token.replace(BLANK, " ")).encode("ascii") + b"\n")

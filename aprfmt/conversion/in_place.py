@@ -1,4 +1,4 @@
-"""Metadata changed where the file lies: which bytes become others, or why a copy is needed."""
+"""Change a file's metadata in place: which bytes become others, or why a copy is needed."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -28,10 +28,10 @@ _BLOCK = 4096  # bytes are compared, and written, in pieces of this size
 
 
 def change_metadata(model: "Model", options: "Options") -> tuple[ConversionReport, int]:
-    """Change metadata of an open model's one file as `options` say; return how many bytes, too.
+    """Change metadata of an open model's only file; return (report, number of bytes written).
 
-    Closes the model. Raises ConversionError where the tensors would have to move, OutputError
-    where the file cannot be written.
+    Closes the model. Raises ConversionError where the tensors would have to move, OutputError where
+    the file cannot be written.
     """
     from aprfmt.conversion.run import WrittenTensor, tensor_outcome
 
@@ -62,10 +62,10 @@ def change_metadata(model: "Model", options: "Options") -> tuple[ConversionRepor
 def change_texts(
     model: "Model", texts: "Mapping[str, str]", options: "Options"
 ) -> tuple[ConversionReport, int]:
-    """Change text files beside an open model's weights; return how many bytes were written, too.
+    """Change text files next to an open model's weights; return (report, number of bytes written).
 
-    Closes the model; the weights are not touched. Raises OutputError where a file cannot be
-    written.
+    `texts` is {file name: new content}. Closes the model; the weights are not touched. Raises
+    OutputError where a file cannot be written.
     """
     from aprfmt.conversion.folder_edits import write_in_place
     from aprfmt.conversion.plan import build_plan
@@ -94,10 +94,10 @@ def change_texts(
 
 
 def _changed(model: "Model", program: FileProgram) -> tuple[str, list[Patch]]:
-    """Return the patches that turn the file's bytes into the planned ones.
+    """Return (identity of the file, patches that turn its bytes into the planned ones).
 
-    Before them stands the identity of the file, which was planned for before: where it was written
-    to since, FormatError.
+    The identity lets the writer refuse a file that was changed since. Raises FormatError where it
+    was changed since it was opened.
     """
     file = open_bytes(_one_file(model))
     try:
@@ -116,7 +116,7 @@ def _changed(model: "Model", program: FileProgram) -> tuple[str, list[Patch]]:
 
 
 def _one_file(model: "Model") -> Path:
-    """Return the file to change. Raises OutputError for what must not, or cannot, be changed."""
+    """Return the file to change; OutputError for one that cannot be changed in place."""
     path = model.source.files[0]
     if isinstance(path, RemotePath):
         raise OutputError(f"{path}: is an address; files are changed on this machine: {_COPY}")
@@ -139,7 +139,10 @@ def _one_file(model: "Model") -> Path:
 
 
 def _planned(model: "Model", options: "Options") -> tuple["Plan", FileProgram]:
-    """Return the plan, and the file as it would be written anew."""
+    """Return (plan, the file as it would be written anew).
+
+    Raises ConversionError for a format that is not written in sequence.
+    """
     from aprfmt.conversion.metadata import target_metadata
     from aprfmt.conversion.plan import build_plan
 
@@ -160,7 +163,10 @@ def _planned(model: "Model", options: "Options") -> tuple["Plan", FileProgram]:
 
 
 def _fitted(head: bytes, start: int, model: "Model") -> bytes:
-    """Return a head of exactly the bytes before the first tensor, filled up if the format can."""
+    """Return the header with exactly `start` bytes, padded if the format can; else ConversionError.
+
+    `start` is where the first tensor begins.
+    """
     if len(head) < start:
         head = FORMATS[model.format].fill(head, start)
     if len(head) != start:
@@ -175,7 +181,10 @@ def _fitted(head: bytes, start: int, model: "Model") -> bytes:
 def _places(
     program: FileProgram, head: bytes, model: "Model", file: "ByteSource"
 ) -> list[tuple[int, bytes]]:
-    """Return (offset, bytes) of everything behind the head; ConversionError if a tensor moves."""
+    """Return [(offset, bytes)] of everything after the header but tensors.
+
+    Raises ConversionError if a tensor would move.
+    """
     found: list[tuple[int, bytes]] = []
     at = len(head)
     for part in program.body:
@@ -200,9 +209,9 @@ def _places(
 
 
 def _checksum(file: "ByteSource", head: bytes, at: int) -> bytes:
-    """Return the CRC-32 behind a changed head, from the one that is there: no tensor is read.
+    """Return the CRC-32 of the file with a changed header, from the stored one: no tensor is read.
 
-    Of a file whose checksum is wrong it stays wrong.
+    `at` is the checksum's offset. A checksum that was wrong stays wrong.
     """
     length = at - len(head)
     old = int.from_bytes(bytes(file.view[at : at + 4]), "little")
@@ -212,7 +221,7 @@ def _checksum(file: "ByteSource", head: bytes, at: int) -> bytes:
 
 
 def _differing(file: "ByteSource", offset: int, data: bytes) -> Iterator[Patch]:
-    """Yield the pieces of `data` that are not in the file already."""
+    """Yield (offset, bytes) of the blocks of `data` that the file does not have at `offset`."""
     for start in range(0, len(data), _BLOCK):
         piece = data[start : start + _BLOCK]
         if bytes(file.view[offset + start : offset + start + len(piece)]) != piece:
@@ -220,11 +229,12 @@ def _differing(file: "ByteSource", offset: int, data: bytes) -> Iterator[Patch]:
 
 
 def _facts(info: object) -> tuple[object, ...]:
+    """Return (shape, encoding, offset, size in bytes) of a TensorInfo."""
     return tuple(getattr(info, name) for name in ("shape", "encoding", "offset", "nbytes"))
 
 
 def _verify(path: Path, tensors: dict[str, tuple[object, ...]]) -> None:
-    """Raise ConversionError unless the file opens and every tensor lies where it lay."""
+    """Raise ConversionError unless the file opens and every tensor is where it was."""
     try:
         with open_source(path) as source:
             found = {name: _facts(tensor.info) for name, tensor in source.tensors.items()}

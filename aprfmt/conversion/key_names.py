@@ -1,4 +1,4 @@
-"""What a metadata key is called in a file of each format: one fact, three spellings.
+"""Find the key by which a file of each format stores one fact: one fact, three spellings.
 
 A fact is a hyperparameter (the architecture's table has its keys in config.json, GGUF and APR), or
 one of the tokenizer's (`tokenizer/keys.py`). So `rope_theta`, `llama.rope.freq_base` and
@@ -22,8 +22,8 @@ TEMPLATE_KEYS = (APR_CHAT_TEMPLATE, CHAT_TEMPLATE, TEMPLATE_FILE)
 def keys_of(model: "Model", key: str, style: str) -> tuple[str, ...]:
     """Return the keys of a style ("hf", "gguf", "apr") for the fact that `key` names.
 
-    `key` is a spelling of any style, or our name of the hyperparameter. Empty where it names no
-    fact that is known, or one that the style stores in another way (inverted, or computed).
+    `key` is a spelling of any style, or our name of the hyperparameter. The result is () where it
+    names no known fact, or one that the style stores in another way (inverted, or computed).
     """
     if key in TEMPLATE_KEYS:
         return {"gguf": (CHAT_TEMPLATE,), "apr": TEMPLATE_KEYS[:2]}.get(style, (TEMPLATE_FILE,))
@@ -44,12 +44,13 @@ def keys_of(model: "Model", key: str, style: str) -> tuple[str, ...]:
 
 
 def _pick(style: str, hf: str, gguf: str, apr: str) -> tuple[str, ...]:
+    """Return the key of a style as a tuple, () where the style has none."""
     found = {"hf": hf, "gguf": gguf, "apr": apr}[style]
     return (found,) if found else ()
 
 
 def _hyper(model: "Model", spec: "ArchSpec", key: str, style: str) -> Iterator[tuple[str, ...]]:
-    """Yield the keys of each hyperparameter that a spelling names."""
+    """Yield the keys in `style` of each hyperparameter that `key` is a spelling of."""
     arch = str(model.metadata.get("general.architecture") or spec.called.get("gguf", ("",))[0])
     for rule in spec.hyper:
         for theirs, names in rule.keys.items():
@@ -63,9 +64,9 @@ def _hyper(model: "Model", spec: "ArchSpec", key: str, style: str) -> Iterator[t
 
 
 def file_key(model: "Model", key: str) -> str:
-    """Return what a key is called in a GGUF or APR: the file's own spelling of the same fact.
+    """Return the key of a GGUF or APR for the fact that `key` names, in the file's own spelling.
 
-    The key itself where the file has it, or where it names no fact that the format has a key for.
+    `key` itself is returned where the file has it, or where the format has no key for the fact.
     """
     style = model.key_style
     if key in model.metadata or style not in ("gguf", "apr"):

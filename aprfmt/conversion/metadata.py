@@ -1,4 +1,4 @@
-"""Metadata of the output: configuration, tokenizer, provenance, for each target format.
+"""Make the metadata of an output: configuration, tokenizer, provenance, for each target format.
 
 What a format has keys for is written under these keys, the rest verbatim under `aprfmt.*`, so that
 converting back gives the same folder again.
@@ -47,20 +47,24 @@ HASH_KEY = "aprfmt.source.sha256"
 
 @dataclass
 class CarriedMetadata:
-    """Metadata for the sink, and text files to write beside the weights (HF folders)."""
+    """Metadata for the sink, and text files to write next to the weights (HF folders)."""
 
     metadata: dict[str, Value | TypedValue]
     texts: dict[str, str] = field(default_factory=dict)
 
     @property
     def verbatim_bytes(self) -> int:
-        """Size of the verbatim tokenizer.json among the metadata."""
+        """Size of the verbatim tokenizer.json in the metadata, 0 without one."""
         text = self.metadata.get(HF_JSON, "")
         return len(text.encode("utf-8", "surrogatepass")) if isinstance(text, str) else 0
 
 
 def target_metadata(model: Model, target: str, plan: Plan, options: Options) -> CarriedMetadata:
-    """Return the target's metadata and texts; same-format conversions keep metadata verbatim."""
+    """Return the target's metadata and text files, with what the options change.
+
+    A conversion to the same format keeps the metadata verbatim.
+    """
+    # Verbatim, or made for the target with the records of the conversion.
     if model.format == target:
         carried = CarriedMetadata(
             {key: value for key, value in model.typed.items() if not key.startswith("split.")},
@@ -73,6 +77,7 @@ def target_metadata(model: Model, target: str, plan: Plan, options: Options) -> 
         carried.metadata.update(_identity(model))
         if all(output.copies for output in plan.outputs if is_quantized(output.source_encoding)):
             carried.metadata.update(_quantization_record(model))
+    # What encodings and the user's options change.
     _claim_packing(carried, model, plan.outputs, options)
     if any(not output.copies for output in plan.outputs) and model.format == target:
         _update_claims(carried, plan.outputs, target)
@@ -88,7 +93,10 @@ def target_metadata(model: Model, target: str, plan: Plan, options: Options) -> 
 
 
 def _quantization_record(model: Model) -> dict[str, Value | TypedValue]:
-    """Return the source's record of how it was quantized, which stays true in another format."""
+    """Return the source's keys that record how it was quantized.
+
+    They stay true in another format.
+    """
     return {
         key: TypedValue(value, "uint32") if type(value) is int else value
         for key, value in model.metadata.items()
@@ -99,11 +107,15 @@ def _quantization_record(model: Model) -> dict[str, Value | TypedValue]:
 def _claim_packing(
     carried: CarriedMetadata, model: Model, outputs: Sequence[Output], options: Options
 ) -> None:
-    """Make every written config.json say whether, and how, the weights are packed."""
+    """Change every config.json that is carried so that it says whether and how weights are packed.
+
+    Nothing changes where no weight was packed or decoded.
+    """
     packed = {output.part.packed.encoding for output in outputs if output.part is not None}
     parts = {id(part) for tensor in model.values() for part in tensor.parts.values()}
     if not packed and (not parts or any(id(s) in parts for o in outputs for s in o.sources)):
         return  # nothing was packed, or packed weights are copied: the config already says so
+    # Remove what other tools recorded of the packing.
     claim, files = _claim(outputs, packed, options)
     carried.texts.pop(MODELOPT_FILE, None)
     carried.metadata = without_torchao_metadata(carried.metadata)
@@ -111,6 +123,7 @@ def _claim_packing(
     if isinstance(kept, str):
         plain = without_torchao_metadata(json_object(kept, f"{model.path}: {SAFETENSORS}"))
         carried.metadata[SAFETENSORS] = json.dumps(plain)
+    # Change config.json wherever it is: as a file, as one key, among other files.
     texts = [(carried.texts, "config.json"), (carried.metadata, "aprfmt.hf_config")]
     for place, key in texts:
         text = place.get(key)
@@ -133,7 +146,12 @@ def _claim_packing(
 def _claim(
     outputs: Sequence[Output], packed: set[str], options: Options
 ) -> tuple[Mapping[str, Any] | None, dict[str, str]]:
-    """Return the keys of config.json that say how weights are packed, and files beside it."""
+    """Return (keys of config.json for packed weights or None, companion files).
+
+    The files are {name: text}.
+
+    `packed` are the encodings of packed outputs.
+    """
     if not packed:
         return None, {}
     for output in outputs:
@@ -145,7 +163,7 @@ def _claim(
 
 
 def _left_out(outputs: Sequence[Output], packing: str) -> list[str]:
-    """Return the modules that transformers would expect to be packed, but are not."""
+    """Return the modules that transformers would pack as `packing`, but that are not packed."""
     mixture = Mixture(packing, (), n_layers=0)
     return [
         output.info.name.removesuffix(".weight")
@@ -156,7 +174,7 @@ def _left_out(outputs: Sequence[Output], packing: str) -> list[str]:
 
 
 def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> str:
-    """Return config.json with the keys of `claim` in it; verbatim if it agrees."""
+    """Return config.json's text with the keys of `claim`; unchanged if it already has them."""
     config = json_object(text, f"{model.path}: the config.json it carries")
     changed = _claimed(dict(config), claim)
     if changed == config:
@@ -165,7 +183,10 @@ def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> s
 
 
 def _claimed(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Set or remove what config.json says of packing; sorted keys stay sorted."""
+    """Return a config with the keys of `claim` in place of those on packing; None removes them.
+
+    Sorted keys stay sorted.
+    """
     if claim is None:
         return without_packing(config)
     ordered = list(config) == sorted(config)
@@ -176,7 +197,7 @@ def _claimed(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[st
 
 
 def _typed_like(model: Model, key: str, value: Value | TypedValue) -> Value | TypedValue:
-    """Give a user's override the type the key already has in the file, unless it names one."""
+    """Return a user's value with the key's type in the file, unless it names a type itself."""
     types = model.source.types
     return (
         TypedValue(value, types[key])
@@ -186,13 +207,13 @@ def _typed_like(model: Model, key: str, value: Value | TypedValue) -> Value | Ty
 
 
 def _update_claims(carried: CarriedMetadata, outputs: Sequence[Output], target: str) -> None:
-    """Update keys that re-encoding made wrong: a GGUF's file type."""
+    """Set the metadata keys that re-encoding made wrong: a GGUF's file type."""
     if target == "gguf":
         carried.metadata["general.file_type"] = TypedValue(file_type(outputs), "uint32")
 
 
 def _identity(model: Model) -> dict[str, Value]:
-    """Return the source's file, size, format and stated writer. Its hash is added later."""
+    """Return the keys that say the source's file, size, format and stated writer."""
     size = sum(path.stat().st_size for path in model.source.files)
     found: dict[str, Value] = {
         "aprfmt.writer": f"aprfmt {__version__}",
@@ -208,7 +229,10 @@ def _identity(model: Model) -> dict[str, Value]:
 
 
 def file_type(outputs: Sequence[Output]) -> int:
-    """Return llama.cpp's file type of the encoding that holds most weights of 2-D tensors."""
+    """Return llama.cpp's file type number for the encoding that holds most elements of matrices.
+
+    It is 1024 (guessed) for an encoding without a number.
+    """
     counts: Counter[str] = Counter()
     for output in outputs:
         if len(output.info.shape) > 1:
@@ -230,10 +254,12 @@ def model_name(model: Model) -> str:
 
 
 def _folder_texts(model: Model) -> dict[str, str]:
+    """Return {file name: text} of the model's folder; {} for a single file."""
     return dict(model.folder.texts) if model.folder is not None else {}
 
 
 def _small_files(model: Model) -> dict[str, str]:
+    """Return {file name: text} of the companion files to carry, without tokenizer.json."""
     texts = dict(model.carried.texts)
     if model.folder is not None:
         texts.update({k: v for k, v in model.folder.texts.items() if k != "tokenizer.json"})
@@ -243,7 +269,10 @@ def _small_files(model: Model) -> dict[str, str]:
 
 
 def _foreign_gguf(model: Model) -> str | None:
-    """Return the GGUF keys that have no place in other formats, as JSON with their types."""
+    """Return the GGUF keys that other formats have no place for, as JSON {key: [type, value]}.
+
+    None where there is none.
+    """
     kept = {}
     for key, value in model.metadata.items():
         type_name = model.source.types.get(key, "")
@@ -255,14 +284,14 @@ def _foreign_gguf(model: Model) -> str | None:
 
 
 def _spelled(value: Any) -> Any:
-    """Return a value whose numbers JSON has: infinities and NaN become their names."""
+    """Return a value with infinities and NaN replaced by their names, for JSON."""
     if isinstance(value, list):
         return [_spelled(one) for one in value]
     return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _unspelled(value: Any, type_name: str) -> Any:
-    """Return a value of a type as it was before `_spelled`; what is no name stays."""
+    """Return a value with the names "inf", "-inf" and "nan" of a float type replaced by numbers."""
     if isinstance(value, list):
         return [_unspelled(one, type_name) for one in value]
     named = isinstance(value, str) and "float" in type_name and value in _NAMES
@@ -273,10 +302,12 @@ _NAMES = ("inf", "-inf", "nan")
 
 
 def _bare(value: Value | TypedValue) -> Value:
+    """Return a metadata value without its type."""
     return value.value if isinstance(value, TypedValue) else value
 
 
 def _carried_gguf(model: Model) -> dict[str, TypedValue]:
+    """Return {key: typed value} of the GGUF keys that a model carries; FormatError if damaged."""
     text = model.metadata.get(GGUF_KEY)
     if not isinstance(text, str):
         return {}
@@ -290,12 +321,14 @@ def _carried_gguf(model: Model) -> dict[str, TypedValue]:
 
 
 def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
+    """Return the metadata of a GGUF: architecture, hyperparameters, tokenizer, carried keys."""
     spec, hyper = model.spec, model.hyper
     found: dict[str, Value | TypedValue] = {
         "general.architecture": spec.called["gguf"][0],
         "general.type": "model",
         "general.name": model_name(model),
     }
+    # Keys of an earlier GGUF stay unless the hyperparameters say otherwise.
     found.update(carried := _carried_gguf(model))
     heads = head_count_keys(spec, "gguf", hyper, plan.names)
     for key, value in {**write_hyper(spec, hyper, "gguf"), **heads}.items():
@@ -303,12 +336,14 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
             found[key] = value
     if not heads:
         found.pop(f"{spec.called['gguf'][0]}.nextn_predict_layers", None)
+    # Keys that follow from the encodings.
     if "general.file_type" not in carried or any(
         o.info.encoding != o.source_encoding for o in plan.outputs
     ):
         found["general.file_type"] = TypedValue(file_type(plan.outputs), "uint32")
     if any(find_encoding(o.info.encoding).block_size > 1 for o in plan.outputs):
         found["general.quantization_version"] = TypedValue(2, "uint32")
+    # Tokenizer, configuration and companion files.
     found.update(to_gguf(model))
     found.update(restored_vocabulary(model, found))
     text = config_text(model) if own_config(model) else None
@@ -323,7 +358,7 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
 
 
 def _source_metadata(model: Model) -> dict[str, Value]:
-    """Return a safetensors `__metadata__` as it is carried through other formats."""
+    """Return {key: JSON} that carries a safetensors `__metadata__` through other formats; or {}."""
     if model.key_style != "safetensors":
         kept = model.metadata.get(SAFETENSORS)
         return {SAFETENSORS: kept} if isinstance(kept, str) else {}
@@ -332,6 +367,7 @@ def _source_metadata(model: Model) -> dict[str, Value]:
 
 
 def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
+    """Return the metadata of an APR: hyperparameters, tokenizer, configuration, carried keys."""
     config = model.config
     found: dict[str, Value | TypedValue] = {
         "model_type": model.spec.name,
@@ -343,6 +379,7 @@ def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
             if not o.companion
         ),
     }
+    # Hyperparameters, tokenizer, configuration and companion files.
     found.update(write_hyper(model.spec, model.hyper, "apr"))
     found.update(to_apr(model))
     if config is not None and own_config(model):
@@ -350,6 +387,7 @@ def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
     files = _small_files(model)
     if files:
         found[FILES_KEY] = json.dumps(files, ensure_ascii=False)
+    # What only a GGUF or safetensors has keys for is carried as JSON.
     if model.source.types:
         kept = _foreign_gguf(model)
         if kept is not None:
@@ -362,6 +400,7 @@ def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
 
 
 def _to_safetensors(model: Model, plan: Plan) -> CarriedMetadata:
+    """Return the metadata and text files of a safetensors folder, config.json among them."""
     texts = dict(model.carried.texts)
     text = config_text(model) if own_config(model) else None
     if text is None:
@@ -391,13 +430,11 @@ CARRIERS: Mapping[str, Callable[[Model, Plan], CarriedMetadata]] = {
 
 
 def bare_metadata(model: Model, target: FormatSpec, *, marked: bool = False) -> dict[str, Any]:
-    """Return metadata for a container-only copy (`--arch none`), nothing added.
+    """Return the metadata of a container-only copy (`--arch none`), nothing added.
 
     With `marked` (`--generic`), architecture keys say GENERIC, which no loader knows, and the name
-    that the source gave is kept beside them.
-
-    Values without a type in the target (nulls, objects, arrays) are stored as JSON under one key,
-    and are restored in a target that has such values.
+    in the source is stored under another key. Values without a type in the target (nulls, objects,
+    arrays) are stored as JSON under one key, and are restored in a target that has such values.
     """
     values = {k: _plain(v) for k, v in model.metadata.items() if not k.startswith("split.")}
     held = values.pop(BARE_KEY, None)
@@ -415,6 +452,6 @@ def bare_metadata(model: Model, target: FormatSpec, *, marked: bool = False) -> 
 
 
 def _plain(value: Value) -> Any:
-    """Return a lazy array as a list of plain values."""
+    """Return a lazy array as a list, any other value unchanged."""
     tolist = getattr(value, "tolist", None)
     return value if tolist is None else tolist()

@@ -1,4 +1,4 @@
-"""Required tensors missing in a conversion's source or output: an error, or recorded."""
+"""Check for required tensors that a conversion's source or output lacks: an error, or recorded."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -45,7 +45,10 @@ def check_complete(
 def missing_output_roles(
     model: Model, plan: "Plan", options: Options, drops: Drops
 ) -> tuple[str, ...]:
-    """Return the required roles missing in the output, and add a note to the plan."""
+    """Return the required roles missing in the output.
+
+    Those that were accepted are noted in the plan.
+    """
     resolution = _resolution(model, options)
     if resolution is None:
         return ()
@@ -59,7 +62,10 @@ def missing_output_roles(
 
 
 def _resolution(model: Model, options: Options, *, known: bool = False) -> "Resolution | None":
-    """Return the model's resolution; None if not needed, or if the architecture is unknown."""
+    """Return the model's resolution; None if not needed, or if the architecture is unknown.
+
+    With `known` an unknown architecture raises ArchError instead.
+    """
     if options.arch == "none" or not options.complete:
         return None
     try:
@@ -71,7 +77,7 @@ def _resolution(model: Model, options: Options, *, known: bool = False) -> "Reso
 
 
 def _roles_of(resolution: "Resolution", plan: "Plan") -> set[str]:
-    """Return the roles of the dropped tensors, also those of which a part is kept."""
+    """Return the roles of the plan's dropped tensors, also where only a part of one was dropped."""
     if not plan.dropped or plan.style is None:
         return set()
     bound = bind_names(resolution.spec, plan.style, plan.dropped)
@@ -81,7 +87,7 @@ def _roles_of(resolution: "Resolution", plan: "Plan") -> set[str]:
 def record_missing_roles(
     carried: "CarriedMetadata", model: Model, plan: "Plan", options: Options
 ) -> tuple[str, ...]:
-    """Record in the output's metadata the roles missing on purpose; return them.
+    """Record the roles missing on purpose in the output's metadata; return them, layers collapsed.
 
     The source's record is removed if nothing is missing any more.
     """

@@ -115,7 +115,7 @@ class Options:
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
-        """Take names of encodings and types in the field's spellings (`f16`, `q4_k_m`, `half`)."""
+        """Replace names of encodings and types by ours (`f16`, `q4_k_m`, `half` are accepted)."""
         if self.encoding is not None:
             object.__setattr__(self, "encoding", encoding_name(self.encoding))
         if self.tensor_encodings:
@@ -128,5 +128,5 @@ class Options:
 
     @property
     def writer(self) -> str | None:
-        """The row of codecs/writers.py that weights are written by; None for most schemes."""
+        """The name of the row of codecs/writers.py that writes weights; None for most schemes."""
         return self.packing.get("writer")

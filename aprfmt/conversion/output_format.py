@@ -1,4 +1,4 @@
-"""Which format a conversion writes: by an option, by the output's name, or the source's own."""
+"""Find the format that a conversion writes: by option, by the output's name, or the source's."""
 
 from pathlib import Path
 
@@ -8,11 +8,14 @@ from aprfmt.model import Model
 
 
 class NoFormatError(UsageError):
-    """The output's format is given neither by its name nor by an option."""
+    """Raised where neither the output's name nor an option gives its format."""
 
 
 def target_format(path: Path, to: str | None) -> FormatSpec:
-    """Return the format to write: `to`, else by extension; UsageError if they contradict."""
+    """Return the format to write: `to`, else the one of the path's extension.
+
+    Raises UsageError if they contradict, and NoFormatError where neither names a format.
+    """
     if to is not None:
         to = to.lower()
         if to not in FORMATS:
@@ -38,12 +41,12 @@ def target_format(path: Path, to: str | None) -> FormatSpec:
 
 
 def has_extension(path: Path) -> bool:
-    """Say whether a name has an extension; the `.5B` of `Qwen2.5-0.5B` is none."""
+    """Return whether a name has an extension; the `.5B` of `Qwen2.5-0.5B` is none."""
     return len(path.suffix) > 1 and not path.suffix[1].isdecimal()
 
 
 def resolve_format(model: Model, dst: Path, to: str | None) -> FormatSpec:
-    """Return the format to write; a folder without `to` keeps the source's."""
+    """Return the format to write: `to`, else by extension; for a folder the source's own."""
     if not has_extension(dst) and (to is not None or dst.is_dir() or model.folder is not None):
         own = FORMATS[model.format]
         return target_format(Path(), to) if to else own if own.writes else FORMATS[own.keys_like]

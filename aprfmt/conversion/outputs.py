@@ -1,4 +1,4 @@
-"""A conversion's plan: the stored tensors of the target."""
+"""The plan of a conversion: the tensors that the target will store."""
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -51,28 +51,28 @@ class Output:
 
     @property
     def companion(self) -> bool:
-        """True for the companions of a packed weight (its scales, say)."""
+        """Whether this is a companion of a packed weight (its scales, say), not its codes."""
         return self.part is not None and self.part.suffix != ""
 
     @property
     def copies(self) -> bool:
-        """True if stored bytes are copied, not decoded."""
+        """Whether stored bytes are copied, not decoded."""
         return self.runs is not None and self.info.encoding == self.source_encoding
 
     @property
     def made(self) -> bool:
-        """True if the bytes that are copied lie in no file: a repack, made while it is written."""
+        """Whether the copied bytes are in no file: they are repacked while they are written."""
         return self.copies and any(tensor.makes for tensor in self.sources)
 
     @property
     def far(self) -> bool:
-        """True if stored bytes are fetched from elsewhere: they are read once."""
+        """Whether stored bytes are fetched from another machine, and so should be read once."""
         lies = [part.lies() for tensor in self.sources for part in stored_parts(tensor)]
         return any(place is not None and not isinstance(place[0], MappedFile) for place in lies)
 
 
 def stored_parts(tensor: LazyTensor) -> Sequence[LazyTensor]:
-    """Return the stored tensors that a tensor's bytes are taken from; itself for most."""
+    """Return the stored tensors that a tensor's bytes come from; itself for most."""
     beneath = (*tensor.made_of, *tensor.parts.values())
     return [one for each in beneath for one in stored_parts(each)] if beneath else [tensor.held]
 
@@ -96,7 +96,7 @@ class Plan:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the stored tensors of the target are called."""
+        """The names of the target's stored tensors."""
         return tuple(output.info.name for output in self.outputs)
 
 

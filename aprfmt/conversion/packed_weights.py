@@ -1,4 +1,4 @@
-"""Weights that a target stores in several tensors: bitsandbytes' packed bytes and companions.
+"""Outputs that store a weight in several tensors: bitsandbytes' packed bytes and companions.
 
 The size of a quant state depends on the values, so a weight may be encoded once for the plan and
 again for writing. In between only small parts are kept in memory, and all parts of the weight
@@ -25,7 +25,7 @@ _SMALL = 4096  # bytes: parts up to this are kept from planning to writing
 
 
 def has_companions(name: str) -> bool:
-    """Say whether an encoding is stored in several tensors."""
+    """Return whether an encoding is stored in several tensors."""
     return name in CODECS and len(CODECS[name].parts) > 1
 
 
@@ -55,11 +55,11 @@ class PackedWeight:
     judged: "GroupCounts | None" = field(default=None, kw_only=True)
 
     def part(self, suffix: str) -> bytes:
-        """Return one part's bytes; "" is the one that holds the codes."""
+        """Return the bytes of the stored tensor `suffix`; "" is the one that holds the codes."""
         raise NotImplementedError
 
     def infos(self, main: str) -> dict[str, TensorInfo]:
-        """Return the stored tensors by suffix; `main` is a name for the one that holds the codes.
+        """Return {suffix: stored tensor}; `main` is the name of the one that holds the codes.
 
         Names, dtypes and shapes are those of the library's own files.
         """
@@ -68,14 +68,17 @@ class PackedWeight:
 
 @dataclass(eq=False)
 class Claimed(PackedWeight):
-    """A weight beside which one of its parts claims it; `encode(values)` gives them by suffix."""
+    """A weight to be stored in bitsandbytes' tensors; `encode(values)` returns {suffix: bytes}."""
 
     encode: "Callable[[Array], Mapping[str, bytes]]"
     latest: LatestParts
     kept: dict[str, bytes] = field(default_factory=dict)
 
     def part(self, suffix: str) -> bytes:
-        """Return one part's bytes; encodes the weight again if they are no longer in memory."""
+        """Return the bytes of the stored tensor `suffix`.
+
+        The weight is encoded again if the part is no longer in memory.
+        """
         if suffix in self.kept:
             return self.kept[suffix]
         if self.latest.name != self.name:
@@ -88,11 +91,15 @@ class Claimed(PackedWeight):
         return self.latest.parts[suffix]
 
     def _count(self, values: "Array", parts: Mapping[str, bytes]) -> None:
+        """Count the values that encoding changed."""
         self.counts.add(values, decode(self.encoding, parts, self.shape))
         self.counted = True
 
     def infos(self, main: str) -> dict[str, TensorInfo]:
-        """Return the stored tensors by suffix, as the codec knows them."""
+        """Return {suffix: stored tensor} as the codec says.
+
+        It encodes the weight and sets `nbytes`.
+        """
         self.part("")  # encodes once
         parts = self.latest.parts
         found = {}
@@ -114,14 +121,15 @@ class PackedPart:
     suffix: str
 
     def data(self) -> bytes:
-        """Return the part's bytes."""
+        """Return the bytes of the stored tensor."""
         return self.packed.part(self.suffix)
 
 
 def weight_dtype(source: str, config: Mapping[str, Any] | None, name: str) -> str:
-    """Return the original dtype to record for a packed weight: the tensor's, else the model's.
+    """Return the dtype to record for a packed weight ("float32", "float16" or "bfloat16").
 
-    Raises ConversionError if bitsandbytes knows neither of the two.
+    It is that of the source's encoding, else the model's. Raises ConversionError if bitsandbytes
+    does not know the model's.
     """
     own = next((dtype for dtype, name in DTYPES.items() if name == source), None)
     if own is not None:

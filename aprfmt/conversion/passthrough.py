@@ -20,7 +20,7 @@ from aprfmt.tensors.view import decode_tensor
 
 
 def stored_output(tensor: LazyTensor, name: str = "") -> Output:
-    """Pass one stored tensor through under its own (or the given) name."""
+    """Return the output of one stored tensor under its own name, or under `name`."""
     info = tensor.info
     name = name or info.name
     out = TensorInfo(name, info.shape, info.encoding, 0, info.nbytes, info.row_bytes)
@@ -37,7 +37,7 @@ def stored_output(tensor: LazyTensor, name: str = "") -> Output:
 
 
 def transposed_output(tensor: LazyTensor) -> Output:
-    """Write one stored tensor with its last two axes exchanged, in its own encoding."""
+    """Return the output of one stored tensor with its last two axes exchanged, encoding kept."""
     info = tensor.info
     shape = (*info.shape[:-2], info.shape[-1], info.shape[-2])
     return Output(
@@ -54,9 +54,10 @@ def transposed_output(tensor: LazyTensor) -> Output:
 def joined_output(
     model: Model, target: FormatSpec, options: Options, repacking: Repacking
 ) -> list[Output]:
-    """Pass through with companions joined, so that a packed weight can be re-encoded as one.
+    """Return the outputs of all tensors under their own names, packed weights joined from parts.
 
-    A packed weight that is not re-encoded passes through as its stored parts.
+    So a packed weight can be re-encoded as one. A packed weight that is not re-encoded stays in its
+    stored parts.
     """
     roles = model.roles_of
     wanted = _requested(model, options)
@@ -82,7 +83,7 @@ def joined_output(
 
 
 def packed_names(model: Model, target: FormatSpec) -> dict[str, str]:
-    """Return new names for the main parts of packed weights.
+    """Return {main part's name: its new name} for the packed weights that have companions.
 
     If a format has no code for a packed encoding, the main part is named `WEIGHT@NF4`, so that a
     foreign reader does not find the weight instead of misreading its bytes; otherwise WEIGHT.
@@ -96,6 +97,7 @@ def packed_names(model: Model, target: FormatSpec) -> dict[str, str]:
 
 
 def _requested(model: Model, options: Options) -> set[str]:
+    """Return the names of the tensors that the options may give another encoding."""
     if options.encoding:
         return set(model)
     names = list(model)

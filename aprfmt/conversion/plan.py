@@ -1,4 +1,4 @@
-"""Makes the list of outputs for a Model: which stored bytes go where, and what is re-encoded.
+"""Make the list of a conversion's outputs: which stored bytes go where, and what is re-encoded.
 
 If source and target share a naming style, stored tensors pass through under their own names.
 Otherwise every role is taken through the source's layout steps and back through the target's; if
@@ -68,7 +68,8 @@ if TYPE_CHECKING:
 
 
 def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
-    """Make the plan; raises ConversionError for anything the target cannot hold."""
+    """Return the plan of a conversion; ConversionError for anything the target cannot hold."""
+    # Names stay where nothing is to be renamed or laid out anew.
     passthrough = options.arch == "none" or model.style in (None, target.style)
     if model.format == target.name:
         passthrough = True
@@ -78,12 +79,14 @@ def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
         passthrough = not any(relation.kind == "container" for relation in related)
         turned = _turned_names(model, related)
         passthrough = passthrough and not (turned and _wants_encoding(options))
+    # Check that the source is complete, and find weights to repack.
     plan = Plan([], model.style if passthrough else target.style, [], Restoration())
     plan.notes += [relation.note(model.path) for relation in related]
     drops = _drops(model, options)
     copied = passthrough and not _wants_encoding(options)
     check_complete(model, options, drops, known=model.format != target.name, copied=copied)
     repacking = find_repacks(model, target, options, copied=passthrough)
+    # Make the outputs, in the source's encodings.
     if passthrough:
         names = packed_names(model, target)
         plan.outputs = [
@@ -96,12 +99,14 @@ def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
             plan.outputs = joined_output(model, target, options, repacking)
     else:
         plan.outputs = _mapped(model, target, drops, plan, repacking)
+    # Record what is left out.
     alone = options.arch == "none" and model.format != target.name
     plan.left_out = omissions_by_flag(model, drops, files_too=alone, removed=options.remove)
     plan.edited = edited_keys(model, options)
     plan.files_dropped = _dropped_files(model, drops)
     plan.outputs, plan.dropped = _without_dropped(plan.outputs, drops)
     plan.absent = missing_output_roles(model, plan, options, drops)
+    # Choose encodings, and refuse losses that were not asked for.
     plan.outputs = choose_encodings(plan.outputs, model, target, options, repacking.reasons)
     check_exact(plan.outputs, repacking, options, model.path)
     plan.outputs = list(with_scale_tensors(plan.outputs, drops))
@@ -110,13 +115,14 @@ def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
     )
     plan.notes += check_fit(plan.outputs, options, model.path)
     check_importance(plan, options)
+    # Split packed weights into the tensors that store them.
     plan.outputs = split_into_parts(plan.outputs, model, target, options)
     _check_names(plan.outputs, target)
     return plan
 
 
 def _relations(model: Model, options: Options) -> "tuple[Relation, ...]":
-    """Return the relations under which the source is read; none for a plain copy."""
+    """Return how the source differs from its architecture's usual layout; () for a plain copy."""
     if options.arch == "none" or not options.complete:
         return ()
     try:
@@ -127,7 +133,7 @@ def _relations(model: Model, options: Options) -> "tuple[Relation, ...]":
 
 
 def _turned_names(model: Model, related: "Sequence[Relation]") -> set[str]:
-    """Return the weights of a copy that are written with their last two axes exchanged.
+    """Return the names of weights that are written with their last two axes exchanged.
 
     Raises ConversionError where names are wrong: a copy gets others with --rename.
     """
@@ -138,9 +144,9 @@ def _turned_names(model: Model, related: "Sequence[Relation]") -> set[str]:
 
 
 def _drops(model: Model, options: Options) -> Drops:
-    """Return the predicates of the --drop patterns; a pattern may also name a missing tensor.
+    """Return the predicates of the --drop patterns, each true of a name that it leaves out.
 
-    Raises UsageError for a pattern that matches nothing.
+    A pattern may also name a missing tensor. Raises UsageError for one that matches nothing.
     """
     if not options.drop:
         return ()
@@ -157,7 +163,7 @@ def _drops(model: Model, options: Options) -> Drops:
 
 
 def _dropped_files(model: Model, drops: Drops) -> tuple[str, ...]:
-    """Return the files beside the weights that --drop names; ConversionError for config.json."""
+    """Return the companion files that --drop names; ConversionError for config.json."""
     found = tuple(name for name in sidecar_names(model) if any(match(name) for match in drops))
     if "config.json" in found:
         raise ConversionError(
@@ -168,13 +174,18 @@ def _dropped_files(model: Model, drops: Drops) -> tuple[str, ...]:
 
 
 def _wants_encoding(options: Options) -> bool:
+    """Return whether the options may give any tensor another encoding."""
     return bool(options.encoding or options.tensor_encodings or options.choose)
 
 
 def _mapped(
     model: Model, target: FormatSpec, drops: Drops, plan: Plan, repacking: Repacking
 ) -> list[Output]:
-    """Return the outputs of every role in the target's naming style."""
+    """Return the outputs of every role in the target's naming style.
+
+    Raises ArchError for a hyperparameter that the target cannot express and must not lose; others
+    are noted in the plan.
+    """
     resolution = model.resolution
     _check_unbound(model, target, drops, plan)
     for loss in resolution.spec.lost:
@@ -198,7 +209,7 @@ def _mapped(
 
 
 def _placed(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[str]:
-    """Return the role keys to write: without those that have no place and that --drop names."""
+    """Return the role keys to write: those without a name in the target only if not dropped."""
     resolution = model.resolution
     bindings = resolution.spec.bindings.get(target.style, ())
     named = {role for binding in bindings for role in binding.roles}
@@ -215,6 +226,7 @@ def _placed(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[
 
 
 def _dropped(name: str) -> Note:
+    """Return the note that a tensor is left out by --drop."""
     return Note("warning", name, "left out, as --drop asks", "dropped")
 
 
@@ -226,7 +238,10 @@ def _derived(name: str, values: Sequence[float]) -> Output:
 
 
 def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> None:
-    """Raise ConversionError for tensors without a role, unless --drop names them."""
+    """Raise ConversionError for tensors without a role, unless --drop names them.
+
+    Those that it names are noted in the plan.
+    """
     derived = {row.name(model.style or "") for row in model.spec.derived}
     left = [name for name in model.resolution.unbound if name not in derived]
     towers = [name for name in model.resolution.towers if not any(m(name) for m in drops)]
@@ -251,7 +266,10 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
 
 
 def _group_outputs(model: Model, group: BoundGroup, repacking: Repacking) -> list[Output]:
-    """Return the stored tensors of one target binding, made from the model's logical ones."""
+    """Return the stored tensors of one target binding, made from the model's logical ones.
+
+    Bytes are moved where the steps allow it, else the values are computed.
+    """
     logical = [model.roles[key] for key in group.roles]
     shapes: list[list[tuple[int, ...]]] = [[tensor.shape for tensor in logical]]
     for step in reversed(group.binding.steps):
@@ -276,7 +294,7 @@ def _element_moves(
     logical: Sequence[View],
     shapes: Sequence[Sequence[tuple[int, ...]]],
 ) -> tuple[list[LazyTensor], Sequence[Sequence[Move]] | None]:
-    """Return the source's stored tensors, and the moves of each output out of these.
+    """Return (the source's stored tensors, for each output its element moves out of these).
 
     `shapes` are those before each of the binding's steps, stored ones first. The moves are None
     where a step has to decode.
@@ -307,7 +325,10 @@ def _output(
     combined: Sequence[LazyTensor],
     moves: Sequence[Move] | None,
 ) -> Output:
-    """Return one stored tensor of a binding: copied by `moves` where it can be, else computed."""
+    """Return the `index`-th stored tensor of a binding: copied by `moves` where possible.
+
+    Otherwise its values are computed. `combined` are the source tensors that the moves refer to.
+    """
     if moves is not None:
         which = moves.columns[0] if isinstance(moves, Columns) else [m.source for m in moves]
         sources = tuple(dict.fromkeys(combined[at] for at in dict.fromkeys(which)))
@@ -355,7 +376,13 @@ def _output(
 def _maker(
     logical: Sequence[View], group: BoundGroup, hp: HyperParams, index: int, patch: Value | None
 ) -> "Callable[[], Array]":
+    """Return a function that computes the `index`-th stored array of a binding.
+
+    `patch` is the record of the bits that an earlier file had, or None.
+    """
+
     def make() -> "Array":
+        """Return the array, with its earlier bits where they mean the same values."""
         arrays = to_stored(group.binding.steps, [tensor.numpy() for tensor in logical], hp)
         if patch is None or arrays[index].dtype.name != "float32":
             return arrays[index]
@@ -365,7 +392,7 @@ def _maker(
 
 
 def _mover(logical: View, group: BoundGroup, hp: HyperParams) -> "Callable[[Array], Array]":
-    """Return what moves the elements of the one tensor that a role is stored as to their places."""
+    """Return a function that moves one stored array's elements into the target's order."""
     return lambda stored: to_stored(group.binding.steps, [logical.undone([stored])], hp)[0]
 
 
@@ -387,11 +414,12 @@ def _patched(
 
 
 def _widest(encodings: Sequence[str]) -> str:
-    """Return the encoding for a group of mixed encodings: F32 unless all are plain floats."""
+    """Return the encoding for a tensor made of mixed encodings: F64 if one has it, else F32."""
     return "F64" if "F64" in encodings else "F32"
 
 
 def _without_dropped(outputs: list[Output], drops: Drops) -> tuple[list[Output], tuple[str, ...]]:
+    """Return (outputs that stay, names of those that --drop leaves out)."""
     kept: list[Output] = []
     dropped: list[Output] = []
     for output in outputs:
@@ -401,6 +429,10 @@ def _without_dropped(outputs: list[Output], drops: Drops) -> tuple[list[Output],
 
 
 def _check_names(outputs: Sequence[Output], target: FormatSpec) -> None:
+    """Raise ConversionError for names that occur twice or that the target does not allow.
+
+    The same for a tensor with more dimensions than it allows.
+    """
     seen: set[str] = set()
     for output in outputs:
         name = output.info.name

@@ -1,7 +1,7 @@
-"""What a conversion will write, as an open model before a byte is written.
+"""Check a planned conversion for losses before a byte is written, by opening the plan as a model.
 
-The account of the source is drawn up on it first, so that what would be lost is refused while
-nothing is there yet; afterwards it is drawn up again on what was written.
+The account of the source is made on it first, so that what would be lost is refused while nothing
+is there yet; afterwards it is made again on what was written.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,21 @@ if TYPE_CHECKING:
 
 
 class PlannedTensor(LazyTensor):
-    """A tensor that will be written; its bytes are the source's, where they are copied."""
+    """A tensor that will be written; its bytes are the source's where they are copied."""
 
     __slots__ = ("_output", "info")
 
     info: TensorInfo
 
     def __init__(self, output: Output) -> None:
+        """Wrap an output of the plan."""
         self._output, self.info = output, output.info
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Return the bytes that will be copied; none for what is made."""
+        """Return bytes [start, stop) that will be copied.
+
+        They are empty where the tensor is made while writing.
+        """
         runs, stop = self._output.runs, self.info.nbytes if stop is None else stop
         if runs is None or not self._output.copies:
             return memoryview(b"")
@@ -41,13 +45,13 @@ class PlannedTensor(LazyTensor):
         return memoryview(RunBytes(runs).window(start, stop))
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Release the pages of what is copied."""
+        """Release the memory pages of the source's tensors."""
         for tensor in self._output.sources:
             tensor.drop()
 
 
 class PlannedSource:
-    """The file that will be written."""
+    """The file that will be written, as an open source."""
 
     version = ""
     files: tuple[Path, ...] = ()
@@ -58,6 +62,7 @@ class PlannedSource:
     def __init__(
         self, path: Path, kind: str, metadata: Mapping[str, Value | TypedValue], plan: Plan
     ) -> None:
+        """Set the format, the untyped metadata and the planned tensors by name."""
         self.path, self.format = path, kind
         self.metadata: Mapping[str, Value] = {
             key: value.value if isinstance(value, TypedValue) else value
@@ -68,7 +73,7 @@ class PlannedSource:
         }
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no file is open."""
 
     def __enter__(self) -> Self:
         return self
@@ -80,9 +85,10 @@ class PlannedSource:
 def check_planned_losses(
     model: Model, weights: Path, kind: str, plan: Plan, carried: "CarriedMetadata"
 ) -> None:
-    """Raise ConversionError where something of the source would be lost in what is planned.
+    """Raise ConversionError where the plan would lose something of the source.
 
-    Weights that are packed while they are written are not foreseen: their parts say what they are.
+    Nothing is checked where weights are packed while they are written: only their written parts
+    show what they hold.
     """
     if any(output.part is not None for output in plan.outputs):
         return

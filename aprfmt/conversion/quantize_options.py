@@ -1,8 +1,8 @@
-"""Options that `quantize` adds to a conversion: mixture, importance matrix, and the record of both.
+"""Fill in the options of a quantizing conversion: mixture, importance matrix, and their record.
 
-Quantized bytes depend on the scheme, the arithmetic, the version of the encoders and the
-importance matrix; all four are written into the output's metadata, so that the same bytes can be
-produced again.
+Quantized bytes depend on the scheme, the arithmetic, the version of the encoders and the importance
+matrix; all four are written into the output's metadata, so that the same bytes can be produced
+again.
 """
 
 from collections.abc import Container, Mapping, Sequence
@@ -45,12 +45,14 @@ def with_mixture(model: Model, target: FormatSpec, options: Options) -> Options:
 
     Raises UsageError for an unknown scheme, or for flags that need a scheme.
     """
+    # Refuse options that contradict each other.
     if options.quantize is None:
         if options.pure or options.imatrix is not None:
             raise UsageError("--pure and --imatrix need a quantization: name one with --type")
         return options
     if options.encoding is not None or options.choose is not None:
         raise UsageError("a quantization and an encoding for every weight exclude each other")
+    # Read the importance matrix, and make the mixture.
     matrix = None
     if options.imatrix is not None:
         from aprfmt.quantizing.imatrix import read_imatrix
@@ -62,6 +64,7 @@ def with_mixture(model: Model, target: FormatSpec, options: Options) -> Options:
         raise UsageError(
             f"{mixture.scheme} uses no importance matrix: leave --imatrix out, or choose Q4_K_M"
         )
+    # Both become functions that are called for every tensor.
     return replace(
         options,
         choose=mixture.choose,
@@ -76,14 +79,20 @@ def with_mixture(model: Model, target: FormatSpec, options: Options) -> Options:
 
 
 def model_mixture(model: Model, options: Options, imatrix: bool) -> Mixture:
-    """Return the mixture of a model; for an unknown architecture, from the GGUF's metadata."""
+    """Return the mixture of encodings for a model's tensors, by the scheme in `options.quantize`.
+
+    `imatrix` says whether there is an importance matrix. For an unknown architecture the numbers of
+    layers, heads and experts come from names and the GGUF's metadata.
+    """
     assert options.quantize is not None
+    # From the architecture's tables.
     try:
         hyper, names = model.hyper, list(model.roles)
         heads, groups = hyper["n_heads"], hyper["n_kv_heads"]
         n_layers, n_experts = hyper["n_layers"], hyper["n_experts"]
         arch = model.spec.called.get("gguf", (model.spec.name,))[0]
     except ArchError:
+        # Without them: layers from the names, heads and experts from the GGUF's keys.
         names = list(model)
         arch = str(model.metadata.get("general.architecture", ""))
         layers = [layer for _, _, layer in map(base_name, names) if layer is not None]
@@ -105,7 +114,7 @@ def model_mixture(model: Model, options: Options, imatrix: bool) -> Mixture:
 
 
 def _first(value: Value) -> int:
-    """Return a number, or the first of a list with one per layer; 0 if there is none."""
+    """Return an integer, or the first of a list with one per layer; 0 for anything else."""
     if isinstance(value, int):
         return value
     try:
@@ -117,6 +126,7 @@ def _first(value: Value) -> int:
 def _record(
     scheme: str, options: Options, matrix: "ImportanceMatrix | None"
 ) -> Mapping[str, Value | TypedValue]:
+    """Return the metadata keys that record scheme, arithmetic, version and importance matrix."""
     found: dict[str, Value | TypedValue] = {
         RECORD + "type": scheme,
         RECORD + "fma": options.fma,
@@ -132,6 +142,7 @@ def _record(
 
 
 def _claims(file_type: int | None) -> Mapping[str, Value | TypedValue]:
+    """Return the GGUF keys of quantization version and file type."""
     claims: dict[str, Value | TypedValue] = {
         "general.quantization_version": TypedValue(FORMAT_VERSION, "uint32")
     }
@@ -141,16 +152,19 @@ def _claims(file_type: int | None) -> Mapping[str, Value | TypedValue]:
 
 
 def check_fit(outputs: "Sequence[Output]", options: Options, path: Path) -> list[Note]:
-    """Return a warning of the matrices that a dialect's groups do not fit; they stay as they are.
+    """Return a warning, or [], for matrices that a dialect's groups do not fit.
+
+    These matrices are not packed.
 
     Raises ConversionError where that is most of them: what is asked for would not be made. Those
-    that the user gives an encoding of their own are not counted.
+    that the user gives another encoding are not counted.
     """
     if options.quantize is None or not scheme_of(options.quantize).dialect:
         return []
     scheme = scheme_of(options.quantize)
     if scheme.arch:
         return []  # of one architecture, for its stacks of experts
+    # The matrices that the scheme would pack.
     patterns = [pattern for pattern, _ in options.tensor_encodings]
     every = [name for output in outputs for name in output.spellings]
     named = spelling_predicates(patterns, every, str(path)) if patterns else ()
@@ -164,6 +178,7 @@ def check_fit(outputs: "Sequence[Output]", options: Options, path: Path) -> list
     odd = [output for output in matrices if not fits_groups(scheme, output.info.shape)]
     if not odd:
         return []
+    # What does not fit, and which other scheme would.
     rows, columns = scheme.multiples
     first = odd[0].info
     other = fitting_schemes(scheme, [output.info.shape for output in matrices])
@@ -189,10 +204,11 @@ def check_requantization(
 ) -> None:
     """Raise ConversionError if quantized tensors would be quantized again without permission.
 
-    Those in `kept` keep their codes; `reasons` say why others do not.
+    Names in `kept` keep their codes; `reasons` is {name: why its codes are not kept}.
     """
     if options.allow_requantize:
         return
+    # Blocks that a layout step would cut, even without another encoding.
     cut = [
         output
         for output in outputs
@@ -207,6 +223,7 @@ def check_requantization(
             f"cut, decoded and quantized again: {_shown(cut)}; decode them with --encoding BF16 or "
             "--tensor PATTERN=F32, or accept it with --allow-requantize"
         )
+    # Quantized tensors that the scheme would quantize once more.
     if options.quantize is None:
         return
     again = [
@@ -227,7 +244,10 @@ def check_requantization(
 
 
 def _shown(outputs: "Sequence[Output]", why: Mapping[str, str] | None = None) -> str:
-    """Return the first few outputs for a sentence, with their encodings."""
+    """Return the first three outputs with their encodings, as text for a sentence.
+
+    `why` is {name: text added after the encoding}.
+    """
     said = why or {}
     shown = (f"{o.info.name} ({o.source_encoding}{said.get(o.info.name, '')})" for o in outputs[:3])
     return ", ".join(shown) + (" ..." if len(outputs) > 3 else "")

@@ -1,4 +1,4 @@
-"""Packed weights that become blocks of another encoding without being decoded.
+"""Find packed weights of a source that become blocks of another encoding without being decoded.
 
 A weight of a dialect, which has no single byte string, is replaced by a tensor of the target's
 encoding whose bytes are made when they are read; then the plan moves it like any stored tensor.
@@ -37,10 +37,11 @@ _WHOLE = "scale"
 
 
 class RepackedTensor(LazyTensor):
-    """A weight in blocks of another encoding; `origin` is the tensor that it is made of.
+    """A weight in blocks of another encoding, made from the packed tensor `origin` when read.
 
-    `judged` says how exact that is, `beside` has the numbers that stand beside it (float32). The
-    numbers of its groups are in memory from the first row that is made to the last.
+    `judged` has the counts of groups that change. `beside` has the numbers to be stored in further
+    tensors, {name: float32 bytes}. The numbers of its groups are in memory from the first row that
+    is read to the last.
     """
 
     __slots__ = ("_blocks", "_turn", "beside", "info", "judged", "origin")
@@ -48,6 +49,7 @@ class RepackedTensor(LazyTensor):
     info: TensorInfo
 
     def __init__(self, origin: LazyTensor, made: "Repacked", threads: int) -> None:
+        """Set the tensor's new shape and size and count what the repack `made` changes."""
         row, shape = ENCODINGS[made.row.target], made.shape
         self.info = TensorInfo(
             origin.info.name,
@@ -66,15 +68,16 @@ class RepackedTensor(LazyTensor):
 
     @property
     def makes(self) -> bool:
-        """It makes its rows."""
+        """True: its rows are made when they are read."""
         return True
 
     @property
     def made_of(self) -> tuple[LazyTensor, ...]:
-        """The stored tensors of the weight."""
+        """The stored tensors of the packed weight."""
         return tuple(self.origin.parts.values())
 
     def _made(self) -> "Repacked":
+        """Return the repacked weight, its scales read again if they were released."""
         from aprfmt.codecs.repacks import repack
 
         with self._turn:  # any thread may ask for rows
@@ -87,7 +90,7 @@ class RepackedTensor(LazyTensor):
             return self._blocks
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Return bytes [start, stop) of its blocks, made now."""
+        """Return bytes [start, stop) of the blocks, made now."""
         stop = self.info.nbytes if stop is None else min(stop, self.info.nbytes)
         row = self.info.row_bytes
         if row is None or start >= stop:
@@ -97,14 +100,17 @@ class RepackedTensor(LazyTensor):
         return rows.data[start - first * row : stop - first * row].toreadonly()
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Release the pages of its parts, and behind the last row the numbers of its groups."""
+        """Release the memory pages of its parts.
+
+        After the last row the numbers of its groups are released too.
+        """
         if stop is None or stop >= self.info.nbytes:
             self._blocks = None
         self.origin.drop()
 
 
 def _beside(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
-    """Yield the numbers stored beside a packed weight that are not part of it, as float32."""
+    """Yield (name, float32 bytes) of numbers stored with a packed weight that scale activations."""
     for name in BESIDE:
         for part in _stored_beside(origin, name):
             values = decode(part.info.encoding, part.raw(), part.info.shape)
@@ -112,25 +118,29 @@ def _beside(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
 
 
 def _stored_beside(origin: LazyTensor, name: str) -> list[LazyTensor]:
-    """Return the parts of a weight that hold its numbers of a name; none for a scale of its own."""
+    """Return the parts of a weight that hold the numbers `name`; [] for one without such parts."""
     return [origin.parts[suffix] for suffix in BESIDE.get(name, ()) if suffix in origin.parts]
 
 
 class ScaledTensor(LazyTensor):
-    """The blocks of a tensor that has a scale in a tensor beside it: a GGUF's NVFP4."""
+    """The blocks of a tensor that has a scale in another tensor: a GGUF's NVFP4.
+
+    `beside` has the other tensors' bytes by name.
+    """
 
     __slots__ = ("beside", "info", "main", "origin")
 
     info: TensorInfo
 
     def __init__(self, origin: LazyTensor) -> None:
+        """Take the main part of `origin` as the tensor, and read the bytes of the others."""
         self.origin, self.main = origin, origin.parts[""]
         self.info = replace(self.main.info, name=origin.info.name)
         self.beside = {name: bytes(part.raw()) for name, part in origin.parts.items() if name}
 
     @property
     def held(self) -> LazyTensor:
-        """The blocks."""
+        """The stored tensor of the blocks."""
         return self.main
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
@@ -138,7 +148,7 @@ class ScaledTensor(LazyTensor):
         return self.main.raw(start, stop)
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Release the pages."""
+        """Release the memory pages of the blocks."""
         self.main.drop(start, stop)
 
 
@@ -147,22 +157,25 @@ Substitute = RepackedTensor | ScaledTensor
 
 @dataclass(frozen=True)
 class Repacking:
-    """What stands for packed weights in a plan, by their names, and why others have none."""
+    """The tensors that replace packed weights in a plan, by name, and why others have none."""
 
     tensors: Mapping[str, Substitute]
     reasons: Mapping[str, str]
     asked: frozenset[str] = frozenset()  # names whose encoding somebody asked for
 
     def of(self, tensor: LazyTensor) -> LazyTensor:
-        """Return what stands for a tensor: itself for most."""
+        """Return the tensor that replaces a packed one in the plan; itself for most."""
         return self.tensors.get(tensor.info.name, tensor) if tensor.parts else tensor
 
 
 def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: bool) -> Repacking:
-    """Find what is repacked: what the target cannot hold otherwise, and what is asked for.
+    """Return the tensors that replace packed weights.
+
+    A weight is repacked where the target cannot hold it otherwise, or as the options ask.
 
     `copied` says that packed weights go to the target as the tensors they are stored in.
     """
+    # What the options ask for, and what the target holds.
     asked = _asked(model, options)
     packed = [view for view in model.values() if view.stored[0].parts]
     if not packed:
@@ -177,11 +190,13 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
     threads = options.threads or cpu_count()
 
     def make(view: View, allowed: Container[str]) -> None:
+        """Store the repacked tensor of a weight, why there is none, or the error, in `made`."""
         try:
             made[view.name] = _repacked(view, allowed, threads)
         except AprfmtError as error:
             made[view.name] = error
 
+    # Choose the weights to repack; blocks with a scale tensor are only wrapped.
     for view in packed:
         tensor = view.stored[0]
         if copied and view.name not in asked and options.writer is None:
@@ -196,6 +211,7 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
         if options.choose is not None or not repack_targets(tensor.info.encoding):
             continue
         tasks.append(partial(make, view, allowed))
+    # Read the weights, remote ones by one thread alone.
     here = all(in_mapped_file(view.stored[0]) for view in packed)
     run(tasks, threads if here else 1)
     reasons: dict[str, str] = {}
@@ -211,7 +227,11 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
 
 
 def _repacked(view: View, allowed: Container[str], threads: int) -> RepackedTensor | str:
-    """Return what stands for a packed weight, or why nothing can ("" where nothing is meant to)."""
+    """Return the tensor that replaces a packed weight, or a text: why it cannot be repacked.
+
+    The text is "" where no allowed encoding is meant for it. Raises ConversionError for parts that
+    no encoding could help.
+    """
     from aprfmt.codecs.repacks import Repacked, repack
 
     tensor = view.stored[0]
@@ -227,7 +247,7 @@ def _repacked(view: View, allowed: Container[str], threads: int) -> RepackedTens
 
 
 def _asked(model: Model, options: Options) -> Mapping[str, str]:
-    """Return the encodings asked for by options, by the names of stored tensors."""
+    """Return {name of a stored tensor: encoding} asked for by --encoding and --tensor."""
     found = dict.fromkeys(model, options.encoding) if options.encoding else {}
     if options.tensor_encodings:
         names, every = list(model), list(spellings_by_name(model).values())
@@ -239,9 +259,9 @@ def _asked(model: Model, options: Options) -> Mapping[str, str]:
 
 
 def _chosen(model: Model, options: Options) -> Mapping[str, str]:
-    """Return the encodings that a mixture gives to tensors with a scale beside their blocks.
+    """Return {name: encoding} that a mixture gives to blocks with a scale in another tensor.
 
-    One that writes a dialect takes the blocks themselves.
+    {} where weights are written in a dialect, which takes the blocks themselves.
     """
     if options.choose is None or options.writer is not None:
         return {}
@@ -254,13 +274,14 @@ def _chosen(model: Model, options: Options) -> Mapping[str, str]:
 
 
 def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Output]:
-    """Yield the outputs, each followed by the tensors that hold its numbers: NAME.scale.
+    """Yield the outputs, each followed by the tensors that hold its further numbers: NAME.scale.
 
     `drops` say which are left out. Raises ConversionError where a tensor is made of several whose
     numbers differ, and for scales of activations that nothing can be divided by.
     """
     for output in outputs:
         yield output
+        # Numbers that the sources of copied blocks have in further tensors.
         held = [one for one in output.sources if isinstance(one, Substitute) and output.copies]
         stem = output.info.name.removesuffix(".weight")
         for name in dict.fromkeys(key for one in held for key in one.beside):
@@ -269,6 +290,7 @@ def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Outp
                 for one in held
                 for part in _stored_beside(one.origin, name)
             }
+            # Leave out what --drop names, under its old or its new name.
             called = (f"{stem}.{name}", *stored)
             if stored and any(match(each) for match in drops for each in called):
                 continue
@@ -300,7 +322,10 @@ def _check_inputs(origin: LazyTensor, name: str) -> None:
 
 
 def _together(output: Output, held: Sequence[Substitute], name: str) -> bytes:
-    """Return one number for the tensor, or one an expert; ConversionError where neither fits."""
+    """Return the float32 bytes of the numbers `name` for an output made of the tensors `held`.
+
+    That is one number for the tensor, or one an expert; ConversionError where neither fits.
+    """
     every = [one.beside.get(name, b"") for one in held]
     if len(set(every)) == 1 and (len(every) == 1 or len(output.info.shape) < 3):
         return every[0]
@@ -316,7 +341,10 @@ def _together(output: Output, held: Sequence[Substitute], name: str) -> bytes:
 def check_exact(
     outputs: Sequence[Output], found: Repacking, options: Options, path: object
 ) -> None:
-    """Raise ConversionError if values would change in a repack that no option allows."""
+    """Raise ConversionError if a repack that was not asked for by name changes values.
+
+    `allow_inexact` of the options accepts it.
+    """
     if options.allow_inexact:
         return
     changed: dict[str, RepackedTensor] = {
@@ -341,9 +369,9 @@ def check_exact(
 
 
 def repack_exactness(output: Output) -> "tuple[str, GroupCounts | None]":
-    """Return the encoding that an output had before it was repacked, and how exact that was.
+    """Return (encoding before the repack, counts of groups that change) of an output.
 
-    ("", None) for an output that was not repacked.
+    It is ("", None) for an output that was not repacked.
     """
     held = [one for one in output.sources if isinstance(one, RepackedTensor)]
     if not held:

@@ -31,8 +31,8 @@ class TensorOutcome:
     `changed` counts elements whose value differs after rounding, `overflowed` finite ones that
     became infinite, `underflowed` non-zero ones that became zero. A packed weight that was put into
     blocks of another encoding undecoded has `groups`, of which values changed in `inexact`, by at
-    most `largest_error`. Of FP8 codes that were decoded to BF16 or F16, `lost_codes` do not come
-    back by their scales (None for other tensors).
+    most `largest_error`. Of FP8 codes that were decoded to BF16 or F16, `lost_codes` cannot be
+    recovered by their scales (None for other tensors).
     """
 
     name: str
@@ -88,13 +88,14 @@ class ConversionReport:
         )
 
     def count(self, how: Fidelity) -> int:
-        """Count the tensors with one outcome."""
+        """Return how many tensors have one outcome."""
         return sum(tensor.how == how for tensor in self.tensors)
 
     def pronounced(self, accept: Collection[str] = ()) -> Pronounced | None:
-        """Return the verdict over the source's account; None where nothing was read back.
+        """Return the verdict over the account of the source; None where nothing was read back.
 
-        1: something of the source that nothing reads is not in the copy, and no flag said so.
+        Its exit code is 1 where something of the source that nothing reads is not in the copy, and
+        no flag said so. `accept` names items that may differ.
         """
         if self.verified is None:
             return None
@@ -109,7 +110,7 @@ class ConversionReport:
 
     @property
     def lossless(self) -> bool:
-        """True if no value changed."""
+        """Whether no tensor is lossy."""
         return self.count("lossy") == 0
 
     def to_json(self) -> dict[str, Any]:

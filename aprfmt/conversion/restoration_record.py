@@ -1,4 +1,4 @@
-"""Fills a plan's restoration record: which roles were widened, and bits that narrowing loses."""
+"""Fill in a plan's restoration record: which roles were widened, and bits that narrowing loses."""
 
 from collections.abc import Sequence
 
@@ -16,7 +16,7 @@ from aprfmt.tensors.view import View
 
 
 def record_restoration(model: Model, target: FormatSpec, plan: Plan) -> None:
-    """Record every role whose values the target stores in a wider or shifted form.
+    """Record in the plan every role whose values the target stores in a wider or shifted form.
 
     Only float types are recorded: quantized sources keep their encoding, or the user asked for a
     lossy conversion.
@@ -37,7 +37,7 @@ def record_restoration(model: Model, target: FormatSpec, plan: Plan) -> None:
 
 
 def _record_stored(model: Model, plan: Plan) -> None:
-    """Record the source's stored bits if its value-changing steps cannot be repeated exactly."""
+    """Record the source's stored bits of roles whose layout steps do not give them back exactly."""
     for output in plan.outputs:
         tensor = model.roles.get(output.role) if output.role else None
         if tensor is None or tensor.moves is not None or tensor.encoding != "F32":
@@ -54,7 +54,7 @@ def _record_stored(model: Model, plan: Plan) -> None:
 
 
 def target_steps(model: Model, target: FormatSpec, roles: Sequence[str]) -> tuple[LayoutStep, ...]:
-    """Return the steps between a target's stored tensor and the roles it holds."""
+    """Return the layout steps between a target's stored tensor and the roles it holds; or ()."""
     for group in stored_groups(model.spec, target.style, roles, model.hyper):
         return group.binding.steps
     return ()
@@ -63,6 +63,10 @@ def target_steps(model: Model, target: FormatSpec, roles: Sequence[str]) -> tupl
 def _record_one(
     plan: Plan, role: str, name: str, tensor: View, steps: tuple[LayoutStep, ...], model: Model
 ) -> None:
+    """Record one role's encoding `name`, and the bits that widening and narrowing again changes.
+
+    `steps` are those between the target's stored tensor and the role.
+    """
     assert name in PLAIN_FLOATS
     logical = np.asarray(tensor.numpy(), np.float32)
     size = find_encoding(name).type_size

@@ -1,4 +1,4 @@
-"""What a conversion that may be continued knows of itself: its sources, its plan, its tensors."""
+"""Compare and record what a resumable conversion depends on: its sources, plan and tensors."""
 
 import hashlib
 from collections.abc import Mapping
@@ -24,9 +24,9 @@ _FREE = ("force", "verify", "threads", "jobs", "progress", "dry_run", "resume")
 
 
 def source_identities(model: "Model") -> dict[str, str]:
-    """Return every file of a model's weights by name, with what changes when its bytes do.
+    """Return {file name: text that changes when its bytes do} of a model's weight files.
 
-    Raises UsageError for a file of which nothing says so.
+    Raises UsageError for a remote file without an ETag.
     """
     found = {}
     for path in model.source.files:
@@ -44,7 +44,7 @@ def source_identities(model: "Model") -> dict[str, str]:
 
 
 def check_resumable(options: "Options") -> None:
-    """Raise UsageError for functions that a later run could not recognise."""
+    """Raise UsageError for options that are functions, which a later run could not recognise."""
     if options.choose is not None or options.importance is not None:
         raise UsageError(
             "resume: choose and importance are functions; name a quantize type and an "
@@ -53,9 +53,9 @@ def check_resumable(options: "Options") -> None:
 
 
 def plan_digest(sink: "Sink", options: "Options", texts: Mapping[str, str]) -> str:
-    """Return the digest of all that decides about the output's bytes, but for the sources.
+    """Return the hex digest of everything that decides the output's bytes, but for the sources.
 
-    `sink` is planned; `options` are those that were asked for.
+    `sink` is planned; `options` are those that were asked for, `texts` the text files.
     """
     if not isinstance(sink, SequentialSink):
         raise UsageError(f"{sink.files[0]}: files of this format cannot be continued")
@@ -69,7 +69,10 @@ def plan_digest(sink: "Sink", options: "Options", texts: Mapping[str, str]) -> s
 def skip_if_written(
     sink: "Sink", info: "TensorInfo", begun: ResumableFileSet, record: "WrittenTensor"
 ) -> bool:
-    """Leave a tensor that an earlier run wrote as it is, where its bytes are right; say whether."""
+    """Return whether an earlier run wrote a tensor right; then its record is taken over.
+
+    The bytes on disk are checked. False: the tensor has to be written.
+    """
     known = begun.tensors.get(info.name)
     if known is None or not isinstance(sink, SequentialSink):
         return False
@@ -80,7 +83,10 @@ def skip_if_written(
 
 
 def restore_record(begun: ResumableFileSet, name: str, record: "WrittenTensor") -> None:
-    """Take over what an earlier run found out about a tensor."""
+    """Set a tensor's checksum and counts from the journal of an earlier run.
+
+    Raises OutputError where the journal does not have the tensor.
+    """
     known = begun.tensors.get(name)
     if known is None:
         raise OutputError(
@@ -92,6 +98,6 @@ def restore_record(begun: ResumableFileSet, name: str, record: "WrittenTensor") 
 
 
 def journal_entry(record: "WrittenTensor") -> FinishedTensor:
-    """Return what the journal says of a tensor that was written."""
+    """Return the journal's entry for a written tensor: its checksum and counts."""
     counts = record.counts
     return FinishedTensor(record.crc, (counts.changed, counts.overflowed, counts.underflowed))

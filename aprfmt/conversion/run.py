@@ -1,4 +1,7 @@
-"""Runs a plan: copies bytes in windows, re-encodes in chunks, counts changed values."""
+"""Make the bytes of a plan's outputs.
+
+Bytes are copied in windows or re-encoded in chunks, and changed values are counted.
+"""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -41,7 +44,10 @@ CHUNK = 1 << 22  # elements decoded and encoded at a time
 
 @dataclass
 class WrittenTensor:
-    """The checksum of one written output, where it is needed, and counts of changed values."""
+    """What is known of one written output.
+
+    That is its CRC-32, where needed, and counts of changed values.
+    """
 
     crc: int = 0
     counts: ChangeCounts = field(default_factory=ChangeCounts)
@@ -49,7 +55,10 @@ class WrittenTensor:
 
 
 class RowPiece(NamedTuple):
-    """Rows of a target from row `first` on: what decodes them, and the packed rows if they are."""
+    """Rows of an output from row `first` on: a function that decodes them.
+
+    `band` has the same rows still packed, where kernels may encode them directly.
+    """
 
     first: int
     values: "Callable[[], Array]"
@@ -57,11 +66,11 @@ class RowPiece(NamedTuple):
 
 
 def output_chunks(output: Output, options: Options, written: WrittenTensor) -> Iterator[memoryview]:
-    """Yield the stored bytes of one output; fills in `written` meanwhile.
+    """Yield the stored bytes of one output, and fill in `written` meanwhile.
 
-    Copied bytes are compared with the source's themselves: only a run that may be continued needs
-    their checksum, and a source that is fetched, once. Made ones have it taken by the thread that
-    makes them.
+    A CRC-32 is only computed where it is needed. Copied bytes are compared with the source itself,
+    so they need one only for a resumable run, and for a source that is fetched once. That of
+    repacked bytes is computed by the thread that makes them.
     """
     if output.part is not None:
         source = iter([memoryview(output.part.data())])
@@ -83,7 +92,7 @@ def output_chunks(output: Output, options: Options, written: WrittenTensor) -> I
 
 
 def _copied(runs: Sequence[ByteRun]) -> Iterator[memoryview]:
-    """Yield stored bytes in windows and release mapped pages; small runs are joined."""
+    """Yield copied bytes in windows and release mapped pages; small runs are joined."""
     if isinstance(runs, Columns):  # rows in another order
         for window in byte_windows(runs, BAND):
             yield memoryview(window)
@@ -102,7 +111,7 @@ def _copied(runs: Sequence[ByteRun]) -> Iterator[memoryview]:
 
 
 def copied_bytes(data: RunBytes, start: int, stop: int) -> Iterator[memoryview]:
-    """Yield bytes [start, stop) of what is copied, on any thread; mapped pages stay."""
+    """Yield bytes [start, stop) of what is copied, on any thread; mapped pages are not released."""
     if data.reordered:
         yield memoryview(data.window(start, stop))
         return
@@ -114,7 +123,7 @@ def copied_bytes(data: RunBytes, start: int, stop: int) -> Iterator[memoryview]:
 
 
 def _joined(runs: Iterable[ByteRun]) -> Iterator[memoryview | ByteRun]:
-    """Yield every large run as it is, unread, and the bytes of small ones together."""
+    """Yield every large run unread, and the bytes of small ones joined."""
     batch: list[memoryview] = []
     held = 0
     for run in runs:
@@ -133,9 +142,9 @@ def _joined(runs: Iterable[ByteRun]) -> Iterator[memoryview | ByteRun]:
 def _made(
     runs: Sequence[ByteRun], options: Options, written: WrittenTensor
 ) -> Iterator[memoryview]:
-    """Yield bytes of runs that make them, in bands that stay in the cache.
+    """Yield the bytes of runs that are repacked when read, in bands that stay in the cache.
 
-    Their checksum is counted for who reads them back, or continues.
+    Their checksum is computed where they are verified or the run is resumable.
     """
     data, dropped = RunBytes(runs), 0
     summed = options.verify or options.resume
@@ -151,7 +160,7 @@ def _made(
 
 
 def first_chunk(output: Output, options: Options, elements: int) -> int:
-    """Encode about so many elements as a conversion does; return how many they were."""
+    """Encode about `elements` elements of an output; return how many they were."""
     made = next(_encoded(output, replace(options, allow_overflow=True), ChangeCounts(), elements))
     row = find_encoding(output.info.encoding)
     return made.nbytes * row.block_size // row.type_size
@@ -160,7 +169,10 @@ def first_chunk(output: Output, options: Options, elements: int) -> int:
 def _encoded(
     output: Output, options: Options, counts: ChangeCounts, chunk: int = CHUNK
 ) -> Iterator[memoryview]:
-    """Decode, encode and count; in chunks of whole rows if the source's rows are separable."""
+    """Yield the output's encoded bytes, decoded and encoded some rows at a time, and count changes.
+
+    The output is one chunk where the source's rows cannot be decoded alone.
+    """
     importance = column_importances(output, options)
     for piece in decoded_pieces(output, chunk):
         data, found = encode_piece(output, options, importance, piece)
@@ -174,12 +186,14 @@ def _encoded(
 def encode_piece(
     output: Output, options: Options, importance: "Array | None", piece: RowPiece
 ) -> "tuple[bytes | memoryview, ChangeCounts]":
-    """Return some rows encoded, and what that changed of them."""
+    """Return (encoded bytes of some rows, counts of what that changed)."""
     target = output.info.encoding
+    # Packed rows that kernels encode without decoding them to memory.
     band = recodable_rows(output, piece)
     if band is not None:
         made, counts = _recoded(band, target, options)
         return (made if output.moved is None else _moved(output, band, made)), counts
+    # Others are decoded and encoded.
     values = piece.values()
     data = encode_rows(
         target,
@@ -190,6 +204,7 @@ def encode_piece(
         expert_rows=output.info.shape[-2] if len(output.info.shape) > 2 else 0,
         threads=options.threads or 0,
     )
+    # Count changes: from the bytes by a kernel, else by decoding them.
     threads, counts = options.threads or cpu_count(), ChangeCounts()
     if counts.add_encoded(values, target, data, find_encoding(target).block_size, threads):
         return data, counts
@@ -203,7 +218,7 @@ def encode_piece(
 
 
 def recodable_rows(output: Output, piece: RowPiece) -> "PackedWeight | None":
-    """Return the packed rows that kernels encode, nothing decoded kept; None where they do not."""
+    """Return the packed rows of a piece if kernels can encode them directly; else None."""
     band = piece.band
     return band if band is not None and band.recodes(output.info.encoding) else None
 
@@ -211,7 +226,7 @@ def recodable_rows(output: Output, piece: RowPiece) -> "PackedWeight | None":
 def _recoded(
     band: "PackedWeight", target: str, options: Options
 ) -> "tuple[bytes | memoryview, ChangeCounts]":
-    """Return packed rows encoded by kernels, and what that changed of them."""
+    """Return (packed rows encoded by kernels, counts of what that changed)."""
     threads, counts = options.threads or cpu_count(), ChangeCounts()
     made = np.empty(math.prod(band.shape) * find_encoding(target).type_size, np.uint8).data
     for found in band.recode_into(target, made, threads):
@@ -220,7 +235,7 @@ def _recoded(
 
 
 def _moved(output: Output, band: "PackedWeight", made: "bytes | memoryview") -> memoryview:
-    """Return elements that were encoded each by itself at the places that the output has them."""
+    """Return encoded elements, of one element a block, moved to their places in the output."""
     assert output.moved is not None
     kind = f"u{find_encoding(output.info.encoding).type_size}"
     held = output.moved(np.frombuffer(made, kind).reshape(band.shape))
@@ -228,7 +243,7 @@ def _moved(output: Output, band: "PackedWeight", made: "bytes | memoryview") -> 
 
 
 def check_overflow(output: Output, options: Options, counts: ChangeCounts) -> None:
-    """Raise ConversionError where finite values became infinite and nobody allowed it."""
+    """Raise ConversionError where finite values became infinite and no option allows it."""
     if counts.overflowed and not options.allow_overflow:
         raise ConversionError(
             f"{output.info.name}: {counts.overflowed} finite {output.source_encoding} values "
@@ -238,7 +253,10 @@ def check_overflow(output: Output, options: Options, counts: ChangeCounts) -> No
 
 
 def count_lost_codes(output: Output) -> int | None:
-    """Count the FP8 codes that do not come back from a narrower float; None for other outputs."""
+    """Return how many FP8 codes cannot be recovered from the output's BF16 or F16 values.
+
+    None for other outputs.
+    """
     stored = output.info.encoding
     made = [tensor.packed() for tensor in output.sources if tensor.packed is not None]
     if not made or stored not in ("BF16", "F16"):
@@ -258,6 +276,10 @@ def count_lost_codes(output: Output) -> int | None:
 
 
 def _as_input(values: "Array", output: Output) -> "Array":
+    """Return values in the dtype that the target's codec encodes.
+
+    Raises ConversionError where that would turn integers into floats, say.
+    """
     wanted = codec(output.info.encoding).dtype
     kinds = {values.dtype.kind, "f" if wanted.startswith(("float", "bfloat")) else wanted[0]}
     if len(kinds) > 1:
@@ -271,7 +293,8 @@ def _as_input(values: "Array", output: Output) -> "Array":
 def decoded_pieces(output: Output, chunk: int) -> Iterator[RowPiece]:
     """Yield the target tensor's values in pieces.
 
-    Pieces are [rows, last axis], of about `chunk` elements; one for a tensor that cannot be cut.
+    Pieces are [rows, last axis], of about `chunk` elements; one for a tensor whose rows cannot be
+    decoded alone.
     """
     name, shape = output.source_encoding, output.info.shape
     rows, columns = matrix_shape(shape)
@@ -333,7 +356,7 @@ def tensor_outcome(output: Output, written: WrittenTensor) -> TensorOutcome:
 
 
 def equal_bytes(runs: Sequence[ByteRun], stored: LazyTensor) -> int | None:
-    """Compare source runs with a stored tensor; return the first differing byte, or None."""
+    """Return the offset of the first byte where source runs and a stored tensor differ, or None."""
     return first_difference(runs, all_runs(stored), BACK)
 
 

@@ -1,8 +1,7 @@
-"""In which order, and by which threads, the tensors of an output are written.
+"""Write a conversion's outputs in order, by several worker threads, or in the source's order.
 
 One after the other, on several workers (`WorkerPool`), or in the order in which a fetched source
 holds them (`write_in_source_order`), so that it is read once. The bytes are the same each time.
-
 Kernels, numpy and the system let go of the interpreter, so the workers are threads. They make and
 write pieces of tensors in any order, as far ahead as BUDGET allows; what follows from a tensor that
 is whole (the journal's line, reading it back) is done by the thread that hands out.
@@ -65,7 +64,7 @@ _IN_MEMORY = 256 << 20  # bytes of a tensor whose rows change places, which is f
 
 
 def prefetch_small_tensors(source: "Source") -> None:
-    """Fetch and keep the small tensors of files that lie elsewhere, which a plan reads one by one.
+    """Fetch and cache the small tensors of remote files, which a plan reads one by one.
 
     What was read around each of them would be fetched again when the large ones are written.
     """
@@ -88,7 +87,10 @@ def prefetch_small_tensors(source: "Source") -> None:
 
 
 def writes_in_source_order(sink: "Sink", outputs: Sequence[Output]) -> bool:
-    """Say whether tensors are written in the order of their source, whatever `--jobs` is."""
+    """Return whether tensors are written in the order of their source, whatever `--jobs` is.
+
+    That is so where a source is fetched and the sink can leave room for tensors.
+    """
     fits = isinstance(sink, SequentialSink) and len(sink.files) <= FILES
     return fits and any(output.far for output in outputs)
 
@@ -102,9 +104,10 @@ def write_in_source_order(
     whole: Callable[[Output, WrittenTensor, DeferredSlot], None],
     kept: Callable[[TensorInfo], bool],
 ) -> None:
-    """Write all outputs, each into the room that is left for it; `whole` is told of each.
+    """Write all outputs in the order of the source, each into the room left for it.
 
-    `kept` says which an earlier run wrote, and leaves those as they are.
+    `held` is {name: (output, record)}, `files` the source's files in order. `whole` is called after
+    each output. `kept` says which outputs an earlier run wrote; these are not written.
     """
     rooms = {info.name: sink.leave(info.name) for info in infos if not kept(info)}
     numbers = {path: number for number, path in enumerate(files)}
@@ -129,9 +132,10 @@ def write_in_source_order(
 
 
 def _ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple[int, int]]]:
-    """Return what will be read of each file, in order; what lies together is fetched together.
+    """Return {file: [(start, stop)]} of the bytes that will be read, in order.
 
-    Each is announced when its first tensor is written: every file keeps what came ahead of it.
+    Tensors that are close together are one range. Each is announced when its first tensor is
+    written: every file caches what was fetched ahead.
     """
     found: dict[ByteSource, list[tuple[int, int]]] = {}
     for tensor in tensors:
@@ -150,13 +154,16 @@ def _ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple[int,
 
 
 def _places(tensors: "Sequence[LazyTensor]") -> list[tuple[ByteSource, int]]:
-    """Return the file of every stored part, and where in it the part begins."""
+    """Return (file, offset of the first byte) of every stored part that is in a file."""
     found = [part.lies() for tensor in tensors for part in stored_parts(tensor)]
     return [lies for lies in found if lies is not None]
 
 
 def _brought(output: Output) -> Output:
-    """Return an output with all of its source in memory where that is rows in another order."""
+    """Return an output with its source in memory if rows of one small tensor are reordered.
+
+    Other outputs are returned unchanged.
+    """
     first = output.runs[0].tensor if output.runs else None
     if not isinstance(output.runs, Columns) or first is None or first.info.nbytes > _IN_MEMORY:
         return output
@@ -167,7 +174,10 @@ def _brought(output: Output) -> Output:
 
 
 def _place(output: Output, numbers: "dict[Path, int]") -> tuple[int, int]:
-    """Return the number of the source file and the place where an output's first bytes lie."""
+    """Return (number of the source file, offset) of an output's first bytes.
+
+    It is (-1, 0) without any.
+    """
     places = [(numbers.get(file.path, -1), start) for file, start in _places(output.sources)]
     return min(places, default=(-1, 0))
 
@@ -182,9 +192,9 @@ AT_LEAST = 2  # workers: what lies in no file is made by one while the other wri
 
 @dataclass(frozen=True)
 class PlacedPiece:
-    """A piece that was written: its bytes, their checksum if it is needed, and what changed.
+    """A piece that was written: its size, its CRC-32 if that is needed, and counts of changes.
 
-    Or how many codes of a tensor do not come back, None where it has none; without `counts`.
+    The result of counting lost codes has `counts` None.
     """
 
     nbytes: int = 0
@@ -195,7 +205,7 @@ class PlacedPiece:
 
 @dataclass
 class _Begun:
-    """A tensor that workers write, and how much of it they have written."""
+    """A tensor that workers write, and how many of its bytes they have written."""
 
     output: Output
     written: WrittenTensor
@@ -209,12 +219,13 @@ FileWork = Iterator[tuple[_Begun, PieceWork | None]]  # None behind a tensor's l
 
 
 class WorkerPool:
-    """Workers that write the outputs they are given; a context manager.
+    """A context manager whose workers write the outputs they are given.
 
-    Of one job they write only what lies in no file: repacks, and parts of weights. Of several they
-    begin when all are given, and take a piece of each shard in turn, of as many shards as there are
-    workers: the system lets one at a time write into a file, and make its pages where it lies in
-    memory. `whole` is called for every tensor when all of it is written, in the order of a shard.
+    With one job they write only what is in no file: repacks, and parts of weights. With several
+    they begin when all are given, and take a piece of each shard in turn, of as many shards as
+    there are workers: the system lets one at a time write into a file, and make its pages where it
+    lies in memory. `whole` is called for every tensor when all of it is written, in the order of a
+    shard.
     """
 
     def __init__(
@@ -223,6 +234,7 @@ class WorkerPool:
         options: Options,
         whole: Callable[[Output, WrittenTensor, DeferredSlot], None],
     ) -> None:
+        """Start a pool of `options.jobs` workers, at least two."""
         self._sink, self._options, self._whole = sink, options, whole
         self._workers = max(options.jobs, AT_LEAST)
         self._pool = ThreadPoolExecutor(self._workers, "aprfmt-jobs")
@@ -237,10 +249,11 @@ class WorkerPool:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Cancel the pieces that no worker has begun, and wait for the others."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def write(self, output: Output, written: WrittenTensor) -> bool:
-        """Have the next planned tensor written; False where the caller is to do that.
+        """Take over the next planned tensor; return False where the caller has to write it.
 
         Raises what went wrong with an earlier one.
         """
@@ -260,7 +273,7 @@ class WorkerPool:
             self._one()
 
     def _hand_out(self) -> None:
-        """Give the workers all that was given, a piece of each file in turn."""
+        """Give the workers the pieces of all given tensors, one of each file in turn."""
         given, self._given = self._given, {}
         files = map(_in_order, given.values())
         turn = deque(islice(files, self._workers))
@@ -276,7 +289,10 @@ class WorkerPool:
                 self._one()
 
     def _begin(self, cost: int, work: Callable[[], PlacedPiece]) -> Future[PlacedPiece]:
-        """Give the workers a piece as soon as they have few enough, whichever they end first."""
+        """Submit a piece once few enough are under way, and return its future.
+
+        `cost` is the memory that the piece takes, in bytes.
+        """
         with self._freed:
             while self._out and (self._held + cost > BUDGET or self._out >= self._most):
                 self._freed.wait()
@@ -287,13 +303,14 @@ class WorkerPool:
         return future
 
     def _free(self, cost: int, _: Future[PlacedPiece]) -> None:
+        """Count a finished piece as no longer under way."""
         with self._freed:
             self._held -= cost
             self._out -= 1
             self._freed.notify()
 
     def _one(self) -> None:
-        """Wait for the oldest piece, or end the tensor that is whole with those before."""
+        """Wait for the oldest piece and record it, or finish its tensor after the last piece."""
         begun, future = self._waiting.popleft()
         if future is None:
             self._end(begun)
@@ -301,6 +318,10 @@ class WorkerPool:
             self._take(begun, future.result())
 
     def _take(self, begun: _Begun, made: PlacedPiece) -> None:
+        """Add a written piece's counts, checksum and size to those of its tensor.
+
+        Raises ConversionError for values that overflowed without permission.
+        """
         written = begun.written
         if made.counts is None:
             begun.written.lost_codes = made.lost_codes
@@ -312,6 +333,10 @@ class WorkerPool:
         begun.nbytes += made.nbytes
 
     def _end(self, begun: _Begun) -> None:
+        """Finish a tensor of which all pieces are written: close its room and call `whole`.
+
+        Raises ConversionError where the number of bytes is not the planned one.
+        """
         output, planned = begun.output, begun.room.place.nbytes
         if begun.nbytes != planned:
             raise ConversionError(
@@ -325,17 +350,17 @@ class WorkerPool:
         self._whole(output, begun.written, begun.room)
 
     def _summed(self, output: Output, room: DeferredSlot) -> bool:
-        """Say whether anybody asks for the checksum of what is written."""
+        """Return whether a checksum of the written bytes is needed."""
         read_back = self._options.verify and (
             is_encoded(output) or output.made or output.part is not None
         )
         return read_back or self._options.resume or room.crc
 
     def _tasks(self, output: Output) -> GivesWork | None:
-        """Return what gives the work on an output; None where one thread makes it, in order.
+        """Return a function of a room that yields the pieces of work on an output.
 
-        That thread takes all whose bytes are fetched from elsewhere, and where there is one job
-        what is copied, or encoded by several threads at a time.
+        None where one thread has to write the output in order: for what is fetched, and with one
+        job for what is copied, or encoded by several threads at a time.
         """
         here = all(map(in_mapped_file, output.sources))
         if output.part is not None:
@@ -349,11 +374,15 @@ class WorkerPool:
         return partial(self._copied, output) if here else None
 
     def _part(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
-        """Yield the work on one stored tensor of a weight; only one is made at a time."""
+        """Yield the one piece of work on a stored tensor of a packed weight.
+
+        Only one runs at a time.
+        """
         part, summed = output.part, self._summed(output, room)
         assert part is not None
 
         def work() -> PlacedPiece:
+            """Make and write the stored tensor."""
             with self._making:
                 data = part.data()
             room.place.put(0, data)
@@ -362,11 +391,12 @@ class WorkerPool:
         yield output.info.nbytes, work
 
     def _made(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
-        """Yield the work on an output whose bytes are made, in bands that stay in the cache."""
+        """Yield the pieces of work on a repacked output, in bands that stay in the cache."""
         assert output.runs is not None
         data, summed = RunBytes(output.runs), self._summed(output, room)
 
         def work(start: int, stop: int) -> PlacedPiece:
+            """Make and write bytes [start, stop)."""
             band = data.window(start, stop)
             room.place.put(start, band)
             if not data.reordered:
@@ -377,12 +407,13 @@ class WorkerPool:
             yield BAND, partial(work, start, min(start + BAND, len(data)))
 
     def _copied(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
-        """Yield the work on an output whose bytes are copied."""
+        """Yield the pieces of work on an output whose bytes are copied."""
         assert output.runs is not None
         data, summed = RunBytes(output.runs), self._summed(output, room)
         step = WINDOW // 4 if isinstance(output.runs, Columns) else WINDOW
 
         def work(start: int, stop: int) -> PlacedPiece:
+            """Copy bytes [start, stop)."""
             crc, at = 0, start
             for window in copied_bytes(data, start, stop):
                 room.place.put(at, window)
@@ -394,7 +425,7 @@ class WorkerPool:
             yield 0, partial(work, start, min(start + step, len(data)))
 
     def _encoded(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
-        """Yield the work on an output that is encoded, and on what that loses of packed codes."""
+        """Yield the pieces of work on an encoded output, and on counting the codes it loses."""
         shape = output.info.shape
         whole = math.prod(shape)
         parts = list(decoded_pieces(output, CHUNK))
@@ -408,13 +439,18 @@ class WorkerPool:
     def _work(
         self, output: Output, room: DeferredSlot, piece: RowPiece, parts: int
     ) -> Callable[[], PlacedPiece]:
-        """Return the work on a piece: one thread's, or every worker's on a large one."""
+        """Return the function that encodes and writes a piece.
+
+        It uses one thread, or all of them for a large tensor that is one piece. `parts` is the
+        number of the tensor's pieces.
+        """
         alone = parts == 1 and math.prod(output.info.shape) > LARGE
         options = replace(self._options, threads=self._options.jobs if alone else 1)
         width = find_encoding(output.info.encoding).row_bytes(output.info.shape) or 0
         summed = self._summed(output, room)
 
         def work() -> PlacedPiece:
+            """Encode and write the piece."""
             data, counts = encode_piece(output, options, column_importances(output, options), piece)
             room.place.put(piece.first * width, data)
             return PlacedPiece(len(data), crc32(data) if summed else 0, counts)
@@ -423,7 +459,7 @@ class WorkerPool:
 
 
 def _in_order(rows: Sequence[tuple[_Begun, GivesWork]]) -> FileWork:
-    """Yield the pieces of a file's tensors, and None behind the last of each."""
+    """Yield (tensor, piece of work) for a file's tensors; (tensor, None) after the last of each."""
     for begun, gives in rows:
         for piece in gives(begun.room):
             yield begun, piece
@@ -431,11 +467,12 @@ def _in_order(rows: Sequence[tuple[_Begun, GivesWork]]) -> FileWork:
 
 
 def _lost(output: Output) -> PlacedPiece:
+    """Return the result of counting the codes that an output loses."""
     return PlacedPiece(lost_codes=count_lost_codes(output))
 
 
 def is_encoded(output: Output) -> bool:
-    """Say whether an output is decoded and encoded, not copied or packed in several tensors."""
+    """Return whether an output is decoded and encoded, not copied or packed in several tensors."""
     return output.part is None and not (output.copies and output.runs is not None)
 
 
@@ -449,14 +486,19 @@ def write_tensors(
     verifier: "Verifier | None",
     source_files: "Sequence[Path]",
 ) -> None:
-    """Write all outputs in order, but for those that an earlier run wrote; fill in `written`."""
+    """Write all outputs but those that an earlier run wrote, and fill in `written`.
+
+    `begun` is the state of a resumable run or None; `verifier` reads tensors back or is None.
+    """
     from aprfmt.conversion.resume_state import journal_entry, skip_if_written
 
+    # What is done after each tensor: journal, verifier, progress.
     by_name = {o.info.name: (o, w) for o, w in zip(plan.outputs, written, strict=True)}
     total = sum(info.nbytes for info in infos)
     done = 0
 
     def told(output: "Output") -> None:
+        """Report that an output is done."""
         nonlocal done
         done += output.info.nbytes
         if options.progress is not None:
@@ -465,6 +507,7 @@ def write_tensors(
     def whole(
         output: "Output", record: "WrittenTensor", room: "DeferredSlot | None" = None
     ) -> None:
+        """Record a written output in the journal, give it to the verifier and report progress."""
         if begun is not None:
             begun.done(output.info.name, journal_entry(record))
         if verifier is not None:
@@ -472,15 +515,18 @@ def write_tensors(
         told(output)
 
     def kept(info: "TensorInfo") -> bool:
+        """Return whether an earlier run wrote a tensor; then its progress is reported."""
         output, record = by_name[info.name]
         found = begun is not None and skip_if_written(sink, info, begun, record)
         if found:
             told(output)
         return found
 
+    # A remote source is read once, in its own order.
     if isinstance(sink, SequentialSink) and writes_in_source_order(sink, plan.outputs):
         write_in_source_order(sink, infos, by_name, source_files, options, whole, kept)
         return
+    # Otherwise in the plan's order: by workers, or here where one thread has to.
     with ExitStack() as stack:
         ahead = None
         if isinstance(sink, SequentialSink):

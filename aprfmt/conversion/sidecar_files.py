@@ -1,4 +1,7 @@
-"""What a source has beside its tensors: files of its folder, or what a file keeps in its keys."""
+"""Find what a source has besides its tensors.
+
+These are files of its folder, or what a single file stores in its keys.
+"""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -19,9 +22,9 @@ KEYS = {VOCABULARY: "tokenizer.", TEMPLATE: "tokenizer.chat_template"}
 
 
 def sidecar_names(source: Model) -> Sequence[str]:
-    """Return the names of a model's files beside the weights, or of those a file of ours carries.
+    """Return the names of a folder's companion files, or of those embedded in one of our files.
 
-    Other files of the same folder are nobody's business: outputs of other runs come and go there.
+    Other files of the same folder are ignored: outputs of other runs come and go there.
     """
     if source.folder is None:
         return sorted(source.carried.texts)
@@ -33,7 +36,7 @@ def sidecar_names(source: Model) -> Sequence[str]:
 
 
 def embedded_files(source: Model) -> Mapping[str, str]:
-    """Return what a file keeps in its keys where a folder has files: what it is, and its kind."""
+    """Return {name: kind} of what a single file stores in its keys where a folder has files."""
     from aprfmt.tokenizer.carriers import has_tokenizer
 
     if source.folder is not None:
@@ -49,7 +52,10 @@ def embedded_files(source: Model) -> Mapping[str, str]:
 def drop_files(
     metadata: dict[str, Any], texts: dict[str, str], names: Sequence[str], where: str
 ) -> None:
-    """Take files out of what a copy has of them: its texts, and those that its keys carry."""
+    """Remove files from a copy's texts and from those that its metadata carries, in place.
+
+    `where` names the metadata key in an error.
+    """
     for name in names:
         texts.pop(name, None)
     text = metadata.get(FILES_KEY)
@@ -60,7 +66,7 @@ def drop_files(
 
 
 def stated_template(model: Model) -> str | None:
-    """Return the chat template, as it is stated; None without one that can be read."""
+    """Return the chat template's text; None without one that can be read."""
     try:
         return model.carried.chat_template()
     except AprfmtError:
@@ -68,7 +74,10 @@ def stated_template(model: Model) -> str | None:
 
 
 def config_text(model: Model) -> str | None:
-    """Return config.json verbatim if its text is available, else the parsed object as JSON."""
+    """Return config.json verbatim if its text is available, else the parsed object as JSON.
+
+    None without a configuration.
+    """
     if model.folder is not None and "config.json" in model.folder.texts:
         return model.folder.texts["config.json"]
     texts = model.carried.texts
@@ -80,7 +89,7 @@ def config_text(model: Model) -> str | None:
 
 
 def own_config(model: Model) -> bool:
-    """Say whether the config.json is not that of the model which a tower is cut out of."""
+    """Return whether config.json is the model's, not that of a larger one with several towers."""
     part = model.spec.section != ArchSpec.section
     return not part or (model.config or {}).get("model_type") in model.spec.called["hf"]
 
@@ -88,7 +97,7 @@ def own_config(model: Model) -> bool:
 def texts_to_write(
     weights: Path, folder: Path | None, texts: Mapping[str, str], force: bool
 ) -> dict[Path, str]:
-    """Return the texts to write beside the weights, by path; those that exist already are left out.
+    """Return {path: text} of the texts to write next to the weights, but those already there.
 
     Beside a single file (`folder` is None) there may be another model's config.json. It is replaced
     only with `force` together with the weights it belongs to, and never if the folder has other
@@ -110,6 +119,7 @@ def texts_to_write(
 
 
 def _has_text(path: Path, text: str) -> bool:
+    """Return whether a file exists and has exactly this text."""
     try:
         return path.is_file() and read_text(path) == text
     except AprfmtError:
@@ -117,7 +127,7 @@ def _has_text(path: Path, text: str) -> bool:
 
 
 def _other_weights(weights: Path) -> list[Path]:
-    """Return other model files of the folder, to which its config.json may belong."""
+    """Return the other model files of the folder, to which its config.json may belong."""
     extensions = {extension for name in FORMATS.own for extension in FORMATS[name].extensions}
     return [
         path

@@ -1,4 +1,4 @@
-"""The SHA-256 of a source, computed on another thread while its tensors are planned and copied.
+"""Compute the SHA-256 of a source on another thread, while its tensors are planned and copied.
 
 It is metadata of the output: a placeholder of the same length stands in the header until the digest
 is written over it, before anything is published.
@@ -26,14 +26,15 @@ TURN = 0.001  # seconds after which a thread that waits for the interpreter gets
 
 
 class SourceHash:
-    """The digest of a source, begun at once; a context manager, which gives it up on leaving.
+    """The SHA-256 of a source, computed on another thread; a context manager that stops on leaving.
 
-    It is what a conversion waits for last, and asks for the interpreter between pieces that take
-    less than a millisecond: as long as it runs nobody keeps that for Python's usual five. Where it
-    is not `recorded`, only files that are fetched are looked at.
+    A conversion waits for it last. Its thread asks for the interpreter between pieces that take
+    less than a millisecond, so Python's switch interval is shortened while it runs. Where it is not
+    `recorded`, only files that are fetched are read.
     """
 
     def __init__(self, source: "Source", recorded: bool = True) -> None:
+        """Start hashing the source's local files; remote ones are hashed as they are fetched."""
         self.recorded = recorded
         self._stop: list[bool] = []
         self._turn = sys.getswitchinterval()
@@ -47,6 +48,7 @@ class SourceHash:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Stop hashing, wait for the threads and restore Python's switch interval."""
         self._stop.append(True)
         for each in self._passing.values():
             each.stop()
@@ -54,24 +56,24 @@ class SourceHash:
         sys.setswitchinterval(self._turn)
 
     def done(self) -> bool:
-        """Say whether nothing is left to wait for."""
+        """Return whether nothing is left to wait for."""
         return self._digests.done() and all(each.done for each in self._passing.values())
 
     def check(self) -> None:
-        """Raise RemoteError for a file that is not of one version, as far as that can be known."""
+        """Raise RemoteError for a fetched file that changed meanwhile, if that can be known."""
         for each in self._passing.values():
             each.check()
 
     def checksums(self) -> "dict[Path, int]":
-        """Return the CRC-32 of every fetched file; fetches what did not come by."""
+        """Return {path: CRC-32} of every fetched file; fetches what was not read yet."""
         for each in self._passing.values():
             each.complete()
         return {path: each.crc for path, each in self._passing.items()}
 
     def result(self) -> str:
-        """Wait for the digest, in hexadecimal; raises what reading the source raised.
+        """Wait for the digest and return it as hex; raises what reading the source raised.
 
-        Of a set it is the SHA-256 over its `digest  name` lines in order.
+        For several files it is the SHA-256 over their `digest  name` lines in order.
         """
         digests = self._digests.result()
         digests |= {path: each.result() for path, each in self._passing.items()}
@@ -82,11 +84,12 @@ class SourceHash:
 
 
 def _digests(files: "Sequence[Path]", stop: list[bool]) -> "dict[Path, str]":
+    """Return {path: hex SHA-256} of files; stops early once `stop` is not empty."""
     return {path: file_sha256(path, stop) for path in files}
 
 
 def _passing(source: "Source") -> "dict[Path, StreamHash]":
-    """Return the digests of files that are fetched, of their bytes as they come to be converted."""
+    """Return {path: hash} of remote files, computed from their bytes as they are fetched."""
     fetched = [path for path in source.files if isinstance(path, RemotePath)]
     if not fetched:
         return {}

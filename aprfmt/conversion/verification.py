@@ -1,4 +1,4 @@
-"""Reads back what was written, on another thread while the next tensor is written, or at the end.
+"""Read back what was written, on another thread while the next tensor is written, or at the end.
 
 A tensor is compared when the system has its bytes: copied ones with the source's; encoded, repacked
 and fetched ones by the checksum taken while they were made, or came. What is read is the file,
@@ -32,12 +32,15 @@ LARGE = 1 << 20  # smaller tensors are read back at the end: they are no work
 
 
 class Verifier:
-    """Compares tensors beside the writing; a context manager, which gives up what is not done.
+    """A context manager that compares written tensors on other threads.
+
+    Leaving it cancels the rest.
 
     `wait` ends it in good order: ConversionError for the first tensor that differs.
     """
 
     def __init__(self, source: "Source") -> None:
+        """Start the threads; the checksum of a local source is checked at once."""
         self._source = source
         self._pool = ThreadPoolExecutor(2, "aprfmt-verify")
         self._waiting: list[Future[None]] = []
@@ -50,12 +53,13 @@ class Verifier:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Cancel the comparisons that have not begun, and wait for the others."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def notes(self, checksums: "Callable[[], Mapping[Path, int]]") -> list[Note]:
-        """Return what is to be said of the source's own checksum.
+        """Return the notes on the source's own checksum.
 
-        `checksums` gives the CRC-32 of files that came as a whole: they are not read again.
+        `checksums` returns the CRC-32 of files that were fetched whole: they are not read again.
         """
         if self._notes is not None:
             return self._notes.result()
@@ -68,9 +72,10 @@ class Verifier:
         record: "WrittenTensor",
         room: "DeferredSlot | None" = None,
     ) -> None:
-        """Begin to compare a tensor, where it is large and at hand.
+        """Start comparing a written tensor, if it is large and its source can be read again.
 
-        It is the one that was written last, or the one that others wrote into a room.
+        It is the one that was written last, or the one that others wrote into `room`. Raises
+        ConversionError for an earlier tensor that differs.
         """
         self._raise_found()
         if output.info.nbytes < LARGE or not isinstance(sink, SequentialSink):
@@ -83,17 +88,17 @@ class Verifier:
         self._waiting.append(self._pool.submit(_compare, file, at, output, record))
 
     def done(self) -> bool:
-        """Say whether nothing is left to wait for."""
+        """Return whether nothing is left to wait for."""
         return all(each.done() for each in self._waiting)
 
     def wait(self) -> None:
-        """Wait for every comparison. Raises ConversionError."""
+        """Wait for every comparison; ConversionError for the first tensor that differs."""
         waiting, self._waiting = self._waiting, []
         for each in waiting:
             each.result()
 
     def proved(self, name: str, tensor: LazyTensor) -> bool:
-        """Say whether a tensor of the published output is one of those compared, unchanged."""
+        """Return whether a tensor of the published output was already compared where it lies."""
         file, at = self._places.get(name, (None, 0))
         lies = tensor.lies() if type(tensor) is StoredTensor else None
         if file is None or lies is None or not file.identity:
@@ -101,12 +106,16 @@ class Verifier:
         return lies[0].identity == file.identity and lies[1] == at
 
     def _raise_found(self) -> None:
+        """Raise the error of the first finished comparison that found a difference."""
         while self._waiting and self._waiting[0].done():
             self._waiting.pop(0).result()
 
 
 def compare_written(output: "Output", record: "WrittenTensor", stored: LazyTensor) -> None:
-    """Compare a stored tensor with what it was made of. Raises ConversionError."""
+    """Raise ConversionError where a stored tensor is not what it was made of.
+
+    Copied bytes are compared with the source, others by their CRC-32.
+    """
     from aprfmt.conversion.run import equal_bytes, tensor_checksum
 
     if output.copies and output.runs is not None and not (output.made or output.far):
@@ -118,6 +127,7 @@ def compare_written(output: "Output", record: "WrittenTensor", stored: LazyTenso
 
 
 def _compare(file: "OutputFile", at: int, output: "Output", record: "WrittenTensor") -> None:
+    """Raise ConversionError where a tensor at offset `at` of a file is not what was written."""
     mapped = MappedFile(file.temporary)
     try:
         if mapped.size < at + output.info.nbytes:

@@ -1,6 +1,6 @@
-"""An answer as it leaves the process that asked: its line of the results, and what is summed up.
+"""An answer as a worker process returns it: its line of the results file, and its facts.
 
-Both are made where the question was asked, so that the process that gathers them only writes.
+Both are made in the process that asked, so that the process that gathers them only writes.
 """
 
 import json
@@ -12,7 +12,7 @@ from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Row
 
 
 class RowFacts(NamedTuple):
-    """What a summary needs of one row.
+    """The parts of one row that a summary needs.
 
     `model` are columns of its table of models, `tensors` rows (SHA-256 stored, SHA-256 decoded,
     bytes, key). `found`, `findings` and `details` (JSON) are empty where no list shows them.
@@ -37,13 +37,13 @@ class AnswerLine(NamedTuple):
 
 
 def answer_of(row: Row) -> AnswerLine:
-    """Return a row as an answer: its line of JSON and its facts."""
+    """Return a row as its line of JSON and its facts."""
     text = json.dumps(row, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return AnswerLine(text.encode() + b"\n", facts_of(row))
 
 
 def facts_of(row: Row) -> RowFacts:
-    """Return what a summary needs of a row."""
+    """Return the parts of a row that a summary needs."""
     identity, name, outcome = row["identity"], row["check"], row["outcome"]
     details = row["details"]
     if name == DERIVES:
@@ -64,7 +64,7 @@ def facts_of(row: Row) -> RowFacts:
 
 
 def _model(name: str, details: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the columns that an answer fills in the table of models."""
+    """Return {column: value} that an answer adds to the summary's table of models."""
     if name == OPEN:
         return {"format": details.get("format")}
     if name == "support":
@@ -87,6 +87,7 @@ def _model(name: str, details: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _tensors(details: Mapping[str, Any]) -> list[tuple[str, str | None, int, str]]:
+    """Return (SHA-256 stored, SHA-256 decoded, bytes, key) of each tensor that could be read."""
     return [
         (raw, decoded, size, key)
         for key, _, _, size, raw, decoded in details.get("tensors", ())

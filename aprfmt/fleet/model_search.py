@@ -1,4 +1,4 @@
-"""What there is to scan: every model under folders, hub caches and Ollama's store, each once.
+"""Finds every model under folders, hub caches, Ollama's store and addresses, each once.
 
 A subject is what `open_model` takes: a folder with its shards and texts, a GGUF or APR file with
 the later shards of its split, a safetensors file. Subjects of the same content are one, with all
@@ -41,7 +41,7 @@ HUB = re.compile(r"^models--.+")
 
 @dataclass(frozen=True, slots=True)
 class FleetModel:
-    """One model: what is opened, the identity of its content, its size, and all its places.
+    """One model to scan: its path, the identity of its content, its size, and all its places.
 
     `identity` is 64 hex digits over what its files are: the digest that names a blob, else size,
     time of change and the bytes at both ends. `bytes` are those of all its files.
@@ -55,18 +55,18 @@ class FleetModel:
 
 @dataclass(frozen=True, slots=True)
 class Unlisted:
-    """A place that could not be looked into, and why."""
+    """A place that could not be searched, and why."""
 
     place: str
     why: str
 
 
 def find_models(roots: Iterable[str]) -> Iterator[FleetModel | Unlisted]:
-    """Yield every model under the roots, one of a kind, in the order of their first places.
+    """Yield every model under the roots, each content once, and every place that cannot be read.
 
     A root is a folder, a model file, `org/name` of the hub cache, or the address of a model or of a
-    folder of models. Raises UsageError for any other root. Links between folders are
-    not followed: nothing is met twice, and no circle is entered.
+    folder of models. Raises UsageError for any other root. Links between folders are not followed:
+    nothing is met twice, and no circle is entered.
     """
     found: dict[str, FleetModel] = {}
     for root in roots:
@@ -88,6 +88,10 @@ def find_models(roots: Iterable[str]) -> Iterator[FleetModel | Unlisted]:
 
 
 def _root(root: str) -> Path:
+    """Return the path of a root: a path, an address, or a snapshot of the hub cache.
+
+    Raises UsageError where there is no such thing.
+    """
     if not root:
         raise UsageError("a path to scan is empty; is a variable of the shell not set?")
     path = parse_location(root)
@@ -100,7 +104,7 @@ def _root(root: str) -> Path:
 
 
 def _places(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
-    """Yield what can be opened under a root, and how it is shown."""
+    """Yield (path of a model or Unlisted, the text that names it) under a root."""
     if is_remote(root):
         yield from _elsewhere(root)
         return
@@ -127,7 +131,7 @@ def _places(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
 
 
 def _elsewhere(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
-    """Yield the model at an address, or those of a folder; folders inside it are not entered."""
+    """Yield the model at an address, or those of a folder there; inner folders are not entered."""
     shown = str(root)
     try:
         found = models_in_folder(root) if root.is_dir() else [root] if root.is_file() else []
@@ -142,8 +146,8 @@ def _elsewhere(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
 def models_in_folder(folder: Path) -> list[Path]:
     """Return the models of one folder: the folder itself, or its files, or both.
 
-    The folder stands for model.safetensors and for what its index names; where it has no such
-    files, for pytorch_model.bin.
+    The folder stands for model.safetensors and for what its index names. Where it has no such
+    files, it stands for pytorch_model.bin.
     """
     whole = next((name for name in (INDEX, WEIGHTS) if (folder / name).is_file()), None)
     own = {WEIGHTS, INDEX} if whole == WEIGHTS else {WEIGHTS, INDEX, *_indexed(folder)}
@@ -169,7 +173,10 @@ def _indexed(folder: Path, index: str = INDEX) -> set[str]:
 
 
 def _ollama(store: Path) -> Iterator[tuple[Path | Unlisted, str]]:
-    """Yield the GGUF blob of every manifest of Ollama's store, shown by the manifest's name."""
+    """Yield (the GGUF blob, "ollama:" and the name) of every manifest of Ollama's store.
+
+    In place of the blob it is an Unlisted where the manifest cannot be read.
+    """
     manifests = store / "manifests"
     for folder, _, names in os.walk(manifests):
         for name in sorted(names):
@@ -190,7 +197,10 @@ def _ollama(store: Path) -> Iterator[tuple[Path | Unlisted, str]]:
 
 
 def describe_model(path: Path, shown: str) -> FleetModel:
-    """Return the subject at a path; OSError where a file cannot be looked at."""
+    """Return the model at a path with its identity and size; OSError where a file cannot be read.
+
+    `shown` is the text that names the place.
+    """
     files = model_files(path)
     sizes = [file.stat().st_size for file in files]
     parts = [f"{file.name if len(files) > 1 else ''}\0{file_identity(file)}" for file in files]
@@ -200,7 +210,7 @@ def describe_model(path: Path, shown: str) -> FleetModel:
 
 
 def model_files(path: Path) -> Sequence[Path]:
-    """Return every file that is read when a model is opened here, in order of their names."""
+    """Return every file that is read when the model at a path is opened, by name."""
     folder = path if path.is_dir() else path.parent
     if path.is_dir():
         names = {WEIGHTS, INDEX, *_indexed(path), *TEXT_FILES}
@@ -226,10 +236,10 @@ def model_files(path: Path) -> Sequence[Path]:
 
 
 def file_identity(path: Path) -> str:
-    """Return what says that a file is the one that was read before; OSError.
+    """Return a text that changes when a file's content does; OSError where it cannot be read.
 
-    A file named by its digest is known by its name. Of others it is the size, the time of the last
-    change in nanoseconds, and the SHA-256 of both ends: a file that was only moved is the same.
+    A file named by its digest has that name. Of others it is the size, the time of the last change
+    in nanoseconds, and the SHA-256 of both ends: a file that was only moved is the same.
     """
     if isinstance(path, RemotePath):
         return _published(path)
@@ -249,7 +259,7 @@ def file_identity(path: Path) -> str:
 
 
 def _published(path: RemotePath) -> str:
-    """Return what a site says of a file: its digest, or what changes with it, or how it begins."""
+    """Return the identity of a file at an address: a digest, a tag, or its first bytes."""
     facts = path.site.facts(path.inner)
     if facts is None:
         raise FileNotFoundError(2, "No such file", str(path))

@@ -1,4 +1,4 @@
-"""What is asked of every model: the checks of a file, and what only many models together need.
+"""The questions of a scan: the checks of a file, and reports that compare many models.
 
 The checks are the rows of the one table (aprfmt.checks); REPORTS are the others.
 """
@@ -25,7 +25,7 @@ from aprfmt.tensors.companions import all_bytes
 
 ARCHITECTURE = "general.architecture"
 UNREAD = ("unread", "unexpected")  # the checks whose warnings are items that no table lists
-SHOWN = 5  # findings kept of one answer; `validate` has them all
+SHOWN = 5  # findings stored of one answer; `validate` has them all
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Question:
 
 
 def tensor_digests(context: CheckContext) -> QuestionAnswer:
-    """Return the SHA-256 of every tensor: of its stored bytes, and of its decoded values."""
+    """Return the SHA-256 of every tensor's stored bytes and decoded values, in the details."""
     model = context.model
     rows = [
         [
@@ -68,11 +68,12 @@ def tensor_digests(context: CheckContext) -> QuestionAnswer:
 
 
 def _sizes(model: Model, names: Sequence[str]) -> int:
+    """Return the bytes of the tensors of these names, companions included."""
     return sum(all_bytes(model[name]) for name in names if name in model)
 
 
 def template_hash(context: CheckContext) -> QuestionAnswer:
-    """Return the hash of the chat template, and that of the pieces in the order of their ids."""
+    """Return the hashes of the chat template and of the vocabulary in order of its ids."""
     carried = context.carried
     text = carried.chat_template()
     words = context.words
@@ -94,7 +95,7 @@ def template_hash(context: CheckContext) -> QuestionAnswer:
 
 
 def bytes_by_encoding(context: CheckContext) -> QuestionAnswer:
-    """Return bytes and parameters by encoding."""
+    """Return bytes and parameters by encoding, and whether any tensor is quantized."""
     bytes_of: Counter[str] = Counter()
     count_of: Counter[str] = Counter()
     for name in context.model:
@@ -114,7 +115,7 @@ def bytes_by_encoding(context: CheckContext) -> QuestionAnswer:
 
 
 def architecture_support(context: CheckContext) -> QuestionAnswer:
-    """Return the architecture, how far it is known here, and a hash of its roles and shapes."""
+    """Return the architecture, how far aprfmt knows it, and a hash of its roles and shapes."""
     named = ""
     with suppress(AprfmtError):
         config = context.model.config or {}
@@ -147,7 +148,10 @@ REPORTS: tuple[Question, ...] = (
 
 
 def _of_check(row: Any) -> Question:
+    """Return a check of the table as a question."""
+
     def asked(context: CheckContext) -> QuestionAnswer:
+        """Return the answer of the check: outcome, first line, findings."""
         answer = run_check(row, context)
         lines = [check.found for check in answer.checks if check.outcome == answer.outcome]
         found = answer.why or next(filter(None, lines), "")
@@ -162,9 +166,9 @@ def _of_check(row: Any) -> Question:
 
 
 def select_questions(names: Sequence[str] = ()) -> dict[str, Question]:
-    """Return the questions of these names in the table's order, all of them without names.
+    """Return {name: question} in the table's order; all of them for no names.
 
-    Raises UsageError for a name that there is not.
+    Raises UsageError for an unknown name.
     """
     every = {row.name: row for row in (*map(_of_check, file_checks()), *REPORTS)}
     for name in names:

@@ -1,4 +1,4 @@
-"""The same units as Ray tasks: Ray places them, retries those of lost workers and nodes, and waits.
+"""Runs the questions of a scan as Ray tasks, which Ray places, and retries on lost nodes.
 
 A unit runs under the same limits as on one machine: each Ray worker asks in a process of its own,
 which is replaced when it takes too long, too much, or dies.
@@ -17,25 +17,26 @@ from aprfmt.fleet.answer_lines import AnswerLine, answer_of
 from aprfmt.fleet.tasks import ERROR, OPEN, Task, row_of
 from aprfmt.fleet.workers import Limits, Workers
 
-AHEAD = 4  # units submitted for every CPU of the cluster, so that none waits for us
+AHEAD = 4  # units submitted for every CPU of the cluster, so that none is idle
 ANSWERS = 10.0  # seconds a cluster's address may take to answer
 RETRIES = 3  # of a unit whose worker or node was lost
 
-_asking: dict[Limits, Workers] = {}  # of this Ray worker: kept from unit to unit
+_asking: dict[Limits, Workers] = {}  # the processes of this Ray worker, used for all its units
 
 
 def _unit(task: Task, limits: Limits) -> list[AnswerLine]:
-    """Answer one unit; runs in a Ray worker."""
+    """Return the answers to one task; runs in a Ray worker, which keeps its processes."""
     if limits not in _asking:
         _asking[limits] = Workers(1, limits)
     return list(_asking[limits].answers([task]))
 
 
 def ray_answers(tasks: Iterator[Task], address: str, limits: Limits) -> Iterator[AnswerLine]:
-    """Yield the answers to all tasks, each unit asked by a Ray task that declares what it takes.
+    """Yield the answers to all tasks, each asked by a Ray task that declares what it takes.
 
     `address` is that of a running cluster; "" joins one that runs here, or starts one. Models that
-    cannot be opened are asked nothing else. Raises BackendUnavailableError where Ray is not there.
+    cannot be opened are asked nothing else. `limits` are those of one question. Raises
+    BackendUnavailableError where Ray is not there.
     """
     ray = _joined(address)
     asked = ray.remote(num_cpus=1, memory=limits.memory, max_retries=RETRIES)(_unit)
@@ -61,7 +62,10 @@ def ray_answers(tasks: Iterator[Task], address: str, limits: Limits) -> Iterator
 
 
 def _units(tasks: Iterator[Task]) -> Iterator[tuple[Task, Task | None]]:
-    """Yield single questions; what follows `open` is asked once that is answered."""
+    """Yield (task of one question, task to ask after it or None).
+
+    What follows `open` in a task is asked only once that is answered.
+    """
     for task in tasks:
         if task.names[0] == OPEN:
             rest = task.names[1:]
@@ -71,6 +75,10 @@ def _units(tasks: Iterator[Task]) -> Iterator[tuple[Task, Task | None]]:
 
 
 def _received(ray: Any, reference: Any, task: Task) -> list[AnswerLine]:
+    """Return the answers of a finished Ray task; an error row where Ray gave it up.
+
+    `reference` is Ray's reference of the task's result.
+    """
     try:
         answers: list[AnswerLine] = ray.get(reference)
         return answers
@@ -80,6 +88,7 @@ def _received(ray: Any, reference: Any, task: Task) -> list[AnswerLine]:
 
 
 def _joined(address: str) -> Any:
+    """Return the module ray, connected to a cluster; BackendUnavailableError without it."""
     try:
         import ray
     except ImportError:
@@ -95,7 +104,10 @@ def _joined(address: str) -> Any:
 
 
 def _reached(address: str) -> None:
-    """Raise BackendUnavailableError where HOST:PORT does not answer: Ray tries for minutes."""
+    """Raise BackendUnavailableError if HOST:PORT does not answer, since Ray tries for minutes.
+
+    An address without a port is not tried.
+    """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not host or not port.isdigit():
         return

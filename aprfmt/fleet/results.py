@@ -1,7 +1,7 @@
-"""The rows of a scan in a file: JSON lines while it runs, Parquet at the end where that is asked.
+"""The results file of a scan: JSON lines while it runs, Parquet at the end if asked for.
 
-What stands in the file is not asked again. The last row of a model and question counts; a line
-that was cut off by a kill is dropped.
+What is in the file is not asked again. The last row of a model and question counts; a line that was
+cut off by a kill is dropped.
 """
 
 import hashlib
@@ -23,25 +23,31 @@ PARQUET = ".parquet"
 
 
 def row_key(row: Row) -> int:
-    """Return what a row answers, as 64 bits of a hash: there may be millions of them."""
+    """Return a 64-bit hash of a row's model, question and base; there may be millions of rows."""
     return _key(row["identity"], row["check"], row.get("base_identity", ""))
 
 
 def _key(identity: str, check: str, base: str) -> int:
+    """Return a 64-bit hash of a question about a model; `base` is the identity of another model."""
     text = f"{identity} {check} {base}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
 
 class Results:
-    """A results file, open to be added to; a context manager.
+    """A results file, open for more rows; a context manager.
 
     `path` ends in .parquet, or is taken as JSON lines. Rows of another version of aprfmt, and those
-    with an ERROR, are not counted as done: they are asked again. `seen` is told every row that is
-    there. Raises FormatError for a file that holds something else, OutputError where it cannot be
-    written.
+    with an ERROR, are not counted as done: they are asked again. `seen` is called with every row
+    that is there. Raises FormatError for a file that holds something else, OutputError where it
+    cannot be written.
     """
 
     def __init__(self, path: Path, seen: Callable[[Row], None]) -> None:
+        """Open the results file for more rows, and read those that are there.
+
+        A finished Parquet file is first written as JSON lines. What follows the last whole line is
+        cut off.
+        """
         self.path = path
         self._seen = seen
         self.lines = path.with_name(path.name + ".part") if path.suffix == PARQUET else path
@@ -57,7 +63,7 @@ class Results:
             raise OutputError(f"{self.lines}: {error.strerror}; choose another -o") from None
 
     def _read(self) -> int:
-        """Note what is done; return where the last whole line ends."""
+        """Record the rows that are done, and return the byte where the last whole line ends."""
         end = 0
         if not self.lines.is_file():
             return end
@@ -80,9 +86,10 @@ class Results:
     def wanted(
         self, subject: FleetModel, names: Iterable[str], base: FleetModel | None = None
     ) -> list[str]:
-        """Return the questions of a model that have no answer yet.
+        """Return those questions `names` of a model that have no answer in the file.
 
-        `open` is asked again where the model has been found in other places since.
+        `open` is asked again where the model has been found in other places since. `base` is the
+        second model of a question about two.
         """
         other = "" if base is None else base.identity
         return [
@@ -98,7 +105,7 @@ class Results:
         self._file.flush()
 
     def finish(self) -> None:
-        """Close the file; write the Parquet file where one is wanted."""
+        """Close the file, and write the Parquet file where one is asked for."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
@@ -114,9 +121,10 @@ class Results:
 
 
 def read_lines(path: Path) -> Iterator[tuple[Row, int]]:
-    """Yield every row of a file of JSON lines, and where its line ends.
+    """Yield (row, byte where its line ends) of a file of JSON lines.
 
-    A last line without its end was cut off and is left out; FormatError for one that is no object.
+    A last line without its end was cut off and is left out. Raises FormatError for a line that is
+    no object.
     """
     at = 0
     with path.open("rb") as file:
@@ -137,7 +145,7 @@ def read_lines(path: Path) -> Iterator[tuple[Row, int]]:
 
 
 def latest_rows(path: Path) -> Iterator[Row]:
-    """Yield the rows that count: of each model and question the last one."""
+    """Yield the last row of each model and question, in the order of the file."""
     last: dict[int, int] = {}
     for number, (row, _) in enumerate(read_lines(path)):
         last[row_key(row)] = number
@@ -156,6 +164,7 @@ _NESTED = ("findings", "details", "places")  # columns that hold JSON
 
 
 def _pyarrow() -> Any:
+    """Return the module pyarrow; OutputError where it is not installed."""
     try:
         import pyarrow.parquet
     except ImportError:
@@ -167,13 +176,13 @@ def _pyarrow() -> Any:
 
 
 def check_parquet(path: Path) -> None:
-    """Raise OutputError at once where a Parquet file is wanted and cannot be written."""
+    """Raise OutputError if a Parquet file is asked for and pyarrow is not installed."""
     if path.suffix == PARQUET:
         _pyarrow()
 
 
 def _write_parquet(path: Path, rows: Iterable[Row]) -> None:
-    """Write rows as a table; nested columns are JSON texts. The file is whole or not there."""
+    """Write rows as a Parquet table; nested columns are JSON texts. The file is whole or absent."""
     arrow = _pyarrow()
     kinds = {"bytes": arrow.int64(), "seconds": arrow.float64()}
     schema = arrow.schema([(name, kinds.get(name, arrow.string())) for name in COLUMNS])
@@ -211,6 +220,7 @@ def read_parquet(path: Path) -> Iterator[Row]:
 
 
 def _write_lines(path: Path, rows: Iterable[Row]) -> None:
+    """Write rows as JSON lines."""
     with path.open("wb") as file:
         for row in rows:
             file.write(answer_of(row).line)

@@ -1,4 +1,4 @@
-"""One scan, from its roots to its summary."""
+"""Runs one scan, from its roots to its summary."""
 
 import hashlib
 import time
@@ -24,7 +24,7 @@ UnitProgress = Callable[[int, int], None]  # units done, units in all
 
 @dataclass(frozen=True, slots=True)
 class ScanBudget:
-    """What a whole scan may take: `seconds` of wall time, `bytes` of the models it begins.
+    """Limits of a whole scan: wall time in `seconds`, `bytes` of the models that are begun.
 
     `requests` are those over the network; once so many were made, no model is begun.
     """
@@ -36,7 +36,7 @@ class ScanBudget:
 
 @dataclass(frozen=True)
 class ScanRequest:
-    """What to scan, with which questions, where the rows go, and what it may take.
+    """What to scan: roots, questions, the file for the rows, and limits.
 
     `ray` is the address of a Ray cluster, "" for one on this machine, None for processes.
     """
@@ -53,7 +53,10 @@ class ScanRequest:
 
 @dataclass(frozen=True)
 class ScanReport(Tabular):
-    """What a scan did, and what its rows say: `asked` now, `kept` of before, `left` unasked."""
+    """What a scan did, and the summary of all rows.
+
+    Numbers of questions: `asked` now, `kept` answered before, `left` not asked for the budget.
+    """
 
     out: Path
     asked: int
@@ -65,14 +68,14 @@ class ScanReport(Tabular):
 
     @property
     def exit_code(self) -> int:
-        """0 nothing failed; 1 a check failed; 2 something was not asked or not answered."""
+        """0 nothing failed, 1 a check failed, 2 something was not asked or not answered."""
         return self.pronounced.exit
 
     @property
     def pronounced(self) -> Pronounced:
         """The verdict over all answers; what was not asked or not answered leaves it open.
 
-        Models that have items which no table lists are named.
+        Models with items that no table lists are named in it.
         """
         counts = self.found["counts"]
         lost = [NotCompared("question", f"without an answer: {counts[ERROR]}", "unreadable")]
@@ -98,7 +101,7 @@ class ScanReport(Tabular):
         return list(read_rows(self.out))
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `--json`."""
+        """Return the report as the JSON object of `scan --json`."""
         return {
             "results": str(self.out),
             "asked": self.asked,
@@ -112,9 +115,10 @@ class ScanReport(Tabular):
 
 
 class _Meter:
-    """Counts what is asked, and says when the budget is used up."""
+    """Counts questions, bytes and requests of a scan, and compares them with its budget."""
 
     def __init__(self, budget: ScanBudget, total: int, progress: UnitProgress | None) -> None:
+        """Start the clock; `total` is the number of questions to be asked."""
         self._budget, self._total, self._progress = budget, total, progress
         self._began = time.monotonic()
         self._bytes = 0
@@ -125,16 +129,17 @@ class _Meter:
 
     @property
     def seconds(self) -> float:
+        """Seconds since the scan began."""
         return time.monotonic() - self._began
 
     @property
     def requests(self) -> int:
-        """Requests made so far, here and by the workers."""
+        """Requests over the network so far, by this process and the workers."""
         made = TRAFFIC.requests + self.before
         return made + (self.workers.requests if self.workers is not None else 0)
 
     def within(self, task: Task) -> bool:
-        """Say whether a task may be begun, and count it."""
+        """Return whether the budget allows a task to begin, and count it if so."""
         limit = self._budget
         if limit.seconds is not None and self.seconds >= limit.seconds:
             return False
@@ -149,28 +154,31 @@ class _Meter:
         return True
 
     def count(self) -> None:
+        """Count an answer, and report progress."""
         self.asked += 1
         if self._progress is not None:
             self._progress(self.asked, max(self._total, self.asked))
 
     def add(self, units: int) -> None:
+        """Add to the number of questions in all, for the progress."""
         self._total += units
 
 
 @dataclass(frozen=True, slots=True)
 class _Gathered:
-    """Where answers go: the file of results, and what they say together."""
+    """The results file and the summary, which both get every answer."""
 
     results: Results
     summary: Summary
 
     def add(self, answer: AnswerLine) -> None:
+        """Write an answer to the results file and add it to the summary."""
         self.results.add(answer)
         self.summary.add(answer.facts)
 
 
 def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanReport:
-    """Ask every question of every model that has no answer yet; return what all answers say.
+    """Ask every question that has no answer yet, and return a report of all answers.
 
     Raises UsageError for a root or a check that does not exist, FormatError for a results file that
     is not one, OutputError where it cannot be written.
@@ -186,6 +194,7 @@ def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanRepo
         Summary(subjects) as summary,
         Results(request.out, lambda row: summary.add(facts_of(row))) as results,
     ):
+        # Places that could not be read are rows at once; all models are asked what is new.
         gathered = _Gathered(results, summary)
         for subject in subjects:
             if not subject.path:
@@ -197,6 +206,7 @@ def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanRepo
         meter = _Meter(request.budget, units, progress)
         _ask(request, _begun(tasks, meter), gathered, meter)
         left = units - meter.given
+        # Pairs are known only when the digests of all models are.
         if request.families:
             pairs = list(_pairs(subjects, gathered))
             meter.add(len(pairs))
@@ -211,12 +221,16 @@ def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanRepo
 
 
 def _unlisted(each: Unlisted) -> FleetModel:
-    """Return a subject that stands for a place nothing could be read at; its path is empty."""
+    """Return a model with an empty path that stands for a place where nothing could be read."""
     identity = hashlib.sha256(f"unlisted {each.place}".encode(errors="replace")).hexdigest()
     return FleetModel("", identity, 0, (each.place,))
 
 
 def _why(subject: FleetModel, met: Iterable[FleetModel | Unlisted]) -> str:
+    """Return why nothing could be read at the place that a placeholder stands for.
+
+    `met` is what the search found.
+    """
     return next(
         each.why for each in met if isinstance(each, Unlisted) and each.place == subject.places[0]
     )
@@ -225,6 +239,7 @@ def _why(subject: FleetModel, met: Iterable[FleetModel | Unlisted]) -> str:
 def _tasks(
     subjects: Iterable[FleetModel], names: Sequence[str], results: Results
 ) -> Iterator[Task]:
+    """Yield a task for each model with its questions that have no answer yet."""
     for subject in subjects:
         wanted = results.wanted(subject, names)
         if wanted:
@@ -240,7 +255,10 @@ def _begun(tasks: Iterable[Task], meter: _Meter) -> Iterator[Task]:
 
 
 def _pairs(subjects: Sequence[FleetModel], gathered: _Gathered) -> Iterator[Task]:
-    """Yield the questions about two models: whether one derives from the other."""
+    """Yield the tasks about two models: whether the one derives from the other.
+
+    `gathered` has the summary that knows the pairs, and the answers that exist.
+    """
     by_identity = {each.identity: each for each in subjects}
     for pair in gathered.summary.pairs():
         subject, base = by_identity[pair.subject], by_identity[pair.base]
@@ -249,12 +267,14 @@ def _pairs(subjects: Sequence[FleetModel], gathered: _Gathered) -> Iterator[Task
 
 
 def _ask(request: ScanRequest, tasks: Iterator[Task], gathered: _Gathered, meter: _Meter) -> None:
+    """Run tasks, and record each answer."""
     for answer in _answers(request, tasks, meter):
         gathered.add(answer)
         meter.count()
 
 
 def _answers(request: ScanRequest, tasks: Iterator[Task], meter: _Meter) -> Iterator[AnswerLine]:
+    """Yield the answers to tasks, from Ray or from processes of this machine."""
     if request.ray is not None:
         from aprfmt.fleet.ray_tasks import ray_answers
 

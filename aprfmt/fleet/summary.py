@@ -1,7 +1,7 @@
-"""What the rows of many models say together: damage, faults, copies, families, templates.
+"""Summarizes the rows of many models: damage, faults, copies, families, templates.
 
-What has to be grouped stands in a temporary database on disk, so that memory
-does not grow with the number of models.
+What has to be grouped is in a temporary database on disk, so that memory does not grow with the
+number of models.
 """
 
 import json
@@ -18,7 +18,7 @@ from aprfmt.fleet.model_search import FleetModel
 from aprfmt.fleet.questions import UNREAD
 from aprfmt.fleet.tasks import DERIVES, ERROR
 
-SHARED = 0.5  # of the tensors of a family's members that are alike, from here on they are listed
+SHARED = 0.5  # share of equal tensors from which two models are listed as a family
 MANY = 1000  # groups of copies listed; the sums are of all
 COUNTED = ("PASS", "FAIL", "NOT_RUN", "ERROR")  # the outcomes that a model's line counts
 
@@ -36,20 +36,21 @@ CREATE TABLE answers (identity TEXT, name TEXT, base TEXT, outcome TEXT, found T
 
 @dataclass(frozen=True, slots=True)
 class QuantizedPair:
-    """A quantized model and one that it may have been made of."""
+    """The identities of a quantized model and of one that it may have been made of."""
 
     subject: str
     base: str
 
 
 class Summary:
-    """The answers about the models of one scan, to be asked; a context manager.
+    """A database of the answers about the models of one scan; a context manager.
 
     Answers are added as they come; of a model and question the last one counts. Those about other
-    models, which stand in the results from another scan, are left out.
+    models, which are in the results from another scan, are left out.
     """
 
     def __init__(self, subjects: Collection[FleetModel]) -> None:
+        """Create the database in a temporary folder, with a row for each model of the scan."""
         self._folder = tempfile.TemporaryDirectory(prefix="aprfmt-scan-")
         self._sql = sqlite3.connect(Path(self._folder.name) / "rows")
         self._sql.executescript(_TABLES)
@@ -71,7 +72,7 @@ class Summary:
         self._folder.cleanup()
 
     def add(self, facts: RowFacts) -> None:
-        """Add an answer, in the place of an earlier one."""
+        """Add an answer, or replace an earlier one to the same question."""
         identity, name = facts.identity, facts.name
         if identity not in self._models:
             return
@@ -93,13 +94,14 @@ class Summary:
         )
 
     def _forget_tensors(self, identity: str) -> None:
-        """Delete the tensors of an answer that another one replaces."""
+        """Delete the tensors of a model's earlier answer, which is about to be replaced."""
         known = "SELECT 1 FROM answers WHERE identity = ? AND name = 'digests'"
         if self._sql.execute(known, (identity,)).fetchone():
             self._sql.execute("CREATE INDEX IF NOT EXISTS by_identity ON tensors (identity)")
             self._sql.execute("DELETE FROM tensors WHERE identity = ?", (identity,))
 
     def _ask(self, text: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+        """Yield the rows of an SQL query; the indexes are created before the first one."""
         if not self._indexed:  # an index costs less when the rows are there
             self._sql.execute("CREATE INDEX by_raw ON tensors (raw)")
             self._sql.execute("CREATE INDEX by_decoded ON tensors (decoded)")
@@ -110,7 +112,7 @@ class Summary:
     # --- what is asked ------------------------------------------------------------------------
 
     def counts(self) -> dict[str, int]:
-        """Return answers by outcome, all four named."""
+        """Return {outcome: number of answers}, with all four outcomes."""
         found = dict.fromkeys(("PASS", "FAIL", "NOT_RUN", ERROR), 0)
         rows = self._ask(
             "SELECT outcome, count(*) FROM answers WHERE name != ? GROUP BY 1", DERIVES
@@ -118,7 +120,7 @@ class Summary:
         return found | {outcome: count for outcome, count in rows}
 
     def models(self) -> list[dict[str, Any]]:
-        """Return a line for every model: what it is, and how many answers of each outcome."""
+        """Return a JSON row for every model: what it is, and its number of answers by outcome."""
         lines = self._ask(
             "SELECT m.model, m.bytes, m.places, m.format, m.arch, m.level, m.encodings, "
             "sum(a.outcome = 'PASS'), sum(a.outcome = 'FAIL'), sum(a.outcome = 'NOT_RUN'), "
@@ -141,7 +143,7 @@ class Summary:
         ]
 
     def unread(self) -> list[dict[str, Any]]:
-        """Return the models that have items which no table lists, and how many were named."""
+        """Return {model, items} of the models with items that no table lists."""
         count = "json_extract(a.details, '$.items')"
         lines = self._ask(
             f"SELECT m.model, sum({count}) FROM answers a JOIN models m ON m.identity = a.identity "
@@ -151,7 +153,7 @@ class Summary:
         return [{"model": model, "items": items} for model, items in lines]
 
     def damage(self) -> list[dict[str, Any]]:
-        """Return every check that failed and every question without an answer, by model."""
+        """Return a JSON row for every check that failed and every question without an answer."""
         lines = self._ask(
             "SELECT m.model, a.name, a.outcome, a.found, a.findings FROM answers a JOIN models m "
             "ON m.identity = a.identity WHERE a.outcome IN ('FAIL', 'ERROR') AND a.name != ? "
@@ -170,7 +172,7 @@ class Summary:
         ]
 
     def faults(self) -> list[dict[str, Any]]:
-        """Return how many models fail each check, the commonest first."""
+        """Return {check, outcome, models}: how many models fail each check, the commonest first."""
         lines = self._ask(
             "SELECT name, outcome, count(*) FROM answers WHERE outcome IN ('FAIL', 'ERROR') "
             "AND name != ? GROUP BY 1, 2 ORDER BY 3 DESC, 1",
@@ -179,7 +181,10 @@ class Summary:
         return [{"check": name, "outcome": what, "models": count} for name, what, count in lines]
 
     def copies(self) -> dict[str, Any]:
-        """Return what is stored more than once: groups of equal tensors, and the bytes to save."""
+        """Return {tensors, bytes, groups}: tensors stored more than once, bytes to be saved.
+
+        At most MANY groups are listed, those that would save most.
+        """
         groups = (
             "SELECT raw, max(bytes) AS size, count(*) AS copies, "
             "count(DISTINCT identity) AS models FROM tensors WHERE bytes > 0 "
@@ -208,9 +213,9 @@ class Summary:
         return {"tensors": tensors, "bytes": saved, "groups": listed}
 
     def pairs(self, each: int = 4) -> Iterator[QuantizedPair]:
-        """Yield which quantized models may derive from which others: same roles, same shapes.
+        """Yield pairs of a quantized model and an unquantized one with the same roles and shapes.
 
-        Those that share the most decoded tensors come first, `each` at most of one model.
+        Of one model there are at most `each`, those that share most decoded tensors with it first.
         """
         quantized = list(
             self._ask(
@@ -232,7 +237,11 @@ class Summary:
                 yield QuantizedPair(identity, base)
 
     def families(self) -> list[dict[str, Any]]:
-        """Return who derives from whom: proven by encoding again, or by equal decoded tensors."""
+        """Return {model, base, proof, found, details} of models that derive from others.
+
+        The proof is that encoding the base again gives the tensors, or that decoded tensors are
+        equal.
+        """
         proven = self._ask(
             "SELECT m.model, b.model, a.found, a.details FROM answers a "
             "JOIN models m ON m.identity = a.identity JOIN models b ON b.identity = a.base "
@@ -252,7 +261,7 @@ class Summary:
         return [*found, *self._alike()]
 
     def _alike(self) -> Iterator[dict[str, Any]]:
-        """Yield pairs of models that share most of their decoded tensors."""
+        """Yield a row of `families` for each two models that share most decoded tensors."""
         lines = self._ask(
             "WITH counted AS (SELECT identity, count(*) AS n FROM tensors GROUP BY 1), "
             "some AS (SELECT DISTINCT t.decoded, t.key, m.model, t.identity FROM tensors t "
@@ -273,7 +282,7 @@ class Summary:
             yield {"model": model, "base": base, "proof": proof, "found": said, "details": {}}
 
     def drift(self) -> list[dict[str, Any]]:
-        """Return vocabularies that are used with several chat templates, and who has which."""
+        """Return {vocabulary, templates} of vocabularies with several chat templates."""
         lines = self._ask(
             "SELECT vocabulary, template, count(*), min(model) FROM models WHERE vocabulary IN "
             "(SELECT vocabulary FROM models WHERE vocabulary IS NOT NULL GROUP BY 1 "
@@ -287,7 +296,7 @@ class Summary:
         return [{"vocabulary": name, "templates": rows} for name, rows in groups.items()]
 
     def to_json(self) -> Mapping[str, Any]:
-        """Return all of it as plain data."""
+        """Return all of the summary as JSON."""
         return {
             "counts": self.counts(),
             "models": self.models(),

@@ -1,6 +1,6 @@
-"""One unit of work: one question about one model, asked in this process, answered by one row.
+"""The unit of work of a scan: one question about one model, answered by one row.
 
-The process that asks keeps the model open for the next question about it.
+The process that asks leaves the model open for the next question about it.
 """
 
 import time
@@ -27,7 +27,7 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Questions about one model, in order; of `base` and DERIVES, one about two."""
+    """Questions about one model, in order; with `base`, the question DERIVES about two."""
 
     subject: FleetModel
     names: tuple[str, ...]
@@ -37,7 +37,10 @@ class Task:
 def row_of(
     task: Task, name: str, said: QuestionAnswer | None, seconds: float = 0.0, why: str = ""
 ) -> Row:
-    """Return the row of an answer, or of an ERROR with its reason where there is none."""
+    """Return the row of an answer, or of an ERROR with the reason `why` where there is none.
+
+    `said` is the answer, None where there is none.
+    """
     subject = task.subject
     row: Row = {
         "schema": SCHEMA,
@@ -60,15 +63,16 @@ def row_of(
 
 
 class Asker:
-    """Answers tasks one after another."""
+    """Answers tasks one after another, with one model open at a time."""
 
     def __init__(self) -> None:
+        """Start without an open model."""
         self._table: Mapping[str, Question] = select_questions()
         self._at: FleetModel | None = None
         self._context: CheckContext | None = None
 
     def answers(self, task: Task) -> Iterator[Row]:
-        """Yield a row for every question; of a model that cannot be opened, one row."""
+        """Yield a row for every question of a task; only one if the model cannot be opened."""
         for name in task.names:
             began = time.perf_counter()
             said: QuestionAnswer | None
@@ -87,6 +91,7 @@ class Asker:
                 return
 
     def _said(self, task: Task, name: str) -> QuestionAnswer:
+        """Return the answer to one question of a task."""
         if task.base is not None:
             return check_derives(task.subject, task.base)
         context = self._opened(task.subject)
@@ -95,6 +100,7 @@ class Asker:
         return self._table[name].ask(context)
 
     def _opened(self, subject: FleetModel) -> CheckContext:
+        """Return the context of a model, which is opened unless it is open already."""
         if self._context is None or self._at != subject:
             self.close()
             model = open_model(subject.path, partial=True, damaged=True)
@@ -109,7 +115,10 @@ class Asker:
 
 
 def check_opens(context: CheckContext) -> QuestionAnswer:
-    """Give the format and the number of tensors; what is wrong with the file, `layout` says."""
+    """Return PASS with the format and number of tensors of an open model.
+
+    What is wrong with the file is for the check `layout` to say.
+    """
     model = context.model
     return QuestionAnswer(
         "PASS",
@@ -119,7 +128,7 @@ def check_opens(context: CheckContext) -> QuestionAnswer:
 
 
 def check_derives(subject: FleetModel, base: FleetModel) -> QuestionAnswer:
-    """Say whether the quantized tensors of a model are those of a base, encoded again."""
+    """Return whether a model's quantized tensors are a base's tensors encoded again."""
     report = diff(subject.path, base.path, only=("tensors",), base=base.path, explain=False)
     sides = [one for tensor in report.tensors for one in tensor.derivations if one.side == "a"]
     yes = sum(one.derives is True for one in sides)

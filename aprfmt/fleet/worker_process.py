@@ -1,4 +1,4 @@
-"""A worker's own process, started by `base.child_process`: answers tasks until its input ends.
+"""The main program of a worker process of a scan: answers tasks until its input ends.
 
 Tasks come pickled on standard input. Answers go to standard output, each pickled and after the
 number of its bytes, and after those of a task how many requests it made; what libraries print goes
@@ -21,7 +21,7 @@ HEAD = struct.Struct("<I")  # bytes of the message that follows
 
 
 def main(memory: int) -> None:
-    """Answer tasks; `memory` bytes of the process's own may be used."""
+    """Answer tasks from stdin until it ends; the process may use `memory` bytes of its own."""
     with suppress(ValueError, OSError):  # the parent ends us when it is interrupted
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = os.fdopen(os.dup(1), "wb")
@@ -37,13 +37,17 @@ def main(memory: int) -> None:
 
 
 def _send(pipe: IO[bytes], message: AnswerLine | int) -> None:
+    """Write a pickled message to the pipe, after its length in bytes."""
     data = pickle.dumps(message)
     pipe.write(HEAD.pack(len(data)) + data)
     pipe.flush()
 
 
 def _bound_memory(size: int) -> None:
-    """Let the process have this much memory of its own; files that are mapped do not count."""
+    """Limit the process's own memory to `size` bytes; mapped files do not count.
+
+    Windows has no such limit.
+    """
     try:
         import resource
     except ImportError:  # Windows has no such limit

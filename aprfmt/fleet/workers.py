@@ -1,4 +1,4 @@
-"""Tasks on this machine: processes that may be slow, greedy or killed, an answer to each question.
+"""Runs the tasks of a scan in processes that may hang, use too much memory or be killed.
 
 A process is given one model at a time and the questions about it; where models are small, the next
 one too, so that it never waits for us. One that takes longer for a question than it may, or dies
@@ -24,25 +24,28 @@ from aprfmt.remote.paths import is_remote, parse_location
 
 AT_ONCE = 1 << 20  # bytes read of a worker's answers at once
 PAUSE = 0.005  # seconds in which answers gather: reading each by itself costs more than asking
-SMALL = 16 << 20  # bytes of a model that may wait behind another one
+SMALL = 16 << 20  # bytes of a model that may wait for a busy worker
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one unit may take: `seconds` of wall time, `memory` in bytes beside mapped files."""
+    """What one question may take: `seconds` of wall time, `memory` in bytes.
+
+    Mapped files do not count as memory.
+    """
 
     seconds: float = 600.0
     memory: int = 4 << 30
 
 
 def _allowed() -> list[str]:
-    """Return what a worker has to be told that this process was told."""
+    """Return the command-line arguments that pass this process's --allow-http to a worker."""
     guard = sys.modules.get("aprfmt.remote.address_policy")
     return ["--allow-http"] if guard is not None and guard.POLICY.plain_http else []
 
 
 def _small(task: Task) -> bool:
-    """Say whether a task takes so little that another worker need not have it."""
+    """Return whether a task's models are small and local, so that a busy worker may have it."""
     sides = [task.subject] if task.base is None else [task.subject, task.base]
     return sum(side.bytes for side in sides) <= SMALL and not any(
         is_remote(parse_location(side.path)) for side in sides
@@ -50,9 +53,13 @@ def _small(task: Task) -> bool:
 
 
 class _Worker:
-    """One process, the tasks it has been given, and how many questions of the first it answered."""
+    """One process, its tasks in order, and how many questions of the first task are answered.
+
+    `heard` is the queue that its output goes to.
+    """
 
     def __init__(self, limits: Limits, heard: "queue.Queue[tuple[_Worker, bytes]]") -> None:
+        """Start the process, and a thread that puts its output on the queue `heard`."""
         self._limits = limits
         self._heard = heard
         self.process = start_module("aprfmt.fleet.worker_process", str(limits.memory), *_allowed())
@@ -63,7 +70,7 @@ class _Worker:
         threading.Thread(target=self._listen, daemon=True).start()
 
     def _listen(self) -> None:
-        """Pass on what the process writes, and b"" at its end."""
+        """Put what the process writes on the queue, and b"" at its end; runs in a thread."""
         assert self.process.stdout is not None
         with suppress(OSError, ValueError):
             while some := os.read(self.process.stdout.fileno(), AT_ONCE):
@@ -72,7 +79,7 @@ class _Worker:
         self._heard.put((self, b""))
 
     def give(self, task: Task) -> None:
-        """Send a task; a process that has died is heard of as one that ended."""
+        """Send a task to the process; one that has died is noticed by the end of its output."""
         assert self.process.stdin is not None
         self.tasks.append(task)
         if len(self.tasks) == 1:
@@ -82,11 +89,14 @@ class _Worker:
             self.process.stdin.flush()
 
     def takes(self, task: Task) -> bool:
-        """Say whether a task may be given: there is none, or there is one and both are small."""
+        """Return whether a task may be sent: the worker has none, or one and both are small."""
         return not self.tasks or (len(self.tasks) == 1 and _small(task) and _small(self.tasks[0]))
 
     def messages(self, some: bytes) -> Iterator[AnswerLine | int]:
-        """Take in received bytes; yield answers now complete, and a task's requests at its end."""
+        """Yield the messages completed by the bytes `some`: an answer, or a task's request count.
+
+        The count ends a task.
+        """
         data, at = self._begun + some, 0
         while len(data) - at >= HEAD.size:
             end = at + HEAD.size + HEAD.unpack_from(data, at)[0]
@@ -99,7 +109,7 @@ class _Worker:
         self._begun = data[at:]
 
     def _count(self, message: AnswerLine | int) -> None:
-        """Count an answer, or go to the next task; each question has its own time."""
+        """Count an answer, or go to the next task; each question has its own time limit."""
         if isinstance(message, int):
             self.tasks.popleft()
             self._next()
@@ -108,11 +118,12 @@ class _Worker:
             self.until = time.monotonic() + self._limits.seconds
 
     def _next(self) -> None:
+        """Reset the answers and the time limit for the next task."""
         self.done = 0
         self.until = time.monotonic() + self._limits.seconds
 
     def end(self) -> int:
-        """End the process, if it has not ended; return its exit code."""
+        """Kill the process if it still runs, and return its exit code."""
         self.process.kill()
         code = self.process.wait()
         for pipe in (self.process.stdin, self.process.stdout):
@@ -123,12 +134,13 @@ class _Worker:
 
 
 class Workers:
-    """A fixed number of processes; a context manager that ends them.
+    """A fixed number of processes that answer tasks; a context manager that ends them.
 
     With `ahead` a process is given its next small task while it still works on another one.
     """
 
     def __init__(self, count: int, limits: Limits, ahead: bool = True) -> None:
+        """Set the number of processes and their limits; they start when there are tasks."""
         self._limits = limits
         self._ahead = ahead
         self._count = count
@@ -161,7 +173,7 @@ class Workers:
                 yield from self._lost(worker, why, waiting)
                 continue
             if worker not in self._all:
-                continue  # one that was ended here is heard of, too
+                continue  # output of a worker that was killed here
             if not some:
                 code = worker.end()
                 why = f"the process ended with {code}: killed, or out of memory"
@@ -173,9 +185,9 @@ class Workers:
                     yield message
 
     def _fill(self, waiting: "_Waiting") -> None:
-        """Give tasks to the workers that have none, then to those that take one more.
+        """Give tasks to the workers that have none, then to those that can take one more.
 
-        A worker is started only for a task.
+        A worker is started only for a task. `waiting` are the tasks that no worker has.
         """
         for worker in sorted(self._all, key=lambda each: len(each.tasks)):
             if worker.tasks and not self._ahead:
@@ -189,7 +201,10 @@ class Workers:
             self._all[-1].give(waiting.take())
 
     def _lost(self, worker: _Worker, why: str, waiting: "_Waiting") -> Iterator[AnswerLine]:
-        """Yield the error of the question a worker was at, and keep those it had yet to answer."""
+        """Yield an error for the question a lost worker was at; its others wait again.
+
+        `why` says how it was lost.
+        """
         self._all.remove(worker)
         worker.end()
         if not worker.tasks:
@@ -206,16 +221,17 @@ class Workers:
 
 
 class _Waiting:
-    """Tasks that no worker has: those that a lost one had come first."""
+    """Tasks that no worker has; those of a lost worker come first."""
 
     def __init__(self, tasks: Iterable[Task]) -> None:
+        """Start with the tasks of an iterable, which is read only as tasks are given."""
         self._tasks = iter(tasks)
         self._next: Task | None = None
         self.again: list[Task] = []
 
     @property
     def first(self) -> Task | None:
-        """The task that is to be given next, None where there is none."""
+        """The task to be given next, None where there is none."""
         if self.again:
             return self.again[-1]
         if self._next is None:
@@ -223,7 +239,7 @@ class _Waiting:
         return self._next
 
     def take(self) -> Task:
-        """Return that task; it waits no more."""
+        """Return the task to be given next, and remove it."""
         task = self.first
         assert task is not None
         if self.again:

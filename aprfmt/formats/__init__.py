@@ -1,7 +1,7 @@
 """The FORMATS table, detection by content, and the two verbs: open_source and open_sink.
 
-A row says how a format is recognised, which functions read and write it, and what it can hold. No
-other code compares a format's name in an `if`.
+A row says how a format is recognised, which functions read and write it, and what it can store.
+No other code compares a format's name in an `if`.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,28 +23,34 @@ if TYPE_CHECKING:
 
 
 class OpenSource(Protocol):
-    """How a format opens a regular file."""
+    """The signature of the function with which a format opens a regular file."""
 
     def __call__(self, path: Path, *, partial: bool = False) -> Source:
-        """Open `path`; `partial` lists the structure of a truncated file instead of raising."""
+        """Return `path` as an open source.
+
+        `partial` lists the structure of a truncated file instead of raising.
+        """
         ...
 
 
 class ReadStructure(Protocol):
-    """How the header of one file is read, whatever set it is of."""
+    """How the structure of one file is read from its bytes, whatever set the file belongs to."""
 
     def __call__(self, view: Region, where: str, /, *, partial: bool = False) -> "Structure":
-        """Read a whole file's bytes; `where` names it in errors, `partial` as in OpenSource."""
+        """Return the structure in a whole file's bytes.
+
+        `where` names the file in errors, `partial` as in OpenSource.
+        """
         ...
 
 
 class OpenSink(Protocol):
-    """How a format starts a new file."""
+    """The signature of the function with which a format starts a new file."""
 
     def __call__(
         self, path: Path, *, force: bool = False, max_shard_size: int | None = None, **options: Any
     ) -> Sink:
-        """Start writing `path`; an existing one is refused unless `force`."""
+        """Return a sink that writes `path`; an existing file is refused unless `force`."""
         ...
 
 
@@ -67,10 +73,10 @@ class FormatSpec:
     """One container format.
 
     `recognise(head, size)` looks at the first bytes (up to 4096) and the file's size.
-    `holds(encoding)` says whether the format has a code for an encoding.
-    `style` is the naming style its own files use by default ("hf" or "gguf").
-    `vectors_f32` marks formats whose readers expect norms and 1-D tensors as F32; `keys_like` names
-    the format whose metadata keys it uses, where it has none of its own.
+    `holds(encoding)` says whether the format has a code for an encoding. `style` is the naming
+    style its own files use by default ("hf" or "gguf"). `vectors_f32` marks formats whose readers
+    expect norms and 1-D tensors as F32; `keys_like` names the format whose metadata keys it uses,
+    where it has none of its own.
     """
 
     name: str
@@ -117,7 +123,10 @@ FORMATS: Registry[FormatSpec] = Registry(
 
 
 def writable_formats(*, own: bool = False) -> list[str]:
-    """Return the names of the formats that are written here; `own`: none of other packages."""
+    """Return the names of the formats that are written here.
+
+    `own`: without those of other packages.
+    """
     return [name for name in (FORMATS.own if own else FORMATS) if FORMATS[name].writes]
 
 
@@ -144,7 +153,7 @@ def detect_format(path: Path) -> FormatSpec:
 
 
 def open_source(path: Path | str, *, partial: bool = False, damaged: bool = False) -> Source:
-    """Open one file (any shard of a split) by its content; a context manager.
+    """Return one open file (or all shards of a split), by its content; a context manager.
 
     With `damaged`, faults that leave the rest readable are collected in `source.damage`, and only
     reading an affected tensor raises; without it the first fault raises. Folders are handled by
@@ -162,9 +171,9 @@ def open_source(path: Path | str, *, partial: bool = False, damaged: bool = Fals
 
 
 def checksum_matches(source: Source, known: Callable[[], Mapping[Path, int]] = dict) -> bool | None:
-    """Read every byte and compare it with the checksum the file carries; None without one.
+    """Return whether a file's bytes have the checksum that it contains; None if it has none.
 
-    `known` gives the CRC-32 of files of which every byte was read already.
+    Reads every byte, except of files in `known()`, which gives their CRC-32 by path.
     """
     while isinstance(source, Overlay):
         source = source.beneath
@@ -173,7 +182,7 @@ def checksum_matches(source: Source, known: Callable[[], Mapping[Path, int]] = d
 
 
 def checksum_notes(source: Source, matches: bool | None = None) -> list[Note]:
-    """Return a warning if a file's checksum over all its bytes is wrong.
+    """Return [a warning] if a file's checksum over all its bytes is wrong, else [].
 
     Reads every byte of the file, unless `matches` already gives the result.
     """
@@ -191,7 +200,7 @@ def open_sink(
     max_shard_size: int | None = None,
     **options: Any,
 ) -> Sink:
-    """Start writing `path` in `format`; plan first, then write in plan order."""
+    """Return a sink that writes `path` in `format`; plan first, then write in plan order."""
     return FORMATS[format].open_sink(
         Path(path), force=force, max_shard_size=max_shard_size, **options
     )

@@ -1,15 +1,16 @@
-"""Outputs that are published whole or not at all.
+"""Output files that are published whole or not at all.
 
-Data goes to hidden temporary files beside the target. Leaving the `with` block cleanly syncs them,
-renames them and syncs the folder; leaving it in any other way removes them:
+Data goes to hidden temporary files in the target's folder. Leaving the `with` block cleanly
+syncs them, renames them and syncs the folder; leaving it in any other way removes them:
 
     with FileSet(force=force) as files:
         out = files.create(path)
         out.write(data)
 
-One file is one rename. Several files of one folder go through a journal (`aprfmt.formats.journal`).
-A folder as output (`folder=`) is built as a hidden sibling and published by one rename, or swapped
-with the old one in one step where the system can, else through a journal inside the folder.
+One file is one rename. Several files of one folder go through a journal
+(`aprfmt.formats.journal`). A folder as output (`folder=`) is built as a hidden sibling and
+published by one rename, or swapped with the old one in one step where the system can, else
+through a journal inside the folder.
 """
 
 import errno
@@ -64,8 +65,8 @@ class FileSet:
     """Files that appear together when the `with` block ends, or not at all.
 
     `force` allows replacing what exists. `folder` makes the set a folder of its own that replaces
-    the old one; then every name in the old one must be `ours`, or nothing is touched. With `nested`
-    files may lie one folder deeper (`ours` is asked for `SUB` and `SUB/NAME`).
+    the old one. Then `ours(name)` must be true of every name in the old one, or nothing is touched.
+    With `nested` files may be one folder deeper (`ours` is asked for `SUB` and `SUB/NAME`).
     """
 
     def __init__(
@@ -76,6 +77,7 @@ class FileSet:
         ours: Callable[[str], bool] = lambda name: False,
         nested: bool = False,
     ) -> None:
+        """Make an empty set; nothing is written before `create`."""
         self._force = force
         self._folder = None if folder is None else Path(folder)
         self._ours = ours
@@ -95,6 +97,7 @@ class FileSet:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
+        """Publish the files if the block ended cleanly; remove what was not published."""
         try:
             if kind is None:
                 self.publish()
@@ -106,7 +109,7 @@ class FileSet:
                 raise
 
     def create(self, path: Path) -> OutputFile:
-        """Start one file of the set.
+        """Return a new open file of the set, to be published as `path`.
 
         Raises OutputError at once for an existing file without `force`, for a folder, device or
         pipe as destination, for a missing parent and for a place that cannot be written.
@@ -145,21 +148,21 @@ class FileSet:
         return file
 
     def sync(self) -> None:
-        """Have the disk hold what was written so far: publishing has little to wait for then."""
+        """Sync what was written so far to disk, so that publishing has little to wait for."""
         for file in self._files:
             file.sync()
 
     def close(self) -> None:
-        """Sync and close every file; what lies there is what will be published."""
+        """Sync and close every file; the bytes on disk are then those that will be published."""
         for file in self._files:
             file.close()
 
     def staged(self, path: Path) -> Path:
-        """Return where a file of the set lies until it is published."""
+        """Return the temporary path of the file that will be published as `path`."""
         return next(file.temporary for file in self._files if file.path == path)
 
     def publish(self) -> None:
-        """Sync everything, put it in place, sync the folder. Raises OutputError."""
+        """Sync all files, rename them to their final names, sync the folder. Raises OutputError."""
         if self._closed:
             return
         self.close()
@@ -173,10 +176,10 @@ class FileSet:
             OPEN.discard(self)
 
     def check(self) -> None:
-        """Raise OutputError where publishing would lose another's file, or publish one.
+        """Raise OutputError where publishing would lose another program's file, or publish one.
 
-        That of a run that was faster, without `force`; or one that lies in place of a file written
-        here, as the file itself or a folder on its path was exchanged meanwhile.
+        Without `force`, a file that another run made at a final path would be lost. A temporary
+        file that is no longer the one written here would be published.
         """
         for file in self._files:
             if not self._force and not file.existed and os.path.lexists(file.final):
@@ -192,7 +195,7 @@ class FileSet:
                 )
 
     def discard(self) -> None:
-        """Remove everything that was not published; never raises OSError."""
+        """Close and remove all files that were not published; never raises OSError."""
         with delay_signals():
             self._closed = True
             OPEN.discard(self)
@@ -212,10 +215,14 @@ class FileSet:
             self._staging = None
 
     def _new(self, path: Path, temporary: Path, final: Path) -> OutputFile:
+        """Return a new OutputFile; subclasses make their own kind."""
         return OutputFile(path, temporary, final)
 
     def _beside(self, path: Path) -> tuple[Path, os.stat_result | None]:
-        """Return the final path of a file outside a folder set, and the old file's status."""
+        """Return (final path, old file's status or None) of a file outside a folder set.
+
+        Raises OutputError if it cannot be written there.
+        """
         old = _status(path)  # of the link's target
         if old is not None and not stat.S_ISREG(old.st_mode):
             what = _SPECIAL.get(stat.S_IFMT(old.st_mode), "no regular file")
@@ -239,7 +246,10 @@ class FileSet:
         return final, old
 
     def _inside(self, path: Path, folder: Path) -> Path:
-        """Return the path of a file of the folder; an old link of that name is not followed."""
+        """Return the final path of a file of the folder; an old link of that name is not followed.
+
+        OutputError for a path that is not directly inside `folder` (or one deeper with `nested`).
+        """
         assert self._target is not None
         parent, name = path.parent, Path(path.name)
         if self._nested and path.is_relative_to(folder) and parent != folder:
@@ -249,6 +259,10 @@ class FileSet:
         return self._target / name
 
     def _prepare_folder(self, folder: Path) -> None:
+        """Check the output folder, once, and stage it if it can be replaced as a whole.
+
+        Sets `_target`, and `_staging` if staged. Raises OutputError if it cannot be written.
+        """
         if self._target is not None:
             return
         target = Path(os.path.realpath(folder))
@@ -262,6 +276,7 @@ class FileSet:
             raise OutputError(f"{folder}: is a link that leads nowhere; remove it")
         elif not target.parent.is_dir():
             raise OutputError(f"{folder}: there is no folder {target.parent}; make it first")
+        # A mount point or the working folder stays, and gets its files by a journal.
         if old is None or not _must_stay(target):
             self._stage(target, old)
         if self._nested and self._staging is None:
@@ -269,7 +284,10 @@ class FileSet:
         self._target = target
 
     def _stage(self, target: Path, old: os.stat_result | None) -> None:
-        """Make the hidden sibling folder, if the old folder can be replaced as a whole."""
+        """Make the hidden sibling folder, if the old folder can be replaced as a whole.
+
+        `old` is the old folder's status, or None. Sets `_staging`.
+        """
         clean_leftovers(target.parent)
         self._staging = target.parent / temporary_name(target.name)
         try:
@@ -284,7 +302,10 @@ class FileSet:
                 raise
 
     def _check_old(self, folder: Path, target: Path) -> None:
-        """Raise OutputError if the folder holds files that aprfmt would not write."""
+        """Raise OutputError if the old folder has files that may not be replaced.
+
+        Without `force` that is any file, with it one that aprfmt would not write.
+        """
         names = [name for name in sorted(os.listdir(target)) if not _is_hidden(name)]
         if names and not self._force:
             raise OutputError(f"{folder}: exists and is not empty; use --force to replace it")
@@ -296,6 +317,7 @@ class FileSet:
             )
 
     def _replaceable(self, folder: Path, name: str) -> bool:
+        """Return whether an old file or subfolder of the folder may be removed: `ours` says so."""
         if not self._ours(name) or not stat.S_ISDIR(os.lstat(folder / name).st_mode):
             return self._ours(name)
         return self._nested and all(
@@ -305,7 +327,7 @@ class FileSet:
         )
 
     def _swap(self, staging: Path, target: Path) -> bool:
-        """Publish the hidden sibling in one step; False if an old folder cannot be swapped here."""
+        """Publish the hidden sibling in one step; return whether the old folder allows it."""
         self.check()
         for folder in {staging, *(file.temporary.parent for file in self._files)}:
             sync_folder(folder)
@@ -330,7 +352,7 @@ class FileSet:
         return True
 
     def _retire(self, old: Path, new: Path) -> None:
-        """Remove the old folder; files other programs made in it meanwhile go to the new one."""
+        """Remove the old folder; files of other programs in it go to the new one first."""
         try:
             for name in os.listdir(old):
                 if not _is_hidden(name) and not self._replaceable(old, name):
@@ -344,7 +366,7 @@ class FileSet:
         remove(old)
 
     def _publish_inside(self, target: Path) -> None:
-        """Put the files into an existing folder together; old files of the folder are removed."""
+        """Rename the files into an existing folder together; its old files are removed."""
         if self._nested:
             raise OutputError(f"{target}: {_NOT_AT_ONCE}")
         if self._staging is not None:
@@ -360,7 +382,7 @@ class FileSet:
         publish_set(target, moves, gone, check=self.check)
 
     def _bring(self, target: Path, names: Sequence[str]) -> None:
-        """Move the files out of the hidden sibling: under hidden names into the target."""
+        """Move the staged files into `target`, under the hidden names `names`."""
         for file, name in zip(self._files, names, strict=True):
             os.rename(file.temporary, target / name)
             file.temporary = target / name
@@ -375,12 +397,12 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _same_file(facts: os.stat_result, identity: str) -> bool:
-    """Return whether a file is the one of an identity; its time may have changed."""
+    """Return whether a file has the device, inode and size of an identity; its time may differ."""
     return file_identity(facts).split(":")[:3] == identity.split(":")[:3]
 
 
 def _must_stay(folder: Path) -> bool:
-    """Say whether `folder` must not be swapped: a mount point, or the working folder.
+    """Return whether `folder` must not be swapped: a mount point, or the working folder.
 
     After a swap, a shell in this folder would still be in the removed one.
     """
@@ -399,19 +421,20 @@ def _put_in_order(folder: Path) -> None:
 
 
 def _is_hidden(name: str) -> bool:
+    """Return whether a name is a temporary file's or a journal's."""
     return is_temporary(name) or is_journal(name)
 
 
 class _NullFile(OutputFile):
-    """A file that keeps nothing."""
+    """An output file that discards what is written to it."""
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         """Discard the bytes."""
 
 
 class NullFileSet(FileSet):
-    """A set of files that writes nothing: for a sink that is only planned."""
+    """A set of files that writes nothing, for a sink that only makes its plan."""
 
     def create(self, path: Path) -> OutputFile:
-        """Return a file that discards what is written."""
+        """Return an output file that discards what is written to it."""
         return _NullFile(path, path, path)

@@ -1,6 +1,7 @@
-"""Swap two names in one step, where the system can.
+"""Swaps two file names in one step, where the system can.
 
-Linux 3.15 has `renameat2(2)` with RENAME_EXCHANGE; glibc has called it since 2.28, Python does not.
+Linux 3.15 has `renameat2(2)` with RENAME_EXCHANGE; glibc has called it since 2.28, Python does
+not.
 """
 
 import errno
@@ -16,7 +17,10 @@ _UNABLE = {errno.ENOSYS, errno.EINVAL, errno.ENOTSUP, errno.EXDEV, errno.EBUSY}
 
 
 def swap_names(a: Path, b: Path) -> bool:
-    """Swap `a` and `b`; False if the system cannot do that, OSError if it failed."""
+    """Swap the names `a` and `b`; return False if the system cannot do it in one step.
+
+    Raises OSError if the swap failed.
+    """
     import ctypes
 
     try:

@@ -1,8 +1,8 @@
-"""Has the disk hold a file's first bytes while more are written; the sync at the end finds little.
+"""Syncs a file's first bytes to disk while more are written, so that the last sync is short.
 
-Having the system begin to write (Linux's sync_file_range) is not enough where a disk keeps what it
-was given in a cache of its own: only a sync empties that. So a thread syncs, again and again. Where
-there is no fdatasync (Windows, macOS), nothing happens.
+Having the system begin to write (Linux's sync_file_range) is not enough where a disk keeps what
+it was given in a cache of its own: only a sync empties that. So a thread syncs, again and again.
+Where there is no fdatasync (Windows, macOS), nothing happens.
 """
 
 import os
@@ -12,7 +12,7 @@ _SYNC = getattr(os, "fdatasync", None)
 
 
 class BackgroundSync:
-    """Syncs of one open file, one at a time, beside the threads that write it."""
+    """Syncs of one open file, one at a time, in a thread other than those that write."""
 
     def __init__(self) -> None:
         self._turn = threading.Lock()
@@ -20,9 +20,10 @@ class BackgroundSync:
         self._error: OSError | None = None
 
     def begin(self, fd: int) -> bool:
-        """Have a thread sync a file, unless one does; say whether one was begun.
+        """Start a thread that syncs the file, unless one is running; return whether it started.
 
-        Raises the OSError of the one before: the system tells of a lost write once.
+        True where the system cannot do it. Raises the OSError of the sync before: the system
+        reports a lost write once.
         """
         if _SYNC is None:
             return True
@@ -37,13 +38,14 @@ class BackgroundSync:
             return True
 
     def end(self) -> None:
-        """Wait for the last one, so that the file can be closed; raises its OSError."""
+        """Wait for the running sync, so that the file can be closed; raises its OSError."""
         with self._turn:
             if self._running is not None:
                 self._running.join()
             self._tell()
 
     def _sync(self, fd: int) -> None:
+        """Sync the file; an OSError is stored, to be raised by the next call."""
         assert _SYNC is not None
         try:
             _SYNC(fd)
@@ -51,6 +53,7 @@ class BackgroundSync:
             self._error = error
 
     def _tell(self) -> None:
+        """Raise the stored OSError of an earlier sync, once."""
         error, self._error = self._error, None
         if error is not None:
             raise error

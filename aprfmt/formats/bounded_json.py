@@ -1,4 +1,4 @@
-"""Bounded JSON: everything JSON that comes out of a file is read here.
+"""Reads and writes JSON with limits: all JSON that comes out of a file is read here.
 
 Python's own parser does the work. This module adds limits (bytes, depth, digits) and rules that
 the parser does not check: UTF-8 without a byte-order mark, no duplicate keys (compared after
@@ -54,7 +54,7 @@ def check_json_limits(raw: bytes, where: str, max_depth: int) -> None:
     deep = raw.count(b"[") + raw.count(b"{") > max_depth
     if not any(passed) and not deep:
         return
-    marks = _structure(raw)  # without what stands in strings
+    marks = _structure(raw)  # without the contents of strings
     for budget in BUDGETS:
         if found := _passed(budget, marks, len(raw)):
             raise FormatError(
@@ -66,11 +66,12 @@ def check_json_limits(raw: bytes, where: str, max_depth: int) -> None:
 
 
 def _limit(budget: Budget, size: int) -> int:
+    """Return how many marks a budget allows in `size` bytes of text."""
     return budget.free + size // budget.each
 
 
 def _passed(budget: Budget, raw: bytes, size: int) -> int:
-    """Return the number of marks, or 0 if it is within the budget."""
+    """Return the number of a budget's marks in `raw`; 0 if `size` bytes may have that many."""
     limit = _limit(budget, size)
     if len(raw) <= limit:
         return 0
@@ -96,9 +97,10 @@ def _structure(raw: bytes) -> bytes:
 
 
 def _check_depth(brackets: bytes, where: str, max_depth: int) -> None:
-    """Remove innermost bracket pairs `max_depth` times; brackets left are too deep, or unmatched.
+    """Raise FormatError if brackets are nested deeper than `max_depth`.
 
-    The parser refuses unmatched brackets; here only too many open ones are an error.
+    Innermost pairs are removed `max_depth` times; pairs left are too deep. Unmatched brackets are
+    the parser's to refuse; here only too many open ones are an error.
     """
     left = brackets.translate(_ONE_KIND)
     for _ in range(max_depth):
@@ -131,10 +133,10 @@ def loads(
     nonfinite: bool = False,
     surrogates: bool = False,
 ) -> Any:
-    """Return the one JSON value that `data` holds; `where` begins every message.
+    """Return the one JSON value of `data`; `where` begins every message.
 
     A str with lone surrogates is refused as not UTF-8. `duplicates="last"` lets the last of equal
-    keys win; "mark" does the same, and such an object becomes a Doubled.
+    keys win; "mark" does the same, and such an object becomes a DuplicateKeys.
     `nonfinite` allows NaN and the infinities, `surrogates` allows lone surrogate escapes. Byte
     offsets in messages count from `data`'s start. Raises FormatError.
     """
@@ -180,8 +182,8 @@ def load_file(path: Path, max_bytes: int, **options: Any) -> Any:
 def dumps(value: Any, where: str = "JSON") -> str:
     """Return `value` as compact JSON: keys in their order, non-ASCII raw, encodable as UTF-8.
 
-    Lone surrogates, which UTF-8 cannot hold, are written as escapes. NaN and the infinities, which
-    JSON cannot hold, raise ConversionError.
+    Lone surrogates, which UTF-8 cannot express, are written as escapes. NaN and the infinities,
+    which JSON cannot express, raise ConversionError.
     """
     try:
         text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -196,7 +198,10 @@ def dumps(value: Any, where: str = "JSON") -> str:
 
 
 def _unique(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """Return an object hook that raises FormatError if a key occurs twice."""
+
     def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return the dict of the pairs; FormatError naming the key that occurs twice."""
         result = dict(pairs)
         if len(result) != len(pairs):
             seen: set[str] = set()
@@ -211,13 +216,19 @@ def _unique(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
 
 
 class DuplicateKeys(dict[str, Any]):
-    """An object with duplicate keys (`keys_twice`); the last value of each counts."""
+    """A JSON object in which keys occur more than once (`keys_twice`); the last value counts."""
 
     keys_twice: frozenset[str] = frozenset()
 
 
 def _marked(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+    """Return an object hook that turns an object with duplicate keys into a DuplicateKeys.
+
+    `where` is not used: hooks that raise need it for their message.
+    """
+
     def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        """Return the dict of the pairs, a DuplicateKeys if a key occurs twice."""
         result = dict(pairs)
         if len(result) == len(pairs):
             return result
@@ -237,7 +248,10 @@ _DUPLICATES: dict[str, Callable[[str], Any]] = {
 
 
 def _integer(where: str) -> Callable[[str], int]:
+    """Return a parser of integers that raises FormatError beyond MAX_DIGITS digits."""
+
     def parse(text: str) -> int:
+        """Return the int of a JSON number; FormatError for too many digits."""
         if len(text) > MAX_DIGITS:
             raise FormatError(
                 f"{where}: an integer of {len(text)} digits, the limit is {MAX_DIGITS}"
@@ -248,7 +262,10 @@ def _integer(where: str) -> Callable[[str], int]:
 
 
 def _finite(where: str) -> Callable[[str], float]:
+    """Return a parser of floats that raises FormatError for a number beyond float64."""
+
     def parse(text: str) -> float:
+        """Return the float of a JSON number; FormatError where it would be infinite."""
         value = float(text)
         if value in _NAMES:
             raise FormatError(f"{where}: the number {shorten(text, 40)} is beyond float64")
@@ -258,14 +275,17 @@ def _finite(where: str) -> Callable[[str], float]:
 
 
 def _refuse_constant(where: str) -> Callable[[str], NoReturn]:
+    """Return a function that raises FormatError for NaN or Infinity."""
+
     def refuse(name: str) -> NoReturn:
+        """Raise FormatError: JSON has no NaN and no Infinity."""
         raise FormatError(f"{where}: {name} stands for a number; JSON has no such number")
 
     return refuse
 
 
 def _check_surrogates(raw: bytes, where: str) -> None:
-    r"""Raise FormatError for lone surrogate escapes, which UTF-8 cannot hold.
+    r"""Raise FormatError for lone surrogate escapes, which UTF-8 cannot express.
 
     Valid escapes are blanked out, which keeps offsets. Escaped backslashes are blanked first, so
     that every `\u` left is an escape.
@@ -280,7 +300,7 @@ def _check_surrogates(raw: bytes, where: str) -> None:
 
 
 def _find_nonfinite(value: Any) -> str | None:
-    """Return `path is NaN` for the first number of `value` that JSON cannot hold."""
+    """Return "PATH is NaN" for the first number that JSON cannot express; None without one."""
     stack: list[tuple[str, Any]] = [("$", value)]
     while stack:
         path, item = stack.pop()

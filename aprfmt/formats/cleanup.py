@@ -1,4 +1,4 @@
-"""How a program ends before its outputs are whole: they are discarded, whatever ends it."""
+"""Discards unfinished outputs whenever the program ends, whatever ends it."""
 
 import atexit
 import os
@@ -9,12 +9,12 @@ from typing import NoReturn, Protocol
 
 
 class Unpublished(Protocol):
-    """An output that is neither published nor discarded."""
+    """An output that was neither published nor discarded, with the process that opened it."""
 
     pid: int
 
     def discard(self) -> None:
-        """Remove what was written."""
+        """Remove the files of the output."""
         ...
 
 
@@ -25,14 +25,14 @@ OPEN: set[Unpublished] = set()
 
 @atexit.register
 def discard_open() -> None:
-    """Discard every output that is neither published nor discarded."""
+    """Discard every output of this process that is neither published nor discarded."""
     for files in list(OPEN):
         if files.pid == os.getpid():  # a forked child must not remove its parent's files
             files.discard()
 
 
 def install_signal_handlers() -> None:
-    """Let SIGTERM, and a closed terminal, end the program by SystemExit, so that outputs clean up.
+    """Let SIGTERM and SIGHUP (a closed terminal) raise SystemExit, so that outputs clean up.
 
     The exit codes are 143 and 129. Signals already ignored or handled are left alone.
     """
@@ -40,6 +40,7 @@ def install_signal_handlers() -> None:
         return  # only the main thread may install handlers
 
     def leave(number: int, frame: FrameType | None) -> NoReturn:
+        """Raise SystemExit with 128 plus the signal's number."""
         raise SystemExit(128 + number)
 
     for name in ("SIGTERM", "SIGHUP"):

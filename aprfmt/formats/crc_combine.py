@@ -1,4 +1,4 @@
-"""CRC-32 of a file that grows in pieces, of which some are written by other threads, in any order.
+"""CRC-32 of a file that grows in pieces, some of them written by other threads in any order.
 
 The checksum of A + B follows from those of A and of B and the length of B.
 """
@@ -15,21 +15,22 @@ _ASIDE = 1 << 20  # from this size on, the checksum is computed in parallel with
 
 @dataclass(slots=True)
 class ChecksumPiece:
-    """Some bytes and their CRC-32; None while others still write them."""
+    """Some bytes and their CRC-32; None while other threads still write them."""
 
     nbytes: int = 0
     crc: int | None = 0
 
 
 class RunningChecksum:
-    """CRC-32 of a head that may still change, and of what comes behind it."""
+    """CRC-32 of a file whose first bytes (the head) may still change."""
 
     def __init__(self, head: bytes) -> None:
+        """Start after `head`, whose CRC-32 is computed in `digest`, as its bytes may change."""
         self._head_bytes = len(head)
         self._pieces = [ChecksumPiece()]
 
     def add(self, data: bytes | memoryview, write: Callable[[bytes | memoryview], None]) -> None:
-        """Write `data` and count it; large pieces are summed by another thread meanwhile."""
+        """Write `data` with `write` and count its CRC-32; large pieces are summed in parallel."""
         size, piece = memoryview(data).nbytes, self._pieces[-1]
         before = piece.crc or 0
         if size < _ASIDE:
@@ -38,6 +39,7 @@ class RunningChecksum:
         else:
 
             def summing() -> None:
+                """Set the piece's CRC-32; runs in another thread during the write."""
                 piece.crc = crc32(data, before)
 
             worker = threading.Thread(target=summing)
@@ -49,26 +51,26 @@ class RunningChecksum:
         piece.nbytes += size
 
     def join(self, crc: int, nbytes: int) -> None:
-        """Count bytes that lie there already, by their checksum."""
+        """Count the next `nbytes`, which are in the file already, by their CRC-32."""
         piece = self._pieces[-1]
         piece.crc = combine_crcs(piece.crc or 0, crc, nbytes)
         piece.nbytes += nbytes
 
     def leave(self, nbytes: int) -> ChecksumPiece:
-        """Count bytes that others write; return where their checksum is to be put."""
+        """Count `nbytes` that other threads write; return the piece whose CRC-32 to set later."""
         left = ChecksumPiece(nbytes, None)
         self._pieces += [left, ChecksumPiece()]
         return left
 
     def copy(self) -> "RunningChecksum":
-        """Return what was counted so far; checksums that come later count in it, too."""
+        """Return a copy of what was counted so far; it shares pieces that are set later."""
         twin = RunningChecksum(b"")
         twin._head_bytes = self._head_bytes
         twin._pieces = [*self._pieces[:-1], replace(self._pieces[-1])]
         return twin
 
     def digest(self, head: bytes) -> bytes:
-        """Return the checksum of `head` and all behind it, four bytes little-endian."""
+        """Return the CRC-32 of `head` and all bytes after it, four bytes little-endian."""
         assert len(head) == self._head_bytes
         value = crc32(head)
         for piece in self._pieces:
@@ -78,7 +80,7 @@ class RunningChecksum:
 
 
 def combine_crcs(first: int, second: int, length: int) -> int:
-    """Return the CRC-32 of A + B from the CRCs of A and of B and the bytes of B.
+    """Return the CRC-32 of A + B from the CRCs of A and of B and the number of bytes of B.
 
     Appending zeros is linear over GF(2): A's CRC goes through the operators for 2^n zero bytes, for
     every bit n of `length`. The method is that of zlib's crc32_combine.
@@ -88,7 +90,10 @@ def combine_crcs(first: int, second: int, length: int) -> int:
 
 @lru_cache(256)
 def _zeros(length: int) -> Sequence[int]:
-    """Return the operator that appends so many zero bytes; pieces of files have few lengths."""
+    """Return the GF(2) operator (32 rows) on a CRC that appends `length` zero bytes.
+
+    Results are cached: pieces of files have few lengths.
+    """
     operator: Sequence[int] = [1 << bit for bit in range(32)]
     for power in range(length.bit_length()):
         if length >> power & 1:
@@ -109,6 +114,7 @@ def _zero_bytes(power: int) -> Sequence[int]:
 
 
 def _times(operator: Sequence[int], vector: int) -> int:
+    """Return the product over GF(2) of an operator (32 rows) and a 32-bit vector."""
     result = 0
     for row in operator:
         if vector & 1:

@@ -24,13 +24,14 @@ MAX_DIMS = 64  # ggml has 4, APR's writer 8, safetensors no limit; beyond this i
 
 @lru_cache(maxsize=64)
 def _layout(fmt: str) -> struct.Struct:
+    """Return the compiled struct of a format string; the last 64 are cached."""
     return struct.Struct(fmt)
 
 
 def read_prefix(region: Region, stop: int, wish: int = 0) -> memoryview:
     """Return the beginning of a file, its first `stop` bytes at least, as one piece of memory.
 
-    Of a file that is there this is all of it; of another one `wish` bytes, where it has to fetch.
+    Of a mapped file this is all of it. Of a remote one it is `wish` bytes, if it has to fetch.
     """
     if isinstance(region, memoryview):
         return region
@@ -41,14 +42,15 @@ def read_prefix(region: Region, stop: int, wish: int = 0) -> memoryview:
 class Cursor:
     """Reads forward through `buffer[offset:end]`; `where` names the file in messages.
 
-    Parsers report to `faults` what is wrong with a value that has been read whole. `size` is that
-    of the file, `buffer` its beginning as far as it is there: all of it, except where bytes have to
-    be fetched; then everything before the cursor is there.
+    Parsers report to `faults` what is wrong with a value that could be read. `size` is that
+    of the file. `buffer` is its beginning: all of a mapped file, and at least everything before the
+    cursor of a remote one, which is fetched in steps.
     """
 
     __slots__ = ("_far", "_sure", "buffer", "end", "faults", "offset", "order", "size", "where")
 
     def __init__(self, buffer: Region, where: str, offset: int = 0, end: int | None = None) -> None:
+        """Start at `offset`; `end` is the file's end by default. TruncatedError beyond it."""
         self._far = None if isinstance(buffer, memoryview) else buffer
         self._sure = 0  # where the header reaches at least, by the counts read so far
         self.size = len(buffer)
@@ -66,11 +68,14 @@ class Cursor:
 
     @property
     def remaining(self) -> int:
-        """Bytes between the cursor and its end."""
+        """The number of bytes between the cursor and its end."""
         return self.end - self.offset
 
     def need(self, count: int, what: str) -> None:
-        """Raise TruncatedError if fewer than `count` bytes are left."""
+        """Raise TruncatedError if fewer than `count` bytes are left; fetch them from a remote file.
+
+        `what` names the bytes in the message.
+        """
         if count < 0 or count > self.remaining:
             raise TruncatedError(
                 f"{self.where}: {what} at offset {self.offset} needs {count} bytes, "
@@ -83,19 +88,22 @@ class Cursor:
             )
 
     def take(self, count: int, what: str) -> memoryview:
-        """Return the next `count` bytes as a view and move past them."""
+        """Return the next `count` bytes as a view and move past them; TruncatedError if too few."""
         self.need(count, what)
         view = self.buffer[self.offset : self.offset + count]
         self.offset += count
         return view
 
     def skip(self, count: int, what: str) -> None:
-        """Move past `count` bytes without touching them."""
+        """Move past `count` bytes without reading them; TruncatedError if fewer are left."""
         self.need(count, what)
         self.offset += count
 
     def unpack(self, fmt: str, what: str) -> tuple[int | float | bytes, ...]:
-        """Read one struct (no byte-order mark in `fmt`: the cursor's own order is used)."""
+        """Return the values of one struct and move past it.
+
+        `fmt` has no byte-order mark: the cursor's own order is used.
+        """
         layout = _layout(self.order + fmt)
         self.need(layout.size, what)
         values = layout.unpack_from(self.buffer, self.offset)
@@ -103,11 +111,14 @@ class Cursor:
         return values
 
     def uint(self, size: int, what: str) -> int:
-        """Read an unsigned integer of `size` bytes in the cursor's byte order."""
+        """Return the next `size` bytes as an unsigned integer in the cursor's byte order."""
         return int.from_bytes(self.take(size, what), "little" if self.order == "<" else "big")
 
     def count(self, size: int, smallest: int, what: str, limit: int = MAX_COUNT) -> int:
-        """Read a count; at most `limit`, and `count * smallest` bytes must be left."""
+        """Return a count stored in `size` bytes, checked against the bytes that are left.
+
+        FormatError above `limit`, TruncatedError if `count * smallest` bytes are not left.
+        """
         at = self.offset
         value = self.uint(size, what)
         if value > limit:
@@ -124,17 +135,17 @@ class Cursor:
         return value
 
     def text(self, count: int, what: str) -> str:
-        """Read `count` bytes as strict UTF-8."""
+        """Return the next `count` bytes as text; FormatError if they are not UTF-8."""
         text, error = self._decode(count, what)
         if error is not None:
             raise error
         return text
 
     def name(self, count: int, what: str) -> tuple[str, FormatError | None]:
-        """Read `count` bytes as UTF-8; invalid bytes are escaped and reported as a fault.
+        """Return (the next `count` bytes as text, the fault or None).
 
-        Returns the text and the fault (None if there is none), so that the caller can say which
-        tensors the fault concerns.
+        Invalid bytes are escaped and reported as a fault. The fault is returned so that the caller
+        can say which tensors it concerns.
         """
         text, error = self._decode(count, what)
         if error is not None:
@@ -142,6 +153,7 @@ class Cursor:
         return text, error
 
     def _decode(self, count: int, what: str) -> tuple[str, FormatError | None]:
+        """Return (the next `count` bytes as text, the error or None); invalid bytes are escaped."""
         at = self.offset
         raw = self.take(count, what)
         try:

@@ -1,7 +1,7 @@
-"""Faults of a file: the first one raises, or all are collected and reading goes on.
+"""Faults of a file: the first one raises, or all are collected and reading continues.
 
-A parser reports every fault that leaves the rest readable to `Faults`; it raises only faults that
-make everything after them unreadable. Commands that inspect broken files open them with
+A parser reports every fault that leaves the rest readable to `Faults`; it raises only faults
+that make everything after them unreadable. Commands that inspect broken files open them with
 `damaged=True`; commands that use the content do not.
 """
 
@@ -16,11 +16,16 @@ from aprfmt.errors import FormatError
 
 
 class Faults:
-    """The faults of one file. `broken`: tensor name -> the error that reading the tensor raises."""
+    """The faults of one file, collected or raised.
+
+    `broken` maps a tensor name to the error that reading it raises. `damage` are the faults in
+    order. `collect`: they are collected, and the first one does not raise.
+    """
 
     __slots__ = ("_errors", "broken", "collect", "damage", "where")
 
     def __init__(self, where: str, collect: bool) -> None:
+        """Start without faults; `where` names the file. `collect`: faults do not raise."""
         self.where = where
         self.collect = collect
         self.damage: list[Damage] = []
@@ -28,7 +33,7 @@ class Faults:
         self._errors: list[FormatError] = []
 
     def add(self, error: FormatError, *tensors: str, kind: str = "") -> None:
-        """Raise `error`, or collect it; reading one of `tensors` then raises it.
+        """Raise `error`, or collect it; then reading one of `tensors` raises it.
 
         `kind` is that of the damage, where the error's own does not say it.
         """
@@ -43,7 +48,7 @@ class Faults:
     def cut(self, error: FormatError, tensors: Sequence[str]) -> None:
         """Raise `error`, or collect it: the file ends before these tensors do.
 
-        Reading one of them raises which bytes are missing (`mapped_file.CutTensor`).
+        Reading one of them then raises which bytes are missing (`mapped_file.CutTensor`).
         """
         self.add(error)
         self.damage[-1] = replace(self.damage[-1], tensors=tuple(tensors))
@@ -56,11 +61,14 @@ class Faults:
             self.broken.setdefault(name, error)
 
     def first(self, error: FormatError) -> FormatError:
-        """Return the first collected fault; without one, `error`, which ended parsing."""
+        """Return the first collected error; without one, `error`, which ended parsing."""
         return self._errors[0] if self._errors else error
 
     def rename(self, names: Mapping[str, str]) -> None:
-        """Replace tensor names in the collected faults (carried encodings have another name)."""
+        """Replace tensor names in the collected faults; `names` maps old names to new.
+
+        Tensors of encodings that a format lacks are stored under another name.
+        """
         self.broken = {names.get(name, name): error for name, error in self.broken.items()}
         self.damage = [
             replace(one, tensors=tuple(names.get(name, name) for name in one.tensors))
@@ -69,7 +77,7 @@ class Faults:
 
 
 class Structure:
-    """What the structure of one file has in every format: tensors, faults, and notes on them."""
+    """Base of every format's file structure: tensors, faults, and notes on them."""
 
     __slots__ = ()
 
@@ -79,20 +87,20 @@ class Structure:
     notes: list[Note]
 
     def sound(self) -> list[TensorInfo]:
-        """Return the stored tensors without a fault so far."""
+        """Return the infos of the tensors that have no fault so far."""
         return [info for name, info in self.infos.items() if name not in self.faults.broken]
 
     def warn(self, key: str, text: str, where: str = "") -> None:
-        """Add a warning; `key` is one of WARNINGS, `where` defaults to the file."""
+        """Add a warning note; `key` is one of WARNINGS, `where` defaults to the file."""
         self.notes.append(Note("warning", where or self.where, text, key))
 
     def remark(self, text: str) -> None:
-        """Add a note: unusual, but harmless."""
+        """Add a note on something that is unusual, but harmless."""
         self.notes.append(Note("note", self.where, text, "remark"))
 
 
 def report_overlap(infos: Sequence[TensorInfo], faults: Faults) -> None:
-    """Report the tensors of a file that share bytes."""
+    """Add a fault for every group of tensors that share bytes."""
     for blamed, others in find_overlaps([(i.offset, i.offset + i.nbytes) for i in infos]):
         info, stop = infos[blamed[0]], infos[blamed[0]].offset + infos[blamed[0]].nbytes
         what = f"{faults.where}: {tensor_label(info.name)} ({info.offset}..{stop}) overlaps"
@@ -105,12 +113,12 @@ def report_overlap(infos: Sequence[TensorInfo], faults: Faults) -> None:
 
 
 def tensor_label(name: str) -> str:
-    """Return a tensor's name as messages have it."""
+    """Return a tensor's name as messages show it: shortened and quoted."""
     return f"tensor {shorten(name, 100)!r}"
 
 
 def find_overlaps(extents: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Yield (numbers of the extents to blame, how many others they reach into).
+    """Yield (numbers of the extents to blame, how many others they overlap).
 
     An extent that overlaps several others is blamed alone. Of two that overlap only each other,
     both are blamed, the later one first. Empty extents do not count.

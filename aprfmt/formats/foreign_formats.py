@@ -1,4 +1,4 @@
-"""What a file or folder is that no reader here opens: other programs' formats, by content or name.
+"""Names files and folders that no reader here opens: other programs' formats, by content or name.
 
 A name only adds to a message: what a model file is, its content alone decides.
 """
@@ -98,20 +98,25 @@ EXTENSIONS: Mapping[str, str] = {
     ".zip": "a zip archive",
     ".7z": "a 7-Zip archive",
 }
-_TEXT = 256  # bytes that are looked at
+_TEXT = 256  # bytes of text that are examined
 _ARCHIVES = ("a tar archive", "a zip archive", "a 7-Zip archive")
 
 
 def foreign_file(path: Path, head: bytes, size: int) -> str:
-    """Return what a file is that no reader here opens, by its first bytes and its name, or ""."""
+    """Return what a file is that no reader here opens, as a noun phrase with what to do; else "".
+
+    It goes by the first bytes `head`, the size in bytes, and the name.
+    """
     if not head:
         return ""
     named = _by_name(path)
+    # A zip archive with a known extension is another program's model.
     if named and head.startswith(b"PK\x03\x04"):
         return named
     for magic, what in _FOREIGN:
         if head.startswith(magic):
             return what
+    # A compressed model can be unpacked; of other compressed files only the form is known.
     for magic, name, command in _COMPRESSED:
         if head.startswith(magic):
             inner = Path(path.stem).suffix.lower()
@@ -122,6 +127,7 @@ def foreign_file(path: Path, head: bytes, size: int) -> str:
         return f"{EXTENSIONS['.tflite']}, {_ELSEWHERE}"
     if head[257:262] == b"ustar":
         return "a tar archive; unpack it, and name the model inside"
+    # What a download may have left in place of the model: a pointer, a page, an error.
     if head.startswith(_POINTER):
         found = _POINTER_SIZE.search(head)
         held = f" of {int(found[1])} bytes" if found else ""
@@ -135,6 +141,7 @@ def foreign_file(path: Path, head: bytes, size: int) -> str:
             "an importance matrix (imatrix, the older form), not a model; "
             f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {path} uses it"
         )
+    # Last the forms that are only likely: an old pickle, then text.
     if _TEXT_PICKLE.match(head):
         return _PICKLE
     text = text_kind(head)
@@ -142,7 +149,7 @@ def foreign_file(path: Path, head: bytes, size: int) -> str:
 
 
 def text_kind(head: bytes) -> str:
-    """Return what text a file begins with, "" where its first bytes are none."""
+    """Return the kind of text and its beginning in words, "" where the first bytes are no text."""
     try:
         text = head[:_TEXT].decode()
     except UnicodeDecodeError as error:
@@ -156,7 +163,7 @@ def text_kind(head: bytes) -> str:
 
 
 def foreign_folder(folder: Path) -> str:
-    """Return what a folder without a model of ours is or holds; "" if nothing is recognised."""
+    """Return a clause on what a folder is or contains: "holds X, ..."; "" if nothing is known."""
     named = _by_name(folder)
     if named:
         return f"is {named}"
@@ -168,7 +175,7 @@ def foreign_folder(folder: Path) -> str:
 
 
 def _by_name(path: Path) -> str:
-    """Return what a name's extension says, and what to do; "" for any other."""
+    """Return what a name's extension means, and what to do; "" for an unknown one."""
     what = EXTENSIONS.get(path.suffix.lower(), "")
     if not what:
         return ""
@@ -178,7 +185,7 @@ def _by_name(path: Path) -> str:
 
 
 def _imatrix(head: bytes, size: int) -> bool:
-    """Say whether a file begins as llama.cpp's older importance matrix: entries, then a name."""
+    """Return whether a file begins as llama.cpp's older importance matrix: entries, then a name."""
     if len(head) < 12:
         return False
     entries, length = struct.unpack_from("<ii", head)

@@ -1,4 +1,4 @@
-"""Header fields and their bytes; `hex` prints one row per field."""
+"""Header fields with their bytes, as `aprfmt hex` prints them, one row each."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class HeaderField:
 def sequential_fields(
     rows: Iterator[tuple[str, int, object]] | list[tuple[str, int, object]], start: int = 0
 ) -> Iterator[HeaderField]:
-    """Yield fields that follow one another; rows are (name, bytes, value)."""
+    """Yield fields that follow one another from `start`; rows are (name, bytes, value)."""
     at = start
     for name, size, value in rows:
         yield HeaderField(at, size, name, str(value))

@@ -1,17 +1,17 @@
-"""Bytes of a file changed where they lie; after a kill, the next write there completes it.
+"""Changes bytes of a file in place; after a kill, the next write into its folder completes it.
 
-What will be written is first written beside the file, as `.NAME.aprfmt-patch`: a line of JSON, then
-the new bytes. Then the file is changed, synced, and the patch removed. While a patch lies there the
-file is half old and half new, and opening it is refused by name; writing the same bytes again is
-harmless.
+The new bytes are first written to `.NAME.aprfmt-patch` in the file's folder: a line of JSON,
+then the bytes. Then the file is changed, synced, and the patch removed. While a patch exists
+the file is half old and half new, and opening it is refused by name. Writing the same bytes
+again is harmless.
 
     {"schema": "aprfmt.patch/1", "file": identity, "pieces": [[offset, bytes], ...],
      "sha256": digest of the bytes, "signature": HMAC}
 
 The identity is the file's inode, size and owner. (The device's number may change when the system
-starts again.) A patch of another file is nothing here. One of this file is applied only where this
-user's key signed it: a planted one, or another user's, is left alone, which is said, and the file
-is refused as long as it lies there.
+starts again.) A patch of another file is ignored. One of this file is applied only if this
+user's key signed it. A planted one, or another user's, is left alone with a warning, and the
+file is refused as long as it exists.
 """
 
 import hashlib
@@ -53,7 +53,7 @@ Patch = tuple[int, bytes]  # offset, new bytes
 
 @dataclass(frozen=True)
 class PatchRecord:
-    """What a patch file says: the identity of its file, the pieces, and whether we signed it."""
+    """The content of a patch file: identity of its file, pieces, and whether we signed it."""
 
     file: str
     pieces: Sequence[Patch]
@@ -61,12 +61,12 @@ class PatchRecord:
 
 
 def patch_path(path: Path) -> Path:
-    """Return where the patch of a file lies."""
+    """Return the path of the patch of a file."""
     return path.parent / f".{path.name}{SUFFIX}"
 
 
 def refuse_half_changed(path: Path) -> None:
-    """Raise FormatError for a file that an interrupted change left half old and half new."""
+    """Raise FormatError for a file that an interrupted change left partly old and partly new."""
     if isinstance(path, RemotePath):
         return
     real = Path(os.path.realpath(path))
@@ -93,6 +93,7 @@ def complete_patches(folder: Path) -> None:
         return
     what = "an interrupted change in this folder cannot be completed"
     with as_output_error(folder, what), lock_folder(folder) as lock, delay_signals():
+        # Patches of other files are left, those that we did not sign are reported.
         for name in names:
             path = folder / _target(name)
             record = _record(path, folder / name)
@@ -108,11 +109,11 @@ def complete_patches(folder: Path) -> None:
 
 
 def patch_file(path: Path, pieces: Sequence[Patch], identity: str) -> None:
-    """Write pieces over what a file has, all of them or, after a kill, by the next run.
+    """Write pieces over a file's bytes: all of them or, after a kill, by the next run.
 
     `identity` is that of the open file that the pieces were made for (`MappedFile.identity`).
-    Raises OutputError where the file is another one by now or has other bytes, or cannot be
-    written; it is then as it was, unless the message says that a patch was left.
+    Raises OutputError where the file is another one now, has other bytes, or cannot be
+    written; it is then unchanged, unless the message says that a patch was left.
     """
     complete_patches(path.parent)
     clean_leftovers(path.parent)
@@ -155,11 +156,12 @@ def patch_file(path: Path, pieces: Sequence[Patch], identity: str) -> None:
 
 
 def inode_identity(facts: os.stat_result) -> str:
-    """Return what stays of a file while its bytes change: inode, size and owner."""
+    """Return inode, size and owner of a file, which stay the same while its bytes change."""
     return f"{facts.st_ino}:{facts.st_size}:{facts.st_uid}"
 
 
 def _facts(path: Path) -> os.stat_result | None:
+    """Return the status of the file that a path leads to; None if there is none."""
     try:
         return os.stat(path)
     except OSError:
@@ -167,6 +169,7 @@ def _facts(path: Path) -> os.stat_result | None:
 
 
 def _left(record: Path) -> Note:
+    """Return the warning that a patch of somebody else was left alone."""
     text = (
         f"is left alone: it is not signed by the key of this user ({key_path()}); who made it can "
         "complete it, else check the file it is of and remove it"
@@ -175,11 +178,12 @@ def _left(record: Path) -> Note:
 
 
 def _signed(head: dict[str, Any]) -> dict[str, Any]:
+    """Return a patch's JSON object with its signature, "" without a key."""
     return head | {"signature": sign(SCHEMA, bounded_json.dumps(head).encode())}
 
 
 def parse_patch(data: bytes, where: str) -> PatchRecord:
-    """Return what a patch says. Raises FormatError."""
+    """Return the record in a patch file's bytes. Raises FormatError unless it is complete."""
     line, newline, payload = data.partition(b"\n")
     value: Any = bounded_json.loads(line, where, max_bytes=_MAX_LINE) if newline else None
     head = value if isinstance(value, dict) else {}
@@ -205,6 +209,7 @@ def parse_patch(data: bytes, where: str) -> PatchRecord:
 
 
 def _is_place(place: object) -> bool:
+    """Return whether a value is [offset, size], both from 0 to 2**62."""
     return (
         isinstance(place, list)
         and len(place) == 2
@@ -218,10 +223,13 @@ def _target(name: str) -> str:
 
 
 def _record(path: Path, record: Path) -> PatchRecord | None:
-    """Return what a patch still has to write into a file; None if it is another file's."""
+    """Return what a patch still has to write into the file `path`; None if it is no patch of it.
+
+    `record` is the patch's path. `signed` is True only if the patch can be trusted.
+    """
     try:
         fd = os.open(record, os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0))
-    except OSError:  # gone by now, or a link: ours is a file
+    except OSError:  # removed meanwhile, or a link: ours is a file
         return None
     try:
         facts = os.fstat(fd)
@@ -232,20 +240,22 @@ def _record(path: Path, record: Path) -> PatchRecord | None:
         return None  # ours is renamed into place whole
     finally:
         os.close(fd)
-    lies = _facts(path)
-    if lies is None or found.file != inode_identity(lies):
+    status = _facts(path)
+    if status is None or found.file != inode_identity(status):
         return None
-    if not all(offset + len(data) <= lies.st_size for offset, data in found.pieces):
+    if not all(offset + len(data) <= status.st_size for offset, data in found.pieces):
         return None
-    trusted = found.signed and is_owned_by_user(facts) and facts.st_dev == lies.st_dev
+    trusted = found.signed and is_owned_by_user(facts) and facts.st_dev == status.st_dev
     return replace(found, signed=trusted)
 
 
 def _open(path: Path) -> int:
+    """Return a descriptor of an existing file, for reading and writing, no link followed."""
     return os.open(path, os.O_RDWR | _FLAGS)
 
 
 def _write(path: Path, pieces: Sequence[Patch]) -> None:
+    """Write the pieces over a file's bytes and sync it."""
     fd = _open(path)
     try:
         for offset, data in pieces:
@@ -256,12 +266,14 @@ def _write(path: Path, pieces: Sequence[Patch]) -> None:
 
 
 def _finish(lock: LockedFolder, record: Path) -> None:
+    """Remove the patch file and sync the folder."""
     os.unlink(record)
     with suppress(OSError):
         lock.sync()  # if a power cut brings the patch back, it is written again without harm
 
 
 def _send(path: Path, data: bytes) -> None:
+    """Create a file that only this user can read, with these bytes, and sync it."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
     try:
         left = memoryview(data)
@@ -274,7 +286,7 @@ def _send(path: Path, data: bytes) -> None:
 
 @contextmanager
 def _removed(draft: Path) -> Iterator[None]:
-    """Remove a draft where its block is not left cleanly."""
+    """Remove the file `draft` if an exception leaves the block."""
     try:
         yield
     except BaseException:

@@ -1,19 +1,19 @@
 """Renames several files of one folder together; after a kill, the next run completes the renaming.
 
-Before the first rename a journal `.aprfmt-journal-<hash>.json` is written and synced. It lists the
-renames; repeating them is harmless, so any later run can complete them, and readers can tell a
-mixed set from a whole one. A rename that fails is undone in the same way: hard links keep the old
-files until the end, and a second journal lists the way back. Without hard links (FAT) the journal
-stays and the next run completes it.
+Before the first rename a journal `.aprfmt-journal-<hash>.json` is written and synced. It lists
+the renames; repeating them is harmless, so any later run can complete them, and readers can tell
+a mixed set from a complete one. A rename that fails is undone in the same way: hard links keep
+the old files until the end, and a second journal lists the way back. Without hard links (FAT)
+the journal stays and the next run completes it.
 
     {"schema": "aprfmt.journal/1", "moves": [[temporary, final], ...], "removes": [name, ...],
      "files": {name: identity, ...}, "signature": HMAC}
 
 A journal may have been planted. It is completed only where it is signed by this user's key, the
-file is this user's, and every file that it moves is the one that was written: its inode, size and
-owner, on the folder's device. (The device's own number may change when the system starts again.) A
-file that it removes and that is another one by now stays. Any other journal is left alone, with
-what it names, and that is said.
+file is this user's, and every file that it moves is the one that was written: its inode, size
+and owner, on the folder's device. (The device's own number may change when the system starts
+again.) A file to be removed is left if it is another one now. Any other journal, with the files
+it names, is left alone with a warning.
 """
 
 import errno
@@ -58,10 +58,10 @@ _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.E
 
 @dataclass(frozen=True)
 class Journal:
-    """Work left in one folder: `moves` are (temporary, final) names, `removes` plain names.
+    """The renames and removals that are left to do in one folder.
 
-    `files` has the identity of every temporary and of every file to remove. `signature` is that of
-    the file it was read from.
+    `moves` are (temporary, final) names, `removes` plain names. `files` has the identity of every
+    temporary and of every file to remove. `signature` is that of the file it was read from.
     """
 
     name: str
@@ -71,7 +71,7 @@ class Journal:
     signature: str = ""
 
     def dumps(self) -> bytes:
-        """Return the journal file's bytes, signed."""
+        """Return the bytes of the journal file, with the signature."""
         value = self._unsigned() | {"signature": sign(SCHEMA, self._payload())}
         return bounded_json.dumps(value).encode("utf-8")
 
@@ -80,13 +80,14 @@ class Journal:
         return is_signed(SCHEMA, self._payload(), self.signature)
 
     def is_file(self, name: str, facts: os.stat_result | None) -> bool:
-        """Return whether a file, by its status, is the one that the journal names."""
+        """Return whether the status `facts` is that of the file the journal means by `name`."""
         return facts is not None and self.files.get(name) in (
             _identity(facts),
             _identity(facts, stable=False),
         )
 
     def _unsigned(self) -> dict[str, Any]:
+        """Return the journal's JSON object without its signature."""
         return {
             "schema": SCHEMA,
             "moves": [list(move) for move in self.moves],
@@ -95,22 +96,26 @@ class Journal:
         }
 
     def _payload(self) -> bytes:
+        """Return the bytes that the signature covers."""
         return bounded_json.dumps(self._unsigned()).encode("utf-8")
 
 
 def _identity(facts: os.stat_result, *, stable: bool = True) -> str:
-    """Return what stays of a file when it is renamed; FAT keeps no inode when it is remounted."""
+    """Return inode, size and owner of a file as text, which a rename does not change.
+
+    `stable=False` leaves the inode out, as FAT gives new ones when it is mounted again.
+    """
     return f"{facts.st_ino if stable else 0}:{facts.st_size}:{facts.st_uid}"
 
 
 def _identities(folder: Path, names: Iterable[str], *, stable: bool = True) -> dict[str, str]:
-    """Return the identity of every file that is there, by name."""
+    """Return {name: identity} of those files of `folder` that exist."""
     found = ((name, status_of(folder / name)) for name in names)
     return {name: _identity(facts, stable=stable) for name, facts in found if facts is not None}
 
 
 def status_of(path: Path) -> os.stat_result | None:
-    """Return the status of a name, links not followed; None where nothing has it."""
+    """Return the status of a path, links not followed; None if it does not exist."""
     try:
         return os.lstat(path)
     except FileNotFoundError:
@@ -118,14 +123,15 @@ def status_of(path: Path) -> os.stat_result | None:
 
 
 def is_journal(name: str) -> bool:
-    """Say whether a file of that name is a journal."""
+    """Return whether a file name is that of a journal."""
     return name.startswith(_PREFIX) and name.endswith(_SUFFIX)
 
 
 def pending_journals(folder: Path) -> list[Path]:
-    """Return the files of `folder` that an interrupted run left half published, sorted.
+    """Return the paths of files that an interrupted run left half published, sorted.
 
-    Empty for a folder that cannot be listed. Raises FormatError for a damaged journal.
+    They are the final paths in the journals of `folder`. Empty for a folder that cannot be listed.
+    Raises FormatError for a damaged journal.
     """
     if isinstance(folder, RemotePath):
         return []  # nothing is written there
@@ -137,10 +143,10 @@ def pending_journals(folder: Path) -> list[Path]:
 
 
 def complete_renames(folder: Path) -> None:
-    """Complete renames that a killed run left unfinished in `folder`, if there are any.
+    """Complete the renames that a killed run left unfinished in `folder`, if there are any.
 
-    What was completed is said, and a journal that is not ours is left alone, which is said too.
-    Raises OutputError if it cannot be completed, FormatError for a damaged journal.
+    A warning is announced for what was completed, and for a journal of somebody else, which is
+    left alone. Raises OutputError if it cannot be completed, FormatError for a damaged journal.
     """
     with as_output_error(folder, "cannot be listed"):
         names = _journals(folder)
@@ -160,14 +166,14 @@ def complete_renames(folder: Path) -> None:
 
 
 def clean_leftovers(folder: Path) -> None:
-    """Remove what ended runs left in a folder, but for what a journal still names."""
+    """Remove temporary files of ended runs in a folder, except those that a journal still names."""
     needed = reserved_names(folder)
     if needed is not None:
         remove_leftovers(folder, needed)
 
 
 def _doubt(lock: LockedFolder, journal: Journal) -> str:
-    """Return why a journal is not to be believed; "" where it is this user's and all fits."""
+    """Return why a journal is not to be trusted; "" if it is this user's and its files fit."""
     facts = status_of(lock.path / journal.name)
     if facts is None or not is_owned_by_user(facts):
         return "it is another user's"
@@ -182,12 +188,14 @@ def _doubt(lock: LockedFolder, journal: Journal) -> str:
 
 
 def _completed(folder: Path, journal: Journal) -> Note:
+    """Return the warning that an earlier run's renames were completed."""
     names = ", ".join(final for _, final in journal.moves)
     text = f"an earlier run was ended while it published here; completed: {names}"
     return Note("warning", str(folder), text, "completed_write")
 
 
 def _left(folder: Path, journal: Journal, why: str) -> Note:
+    """Return the warning that a journal was left alone, and `why`."""
     text = (
         f"is left alone, with the files it names: {why}; who wrote it can complete it, else check "
         "the files and remove it"
@@ -196,7 +204,10 @@ def _left(folder: Path, journal: Journal, why: str) -> Note:
 
 
 def reserved_names(folder: Path) -> set[str] | None:
-    """Return the temporary names that journals of `folder` still need; None if not known."""
+    """Return the temporary names that journals of `folder` still need.
+
+    None if the folder cannot be listed.
+    """
     names: set[str] = set()
     try:
         for name in _journals(folder):
@@ -259,6 +270,7 @@ def publish_set(
 
 
 def _replace_one(lock: LockedFolder, temporary: str, final: str) -> None:
+    """Rename one temporary file to its final name and sync the folder. Raises OutputError."""
     path = lock.path / final
     with as_output_error(path, "cannot be put in place"):
         os.replace(lock.path / temporary, path)
@@ -267,7 +279,10 @@ def _replace_one(lock: LockedFolder, temporary: str, final: str) -> None:
 
 
 def _back_up(folder: Path, finals: Sequence[str]) -> dict[str, str] | None:
-    """Keep every old file under a second name (hard link); None if hard links are not possible."""
+    """Give every old file a second name (hard link); return {final name: second name}.
+
+    None if the file system has no hard links. Raises OutputError for other errors.
+    """
     backups: dict[str, str] = {}
     try:
         for final in finals:
@@ -286,6 +301,11 @@ def _back_up(folder: Path, finals: Sequence[str]) -> dict[str, str] | None:
 def _roll_back(
     lock: LockedFolder, journal: Journal, backups: Mapping[str, str], cause: OSError
 ) -> None:
+    """Put the old files back and remove the new ones, through a second journal.
+
+    `backups` are {final name: second name}, `cause` the error of the rename. Raises OutputError if
+    that fails too.
+    """
     moves = [(backup, final) for final, backup in backups.items()]
     new = [final for _, final in journal.moves if final not in backups]
     # The backups are listed too: renaming one link over another of the same file keeps both.
@@ -302,6 +322,7 @@ def _roll_back(
 
 
 def _stuck(folder: Path, journal: Journal, error: OSError) -> OutputError:
+    """Return the OutputError of a set that is partly renamed: the next run has to complete it."""
     todo = "the next write into this folder completes it"
     if not sign(SCHEMA, b""):
         todo = "without a state folder (XDG_STATE_HOME) no run can complete it: rename them by hand"
@@ -314,7 +335,7 @@ def _stuck(folder: Path, journal: Journal, error: OSError) -> OutputError:
 
 
 def _commit(lock: LockedFolder, journal: Journal) -> None:
-    """Write the journal so that it is either whole and durable or not there (OSError)."""
+    """Write the journal so that it is either complete and synced or does not exist (OSError)."""
     draft = lock.path / temporary_name(journal.name)
     try:
         fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -333,7 +354,7 @@ def _commit(lock: LockedFolder, journal: Journal) -> None:
 
 
 def _apply(lock: LockedFolder, journal: Journal, *, again: bool) -> None:
-    """Do the journal's work; `again`: parts of it may be done already."""
+    """Do the journal's renames and removals; `again`: some of them may be done already."""
     for source, final in journal.moves:
         try:
             os.replace(lock.path / source, lock.path / final)
@@ -342,14 +363,14 @@ def _apply(lock: LockedFolder, journal: Journal, *, again: bool) -> None:
                 raise
     for name in journal.removes:
         if again and not journal.is_file(name, status_of(lock.path / name)):
-            continue  # gone, or another file by now
+            continue  # removed already, or another file now
         with suppress(FileNotFoundError):
             os.unlink(lock.path / name)
     lock.sync()
 
 
 def _finish(lock: LockedFolder, journal: Journal) -> None:
-    """Remove the journal; if a power cut brings it back, its work is repeated without harm."""
+    """Remove the journal; if a power cut brings it back, repeating its work does no harm."""
     with suppress(FileNotFoundError):
         os.unlink(lock.path / journal.name)
     with suppress(OSError):
@@ -357,11 +378,15 @@ def _finish(lock: LockedFolder, journal: Journal) -> None:
 
 
 def _journals(folder: Path) -> list[str]:
+    """Return the names of a folder's journals, sorted."""
     return sorted(name for name in os.listdir(folder) if is_journal(name))
 
 
 def _read(folder: Path, name: str) -> Journal:
-    """Read a journal; it is untrusted, so it may only name files inside its folder."""
+    """Return the journal in a file of `folder`; FormatError if it is none.
+
+    It is untrusted, so it may only name files inside its folder.
+    """
     path = folder / name
     try:
         fd = os.open(path, os.O_RDONLY | _NO_FOLLOW)
@@ -406,6 +431,7 @@ def parse_journal(value: Any, path: Path) -> Journal:
 
 
 def _is_plain(name: Any) -> bool:
+    """Return whether a value is a file name without a folder, and not "." or ".."."""
     return (
         isinstance(name, str)
         and name not in ("", ".", "..")

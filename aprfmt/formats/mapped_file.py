@@ -1,4 +1,4 @@
-"""Files mapped read-only, and stored tensors as views of them.
+"""Opens files mapped read-only; their stored tensors are views of the mapping.
 
 Only regular files are opened: a pipe or a device is refused before a byte is read. Mapped pages
 count as resident memory, so code that walks over a large tensor calls `drop` for parts it has read.
@@ -26,7 +26,10 @@ Buffer = bytes | bytearray | memoryview
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading; FormatError for anything else, without waiting on a pipe."""
+    """Return a descriptor of a regular file, open for reading; FormatError for anything else.
+
+    Opening never waits: a pipe or a device is refused.
+    """
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
     try:
         fd = os.open(path, flags)
@@ -42,7 +45,7 @@ def open_regular(path: Path) -> int:
 
 
 def open_bytes(path: Path) -> ByteSource:
-    """Open a file where it lies: mapped from this machine, or read by range from elsewhere.
+    """Return a file's bytes: mapped if it is on this machine, read by range from an address.
 
     Raises FormatError if it is not a regular file, RemoteError where an address does not answer.
     """
@@ -54,15 +57,16 @@ def open_bytes(path: Path) -> ByteSource:
 
 
 class _Map(mmap.mmap):
-    """A mapping that knows whose it is: `view.obj` of every view into it."""
+    """A memory mapping that knows its MappedFile; it is `view.obj` of every view into it."""
 
     owner: "weakref.ref[MappedFile]"
 
 
 def mapped_origin(view: memoryview) -> tuple[int, int] | None:
-    """Return the descriptor and the offset that a view of a mapped file reads; None for others.
+    """Return (descriptor, offset) of the bytes that a view of a mapped file shows.
 
-    With these two numbers the system can copy the bytes into another file by itself.
+    None for any other view. With these two numbers the system can copy the bytes into another file
+    without passing them through this process.
     """
     if not isinstance(view.obj, _Map) or not view.c_contiguous:
         return None
@@ -84,6 +88,7 @@ class MappedFile:
     _fd: int | None = None
 
     def __init__(self, path: Path) -> None:
+        """Map the file at `path`; FormatError if it is not a regular file."""
         self.path = path
         self._map: _Map | None = None
         fd = open_regular(path)
@@ -100,7 +105,10 @@ class MappedFile:
         _mapped.add(self)
 
     def descriptor(self) -> int | None:
-        """Return an open descriptor of the file; None where another lies at its path by now."""
+        """Return an open descriptor of the file; None if another file is at its path now.
+
+        The first call opens it; the MappedFile closes it. None for an empty file, too.
+        """
         with _opening:  # any thread may ask
             if self._fd is None and self._map is not None:
                 try:
@@ -114,7 +122,7 @@ class MappedFile:
             return self._fd
 
     def refuse_changed(self) -> None:
-        """Raise FormatError where another file lies at its path by now, or one of other bytes."""
+        """Raise FormatError if the file at the path is another one now, or its bytes changed."""
         try:
             same = not self.identity or file_identity(os.stat(self.path)) == self.identity
         except OSError:
@@ -126,19 +134,22 @@ class MappedFile:
             )
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return the bytes of every range [start, stop), in order."""
+        """Return a view of the bytes of every range [start, stop), in the order given."""
         return [self.view[start:stop] for start, stop in ranges]
 
     def expect(self, start: int, stop: int) -> None:
-        """Do nothing: the system reads ahead by itself."""
+        """Do nothing: the system reads mapped files ahead by itself."""
 
     def drop(self, start: int, stop: int) -> None:
-        """Release the pages of [start, stop); they are read again if needed."""
+        """Release the mapped pages of [start, stop); a later read loads them again."""
         if self._map is not None:
             release_pages(self._map, start, stop)
 
     def windows(self, start: int, stop: int, size: int = 8 << 20) -> Iterator[memoryview]:
-        """Yield the bytes of [start, stop) that are there; pages behind a window are dropped."""
+        """Yield views of at most `size` bytes that cover [start, stop), cut at the end of the file.
+
+        The pages of a window are released when the next one is asked for.
+        """
         stop = min(stop, self.size)
         for first in range(start, stop, size):
             last = min(first + size, stop)
@@ -146,7 +157,7 @@ class MappedFile:
             self.drop(first, last)
 
     def close(self) -> None:
-        """Unmap; views that callers still hold keep the mapping alive until they are gone."""
+        """Unmap the file; a view that a caller still has keeps the mapping alive."""
         fd, self._fd = self._fd, None
         if fd is not None:
             os.close(fd)
@@ -155,7 +166,7 @@ class MappedFile:
             try:
                 self._map.close()
             except BufferError:
-                pass  # a caller still holds a view: the file is unmapped with the last one
+                pass  # a caller still has a view: the file is unmapped with the last one
             self._map = None
 
 
@@ -164,9 +175,9 @@ _opening = threading.Lock()
 
 
 def truncated_files() -> list[tuple[Path, int, int]]:
-    """Return the files that are mapped and shorter by now: their size then, and now.
+    """Return (path, size when mapped, size now) of every mapped file that is shorter now.
 
-    One that another file has replaced is whole as long as it is mapped.
+    A file that was replaced by another one is not listed: its mapping still has all its bytes.
     """
     found = []
     for file in list(_mapped):
@@ -180,18 +191,18 @@ def truncated_files() -> list[tuple[Path, int, int]]:
 
 
 def truncation_line(path: Path, had: int, has: int) -> str:
-    """Return what is to be said of a file that is shorter by now."""
+    """Return the error message of a file that was cut from `had` to `has` bytes while mapped."""
     cut = f"was cut while it was read, from {had} to {has} bytes"
     return f"{path}: {cut}; start again when nothing writes it"
 
 
 def file_identity(facts: os.stat_result) -> str:
-    """Return what changes when a file's bytes do."""
+    """Return device, inode, size and time of change of a file as text; new bytes change it."""
     return f"{facts.st_dev}:{facts.st_ino}:{facts.st_size}:{facts.st_mtime_ns}"
 
 
 def _place(identity: str) -> list[str]:
-    """Return what stays of an identity while a file's bytes change: device and inode."""
+    """Return [device, inode] of an identity, which stay when the file's bytes change."""
     return identity.split(":")[:2]
 
 
@@ -199,6 +210,7 @@ class BufferFile(MappedFile):
     """A file's bytes in memory, used in place of a MappedFile."""
 
     def __init__(self, buffer: Buffer, path: Path) -> None:
+        """Take `buffer` as the bytes of a file; `path` is only for messages."""
         self.path = path
         self._map = None
         self.view = memoryview(buffer).toreadonly().cast("B")
@@ -219,7 +231,7 @@ class StoredTensor(LazyTensor):
 
     @property
     def path(self) -> Path:
-        """The file (shard) that holds the bytes."""
+        """The file (shard) that has the bytes."""
         return self._file.path
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
@@ -236,65 +248,70 @@ class StoredTensor(LazyTensor):
             ) from None
 
     def lies(self, start: int = 0) -> tuple[ByteSource, int] | None:
-        """Return the file, and where byte `start` lies in it."""
+        """Return (file, offset of the tensor's byte `start` in it)."""
         return self._file, self.info.offset + start
 
     def expect(self, start: int = 0, stop: int | None = None) -> None:
-        """Say that stored bytes [start, stop) will be read soon."""
+        """Announce that stored bytes [start, stop) will be read soon: they may be prefetched."""
         base = self.info.offset
         self._file.expect(base + start, base + (self.info.nbytes if stop is None else stop))
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Release the mapped pages of stored bytes [start, stop)."""
+        """Release the mapped pages of stored bytes [start, stop); a later read loads them again."""
         base = self.info.offset
         stop = self.info.nbytes if stop is None else stop
         self._file.drop(base + start, base + stop)
 
 
 def in_mapped_file(tensor: LazyTensor) -> bool:
-    """Say whether its bytes, or those it is made of, lie in mapped files: any thread reads them."""
+    """Return whether all bytes of a tensor are in mapped files, which any thread may read.
+
+    A tensor computed from others, or packed as several, is judged by those.
+    """
     beneath = (*tensor.made_of, *tensor.parts.values())
     if beneath:
         return all(map(in_mapped_file, beneath))
-    lies = None if tensor.spoilt else tensor.held.lies()
-    return lies is not None and isinstance(lies[0], MappedFile)
+    place = None if tensor.spoilt else tensor.held.lies()
+    return place is not None and isinstance(place[0], MappedFile)
 
 
 class DamagedTensor(StoredTensor):
-    """A tensor whose offset, size or shape cannot be trusted."""
+    """A tensor whose offset, size or shape cannot be trusted: reading it raises."""
 
     __slots__ = ("_error",)
 
     spoilt = True
 
     def __init__(self, file: ByteSource, info: TensorInfo, error: FormatError) -> None:
+        """Take the error that reading the tensor raises."""
         super().__init__(file, info)
         self._error = error
 
     @property
     def damage(self) -> str:
-        """What is wrong with it."""
+        """The error message that says what is wrong with the tensor."""
         return str(self._error)
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Raise what is wrong with it."""
+        """Raise the error that says what is wrong with the tensor."""
         raise type(self._error)(str(self._error))
 
     def expect(self, start: int = 0, stop: int | None = None) -> None:
-        """Do nothing: reading it raises."""
+        """Do nothing: reading this tensor raises."""
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Do nothing: there is nothing to release."""
+        """Do nothing: this tensor has no pages that could have been read."""
 
 
 class CutTensor(DamagedTensor):
-    """A tensor of a truncated file that ends beyond it."""
+    """A tensor whose bytes end beyond the end of a truncated file: reading it raises."""
 
     __slots__ = ()
 
     spoilt = False
 
     def __init__(self, file: ByteSource, info: TensorInfo) -> None:
+        """Take the TruncatedError that reading the tensor will raise: bytes needed, bytes there."""
         text = (
             f"{file.path}: tensor {shorten(info.name, 100)!r} needs bytes {info.offset}.."
             f"{info.offset + info.nbytes}, the file has {file.size}; get the file again"
@@ -308,7 +325,11 @@ def stored_tensor(
     broken: Mapping[str, FormatError] = MappingProxyType({}),
     whole: type[StoredTensor] = StoredTensor,
 ) -> StoredTensor:
-    """Return a tensor of a file; if it is in `broken` or cut, reading it raises."""
+    """Return the lazy tensor of `info` in `file`: a `whole` one, or one whose reading raises.
+
+    A DamagedTensor if its name is in `broken` (tensor name to error), a CutTensor if it ends beyond
+    the file.
+    """
     if info.name in broken:
         return DamagedTensor(file, info, broken[info.name])
     there = info.offset + info.nbytes <= file.size or not info.nbytes
@@ -321,24 +342,24 @@ ShardT = TypeVar("ShardT", bound="Shard[Any]")
 
 @dataclass(frozen=True, slots=True)
 class Shard(Generic[ParsedT]):
-    """One open file and its structure."""
+    """One open file of a model, with its parsed structure."""
 
     file: ByteSource
     parsed: ParsedT
 
     @property
     def data(self) -> ByteSource:
-        """What the tensors' offsets count in."""
+        """The bytes in which the tensors' offsets count: the file itself."""
         return self.file
 
     @property
     def whole(self) -> type[StoredTensor]:
-        """What a tensor is that nothing is wrong with."""
+        """The class of an undamaged tensor of this file."""
         return StoredTensor
 
     @property
     def tensors(self) -> dict[str, LazyTensor]:
-        """The tensors, in the file's order."""
+        """{tensor name: lazy tensor}, in the file's order; damaged and cut ones raise when read."""
         data, broken, whole = self.data, self.parsed.faults.broken, self.whole
         infos = self.parsed.infos
         end = max((info.offset + info.nbytes for info in infos.values()), default=0)
@@ -348,9 +369,10 @@ class Shard(Generic[ParsedT]):
 
 
 class MappedSource(Generic[ShardT]):
-    """Open files as one model: what every source says of them; closing unmaps them all."""
+    """Base of an open model of one or more files: paths, notes, damage and closing."""
 
     def __init__(self, path: Path, shards: Sequence[ShardT], notes: Sequence[Note] = ()) -> None:
+        """Take the open shards; `notes` are those on the set, which come before the shards' own."""
         self.path = path
         self.shards = tuple(shards)
         self.files: tuple[Path, ...] = tuple(shard.file.path for shard in shards)
@@ -359,7 +381,7 @@ class MappedSource(Generic[ShardT]):
         self.damage: Sequence[Damage] = [d for shard in shards for d in shard.parsed.faults.damage]
 
     def close(self) -> None:
-        """Unmap all files; lazy values and raw views end here."""
+        """Unmap all files; lazy values and raw views are invalid from then on."""
         for shard in self.shards:
             shard.file.close()
 
@@ -371,13 +393,14 @@ class MappedSource(Generic[ShardT]):
 
 
 class MemoryTensor(LazyTensor):
-    """A tensor held in memory: computed ones, and for tests."""
+    """A tensor whose bytes are in memory: computed ones, and tensors of tests."""
 
     __slots__ = ("_data", "info")
 
     info: TensorInfo
 
     def __init__(self, info: TensorInfo, data: bytes | bytearray | memoryview) -> None:
+        """Take the bytes of a tensor; ValueError unless there are as many as its info says."""
         view = memoryview(data).cast("B")
         if len(view) != info.nbytes:
             raise ValueError(f"{info.name}: {len(view)} bytes given, its info says {info.nbytes}")
@@ -389,4 +412,4 @@ class MemoryTensor(LazyTensor):
         return self._data[start:stop]
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Do nothing: the bytes are ours."""
+        """Do nothing: the bytes are not mapped pages."""

@@ -1,7 +1,7 @@
-"""What is found and done in a folder before something is written there, said to the user.
+"""Passes notices about a folder (leftovers, completed writes) from writers to the user.
 
-The writer of a file has no report of its own: who shows things, as the command line does, calls
-`set_listener`. Without a listener it is a warning of Python's.
+The writer of a file has no report of its own. A program that shows notices, as the command line
+does, calls `set_listener`. Without a listener a notice is a Python warning.
 """
 
 import warnings
@@ -13,12 +13,12 @@ _listeners: list[Callable[[Note], None]] = []
 
 
 def set_listener(show: Callable[[Note], None]) -> None:
-    """Have `show` called with every notice from now on, in place of who listened before."""
+    """Have `show` called with every notice from now on; it replaces the listener before."""
     _listeners[:] = [show]
 
 
 def announce(note: Note) -> None:
-    """Pass a notice on to the listener."""
+    """Pass a notice to the listener, or warn if there is none."""
     if _listeners:
         _listeners[0](note)
     else:

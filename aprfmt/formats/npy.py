@@ -1,4 +1,4 @@
-"""NumPy's own file of one array, as commands write it."""
+"""Writes one array to NumPy's own file format (.npy)."""
 
 import io
 from pathlib import Path
@@ -10,7 +10,7 @@ from aprfmt.formats.atomic import FileSet
 
 
 def write_npy(path: Path, values: NDArray[np.generic], force: bool) -> None:
-    """Publish an array as .npy; OutputError where the file is there already, unless `force`."""
+    """Write an array to a .npy file; OutputError if the file exists, unless `force`."""
     buffer = io.BytesIO()
     np.save(buffer, values, allow_pickle=False)
     with FileSet(force=force) as files:

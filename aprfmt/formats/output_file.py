@@ -31,10 +31,10 @@ _CANNOT = frozenset((errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, 
 
 
 def take_mode(fd: int, old: os.stat_result) -> None:
-    """Give an open file the permissions of the file it replaces, to the same group, or to none.
+    """Give an open file the permissions and group of the file that it replaces.
 
-    Set-id bits are not given. A file of another group than the old one's, which only its members
-    and root can change, has that group's bits no wider than everybody's.
+    Set-id bits are not given. If the group cannot be set, the group's bits are no wider than
+    everybody's, as other people are in it.
     """
     if not hasattr(os, "fchmod"):
         return
@@ -50,13 +50,15 @@ def take_mode(fd: int, old: os.stat_result) -> None:
 class OutputFile:
     """Sequential writer of one file of a set; made by `FileSet.create`.
 
-    `path` is the requested name, `final` the same with links resolved, `temporary` what is written.
-    `identity`, of the closed file, changes when its bytes do.
+    `path` is the requested name, `final` the same with links resolved, `temporary` the file that is
+    written. `identity`, of the closed file, changes when its bytes do. `existed`: it replaces a
+    file.
     """
 
     identity = ""
 
     def __init__(self, path: Path, temporary: Path, final: Path) -> None:
+        """Take the file's paths; `open` creates it."""
         self.path = path
         self.temporary = temporary
         self.final = final
@@ -72,7 +74,10 @@ class OutputFile:
         self._turn = nullcontext() if hasattr(os, "pwrite") else threading.Lock()
 
     def open(self, old: os.stat_result | None) -> None:
-        """Make the temporary file with the mode of the `old` file, or the default mode."""
+        """Create the temporary file with the mode of the `old` file, or the default mode.
+
+        `old` is the status of the file to be replaced, or None. Sets `existed`.
+        """
         self.existed = old is not None
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
         # Never more than the old file allows: who opens it now could read what is written later.
@@ -83,7 +88,7 @@ class OutputFile:
 
     @property
     def is_open(self) -> bool:
-        """Whether the temporary file is open, so that it is one that this run made."""
+        """Whether the temporary file is open, which means that this run created it."""
         return self._fd is not None
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
@@ -107,7 +112,7 @@ class OutputFile:
             self._send(view)
 
     def patch(self, offset: int, data: bytes | bytearray | memoryview) -> None:
-        """Write over bytes that were written already; the end stays where it is."""
+        """Overwrite bytes that were written already; the position at the end does not change."""
         if self._fd is None:
             raise ValueError(f"{self.path}: is closed")
         view = memoryview(data).cast("B")
@@ -118,7 +123,7 @@ class OutputFile:
             write_at(self._fd, view, offset)
 
     def skip(self, nbytes: int) -> int:
-        """Go on behind `nbytes` that are written later; return where these begin."""
+        """Move past `nbytes` that will be written later; return the offset at which they begin."""
         if self._fd is None:
             raise ValueError(f"{self.path}: is closed")
         self._flush()
@@ -129,37 +134,37 @@ class OutputFile:
         return start
 
     def leave(self, nbytes: int) -> "OutputRoom":
-        """Go on behind room that others fill, any number of threads."""
+        """Move past `nbytes` that other threads will fill; return their place."""
         return OutputRoom(self, self.skip(nbytes), nbytes)
 
     def place(self, offset: int, data: memoryview) -> None:
-        """Write bytes where room was left; several threads may, each its own."""
+        """Write bytes at an offset that was reserved; several threads may, each its own bytes."""
         if self._fd is None:
             raise ValueError(f"{self.path}: is closed")
         if data:
             self._send(data, offset)
 
     def passes(self, nbytes: int, crc: int) -> bool:
-        """Say whether the next bytes lie here already; in a new file nothing does."""
+        """Return False: a new file has no bytes of an earlier run (ResumableFile may have)."""
         return False
 
     def tell(self) -> int:
-        """Return how many bytes were written."""
+        """Return the offset of the next byte, which is the count of those written or skipped."""
         return self._written
 
     def flush(self) -> None:
-        """Hand everything to the system, so that another descriptor reads it."""
+        """Hand the buffer to the system, so that another descriptor reads the bytes."""
         self._flush()
 
     def sync(self) -> None:
-        """Have the disk hold what was written so far; what follows may still change it."""
+        """Sync to disk what was written so far; later calls may still change it."""
         if self._fd is not None and not self._failed:
             self._flush()
             with self._errors("cannot be synced"):
                 os.fsync(self._fd)
 
     def close(self) -> None:
-        """Sync and close the file; needed only to limit the number of open files."""
+        """Sync and close the file, and set `identity`. OutputError if an earlier write failed."""
         if self._failed:
             raise OutputError(f"{self.path}: an earlier write failed; the file is not published")
         if self._fd is not None:
@@ -180,12 +185,13 @@ class OutputFile:
                 os.close(fd)
 
     def _flush(self) -> None:
+        """Send the buffered bytes to the system and empty the buffer."""
         if self._buffer:
             buffer, self._buffer = self._buffer, bytearray()
             self._send(memoryview(buffer))
 
     def _send(self, view: memoryview, offset: int | None = None) -> None:
-        """Write at the end, or at an offset, which leaves the end where it is."""
+        """Write bytes at the end, or at `offset`, which does not move the end."""
         assert self._fd is not None
         with self._errors("cannot be written"):
             while view:
@@ -197,6 +203,10 @@ class OutputFile:
                     self._unsynced = 0
 
     def _write(self, view: memoryview, offset: int | None) -> int:
+        """Write at the end or at `offset` with one system call; return how many bytes it took.
+
+        FormatError if the bytes are those of a mapped file that was truncated meanwhile.
+        """
         assert self._fd is not None
         try:
             with self._turn:
@@ -212,13 +222,16 @@ class OutputFile:
             raise FormatError(truncation_line(path, had, has)) from error
 
     def _copied(self, view: memoryview, offset: int | None) -> int:
-        """Have the system copy the first bytes of a mapped file's; return how many it did."""
-        lies = mapped_origin(view) if self._in_system and len(view) >= _IN_SYSTEM else None
-        if lies is None or self._fd is None:
+        """Have the system copy the first bytes of a mapped file; return how many it copied.
+
+        0 if the bytes are not mapped, are few, or the system cannot copy them.
+        """
+        origin = mapped_origin(view) if self._in_system and len(view) >= _IN_SYSTEM else None
+        if origin is None or self._fd is None:
             return 0
         size = min(len(view), _WINDOW)
         try:
-            return os.copy_file_range(lies[0], self._fd, size, lies[1], offset)
+            return os.copy_file_range(origin[0], self._fd, size, origin[1], offset)
         except OSError as error:
             if error.errno not in _CANNOT:
                 raise
@@ -227,6 +240,7 @@ class OutputFile:
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
+        """Turn system errors in the block into OutputError, and mark the file as failed."""
         try:
             with as_output_error(self.path, what):
                 yield
@@ -237,9 +251,9 @@ class OutputFile:
 
 @dataclass(frozen=True, slots=True)
 class OutputRoom:
-    """Bytes of an output from `start` on that any thread writes, each its own of them.
+    """Reserved bytes of an output file, `nbytes` from `start` on, that any thread may write.
 
-    Errors are those of `OutputFile.write`.
+    Threads may write at the same time, each its own bytes. Errors are those of `OutputFile.write`.
     """
 
     file: OutputFile
@@ -247,7 +261,7 @@ class OutputRoom:
     nbytes: int
 
     def put(self, offset: int, data: bytes | memoryview) -> None:
-        """Write a contiguous buffer at an offset of the room."""
+        """Write a buffer at an offset of the reserved range; ConversionError beyond it."""
         view = memoryview(data).cast("B") if memoryview(data).nbytes else memoryview(b"")
         if not 0 <= offset <= offset + len(view) <= self.nbytes:
             raise ConversionError(

@@ -1,7 +1,7 @@
-"""Reading and writing at an offset of an open file, also where the system has no pread and pwrite.
+"""Reads and writes at an offset of an open file, also on systems without pread and pwrite.
 
 Windows has neither. There the file position is moved and put back, which is not safe for two
-threads on one descriptor: who shares one takes turns (`output_file.OutputFile`).
+threads on one descriptor: threads that share one take turns (`output_file.OutputFile`).
 """
 
 import os
@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 
 def read_at(fd: int, size: int, offset: int) -> bytes:
-    """Return up to `size` bytes from byte `offset`; the file position stays where it is.
+    """Return up to `size` bytes from byte `offset`; the file position does not change.
 
-    Fewer bytes come back only where the file ends. Raises OSError.
+    Fewer bytes are returned only where the file ends. Raises OSError.
     """
     pieces = []
     while size > 0:
@@ -25,7 +25,7 @@ def read_at(fd: int, size: int, offset: int) -> bytes:
 
 
 def write_at(fd: int, data: memoryview, offset: int) -> None:
-    """Write all of `data` (a view of bytes) at byte `offset`; the file position stays.
+    """Write all of `data` (a view of bytes) at byte `offset`; the file position does not change.
 
     Raises OSError.
     """
@@ -35,6 +35,7 @@ def write_at(fd: int, data: memoryview, offset: int) -> None:
 
 
 def _pread(fd: int, size: int, offset: int) -> bytes:
+    """Return up to `size` bytes from byte `offset`, with one read."""
     if hasattr(os, "pread"):
         return os.pread(fd, size, offset)
     with _moved(fd, offset):
@@ -42,6 +43,7 @@ def _pread(fd: int, size: int, offset: int) -> bytes:
 
 
 def _pwrite(fd: int, data: memoryview, offset: int) -> int:
+    """Write at byte `offset` with one call; return how many bytes were written."""
     if hasattr(os, "pwrite"):
         return os.pwrite(fd, data, offset)
     with _moved(fd, offset):
@@ -50,7 +52,7 @@ def _pwrite(fd: int, data: memoryview, offset: int) -> int:
 
 @contextmanager
 def _moved(fd: int, offset: int) -> Iterator[None]:
-    """Set the file position to `offset`, and restore it afterwards."""
+    """Set the file position to `offset` in the block, and restore it afterwards."""
     before = os.lseek(fd, 0, os.SEEK_CUR)
     try:
         os.lseek(fd, offset, os.SEEK_SET)

@@ -1,17 +1,19 @@
-"""Outputs that a stopped run leaves, and a later run continues.
+"""Output files that a stopped run leaves behind, and a later run completes.
 
-The files grow in the hidden folder `.NAME.aprfmt-resume` beside the output, under their final
-names; the journal `.NAME.aprfmt-resume.jsonl` says what they are and which tensors are whole:
+The files grow in the hidden folder `.NAME.aprfmt-resume` in the output's folder, under their
+final names. The journal `.NAME.aprfmt-resume.jsonl` says what they are and which tensors are
+complete:
 
     {"schema": "aprfmt.resume/1", "sources": {name: identity}, "plan": digest, "run": random}
     {"tensor": name, "crc": CRC-32, "counts": [changed, overflowed, underflowed]}
     {"moves": [[temporary name or "", final name, identity], ...]}
 
-Each line ends with its "signature" by this user's key, and a journal with another line is refused:
-whoever plants one could choose bytes of any CRC-32. A tensor is kept only where the bytes that lie
-there have its checksum, and everything is verified before it is published.
-A line that a kill cut short is no line. `moves` are written before the files are put in place, so
-that a run that was killed there is told from one that was not.
+Each line ends with its "signature" by this user's key, and a journal with another line is
+refused: whoever plants one could choose bytes of any CRC-32. A tensor is kept only where the
+bytes in the file have its checksum, and everything is verified before it is published.
+
+A line that a kill cut short is no line. `moves` are written before the files are put in place,
+so that a run that was killed while doing so is told from one that was not.
 """
 
 import os
@@ -49,7 +51,10 @@ _NO_FOLLOW = getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_CLOEXEC", 0) | getatt
 
 @dataclass(frozen=True)
 class FinishedTensor:
-    """A tensor that an earlier run wrote: its CRC-32, and how many values changed in it."""
+    """A tensor that an earlier run wrote: its CRC-32, and how many values changed in it.
+
+    `counts` are (changed, overflowed, underflowed).
+    """
 
     crc: int
     counts: tuple[int, int, int]
@@ -57,7 +62,7 @@ class FinishedTensor:
 
 @dataclass(frozen=True)
 class EarlierRun:
-    """What an earlier run says of itself: its sources, its plan, its tensors, its last moves."""
+    """The journal of an earlier run: its sources, its plan, its tensors, its last moves."""
 
     sources: Mapping[str, str]
     plan: str
@@ -68,13 +73,16 @@ class EarlierRun:
 
 
 def staging_folder(output: Path) -> Path:
-    """Return the hidden folder in which an output grows that may be continued."""
+    """Return the hidden folder in which a resumable output is written."""
     final = Path(os.path.realpath(output))
     return final.parent / f".{final.name}{SUFFIX}"
 
 
 def parse_earlier_run(data: bytes, where: str) -> EarlierRun | None:
-    """Return what a journal says; None where it has no whole first line. Raises FormatError."""
+    """Return the parsed journal of an earlier run; None if it has no complete first line.
+
+    Raises FormatError for lines that are not those of a journal. `where` begins the messages.
+    """
     lines = data.split(b"\n")[:-1]
     if not lines:
         return None
@@ -88,6 +96,7 @@ def parse_earlier_run(data: bytes, where: str) -> EarlierRun | None:
             f"{where}: its first line is not that of a journal of {SCHEMA}; remove it, and begin "
             "anew"
         )
+    # Further lines are finished tensors, and the moves before publishing.
     tensors: dict[str, FinishedTensor] = {}
     moves: list[tuple[str, str, str]] = []
     for line in lines[1:]:
@@ -102,7 +111,7 @@ def parse_earlier_run(data: bytes, where: str) -> EarlierRun | None:
 
 
 def _line(line: bytes, where: str) -> tuple[dict[str, Any], object]:
-    """Return a line's object, and its signature."""
+    """Return (the JSON object of a line without its signature, the signature or "")."""
     try:
         value = bounded_json.loads(line, where, max_bytes=_MAX_LINE, surrogates=True)
     except FormatError as error:
@@ -113,14 +122,17 @@ def _line(line: bytes, where: str) -> tuple[dict[str, Any], object]:
 
 
 def _payload(value: Mapping[str, Any], run: str) -> bytes:
+    """Return the bytes of a journal line that its signature covers: run and value as JSON."""
     return bounded_json.dumps([run, value]).encode("utf-8", "surrogateescape")
 
 
 def _texts(value: object) -> bool:
+    """Return whether a value is a dict whose values are all texts."""
     return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
 def _kept(value: Mapping[str, Any], where: str) -> tuple[str, FinishedTensor]:
+    """Return (tensor name, FinishedTensor) of a journal line; FormatError if it is not of one."""
     name, crc, counts = value.get("tensor"), value.get("crc"), value.get("counts")
     if not (
         isinstance(name, str)
@@ -134,6 +146,10 @@ def _kept(value: Mapping[str, Any], where: str) -> tuple[str, FinishedTensor]:
 
 
 def _moves(value: object, where: str) -> list[tuple[str, str, str]]:
+    """Return [(temporary name or "", final name, identity)] of a journal's moves.
+
+    Raises FormatError unless all names are plain file names.
+    """
     found = []
     for each in value if isinstance(value, list) else [None]:
         if (
@@ -149,18 +165,24 @@ def _moves(value: object, where: str) -> list[tuple[str, str, str]]:
 
 
 def _all_text(values: Sequence[object]) -> bool:
+    """Return whether all values are texts."""
     return all(isinstance(value, str) for value in values)
 
 
 def _plain(name: str) -> bool:
+    """Return whether a name is a file name without a folder, and not "." or ".."."""
     return name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
 
 
 class ResumableFile(OutputFile):
-    """A file that may lie there already, whole or in part; what is written again is the same."""
+    """An output file that may exist, whole or in part; a second run writes the same bytes."""
 
     def open(self, old: os.stat_result | None) -> None:
-        """Open the file as it lies there, or make it."""
+        """Open the staged file of an earlier run, or create it, with the mode of `old`.
+
+        `old` is the file that the output replaces, or None. Sets `existed` to whether there is one.
+        Raises OutputError for anything but a regular file of this user with one link.
+        """
         self.existed = old is not None
         mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
         self._fd = _open_inside(self.temporary, os.O_RDWR | os.O_CREAT | _NO_FOLLOW, mode)
@@ -173,7 +195,10 @@ class ResumableFile(OutputFile):
             take_mode(self._fd, old)
 
     def passes(self, nbytes: int, crc: int) -> bool:
-        """Go on behind the next bytes, if they are those of a CRC-32; say whether."""
+        """Move past the next `nbytes` if they have the CRC-32 `crc`; return whether they have.
+
+        False, and nothing moved, if the file is too short or its bytes are others.
+        """
         assert self._fd is not None
         self._flush()
         with self._errors("cannot be continued"):
@@ -191,14 +216,14 @@ class ResumableFile(OutputFile):
         return True
 
     def abandon(self) -> None:
-        """Close the file; what was given to it is written, as far as the system lets it."""
+        """Close the file and leave it on disk, flushed as far as the system can."""
         if self._fd is not None and not self._failed:
             with suppress(OutputError):
                 self._flush()
         super().abandon()
 
     def close(self) -> None:
-        """Cut off what an earlier run had behind the end; sync and close."""
+        """Cut off what an earlier run had after the end; sync and close the file."""
         if self._fd is not None and not self._failed:
             self._flush()
             with self._errors("cannot be written"):
@@ -207,7 +232,10 @@ class ResumableFile(OutputFile):
 
 
 def _open_inside(path: Path, flags: int, mode: int) -> int:
-    """Open a file of a folder that is no link, whatever comes in its place meanwhile."""
+    """Return a descriptor of a file opened in its folder, never through a symbolic link.
+
+    The folder is opened first, so that exchanging it for a link meanwhile has no effect.
+    """
     directory = getattr(os, "O_DIRECTORY", None)
     if directory is None or os.open not in os.supports_dir_fd:
         return os.open(path, flags, mode)
@@ -219,7 +247,7 @@ def _open_inside(path: Path, flags: int, mode: int) -> int:
 
 
 class ResumableFileSet(FileSet):
-    """A set of files that stays where it is when it is not published, to be continued.
+    """A set of output files that stays on disk if it is not published, for a later run to complete.
 
     `begin` comes before the first file, `finish` after what was verified has been published.
     """
@@ -232,6 +260,7 @@ class ResumableFileSet(FileSet):
         folder: Path | None = None,
         ours: Callable[[str], bool] = lambda name: False,
     ) -> None:
+        """Prepare the output `output`; the other arguments are those of FileSet."""
         super().__init__(force=force, folder=folder, ours=ours)
         self.output = output
         self.hidden = staging_folder(output)
@@ -247,8 +276,8 @@ class ResumableFileSet(FileSet):
     def begin(self, sources: Mapping[str, str], plan: str) -> None:
         """Lock the journal and read it; OutputError where it is that of another conversion.
 
-        `sources` are the files read, by name, with what changes when they do; `plan` is the digest
-        of everything else that decides about the bytes.
+        `sources` are the files read: name to identity, which changes when their bytes do. `plan` is
+        the digest of everything else that decides about the output's bytes.
         """
         parent = self.hidden.parent
         if is_address(self.output):
@@ -257,6 +286,7 @@ class ResumableFileSet(FileSet):
             raise OutputError(f"{self.output}: there is no folder {parent}; make it first")
         if not sign(SCHEMA, b""):
             raise OutputError(f"{self.output}: --resume: {NO_KEY}; leave --resume out")
+        # The journal is the lock: it is opened, locked, then read.
         with as_output_error(self.output, "cannot be continued"):
             log = self._open_journal(os.O_CREAT)
             try:
@@ -268,7 +298,11 @@ class ResumableFileSet(FileSet):
                 raise
 
     def _enter(self, begun: EarlierRun | None, sources: Mapping[str, str], plan: str) -> None:
-        """Take over what an earlier run left, or begin the journal."""
+        """Take over what the journal `begun` says; None: write a new journal's first line.
+
+        Sets `published` and `tensors`. Raises OutputError if the journal is unsigned or of another
+        conversion.
+        """
         if begun is None:
             remove(self.hidden)
             self._add({"schema": SCHEMA, "sources": dict(sources), "plan": plan, "run": self._run})
@@ -285,18 +319,18 @@ class ResumableFileSet(FileSet):
         self.tensors, self._worth = begun.tensors, True
 
     def done(self, name: str, kept: FinishedTensor) -> None:
-        """Note that a tensor is written."""
+        """Add a line to the journal that says that a tensor is written completely."""
         self._worth = True
         self._add({"tensor": name, "crc": kept.crc, "counts": kept.counts})
 
     def reject(self) -> None:
-        """Have what is staged removed, not continued: it is not what it ought to be."""
+        """Have `discard` remove the staged files: their bytes are not what they ought to be."""
         self._worth = False
 
     def finish(self) -> None:
-        """Remove the journal: everything is in place and right.
+        """Remove the journal and the hidden folder: everything is in place and verified.
 
-        It is locked again for that, and left where another run has it by now.
+        The journal is locked again for that, and left where another run has it by now.
         """
         self.discard()
         with suppress(OSError, AprfmtError):
@@ -310,7 +344,7 @@ class ResumableFileSet(FileSet):
                 os.close(log)
 
     def publish(self) -> None:
-        """Put everything in place, unless an earlier run did."""
+        """Move all files to their final places, unless an earlier run did."""
         if self.published:
             self._files = []
             return
@@ -318,7 +352,7 @@ class ResumableFileSet(FileSet):
         self.published = True
 
     def discard(self) -> None:
-        """Close everything; what can be continued stays, anything else is removed."""
+        """Close all files; keep the journal and the folder if a later run can use them."""
         with delay_signals():
             for file in self._files:
                 file.abandon()
@@ -333,19 +367,27 @@ class ResumableFileSet(FileSet):
             super().discard()
 
     def _new(self, path: Path, temporary: Path, final: Path) -> OutputFile:
+        """Return a new ResumableFile."""
         return ResumableFile(path, temporary, final)
 
     def _beside(self, path: Path) -> tuple[Path, os.stat_result | None]:
+        """Return what the base class does, after the hidden folder was made."""
         found = super()._beside(path)
         self._make_hidden()
         return found
 
     def _stage(self, target: Path, old: os.stat_result | None) -> None:
+        """Make the hidden folder the staging folder, with the mode of the replaced folder.
+
+        `old` is the status of that folder, or None. `target` is not used: the hidden folder is
+        fixed.
+        """
         self._make_hidden()
         if old is not None:
             os.chmod(self.hidden, stat.S_IMODE(old.st_mode))
 
     def _prepare_folder(self, folder: Path) -> None:
+        """Prepare the output folder; OutputError where nothing can be staged."""
         super()._prepare_folder(folder)
         if self._staging is None:
             raise OutputError(
@@ -354,6 +396,7 @@ class ResumableFileSet(FileSet):
             )
 
     def _make_hidden(self) -> None:
+        """Make the hidden folder if missing and stage in it; OutputError if it is not ours."""
         with suppress(FileExistsError):
             os.mkdir(self.hidden)
         facts = os.lstat(self.hidden)
@@ -362,6 +405,10 @@ class ResumableFileSet(FileSet):
         self._staging = self.hidden
 
     def _swap(self, staging: Path, target: Path) -> bool:
+        """Exchange the staged folder for the output folder; return whether that was possible.
+
+        Before that, files of other runs are removed and the moves are written to the journal.
+        """
         if self._folder is None:
             return False
         self._drop_others(staging)
@@ -371,6 +418,7 @@ class ResumableFileSet(FileSet):
         return super()._swap(staging, target)
 
     def _bring(self, target: Path, names: Sequence[str]) -> None:
+        """Write the moves to the journal, then move the staged files into `target`."""
         pairs = zip(names, self._files, strict=True)
         self._add(
             {"moves": [[name, file.final.name, _identity(file.temporary)] for name, file in pairs]}
@@ -378,23 +426,27 @@ class ResumableFileSet(FileSet):
         super()._bring(target, names)
 
     def _drop_others(self, staging: Path) -> None:
-        """Remove what an earlier run of another shape left, so that it is not published."""
+        """Remove staged files that are no output of this run, so that they are not published."""
         names = {file.final.name for file in self._files}
         for name in os.listdir(staging):
             if name not in names:
                 remove(staging / name)
 
     def _settle(self, moves: Sequence[tuple[str, str, str]]) -> bool:
-        """Say whether an earlier run put its files in place; take back those it only began with."""
+        """Return whether an earlier run put all its files in place.
+
+        If it moved only some, those that still have temporary names go back to the hidden folder.
+        """
         if moves and all(_identity(self._home / final) == found for _, final, found in moves):
             return True
         for temporary, final, found in moves:
-            lying = self._home / temporary
-            if temporary and _identity(lying) == found and self.hidden.is_dir():
-                os.rename(lying, self.hidden / final)
+            staged = self._home / temporary
+            if temporary and _identity(staged) == found and self.hidden.is_dir():
+                os.rename(staged, self.hidden / final)
         return False
 
     def _compare(self, begun: EarlierRun, sources: Mapping[str, str], plan: str) -> None:
+        """Raise OutputError if the earlier run had other sources or another plan."""
         changed = [
             name
             for name in {**begun.sources, **sources}
@@ -420,6 +472,7 @@ class ResumableFileSet(FileSet):
         return log
 
     def _lock(self, log: int) -> None:
+        """Lock the journal; OutputError if another run has it; nothing without file locks."""
         try:
             import fcntl
 
@@ -434,6 +487,7 @@ class ResumableFileSet(FileSet):
             return  # a file system without locks
 
     def _read(self, log: int) -> EarlierRun | None:
+        """Return the parsed journal, None if it is empty; cuts off a half-written line."""
         facts = os.fstat(log)
         if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MAX_JOURNAL:
             raise FormatError(f"{self._journal}: is no journal; remove it")
@@ -444,6 +498,7 @@ class ResumableFileSet(FileSet):
         return parse_earlier_run(data, str(self._journal))
 
     def _add(self, value: Mapping[str, Any]) -> None:
+        """Append a signed line to the journal; nothing without an open journal."""
         if self._log is None:
             return
         value = {**value, "signature": sign(SCHEMA, _payload(value, self._run))}
@@ -454,7 +509,10 @@ class ResumableFileSet(FileSet):
 
 
 def _identity(path: Path) -> str:
-    """Return what identifies a file even after it was renamed; "" if the system has nothing."""
+    """Return device, inode, size and time of change of a file, "" if there is none.
+
+    Renaming the file does not change it.
+    """
     try:
         facts = os.lstat(path)
     except OSError:

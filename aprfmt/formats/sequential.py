@@ -1,4 +1,4 @@
-"""Files written from start to end by a program: literal bytes, room for tensors, a checksum.
+"""Writes model files from start to end by a program: literal bytes, tensor slots, a checksum.
 
 A format for which the plan fixes all bytes except the tensors' returns such a program;
 `SequentialSink` does the writing, the checks and the publishing.
@@ -24,7 +24,7 @@ FILES = 192  # files that are open at a time, about; systems allow 256 and more
 
 @dataclass(frozen=True, slots=True)
 class TensorSlot:
-    """Where the bytes of one tensor go."""
+    """The place of one tensor's bytes in a file."""
 
     name: str
     nbytes: int
@@ -32,7 +32,7 @@ class TensorSlot:
 
 @dataclass(frozen=True, slots=True)
 class Checksum:
-    """Four bytes: the little-endian CRC-32 (zlib's) of everything before them in the file.
+    """The place of a checksum: the little-endian CRC-32 (zlib's) of all bytes before it.
 
     `settle` gets the four computed bytes and returns the four to write.
     """
@@ -45,7 +45,10 @@ Segment = bytes | memoryview | TensorSlot | Checksum
 
 @dataclass(frozen=True, slots=True)
 class FileProgram:
-    """One file. `head` may be amended until the end; it ends before the first tensor."""
+    """What one file consists of: its first bytes `head`, then the segments of `body`.
+
+    `head` may be amended until the end; it ends before the first tensor.
+    """
 
     path: Path
     head: bytes
@@ -54,7 +57,7 @@ class FileProgram:
 
 @dataclass(frozen=True, slots=True)
 class DeferredSlot:
-    """The room of a tensor that others fill.
+    """The place of a tensor that other threads fill.
 
     `crc` says that `SequentialSink.filled` needs the checksum of its bytes.
     """
@@ -64,13 +67,13 @@ class DeferredSlot:
 
     @property
     def crc(self) -> bool:
-        """Whether the checksum of its bytes is needed."""
+        """Whether the CRC-32 of the tensor's bytes is needed."""
         return self.summed is not None
 
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """A checksum that comes later: where it stands, and of what it is."""
+    """A checksum that is written later: its offset, its settings, and what it is computed from."""
 
     start: int
     segment: Checksum
@@ -80,7 +83,7 @@ class _Check:
 
 @dataclass(frozen=True, slots=True)
 class _Ended:
-    """A file that was written to its end but for rooms that others fill, and its checksums."""
+    """A file written to its end, except for slots that other threads fill, and its checksums."""
 
     file: OutputFile
     number: int
@@ -88,7 +91,7 @@ class _Ended:
 
 
 class SequentialSink:
-    """A model being written; see `aprfmt.base.protocols.Sink`. Formats give `_lay_out`.
+    """A model being written; see `aprfmt.base.protocols.Sink`. Formats implement `_lay_out`.
 
     With `files` the sink writes into that set, and the set's owner publishes it. Raises
     ConversionError for tensors that are missing, out of order or of another size than planned, and
@@ -96,6 +99,7 @@ class SequentialSink:
     """
 
     def __init__(self, path: Path, *, force: bool = False, files: FileSet | None = None) -> None:
+        """Prepare to write `path`; nothing is opened before `plan`."""
         self._path = Path(path)
         self._own = files is None
         self._files = FileSet(force=force) if files is None else files
@@ -113,11 +117,14 @@ class SequentialSink:
     def _lay_out(
         self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
     ) -> Sequence[FileProgram]:
-        """Return the files to write, the one whose metadata `amend` changes first."""
+        """Return the programs of the files to write, first the one that `amend` changes."""
         raise NotImplementedError
 
     def plan(self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]) -> None:
-        """Fix everything but the tensors' bytes."""
+        """Fix everything but the tensors' bytes, and write up to the first tensor.
+
+        `metadata` and `infos` are the file's keys and tensors, in order.
+        """
         if self._programs is not None:
             raise ConversionError(f"{self._path}: is planned already; a sink is planned once")
         check_unique(infos, str(self._path))
@@ -126,7 +133,7 @@ class SequentialSink:
         self._next = next(self._steps, None)
 
     def write(self, name: str, chunks: Iterable[memoryview]) -> None:
-        """Write the bytes of the next planned tensor, and the program's bytes after it."""
+        """Write the next planned tensor from `chunks`, and the program's bytes after it."""
         room = self._awaited(name)
         if self._out is not None:
             self._last = self._out, self._out.tell()
@@ -146,7 +153,10 @@ class SequentialSink:
         self._next = next(self._steps, None)
 
     def leave(self, name: str) -> DeferredSlot:
-        """Leave the room of the next planned tensor to other threads; `filled` follows."""
+        """Return the slot of the next planned tensor, for other threads to fill.
+
+        The sink moves past it. `filled` has to be called when its bytes are written.
+        """
         room, out = self._awaited(name), self._out
         assert out is not None
         summed = None if self._sum is None else self._sum.leave(room.nbytes)
@@ -156,23 +166,26 @@ class SequentialSink:
         return left
 
     def filled(self, room: DeferredSlot, crc: int) -> None:
-        """Take note that all of a room is written, its bytes of this CRC-32."""
+        """Note that all bytes of a deferred slot are written, and that they have this CRC-32.
+
+        Writes the checksums that waited for it.
+        """
         if room.summed is not None:
             room.summed.crc = crc
         self._left[room.place.file] -= 1
         self._settle()
 
     def lies(self) -> tuple[OutputFile, int]:
-        """Return the file of the tensor that was written last, and where; it can be read there."""
+        """Return (file, offset) of the tensor that was written last, flushed so it can be read."""
         if self._last is None:
             raise ConversionError(f"{self._path}: no tensor was written yet")
         self._last[0].flush()
         return self._last
 
     def keep(self, name: str, crc: int) -> bool:
-        """Leave the next planned tensor as it lies in a continued file, if it has that CRC-32.
+        """Move past the next planned tensor if its bytes are in a resumed file; return whether.
 
-        Says whether it does; where it does not, the tensor has to be written.
+        They are there if they have the CRC-32 `crc`. If not, the tensor has to be written.
         """
         room, out = self._awaited(name), self._out
         if out is None or not out.passes(room.nbytes, crc):
@@ -183,7 +196,7 @@ class SequentialSink:
         return True
 
     def _awaited(self, name: str) -> TensorSlot:
-        """Return the room of the next tensor; ConversionError if that is not `name`."""
+        """Return the slot of the next tensor; ConversionError if that is not `name`."""
         room = self._next
         if room is None or room.name != name:
             expected = repr(room.name) if room is not None else "no tensor"
@@ -191,7 +204,10 @@ class SequentialSink:
         return room
 
     def amend(self, old: str, new: str) -> None:
-        """Write `new` over the metadata text `old`; ConversionError unless it occurs once."""
+        """Overwrite the metadata text `old` with `new`, of equal length, in the first file.
+
+        ConversionError unless `old` occurs exactly once.
+        """
         before, after = old.encode("ascii"), new.encode("ascii")
         programs = self._programs or ()
         head = programs[0].head if programs else b""
@@ -210,12 +226,12 @@ class SequentialSink:
 
     @property
     def programs(self) -> Sequence[FileProgram]:
-        """Every file as it is planned."""
+        """The planned files, in order; empty before `plan`."""
         return self._programs or ()
 
     @property
     def layout(self) -> str:
-        """A digest of the plan: every name and size, and all bytes outside the tensors."""
+        """SHA-256 of the plan, in hex: every name and size, and all bytes outside the tensors."""
         digest = hashlib.sha256()
         for program in self._programs or ():
             digest.update(f"{program.path.name!r} {len(program.head)}\n".encode())
@@ -229,18 +245,19 @@ class SequentialSink:
 
     @property
     def files(self) -> Sequence[Path]:
-        """The files being written, in shard order, an index last."""
+        """The paths of the files being written, in shard order, an index last."""
         return [program.path for program in self._programs or ()]
 
     @property
     def sizes(self) -> Mapping[Path, int]:
-        """Bytes of every file, known as soon as it is planned."""
+        """{path: bytes} of every file, known as soon as it is planned."""
         return {program.path: program_size(program) for program in self._programs or ()}
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Check that all is written; publish or discard the files if the sink owns them."""
         try:
             if not any(exc):
                 self._finish()
@@ -249,6 +266,7 @@ class SequentialSink:
                 self._files.discard()
 
     def _finish(self) -> None:
+        """Publish the files if the sink owns them; ConversionError unless everything is written."""
         if any(self._left.values()):
             raise ConversionError(f"{self._path}: a tensor that others write is not whole")
         if self._programs is None or self._next is not None:
@@ -261,7 +279,7 @@ class SequentialSink:
             self._files.publish()
 
     def _run(self, programs: Sequence[FileProgram]) -> Iterator[TensorSlot]:
-        """Write the literal bytes; yield each Room, for the caller to write its tensor."""
+        """Write the literal bytes; yield each slot, for the caller to write its tensor."""
         for number, program in enumerate(programs):
             out = self._out = self._files.create(program.path)
             if number == 0:
@@ -278,7 +296,7 @@ class SequentialSink:
                     assert total is not None
                     if number == 0:
                         self._footers.append((out, out.tell(), total.copy()))
-                    if self._left.get(out):  # it comes when all that is before it lies there
+                    if self._left.get(out):  # it is written when all bytes before it are
                         before, at = total.copy(), out.skip(_WIDTH)
                         checks.append(_Check(at, segment, before, total.leave(_WIDTH)))
                     else:
@@ -289,11 +307,14 @@ class SequentialSink:
             self._settle()
 
     def _head(self, number: int) -> bytes:
-        """Return the head of a file, as it was amended."""
+        """Return the first bytes of a file, with the changes that `amend` made."""
         return self.programs[number].head
 
     def _settle(self) -> None:
-        """Write the checksums of files that are whole by now, and close them."""
+        """Write the checksums of files that are complete now, and close these files.
+
+        The first file stays open, as `amend` may change it.
+        """
         for ended in self._ended[:]:
             if self._left.get(ended.file):
                 continue
@@ -306,6 +327,7 @@ class SequentialSink:
                 ended.file.close()  # the first stays open, to be amended
 
     def _emit(self, data: bytes | memoryview) -> None:
+        """Write bytes to the current file, and add them to its checksum if it has one."""
         assert self._out is not None
         if self._sum is None:
             self._out.write(data)
@@ -314,7 +336,7 @@ class SequentialSink:
 
 
 def program_size(program: FileProgram) -> int:
-    """Return the bytes of the file a program writes."""
+    """Return the number of bytes of the file that a program writes."""
     size = len(program.head)
     for segment in program.body:
         if isinstance(segment, TensorSlot):
@@ -325,7 +347,7 @@ def program_size(program: FileProgram) -> int:
 
 
 def check_unique(infos: Sequence[TensorInfo], where: str) -> None:
-    """Raise ConversionError for a name that is planned twice."""
+    """Raise ConversionError if a tensor name is planned twice."""
     seen: set[str] = set()
     for info in infos:
         if info.name in seen:
@@ -338,7 +360,7 @@ def check_unique(infos: Sequence[TensorInfo], where: str) -> None:
 def distribute_tensors(
     infos: Sequence[TensorInfo], limit: int | None, where: str
 ) -> list[Sequence[TensorInfo]]:
-    """Distribute tensors over shards of at most `limit` tensor bytes, in order.
+    """Return the tensors of each shard, at most `limit` tensor bytes in one, in order.
 
     A larger tensor gets its own shard. One shard without a limit, or if everything fits.
     """

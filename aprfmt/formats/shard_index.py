@@ -1,6 +1,7 @@
-"""An index of shards: which file holds which tensor. Its files are opened as one set.
+"""The index of a sharded model: which file has which tensor; its files open as one set.
 
-The layout is transformers': `weight_map` maps tensor names to file names, `metadata` is optional.
+The layout is transformers': `weight_map` maps tensor names to file names, `metadata` is
+optional.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +23,7 @@ Opened = TypeVar("Opened")
 
 @dataclass(frozen=True)
 class ShardIndex:
-    """An index as read: file names by tensor, its metadata, and the path of each file."""
+    """The content of an index: file names by tensor, its metadata, and the path of each file."""
 
     path: Path
     weight_map: Mapping[str, Any]
@@ -31,7 +32,7 @@ class ShardIndex:
 
 
 def read_index(path: Path) -> ShardIndex:
-    """Return an index with the paths of its files, in the order of their names.
+    """Return the index in a file, with the paths of the shards in the order of their names.
 
     Raises FormatError for an index that breaks a rule, and for a set that an interrupted run left
     partly old.
@@ -44,7 +45,10 @@ def read_index(path: Path) -> ShardIndex:
 
 
 def parse_index(buffer: Buffer, path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the weight map (names not checked yet) and metadata of an index; or FormatError."""
+    """Return (weight map, metadata) of an index's bytes; FormatError if it is none.
+
+    The file names in the weight map are not checked yet.
+    """
     index = loads(buffer, str(path), max_bytes=MAX_INDEX)
     weight_map = index.get("weight_map") if isinstance(index, dict) else None
     if not isinstance(weight_map, dict) or not weight_map:
@@ -59,7 +63,7 @@ def parse_index(buffer: Buffer, path: Path) -> tuple[dict[str, Any], dict[str, A
 
 
 def shard_paths(path: Path, weight_map: Mapping[str, Any]) -> dict[str, Path]:
-    """Return the shards' paths by the name the index gives, sorted: the order of their numbers.
+    """Return {name in the index: path} of the shards, sorted by name: the order of their numbers.
 
     Raises FormatError for a name that leads out of the index's folder.
     """
@@ -75,7 +79,7 @@ def shard_paths(path: Path, weight_map: Mapping[str, Any]) -> dict[str, Path]:
 def existing_files(
     path: Path, homes: Mapping[str, Path], kind: str
 ) -> tuple[dict[str, Path], list[Note]]:
-    """Return the files of an index that exist, and a note for each that does not.
+    """Return ({name: path} of the files that exist, a note for each that does not).
 
     `kind` is the plural that a message uses. Raises FormatError where none exists.
     """
@@ -93,14 +97,16 @@ def existing_files(
 def open_files(
     path: Path, homes: Mapping[str, Path], parse: Callable[[ByteSource], Opened]
 ) -> Iterator[dict[str, Opened]]:
-    """Yield every file of a set as `parse` opens it, by name; all are closed if the body raises.
+    """Yield {name: result of `parse`} of every opened file of a set.
 
-    Raises FormatError for a file that is missing or no regular file.
+    All files are closed if the body raises. Raises FormatError for a file that is missing or no
+    regular file.
     """
     require_files(homes.values(), str(path))
     with ExitStack() as stack:
 
         def read(home: Path) -> Opened:
+            """Return the result of `parse` for one file, which is closed if anything raises."""
             file = open_bytes(home)
             stack.callback(file.close)
             return parse(file)

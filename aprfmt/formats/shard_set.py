@@ -1,4 +1,4 @@
-"""Models in several files: checks of the names in an index, and of sets left half written."""
+"""Models in several files: checks of the file names in an index, and of half-written sets."""
 
 import stat
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,6 +42,7 @@ def member_path(folder: Path, name: object, where: str) -> Path:
 
 
 def _objection(name: object) -> str | None:
+    """Return why a file name in an index is not allowed; None if it is."""
     if not isinstance(name, str):
         return f"that is {type(name).__name__}, not a string"
     try:
@@ -62,13 +63,15 @@ def _objection(name: object) -> str | None:
 
 
 def _stem(component: str) -> str:
+    """Return a file name's part before the first dot, upper case, as Windows compares devices."""
     return component.partition(".")[0].rstrip().upper()
 
 
 def require_files(paths: Iterable[Path], where: str) -> None:
-    """Raise FormatError for the first of `paths` that is missing, or no regular file."""
+    """Raise FormatError for the first of `paths` that is missing or not a regular file."""
 
     def mode(path: Path) -> int:
+        """Return the mode bits of a file; FormatError if it is missing."""
         try:
             return path.stat().st_mode
         except RemoteError:
@@ -88,7 +91,10 @@ def require_files(paths: Iterable[Path], where: str) -> None:
 
 
 def refuse_mixed(path: Path, members: Sequence[Path]) -> None:
-    """Raise FormatError for a set that an interrupted run left partly old and partly new."""
+    """Raise FormatError for a set that an interrupted run left partly old and partly new.
+
+    `path` is the index, `members` the set's files.
+    """
     from aprfmt.formats.journal import pending_journals
 
     mixed = set(pending_journals(path.parent)).intersection([path, *members])
@@ -103,7 +109,7 @@ def refuse_mixed(path: Path, members: Sequence[Path]) -> None:
 def join_tensors(
     shards: Iterable[tuple[Path, Mapping[str, LazyTensor]]], where: str
 ) -> dict[str, LazyTensor]:
-    """Return the tensors of all shards in order; FormatError if two shards have the same name."""
+    """Return {name: tensor} of all shards in order; FormatError for a name in two shards."""
     tensors: dict[str, LazyTensor] = {}
     homes: dict[str, Path] = {}
     for path, held in shards:

@@ -1,9 +1,9 @@
-"""Signatures of what a run leaves for the next one, by a key that only this user has.
+"""Signatures of files that a run leaves for the next one, by a key that only this user has.
 
-A journal, a patch or a list of written tensors that came with a downloaded folder looks like ours
-and is not signed. The key is 32 random bytes in `aprfmt/key` of the user's state folder
-(XDG_STATE_HOME, else ~/.local/state), of mode 0600, made when it is first needed. The signature is
-HMAC-SHA256.
+A journal, a patch or a list of written tensors that came with a downloaded folder looks like
+ours and is not signed. The key is 32 random bytes in `aprfmt/key` of the user's state folder
+(XDG_STATE_HOME, else ~/.local/state), of mode 0600, made when it is first needed. The signature
+is HMAC-SHA256.
 """
 
 import hashlib
@@ -26,14 +26,17 @@ NO_KEY = (
 
 
 def key_path() -> Path | None:
-    """Return where the key lies; None where there is no state folder."""
+    """Return the path of the key file; None where there is no state folder."""
     chosen = os.environ.get("XDG_STATE_HOME", "")
     home = chosen if os.path.isabs(chosen) else os.path.expanduser("~/.local/state")
     return Path(home, "aprfmt", "key") if os.path.isabs(home) else None
 
 
 def sign(kind: str, data: bytes) -> str:
-    """Return the signature of a record of some kind, as 64 hex digits; "" without a key."""
+    """Return the signature of `data` as 64 hex digits; "" without a key.
+
+    `kind` is the schema of the record, which is signed with it.
+    """
     key = _key(make=True)
     return "" if key is None else _signature(key, kind, data)
 
@@ -55,11 +58,15 @@ def is_owned_by_user(facts: os.stat_result) -> bool:
 
 
 def _signature(key: bytes, kind: str, data: bytes) -> str:
+    """Return the HMAC-SHA256 of kind and data as 64 hex digits."""
     return hmac.new(key, kind.encode() + b"\0" + data, hashlib.sha256).hexdigest()
 
 
 def _key(*, make: bool) -> bytes | None:
-    """Return the key; None where there is none, or one that others could read or have made."""
+    """Return the user's key; `make`: create it if there is none.
+
+    None where there is none, or one that others could have read or made.
+    """
     path = key_path()
     if path is None:
         return None
@@ -75,7 +82,7 @@ def _key(*, make: bool) -> bytes | None:
 
 
 def _read(path: Path) -> bytes | None:
-    """Return the bytes of a key file that this user alone may read; None for any other."""
+    """Return the bytes of a key file that only this user may read; None for any other."""
     flags = os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0)
     try:
         fd = os.open(path, flags)
@@ -93,9 +100,9 @@ def _read(path: Path) -> bytes | None:
 
 
 def _is_ours(folder: Path) -> bool:
-    """Return whether the first folder of a path that is there is this user's.
+    """Return whether the first existing folder of a path is this user's.
 
-    `sudo` may leave HOME as it was: a key of root's there would be of no use to its owner.
+    `sudo` may leave HOME unchanged: a key of root's there would be of no use to its owner.
     """
     while not os.path.lexists(folder) and folder != folder.parent:
         folder = folder.parent
@@ -103,7 +110,7 @@ def _is_ours(folder: Path) -> bool:
 
 
 def _make(path: Path) -> None:
-    """Make the key file whole, in one step; another run's that is there already stays."""
+    """Create the key file in one step; if another run made it meanwhile, that one stays."""
     os.makedirs(path.parent, mode=0o700, exist_ok=True)
     draft = path.parent / temporary_name(path.name)
     fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _NO_FOLLOW, 0o600)

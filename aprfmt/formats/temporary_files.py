@@ -1,4 +1,4 @@
-"""Hidden temporary names, who owns them, and the few system calls that publishing needs.
+"""Hidden temporary file names, their owners, and the few system calls that publishing needs.
 
 A temporary name is `.NAME.<pid>-<host>-<random>.aprfmt-tmp`, in the folder of the file it will
 become. By `pid` and `host_id` (host and process namespace) a later run knows which files a killed
@@ -48,7 +48,7 @@ _TODO = {
 
 
 def output_error(path: Path | str, what: str, error: OSError | ValueError) -> OutputError:
-    """Return the OutputError that says which output failed, why, and what to do."""
+    """Return the OutputError of a failed system call: which output, what, why, what to do."""
     number = error.errno if isinstance(error, OSError) else None
     reason = os_reason(error)
     todo = f"; {_TODO[number]}" if number in _TODO else ""
@@ -59,7 +59,7 @@ def output_error(path: Path | str, what: str, error: OSError | ValueError) -> Ou
 
 
 def os_reason(error: OSError | ValueError) -> str:
-    """Return why a system call failed; of a link that is not followed, which one it is."""
+    """Return the reason of a failed system call in words; names a link that was not followed."""
     number = error.errno if isinstance(error, OSError) else None
     if isinstance(error, OSError) and number == errno.ELOOP:  # what O_NOFOLLOW gives for a link
         return f"{error.filename} is a link, which is not followed" if error.filename else "a link"
@@ -68,7 +68,7 @@ def os_reason(error: OSError | ValueError) -> str:
 
 @contextmanager
 def as_output_error(path: Path | str, what: str) -> Iterator[None]:
-    """Turn OSError, and ValueError for a NUL in the name, into OutputError."""
+    """Turn OSError, and ValueError for a NUL in the name, into OutputError inside the block."""
     try:
         yield
     except AprfmtError:
@@ -90,7 +90,7 @@ def host_id() -> str:
 
 
 def temporary_name(name: str) -> str:
-    """Return a fresh temporary name for a file or folder called `name`."""
+    """Return a new temporary name, in the same folder, for a file or folder called `name`."""
     raw = os.fsencode(name)
     if len(raw) > _MAX_STEM:
         name = raw[:_MAX_STEM].decode("utf-8", "ignore")
@@ -98,11 +98,12 @@ def temporary_name(name: str) -> str:
 
 
 def is_temporary(name: str) -> bool:
-    """Say whether `name` is one that `temporary_name` makes."""
+    """Return whether `name` is one that `temporary_name` makes."""
     return _NAME.fullmatch(name) is not None
 
 
 def _alive(pid: int) -> bool:
+    """Return whether a process with this id may be running; True where it cannot be known."""
     if os.name == "nt":
         return True  # on Windows os.kill(pid, 0) ends the process: go by the age instead
     try:
@@ -115,6 +116,10 @@ def _alive(pid: int) -> bool:
 
 
 def _stale(name: str, status: os.stat_result) -> bool:
+    """Return whether a temporary file's run has ended: its process is gone, or the file is old.
+
+    The age counts only for files of another host or container.
+    """
     match = _NAME.fullmatch(name)
     if match is None:
         return False
@@ -124,7 +129,7 @@ def _stale(name: str, status: os.stat_result) -> bool:
 
 
 def remove_leftovers(folder: Path, needed: Collection[str]) -> None:
-    """Remove files of ended runs in `folder`, but for those that a journal still needs."""
+    """Remove temporary files of ended runs in `folder`, except those in `needed`."""
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
             with suppress(OSError):
@@ -143,6 +148,7 @@ def remove(path: Path) -> None:
 
 
 def _remove(path: Path, depth: int) -> None:
+    """Remove a file, or a folder down to `depth` folders below it; ignores OSError."""
     with suppress(OSError):
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)
@@ -165,7 +171,7 @@ _BY_DESCRIPTOR = hasattr(os, "O_DIRECTORY") and {os.open, os.unlink, os.rmdir} <
 
 
 def _descriptor(path: Path) -> int | None:
-    """Open a folder to be emptied, so that a link which comes in its place is not followed.
+    """Return a descriptor of a folder to be emptied, so that a link put in its place is harmless.
 
     None where the system cannot do that, or has no descriptor left. Raises OSError for a link.
     """
@@ -178,7 +184,7 @@ def _descriptor(path: Path) -> int | None:
 
 
 def _empty(folder: int, depth: int) -> None:
-    """Remove what an open folder holds, `depth` folders deep, and close it."""
+    """Remove the contents of an open folder, `depth` folders deep, and close it."""
     try:
         for name in os.listdir(folder):
             with suppress(OSError):
@@ -192,7 +198,7 @@ def _empty(folder: int, depth: int) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync the entries of `folder` to disk, if the system can sync folders."""
+    """Sync a folder's entries (names) to disk, if the system can sync folders."""
     fd = _open_folder(folder)
     if fd is not None:
         try:
@@ -202,11 +208,13 @@ def sync_folder(folder: Path) -> None:
 
 
 def _open_folder(folder: Path) -> int | None:
+    """Return a descriptor of a folder; None on systems that open no folders."""
     directory = getattr(os, "O_DIRECTORY", None)  # absent on Windows, which opens no folders
     return None if directory is None else os.open(folder, os.O_RDONLY | directory)
 
 
 def _sync_entries(fd: int) -> None:
+    """Fsync a folder's descriptor; file systems that cannot do it are ignored."""
     try:
         os.fsync(fd)
     except OSError as error:
@@ -215,23 +223,24 @@ def _sync_entries(fd: int) -> None:
 
 
 class LockedFolder:
-    """A folder in which only one run at a time renames; `sync` writes its entries to disk."""
+    """A folder in which only this run renames; `sync` writes its entries to disk."""
 
     def __init__(self, path: Path, fd: int | None) -> None:
         self.path = path
         self._fd = fd
 
     def sync(self) -> None:
-        """Fsync the folder."""
+        """Fsync the folder, if it could be opened."""
         if self._fd is not None:
             _sync_entries(self._fd)
 
 
 @contextmanager
 def lock_folder(folder: Path) -> Iterator[LockedFolder]:
-    """Hold the folder's advisory lock; on file systems without locks, hold none.
+    """Hold the folder's advisory lock during the block and yield the LockedFolder.
 
-    Raises OutputError if another run holds it for `LOCK_SECONDS`. Not reentrant.
+    On file systems without locks nothing is locked. Raises OutputError if another run holds it for
+    `LOCK_SECONDS`. Not reentrant.
     """
     fd = open_locked(folder, lambda: _open_folder(folder), lambda fd: _lock(fd, folder))
     try:
@@ -268,6 +277,7 @@ def open_locked(
 
 
 def _lock(fd: int, folder: Path) -> None:
+    """Lock an open folder, waiting up to LOCK_SECONDS; OutputError if another run has it."""
     try:
         import fcntl
     except ImportError:
@@ -291,7 +301,7 @@ def _lock(fd: int, folder: Path) -> None:
 
 @contextmanager
 def delay_signals() -> Iterator[None]:
-    """Delay SIGINT and SIGTERM until the block is done, then deliver them.
+    """Delay SIGINT, SIGTERM and SIGHUP until the block is done, then deliver them.
 
     It uses handlers, not a signal mask: a mask covers one thread, and numpy or torch start others.
     Outside the main thread Python raises no signals, so nothing needs to be delayed.
@@ -302,8 +312,10 @@ def delay_signals() -> Iterator[None]:
     held: list[int] = []
 
     def hold(number: int, frame: FrameType | None) -> None:
+        """Remember a signal that came during the block."""
         held.append(number)
 
+    # Signals that are ignored, or handled outside Python, stay so.
     before = {}
     try:
         for number in (signal.SIGINT, signal.SIGTERM, getattr(signal, "SIGHUP", signal.SIGTERM)):

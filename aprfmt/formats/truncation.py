@@ -1,8 +1,8 @@
-"""A mapped file that is cut while it is read: one line instead of the end of the process.
+"""Ends the process with one line when a mapped file is cut while it is read.
 
-The system says so by SIGBUS, in the middle of whatever reads the page. No exception can come of
-that: a handler of Python's own would never run, as the read is tried again and again. So the C
-library calls ours there and then, which removes unfinished output, says the line and ends.
+The system signals it by SIGBUS, in the middle of whatever reads the page. No exception can be
+raised then: a handler of Python's own would never run, as the read is tried again and again. So
+the C library calls ours at once, which removes unfinished output, prints the line and exits.
 """
 
 import os
@@ -18,9 +18,10 @@ _kept: list[Any] = []  # what the C library calls must outlive everything
 
 
 def exit_on_truncation(say: Callable[[str], int]) -> None:
-    """Have `say` print what is wrong, from now on, and the process end with what it returns.
+    """Have the process exit, from now on, when a mapped file is cut while it is read.
 
-    Does nothing where the system has no such signal, or the program handles it itself.
+    `say` prints the message and returns the exit code. Does nothing where the system has no such
+    signal, or the program handles it itself.
     """
     number = getattr(signal, "SIGBUS", None)
     if number is None or _kept or signal.getsignal(number) != signal.SIG_DFL:
@@ -28,12 +29,13 @@ def exit_on_truncation(say: Callable[[str], int]) -> None:
     import ctypes
 
     def cut(_: int) -> None:
+        """Discard unfinished outputs, print the message and exit at once."""
         code = 2
         try:
             discard_open()
             code = say(_line())
         finally:
-            os._exit(code)  # what was interrupted cannot go on
+            os._exit(code)  # what was interrupted cannot continue
 
     try:
         install = ctypes.CDLL(None).signal
@@ -47,6 +49,7 @@ def exit_on_truncation(say: Callable[[str], int]) -> None:
 
 
 def _line() -> str:
+    """Return the message: which mapped file was cut, or that one cannot be read."""
     found = truncated_files()
     if not found:
         return "a mapped file cannot be read: its disk fails, or it was cut meanwhile; start again"

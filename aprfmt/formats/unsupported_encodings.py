@@ -1,10 +1,10 @@
-"""Encodings a container has no code for, carried losslessly under another name.
+"""Stores tensors of encodings that a container has no code for, losslessly under another name.
 
-Such a tensor is stored as U8 `[..., row_bytes]` (flat encodings: `[nbytes]`) under `NAME@Q5_0`, and
-the metadata key `aprfmt.tensors` (in safetensors its JSON) maps NAME to its encoding and shape. A
-reader that does not know this does not find NAME and stops, instead of reading packed bytes as
-weights. In this package NAME is the *logical* tensor, and the entry in the index is the *stored*
-one.
+Such a tensor is stored as U8 `[..., row_bytes]` (flat encodings: `[nbytes]`) under `NAME@Q5_0`,
+and the metadata key `aprfmt.tensors` (in safetensors its JSON) maps NAME to its encoding and
+shape. A reader that does not know this does not find NAME and stops, instead of reading packed
+bytes as weights. In this package NAME is the *logical* tensor, and the entry in the index is the
+*stored* one.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,10 @@ Holds = Callable[[Encoding], bool]  # has the container a code for an encoding?
 
 
 def stored_info(info: TensorInfo, holds: Holds) -> TensorInfo:
-    """Return a tensor's index entry: itself, or its bytes as U8 under `NAME@ENCODING`."""
+    """Return a tensor's index entry: itself, or its bytes as U8 under `NAME@ENCODING`.
+
+    `holds(encoding)` says whether the container has a code for it.
+    """
     row = find_encoding(info.encoding)
     if holds(row):
         return info
@@ -32,7 +35,10 @@ def stored_info(info: TensorInfo, holds: Holds) -> TensorInfo:
 
 
 def carried_record(infos: Iterable[TensorInfo], holds: Holds) -> dict[str, Value]:
-    """Return the metadata entry for the carried tensors; {} if there are none."""
+    """Return the metadata entry {KEY: {name: encoding and shape}} of tensors stored as bytes.
+
+    {} if there are none.
+    """
     table = {
         info.name: {"encoding": info.encoding, "shape": list(info.shape)}
         for info in infos
@@ -44,10 +50,10 @@ def carried_record(infos: Iterable[TensorInfo], holds: Holds) -> dict[str, Value
 def restore_encodings(
     metadata: Mapping[str, Value], stored: Mapping[str, TensorInfo], where: str
 ) -> tuple[dict[str, Value], dict[str, TensorInfo], list[Note]]:
-    """Return metadata without `aprfmt.tensors`, the logical tensors in index order, and remarks.
+    """Return (metadata without `aprfmt.tensors`, {name: logical tensor}, warnings).
 
-    If an entry does not fit its stored tensor, the tensor stays under its stored name, and a
-    remark says why.
+    The tensors are in index order. If an entry does not fit its stored tensor, the tensor stays
+    under its stored name, and a warning says why.
     """
     plain = {name: value for name, value in metadata.items() if name != KEY}
     table = metadata.get(KEY)

@@ -1,10 +1,11 @@
-"""Importance matrices of llama.cpp: the mean square of every column of a weight's input.
+"""Read and write importance matrices of llama.cpp: mean squares of the inputs of each column.
 
 Two containers. GGUF: `NAME.in_sum2` [experts, columns] and `NAME.counts` [experts, 1], both F32,
 with `imatrix.datasets`, `imatrix.chunk_count`, `imatrix.chunk_size` in the metadata. The legacy
 file, all integers int32 and little-endian: entries; for each the name's length, the name, calls,
-values, float32 values; then optionally the number of chunks, and length and name of the data
-set. The weight used by an encoder is sum / count, and 1 for an expert that was never called.
+values, float32 values; then optionally the number of chunks, and length and name of the data set.
+The weight used by an encoder is sum / count, and 1 for an expert that was never called.
+
 Source: llama.cpp, tools/imatrix/imatrix.cpp and tools/quantize/quantize.cpp.
 """
 
@@ -45,13 +46,16 @@ class ImportanceMatrix:
     chunks: int | None
 
     def of(self, name: str) -> NDArray[Any] | None:
-        """Return a tensor's weights by GGUF name or role key; None if the file has none."""
+        """Return a tensor's importance by GGUF name or role key; None if the file has none.
+
+        It is float32 [columns] or [experts * columns].
+        """
         base, suffix, layer = base_name(name)
         stored = f"{base}.{suffix}" if layer is None else f"blk.{layer}.{base}.{suffix}"
         return self.entries.get(stored)
 
     def records(self) -> list[tuple[str, Any, str]]:
-        """Return (key, value, GGUF type) of what llama-quantize notes in its output."""
+        """Return (key, value, GGUF type) of the keys that llama-quantize writes into its output."""
         found: list[tuple[str, Any, str]] = [("quantize.imatrix.file", self.path.name, "string")]
         if self.datasets:
             found.append(("quantize.imatrix.dataset", self.datasets[0], "string"))
@@ -70,11 +74,11 @@ class InputSums:
 
     @classmethod
     def empty(cls, experts: int, columns: int) -> "InputSums":
-        """Return sums of nothing."""
+        """Return sums of no rows, zeros for each expert."""
         return cls(np.zeros((experts, columns)), np.zeros(experts))
 
     def add(self, expert: int, inputs: "NDArray[Any]") -> None:
-        """Count the rows of inputs [..., columns]."""
+        """Add the rows of inputs [..., columns] to the sums of one expert."""
         rows = inputs.reshape(-1, self.sums.shape[1])
         self.sums[expert] += np.einsum("ij,ij->j", rows, rows, dtype=np.float64)
         self.counts[expert] += len(rows)
@@ -82,7 +86,10 @@ class InputSums:
 
 @dataclass(frozen=True)
 class CollectedImatrix:
-    """What a text gave: entries by GGUF tensor name, the text's name, windows and their tokens."""
+    """The sums collected over a text, by GGUF tensor name.
+
+    `dataset` is the text's name, `chunks` the number of windows, `chunk_size` their tokens.
+    """
 
     entries: Mapping[str, InputSums]
     dataset: str
@@ -90,7 +97,10 @@ class CollectedImatrix:
     chunk_size: int
 
     def write(self, path: Path, force: bool = False) -> None:
-        """Write llama.cpp's GGUF form; WriteError if `path` exists and `force` is not given."""
+        """Write the matrix to a file in llama.cpp's GGUF form.
+
+        Raises OutputError if `path` exists and `force` is not given.
+        """
         arrays = {}
         for name in sorted(self.entries):
             entry = self.entries[name]
@@ -113,7 +123,10 @@ class CollectedImatrix:
 
 
 def read_imatrix(path: Path) -> ImportanceMatrix:
-    """Read either container; FormatError (TruncatedError) if it is neither of them, or damaged."""
+    """Return the importance matrix of a file in either container.
+
+    Raises FormatError (TruncatedError) if it is neither of them, or damaged.
+    """
     with closing(open_bytes(path)) as file:
         text = text_kind(bytes(file.view[:1024]))
         if text:
@@ -127,7 +140,10 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
 
 
 def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
-    """Read either container from memory; `path` begins the messages. FormatError as above."""
+    """Return the importance matrix in `buffer`, in either container; `path` begins the messages.
+
+    Raises FormatError as `read_imatrix`.
+    """
     view = memoryview(buffer)
     if bytes(view[:4]) == _MAGIC:
         with open_buffer(view, path) as source:
@@ -138,6 +154,10 @@ def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
 
 
 def _checked(path: Path, digest: str, read: "_Read") -> ImportanceMatrix:
+    """Return the matrix of what was read.
+
+    Raises FormatError if it is empty or has a NaN or an infinity.
+    """
     entries, datasets, chunks = read
     if not entries:
         raise FormatError(f"{path}: holds no importance of any tensor; expected NAME{_SUMS}")
@@ -155,6 +175,7 @@ _Read = tuple[dict[str, "NDArray[Any]"], tuple[str, ...], int | None]
 
 
 def _read_legacy(cursor: Cursor) -> _Read:
+    """Return (entries by name, names of data sets, number of chunks or None) of a legacy file."""
     found: dict[str, NDArray[Any]] = {}
     for _ in range(cursor.count(4, 12, "imatrix entries")):
         length = cursor.count(4, 1, "length of an imatrix name", _LONGEST_NAME)
@@ -181,6 +202,7 @@ def _read_legacy(cursor: Cursor) -> _Read:
 
 
 def _read_gguf(source: Source) -> _Read:
+    """Return (entries by name, names of data sets, number of chunks or None) of a GGUF."""
     path = source.path
     found: dict[str, NDArray[Any]] = {}
     kind = source.metadata.get("general.type", "imatrix")
@@ -200,6 +222,11 @@ def _read_gguf(source: Source) -> _Read:
 
 
 def _means(path: Path, name: str, tensors: Mapping[str, LazyTensor]) -> NDArray[Any]:
+    """Return the mean squares of one weight, float32 [experts * columns]; 1 for unused experts.
+
+    `name` is that of its sums. Raises FormatError for missing counts, or sizes that do not fit.
+    """
+    # Both tensors must exist, in F32.
     counted, label = tensors.get(name.removesuffix(_SUMS) + _COUNTS), shorten(name, 100)
     if counted is None:
         raise FormatError(
@@ -213,6 +240,7 @@ def _means(path: Path, name: str, tensors: Mapping[str, LazyTensor]) -> NDArray[
                 "in an imatrix"
             )
         arrays.append(np.frombuffer(tensor.raw(), "<f4").astype(np.float32))
+    # One row of sums for each count.
     sums, counts = arrays
     if not counts.size or not sums.size or sums.size % counts.size:
         raise FormatError(

@@ -1,4 +1,4 @@
-"""Which encoding every tensor gets when a model is quantized: llama.cpp's mixtures as a table.
+"""Choose the encoding of every tensor when a model is quantized: llama.cpp's mixtures as a table.
 
 Order of decision for one tensor: tensors that are never quantized keep their encoding; then the
 head (or the embedding, if tied); then the first matching row; else the scheme's base; last, the
@@ -33,7 +33,7 @@ class Scheme:
     """What `--type` names: the base encoding, and how it is encoded.
 
     `mixed_type` is general.file_type of a GGUF made with it where that is not the base's. Weights
-    [out, in] that are no `multiples` of these are left as they are.
+    [out, in] whose sizes are no `multiples` of these are not quantized.
     """
 
     base: str
@@ -49,18 +49,22 @@ class Scheme:
 
     @property
     def file_type(self) -> int | None:
-        """general.file_type of a GGUF made with it, None where there is none."""
+        """general.file_type of a GGUF made with it; None where there is none."""
         return ENCODINGS[self.base].file_type if self.mixed_type is None else self.mixed_type
 
 
 def _pure(*names: str) -> dict[str, Scheme]:
+    """Return {name: scheme} of encodings that are schemes by themselves."""
     return {name: Scheme(name) for name in names}
 
 
 def _dialect(
     base: str, writer: str, multiples: tuple[int, int], version: int = 1, *, rows: bool = False
 ) -> Scheme:
-    """Return a scheme that writes a dialect; groups are of `multiples[1]` inputs, or `rows`."""
+    """Return a scheme that stores weights of encoding `base` by the writer of this name.
+
+    Groups are of `multiples[1]` inputs, or whole rows with `rows`.
+    """
     size = None if rows else multiples[1]
     return Scheme(base, None, {"writer": writer, "size": size, "version": version}, multiples)
 
@@ -94,12 +98,12 @@ SCHEMES: Mapping[str, Scheme] = {
 
 
 def offered_schemes() -> list[str]:
-    """Return the encodings that other packages offer: schemes without a mixture."""
+    """Return the names of encodings that other packages offer: schemes without a mixture."""
     return [name for name in CODECS if name not in CODECS.own and name not in SCHEMES]
 
 
 def scheme_of(name: str) -> Scheme:
-    """Return a scheme, or that of an encoding of another package. Raises UsageError."""
+    """Return the scheme of a name, or of another package's encoding; UsageError for other names."""
     if name in SCHEMES:
         return SCHEMES[name]
     if name in offered_schemes():
@@ -160,7 +164,7 @@ APART = frozenset({"falcon"})
 
 @dataclass(frozen=True, slots=True)
 class RunningNumber:
-    """A tensor's running number among its kind, how many of the kind there are, and the model."""
+    """A tensor's number among the `of` tensors of its kind, and facts of the model."""
 
     number: int
     of: int
@@ -171,12 +175,15 @@ class RunningNumber:
 
     @property
     def apart(self) -> bool:
-        """Whether llama.cpp has rules of their own for models of this architecture."""
+        """Whether llama.cpp's mixtures have special rules for the model's architecture."""
         return self.arch in APART
 
     @property
     def more_bits(self) -> bool:
-        """llama.cpp's `use_more_bits`: the first and last eighth, and every third between."""
+        """Whether llama.cpp's `use_more_bits` holds.
+
+        True for the first and last eighth of the tensors, and every third between.
+        """
         eighth = self.of // 8
         return (
             self.number < eighth
@@ -185,13 +192,13 @@ class RunningNumber:
         )
 
     def first(self, share: int) -> bool:
-        """Say whether the tensor is among the first 1/share of its kind."""
+        """Return whether the tensor is among the first 1/share of its kind."""
         return self.number < self.of // share
 
 
 @dataclass(frozen=True, slots=True)
 class SchemeRow:
-    """Under these schemes, tensors of this kind get `encoding` where `when` holds."""
+    """A rule: under these schemes, tensors of this kind get `encoding` where `when` is true."""
 
     schemes: tuple[str, ...]
     kind: str
@@ -239,7 +246,7 @@ BY_LAYER = ("ffn_down",)
 
 
 def base_name(name: str) -> tuple[str, str, int | None]:
-    """Return (base, suffix, layer) of a role key or GGUF name: `L3.attn_q.weight`."""
+    """Return (base, suffix, layer or None) of a role key or GGUF name: `L3.attn_q.weight`."""
     layer, role = split_key(name)
     parts = role.split(".")
     if parts[0] == "blk" and len(parts) > 2 and parts[1].isdecimal():
@@ -248,13 +255,13 @@ def base_name(name: str) -> tuple[str, str, int | None]:
 
 
 def is_quantized(name: str) -> bool:
-    """Say whether an encoding is quantized in blocks, so that encoding again adds an error."""
+    """Return whether an encoding is quantized in blocks, so that encoding again adds an error."""
     row = find_encoding(name)
     return not row.numpy and not row.safetensors
 
 
 class Mixture:
-    """Decides encodings for the tensors of one model; made once, asked for every tensor.
+    """Chooses encodings for the tensors of one model; made once, asked for every tensor.
 
     `names` are the role keys (or GGUF names) of all tensors that will be stored. Running numbers
     count over them by layer, then name, as llama.cpp walks a file.
@@ -272,6 +279,13 @@ class Mixture:
         imatrix: bool = False,
         arch: str = "",
     ) -> None:
+        """Set the running numbers of the tensors of each kind.
+
+        Raises UsageError for an unknown scheme, or another architecture's.
+
+        `n_gqa` is the number of query heads per key-value head, `pure` gives every weight the base
+        encoding, `imatrix` says whether there is an importance matrix.
+        """
         row = scheme_of(scheme)
         self._base, self._dialect, self._multiples = row.base, row.dialect, row.multiples
         self._of = row.arch
@@ -286,6 +300,7 @@ class Mixture:
         self._wide_v = arch in ARCHS_70B and n_layers == LAYERS_70B
         self._numbers: dict[tuple[int, str], int] = {}
         self._totals: dict[str, int] = {}
+        # Number the tensors of each kind by layer, then name.
         found = [base_name(name) for name in names]
         placed = {
             (-1 if at is None else at, base)
@@ -300,7 +315,7 @@ class Mixture:
             self._totals[kind] = count + 1
 
     def choose(self, name: str, shape: tuple[int, ...], source: str) -> str | None:
-        """Return the encoding for one tensor; None leaves it to the rules for unquantized tensors.
+        """Return the encoding for one tensor; None to keep it unquantized.
 
         `source` is its present encoding.
         """
@@ -329,6 +344,10 @@ class Mixture:
         )
 
     def _wanted(self, base: str, layer: int, shape: tuple[int, ...]) -> str:
+        """Return the encoding that the scheme wants for a weight, before any fallback.
+
+        `layer` is -1 for a tensor outside layers.
+        """
         if self.pure:
             return self._base
         embedding = base in ("token_embd", "per_layer_token_embd")
@@ -355,12 +374,12 @@ class Mixture:
 
 
 def keeps_encoding(name: str, base: str) -> bool:
-    """Say whether a tensor keeps its encoding whatever the scheme."""
+    """Return whether a tensor keeps its encoding whatever the scheme."""
     return base.endswith(KEPT) or any(part in name for part in KEPT_PARTS)
 
 
 def is_bitsandbytes_linear(name: str, base: str, shape: tuple[int, ...]) -> bool:
-    """Say whether transformers holds a weight as a Linear that bitsandbytes packs."""
+    """Return whether transformers has a weight as a Linear that bitsandbytes packs."""
     if base in LINEAR_ALL_THE_SAME:
         return True
     if base in NO_LINEAR or base.endswith("_exps"):
@@ -369,7 +388,7 @@ def is_bitsandbytes_linear(name: str, base: str, shape: tuple[int, ...]) -> bool
 
 
 def is_linear(name: str, base: str, suffix: str, shape: tuple[int, ...]) -> bool:
-    """Say whether a weight is a Linear that the makers of dialects pack: also one expert's."""
+    """Return whether a weight is a Linear that tools for dialects pack; also one expert's."""
     return (
         suffix == "weight"
         and len(shape) == 2
@@ -379,12 +398,12 @@ def is_linear(name: str, base: str, suffix: str, shape: tuple[int, ...]) -> bool
 
 
 def fits_groups(scheme: Scheme, shape: Sequence[int]) -> bool:
-    """Say whether a weight [out, in] is a whole number of a dialect's groups."""
+    """Return whether a weight [out, in] is a whole number of the scheme's groups."""
     return len(shape) == 2 and all(shape) and not any(map(mod, shape, scheme.multiples))
 
 
 def fitting_schemes(scheme: Scheme, shapes: Sequence[Sequence[int]]) -> list[str]:
-    """Return the types of the same writer whose groups all these weights fit, largest first."""
+    """Return the types of the same writer whose groups fit all these weights, largest first."""
     wanted = {**scheme.options, "size": None}
     found = [
         (row.multiples, name)
@@ -397,7 +416,7 @@ def fitting_schemes(scheme: Scheme, shapes: Sequence[Sequence[int]]) -> list[str
 
 
 def deciding_name(names: Sequence[str]) -> str:
-    """Return which of a stored tensor's names decides: an attn_v if there is one, else the first.
+    """Return the one of a stored tensor's names that decides: an attn_v's, else the first.
 
     A fused q/k/v counts as attn_v, as in llama.cpp.
     """
@@ -408,7 +427,7 @@ def deciding_name(names: Sequence[str]) -> str:
 
 
 def _dimensions(shape: tuple[int, ...]) -> int:
-    """Count dimensions as ggml does: outermost dimensions of size 1 do not count."""
+    """Return the number of dimensions as ggml counts: outermost ones of size 1 do not count."""
     count = len(shape)
     while count > 1 and shape[len(shape) - count] == 1:
         count -= 1
@@ -416,7 +435,7 @@ def _dimensions(shape: tuple[int, ...]) -> int:
 
 
 def fitting_encoding(wanted: str, columns: int) -> str:
-    """Return `wanted`, or llama.cpp's fallback if `columns` is not a whole number of blocks."""
+    """Return `wanted` if `columns` is a whole number of its blocks, else llama.cpp's fallback."""
     for candidate in (wanted, FALLBACK.get(wanted, LAST_RESORT), LAST_RESORT):
         row = ENCODINGS[candidate]
         if row.flat or columns % row.block_size == 0:

@@ -1,4 +1,4 @@
-"""Encodes the rows of a tensor on several threads; the only place that cuts a weight for this."""
+"""Encode the rows of a tensor on several threads; the only place that cuts a weight for this."""
 
 from collections.abc import Callable
 from typing import Any, Literal
@@ -23,13 +23,14 @@ def encode_rows(
     expert_rows: int = 0,
     threads: int = 0,
 ) -> bytes:
-    """Return the blocks of whole rows `values` [..., columns].
+    """Return the encoded blocks of whole rows `values` [..., columns].
 
     `importance` weighs columns. If it holds several rows of columns, each of them applies to
     `expert_rows` rows of the tensor; `first` is the number of the tensor's row that `values` begin
     with. `threads` 0 means every processor. Raises CodecError as the codecs do, and for an encoding
     that needs companion tensors.
     """
+    # Cut the rows into pieces that are worth a thread.
     workers = threads or cpu_count()
     columns = max(values.shape[-1] if values.ndim else 1, 1)
     rows = values.reshape(-1, columns)
@@ -37,6 +38,7 @@ def encode_rows(
     step = max(1, -(-len(rows) // workers), SMALLEST // columns)
     if encoding_row(encoding).flat:
         step = max(1, len(rows))  # blocks cross row ends
+    # A piece ends where another expert's importance begins.
     cuts: list[tuple[int, int, Any]] = []
     start = 0
     while start < len(rows):
@@ -50,9 +52,11 @@ def encode_rows(
     pieces: list[bytes] = [b""] * max(1, len(cuts))
 
     def task(index: int) -> Callable[[], None]:
+        """Return a function that encodes piece number `index`."""
         low, high, weights = cuts[index] if cuts else (0, 0, importance)
 
         def work() -> None:
+            """Encode the piece's rows and store the bytes in `pieces`."""
             part = values if len(pieces) == 1 else rows[low:high]
             found = encode(encoding, part, fma=fma, importance=weights)
             if list(found) != [""]:

@@ -1,10 +1,10 @@
-"""A damaged or cut file, completed from a good copy; or what is sound of it as a file of its own.
+"""Repairs a damaged or cut file from a good copy.
 
-Of a copy that lies elsewhere only the missing and the wrong ranges are fetched. Which ranges are
-wrong is known from the copy's structure (the file is shorter, its header differs), from a manifest
-(`aprfmt hash --write`; with `--blocks` to the block), or from comparing all bytes. What nothing
-speaks of is taken as it is, and said (`Repair.unproven`), unless the digest of the whole file,
-stated by the manifest or published by the hub, proves it at the end.
+Of a copy at an address only the missing and the wrong ranges are fetched. Which ranges are wrong is
+known from the copy's structure (the file is shorter, its header differs), from a manifest (`aprfmt
+hash --write`; with `--blocks` to the block), or from comparing all bytes. Bytes that none of these
+covers are copied from the damaged file, and reported (`Repair.unproven`), unless the digest of the
+whole file, from the manifest or published by the hub, proves them at the end.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ WINDOW = 8 << 20
 
 @dataclass
 class Repair:
-    """What was taken from the copy, why, and what is known of the rest.
+    """Which ranges were taken from the copy, why, and what proves the rest.
 
-    `proof` says what the bytes of the output are held to: "compared" (all of them with the copy's),
-    "sha256" (the file's digest), "blocks" or "tensors" (those digests), "" (nothing).
+    `proof` says what the bytes of the output were compared with: "compared" (the copy's, all of
+    them), "sha256" (the file's digest), "blocks" or "tensors" (those digests), "" (nothing).
     """
 
     size: int
@@ -40,11 +40,11 @@ class Repair:
 
     @property
     def taken(self) -> int:
-        """Bytes of the output that come from the copy."""
+        """The number of bytes of the output that come from the copy."""
         return sum(one.stop - one.start for one in self.ranges)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data: the size, what was taken from the copy, and what nothing proves."""
+        """Return as JSON the size, the ranges taken, and the bytes that nothing proves."""
         return {
             "size": self.size,
             "taken_bytes": self.taken,
@@ -67,12 +67,12 @@ def repair(
     compare: bool = False,
     force: bool = False,
 ) -> Repair:
-    """Write `output`: `broken`, with what is missing or wrong taken from `copy`.
+    """Write `broken` with missing and wrong bytes taken from `copy`; return what was taken.
 
-    `manifest` is by default the one beside the copy or the broken file. `compare` compares all
-    bytes with a copy that lies elsewhere, which fetches it; a copy on this machine always is.
+    `manifest` is by default the one next to the copy or the broken file. `compare` compares all
+    bytes with a copy at an address, which fetches it; a copy on this machine always is compared.
     Raises UsageError where the files are not of one model or nothing says that anything is wrong,
-    Unrepaired where the result is not what it should be.
+    Unrepaired where the result does not have the digest it should.
     """
     with ExitStack() as stack:
         here = stack.enter_context(closing(open_bytes(broken)))
@@ -96,7 +96,11 @@ def repair(
 def plan_repair(
     here: ByteSource, there: ByteSource, stated: Mapping[str, Any] | None, compare: bool
 ) -> Repair:
-    """Return which ranges of the copy are needed, and which bytes nothing speaks of."""
+    """Return the ranges to take from the copy, and the bytes that nothing proves.
+
+    `here` is the broken file, `there` the copy, `stated` the file's row of a manifest or None. With
+    `compare` all bytes are compared.
+    """
     from aprfmt.recovery.evidence import (
         check_tensor_digests,
         differing_blocks,
@@ -104,11 +108,13 @@ def plan_repair(
         header_end,
     )
 
+    # The header is always compared: it shows whether the two are one file at all.
     have = min(here.size, there.size)
     end = header_end(there)
     found = Repair(there.size)
     wrong = list(differing_pages(here, there, 0, min(end, have), "header"))
     _refuse_other(here, there, wrong)
+    # The strongest evidence there is finds the rest: all bytes, block or tensor digests.
     if compare:
         wrong += differing_pages(here, there, min(end, have), have, "bytes")
         found.proof = "compared"
@@ -130,7 +136,10 @@ def plan_repair(
 
 
 def _refuse_other(here: ByteSource, there: ByteSource, wrong: Sequence[Range]) -> None:
-    """Raise UsageError where both headers are sound, and most tensors differ: two models."""
+    """Raise UsageError if both headers are sound and most tensors differ: they are two models.
+
+    `wrong` are the ranges of the header that differ. `here` is the broken file, `there` the copy.
+    """
     from aprfmt.recovery.evidence import tensors_of
 
     if not wrong:
@@ -138,7 +147,7 @@ def _refuse_other(here: ByteSource, there: ByteSource, wrong: Sequence[Range]) -
     try:
         mine = tensors_of(here, partial=True)
     except FormatError:
-        return  # damaged, which is why we are asked
+        return  # a damaged header is what is to be repaired
     theirs = tensors_of(there)
     shared = sum(_like(mine[name], info) for name, info in theirs.items() if name in mine)
     if 2 * shared < len(theirs):
@@ -149,11 +158,15 @@ def _refuse_other(here: ByteSource, there: ByteSource, wrong: Sequence[Range]) -
 
 
 def _like(one: TensorInfo, other: TensorInfo) -> bool:
+    """Return whether two tensors have the same shape and encoding."""
     return (one.shape, one.encoding) == (other.shape, other.encoding)
 
 
 def _stated(manifest: Path | None, copy: Path, broken: Path) -> Mapping[str, Any] | None:
-    """Return the row of the file in a manifest, with its `tensors`; None without a manifest."""
+    """Return the file's row of a manifest, with the manifest's `tensors`; None without a manifest.
+
+    Without a given one it is looked for next to the copy and the broken file.
+    """
     if manifest is None:
         beside = [manifest_path(copy), manifest_path(broken)]
         manifest = next((path for path in beside if path.is_file()), None)
@@ -172,7 +185,10 @@ def _stated(manifest: Path | None, copy: Path, broken: Path) -> Mapping[str, Any
 
 
 def _digest(there: ByteSource, stated: Mapping[str, Any] | None) -> str:
-    """Return the SHA-256 that the whole file must have, "" where nobody says."""
+    """Return the SHA-256 that the whole file must have, "" where it is not known.
+
+    `there` is the copy, `stated` the file's row of a manifest or None.
+    """
     if stated is not None:
         return str(stated["sha256"])
     return there.sha256
@@ -181,7 +197,11 @@ def _digest(there: ByteSource, stated: Mapping[str, Any] | None) -> str:
 def _write(
     here: ByteSource, there: ByteSource, found: Repair, output: Path, digest: str, force: bool
 ) -> str:
-    """Publish the completed file; return its SHA-256. Raises Unrepaired, and writes nothing."""
+    """Write the repaired file, and return its SHA-256.
+
+    `here` is the broken file, `there` the copy, `found` the ranges to take from it. Raises
+    Unrepaired, and writes nothing, where it is not `digest`.
+    """
     total = hashlib.sha256()
     with FileSet(force=force) as files:
         out = files.create(output)
@@ -198,7 +218,7 @@ def _write(
 
 
 def _pieces(here: ByteSource, there: ByteSource, found: Repair) -> Iterator[memoryview]:
-    """Yield the output's bytes in order."""
+    """Yield the bytes of the repaired file in order, from the broken file and the copy."""
     at = 0
     for one in [*found.ranges, Range(found.size, found.size, "")]:
         yield from here.windows(at, one.start, WINDOW)

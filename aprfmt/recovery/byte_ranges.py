@@ -1,4 +1,4 @@
-"""Ranges of bytes: joined, and what they leave."""
+"""Byte ranges of a file: joining them, and what lies between them."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class Range:
 
 
 def join_ranges(ranges: Sequence[Range], end: int) -> list[Range]:
-    """Return ranges in order, none past `end`; those that touch are one, with all reasons."""
+    """Return ranges in order, cut at `end`; those that touch are joined, with all reasons."""
     found: list[Range] = []
     for one in sorted(ranges, key=lambda one: (one.start, one.stop)):
         start, stop = one.start, min(one.stop, end)
@@ -30,7 +30,7 @@ def join_ranges(ranges: Sequence[Range], end: int) -> list[Range]:
 
 
 def remaining_ranges(known: Sequence[tuple[int, int]], end: int) -> list[tuple[int, int]]:
-    """Return what of [0, end) none of the ranges holds."""
+    """Return the (start, stop) parts of [0, end) that none of the known ranges covers."""
     found, at = [], 0
     for start, stop in [*sorted(known), (end, end)]:
         if start > at:

@@ -1,4 +1,4 @@
-"""What says which bytes of a file are wrong: its structure, digests, or another copy's bytes."""
+"""Finds which bytes of a file are wrong, by its structure, digests, or another copy."""
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,12 +10,12 @@ from aprfmt.formats import detect_format
 from aprfmt.formats.damage import Structure
 from aprfmt.recovery.byte_ranges import Range
 
-_STEP = 4096  # differing bytes are told to the page
+_STEP = 4096  # differing bytes are reported by pages of this size
 _WINDOW = 8 << 20
 
 
 def tensors_of(file: ByteSource, partial: bool = False) -> Mapping[str, TensorInfo]:
-    """Return the tensors that one file's header lists; `partial`: of a cut file, too.
+    """Return {name: tensor} of one file's header; with `partial` the file may be cut.
 
     Raises FormatError for a damaged header.
     """
@@ -23,12 +23,13 @@ def tensors_of(file: ByteSource, partial: bool = False) -> Mapping[str, TensorIn
 
 
 def header_end(file: ByteSource) -> int:
-    """Return where the tensors of a sound file begin; FormatError if the file is damaged."""
+    """Return the byte where the tensors of a sound file begin; FormatError if it is damaged."""
     parsed = _parsed(file)
     return min([info.offset for info in parsed.infos.values() if info.nbytes] or [file.size])
 
 
 def _parsed(file: ByteSource, partial: bool = False) -> Structure:
+    """Return the parsed header of one file; FormatError if damaged or of another format."""
     spec = detect_format(file.path)
     if spec.structure is None:
         raise FormatError(f"{file.path}: files of the format {spec.name} are not repaired")
@@ -38,7 +39,10 @@ def _parsed(file: ByteSource, partial: bool = False) -> Structure:
 def differing_pages(
     here: ByteSource, there: ByteSource, start: int, stop: int, why: str
 ) -> Iterator[Range]:
-    """Yield where two files differ within [start, stop), to the page."""
+    """Yield the ranges of [start, stop) in which two files differ, to 4096 bytes.
+
+    `why` is the reason put into the ranges. `here` is the broken file, `there` the copy.
+    """
     for first in range(start, stop, _WINDOW):
         last = min(first + _WINDOW, stop)
         mine, theirs = bytes(here.view[first:last]), bytes(there.view[first:last])
@@ -52,7 +56,11 @@ def differing_pages(
 
 
 def differing_blocks(here: ByteSource, stated: Mapping[str, Any], size: int) -> Iterator[Range]:
-    """Yield the blocks whose digests are not those of a manifest."""
+    """Yield the ranges of blocks whose digests are not those of a manifest.
+
+    `stated` has the block size and all digests, `size` is that of the good file. `here` is the
+    broken file.
+    """
     step = stated["size"]
     for number, digest in enumerate(stated["sha256"]):
         start, stop = number * step, min((number + 1) * step, size)
@@ -68,9 +76,10 @@ def differing_blocks(here: ByteSource, stated: Mapping[str, Any], size: int) -> 
 def check_tensor_digests(
     here: ByteSource, there: ByteSource, rows: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Range, bool]]:
-    """Return every tensor whose digest a manifest has, and whether its bytes are those.
+    """Return (range, whether its digest is right) of every tensor that a manifest has.
 
-    The tensors lie where the copy's header says. One that ends beyond the file is left out.
+    The tensors lie where the copy's header says. One that ends beyond the file is left out. `here`
+    is the broken file, `there` the copy, `rows` are those of the manifest.
     """
     infos = tensors_of(there)
     found = []

@@ -1,4 +1,4 @@
-"""The index of a sharded model, made anew from what its shards hold."""
+"""Writes a new shard index for a sharded model, from the tensors that its shards hold."""
 
 import json
 from contextlib import ExitStack
@@ -26,7 +26,7 @@ class WrittenIndex:
 
 
 def write_index(folder: Path, output: Path | None = None, *, force: bool = False) -> WrittenIndex:
-    """Write the index of a folder's shards over the one it has, or to `output`.
+    """Write the index of a folder's shards over the old one, or to `output`; return its facts.
 
     Every shard is one that is named like the set (`model-*.safetensors`). What the old index says
     besides names and `total_size` is kept. Raises UsageError where there are no shards or one of a
@@ -43,6 +43,7 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
             "model-00001-of-00002.safetensors; one file needs no index"
         )
     _refuse_missing(path, shards)
+    # The headers of the shards say which tensors there are.
     weight_map: dict[str, str] = {}
     total = 0
     for shard in shards:
@@ -59,6 +60,7 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
                     )
                 weight_map[stored] = shard.name
                 total += info.nbytes
+    # A new index replaces the old one whole, or not at all.
     index = {"metadata": {**_metadata(path), "total_size": total}, "weight_map": weight_map}
     data = (json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
     target = path if output is None else output
@@ -70,7 +72,7 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
 
 
 def _refuse_missing(path: Path, shards: list[Path]) -> None:
-    """Raise UsageError where a numbered set lacks a shard: its tensors would vanish unsaid."""
+    """Raise UsageError if a numbered set lacks a shard, whose tensors a new index would omit."""
     counts: dict[str, set[int]] = {}
     for shard in shards:
         match = SHARD.fullmatch(shard.name)
@@ -86,7 +88,7 @@ def _refuse_missing(path: Path, shards: list[Path]) -> None:
 
 
 def _metadata(path: Path) -> dict[str, object]:
-    """Return the metadata of the index that is there, {} where it cannot be read."""
+    """Return the metadata of the existing index, {} where it cannot be read."""
     if not path.is_file():
         return {}
     file = open_bytes(path)

@@ -1,4 +1,4 @@
-"""What is sound of a damaged file, as a readable file of its own."""
+"""Writes the undamaged tensors of a damaged file to a new file."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -16,7 +16,7 @@ MISSING = "aprfmt.repair.missing"  # key of the output: the names left out, one 
 
 @dataclass
 class SalvageResult:
-    """What was written, and why tensors (name -> sentence) are not in it."""
+    """The tensors that were written, and {name: why} of those that were not."""
 
     kept: list[str]
     missing: dict[str, str]
@@ -24,11 +24,11 @@ class SalvageResult:
 
 
 def salvage(broken: Path, output: Path, *, force: bool = False) -> SalvageResult:
-    """Write the tensors of `broken` whose bytes are all there to `output`, in the same format.
+    """Write the tensors of `broken` that are whole to `output`, and return which they are.
 
-    The metadata are kept; one key more lists what is missing, where something is. Bytes behind the
-    last tensor are left out. Raises FormatError where the header cannot be read, or names no tensor
-    that is sound; UsageError where nothing is wrong.
+    The format stays the same. The metadata are kept; one more key lists what is missing, where
+    something is. Bytes after the last tensor are left out. Raises FormatError where the header
+    cannot be read, or names no tensor that is whole; UsageError where nothing is wrong.
     """
     with open_source(broken, partial=True, damaged=True) as source:
         missing = {name: why for name, one in source.tensors.items() if (why := tensor_damage(one))}
@@ -51,7 +51,7 @@ def salvage(broken: Path, output: Path, *, force: bool = False) -> SalvageResult
 
 
 def _metadata(source: Source, missing: Mapping[str, str]) -> dict[str, Value | TypedValue]:
-    """Return the metadata with their types, and the list of what is missing."""
+    """Return the metadata with their types, without split keys, and the list of what is missing."""
     own = FORMATS[source.format].values.own
     found: dict[str, Any] = {}
     for key in source.metadata:

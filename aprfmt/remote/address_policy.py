@@ -1,4 +1,4 @@
-"""What may be connected to: schemes, hosts, plain http, and steps of redirects."""
+"""Decides which connections may be made: schemes, hosts, plain http, and redirects."""
 
 import ipaddress
 import re
@@ -55,7 +55,7 @@ _METADATA = tuple(map(ipaddress.ip_address, (
 
 
 class Reach(IntEnum):
-    """From where an address is reached: what is nearer is more private."""
+    """From where an IP address can be reached; a lower value is more private."""
 
     METADATA = 0  # of a cloud's own machines, or of one link
     HERE = 1
@@ -65,7 +65,7 @@ class Reach(IntEnum):
 
 @dataclass
 class AddressPolicy:
-    """What the user allowed."""
+    """What the user has allowed by options."""
 
     plain_http: bool = False  # --allow-http: to other machines too
 
@@ -75,7 +75,7 @@ POLICY = AddressPolicy()
 
 @dataclass(frozen=True, slots=True)
 class RequestTarget:
-    """Where a request goes. `line` is what stands in its first line: path and query."""
+    """The server and path of a request; `line` is path and query, as its first line has them."""
 
     scheme: str
     host: str
@@ -90,21 +90,22 @@ class RequestTarget:
 
     @property
     def authority(self) -> str:
-        """Host and port, as a proxy is told them."""
+        """HOST:PORT, as a request to a proxy has it."""
         return f"{self._host}:{self.port}"
 
     @property
     def _host(self) -> str:
+        """The host, an IPv6 address in brackets."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
     @property
     def server(self) -> tuple[str, str, int]:
-        """What connections are kept by."""
+        """(scheme, host, port): requests of the same server may share a connection."""
         return self.scheme, self.host, self.port
 
 
 def url_parts(url: str) -> SplitResult | None:
-    """Return the parts of a URL, None for text that cannot be taken apart.
+    """Return the parts of a URL, None for text that cannot be split.
 
     That is a bracket without its pair, a bracket around no IPv6 address, or a port that is no
     number of 16 bits.
@@ -118,7 +119,10 @@ def url_parts(url: str) -> SplitResult | None:
 
 
 def parse_target(url: str, where: str) -> RequestTarget:
-    """Take a URL apart. Raises RemoteError for text that is not a URL, or not http or https."""
+    """Return the target of a URL; RemoteError for text that is no http or https URL.
+
+    `where` begins the message.
+    """
     parts = url_parts(url)
     host = parts.hostname if parts is not None else None
     if parts is None or parts.scheme not in PORTS or not host:
@@ -140,7 +144,7 @@ def parse_target(url: str, where: str) -> RequestTarget:
 
 
 def is_host(text: str) -> bool:
-    """Return whether text is an IP address or a host's name as name servers take it (RFC 1123)."""
+    """Return whether text is an IP address or a host name that name servers accept (RFC 1123)."""
     if ":" in text:
         try:
             return ipaddress.IPv6Address(text).scope_id is None
@@ -151,20 +155,26 @@ def is_host(text: str) -> bool:
 
 
 def resolve_host(host: str, port: int) -> Sequence[str]:
-    """Return the addresses of a host. Raises OSError."""
+    """Return the IP addresses of a host, each once; raises OSError.
+
+    `port` is passed to the resolver only.
+    """
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return list(dict.fromkeys(str(row[4][0]) for row in found))
 
 
 def _ip(address: str) -> IP:
-    """Return an IP address; of one that only spells an IPv4 address (::ffff:0:0/96), that."""
+    """Return an IP address; an IPv4 address spelled as IPv6 (::ffff:0:0/96) as IPv4."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     return mapped or ip
 
 
 def _led_to(ip: IP) -> list[ipaddress.IPv4Address]:
-    """Return the IPv4 addresses that a router may send packets of an IPv6 address to."""
+    """Return the IPv4 addresses that a router may send packets for an IPv6 address to.
+
+    They are embedded in it by 6to4, Teredo, NAT64 and the like. [] for an IPv4 address.
+    """
     if isinstance(ip, ipaddress.IPv4Address):
         return []
     found = [each for each in (ip.sixtofour, *(ip.teredo or ())) if each is not None]
@@ -174,10 +184,10 @@ def _led_to(ip: IP) -> list[ipaddress.IPv4Address]:
 
 
 def is_public(address: str) -> bool:
-    """Return whether an IP address is reachable from anywhere.
+    """Return whether an IP address can be reached from anywhere.
 
-    An address of NAT64 (64:ff9b::/96) is what it leads to, since networks without IPv4 of their own
-    reach all of it that way.
+    An address of NAT64 (64:ff9b::/96) counts as the IPv4 address in it, since networks without IPv4
+    of their own reach all of it that way.
     """
     ip = _ip(address)
     if ip in _NAT64:
@@ -193,14 +203,17 @@ def is_loopback(address: str) -> bool:
 
 
 def is_metadata(address: str) -> bool:
-    """Return whether an IP address is of one link, or where a cloud tells a machine its secrets."""
+    """Return whether an IP address is link-local or a cloud's metadata service.
+
+    Metadata services give a machine its secrets.
+    """
     ip = _ip(address)
     led = [ip, *_led_to(ip)]
     return any(each.is_link_local or each in _METADATA for each in led)
 
 
 def address_reach(address: str) -> Reach:
-    """Return from where an IP address is reached."""
+    """Return from where an IP address can be reached."""
     if is_metadata(address):
         return Reach.METADATA
     if is_loopback(address) or _ip(address).is_unspecified:
@@ -215,7 +228,10 @@ _METADATA_NAMES = ("metadata", "metadata.google.internal")  # Google's page on i
 
 
 def name_reach(host: str) -> Reach:
-    """Return from where a host is reached as far as its name says: a proxy resolves it, not we."""
+    """Return from where a host can be reached, judged by its name only.
+
+    For hosts whose address only a proxy resolves.
+    """
     name = host.lower().removesuffix(".")
     if name in _METADATA_NAMES:
         return Reach.METADATA
@@ -233,12 +249,12 @@ def check_connection(
     before: tuple[RequestTarget, Sequence[str]] | None,
     where: str,
 ) -> None:
-    """Raise RemoteError for a connection that must not be made.
+    """Raise RemoteError if a connection to `to` must not be made.
 
-    `before` is the target (with its addresses) that redirected to this one. A step may not lead to
-    an address that is nearer than where it comes from: from public to private, from private to this
-    machine, from anywhere to a metadata service. Without `addresses`, which only a proxy knows, the
-    name is judged.
+    `before` is the target (with its addresses) that redirected to this one. A redirect may not lead
+    to an address that is more private: from public to private, from private to this machine, from
+    anywhere to a metadata service. Without `addresses`, which only a proxy knows, the name is
+    judged. `where` begins the message.
     """
     nearest = min(map(address_reach, addresses), default=name_reach(to.host))
     if before is not None:

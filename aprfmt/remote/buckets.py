@@ -1,7 +1,8 @@
-"""`s3://bucket/file`, `gs://`, `az://`: object stores, by obstore.
+"""Object stores, `s3://bucket/file`, `gs://` and `az://`, read through obstore.
 
 Keys, regions and endpoints come from the environment variables that obstore reads (AWS_*, GOOGLE_*,
-AZURE_*); without any, buckets are read as anybody may. obstore repeats what may pass by itself.
+AZURE_*); without any, buckets are read anonymously. obstore itself repeats requests that may
+succeed later.
 """
 
 import hashlib
@@ -43,6 +44,7 @@ _KEYS = {
 
 
 def _settle(text: str) -> Sequence[str]:
+    """Return an address as [scheme and colon, bucket, components]; UsageError without a bucket."""
     scheme, _, rest = text.partition("://")
     parts = [part for part in rest.split("/") if part]
     if not parts or not _BUCKET.fullmatch(parts[0]) or ".." in parts:
@@ -51,6 +53,10 @@ def _settle(text: str) -> Sequence[str]:
 
 
 def _store(root: Sequence[str]) -> Any:
+    """Return obstore's store of a bucket, anonymous where the environment has no keys.
+
+    Raises BackendUnavailableError without obstore, RemoteError where the environment is wrong.
+    """
     try:
         from obstore.store import from_url
     except ImportError as error:
@@ -66,32 +72,34 @@ def _store(root: Sequence[str]) -> Any:
         options["client_options"] = {"allow_http": True}
     try:
         return from_url(f"{root[0]}//{root[1]}", **options)
-    except Exception as error:  # of a class of its own for each store
+    except Exception as error:  # each store has its own class of errors
         raise RemoteError(
             f"{root[0]}//{root[1]}: the environment does not say how to read it: {_line(error)}"
         ) from None
 
 
 def _line(error: Exception) -> str:
-    """Return what obstore says as one line, without the queries of addresses and without markup."""
+    """Return obstore's error as one line, without queries of URLs and without markup."""
     text = str(error).partition("\n")[0].partition("<")[0].rstrip(": ")
     return re.sub(r"(?i)(https?://[^\s?\"]*)\?[^\s\"]*", r"\1", text)[:300]
 
 
 class BucketSite:
-    """One bucket."""
+    """One bucket of an object store as a site."""
 
     def __init__(self, root: Sequence[str]) -> None:
+        """Open the store of a bucket; `root` is [scheme and colon, bucket]."""
         self._shown = f"{root[0]}//{root[1]}"
         self._store, self._endpoint = _store(root), _endpoint()
         self._first: dict[str, tuple[FileFacts, bytes] | None] = {}
         self._folders: dict[str, list[str]] = {}
 
     def _where(self, inner: str) -> str:
+        """Return the address of a file, for messages."""
         return f"{self._shown}/{inner}"
 
     def _error(self, inner: str, error: Exception) -> RemoteError:
-        """Return what obstore says as one line; of a denial, what would help."""
+        """Return obstore's error as a RemoteError in one line; a denial says what would help."""
         kind, denied = type(error).__name__, _DENIED.search(str(error))
         if denied or kind in ("PermissionDeniedError", "UnauthenticatedError"):
             why = denied[1] if denied else kind
@@ -102,6 +110,7 @@ class BucketSite:
         return RemoteError(f"{self._where(inner)}: cannot be read: {_line(error)}")
 
     def _get(self, inner: str, start: int, stop: int) -> tuple[FileFacts, tuple[int, int], bytes]:
+        """Return (facts, (start, stop) that came, bytes) of one range request."""
         import obstore
 
         with TRAFFIC.request():
@@ -113,9 +122,9 @@ class BucketSite:
         return facts, (int(answer.range[0]), int(answer.range[1])), data
 
     def _facts_of(self, inner: str, meta: Any) -> FileFacts:
-        """Return what an answer says of an object.
+        """Return the facts in an answer's metadata: size, tag, and identity if the ETag is strong.
 
-        Stores that are asked at different endpoints, or with other accounts, are different.
+        The identity includes endpoint and account, since other ones are other stores.
         """
         tag, size = str(meta.get("e_tag") or ""), int(meta["size"])
         if not is_strong(tag):
@@ -125,7 +134,7 @@ class BucketSite:
         )
 
     def one_pass(self, inner: str, facts: FileFacts) -> str:
-        """Return the SHA-256 of the object as one answer brings it."""
+        """Return the SHA-256 of the object, read whole by one request."""
         import obstore
 
         digest = hashlib.sha256()
@@ -142,6 +151,10 @@ class BucketSite:
         return digest.hexdigest()
 
     def _refuse_changed(self, inner: str, now: FileFacts, facts: FileFacts) -> None:
+        """Raise RemoteError if the size or tag of an answer is not that of the first answer.
+
+        `now` are the facts of the answer, `facts` those of the first one.
+        """
         where = self._where(inner)
         if now.size != facts.size:
             raise changed_error(where, "its size", now.size, facts.size)
@@ -149,6 +162,7 @@ class BucketSite:
             raise changed_error(where, "its ETag", now.tag, facts.tag)
 
     def _asked(self, inner: str) -> tuple[FileFacts, bytes] | None:
+        """Return (facts, first bytes) of a file, requested once; None where it does not exist."""
         if inner not in self._first:
             try:
                 facts, _, head = self._get(inner, 0, FIRST)
@@ -161,7 +175,7 @@ class BucketSite:
         return self._first[inner]
 
     def _empty(self, inner: str, error: Exception) -> tuple[FileFacts, bytes]:
-        """Return an empty object, which has no range; raise what another error was."""
+        """Return the facts of an empty object, which has no range; raise `error` for any other."""
         import obstore
 
         try:
@@ -173,17 +187,21 @@ class BucketSite:
         return FileFacts(0), b""
 
     def facts(self, inner: str) -> FileFacts | None:
-        """Ask for the first bytes of a file, which opening it will want anyway."""
+        """Return the facts of a file, None where it does not exist.
+
+        They come with its first bytes, which opening it will need anyway.
+        """
         if self.lists(_folder(inner)) and _name(inner) not in self.names(_folder(inner)):
             return None
         found = self._asked(inner)
         return None if found is None else found[0]
 
     def is_folder(self, inner: str) -> bool:
-        """Say whether files lie below that name; one request, once."""
+        """Return whether there are files below a name; asked by one request, once."""
         return not inner or (self._first.get(inner) is None and bool(self._list(inner)))
 
     def _list(self, inner: str) -> list[str]:
+        """Return the file names in a folder, requested once."""
         import obstore
 
         if inner not in self._folders:
@@ -200,15 +218,15 @@ class BucketSite:
         return self._list(inner)
 
     def lists(self, inner: str) -> bool:
-        """Say whether the folder has been listed."""
+        """Return whether the folder has been listed already."""
         return inner in self._folders
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
-        """Return what is known of a file, and its first bytes."""
+        """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
         return require_answer(self._asked(inner), self._where(inner))
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of the file that `facts` describe."""
+        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
         try:
             now, found, data = self._get(inner, start, stop)
         except Exception as error:
@@ -221,16 +239,18 @@ class BucketSite:
 
 
 def _endpoint() -> str:
-    """Return what the environment says of where stores are; nothing of it is a key."""
+    """Return the environment's settings of endpoints, regions and accounts; none is a key."""
     names = filter(_PLACE.fullmatch, sorted(os.environ))
     return "\n".join(f"{name}={os.environ[name]}" for name in names)
 
 
 def _folder(inner: str) -> str:
+    """Return a file's name without its last component."""
     return inner.rpartition("/")[0]
 
 
 def _name(inner: str) -> str:
+    """Return the last component of a file's name."""
     return inner.rpartition("/")[2]
 
 

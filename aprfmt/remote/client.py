@@ -1,8 +1,8 @@
-"""HTTP/1.1 with the checks that reading a model by range needs; connections are kept.
+"""An HTTP/1.1 client with the checks that reading a model by range needs.
 
-Redirects are followed here, one judged step at a time, and the connection goes to the very address
-that was judged. A refused answer is never read: its connection is closed. How long an answer may
-take is `timed_socket`'s, how its body is read `response_body`'s.
+Connections are reused. Redirects are followed here, one checked step at a time, and the connection
+goes to the very address that was checked. A refused answer is never read: its connection is closed.
+How long an answer may take is in `timed_socket`, how its body is read in `response_body`.
 """
 
 import atexit
@@ -35,7 +35,7 @@ from aprfmt.remote.traffic import TRAFFIC
 ATTEMPTS = 5
 MAX_STEPS = 10  # redirects
 MAX_ADDRESSES = 8  # of one host, that are tried
-LONGEST = 60.0  # seconds a server may ask us to wait
+LONGEST = 60.0  # seconds a server may ask to wait
 _MOVED = (301, 302, 303, 307, 308)
 _LATER = (408, 425, 429, 500, 502, 503, 504)
 _DRAINED = 64 << 10  # bytes of an answer without interest that are read to keep its connection
@@ -51,14 +51,14 @@ _HUNG_UP = (ssl.SSLEOFError, ssl.SSLZeroReturnError)  # but for a connection tha
 
 
 class ConnectionCut(Exception):
-    """An answer ended early, or the connection did: worth another attempt."""
+    """Raised where an answer or its connection ends early; worth another attempt."""
 
 
 @dataclass
 class Response:
     """A status, headers by lower-case name, the body, and the address after all redirects.
 
-    Where only the digest was asked for, `body` is empty, and `sha256` that of all of it.
+    Where only the digest was asked for, `body` is empty, and `sha256` is that of the whole body.
     """
 
     status: int
@@ -75,7 +75,7 @@ Wanted = Callable[[int, Headers], int]
 
 @dataclass
 class _Reply:
-    """An answer whose body has not been read."""
+    """An answer whose body has not been read yet, with its connection."""
 
     to: RequestTarget
     connection: http.client.HTTPConnection
@@ -88,7 +88,7 @@ class _Reply:
 
 
 def dial(address: str, port: int) -> socket.socket:
-    """Connect to an IP address."""
+    """Return a socket connected to an IP address."""
     sock = socket.create_connection((address, port), LIMITS.silence)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     return sock
@@ -96,7 +96,11 @@ def dial(address: str, port: int) -> socket.socket:
 
 @cache
 def _tls() -> ssl.SSLContext:
-    """Return what certificates are judged by: the system's, SSL_CERT_FILE, REQUESTS_CA_BUNDLE."""
+    """Return the TLS context with trusted certificates, made once.
+
+    They are those of the system, of SSL_CERT_FILE and of REQUESTS_CA_BUNDLE. Raises RemoteError
+    where the last cannot be read.
+    """
     context, bundle = ssl.create_default_context(), os.environ.get(_BUNDLE, "")
     try:
         if bundle:
@@ -111,7 +115,10 @@ def _tls() -> ssl.SSLContext:
 
 @dataclass
 class Client:
-    """Sends requests; `resolver`, `dialer`, `wait`, `clock` and `limits` are what tests replace."""
+    """An HTTP client that reuses connections, follows redirects and tries again.
+
+    `resolver`, `dialer`, `wait`, `clock` and `limits` are what tests replace.
+    """
 
     resolver: address_policy.Resolver = address_policy.resolve_host
     dialer: Callable[[str, int], socket.socket] = dial
@@ -128,13 +135,15 @@ class Client:
     def get(
         self, url: str, where: str, headers: Headers, wanted: Wanted, hashed: bool = False
     ) -> Response:
-        """Return the answer to a GET; `where` begins messages.
+        """Return the answer to a GET request; `where` begins messages.
 
-        Answers that may pass (429, 500, a cut body) are asked for again, after as long as the
-        server says. `hashed` asks for the digest of the body, of which nothing is held. Raises
-        RemoteError.
+        `wanted(status, headers)` returns how many bytes of the body to read; -N is for a body of
+        unknown length, of which at most N are read. Answers that may change (429, 500, a cut body)
+        are asked for again, after as long as the server says. `hashed` returns the digest of the
+        body instead of its bytes. Raises RemoteError.
         """
         why = ""
+        # Errors that another attempt would not change are raised; others are tried again.
         for attempt in range(ATTEMPTS):
             try:
                 answer = self._once(url, where, headers, wanted, hashed)
@@ -165,7 +174,7 @@ class Client:
         )
 
     def close(self) -> None:
-        """Close the connections that are kept; those in use are closed when they have been used."""
+        """Close the idle connections; those in use are closed when their answer is read."""
         with self._lock:
             self._closed += 1
             idle = [one for row in self._idle.values() for one in row]
@@ -176,7 +185,11 @@ class Client:
     def _once(
         self, url: str, where: str, headers: Headers, wanted: Wanted, hashed: bool
     ) -> Response:
-        """Send a request and follow its redirects."""
+        """Return the answer to one request after all redirects.
+
+        A token is not sent to another server. `wanted` and `hashed` are those of `get`. Raises
+        RemoteError for too many redirects.
+        """
         before: tuple[RequestTarget, Sequence[str]] | None = None
         sent = dict(headers)
         for _ in range(MAX_STEPS + 1):
@@ -201,6 +214,10 @@ class Client:
         raise RemoteError(f"{where}: is redirected more than {MAX_STEPS} times; check the address")
 
     def _body(self, reply: _Reply, url: str, wanted: Wanted, hashed: bool) -> Response:
+        """Return the answer with its body or digest, and release the connection.
+
+        `wanted` and `hashed` are those of `get`.
+        """
         status = reply.response.status
         size = _drained(reply)
         if status not in _LATER:
@@ -220,6 +237,11 @@ class Client:
         where: str,
         sent: Headers,
     ) -> _Reply:
+        """Return the answer to a request whose body is unread, on a kept or a new connection.
+
+        `before` is the target that redirected here, and `sent` are the headers. A kept connection
+        that the server has closed meanwhile is replaced once.
+        """
         proxy, addresses = self._route(to)
         line, sent = to.line, {"Accept-Encoding": "identity", **_OURS, **sent}
         if proxy is not None and to.scheme == "http":  # RFC 9112, 3.2.2: the proxy takes it apart
@@ -253,7 +275,10 @@ class Client:
         raise ConnectionCut("kept connections were closed")
 
     def _addresses(self, to: RequestTarget) -> Sequence[str]:
-        """Resolve a host once: a name that changes its address would pass the judge twice."""
+        """Return the IP addresses of a target's host, resolved once by this client.
+
+        A name that changes its address could otherwise pass the checks and then lead elsewhere.
+        """
         key = to.host, to.port
         with self._lock:
             if key in self._known:
@@ -263,10 +288,10 @@ class Client:
             return self._known.setdefault(key, found)
 
     def _route(self, to: RequestTarget) -> tuple[Proxy | None, Sequence[str]]:
-        """Return the proxy that a host is asked through, if any, and the host's addresses.
+        """Return (the proxy for a target or None, the IP addresses of its host).
 
-        This machine is asked directly. The addresses of a host that only the proxy can resolve are
-        empty.
+        This machine is reached directly. The addresses of a host that only the proxy can resolve
+        are empty.
         """
         proxy = proxies.find_proxy(to.scheme, to.host, to.port)
         try:
@@ -280,7 +305,7 @@ class Client:
         return (None if here else proxy), addresses
 
     def _through(self, to: RequestTarget) -> str:
-        """Return which proxy a host is asked through, for a message; "" for none."""
+        """Return which proxy a request went through, for a message; "" for none."""
         try:
             proxy = self._route(to)[0]
         except OSError:
@@ -288,6 +313,7 @@ class Client:
         return f"it was asked through the proxy of {proxy.variable}; " if proxy else ""
 
     def _kept(self, to: RequestTarget, proxy: Proxy | None) -> http.client.HTTPConnection | None:
+        """Return an idle connection to a server, taken out of the pool; None without one."""
         with self._lock:
             idle = self._idle.get((to.server, proxy))
             return idle.pop() if idle else None
@@ -295,6 +321,7 @@ class Client:
     def _connect(
         self, to: RequestTarget, addresses: Sequence[str], proxy: Proxy | None, where: str
     ) -> http.client.HTTPConnection:
+        """Return a new connection to a target, with TLS and through the proxy where needed."""
         context = _tls() if to.scheme == "https" else None
         if proxy is None:
             sock = self._dial(addresses, to.port)
@@ -311,7 +338,7 @@ class Client:
         return connection
 
     def _dial(self, addresses: Sequence[str], port: int) -> socket.socket:
-        """Connect to the first of some addresses that answers. Raises OSError."""
+        """Return a socket to the first of the addresses that answers; raises OSError for none."""
         error: OSError | None = None
         for address in addresses[:MAX_ADDRESSES]:
             try:
@@ -321,9 +348,10 @@ class Client:
         raise error or OSError("the host has no address")
 
     def _tunnel(self, sock: socket.socket, to: RequestTarget, proxy: Proxy, where: str) -> None:
-        """Have a proxy connect to a host (RFC 9110, 9.3.6): what follows are that host's bytes.
+        """Have a proxy connect `sock` to a host by CONNECT (RFC 9110, 9.3.6).
 
-        Raises RemoteError where the proxy refuses, BadAnswer or ConnectionCut for its answer.
+        What is received afterwards comes from that host. Raises RemoteError where the proxy
+        refuses, BadAnswer or ConnectionCut for its answer.
         """
         sent = {"Host": to.authority, **_OURS}
         sent |= {"Proxy-Authorization": proxy.authorization} if proxy.authorization else {}
@@ -351,7 +379,7 @@ class Client:
             raise
 
     def _finish(self, reply: _Reply) -> None:
-        """Keep a connection whose answer has been read to its end, else close it."""
+        """Return a connection to the pool if its answer was read to the end, else close it."""
         if reply.body.ended() and not reply.response.will_close:
             reply.response.close()  # the answer, not the connection
             with self._lock:
@@ -364,14 +392,14 @@ class Client:
 
 
 _SECONDS = re.compile(r"[0-9]+")
-_YEAR = 365 * 86400  # seconds: what is said of a longer wait
+_YEAR = 365 * 86400  # seconds: the longest wait that a message names
 _OURS = {"User-Agent": f"aprfmt/{__version__}", "Connection": "keep-alive"}
 CLIENT = Client()
 atexit.register(CLIENT.close)
 
 
 def _secured(sock: socket.socket, context: ssl.SSLContext, host: str) -> socket.socket:
-    """Return a connection with TLS on it; that of a refused certificate is closed."""
+    """Return the socket with TLS on it; it is closed if the certificate is refused."""
     try:
         return context.wrap_socket(sock, server_hostname=host)
     except BaseException:
@@ -383,11 +411,11 @@ _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n]*)?\r\n")
 
 
 def _tunnel_status(timed: TimedSocket) -> int:
-    """Return the status of a proxy's answer to CONNECT, of which nothing but its head is read.
+    """Return the status of a proxy's answer to CONNECT; only the head of the answer is read.
 
     Raises BadAnswer for what is no answer of HTTP, ConnectionCut for one that ends early.
     """
-    head, one = bytearray(), bytearray(1)  # a byte at a time: what follows is not ours to take
+    head, one = bytearray(), bytearray(1)  # a byte at a time: what follows is for TLS
     while not head.endswith(b"\r\n\r\n"):
         if not timed.receive(one):
             raise ConnectionCut("the proxy closed the connection")
@@ -399,9 +427,9 @@ def _tunnel_status(timed: TimedSocket) -> int:
 
 
 def _joined(url: str, location: str) -> str:
-    """Return where a redirect leads, and text that is no URL as it is.
+    """Return the URL that a redirect leads to; text that is no URL is returned unchanged.
 
-    `address_policy.parse_target` refuses it.
+    `address_policy.parse_target` refuses it then.
     """
     try:
         return urljoin(url, location)
@@ -410,7 +438,7 @@ def _joined(url: str, location: str) -> str:
 
 
 def _headers(response: http.client.HTTPResponse) -> dict[str, str]:
-    """Return the headers by lower-case name. Raises BadAnswer for two that contradict."""
+    """Return {lower-case name: value} of an answer; BadAnswer for two that contradict."""
     found: dict[str, str] = {}
     for name, value in response.getheaders():
         name = name.lower()
@@ -421,12 +449,12 @@ def _headers(response: http.client.HTTPResponse) -> dict[str, str]:
 
 
 def _drained(reply: _Reply) -> int:
-    """Return how much of an answer without interest is read: what it states, up to a limit."""
+    """Return how many bytes to read of a body that is not needed, to reuse its connection."""
     return min(content_length(reply.headers) or 0, _DRAINED)
 
 
 def _read(reply: _Reply, size: int) -> bytes:
-    """Return exactly `size` bytes of a body, in memory nobody cleared; Cut where it ends before."""
+    """Return exactly `size` bytes of a body; ConnectionCut where it ends before."""
     data = reply.body.read(size)
     TRAFFIC.count(received=len(data))
     if len(data) < size:
@@ -435,7 +463,7 @@ def _read(reply: _Reply, size: int) -> bytes:
 
 
 def _read_all(reply: _Reply, most: int) -> bytearray:
-    """Return a body that does not say how long it is; Cut where it goes on after `most` bytes."""
+    """Return a body of unknown length; ConnectionCut where it has more than `most` bytes."""
     data = bytearray()
     while piece := reply.body.read(64 << 10):
         TRAFFIC.count(received=len(piece))
@@ -446,7 +474,7 @@ def _read_all(reply: _Reply, most: int) -> bytearray:
 
 
 def _digest(reply: _Reply, size: int) -> str:
-    """Return the SHA-256 of a body of exactly `size` bytes; Cut where it ends before."""
+    """Return the SHA-256 of a body of exactly `size` bytes; ConnectionCut where it ends before."""
     digest, left = hashlib.sha256(), size
     while left:
         piece = _read(reply, min(left, _PIECE))
@@ -456,6 +484,7 @@ def _digest(reply: _Reply, size: int) -> str:
 
 
 def _told(error: Exception, limits: ResponseLimits) -> str:
+    """Return an error of a connection as a short text."""
     if isinstance(error, TimeoutError):
         return f"no byte for {limits.silence:.0f} seconds"
     text = getattr(error, "strerror", None) or str(error) or type(error).__name__
@@ -463,12 +492,18 @@ def _told(error: Exception, limits: ResponseLimits) -> str:
 
 
 def _pause(attempt: int) -> float:
-    """Return how long to wait after a failed attempt: 0.2 s, then twice as long each time."""
+    """Return the seconds to wait after a failed attempt: 0.2, then twice as long each time.
+
+    Up to a quarter is added at random.
+    """
     return float(0.2 * 2**attempt * (1 + random.random() / 4))
 
 
 def _asked(headers: Headers, otherwise: float, where: str) -> float:
-    """Return how long a server asks us to wait. Raises RemoteError where that is too long."""
+    """Return the seconds that Retry-After asks to wait, `otherwise` without one.
+
+    Raises RemoteError where that is longer than LONGEST.
+    """
     text = headers.get("retry-after", "").strip()
     if _SECONDS.fullmatch(text):
         seconds = float(min(int(text[:12]), _YEAR))

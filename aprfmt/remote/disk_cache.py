@@ -1,8 +1,8 @@
-"""Ranges of files kept on disk, by what names the bytes for ever and by the range.
+"""A cache on disk of ranges of remote files, by the identity of the file and the range.
 
-One file a range, its SHA-256 behind its bytes, so that a damaged one is fetched again. One run adds
+One file a range, its SHA-256 after its bytes, so that a damaged one is fetched again. One run adds
 at most half of the limit (a model larger than that would only push itself out), and the ranges that
-were not used for the longest time leave first.
+were not used for the longest time are removed first.
 """
 
 import hashlib
@@ -14,20 +14,20 @@ from pathlib import Path
 from aprfmt.errors import UsageError
 
 FOLDER = "APRFMT_CACHE"  # where; default: aprfmt/ranges in the user's cache folder
-LIMIT = "APRFMT_CACHE_SIZE"  # bytes; 0 keeps nothing
+LIMIT = "APRFMT_CACHE_SIZE"  # bytes; with 0 nothing is cached
 DEFAULT_LIMIT = 2 << 30
 _DIGEST = hashlib.sha256().digest_size
 
 
 def cache_folder() -> Path:
-    """Return where ranges are kept."""
+    """Return the folder of the cache: $APRFMT_CACHE, or in the user's cache folder."""
     chosen = os.environ.get(FOLDER)
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(chosen) if chosen else Path(home) / "aprfmt" / "ranges"
 
 
 def cache_limit() -> int:
-    """Return how many bytes may be kept. Raises UsageError for a limit that is not a number."""
+    """Return the bytes that the cache may hold; UsageError for a limit that is not a number."""
     text = os.environ.get(LIMIT, str(DEFAULT_LIMIT))
     if not text.isdecimal():
         raise UsageError(
@@ -37,14 +37,17 @@ def cache_limit() -> int:
 
 
 class DiskCache:
-    """The ranges on disk; every failure of the disk means only that nothing is kept."""
+    """The cached ranges on disk; a disk that fails only means that nothing is cached."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._added = 0
 
     def get(self, identity: str, start: int, stop: int) -> memoryview | None:
-        """Return the bytes [start, stop) of what `identity` names, None where they are not kept."""
+        """Return bytes [start, stop) of the file with this identity, None if not cached.
+
+        A range whose digest is wrong is deleted.
+        """
         if not identity or not cache_limit():
             return None
         path = _path(identity, start, stop)
@@ -61,7 +64,10 @@ class DiskCache:
         return body
 
     def put(self, identity: str, start: int, data: memoryview) -> None:
-        """Keep the bytes of a range that begins at `start`."""
+        """Store the bytes of a range that begins at `start`, if this run may still add them.
+
+        A file without an identity is not cached.
+        """
         most = cache_limit() // 2
         with self._lock:
             if not identity or self._added + len(data) > most:
@@ -84,7 +90,7 @@ class DiskCache:
         self._trim()
 
     def _trim(self) -> None:
-        """Remove what was not used for the longest time until the rest is within the limit."""
+        """Remove the ranges that were not used for the longest time, until the limit holds."""
         with self._lock, suppress(OSError):
             found = [(path, path.stat()) for path in cache_folder().glob("*/*")]
             total = sum(facts.st_size for _, facts in found)
@@ -99,5 +105,6 @@ CACHE = DiskCache()
 
 
 def _path(identity: str, start: int, stop: int) -> Path:
+    """Return the path in the cache of a range of a file."""
     name = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:40]
     return cache_folder() / name / f"{start}-{stop}"

@@ -1,4 +1,4 @@
-"""`file://`: a path on this machine, spelled as an address."""
+"""`file://` addresses, which are paths on this machine."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,10 +10,12 @@ from aprfmt.remote.sites import SiteSpec
 
 
 def _settle(text: str) -> Path:
+    """Return the local path that a file:// address names."""
     return Path("/" + unquote(text.removeprefix("file://")))
 
 
 def _open(root: Sequence[str]) -> Site:
+    """Raise UsageError: a file:// address is always resolved to a path before."""
     raise UsageError(f"{root[0]}//: is a path on this machine; give the path")
 
 

@@ -1,4 +1,4 @@
-"""Every other scheme that fsspec knows (`sftp://`, `hdfs://`, `memory://`, ...), where it is there.
+"""Addresses of all other schemes, read through fsspec: `sftp://`, `hdfs://`, `memory://`, ...
 
 Ranges are read by `cat_ranges`. fsspec says nothing of a file's version with an answer, so none is
 proven to be of the same version as another, and no range is kept on disk. Its size, and its date or
@@ -20,6 +20,10 @@ _VERSIONS = ("ETag", "etag", "checksum", "mtime", "modify", "LastModified", "cre
 
 
 def _settle(text: str) -> Sequence[str]:
+    """Return an address as [scheme and colon, components], once its file system can be opened.
+
+    Raises UsageError for an address without a file, or with a password in it.
+    """
     scheme, _, rest = text.partition("://")
     parts = [part for part in rest.split("/") if part]
     shown = f"{scheme}://{'/'.join(parts).rpartition('@')[2]}"
@@ -35,7 +39,11 @@ def _settle(text: str) -> Sequence[str]:
 
 
 def _system(root: str) -> Any:
-    """Return the file system of an address's first two parts; connects where that needs it."""
+    """Return fsspec's file system of an address; it may connect.
+
+    `root` is scheme and first component. Raises BackendUnavailableError without fsspec, UsageError
+    for an unknown scheme, RemoteError where the file system cannot be opened.
+    """
     scheme = root.partition(":")[0]
     try:
         import fsspec
@@ -51,27 +59,30 @@ def _system(root: str) -> Any:
         )
     try:
         return fsspec.core.url_to_fs(root)[0]
-    except Exception as error:  # of a class of its own for each file system
+    except Exception as error:  # each file system has its own class of errors
         raise RemoteError(f"{root}: {scheme}:// cannot be read: {_line(error)}") from None
 
 
 def _line(error: Exception) -> str:
-    """Return what a file system says as one line."""
+    """Return an error of a file system as one line."""
     text = str(error).strip().partition("\n")[0] or type(error).__name__
     return shorten(text, 200)
 
 
 class FsspecSite:
-    """One file system."""
+    """One file system of fsspec as a site."""
 
     def __init__(self, root: Sequence[str]) -> None:
+        """Open the file system; `root` is [scheme and colon, first component]."""
         self._root = f"{root[0]}//{root[1]}"
         self._files = _system(self._root)
 
     def _where(self, inner: str) -> str:
+        """Return the address of a file."""
         return f"{self._root}/{inner}" if inner else self._root
 
     def _info(self, inner: str) -> Any:
+        """Return what the file system says of a file now, None where it does not exist."""
         try:
             with TRAFFIC.request():
                 self._files.invalidate_cache()  # what it knows may be of an earlier version
@@ -82,7 +93,7 @@ class FsspecSite:
             raise RemoteError(f"{self._where(inner)}: cannot be read: {_line(error)}") from None
 
     def facts(self, inner: str) -> FileFacts | None:
-        """Ask the file system about a file."""
+        """Return the size and version tag of a file, None where it does not exist."""
         info = self._info(inner)
         if info is None or info.get("type") != "file" or type(info.get("size")) is not int:
             return None
@@ -90,7 +101,7 @@ class FsspecSite:
         return FileFacts(info["size"], tags[0] if tags else "")
 
     def is_folder(self, inner: str) -> bool:
-        """Say whether files lie below that name."""
+        """Return whether a name is a directory."""
         info = self._info(inner)
         return info is not None and info.get("type") == "directory"
 
@@ -104,18 +115,21 @@ class FsspecSite:
         return [str(row["name"]).rpartition("/")[2] for row in rows if row["type"] == "file"]
 
     def lists(self, inner: str) -> bool:
-        """Say yes."""
+        """Return True: file systems list their folders."""
         return True
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
-        """Return what is known of a file, and its first bytes."""
+        """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
         facts = self.facts(inner)
         if facts is None:
             raise not_found_error(self._where(inner))
         return facts, bytes(self.fetch(inner, facts, 0, min(FIRST, facts.size)))
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop)."""
+        """Return bytes [start, stop) of a file; RemoteError where fewer come.
+
+        `facts` are not used: fsspec gives no version with an answer.
+        """
         where = self._where(inner)
         try:
             with TRAFFIC.request():
@@ -130,7 +144,10 @@ class FsspecSite:
         return memoryview(data)
 
     def one_pass(self, inner: str, facts: FileFacts) -> str:
-        """Return the SHA-256 of the file, read from its beginning to its end once more."""
+        """Return the SHA-256 of the file, read from its beginning to its end once more.
+
+        `facts` are not used, as in `fetch`.
+        """
         where, digest = self._where(inner), hashlib.sha256()
         try:
             with TRAFFIC.request(), self._files.open(where, "rb") as file:

@@ -1,7 +1,7 @@
-"""Files at https:// addresses, and http:// ones of this machine.
+"""Files at https:// addresses, and at http:// addresses of this machine.
 
-An address that ends in `/` is a folder: config.json and tokenizer files beside the weights are
-asked for by name. Any other address is one file, beside which only files are read that it names.
+An address that ends in `/` is a folder: config.json and tokenizer files next to the weights are
+requested by name. Any other address is one file, next to which only files are read that it names.
 """
 
 from base64 import b64encode
@@ -24,6 +24,10 @@ _FOLDERS: dict[tuple[str, str], set[str]] = {}
 
 
 def _settle(text: str) -> Sequence[str]:
+    """Return an address as [scheme and colon, host, components]; query and login are stored apart.
+
+    Raises UsageError for text that is no address of a file.
+    """
     parts, bare = url_parts(text), _bare(text)
     if parts is None:
         raise UsageError(f"{bare}: is no address; expected https://HOST/FILE")
@@ -42,16 +46,17 @@ def _settle(text: str) -> Sequence[str]:
 
 
 def _bare(text: str) -> str:
-    """Return an address without what may be secret in it: a password, and the query."""
+    """Return an address without a password and without the query, which may be secret."""
     scheme, _, rest = text.partition("://")
     host, slash, path = rest.partition("?")[0].partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
 def _remember(known: dict[T, str], key: T, found: str, bare: str, what: str) -> None:
-    """Keep what an address said; UsageError where an earlier one of the same file said another.
+    """Store what an address said under a key; UsageError where another address said otherwise.
 
-    Both would be read as one file, and be equal.
+    Both would be read as one file, and be equal. `what` names it in the message. `known` is the
+    table, `bare` the address without secrets.
     """
     if known.setdefault(key, found) != found:
         raise UsageError(
@@ -61,9 +66,13 @@ def _remember(known: dict[T, str], key: T, found: str, bare: str, what: str) -> 
 
 
 class HttpSite:
-    """One host."""
+    """One host with its scheme as a site."""
 
     def __init__(self, root: Sequence[str]) -> None:
+        """Set the header for the login, if the user's address had one.
+
+        `root` is [scheme and colon, host].
+        """
         self._key = root[0], root[1]
         self._ranges = RangeReader()
         self._headers = {}
@@ -73,13 +82,16 @@ class HttpSite:
         self._first: dict[str, tuple[FileFacts, bytes] | None] = {}
 
     def _url(self, inner: str) -> str:
+        """Return the URL of a file, with the query that the user's address had."""
         query = _QUERIES.get(self._key, {}).get(inner, "")
         return urlunsplit((self._key[0][:-1], self._key[1], "/" + inner, query, ""))
 
     def _where(self, inner: str) -> str:
+        """Return the address of a file without secrets, for messages."""
         return f"{self._key[0]}//{self._key[1]}/{inner}"
 
     def _asked(self, inner: str) -> tuple[FileFacts, bytes] | None:
+        """Return (facts, first bytes) of a file, requested once; None where it does not exist."""
         if inner not in self._first:
             try:
                 found = self._ranges.first(self._url(inner), self._where(inner), self._headers)
@@ -92,34 +104,37 @@ class HttpSite:
         return self._first[inner]
 
     def facts(self, inner: str) -> FileFacts | None:
-        """Ask for the first bytes of a file, which opening it will want anyway."""
+        """Return the facts of a file, None where it does not exist.
+
+        They come with its first bytes, which opening it will need anyway.
+        """
         found = None if self.is_folder(inner) else self._asked(inner)
         return None if found is None else found[0]
 
     def is_folder(self, inner: str) -> bool:
-        """Say whether the user's address was one of a folder."""
+        """Return whether the user's address was one of this folder."""
         return inner in _FOLDERS.get(self._key, ())
 
     def names(self, inner: str) -> list[str]:
-        """Return nothing: hosts do not list."""
+        """Return []: hosts do not list their files."""
         return []
 
     def lists(self, inner: str) -> bool:
-        """Say whether files of the folder may be asked for by name."""
+        """Return whether files of the folder may be requested by name: the user named it."""
         return self.is_folder(inner)
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
-        """Return what is known of a file, and its first bytes."""
+        """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
         return require_answer(self._asked(inner), self._where(inner))
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of the file that `facts` describe."""
+        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
         return self._ranges.fetch(
             self._url(inner), self._where(inner), self._headers, facts, start, stop
         )
 
     def one_pass(self, inner: str, facts: FileFacts) -> str:
-        """Return the SHA-256 of the file as one answer brings it."""
+        """Return the SHA-256 of the file, read whole by one request."""
         return self._ranges.one_pass(self._url(inner), self._where(inner), self._headers, facts)
 
 

@@ -1,4 +1,4 @@
-"""`hf://owner/name[@revision][/file]`: repositories of models on the Hugging Face Hub.
+"""Model repositories on the Hugging Face Hub: `hf://owner/name[@revision][/file]`.
 
 One request of the hub's API pins the revision to a commit and lists the files with sizes and, of
 large ones, digests; every byte is then read at that commit. A snapshot in the local hub cache is
@@ -26,7 +26,7 @@ from aprfmt.remote.sites import SiteSpec
 from aprfmt.remote.traffic import TRAFFIC
 
 MAX_LISTING = 64 << 20
-MAX_PLAIN = 64 << 20  # files that the hub does not store apart: sent whole
+MAX_PLAIN = 64 << 20  # bytes of a file outside of LFS, which is sent whole
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
 _REVISION = re.compile(r"[A-Za-z0-9][A-Za-z0-9._%-]{0,200}")
@@ -34,15 +34,15 @@ _WEIGHTS = (".safetensors", ".gguf", ".apr", ".bin", ".pt", ".pth", ".ckpt")
 
 
 def hub_endpoint() -> str:
-    """Return where the hub is."""
+    """Return the URL of the hub: $HF_ENDPOINT or https://huggingface.co."""
     return os.environ.get("HF_ENDPOINT", "").rstrip("/") or "https://huggingface.co"
 
 
 def hub_token() -> tuple[str, str]:
-    """Return the token that the hub's own library would send, and where it stands; both "" without.
+    """Return (the token that huggingface_hub would send, where it is from); ("", "") without one.
 
-    The library looks at the environment and at what `hf auth login` left, which it renews where it
-    has run out. Raises RemoteError for one that no header can hold, or where it cannot be had.
+    The library reads the environment and what `hf auth login` left, which it renews where it has
+    expired. Raises RemoteError for one that no header can hold, or where it cannot be read.
     """
     from huggingface_hub import constants, get_token
 
@@ -63,10 +63,15 @@ def hub_token() -> tuple[str, str]:
 
 
 def _one_line(error: Exception) -> str:
+    """Return an error as one line of at most 160 characters."""
     return shorten(" ".join(str(error).split()) or type(error).__name__, 160)
 
 
 def _settle(text: str) -> Sequence[str] | Path:
+    """Return an address as ["hf:", components], or the path of it in the local hub cache.
+
+    Raises UsageError for an address without a repository, or with an impossible name.
+    """
     parts = [part for part in text.removeprefix("hf://").split("/") if part]
     if parts[:1] == ["models"]:
         parts = parts[1:]
@@ -87,7 +92,10 @@ def _settle(text: str) -> Sequence[str] | Path:
 
 
 def cached_snapshot(repository: str, revision: str) -> Path | None:
-    """Return the snapshot of a revision in the local hub cache, None where it has none."""
+    """Return the snapshot of a revision in the local hub cache, None where it has none.
+
+    `repository` is OWNER/NAME, `revision` a branch, tag or commit.
+    """
     folder = hub_cache() / ("models--" + repository.replace("/", "--"))
     commit = revision
     if not _COMMIT.fullmatch(revision):
@@ -100,7 +108,7 @@ def cached_snapshot(repository: str, revision: str) -> Path | None:
 
 
 def _is_model(folder: Path) -> bool:
-    """Say whether weights lie in a snapshot, all files that an index names included."""
+    """Return whether a snapshot has weights, all files that an index names included."""
     from aprfmt.formats.bounded_json import load_file
     from aprfmt.formats.shard_set import MAX_INDEX
 
@@ -112,10 +120,10 @@ def _is_model(folder: Path) -> bool:
 
 @dataclass(frozen=True)
 class _Row:
-    """A file of a repository; `apart` says that the hub stores it apart and sends ranges of it.
+    """A file of a repository; `apart` is True for a file in LFS or Xet, which is sent by range.
 
-    `sha256` is published of what is stored apart, `blob` of the rest: git's SHA-1 of it, that is of
-    `blob SIZE`, a zero byte and the contents. Both are "" where they are not published.
+    `sha256` is published for such files, `blob` for the others: git's SHA-1 of it, that is of `blob
+    SIZE`, a zero byte and the contents. Both are "" where they are not published.
     """
 
     size: int
@@ -125,9 +133,13 @@ class _Row:
 
 
 class HubSite:
-    """One repository at one revision."""
+    """One repository at one revision as a site."""
 
     def __init__(self, root: Sequence[str]) -> None:
+        """Set names and endpoint; nothing is requested yet.
+
+        `root` is ["hf:", owner, name[@revision]].
+        """
         self._owner = root[1]
         self._name, _, self._revision = root[2].partition("@")
         self._shown = f"hf://{root[1]}/{root[2]}"
@@ -139,21 +151,28 @@ class HubSite:
 
     @property
     def _headers(self) -> dict[str, str]:
+        """The header with the hub's token; {} without a token."""
         found, _ = hub_token()
         return {"Authorization": f"Bearer {found}"} if found else {}
 
     @property
     def commit(self) -> str:
-        """The commit that the revision stood for when it was first asked for."""
+        """The commit that the revision was at when it was first requested."""
         return self._listing()[0]
 
     def _listing(self) -> tuple[str, Mapping[str, _Row]]:
+        """Return (commit, {file name: row}), requested once."""
         with self._lock:
             if self._listed is None:
                 self._listed = self._ask()
             return self._listed
 
     def _ask(self) -> tuple[str, Mapping[str, _Row]]:
+        """Return (commit, {file name: row}) from the hub's API.
+
+        Raises RemoteError where the repository does not exist, may not be read, or the hub is
+        offline.
+        """
         from aprfmt.formats.bounded_json import loads
 
         if os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
@@ -175,6 +194,7 @@ class HubSite:
         return self._read(loads(text, f"{self._shown}: the hub's answer", max_bytes=MAX_LISTING))
 
     def _read(self, told: Any) -> tuple[str, Mapping[str, _Row]]:
+        """Return (commit, {file name: row}) of the API's JSON; RemoteError without a commit."""
         commit = told.get("sha") if isinstance(told, dict) else None
         siblings = told.get("siblings") if isinstance(told, dict) else None
         if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
@@ -209,26 +229,28 @@ class HubSite:
         return RemoteError(f"{self._shown}: does not exist, or is private: {login}")
 
     def _row(self, inner: str) -> _Row | None:
+        """Return the listing's row of a file, None where it does not exist."""
         return self._listing()[1].get(inner)
 
     def facts(self, inner: str) -> FileFacts | None:
-        """Return what the listing says of a file."""
+        """Return what the listing says of a file, None where it does not exist."""
         row = self._row(inner)
         if row is None:
             return None
         return FileFacts(row.size, "", self._identity(inner, row), row.sha256)
 
     def _identity(self, inner: str, row: _Row, tag: str = "") -> str:
-        """Return what names a file's bytes: the digest that this hub publishes, or a strong ETag.
+        """Return a digest that identifies a file's bytes at this hub; "" where nothing does.
 
-        Another hub may have other bytes under the same name and commit.
+        It is made of the digest that the hub publishes, or of a strong ETag `tag`. Another hub may
+        have other bytes under the same name and commit, so the endpoint is part of it.
         """
         named = row.sha256 or row.blob or (tag if is_strong(tag) else "")
         place = self._endpoint, self._owner, self._name, self.commit, inner
         return identity_of("hf", *place, named, row.size) if named else ""
 
     def is_folder(self, inner: str) -> bool:
-        """Say whether files lie below that name."""
+        """Return whether there are files below a name."""
         return not inner or any(name.startswith(f"{inner}/") for name in self._listing()[1])
 
     def names(self, inner: str) -> list[str]:
@@ -238,18 +260,20 @@ class HubSite:
         return [name for name in cut if "/" not in name]
 
     def lists(self, inner: str) -> bool:
-        """Say yes."""
+        """Return True: the listing has all files."""
         return True
 
     def _where(self, inner: str) -> str:
+        """Return the address of a file, for messages."""
         return f"{self._shown}/{inner}"
 
     def _url(self, inner: str) -> str:
+        """Return the URL of a file at the pinned commit."""
         where = f"{self._owner}/{self._name}/resolve/{self.commit}/{quote(inner)}"
         return f"{self._endpoint}/{where}"
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
-        """Return what is known of a file, and its first bytes; a small text whole."""
+        """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
         row, told = self._row(inner), self.facts(inner)
         if row is None or told is None:
             raise not_found_error(self._where(inner))
@@ -268,6 +292,7 @@ class HubSite:
         return FileFacts(seen.size, seen.tag, identity, told.sha256), head
 
     def _whole(self, inner: str, row: _Row) -> bytes:
+        """Return a small file whole, checked against its size and git's SHA-1; requested once."""
         if inner not in self._wholes:
             most = min(row.size, MAX_PLAIN)
             try:
@@ -290,7 +315,7 @@ class HubSite:
         return self._wholes[inner]
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of the file that `facts` describe."""
+        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
         row = self._row(inner)
         if row is not None and not row.apart:
             return memoryview(self._whole(inner, row))[start:stop]
@@ -302,7 +327,7 @@ class HubSite:
             raise self._denied(error.headers) from None
 
     def one_pass(self, inner: str, facts: FileFacts) -> str:
-        """Return the SHA-256 of the file as one answer brings it."""
+        """Return the SHA-256 of the file, read whole by one request."""
         row = self._row(inner)
         if row is not None and not row.apart:
             return hashlib.sha256(self._whole(inner, row)).hexdigest()
@@ -313,7 +338,7 @@ class HubSite:
 
 
 def _hexadecimal(found: object, digits: int) -> str:
-    """Return a published digest, "" for anything else."""
+    """Return a value that is a digest of so many hexadecimal digits, "" for anything else."""
     right = isinstance(found, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", found)
     return str(found) if right else ""
 

@@ -28,38 +28,39 @@ _OPENERS = 16  # files opened at a time
 
 
 def hub_home() -> Path:
-    """Return the folder of the hub's own library."""
+    """Return the data folder of huggingface_hub: $HF_HOME, or in the user's cache folder."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     return Path(os.environ.get("HF_HOME") or Path(base) / "huggingface").expanduser()
 
 
 def hub_cache() -> Path:
-    """Return the local hub cache, which is the hub's own library's."""
+    """Return the folder of the local hub cache, which is huggingface_hub's."""
     chosen = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
     return Path(chosen).expanduser() if chosen else hub_home() / "hub"
 
 
 class RemotePath(_Path):
-    """A place on a site; `str()` gives its address without anything secret."""
+    """The path of a file or folder at an address; `str()` is the address without secrets."""
 
     __slots__ = ()
 
     @property
     def scheme(self) -> str:
-        """What stands before `://`."""
+        """The scheme of the address, such as "hf" or "https"."""
         return self.parts[0][:-1]
 
     @property
     def site(self) -> "Site":
-        """Who answers for it."""
+        """The site that answers for this path."""
         return self._placed()[0]
 
     @property
     def inner(self) -> str:
-        """Its name within the site, "" for the site itself."""
+        """The name within the site, "" for the site itself."""
         return self._placed()[1]
 
     def _placed(self) -> "tuple[Site, str]":
+        """Return (site, name within it)."""
         from aprfmt.remote.sites import site_at
 
         return site_at(self.parts)
@@ -75,59 +76,60 @@ class RemotePath(_Path):
         return f"RemotePath({str(self)!r})"
 
     def __fspath__(self) -> NoReturn:
+        """Raise UnsupportedError, as an address is no file on this machine."""
         raise UnsupportedError(
             f"{self}: is an address, and this needs a file on this machine; download it first"
         )
 
     def exists(self, *, follow_symlinks: bool = True) -> bool:
-        """Say whether a file or folder is there."""
+        """Return whether there is a file or folder; `follow_symlinks` is not used."""
         return self.is_dir() or self.is_file()
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Say whether a file is there; RemoteError where the site cannot say."""
+        """Return whether there is a file; RemoteError where the site cannot say."""
         return self.site.facts(self.inner) is not None
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        """Say whether it is a folder: the site, or what files lie in."""
+        """Return whether it is a folder: the site itself, or a name with files below it."""
         return self.site.is_folder(self.inner)
 
     def is_symlink(self) -> bool:
-        """Say no: sites have none."""
+        """Return False: sites have no links."""
         return False
 
     def iterdir(self) -> Generator["RemotePath", None, None]:
-        """Yield the files of a folder; none where the site has no lists."""
+        """Yield the files of a folder; none where the site cannot list."""
         for name in self.site.names(self.inner):
             yield self / name
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        """Return a regular file's size; FileNotFoundError where none is there."""
+        """Return the stat of a regular file with its size; FileNotFoundError without one."""
         facts = self.site.facts(self.inner)
         if facts is None:
             raise FileNotFoundError(2, "No such file", str(self))
         return os.stat_result((stat.S_IFREG | 0o444, 0, 0, 1, 0, 0, facts.size, 0, 0, 0))
 
     def resolve(self, strict: bool = False) -> "RemotePath":
-        """Return itself: an address is whole."""
+        """Return the path itself: an address is always absolute."""
         return self
 
     def absolute(self) -> "RemotePath":
-        """Return itself: an address is whole."""
+        """Return the path itself: an address is always absolute."""
         return self
 
     def is_absolute(self) -> bool:
-        """Say yes."""
+        """Return True: an address is always absolute."""
         return True
 
     def expanduser(self) -> "RemotePath":
-        """Return itself: `~` means nothing there."""
+        """Return the path itself: `~` has no meaning in an address."""
         return self
 
 
 def parse_location(given: Any) -> Path:
-    """Return a path, or the address that a text names, as a path.
+    """Return what a user gave as a path; an address becomes a RemotePath.
 
-    An address whose file lies in the local hub cache is the path of that. Raises UsageError for an
+    An address whose file lies in the local hub cache is the path there. Raises UsageError for an
     address that is not complete.
     """
     if isinstance(given, RemotePath):
@@ -141,23 +143,23 @@ def parse_location(given: Any) -> Path:
 
 
 def is_address(path: Path) -> bool:
-    """Say whether a path is an address, or the text of one for which there is no folder here."""
+    """Return whether a path is an address, or text like one whose folder does not exist here."""
     text = str(path)
     return is_remote(path) or (bool(_ADDRESS.match(text)) and not os.path.isdir(path.parent))
 
 
 def is_remote(path: Path) -> bool:
-    """Say whether a path is an address."""
+    """Return whether a path is a RemotePath."""
     return isinstance(path, RemotePath)
 
 
 def can_list(path: Path) -> bool:
-    """Say whether one can know which files lie in a folder without asking for each."""
+    """Return whether the files of a folder are known without asking for each."""
     return not isinstance(path, RemotePath) or path.site.lists(path.inner)
 
 
 def map_paths(paths: Sequence[Path], act: Callable[[Path], T]) -> list[T]:
-    """Return `act` of every path, in order; several at a time where the paths are addresses.
+    """Return [act(path), ...] in order; addresses are handled several at a time.
 
     The first error in that order is raised.
     """

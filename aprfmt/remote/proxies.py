@@ -15,9 +15,9 @@ _PORT = 80  # of an http:// proxy that names none
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """An http:// proxy: where it is, and the variable that named it.
+    """An http:// proxy: its address, and the environment variable that named it.
 
-    `authorization` is what it is told who asks by, "" where its address has no name.
+    `authorization` is the value of Proxy-Authorization, "" where the address has no login.
     """
 
     variable: str
@@ -30,7 +30,8 @@ def find_proxy(scheme: str, host: str, port: int) -> Proxy | None:
     """Return the proxy that the environment names for a host, None where it names none.
 
     The lower-case spelling comes first, and NO_PROXY excepts hosts, as urllib.request has it.
-    Raises RemoteError for a proxy of another kind, or text that is no address of one.
+    `scheme` is that of the address asked for: http or https. Raises RemoteError for a proxy of
+    another kind, or text that is no address of one.
     """
     for name in (f"{scheme}_proxy", _ALL):
         spelled = next((each for each in (name, name.upper()) if each in os.environ), "")
@@ -41,7 +42,10 @@ def find_proxy(scheme: str, host: str, port: int) -> Proxy | None:
 
 
 def _parse(variable: str, text: str) -> Proxy:
-    """Take the address of a proxy apart; it may hold a password, which no message shows."""
+    """Return the proxy that a variable's text names; RemoteError for another kind or no address.
+
+    The text may hold a password, which no message shows.
+    """
     parts = url_parts(text if "://" in text else f"http://{text}")
     if parts is None or not parts.hostname:
         raise RemoteError(f"{variable}: is no address of a proxy; expected http://HOST:PORT")
@@ -58,7 +62,7 @@ def _parse(variable: str, text: str) -> Proxy:
 
 
 def _excepted(host: str, port: int) -> bool:
-    """Return whether NO_PROXY names a host, a domain or a network that it is in, or `*`."""
+    """Return whether NO_PROXY names the host, a domain or a network that it is in, or `*`."""
     text = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
     names = [name.strip().lstrip(".").lower() for name in text.split(",") if name.strip()]
     spelled = (host.lower(), f"{host.lower()}:{port}")
@@ -67,7 +71,7 @@ def _excepted(host: str, port: int) -> bool:
 
 
 def _in_network(host: str, name: str) -> bool:
-    """Return whether an IP address is in a network, `10.0.0.0/8`; False for anything else."""
+    """Return whether an IP address is in a network such as `10.0.0.0/8`; False for other text."""
     try:
         return "/" in name and ipaddress.ip_address(host) in ipaddress.ip_network(name, False)
     except ValueError:

@@ -1,4 +1,4 @@
-"""Ranges over HTTP: what is asked for, and what an answer must say before a byte of it is read."""
+"""Reads byte ranges over HTTP, and checks each answer's headers before its body is read."""
 
 import hashlib
 import re
@@ -24,31 +24,37 @@ _DENIED = (401, 403)
 
 
 class AccessDenied(RemoteError):
-    """The server wants to know who asks."""
+    """Raised for status 401 and 403; `headers` are those of the answer."""
 
     def __init__(self, message: str, headers: Headers) -> None:
+        """Store the headers of the answer, which may say why."""
         super().__init__(message)
         self.headers = headers
 
 
 class NotFoundError(RemoteError):
-    """The file does not exist at that address."""
+    """Raised where there is no file at that address."""
 
 
 class RangeReader:
-    """Reads ranges of files by URL; redirects are remembered as long as they work."""
+    """Reads ranges of files by URL; the target of a redirect is used again while it works."""
 
     def __init__(self) -> None:
+        """Start without known redirects."""
         self._final: dict[str, str] = {}
         self._lock = threading.Lock()
 
     def first(
         self, url: str, where: str, headers: Mapping[str, str], count: int = FIRST
     ) -> tuple[FileFacts, bytes]:
-        """Return what the answer says of a file, and its first bytes. Raises RemoteError."""
+        """Return (facts, first bytes) of a file by one request of `count` bytes.
+
+        `where` begins messages, `headers` are sent too. Raises RemoteError.
+        """
         size = 0
 
         def wanted(status: int, found: Headers) -> int:
+            """Return how many bytes to read; RemoteError if they are not the file's beginning."""
             nonlocal size
             if status == 416 and _parsed(found)[2:] == (0,):  # an empty file has no first byte
                 return 0
@@ -73,11 +79,14 @@ class RangeReader:
         start: int,
         stop: int,
     ) -> memoryview:
-        """Return bytes [start, stop) of a file that is still the one `facts` describe."""
+        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
         return self._asked(url, where, headers, facts, start, stop).body
 
     def one_pass(self, url: str, where: str, headers: Mapping[str, str], facts: FileFacts) -> str:
-        """Return the SHA-256 of a file that is still the one `facts` describe, by one answer."""
+        """Return the SHA-256 of a file, read whole by one request.
+
+        Raises RemoteError if it no longer fits `facts`.
+        """
         if not facts.size:
             return hashlib.sha256().hexdigest()
         return self._asked(url, where, headers, facts, 0, facts.size, hashed=True).sha256
@@ -92,7 +101,14 @@ class RangeReader:
         stop: int,
         hashed: bool = False,
     ) -> client.Response:
+        """Return the answer with bytes [start, stop), or with their digest if `hashed`.
+
+        The target of an earlier redirect is asked first, without the token. Raises RemoteError if
+        the file no longer fits `facts`.
+        """
+
         def wanted(status: int, found: Headers) -> int:
+            """Return how many bytes to read; RemoteError if they are not the range asked for."""
             begin, end, size = _judged(status, found, where)
             if size != facts.size:
                 raise changed_error(where, "its size", size, facts.size)
@@ -117,9 +133,10 @@ class RangeReader:
         return answer
 
     def whole(self, url: str, where: str, headers: Mapping[str, str], most: int) -> bytes:
-        """Return a small file, or an answer of an API, of at most `most` bytes."""
+        """Return a small file, or an answer of an API; RemoteError for more than `most` bytes."""
 
         def wanted(status: int, found: Headers) -> int:
+            """Return how many bytes of the answer to read; -most where it does not say how many."""
             _check_status(status, found, where, 200)
             length = None if "transfer-encoding" in found else content_length(found)
             if length is None:
@@ -132,12 +149,13 @@ class RangeReader:
 
 
 def _tag(headers: Headers) -> str:
-    """Return a strong ETag; without one all that changes when the file may have."""
+    """Return a strong ETag, else ETag and Last-Modified together: what changes with the file."""
     tag = headers.get("etag", "").strip()
     return tag if is_strong(tag) else f"{tag} {headers.get('last-modified', '').strip()}".strip()
 
 
 def _shown(tag: str) -> str:
+    """Return a tag shortened for a message, "absent" for none."""
     return shorten(tag, 80) or "absent"
 
 
@@ -151,6 +169,10 @@ def _parsed(headers: Headers) -> tuple[int, ...]:
 
 
 def _check_status(status: int, headers: Headers, where: str, expected: int) -> None:
+    """Raise RemoteError unless the status is `expected` and the body is not compressed.
+
+    Raises NotFoundError for 404 and 410, AccessDenied for 401 and 403.
+    """
     if status in (404, 410):
         raise NotFoundError(str(not_found_error(where)))
     if status in _DENIED:
@@ -172,7 +194,7 @@ def _check_status(status: int, headers: Headers, where: str, expected: int) -> N
 
 
 def _judged(status: int, headers: Headers, where: str) -> tuple[int, int, int]:
-    """Return (start, stop, size) of an answer's range; RemoteError for one of another kind."""
+    """Return (start, stop, size) of an answer's range; RemoteError if it is no range or wrong."""
     _check_status(status, headers, where, 206)
     found = _parsed(headers)
     if len(found) != 3 or not 0 <= found[0] <= found[1] < found[2]:
@@ -187,5 +209,6 @@ def _judged(status: int, headers: Headers, where: str) -> tuple[int, int, int]:
 
 
 def _wrong(where: str, headers: Headers, expected: str) -> RemoteError:
+    """Return the error of an answer with another Content-Range than was expected."""
     found = shorten(headers.get("content-range", "absent"), 80)
     return RemoteError(f"{where}: Content-Range is {found!r}; expected {expected!r}")

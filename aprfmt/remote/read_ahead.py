@@ -1,7 +1,7 @@
-"""Large reads of one opening of a remote file: what is expected to be read next is fetched ahead.
+"""Fetches ahead the bytes of a remote file that are expected to be read next.
 
-Expected is what a reader says (`expect`: a tensor, and the next ones), or, where nobody says, what
-follows reads that followed one another.
+Expected is what a reader announces (`expect`: a tensor, and the next ones), or, where nothing is
+announced, what follows sequential reads.
 """
 
 import threading
@@ -14,7 +14,7 @@ from queue import SimpleQueue
 
 from aprfmt.base.memory import keep_freed
 
-LARGE = 16 << 20  # reads from here on are fetched by two requests at a time
+LARGE = 16 << 20  # reads of this size and more are fetched by two requests at a time
 PART = 8 << 20  # of a range that is expected, counted from its start: as windows over it are read
 AHEAD = 16  # parts of a file fetched before they are asked for: as many as are under way at a time,
 # so that others begin while those that came wait to be read in order
@@ -28,20 +28,22 @@ Fetch = Callable[[int, int], memoryview]
 
 
 class _Pool:
-    """Threads that end with the program, even while one waits for a server that does not answer."""
+    """Daemon threads that fetch, and end with the program even while one waits for a server."""
 
     def __init__(self, count: int) -> None:
+        """Start `count` threads that wait for jobs."""
         self._jobs: SimpleQueue[tuple[Future[memoryview], Fetch, int, int]] = SimpleQueue()
         for _ in range(count):
             threading.Thread(target=self._work, name="aprfmt-fetching", daemon=True).start()
 
     def submit(self, fetch: Fetch, start: int, stop: int) -> Future[memoryview]:
-        """Have `fetch(start, stop)` called when a thread is free."""
+        """Return a future of `fetch(start, stop)`, which a free thread will call."""
         future: Future[memoryview] = Future()
         self._jobs.put((future, fetch, start, stop))
         return future
 
     def _work(self) -> None:
+        """Run the submitted jobs, one after another, forever; the loop of each thread."""
         while True:
             future, fetch, start, stop = self._jobs.get()
             if not future.set_running_or_notify_cancel():
@@ -50,19 +52,22 @@ class _Pool:
                 future.set_result(fetch(start, stop))
             except BaseException as error:  # the reader's, who waits for the result
                 future.set_exception(error)
-            del future, fetch  # nothing is kept while it waits for the next
+            del future, fetch  # free them while waiting for the next job
 
 
 @cache
 def _pool() -> _Pool:
-    """Return the threads that fetch parts: with PART, what bounds the bytes in flight."""
+    """Return the threads that fetch parts for all files.
+
+    Their number limits the bytes in flight.
+    """
     keep_freed()
     return _Pool(_THREADS)
 
 
 @dataclass
 class _Expected:
-    """Bytes [start, stop) that will be read, of which those before `at` have been."""
+    """Bytes [start, stop) that are expected to be read; those before `at` have been."""
 
     start: int
     stop: int
@@ -70,14 +75,18 @@ class _Expected:
 
 
 def _little(one: _Expected) -> bool:
-    """Say whether most has been read, and what is left is a little that joined it."""
+    """Return whether most of a range has been read and its short rest had been joined to it."""
     return one.start < one.at and one.stop - one.at < LITTLE
 
 
 class ReadAhead:
-    """Reads of any thread, one at a time; `fetch(start, stop)` makes one request."""
+    """Serializes reads of a file by any thread, and fetches ahead what comes next.
+
+    `fetch(start, stop)` returns bytes by one request; `size` is the file's.
+    """
 
     def __init__(self, size: int, fetch: Fetch) -> None:
+        """Start with nothing announced and nothing fetched."""
         self._size, self._fetch = size, fetch
         self._lock = threading.Lock()
         self._next, self._streak, self._reads = -1, 0, 0
@@ -86,7 +95,7 @@ class ReadAhead:
         self._parts: dict[int, tuple[int, Future[memoryview]]] = {}
 
     def expect(self, start: int, stop: int, at: int | None = None) -> None:
-        """Say that bytes [start, stop) will be read, from `at`, after what was expected before."""
+        """Announce that bytes [start, stop) will be read, from `at`, after earlier ranges."""
         with self._lock:
             if not self._told:
                 self._expected.clear()
@@ -99,12 +108,15 @@ class ReadAhead:
             self._fill()
 
     def awaits(self, start: int, stop: int) -> bool:
-        """Say whether bytes [start, stop) are expected: then they come with what is around them."""
+        """Return whether bytes [start, stop) are announced, and so come in a larger part."""
         with self._lock:
             return any(one.start <= start and stop <= one.stop for one in self._expected)
 
     def _joined(self, start: int, stop: int) -> bool:
-        """Join a little that follows what is expected to it: it needs no request of its own."""
+        """Return whether a short range was joined to an announced one just before it.
+
+        It needs no request of its own then.
+        """
         for one in self._expected:
             if stop - start < LITTLE and 0 <= start - one.stop < NEXT:
                 one.stop = stop
@@ -124,10 +136,10 @@ class ReadAhead:
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
     def _turn_to(self, start: int) -> None:
-        """Forget what is not expected any more, now that `start` is read.
+        """Forget what is no longer expected, now that `start` is read.
 
-        What was announced before it will not be read, but for a little that joined what has been:
-        its turn comes by itself. A read that nobody announced says nothing about those that were.
+        Announced ranges before it will not be read, except short rests of joined ranges, which are
+        read in their turn. A read that nobody announced leaves the announced ranges as they are.
         """
         if not self._next <= start < self._next + NEXT:
             self._streak = self._reads = 0
@@ -142,7 +154,7 @@ class ReadAhead:
                 del self._parts[begin]
 
     def _read_to(self, start: int, stop: int) -> None:
-        """Note that [start, stop) was read; guess what comes next where nobody says."""
+        """Record that [start, stop) was read; guess what comes next where nothing is announced."""
         self._next, self._streak = stop, self._streak + stop - start
         self._reads += 1
         for one in [one for one in self._expected if one.start < stop and start < one.stop]:
@@ -153,7 +165,7 @@ class ReadAhead:
             self._expected = deque([_Expected(stop, min(self._size, stop + AHEAD * PART), stop)])
 
     def _piece(self, at: int, stop: int) -> memoryview:
-        """Return bytes from `at` on, up to `stop`: of a part, or all before the next part."""
+        """Return bytes from `at`, at most to `stop`: of a part, or up to the next part."""
         for begin, (end, part) in self._parts.items():
             if begin <= at < end:
                 piece = part.result()[at - begin : stop - begin]
@@ -163,7 +175,7 @@ class ReadAhead:
         return self._direct(at, min([stop, *(begin for begin in self._parts if begin > at)]))
 
     def _direct(self, start: int, stop: int) -> memoryview:
-        """Fetch bytes now; many of them by two requests at a time."""
+        """Return bytes [start, stop), fetched now; a large range by two requests at once."""
         if stop - start < LARGE:
             return self._fetch(start, stop)
         middle = (start + stop) // 2
@@ -171,7 +183,7 @@ class ReadAhead:
         return memoryview(b"".join([self._fetch(start, middle), rest.result()]))
 
     def _fill(self) -> None:
-        """Have the next parts of what is expected fetched, up to AHEAD of them."""
+        """Start to fetch the next parts of what is expected, at most AHEAD in all."""
         last = self._expected[-1] if self._expected else None
         for one in self._expected:
             begin = one.at
@@ -191,7 +203,7 @@ class ReadAhead:
                 begin = end
 
     def close(self) -> None:
-        """Stop what is fetched ahead."""
+        """Cancel what is being fetched ahead."""
         with self._lock:
             for _, part in self._parts.values():
                 part.cancel()

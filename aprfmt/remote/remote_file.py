@@ -1,9 +1,9 @@
-"""A remote file as a ByteSource: its beginning kept, the rest fetched in pieces when asked for.
+"""A remote file as a ByteSource: its beginning is held, the rest fetched when it is read.
 
 The beginning grows as a parser needs it. Small reads that nobody announced fetch a piece around
 them, a larger one where that would have reached from the last: rows that a conversion moves come in
 megabytes, norms that lie apart and one look at a block in 64 KiB. Large reads, and announced ones,
-are a stream's.
+go through `ReadAhead`.
 """
 
 import hashlib
@@ -37,9 +37,10 @@ WINDOW = 64 << 10  # bytes of that beginning
 
 
 class RemoteObject:
-    """What is known of one remote file, and those of its bytes that are kept; for any thread."""
+    """One remote file for all its openings: its facts and cached bytes; safe for any thread."""
 
     def __init__(self, path: RemotePath) -> None:
+        """Request the first bytes of a file, and hold them."""
         self.where = str(path)
         self._site, self._inner = path.site, path.inner
         self.facts, head = self._site.first(self._inner)
@@ -58,7 +59,10 @@ class RemoteObject:
         self._note(0, self._held)
 
     def _note(self, start: int, data: memoryview) -> None:
-        """Remember the beginning of an early answer whose version nothing proves."""
+        """Record the beginning of an early answer whose version nothing proves.
+
+        It is read again later.
+        """
         if self.facts.proven or not len(data):
             return
         with self._shelf:
@@ -68,9 +72,10 @@ class RemoteObject:
                 self._early.append((start, bytes(data[:WINDOW])))
 
     def refuse_changed(self) -> None:
-        """Read the beginnings of the first answers again, where nothing proves their version.
+        """Raise RemoteError if the file's size, date or the first answers' bytes have changed.
 
-        Raises RemoteError where they are not as they were.
+        The beginnings of these answers are read again, unless a strong ETag or digest proves that
+        all answers are of one version.
         """
         with self._shelf:
             early, unsure, self._unsure = list(self._early), self._unsure, False
@@ -85,6 +90,7 @@ class RemoteObject:
             )
 
         def again(row: tuple[int, bytes]) -> None:
+            """Raise RemoteError if the bytes of an early answer have changed."""
             start, data = row
             stop = start + len(data)
             found = self._site.fetch(self._inner, self.facts, start, stop)
@@ -96,13 +102,18 @@ class RemoteObject:
             list(pool.map(again, early))
 
     def one_pass(self) -> str:
-        """Return the SHA-256 of the file as one answer brings it."""
+        """Return the SHA-256 of the file, read whole by one request."""
         found = self._site.one_pass(self._inner, self.facts)
         self._unsure = self.mixed = False
         return found
 
     def held(self, stop: int, wish: int) -> memoryview:
-        """Return the beginning of the file, at least `stop` bytes; see `Fetched`."""
+        """Return the beginning of the file, at least `stop` bytes.
+
+        If some of it is not held yet, up to `wish` bytes are fetched.
+
+        Raises RemoteError where more than MAX_HELD bytes are before the tensors.
+        """
         with self._lock:
             if stop > MAX_HELD:
                 raise RemoteError(
@@ -115,7 +126,10 @@ class RemoteObject:
             return self._held
 
     def small(self, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of a piece that is kept from now on."""
+        """Return bytes [start, stop) of a piece around them, which is cached.
+
+        The pieces get larger while reads lie near each other.
+        """
         with self._lock:
             if len(kept := self._kept(start, stop)) == stop - start:
                 return kept
@@ -127,6 +141,7 @@ class RemoteObject:
             return piece[: stop - start]
 
     def _keep(self, start: int, piece: memoryview) -> None:
+        """Cache a piece that begins at `start`; the least recently used ones are dropped."""
         with self._shelf:
             self._pieces.pop(start, None)
             self._pieces[start] = piece
@@ -134,7 +149,7 @@ class RemoteObject:
                 self._pieces.popitem(last=False)
 
     def bring(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Fetch ranges that will be read soon, and keep them: several at a time."""
+        """Fetch ranges that will be read soon, several at a time, and cache them."""
         missing = [(a, b) for a, b in ranges if b > len(self._held) and not len(self._kept(a, b))]
         with ThreadPoolExecutor(min(AT_A_TIME, max(1, len(missing)))) as pool:
             for (start, _), piece in zip(
@@ -143,7 +158,7 @@ class RemoteObject:
                 self._keep(start, piece)
 
     def _kept(self, start: int, stop: int) -> memoryview:
-        """Return what a piece has of bytes [start, stop), from `start` on."""
+        """Return the cached bytes from `start`, at most to `stop`; empty where there are none."""
         with self._shelf:
             for begin, piece in self._pieces.items():
                 if begin <= start < begin + len(piece):
@@ -152,7 +167,7 @@ class RemoteObject:
         return memoryview(b"")
 
     def gather(self, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop): what is held or kept of them, and the rest fetched."""
+        """Return bytes [start, stop): what is held or cached of them, and the rest fetched."""
         with self._shelf:
             known = [(0, self._held), *self._pieces.items()]
         found, at = [], start
@@ -170,7 +185,10 @@ class RemoteObject:
         return found[0] if len(found) == 1 else memoryview(b"".join(found))
 
     def fetch(self, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop): remembered, from the cache on disk, or by one request."""
+        """Return bytes [start, stop) from the temporary file, the disk cache, or by one request.
+
+        `told` is called with what comes.
+        """
         remembered = self._remembered
         data = (
             remembered.get(start, stop, self._come)
@@ -182,6 +200,7 @@ class RemoteObject:
         return data
 
     def _come(self, start: int, stop: int) -> memoryview:
+        """Return bytes [start, stop) from the disk cache, or by one request."""
         data = CACHE.get(self.facts.identity, start, stop)
         if data is not None:
             TRAFFIC.count(cached=stop - start)
@@ -192,13 +211,16 @@ class RemoteObject:
         return data
 
     def drop(self, start: int, stop: int) -> None:
-        """Release the pages of [start, stop) where they are remembered."""
+        """Release the memory pages of [start, stop) in the temporary file."""
         if (remembered := self._remembered) is not None:
             remembered.drop(start, stop)
 
     @contextmanager
     def remembering(self) -> Iterator[None]:
-        """Remember what comes until the last of these blocks is left."""
+        """Context in which all fetched bytes are stored in a temporary file.
+
+        The file is deleted when the last of these contexts ends.
+        """
         with self._lock:
             self._remembering += 1
             self._remembered = self._remembered or TemporaryRanges(self.facts.size)
@@ -213,12 +235,13 @@ class RemoteObject:
 
 
 class RemoteFile:
-    """One opening of a remote file; what is known of the file is shared by all openings.
+    """One opening of a remote file; cached bytes are shared by all openings.
 
     It is its own `view`: slices fetch what they ask for.
     """
 
     def __init__(self, path: RemotePath) -> None:
+        """Open the file; the first opening in a process requests its first bytes."""
         self.path: Path = path
         self._found = open_object(path)
         self.size = self._found.facts.size
@@ -227,18 +250,19 @@ class RemoteFile:
         self._stream = ReadAhead(self.size, self._found.gather)
 
     def tell(self, whom: Callable[[int, memoryview], None] | None) -> None:
-        """Have all bytes that come from now on told to somebody: where they begin, and these."""
+        """Have `whom(start, data)` called with all bytes that come from now on; None stops that."""
         self._found.told = whom
 
     @property
     def view(self) -> "RemoteFile":
-        """All bytes."""
+        """The file itself, which is sliced like bytes."""
         return self
 
     def __len__(self) -> int:
         return self.size
 
     def __getitem__(self, where: slice) -> memoryview:
+        """Return the bytes of a slice with step 1, from what is held or by fetching."""
         start, stop, _ = where.indices(self.size)
         held = self._found.held(0, 0)
         if stop <= len(held) or start >= stop:
@@ -250,13 +274,13 @@ class RemoteFile:
         return self._stream.get(start, stop)
 
     def held(self, stop: int, wish: int = 0) -> memoryview:
-        """Return the beginning of the file, at least `stop` bytes; see `Fetched`."""
+        """Return the beginning of the file, at least `stop` bytes; see `RemoteObject.held`."""
         return self._found.held(stop, wish)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
-        """Return the bytes of every range, in order; ranges that lie close come together.
+        """Return the bytes of every range, in order.
 
-        Several are fetched at a time.
+        Ranges that lie close are fetched by one request, and several requests run at a time.
         """
         joined = coalesce_ranges(ranges)
         small = [(start, stop) for start, stop in joined if stop - start <= PART]
@@ -273,12 +297,13 @@ class RemoteFile:
         return found
 
     def _get(self, where: tuple[int, int]) -> memoryview:
+        """Return the bytes of a (start, stop) range, held or fetched."""
         start, stop = where
         held = self._found.held(0, 0)
         return held[start:stop] if stop <= len(held) else self._found.fetch(start, stop)
 
     def windows(self, start: int, stop: int, size: int = PART) -> Iterator[memoryview]:
-        """Yield the bytes of [start, stop) that are there, in windows; fetches none beyond them."""
+        """Yield the bytes of [start, stop), as far as the file goes, in windows of `size` bytes."""
         stop = min(stop, self.size)
         held = self._found.held(0, 0)
         with closing(ReadAhead(stop, self._found.gather)) as stream:
@@ -293,7 +318,7 @@ class RemoteFile:
                     yield stream.get(first, last)
 
     def expect(self, start: int, stop: int) -> None:
-        """Have bytes [start, stop) fetched ahead, as far as there is room for them."""
+        """Announce that bytes [start, stop) will be read, so that they are fetched ahead."""
         if stop > len(self._found.held(0, 0)):
             self._stream.expect(start, stop)
 
@@ -303,23 +328,23 @@ class RemoteFile:
         return self._found.facts.proven
 
     def bring(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Fetch small ranges that will be read soon, in any order, and keep them."""
+        """Fetch small ranges that will be read soon, in any order, and cache them."""
         self._found.bring(coalesce_ranges(ranges))
 
     def refuse_changed(self) -> None:
-        """Raise RemoteError where early answers are not as they were; see `RemoteObject`."""
+        """Raise RemoteError if early answers are no longer the same; see `RemoteObject`."""
         self._found.refuse_changed()
 
     def one_pass(self) -> str:
-        """Return the SHA-256 of the file as one answer brings it."""
+        """Return the SHA-256 of the file, read whole by one request."""
         return self._found.one_pass()
 
     def drop(self, start: int, stop: int) -> None:
-        """Release what is remembered; pieces leave by themselves."""
+        """Release memory pages of [start, stop) in the temporary file; cached pieces stay."""
         self._found.drop(start, stop)
 
     def close(self) -> None:
-        """Stop what is fetched ahead."""
+        """Cancel what is being fetched ahead."""
         self._stream.close()
 
 
@@ -328,7 +353,7 @@ _opening = threading.Lock()
 
 
 def open_object(path: RemotePath) -> RemoteObject:
-    """Return what is known of a remote file; asks for its first bytes once a process."""
+    """Return the shared object of a remote file; its first bytes are requested once a process."""
     place = path.site, path.inner
     with _opening:
         known = _objects.get(place)
@@ -340,9 +365,9 @@ def open_object(path: RemotePath) -> RemoteObject:
 
 
 def refuse_changed(files: Iterable[Path] | None = None) -> None:
-    """Raise RemoteError where one of `files`, or of all, is not what it was when it was read.
+    """Raise RemoteError if one of `files` (None: all that were read) has changed since.
 
-    Only those that lie elsewhere, and whose version nothing proves, are asked for again.
+    Only remote ones whose version nothing proves are asked for again.
     """
     with _opening:
         known = list(_objects.values())
@@ -353,7 +378,7 @@ def refuse_changed(files: Iterable[Path] | None = None) -> None:
 
 
 def unproven_sites() -> list[str]:
-    """Return a line for every site whose answers nothing proves to be of one version of a file."""
+    """Return a sentence for every site that cannot prove its answers to be of one file version."""
     with _opening:
         known = list(_objects.values())
     sites = dict.fromkeys("/".join(each.where.split("/")[:3]) for each in known if each.mixed)
@@ -365,9 +390,9 @@ def unproven_sites() -> list[str]:
 
 
 def keep_fetched(files: Iterable[Path]) -> ExitStack:
-    """Fetch no byte of the remote ones of `files` twice until what is returned is closed.
+    """Return a context that stores fetched bytes of the remote ones of `files` until it is closed.
 
-    Several may be open for a file.
+    No byte is fetched twice meanwhile. Several contexts may be open for a file.
     """
     stack = ExitStack()
     for path in files:
@@ -377,13 +402,13 @@ def keep_fetched(files: Iterable[Path]) -> ExitStack:
 
 
 def forget_files() -> None:
-    """Let go of everything that is known of remote files."""
+    """Forget everything known of remote files."""
     with _opening:
         _objects.clear()
 
 
 def coalesce_ranges(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ranges that hold all of `ranges`, joined where at most GAP lies between them."""
+    """Return ranges that cover all of `ranges`, joined where at most GAP lies between them."""
     joined: list[tuple[int, int]] = []
     for start, stop in sorted(ranges):
         if joined and start - joined[-1][1] <= GAP:

@@ -1,4 +1,4 @@
-"""The body of an answer: its length as the headers or its chunks say it, each number checked.
+"""The body of an HTTP answer, with its length or chunk sizes checked.
 
 http.client takes `-1` for the length of a chunk, and then reads whatever comes. RFC 9112, 6 and 7,
 say what is right.
@@ -13,12 +13,12 @@ from aprfmt.remote.timed_socket import BadAnswer
 
 _NUMBER = re.compile(r"[0-9]{1,18}")
 _CHUNK = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[^\r\n]*)?\r?\n")
-_LINE = 4096  # bytes of a chunk's first line, or of a line behind the last chunk
-_LINES = 100  # behind the last chunk
+_LINE = 4096  # bytes of a chunk's first line, or of a line after the last chunk
+_LINES = 100  # lines after the last chunk
 
 
 def content_length(headers: Mapping[str, str]) -> int | None:
-    """Return what Content-Length says, None without it. Raises BadAnswer for no number."""
+    """Return the number in Content-Length, None without one; BadAnswer for no number."""
     text = headers.get("content-length")
     if text is None:
         return None
@@ -29,9 +29,13 @@ def content_length(headers: Mapping[str, str]) -> int | None:
 
 
 class ResponseBody:
-    """What follows the headers of one answer."""
+    """The body of one answer, chunked or of a known length."""
 
     def __init__(self, response: HTTPResponse, headers: Mapping[str, str]) -> None:
+        """Find the length of an answer's body, or that it is chunked.
+
+        Raises BadAnswer for another transfer coding.
+        """
         self._file = response.fp
         self._chunked = response.chunked
         coding = headers.get("transfer-encoding", "chunked").strip().lower()
@@ -63,13 +67,16 @@ class ResponseBody:
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def ended(self) -> bool:
-        """Return whether the body was read to its end, so that another answer may follow."""
+        """Return whether the body was read to its end, so that the connection can be reused."""
         if not self._chunked:
             return self._left == 0
         return not self._chunk()
 
     def _chunk(self) -> bool:
-        """Begin the next chunk where none is being read; return whether it has bytes."""
+        """Read the size line of the next chunk if none is being read; return whether it has bytes.
+
+        Raises BadAnswer for a line that is no size.
+        """
         if self._left or self._last:
             return not self._last
         line = self._file.readline(_LINE)
@@ -87,6 +94,6 @@ class ResponseBody:
         return not self._last
 
     def _end_line(self) -> None:
-        """Read the end of a chunk's last line."""
+        """Read the line end after a chunk's bytes; BadAnswer for anything else."""
         if self._file.readline(3) not in (b"\r\n", b"\n", b""):
             raise BadAnswer("a chunk is longer than it says")

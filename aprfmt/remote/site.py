@@ -1,4 +1,4 @@
-"""What a site is: a host, a hub repository or a bucket that gives bytes of its files by range."""
+"""The protocol of a site: a host, a hub repository or a bucket whose files are read by range."""
 
 import hashlib
 import re
@@ -12,12 +12,12 @@ FIRST = 128 << 10  # bytes of a file's first answer: most headers, and all small
 
 @dataclass(frozen=True, slots=True)
 class FileFacts:
-    """What a site says of a file.
+    """What a site says of a file: size, version tag, identity and digest.
 
     `tag` is compared on every answer: the ETag, and the date where that is not a strong one.
-    `identity` names these very bytes for ever, at the endpoint that gave them, so that ranges of
-    them may be kept on disk; "" where nothing does, and where an unchanged `tag` proves nothing.
-    `sha256` is the digest that the site publishes, "" without one.
+    `identity` is a digest that never stands for other bytes, at the endpoint that gave them, so
+    that ranges of them may be cached on disk; "" where there is none, and where an unchanged `tag`
+    proves nothing. `sha256` is the digest that the site publishes, "" without one.
     """
 
     size: int
@@ -40,60 +40,63 @@ def is_strong(tag: str) -> bool:
 
 
 def identity_of(*facts: str | int) -> str:
-    """Return what names bytes for ever, of all facts that do: endpoint, name, tag or digest, size.
+    """Return a digest of the facts that identify a file's bytes: endpoint, name, tag, size.
 
-    It is a digest: addresses may hold signatures, and this goes into files.
+    It is a digest because addresses may hold signatures, and it is written into files.
     """
     text = "\0".join(map(str, facts))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 class Site(Protocol):
-    """A root under which files have names."""
+    """A place with files: their facts, listings and bytes by their names within it."""
 
     def facts(self, inner: str) -> FileFacts | None:
-        """Return what is known of a file, None if the site has no file of that name."""
+        """Return the facts of a file, None if the site has no file of that name."""
         ...
 
     def is_folder(self, inner: str) -> bool:
-        """Say whether files lie below that name."""
+        """Return whether there are files below a name."""
         ...
 
     def names(self, inner: str) -> list[str]:
-        """Return the names of the files in a folder; none where the site has no lists."""
+        """Return the names of the files in a folder; [] where the site cannot list."""
         ...
 
     def lists(self, inner: str) -> bool:
-        """Say whether a folder's files are known without asking for each, or the user named it."""
+        """Return whether a folder's files are known without requests, or the user named it."""
         ...
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
-        """Return what is known of a file, and its first FIRST bytes; RemoteError without it."""
+        """Return (facts, first FIRST bytes) of a file; RemoteError where it does not exist."""
         ...
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop); one request. RemoteError where the file has changed."""
+        """Return bytes [start, stop) by one request; RemoteError where the file has changed."""
         ...
 
     def one_pass(self, inner: str, facts: FileFacts) -> str:
-        """Return the SHA-256 of the file as one answer brings it, whatever came before."""
+        """Return the SHA-256 of the file, read whole by one request, whatever came before."""
         ...
 
 
 def not_found_error(where: str) -> RemoteError:
-    """Return the error of a file that is not there."""
+    """Return the error of a file that does not exist."""
     return RemoteError(f"{where}: the site has no such file; check the address")
 
 
 def require_answer(found: tuple[FileFacts, bytes] | None, where: str) -> tuple[FileFacts, bytes]:
-    """Return a first answer; RemoteError where there was none."""
+    """Return a first answer; RemoteError where it is None."""
     if found is None:
         raise not_found_error(where)
     return found
 
 
 def changed_error(where: str, what: str, found: object, expected: object) -> RemoteError:
-    """Return the error of a file whose bytes are not those of its first answer any more."""
+    """Return the error of a file that has changed since its first answer.
+
+    `what` names the fact that is `found` and was `expected`.
+    """
     return RemoteError(
         f"{where}: changed while it was read ({what} is {found}, it was {expected}); start again"
     )

@@ -1,4 +1,4 @@
-"""The table of sites by scheme, and from an address to the site and the name within it."""
+"""The table of sites by scheme, and the open site of each address."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -15,9 +15,9 @@ class SiteSpec:
     """How the addresses of one scheme are read.
 
     An address begins with `depth` components that name the site: a host, an owner and a name.
-    `settle(text)` returns the components of an address, or the path of a copy on this machine; what
-    is secret in the text it keeps for itself. `endpoint()` is what the environment says of where
-    the scheme leads: another one is another site.
+    `settle(text)` returns the components of an address, or the path of a copy on this machine; it
+    stores what is secret in the text. `endpoint()` is what the environment says of where the scheme
+    leads: another one is another site.
     """
 
     depth: int
@@ -46,7 +46,7 @@ _lock = threading.Lock()
 
 
 def spec_of(scheme: str) -> SiteSpec:
-    """Return the row of a scheme."""
+    """Return the table's row of a scheme; that of fsspec for a scheme without one."""
     if scheme in SITES:
         return SITES[scheme]
     found: SiteSpec = load(OTHER)
@@ -54,7 +54,10 @@ def spec_of(scheme: str) -> SiteSpec:
 
 
 def resolve_address(text: str) -> Sequence[str] | Path:
-    """Return the components of an address, or the path where its file lies on this machine."""
+    """Return the components of an address, or the local path of its file.
+
+    Raises UsageError for an address without a name within its site.
+    """
     scheme, _, rest = text.partition(":")
     spec = spec_of(scheme.lower())
     found = spec.settle(f"{scheme.lower()}://{rest.lstrip('/')}")
@@ -66,7 +69,7 @@ def resolve_address(text: str) -> Sequence[str] | Path:
 
 
 def site_at(parts: Sequence[str]) -> tuple[Site, str]:
-    """Return the open site of an address's components, and the name within it."""
+    """Return (the open site of an address's components, the name within it)."""
     spec = spec_of(parts[0][:-1])
     root, inner = tuple(parts[: spec.depth + 1]), "/".join(parts[spec.depth + 1 :])
     key = spec.endpoint(), *root
@@ -77,6 +80,6 @@ def site_at(parts: Sequence[str]) -> tuple[Site, str]:
 
 
 def forget_sites() -> None:
-    """Let go of all sites, and of what is known of their files."""
+    """Forget all open sites, and what they know of their files."""
     with _lock:
         _open.clear()

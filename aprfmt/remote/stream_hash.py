@@ -1,4 +1,4 @@
-"""The SHA-256 and the CRC-32 of a remote file, of its bytes as they pass on their way to others.
+"""Computes SHA-256 and CRC-32 of a remote file from its bytes as others fetch them.
 
 Bytes that come in the file's order are counted at once; others wait, up to HELD of them. What never
 came, or came too early, is fetched at the end.
@@ -20,9 +20,10 @@ HELD = 192 << 20  # bytes that wait: more than are fetched ahead
 
 
 class StreamHash:
-    """The digest of one remote file from its opening on; `stop` ends it."""
+    """The digest of one remote file, computed from its opening on; `stop` ends it."""
 
     def __init__(self, file: "RemoteFile") -> None:
+        """Start with the bytes that the file holds, and listen to those it fetches from now on."""
         self._file, self._digest = file, hashlib.sha256()
         self.crc = 0  # of the bytes so far
         self._judged = ""  # the digest that was compared
@@ -33,7 +34,7 @@ class StreamHash:
         self.take(0, file.held(0))
 
     def take(self, start: int, data: memoryview) -> None:
-        """Count bytes of the file from `start` on; any thread may bring them, and again."""
+        """Add bytes of the file from `start` on; any thread may add them, also twice."""
         with self._turn:
             if start > self._at and self._held + len(data) > HELD:
                 return
@@ -50,11 +51,11 @@ class StreamHash:
 
     @property
     def done(self) -> bool:
-        """Whether every byte came by."""
+        """Whether every byte of the file was added."""
         return self._at >= self._file.size
 
     def complete(self) -> None:
-        """Fetch what did not come by."""
+        """Fetch and add the bytes that were not added yet."""
         while not self.done:
             with self._turn:
                 stop = self._waiting[0][0] if self._waiting else self._file.size
@@ -64,10 +65,10 @@ class StreamHash:
                 at += len(window)
 
     def result(self) -> str:
-        """Return the digest in hexadecimal; fetches what did not come by.
+        """Return the SHA-256 in hexadecimal, after fetching the bytes that were not added yet.
 
         Where nothing proves that the answers are of one version, the file is fetched once more by
-        one answer. Raises RemoteError where that, or the site, has another digest.
+        one request. Raises RemoteError where that, or the site, has another digest.
         """
         if self._judged:
             return self._judged
@@ -84,11 +85,11 @@ class StreamHash:
         return found
 
     def check(self) -> None:
-        """Raise what `result` raises, where every byte came."""
+        """Raise what `result` raises, if every byte was added."""
         if self.done:
             self.result()
 
     def stop(self) -> None:
-        """Look at nothing more."""
+        """Take no more bytes, and close the file."""
         self._file.tell(None)
         self._file.close()

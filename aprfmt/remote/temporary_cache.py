@@ -1,8 +1,8 @@
-"""What came of a remote file, in a temporary file, for commands that read a model again and again.
+"""Stores fetched bytes of remote files in temporary files, for commands that read them again.
 
-It lies where temporary files do (TMPDIR), and takes at most a quarter of what is free there, for
-all files together; what finds no room is fetched again. It is mapped, as a file on this machine is,
-so that what a reader keeps takes no memory of its own.
+They lie where temporary files do (TMPDIR), and take at most a quarter of what is free there, for
+all files together; what finds no room is fetched again. A file is mapped, as a file on this machine
+is, so that what a reader keeps takes no memory of its own.
 """
 
 import mmap
@@ -19,14 +19,14 @@ SHARE = 4  # of what is free, this part at most
 
 
 class _Room:
-    """The bytes that all files have taken together."""
+    """The disk space that all temporary files have taken together."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self.taken = 0
 
     def take(self, count: int) -> bool:
-        """Take `count` bytes; False where there is no room for them."""
+        """Reserve `count` bytes, and return True; False where there is no room for them."""
         with self._lock:
             free = shutil.disk_usage(tempfile.gettempdir()).free
             if (SHARE - 1) * (self.taken + count) > free:
@@ -35,7 +35,7 @@ class _Room:
             return True
 
     def give(self, count: int) -> None:
-        """Give `count` bytes back."""
+        """Return `count` reserved bytes."""
         with self._lock:
             self.taken -= count
 
@@ -44,12 +44,13 @@ ROOM = _Room()
 
 
 class TemporaryRanges:
-    """Ranges of one file of `size` bytes that came, for any thread.
+    """The fetched ranges of one file of `size` bytes, in a temporary file; safe for any thread.
 
-    What is on its way is not asked for twice.
+    A range that is being fetched is not requested twice.
     """
 
     def __init__(self, size: int) -> None:
+        """Start without bytes; the temporary file is made when the first ones come."""
         self._size = size
         self._turn = threading.Condition()
         self._file: FileIO | None = None  # made when something comes
@@ -61,7 +62,7 @@ class TemporaryRanges:
         self._taken, self._closed = 0, False
 
     def get(self, start: int, stop: int, come: Callable[[int, int], memoryview]) -> memoryview:
-        """Return bytes [start, stop); `come` brings those from the first missing to the last."""
+        """Return bytes [start, stop); `come(first, last)` is called to fetch what is missing."""
         with self._turn:
             self._turn.wait_for(lambda: not any(b < stop and start < e for b, e in self._coming))
             first, last = gap = self._missing(start, stop)
@@ -81,6 +82,10 @@ class TemporaryRanges:
         return data if gap == (start, stop) else come(start, stop)
 
     def _missing(self, start: int, stop: int) -> tuple[int, int]:
+        """Return the part (first, last) of [start, stop) not stored; (stop, stop) for none.
+
+        It is one range, from the first missing byte to the last.
+        """
         first, last = start, stop
         for begin, end in self._ranges:
             if begin <= start < end:
@@ -90,7 +95,7 @@ class TemporaryRanges:
         return (first, last) if first < last else (stop, stop)
 
     def _keep(self, start: int, data: memoryview) -> None:
-        """Write bytes that came; a disk that is full keeps none."""
+        """Write fetched bytes to the temporary file; none where the disk is full."""
         stop = start + len(data)
         try:
             if stop == start or self._closed or not ROOM.take(len(data)):
@@ -112,13 +117,13 @@ class TemporaryRanges:
         self._ranges = sorted([*apart, (first, last)])
 
     def drop(self, start: int, stop: int) -> None:
-        """Release the pages of [start, stop), which lie on disk."""
+        """Release the memory pages of [start, stop), which stay on disk."""
         with self._turn:
             if self._map is not None:
                 release_pages(self._map, start, stop)
 
     def close(self) -> None:
-        """Let go of all of it; views keep what they are of, and what is on its way still comes."""
+        """Delete the temporary file; views of it stay valid, and fetches under way still return."""
         with self._turn:
             self._closed, self._ranges = True, []
             if self._map is not None:

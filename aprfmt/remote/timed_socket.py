@@ -1,4 +1,4 @@
-"""How long an answer may take: a socket that ends one whose head or body comes too slowly.
+"""A socket that ends an answer whose head or body comes too slowly.
 
 A server that sends a byte now and then never lets a timeout of the socket pass. So the head of an
 answer, with any number of `100 Continue` before it, has a deadline and a length, and a body has a
@@ -18,12 +18,12 @@ _BUFFER = 64 << 10  # bytes that are received at a time where fewer are asked fo
 
 
 class BadAnswer(Exception):
-    """An answer that breaks a rule of HTTP or a limit; asking again would not help."""
+    """Raised for an answer that breaks a rule of HTTP or a limit; trying again is useless."""
 
 
 @dataclass(frozen=True)
 class ResponseLimits:
-    """Seconds and bytes that a server may take.
+    """The time and bytes that a server may take for an answer.
 
     `rate` is what a body has to bring a second on average, counted from `grace` seconds after its
     head: low enough for sixteen answers at a time through a line of a megabit.
@@ -40,24 +40,25 @@ LIMITS = ResponseLimits()
 
 
 class TimedSocket:
-    """A connected socket as http.client uses it, with limits on the answer that it receives."""
+    """A connected socket for http.client, with limits on the answer that it receives."""
 
     def __init__(
         self, sock: socket.socket, limits: ResponseLimits, clock: Callable[[], float]
     ) -> None:
+        """Start the limits for the head of an answer; `clock` returns seconds."""
         self._sock, self._limits, self._clock = sock, limits, clock
         self.begin()
 
     def begin(self) -> None:
-        """Begin to count for the head of an answer."""
+        """Start the time limit for the head of an answer."""
         self._since, self._came, self._head = self._clock(), 0, True
 
     def begin_body(self) -> None:
-        """Begin to count for the body of the answer."""
+        """Start the rate limit for the body of an answer."""
         self._since, self._came, self._head = self._clock(), 0, False
 
     def receive(self, buffer: "WriteableBuffer") -> int:
-        """Receive into a buffer; return how many bytes came, 0 at the end.
+        """Receive into a buffer, and return the number of bytes, 0 at the end.
 
         Raises BadAnswer where a limit is reached, TimeoutError after too long a silence.
         """
@@ -74,7 +75,7 @@ class TimedSocket:
         return count
 
     def _left(self) -> float:
-        """Return the seconds that are left for what has come. Raises BadAnswer for none."""
+        """Return the seconds left until a limit is reached; BadAnswer for none."""
         limits, took = self._limits, self._clock() - self._since
         if self._head:
             left = limits.head - took
@@ -87,11 +88,11 @@ class TimedSocket:
         return left
 
     def makefile(self, mode: str) -> io.BufferedReader:
-        """Return what the answer is read from."""
+        """Return a buffered reader of the answer; `mode` is not used (http.client passes "rb")."""
         return io.BufferedReader(_Incoming(self), _BUFFER)
 
     def sendall(self, data: bytes) -> None:
-        """Send a request."""
+        """Send all bytes of a request."""
         self._sock.settimeout(self._limits.silence)
         self._sock.sendall(data)
 
@@ -101,15 +102,15 @@ class TimedSocket:
 
 
 class _Incoming(io.RawIOBase):
-    """The bytes that a socket receives; closing it leaves the socket open, for the next answer."""
+    """The bytes that a socket receives; closing it leaves the socket open for the next answer."""
 
     def __init__(self, sock: TimedSocket) -> None:
         self._timed = sock
 
     def readable(self) -> bool:
-        """Return True."""
+        """Return True, as io.RawIOBase asks."""
         return True
 
     def readinto(self, buffer: "WriteableBuffer") -> int:
-        """Receive bytes."""
+        """Receive into a buffer, and return the number of bytes."""
         return self._timed.receive(buffer)

@@ -1,4 +1,4 @@
-"""What went over the network in this process, and what a user has to be told about it."""
+"""Counts the network traffic of this process, and collects lines about it for the user."""
 
 import threading
 import time
@@ -11,19 +11,23 @@ class Traffic:
     """Counts requests, body bytes and the seconds in which at least one request was under way."""
 
     def __init__(self) -> None:
+        """Start with no request under way and all counts zero."""
         self._lock = threading.Lock()
         self._active, self._since = 0, 0.0
         self.reset()
 
     def reset(self) -> None:
-        """Begin to count again."""
+        """Set all counts to zero."""
         self.requests = self.received = self.cached = 0
         self.seconds = 0.0
         self.told: list[str] = []
 
     @contextmanager
     def request(self) -> Iterator[None]:
-        """Count one request, and the time until the block ends."""
+        """Context that counts one request, and the time until it ends.
+
+        Time in which several requests run counts once.
+        """
         with self._lock:
             if not self._active:
                 self._since = time.monotonic()
@@ -38,19 +42,19 @@ class Traffic:
                     self.seconds += time.monotonic() - self._since
 
     def count(self, received: int = 0, cached: int = 0) -> None:
-        """Count bytes of bodies that came, and of ranges that lay in the cache on disk."""
+        """Add bytes of bodies that were received, and of ranges found in the disk cache."""
         with self._lock:
             self.received += received
             self.cached += cached
 
     def tell(self, text: str) -> None:
-        """Have a line printed on stderr, once."""
+        """Add a line to be printed on stderr once, at the end of the command."""
         with self._lock:
             if text not in self.told:
                 self.told.append(text)
 
     def facts(self) -> dict[str, Any]:
-        """Return the counts as the JSON of commands has them."""
+        """Return requests, bytes, cached bytes and seconds as the JSON of commands has them."""
         return {
             "requests": self.requests,
             "bytes": self.received,

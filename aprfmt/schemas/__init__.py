@@ -23,7 +23,7 @@ COMMON = "aprfmt.common.1.json"
 
 
 def number(command: str) -> int:
-    """Return the number of the schema that a command prints now."""
+    """Return the number of the schema that a command's output has now."""
     return NUMBERS.get(command, 1)
 
 
@@ -47,9 +47,11 @@ def schema(command: str) -> dict[str, Any]:
 
 @cache
 def _text(name: str) -> str:
+    """Return the text of a schema file."""
     return (files(__name__) / name).read_text(encoding="utf-8")
 
 
 def _read(name: str) -> dict[str, Any]:
+    """Return the parsed content of a schema file."""
     found: dict[str, Any] = json.loads(_text(name))
     return found

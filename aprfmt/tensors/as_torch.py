@@ -1,4 +1,4 @@
-"""A tensor's values as torch has them."""
+"""Convert a tensor's values to a torch tensor."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any

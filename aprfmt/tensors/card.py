@@ -1,4 +1,4 @@
-"""What a notebook shows of a tensor."""
+"""Show a tensor in a notebook."""
 
 import math
 from typing import TYPE_CHECKING
@@ -15,6 +15,7 @@ SHOWN = 6  # values
 def tensor_card(tensor: "View") -> str:
     """Return a tensor's facts as HTML, and its first values where a row can be cut out alone."""
     first, wrong = "", tensor.damage
+    # The first values, if a row can be decoded alone.
     try:
         count = math.prod(tensor.shape)
         if not wrong and tensor.row_bytes is not None and count:

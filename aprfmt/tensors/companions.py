@@ -1,4 +1,4 @@
-"""Tensors that belong together are joined here, once, before any architecture is asked.
+"""Join stored tensors that are one weight, once, before any architecture is asked.
 
 A quantized weight of bitsandbytes is four to six stored tensors; every later stage sees one
 LazyTensor with `parts`. Which ones, its codec says: a weight is found by a tensor beside it that
@@ -25,7 +25,7 @@ Joined: TypeAlias = "tuple[str, tuple[int, ...], Callable[[], PackedWeight] | No
 
 
 def all_bytes(tensor: "View") -> int:
-    """Return the stored bytes of a tensor, those of its companions too."""
+    """Return the stored size of a tensor in bytes, companions included."""
     return tensor.nbytes + sum(part.info.nbytes for part in tensor.parts.values())
 
 
@@ -49,6 +49,10 @@ class JoinedTensor(LazyTensor):
         parts: Mapping[str, LazyTensor],
         packed: "Callable[[], PackedWeight] | None" = None,
     ) -> None:
+        """Join `parts` (by suffix) as the weight `info`.
+
+        `packed` decodes it where a codec cannot.
+        """
         self.info = info
         self.parts = parts
         self.packed = packed
@@ -57,14 +61,14 @@ class JoinedTensor(LazyTensor):
         self.stored = tuple(part.info.name for part in parts.values())
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Refuse: there is no single byte string."""
+        """Raise CodecError: there is no single byte string."""
         raise CodecError(
             f"{self.info.name}: {self.info.encoding} is stored in {len(self.parts)} tensors "
             f"({', '.join(self.stored)}); read them through .parts"
         )
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Release the pages of every part."""
+        """Release the memory pages of every part."""
         for part in self.parts.values():
             part.drop()
 
@@ -72,8 +76,8 @@ class JoinedTensor(LazyTensor):
 class FoundWeight(NamedTuple):
     """A weight that was found: its stored names by suffix, "" being the main part.
 
-    `join(parts)` gives encoding and shape of the weight, and the weight as it is stored where its
-    codec alone cannot decode it; it raises CodecError for parts that do not fit.
+    `join(parts)` returns (encoding, shape, function that returns the packed weight where its codec
+    alone cannot decode it, else None). It raises CodecError for parts that do not fit.
     """
 
     names: Mapping[str, str]
@@ -89,7 +93,10 @@ Family: TypeAlias = Callable[[Tensors, Mapping[str, Value], Fault], Mapping[str,
 def _find_claimed(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
 ) -> Mapping[str, FoundWeight]:
-    """Find the weights that a tensor beside them, by its name, says are stored in an encoding."""
+    """Return {weight: its parts} where a companion's name claims an encoding (bitsandbytes).
+
+    `fault` is not used.
+    """
     from aprfmt.codecs import CODECS
 
     if quantization_section(config) is not None:
@@ -114,6 +121,7 @@ def _find_claimed(
 
 
 def _join_claimed(name: str, parts: Tensors) -> Joined:
+    """Return (encoding, shape, None) of a claimed weight; CodecError if a part is missing."""
     from aprfmt.codecs import CODECS
 
     claim = list(parts)[1]
@@ -142,7 +150,10 @@ _MARKED = ".marker"  # suffix of a tensor that marks all weights of a file, and 
 def _find_scaled(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
 ) -> Mapping[str, FoundWeight]:
-    """Find NVFP4 blocks beside which the tensor's own scale stands: NAME.scale."""
+    """Return {weight: its parts} of NVFP4 blocks with a scale in another tensor, NAME.scale.
+
+    `config` and `fault` are not used.
+    """
     found: dict[str, FoundWeight] = {}
     for name, tensor in tensors.items():
         if tensor.info.encoding != _SCALED:
@@ -155,6 +166,10 @@ def _find_scaled(
 
 
 def _join_scaled(name: str, parts: Tensors) -> Joined:
+    """Return (encoding, shape, None) of scaled NVFP4 blocks.
+
+    Raises CodecError for a scale that does not fit.
+    """
     shape, scale = parts[""].info.shape, parts["scale"].info
     counts = (1, shape[0]) if len(shape) > 2 else (1,)
     if scale.encoding != "F32" or math.prod(scale.shape) not in counts:
@@ -177,7 +192,7 @@ _TEXT = "text_config"  # of a model with towers, which may have the section of i
 
 
 def quantization_section(config: Mapping[str, Value]) -> Mapping[str, Value] | None:
-    """Return what a configuration says of its quantization, be it that of its text part."""
+    """Return the quantization section of a configuration, or of its text part; None without one."""
     inner = config.get(_TEXT)
     for place in (config, inner if isinstance(inner, Mapping) else {}):
         for key in SECTIONS:
@@ -188,7 +203,7 @@ def quantization_section(config: Mapping[str, Value]) -> Mapping[str, Value] | N
 
 
 def key_of_section(config: Mapping[str, Value]) -> str:
-    """Return the key of the section `quantization_section` returns; "" for the text part's."""
+    """Return the key of the section that `quantization_section` returns; "" for the text part's."""
     section = quantization_section(config)
     return next((key for key in SECTIONS if section is not None and config.get(key) is section), "")
 
@@ -196,7 +211,10 @@ def key_of_section(config: Mapping[str, Value]) -> str:
 def _find_dialect(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
 ) -> Mapping[str, FoundWeight]:
-    """Find the weights of a dialect: a main part that only it has, or one with its scales."""
+    """Return {weight: its parts} of the dialects that config.json names.
+
+    `fault` is called with what is wrong; the tensors concerned are left out.
+    """
     section = quantization_section(config)
     if section is None:
         return {}
@@ -209,6 +227,7 @@ def _find_dialect(
     except CodecError as error:
         fault(error)
         return {}
+    # Other dialects are tried too, so that a contradiction to config.json is found.
     others, said = unmistakable_dialects(rows), cache(partial(dialects_at, section))
     found: dict[str, FoundWeight] = {}
     for name in tensors:
@@ -234,9 +253,10 @@ def _stored_as(
     tensors: Tensors,
     said: "Callable[[str], tuple[Sequence[Dialect], Mapping[str, Value]] | None]",
 ) -> Mapping[str, Value] | None:
-    """Return what the configuration says of a prefix whose tensors are a dialect's weight.
+    """Return the section for a prefix whose tensors are a dialect's weight; None for others.
 
-    None for other tensors. Raises CodecError if parts are missing, or if it says another thing.
+    `said(module)` returns the dialects and the section that config.json has for a module. Raises
+    CodecError if parts are missing, or if config.json contradicts the tensors.
     """
     name = prefix + dialect.main
     missing = [p for p in dialect.parts if dialect.stored(prefix, p, tensors) is None]
@@ -262,7 +282,7 @@ def _stored_as(
 
 
 def _named(dialect: "Dialect", prefix: str, tensors: Tensors) -> Mapping[str, str]:
-    """Return the stored names of a weight by suffix, "" for the main part."""
+    """Return {suffix: stored name} of a weight's tensors that exist, "" for the main part."""
     every = (*dialect.parts, *dialect.optional)
     stored = {part: dialect.stored(prefix, part, tensors) for part in every}
     beside = {part: name for part, name in stored.items() if name is not None}
@@ -270,7 +290,7 @@ def _named(dialect: "Dialect", prefix: str, tensors: Tensors) -> Mapping[str, st
 
 
 def stored_part(tensor: LazyTensor) -> "StoredPart":
-    """Return a stored tensor as a part: its bytes, encoding and shape."""
+    """Return a stored tensor as (bytes, encoding, shape) for a dialect."""
     from aprfmt.codecs.dialect import StoredPart
 
     return StoredPart(tensor.raw(), tensor.info.encoding, tensor.info.shape)
@@ -279,9 +299,14 @@ def stored_part(tensor: LazyTensor) -> "StoredPart":
 def _join_dialect(
     name: str, dialect: "Dialect", section: Mapping[str, Value], parts: Tensors
 ) -> Joined:
+    """Return (encoding, shape, function that returns the packed weight) of a dialect's weight.
+
+    Raises CodecError for parts that do not fit.
+    """
     from aprfmt.codecs.lattice import PackedWeight
 
     def read() -> "dict[str, StoredPart]":
+        """Return the parts with their bytes, by suffix."""
         return {suffix or dialect.main: stored_part(part) for suffix, part in parts.items()}
 
     try:
@@ -294,7 +319,10 @@ def _join_dialect(
 def _find_unclaimed(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
 ) -> Mapping[str, FoundWeight]:
-    """Find FP8 codes with their scale in a file without a configuration."""
+    """Return {weight: its parts} of FP8 codes with a scale in a file without a configuration.
+
+    `fault` is not used.
+    """
     if config or not any(t.info.encoding in _FP8 for t in tensors.values()):
         return {}
     from aprfmt.codecs.fp8_block import DIALECT, EXPERTS, MARKER
@@ -319,6 +347,10 @@ def _find_unclaimed(
 
 
 def _join_unclaimed(name: str, dialect: "Dialect", parts: Tensors) -> Joined:
+    """Return (encoding, shape, function that returns the packed weight) of FP8 codes with a scale.
+
+    Raises UnsupportedError where the scale does not show how it is applied.
+    """
     from aprfmt.codecs.fp8_block import UNCLAIMED, plain_scale
 
     held = {suffix or dialect.main: stored_part(part) for suffix, part in parts.items()}
@@ -338,7 +370,10 @@ FAMILIES: tuple[Family, ...] = (_find_claimed, _find_scaled, _find_dialect, _fin
 
 
 def has_parts(tensors: Tensors) -> bool:
-    """Say whether a tensor has parts. A file may hold a million, most of a class that has none."""
+    """Return whether any tensor has parts.
+
+    A file may hold a million tensors, most of a class that has none: classes are looked at first.
+    """
     classes = {
         kind
         for kind in set(map(type, tensors.values()))
@@ -350,6 +385,7 @@ def has_parts(tensors: Tensors) -> bool:
 
 
 def _raise(error: AprfmtError) -> None:
+    """Raise the error."""
     raise error
 
 
@@ -361,12 +397,13 @@ def join_companions(
 ) -> dict[str, LazyTensor]:
     """Return the tensors with every family's companions joined under the weight's name.
 
-    Raises CodecError naming a missing part; with `fault` that is told what is wrong instead, and
-    the tensors concerned stay unjoined. So do those of a kind that is not decoded here, of which
-    `unread` is told; without it that raises UnsupportedError.
+    Raises CodecError naming a missing part; with `fault` that is called with the error instead, and
+    the tensors concerned are not joined. Nor are those of a kind that is not decoded, with whose
+    error `unread` is called; without it UnsupportedError is raised.
     """
     joined: dict[str, LazyTensor] = dict(tensors)
     tell = fault or _raise
+    # Join the weights that each family finds.
     for family in FAMILIES:
         for weight, found in family(tensors, config or {}, tell).items():
             parts = {suffix: tensors[stored] for suffix, stored in found.names.items()}
@@ -385,6 +422,7 @@ def join_companions(
             joined[weight] = JoinedTensor(info, parts, packed)
     if joined.keys() == tensors.keys() and not has_parts(joined):
         return joined
+    # A joined weight takes the place of its main part.
     order = {name: i for i, name in enumerate(tensors)}
     first = {
         name: order[tensor.parts[""].info.name] if tensor.parts else order[name]

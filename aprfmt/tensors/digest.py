@@ -28,7 +28,7 @@ BAND = 1 << 20  # elements decoded at a time
 
 
 def sha256(pieces: Iterable[Buffer]) -> str:
-    """Return the hex SHA-256 of bytes that come in pieces."""
+    """Return the hex SHA-256 of bytes given in pieces."""
     digest = hashlib.sha256()
     for piece in pieces:
         digest.update(piece)
@@ -36,9 +36,10 @@ def sha256(pieces: Iterable[Buffer]) -> str:
 
 
 def file_sha256(path: Path, stop: Sequence[bool] = ()) -> str:
-    """Return the hex SHA-256 of a file; gives up early once `stop` is not empty."""
+    """Return the hex SHA-256 of a file; AprfmtError once `stop` is not empty."""
 
     def pieces(file: ByteSource) -> Iterator[memoryview]:
+        """Yield the file's bytes; AprfmtError once `stop` is not empty."""
         for window in _pieces(file):
             if stop:
                 raise AprfmtError(f"{path}: hashing was stopped")
@@ -49,9 +50,9 @@ def file_sha256(path: Path, stop: Sequence[bool] = ()) -> str:
 
 
 def _pieces(file: ByteSource) -> Iterator[memoryview]:
-    """Yield all bytes of a file in order, each piece until the next one is asked for.
+    """Yield all bytes of a file in order; each piece is valid until the next one is asked for.
 
-    Of a large file here another thread reads them: mapped pages, of which each is touched once, or
+    Of a large local file another thread reads them: mapped pages, of which each is touched once, or
     reading in turn with SHA-256 would take it a fifth longer. Raises FormatError where the disk
     fails, or the file ends early.
     """
@@ -66,7 +67,10 @@ def _pieces(file: ByteSource) -> Iterator[memoryview]:
 
 
 def _read(file: ByteSource, fd: int) -> Iterator[memoryview]:
-    """Yield all bytes of an open file; each piece is there until the next but one is asked for."""
+    """Yield all bytes of an open file; each piece is valid until the next but one is asked for.
+
+    Raises FormatError where the disk fails, or the file ends early.
+    """
     two, at = [memoryview(bytearray(min(PIECE, file.size))) for _ in range(2)], 0
     while at < file.size:
         buffer, other = two
@@ -83,25 +87,27 @@ def _read(file: ByteSource, fd: int) -> Iterator[memoryview]:
 
 
 def raw_sha256(tensor: LazyTensor) -> str:
-    """Return the hex SHA-256 of the stored bytes; companions follow in suffix order."""
+    """Return the hex SHA-256 of a tensor's stored bytes; companions follow in suffix order."""
     return sha256(byte_windows(all_runs(tensor)))
 
 
 def decoded_sha256(values: "NDArray[Any]") -> str:
-    """Return the hex SHA-256 of a decoded array as the module's docstring defines it.
+    """Return the hex SHA-256 of an array's shape line and its widened little-endian values.
 
-    NaN payloads count: equal hashes mean equal bits of the widened values.
+    The line is the sizes with commas. Values are widened to float32, float64 or int64. NaN
+    payloads count: equal hashes mean equal bits of the widened values.
     """
     return sha256([_shape_line(values.shape), _widened(values)])
 
 
 def view_sha256(view: "View") -> str:
-    """Return the same of a view's values, decoded a band of rows at a time.
+    """Return `decoded_sha256` of a view's values, decoded a band of rows at a time.
 
-    Mapped pages are released behind.
+    Mapped pages are released afterwards.
     """
 
     def pieces() -> Iterator[Buffer]:
+        """Yield the shape line, then the values' bytes a band of rows at a time."""
         yield _shape_line(view.shape)
         for _, _, values in view.chunks(BAND):
             yield _widened(values)
@@ -112,10 +118,15 @@ def view_sha256(view: "View") -> str:
 
 
 def _shape_line(shape: Sequence[int]) -> bytes:
+    r"""Return the line of sizes that the decoded hash begins with, such as b"2,3\n"."""
     return f"{','.join(map(str, shape))}\n".encode()
 
 
 def _widened(values: "NDArray[Any]") -> Buffer:
+    """Return values as little-endian bytes of the hashed type.
+
+    The type is float32, float64, int64 or complex64.
+    """
     import numpy as np
 
     kind, size = values.dtype.kind, values.dtype.itemsize

@@ -1,4 +1,4 @@
-"""Whether two pieces of memory are equal, as fast as the machine reads them."""
+"""Compare two pieces of memory, as fast as the machine reads them."""
 
 import ctypes
 from collections.abc import Callable
@@ -12,7 +12,7 @@ Octets = NDArray[np.uint8]
 
 
 def bytes_equal(a: Octets, b: Octets) -> bool:
-    """Say whether two contiguous arrays of bytes are equal; other threads run meanwhile."""
+    """Return whether two contiguous arrays of bytes are equal; other threads run meanwhile."""
     compare = _memcmp()
     if compare is None:
         return bool(np.array_equal(a, b))

@@ -13,13 +13,13 @@ from numpy.typing import ArrayLike
 
 
 def exact_dot(x: ArrayLike, y: ArrayLike) -> float:
-    """Return the sum of the products of real numbers, two arrays of one size, in float64."""
+    """Return the sum of the products of two real arrays of one size, in float64."""
     one, other = np.ravel(x), np.ravel(y)
     return float(np.einsum("i,i->", one, other, dtype=np.float64))
 
 
 def exact_norm(x: ArrayLike) -> float:
-    """Return the root of the sum of squared magnitudes, of any shape and dtype, in float64."""
+    """Return the root of the sum of squared magnitudes of an array of any shape, in float64."""
     values: Any = np.ravel(x)
     if values.dtype.kind == "c":
         return math.hypot(exact_norm(values.real), exact_norm(values.imag))

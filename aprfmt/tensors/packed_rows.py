@@ -1,4 +1,4 @@
-"""Rows of a tensor that is made of rows of weights which a dialect packs, decoded as asked for."""
+"""Decode rows of a tensor that is made of rows of packed weights."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
@@ -19,19 +19,24 @@ _SPREAD = 4  # rows decoded for one that is wanted, at most, where they do not s
 
 
 class PackedRows:
-    """Rows that lie in `stored`, all packed; `tensor` and `row` [rows] say in which and where.
+    """Rows that are stored in the packed tensors `stored`, decoded on request.
 
-    How the weight lies that was asked for last is kept: its scales have been read and checked.
+    `tensor` and `row` [rows] are, for each row, the index of its tensor and its row there. The
+    layout of the weight that was read last is cached: its scales have been read and checked.
     """
 
     def __init__(
         self, stored: Sequence[LazyTensor], tensor: "NDArray[Any]", row: "NDArray[Any]"
     ) -> None:
+        """Set the tensors and, for each row, the index of its tensor and its row there."""
         self._stored, self._tensor, self._row = stored, tensor, row
         self._latest: tuple[int, LaidOut] | None = None
 
     def rows(self, start: int, stop: int) -> "NDArray[Any]":
-        """Return rows [start, stop), new float32 [rows, columns]; CodecError with the tensor."""
+        """Return rows [start, stop), new float32 [rows, columns].
+
+        Raises CodecError with the tensor's name.
+        """
         columns = self._stored[0].info.shape[-1]
         out = np.empty((stop - start, columns), np.float32)
         tensor, row = self._tensor[start:stop], self._row[start:stop]
@@ -42,6 +47,7 @@ class PackedRows:
         return out
 
     def _fill(self, out: "NDArray[Any]", which: int, row: "NDArray[Any]") -> None:
+        """Fill `out` with the rows `row` of stored tensor number `which`."""
         name = self._stored[which].info.name
         try:
             laid = self._laid(which)
@@ -58,6 +64,7 @@ class PackedRows:
             raise CodecError(f"{name}: {error}") from error
 
     def _laid(self, which: int) -> "LaidOut":
+        """Return the layout of stored tensor number `which`; that of the last one is cached."""
         latest = self._latest
         if latest is None or latest[0] != which:
             packed = self._stored[which].packed
@@ -71,7 +78,7 @@ class PackedRows:
 def packed_rows(
     stored: Sequence[LazyTensor], moves: "Sequence[Move] | None", shape: Sequence[int]
 ) -> PackedRows | None:
-    """Return what gives the rows of a tensor of `shape` that `moves` make of `stored`.
+    """Return an object that decodes rows of a tensor of `shape` made by `moves` from `stored`.
 
     None where a tensor is not packed, has no elements, or moves cut rows.
     """
@@ -96,7 +103,10 @@ def packed_rows(
 def lattice_of(
     stored: Sequence[LazyTensor], undone: "Callable[[list[NDArray[Any]]], NDArray[Any]]"
 ) -> "Lattice | None":
-    """Return the lattice of what `undone` makes of packed tensors; None where one has none."""
+    """Return the lattice of the tensor that `undone` makes of packed ones; None if one has none.
+
+    `undone` undoes the layout steps on arrays of the stored tensors.
+    """
     from aprfmt.codecs.lattice import Lattice
 
     found = []

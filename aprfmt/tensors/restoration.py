@@ -1,10 +1,10 @@
-"""What a target format's conventions took away, written down so that the way back restores it.
+"""Record the bits that a target format's conventions lose, so that converting back restores them.
 
 A GGUF stores norms as float32 (gemma's with one added). Records under `aprfmt.source.*` undo that
-exactly: `encodings` names the encoding a role had in the source, and `restore` holds, for
-values that narrowing does not give back bit for bit, the source's own bits: sparse as
-[index, bits] pairs, or the whole tensor as base64 where most elements need it. The other way round,
-`stored` holds the bits a GGUF had where taking one away and adding it again loses them.
+exactly: `encodings` names the encoding a role had in the source, and `restore` holds, for values
+that narrowing does not give back bit for bit, the source's own bits: sparse as [index, bits] pairs,
+or the whole tensor as base64 where most elements need it. The other way round, `stored` holds the
+bits a GGUF had where taking one away and adding it again loses them.
 """
 
 import base64
@@ -22,21 +22,25 @@ _SPARSE_SHARE = 8  # at most one element in eight is stored as a pair; beyond th
 
 
 class Restoration:
-    """Per role key: the source encoding, and the bits that narrowing alone does not give back."""
+    """By role key: the source's encoding, and the bits that narrowing alone does not restore."""
 
     def __init__(self) -> None:
+        """Start with no records."""
         self.encodings: dict[str, str] = {}
         self.patches: dict[str, Value] = {}
         self.stored: dict[str, Value] = {}
 
     def record_stored(self, key: str, source_bits: Any, again: Any) -> None:
-        """Note a role's stored bits where undoing and redoing its layout steps changes them."""
+        """Record a role's stored bits where undoing and redoing its layout steps changes them.
+
+        `again` are the bits after both.
+        """
         patch = _patch(source_bits.reshape(-1), again.reshape(-1))
         if patch is not None:
             self.stored[key] = patch
 
     def record(self, key: str, encoding: str, source_bits: Any, narrowed_bits: Any) -> None:
-        """Note a role's encoding and the elements where `narrowed_bits` is not `source_bits`.
+        """Record a role's encoding, and the elements where `narrowed_bits` is not `source_bits`.
 
         Both are unsigned integer arrays of one shape: the stored patterns in the source, and what
         undoing the target's layout and narrowing again would give.
@@ -47,7 +51,7 @@ class Restoration:
             self.patches[key] = patch
 
     def metadata(self) -> dict[str, Value]:
-        """Return the keys, each only if it says something."""
+        """Return {metadata key: JSON} of the records that are not empty."""
         found: dict[str, Value] = {}
         if self.encodings:
             found[ENCODINGS_KEY] = json.dumps(self.encodings, separators=(",", ":"))
@@ -59,7 +63,10 @@ class Restoration:
 
 
 def _patch(source: Any, made: Any) -> Value | None:
-    """Return what turns the flat bits `made` into `source`, None where they are equal."""
+    """Return the record that turns flat bits `made` into `source`; None where they are equal.
+
+    It is a list of [index, bits] pairs, or base64 of all bits where many differ.
+    """
     import numpy as np
 
     wrong = np.flatnonzero(source != made)
@@ -72,7 +79,7 @@ def _patch(source: Any, made: Any) -> Value | None:
 
 
 def read_restoration(metadata: Mapping[str, Value], where: str) -> Restoration:
-    """Read the records of a file of ours; FormatError where they are damaged."""
+    """Return the records in a file's metadata; FormatError where they are damaged."""
     from aprfmt.formats.bounded_json import loads
 
     found = Restoration()
@@ -95,7 +102,11 @@ def read_restoration(metadata: Mapping[str, Value], where: str) -> Restoration:
 
 
 def restore_bits(bits: Any, patch: Value, where: str) -> Any:
-    """Return `bits` (unsigned integers, any shape) with the recorded source bits put back."""
+    """Return a copy of `bits` with the recorded source bits put back.
+
+    `bits` are unsigned integers of any shape, `patch` is the record. Raises CodecError where the
+    record is damaged.
+    """
     import numpy as np
 
     result = bits.copy()

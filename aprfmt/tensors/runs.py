@@ -36,9 +36,10 @@ class ByteRun:
 
 
 class RunBytes:
-    """The concatenated bytes of runs, any window of them at the cost of that window."""
+    """The concatenated bytes of runs; reading a window costs only that window."""
 
     def __init__(self, runs: Sequence[ByteRun]) -> None:
+        """Set the runs and where each ends; reordered rows of one tensor are read by row."""
         self._rows = _OrderedRows.of(runs) if isinstance(runs, Columns) else None
         self._runs: Sequence[ByteRun] = runs
         if isinstance(runs, Columns):  # made of moves, of which none is empty
@@ -62,7 +63,7 @@ class RunBytes:
         return self._rows is not None
 
     def runs(self, start: int, stop: int) -> Iterator[ByteRun]:
-        """Yield the runs that bytes [start, stop) are made of."""
+        """Yield the runs, cut where needed, that bytes [start, stop) are made of."""
         i = bisect_right(self._ends, start)
         while start < stop and i < len(self._runs):
             run, began = self._runs[i], self._ends[i] - self._runs[i].nbytes
@@ -71,19 +72,22 @@ class RunBytes:
             start, i = end, i + 1
 
     def window(self, start: int, stop: int) -> bytes | memoryview:
-        """Return bytes [start, stop); a view where one run holds them."""
+        """Return bytes [start, stop), without copying where one run holds them."""
         if self._rows is not None and stop > start:
             return self._rows.window(start, stop)
         pieces = [r.tensor.raw(r.start, r.start + r.nbytes) for r in self.runs(start, stop)]
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def locate(self, at: int) -> tuple[LazyTensor, int]:
-        """Return the stored tensor a byte belongs to, and its offset there."""
+        """Return (stored tensor, offset in it) of the byte at `at`."""
         run = next(self.runs(at, at + 1))
         return run.tensor, run.start
 
     def drop(self, start: int, stop: int) -> None:
-        """Release the mapped pages of bytes [start, stop): of many runs those of whole tensors."""
+        """Release the mapped pages of bytes [start, stop).
+
+        For several runs, the pages of whole tensors are released.
+        """
         if self._rows is not None:
             self._rows.tensor.drop()
             return
@@ -100,9 +104,10 @@ _NEAR = 4  # rows made for one that is used, at most
 
 @dataclass(frozen=True, slots=True)
 class _OrderedRows:
-    """Rows of one tensor in another order: of `width` bytes, each at a multiple of it.
+    """Rows of one tensor in another order: each of `width` bytes, at a multiple of it.
 
-    The tensor is mapped, or makes its rows when they are asked for.
+    `numbers` are the stored rows' numbers in order. The tensor is mapped, or makes its rows when
+    they are read.
     """
 
     tensor: LazyTensor
@@ -111,7 +116,10 @@ class _OrderedRows:
 
     @classmethod
     def of(cls, runs: "Columns[ByteRun]") -> "_OrderedRows | None":
-        """Return runs as rows, long ones as several; None where that is no gain, or of several."""
+        """Return runs as equal rows of one tensor, long runs as several rows.
+
+        None where the runs are of several tensors, or reading by row is no gain.
+        """
         import numpy as np
 
         which, starts, sizes = (np.frombuffer(column, np.int64) for column in runs.columns)
@@ -129,7 +137,7 @@ class _OrderedRows:
         return cls(tensor, np.repeat(starts // width, counts) + within, width)
 
     def window(self, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of the rows one after the other, copied."""
+        """Return bytes [start, stop) of the rows in their order, copied."""
         import numpy as np
 
         first, last = start // self.width, -(-stop // self.width)
@@ -145,7 +153,7 @@ class _OrderedRows:
         return held.reshape(-1).data[start - first * self.width : stop - first * self.width]
 
     def _between(self, first: int, stop: int) -> "NDArray[np.uint8]":
-        """Return rows [first, stop) as they are stored, uint8 [rows, width]."""
+        """Return stored rows [first, stop), uint8 [rows, width]."""
         import numpy as np
 
         held = self.tensor.raw(first * self.width, stop * self.width)
@@ -159,13 +167,13 @@ def all_runs(tensor: LazyTensor) -> list[ByteRun]:
 
 
 def expect_reads(runs: Sequence[ByteRun]) -> None:
-    """Say that the bytes of runs will be read in windows; only the first large ones count."""
+    """Announce that the bytes of runs will be read in windows; only the first two runs count."""
     for run in runs[:2]:
         run.tensor.expect(run.start, run.start + run.nbytes)
 
 
 def published_equal(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> bool:
-    """Say whether two sets of runs are the same places of files with one published SHA-256.
+    """Return whether two sets of runs are the same places of files with one published SHA-256.
 
     Then their bytes are equal, and none has to be fetched to know it.
     """
@@ -173,6 +181,7 @@ def published_equal(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> bool:
 
 
 def _one_place(a: ByteRun, b: ByteRun) -> bool:
+    """Return whether two runs are the same bytes of files with one published SHA-256."""
     mine, theirs = a.tensor.lies(a.start), b.tensor.lies(b.start)
     if mine is None or theirs is None or a.nbytes != b.nbytes or mine[1] != theirs[1]:
         return False
@@ -180,7 +189,7 @@ def _one_place(a: ByteRun, b: ByteRun) -> bool:
 
 
 def same_published_file(a: ByteSource, b: ByteSource) -> bool:
-    """Say whether one SHA-256 is published for two files; of a file here it is computed, once."""
+    """Return whether one SHA-256 is published for two files; a local file's is computed, once."""
     if a.size != b.size or not (a.sha256 or b.sha256):
         return False
     for one in (a, b):
@@ -197,7 +206,7 @@ def byte_windows(
 ) -> Generator[bytes | memoryview, None, None]:
     """Yield the concatenated bytes of the runs in windows of `size`, the last one shorter.
 
-    Pages behind a window are dropped when the next one is asked for, or the generator closed.
+    Pages of a window are released when the next one is asked for, or the generator is closed.
     """
     data = RunBytes(runs)
     if len(data) > size:
@@ -211,10 +220,10 @@ def byte_windows(
 
 
 def first_difference(a: Sequence[ByteRun], b: Sequence[ByteRun], size: int = WINDOW) -> int | None:
-    """Return the offset of the first differing byte, or None if all are equal.
+    """Return the offset of the first differing byte; None if all are equal.
 
-    Streams of different length differ at the end of the shorter one at the latest. `size` bytes
-    are looked at at a time, of rows that have to be copied for it a quarter.
+    Streams of different length differ at the end of the shorter one at the latest. `size` is the
+    number of bytes compared at a time; rows that have to be copied for it use a quarter.
     """
     if published_equal(a, b):
         return None
@@ -247,9 +256,9 @@ def difference_offset(a: bytes | memoryview, b: bytes | memoryview) -> int | Non
 
 
 def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[ByteRun] | None:
-    """Turn runs of elements into runs of bytes; None where a block would be cut.
+    """Return the runs of bytes for runs of elements (`moves`); None where a block would be cut.
 
-    Many (of rows that change places) are kept as numbers only.
+    Many runs, of rows that change places, are stored as columns of numbers only.
     """
     if len(moves) > FEW:
         return _many(stored, moves)
@@ -272,7 +281,7 @@ def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Seque
 
 
 def _many(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[ByteRun] | None:
-    """Return the runs of many moves, found for all of them at once; see `element_runs`."""
+    """Return the runs of bytes for many moves, computed for all at once; see `element_runs`."""
     import numpy as np
 
     from aprfmt.arch.spec import Move
@@ -299,12 +308,15 @@ def _many(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[Byt
 
 @lru_cache(8)
 def _kept(*columns: bytes) -> Sequence["array[int]"]:
-    """Return columns of numbers; equal layers of a model have the same ones, not their own."""
+    """Return columns of int64 as arrays; equal columns of a model's layers are the same objects."""
     return [array("q", column) for column in columns]
 
 
 def _unit(tensor: LazyTensor) -> tuple[int, int] | None:
-    """Return the least number of elements that can be moved as bytes, and these; None: not so."""
+    """Return (least number of elements that can be moved as bytes, their bytes).
+
+    None where elements have no bytes of their own, or rows are padded.
+    """
     info = tensor.info
     row = encoding_row(info.encoding)
     if not row.known or row.flat:

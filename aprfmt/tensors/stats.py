@@ -1,4 +1,4 @@
-"""The one statistics function: of a tensor's values and of a captured activation alike.
+"""Statistics of a tensor's values or of a captured activation, in one function for both.
 
 Sums are float64. Mean, deviation, extremes and norm are over the finite values; how many are not
 finite is counted beside them. The deviation divides by n (`std`); `std_sample` divides by n - 1.
@@ -46,11 +46,11 @@ class Stats:
 
     @property
     def finite(self) -> int:
-        """How many values are finite: mean and deviation are taken over these."""
+        """Number of finite values: mean and deviation are taken over these."""
         return self.count - self.nan - self.inf
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data; the divisor of `std` is said."""
+        """Return plain data for `--json`, with the divisor of `std`."""
         return asdict(self) | {"std_divisor": "n"}
 
 
@@ -61,6 +61,7 @@ class Accumulator:
     """
 
     def __init__(self, threads: int = 1) -> None:
+        """Start with no values; `threads` do not change a result."""
         self._threads = threads  # they change nothing of a result
         self._count = self._nan = self._inf = self._zeros = 0
         self._n = 0  # finite values so far, their mean and sum of squared deviations
@@ -68,7 +69,7 @@ class Accumulator:
         self._min, self._max = math.inf, -math.inf
 
     def add(self, values: Any) -> None:
-        """Take a numpy array in; float32 by the native kernel where there is one."""
+        """Add the values of a numpy array; float32 by the native kernel where there is one."""
         flat = np.ascontiguousarray(values).reshape(-1)
         if flat.dtype.kind == "c":
             flat = flat.view(flat.real.dtype)
@@ -83,6 +84,7 @@ class Accumulator:
                 self._add_chunk(flat[start : start + CHUNK])
 
     def _add_chunk(self, chunk: Any) -> None:
+        """Add a flat chunk of real values; what is not finite is only counted."""
         low, high = float(chunk.min()), float(chunk.max())  # a NaN comes through both
         if not (math.isfinite(low) and math.isfinite(high)):
             nan = np.isnan(chunk)
@@ -103,7 +105,7 @@ class Accumulator:
         self._join(n, shift + total / n, max(squares - total * total / n, 0.0))
 
     def add_stats(self, part: Stats) -> None:
-        """Take in what is known of other values."""
+        """Add values of which only the statistics are known."""
         self._count += part.count
         self._nan += part.nan
         self._inf += part.inf
@@ -114,7 +116,7 @@ class Accumulator:
         self._join(part.finite, part.mean, part.finite * part.std * part.std)
 
     def _join(self, n: int, mean: float, deviations: float) -> None:
-        """Join n more values by their mean and sum of squared deviations (Chan's formula)."""
+        """Add n values by their mean and sum of squared deviations (Chan's formula)."""
         both = self._n + n
         step = mean - self._mean
         self._deviations += deviations + step * step * self._n * n / both
@@ -122,7 +124,7 @@ class Accumulator:
         self._n = both
 
     def result(self) -> Stats:
-        """Return the statistics of everything taken in."""
+        """Return the statistics of all values added."""
         n = self._n
         if not n:
             none = (None,) * 6
@@ -149,7 +151,7 @@ def compute_stats(values: Any, threads: int = 1) -> Stats:
 
 
 def merge_stats(parts: Iterable[Stats]) -> Stats:
-    """Return the statistics of several tensors joined, from their statistics alone."""
+    """Return the statistics of several tensors' values together, from their statistics alone."""
     accumulator = Accumulator()
     for part in parts:
         accumulator.add_stats(part)
@@ -157,7 +159,7 @@ def merge_stats(parts: Iterable[Stats]) -> Stats:
 
 
 def _of_bands(tensor: LazyTensor) -> Stats:
-    """Return the statistics of a weight that a dialect packs, decoded some rows at a time."""
+    """Return the statistics of a dialect's packed weight, decoded some rows at a time."""
     assert tensor.packed is not None
     whole = Accumulator()
     for band in tensor.packed().bands(CHUNK):
@@ -171,15 +173,17 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
     """Return the statistics of a stored tensor's decoded values.
 
     One pass through the native kernels where the encoding has one, else chunks of the reference
-    codec; nothing the size of the tensor is held. Raises CodecError or UnsupportedError.
+    codec; the decoded tensor is never in memory as a whole. Raises CodecError or UnsupportedError.
     """
     info = tensor.info
     check_inputs(tensor.parts)
+    # Weights that a dialect packs are decoded in bands.
     if tensor.decode is not None:
         try:
             return _of_bands(tensor)
         finally:
             tensor.drop()
+    # Others by native kernels, else in chunks.
     reference = codec(info.encoding)
     parts = raw_parts(tensor)
     check_numbers(parts)
@@ -201,7 +205,7 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
 
 
 def _by_kernel(encoding: str, parts: Mapping[str, memoryview], count: int) -> Stats | None:
-    """Return the native kernels' statistics, None where there is none or blocks are padded."""
+    """Return the statistics by native kernels; None where there is none or blocks are padded."""
     native, row = native_kernels(), ENCODINGS[encoding]
     fits = len(parts[""]) * row.block_size == count * row.type_size and not row.header
     if native is None or encoding not in native.KERNELS or len(parts) > 1 or not fits:
@@ -211,6 +215,7 @@ def _by_kernel(encoding: str, parts: Mapping[str, memoryview], count: int) -> St
 
 
 def _of_moments(count: int, found: "Moments") -> Stats:
+    """Return the statistics of `count` values from their moments."""
     if not found.finite:
         none = (None,) * 6
         return Stats(count, *none, nan=found.nan, inf=found.inf, zeros=found.zeros)

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 def decode_tensor(tensor: LazyTensor) -> "NDArray[Any]":
     """Return a stored tensor's numbers as a row-major array of its shape.
 
-    float32 for everything quantized, F16, BF16 and FP8; the own type of F32, F64, integers.
+    float32 for everything quantized, F16, BF16 and FP8; the own type of F32, F64, integers. Errors
+    name the tensor.
     """
     from aprfmt.codecs import decode
 
@@ -45,7 +46,7 @@ def decode_tensor(tensor: LazyTensor) -> "NDArray[Any]":
 def decode_rows(
     encoding: str, data: RunBytes, start: int, stop: int, columns: int, row_bytes: int | None = None
 ) -> "NDArray[Any]":
-    """Return rows [start, stop) of bytes that hold rows of `columns` elements, decoded.
+    """Return rows [start, stop) of the bytes `data`, decoded, [rows, columns].
 
     A row is `row_bytes` long, where that is more than its blocks take: padded ones.
     """
@@ -81,6 +82,10 @@ class View:
         hp: Mapping[str, Value] | None = None,
         record: "tuple[str, Value] | None" = None,
     ) -> None:
+        """Set the stored tensors and, for a role, the group and the hyperparameters of its layout.
+
+        Raises ArchError where the layout steps do not fit the stored shapes.
+        """
         self.stored = stored
         self.role = role
         self.group = group
@@ -100,12 +105,12 @@ class View:
 
     @property
     def name(self) -> str:
-        """The role, or the file's own name of it."""
+        """The role, or the file's own name of a stored tensor."""
         return self.stored[0].info.name if self.role is None else self.role
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the tensors it is made of are called in the file."""
+        """The names in the file of the tensors it is made of."""
         return tuple(tensor.info.name for tensor in self.stored)
 
     @property
@@ -117,17 +122,17 @@ class View:
 
     @property
     def encoding(self) -> str:
-        """Key of ENCODINGS, or `type#142`; mixed experts give `A+B`."""
+        """Key of ENCODINGS, or `type#142` for an unknown type; mixed experts give `A+B`."""
         return "+".join(self.encodings)
 
     @property
     def nbytes(self) -> int:
-        """Stored bytes (of the main part, where there are companions)."""
+        """Number of stored bytes (of the main part, where there are companions)."""
         return sum(tensor.info.nbytes for tensor in self.stored)
 
     @property
     def offset(self) -> int:
-        """Where the (first) bytes begin, from the start of the file that holds them."""
+        """Offset of the first byte in the file that holds it."""
         return self.stored[0].info.offset
 
     @property
@@ -137,12 +142,15 @@ class View:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles that are stored together with this one, itself included."""
+        """The roles stored in the same tensors as this one, itself included.
+
+        () for a stored tensor.
+        """
         return () if self.group is None else self.group.roles
 
     @property
     def sizes(self) -> Mapping[str, Value]:
-        """The hyperparameters that the layout steps go by; empty for a stored tensor."""
+        """The hyperparameters that the layout steps use; empty for a stored tensor."""
         return self._hp
 
     @property
@@ -152,7 +160,7 @@ class View:
 
     @property
     def damage(self) -> str:
-        """Why the bytes it is made of cannot be read; "" where nothing is wrong."""
+        """Why the stored bytes cannot be read; "" where nothing is wrong."""
         return next((found for tensor in self.stored if (found := tensor_damage(tensor))), "")
 
     def __repr__(self) -> str:
@@ -162,7 +170,7 @@ class View:
         return public_dir(self, PUBLIC)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows."""
+        """Return the HTML that a notebook shows."""
         from aprfmt.tensors.card import tensor_card
 
         return tensor_card(self)
@@ -171,7 +179,7 @@ class View:
 
     @cached_property
     def moves(self) -> "Sequence[Move] | None":
-        """Runs of stored elements, or None where a step has to decode.
+        """Runs of stored elements that make up this tensor, or None where a step has to decode.
 
         Raises FormatError for a damaged tensor, whose shape may be anything.
         """
@@ -189,7 +197,7 @@ class View:
 
     @property
     def whole(self) -> LazyTensor | None:
-        """The one stored tensor whose bytes are exactly this tensor's, if it is so."""
+        """The one stored tensor whose bytes are exactly this tensor's, or None."""
         if len(self.stored) != 1 or not self.layout:
             return self.stored[0] if len(self.stored) == 1 else None
         moves, tensor = self.moves, self.stored[0]
@@ -199,7 +207,7 @@ class View:
 
     @cached_property
     def runs(self) -> Sequence[ByteRun] | None:
-        """Byte runs that make up this tensor undecoded, or None.
+        """Runs of stored bytes that make up this tensor, or None.
 
         None where a step changes values or would cut blocks, and where there are several parts.
         """
@@ -211,27 +219,30 @@ class View:
 
     @cached_property
     def data(self) -> RunBytes | None:
-        """The bytes of `runs`, in one row."""
+        """The concatenated bytes of `runs`; None where there are no runs."""
         return None if self.runs is None else RunBytes(self.runs)
 
     @cached_property
     def row_bytes(self) -> int | None:
-        """Bytes of one row of the last axis, None where `data` cannot be cut into rows."""
+        """Bytes of one row of the last axis; None where `data` cannot be cut into rows."""
         return None if self.data is None else encoding_row(self.encoding).row_bytes(self.shape)
 
     @cached_property
     def stored_row_bytes(self) -> int | None:
-        """Bytes from one stored row to the next: as `row_bytes`, or those of rows with padding."""
+        """Bytes from one stored row to the next, padding included.
+
+        It is None where rows cannot be cut.
+        """
         whole = self.whole if self.row_bytes is None and self.data is not None else None
         same = whole is not None and whole.info.shape == self.shape
         return whole.info.row_bytes if whole is not None and same else self.row_bytes
 
     def stored_runs(self) -> list[ByteRun]:
-        """Return the runs of everything it is stored in: all tensors, all their parts."""
+        """Return the runs of all bytes it is stored in: all tensors, all their parts."""
         return [run for tensor in self.stored for run in all_runs(tensor)]
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Return bytes [start, stop) of it, in its own (or its restored) encoding.
+        """Return bytes [start, stop) of the tensor, in its own (or its restored) encoding.
 
         A read-only view of the file where they lie there in one piece, valid until the model is
         closed. Raises CodecError where there is no single byte string.
@@ -248,7 +259,7 @@ class View:
         return memoryview(self.data.window(start, len(self.data) if stop is None else stop))
 
     def raw_rows(self, start: int, stop: int) -> Mapping[str, bytes | memoryview] | None:
-        """Return the stored bytes of rows [start, stop) by part, of all rows where none can be cut.
+        """Return {suffix: stored bytes} of rows [start, stop); of all where they cannot be cut.
 
         None for several stored tensors that have no bytes in common.
         """
@@ -259,7 +270,10 @@ class View:
         return {"": self.data.window(start * self.row_bytes, stop * self.row_bytes)}
 
     def drop(self) -> None:
-        """Release the mapped pages of the stored tensors; they are read again if needed."""
+        """Release the mapped pages of the stored tensors and cached results.
+
+        Both are made again when needed.
+        """
         for name in ("lattice", "by_rows"):
             self.__dict__.pop(name, None)
         for tensor in self.stored:
@@ -272,7 +286,7 @@ class View:
         """The source's own bits, if the file records them and they fit what it stores; else None.
 
         The record is believed only if widening the bits and applying the layout steps again gives
-        exactly the stored numbers: a tensor edited since then is read as it stands.
+        exactly the stored numbers. A tensor edited since then is read as it is stored.
         """
         if self._record is None or len(self.roles) != 1 or len(self.stored) != 1:
             return None
@@ -298,7 +312,7 @@ class View:
 
     @property
     def restored(self) -> str:
-        """The encoding the file says this tensor had in its source, where it can be restored."""
+        """The encoding that the tensor had in the file's source, if it can be restored; else ""."""
         return "" if self._record is None or self.restored_bits is None else self._record[0]
 
     # --- numbers ----------------------------------------------------------------------------
@@ -336,14 +350,14 @@ class View:
         return 1, 0
 
     def undone(self, arrays: "list[NDArray[Any]]") -> "NDArray[Any]":
-        """Return this tensor's part of arrays of the stored tensors, the layout steps undone."""
+        """Return this tensor's array: `arrays` of the stored tensors, their layout steps undone."""
         for step in self.layout:
             arrays = step.undo(arrays, self._hp)
         return arrays[self._index].reshape(self.shape)
 
     @cached_property
     def by_rows(self) -> "PackedRows | None":
-        """What decodes rows of weights that a dialect packs; None for others, or if steps cut them.
+        """An object that decodes rows of packed weights; None for others, or if steps cut rows.
 
         Raises FormatError for a damaged tensor.
         """
@@ -355,7 +369,7 @@ class View:
 
     @cached_property
     def lattice(self) -> "Lattice | None":
-        """The values that a packed weight's elements could have had; None for other tensors.
+        """The values that a packed weight's elements could take; None for other tensors.
 
         Raises CodecError for parts that do not fit.
         """
@@ -378,7 +392,10 @@ class View:
         return decode_rows(self.encoding, self.data, start, stop, columns, self.stored_row_bytes)
 
     def chunks(self, elements: int) -> "Iterator[tuple[int, int, NDArray[Any]]]":
-        """Yield (first row, end, values) over all rows, each of about so many elements."""
+        """Yield (first row, end, values) over all rows, about `elements` elements at a time.
+
+        Values are [rows, last axis].
+        """
         rows, columns = matrix_shape(self.shape)
         step = max(1, elements // max(columns, 1))
         by_rows = self.stored_row_bytes is not None or self.by_rows is not None
@@ -421,7 +438,10 @@ class View:
         return entries[(slice(None), *rest)] if rest else entries
 
     def _entries(self, low: int, high: int) -> "NDArray[Any]":
-        """Return entries [low, high) of the first axis, decoded; of a vector, whole blocks are."""
+        """Return entries [low, high) of the first axis, decoded.
+
+        For a vector, whole blocks are decoded.
+        """
         if len(self.shape) > 1:
             each = math.prod(self.shape[1:-1])
             return self.rows(low * each, high * each).reshape(high - low, *self.shape[1:])

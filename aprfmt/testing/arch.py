@@ -1,4 +1,4 @@
-"""Checks of every architecture: names and layout both ways, hyperparameters, the forward pass."""
+"""Check an architecture: names and layout both ways, hyperparameters, the forward pass."""
 
 import tempfile
 from collections.abc import Sequence
@@ -48,7 +48,7 @@ def check_arch(model: Path | str, folder: Path, ids: Sequence[int] = ()) -> tupl
 
 
 def _check_names(model: Model) -> None:
-    """Check that names made for roles in a style lead back to these roles."""
+    """Raise AssertionError unless names made for roles in each style lead back to these roles."""
     for style in model.spec.bindings:
         groups = groups_for(model.spec, style, model.roles, model.hyper)
         names = [name for group in groups for name in group.stored]
@@ -60,21 +60,28 @@ def _check_names(model: Model) -> None:
 
 
 def _run(model: Model, ids: Sequence[int], dtype: str) -> Any:
+    """Return the float64 logits [tokens, vocabulary] of the numpy backend computing in `dtype`."""
     backend = BACKENDS["numpy"]("cpu", dtype)
     with Session.of(model, backend) as session:
         return np.asarray(session.logits(ids), np.float64)
 
 
 def _check_forward(model: Model, ids: Sequence[int]) -> Any:
-    """Run float64 and float32, one token changed, and token by token; return float64 logits."""
+    """Return the float64 logits after checking the forward pass; AssertionError where it is wrong.
+
+    Compared are float32, a changed last token, token by token, and a traced pass.
+    """
     name = model.spec.name
+    # Finite logits that are not all equal, and near ones in float32.
     logits = _run(model, ids, "float64")
     assert np.isfinite(logits).all(), f"{name}: logits that are not finite"
     assert logits.std() > 0, f"{name}: all logits are equal"
     near(_run(model, ids, "float32"), logits, _FLOAT32, f"{name}: float32 against float64")
+    # A later token must not change earlier rows.
     changed = [*ids[:-1], (ids[-1] + 1) % int(model.hyper["vocab_size"])]
     other = _run(model, changed, "float64")
     near(other[:-1], logits[:-1], _FLOAT64, f"{name}: rows before a changed token")
+    # Token by token, and traced: the same logits, all points in order.
     backend = BACKENDS["numpy"]("cpu", "float64")
     kept = Kept()
     with Session.of(model, backend) as session:
@@ -95,7 +102,7 @@ def _check_forward(model: Model, ids: Sequence[int]) -> Any:
 
 
 def _check_copy(model: Model, source: Path, target: Path, ids: Sequence[int], logits: Any) -> None:
-    """Convert, and check that the copy has the same tensors, hyperparameters and logits."""
+    """Raise AssertionError unless a converted copy has the same tensors, numbers and logits."""
     convert(source, target)
     with open_model(target) as copy:
         for key, tensor in model.roles.items():
@@ -108,7 +115,10 @@ def _check_copy(model: Model, source: Path, target: Path, ids: Sequence[int], lo
 
 
 def near(found: Any, expected: Any, limit: float, what: str) -> None:
-    """Raise AssertionError where the relative L2 distance is not below `limit`."""
+    """Raise AssertionError where the relative L2 distance is not below `limit`.
+
+    `what` begins the message.
+    """
     a, b = (np.asarray(x, np.float64) for x in (found, expected))
     assert a.shape == b.shape, f"{what}: shape {a.shape}; expected {b.shape}"
     distance = float(np.linalg.norm(a - b) / max(float(np.linalg.norm(b)), 1e-300))

@@ -1,4 +1,4 @@
-"""Checks of every backend: each operation of the protocol against numpy in float64."""
+"""Check a backend: each operation of the protocol against numpy in float64."""
 
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,12 +22,16 @@ Op = Callable[[Backend, Mapping[str, Any], Weight], Array]
 def _heads(
     b: Backend, x: Mapping[str, Any], *, sinks: bool = False, cap: float | None = None
 ) -> Heads:
+    """Return the attention's mask, scale, soft cap and sinks for the checked operations."""
     mask = causal_mask(0, _TOKENS, _TOKENS, 4)
     return Heads(mask, 0.3, cap, b.array(x["sinks"]) if sinks else None, "float32")
 
 
 def _rope(style: Any) -> Op:
+    """Return an operation that rotates queries, with pairs by `style`."""
+
     def run(b: Backend, x: Mapping[str, Any], w: Weight) -> Array:
+        """Return the rotated queries."""
         table = b.rope_table(
             np.arange(_TOKENS), x["inv_freq"].astype(np.float32), factor=1.1, cast="table"
         )
@@ -37,16 +41,19 @@ def _rope(style: Any) -> Op:
 
 
 def _activation(kind: str) -> Op:
+    """Return an operation that applies the activation `kind`."""
     return lambda b, x, w: b.activate(b.array(x["x"]), kind, steps=False)
 
 
 def _attend(sinks: bool, cap: float | None) -> Op:
+    """Return an operation that computes attention in one call."""
     return lambda b, x, w: b.attention(
         b.array(x["q"]), b.array(x["k"]), b.array(x["v"]), _heads(b, x, sinks=sinks, cap=cap)
     )
 
 
 def _stepped(b: Backend, x: Mapping[str, Any], w: Weight) -> Array:
+    """Return attention computed as scores, probabilities and their product with the values."""
     heads = _heads(b, x, sinks=True, cap=2.0)
     scores = b.scores(b.array(x["q"]), b.array(x["k"]), heads)
     return b.mix(b.probs(scores, heads), b.array(x["v"]))
@@ -90,6 +97,7 @@ OPERATIONS: Mapping[str, Op] = {
 
 
 def _inputs(seed: int) -> dict[str, Any]:
+    """Return {name: random float64 array} of the operations' inputs."""
     rng = np.random.default_rng(seed)
     shapes = {
         "x": (_TOKENS, _WIDTH), "y": (_TOKENS, _WIDTH), "w": (_OUT, _WIDTH), "bias": (_OUT,),
@@ -103,10 +111,10 @@ def _inputs(seed: int) -> dict[str, Any]:
 def check_backend(
     name: str, device: str = "cpu", dtype: str = "float32", seed: int = 0
 ) -> tuple[str, ...]:
-    """Compare every operation of a backend with numpy's float64; returns the operations' names.
+    """Compare every operation of a backend with numpy's float64; return the names of the checks.
 
-    Also: equal input gives equal bits, and in deterministic mode a row's bits do not depend on
-    the rows beside it.
+    Also: equal input gives equal bits, and in deterministic mode a row's bits do not depend on the
+    rows next to it. Raises AssertionError for the first that fails.
     """
     backend, judge = BACKENDS[name](device, dtype), BACKENDS["numpy"]("cpu", "float64")
     inputs = _inputs(seed)

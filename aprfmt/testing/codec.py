@@ -1,4 +1,4 @@
-"""Checks of every codec: its row of the table, lengths, pieces, encoding and decoding."""
+"""Check a codec: its row of the table, lengths, pieces, encoding and decoding."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +17,10 @@ _WORST = 0.85
 
 
 def check_codec(name: str, seed: int = 0) -> tuple[str, ...]:
-    """Check that the codec `name` keeps the promises of base.Codec; returns the checks made.
+    """Check that the codec `name` does what base.Codec promises; return the names of the checks.
 
     A codec of several parts is checked with the bytes it encodes, others with random bytes too.
+    Raises AssertionError for the first that fails.
     """
     codec = CODECS[name]
     row = find_encoding(name)
@@ -37,7 +38,10 @@ def check_codec(name: str, seed: int = 0) -> tuple[str, ...]:
 
 
 def _check_bytes(name: str, codec: Codec, seed: int) -> None:
-    """Decode random bytes whole and in pieces; refuse every other length."""
+    """Raise AssertionError unless random bytes decode alike whole and in pieces.
+
+    Every other length must be refused.
+    """
     row, count = find_encoding(name), _BLOCKS * codec.block_size
     raw = np.random.default_rng(seed).integers(0, 64, row.nbytes((count,)), np.uint8).tobytes()
     values = decode(name, raw, (count,))
@@ -62,7 +66,10 @@ def _check_bytes(name: str, codec: Codec, seed: int) -> None:
 
 
 def _check_encoder(name: str, codec: Codec, seed: int) -> bool:
-    """Encode, decode, and compare; returns False where there is no encoder."""
+    """Return whether there is an encoder, after checking that its bytes decode to near values.
+
+    Raises AssertionError where they do not.
+    """
     wide = 4 * codec.block_size * -(-64 // codec.block_size)  # whole blocks, whatever their size
     x = np.random.default_rng(seed).standard_normal((4, wide))
     values: Array = x.astype("float64" if codec.dtype == "float64" else "float32")
@@ -89,4 +96,5 @@ def _check_encoder(name: str, codec: Codec, seed: int) -> bool:
 
 
 def _encoded(name: str, x: Array) -> Mapping[str, Any]:
+    """Return {suffix: bytes} of an array in the encoding."""
     return {suffix: bytes(part) for suffix, part in encode(name, x).items()}

@@ -1,4 +1,4 @@
-"""Checks of every container: it keeps tensors, metadata, order, and refuses damaged input."""
+"""Check a container format: it keeps tensors, metadata and order, and refuses damaged input."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,10 +15,11 @@ _FLIPS = 200
 
 
 def check_format(name: str, folder: Path, seed: int = 0) -> tuple[str, ...]:
-    """Check that the format `name` keeps its FormatSpec; files are made in `folder`.
+    """Check that the format `name` does what its FormatSpec says; return the names of the checks.
 
-    Returns the names of the checks made: writing and reading back, equal bytes for equal input,
-    existing files, interrupted writing, cut and damaged files.
+    Files are made in `folder`. Checked are writing and reading back, equal bytes for equal input,
+    existing files, interrupted writing, cut and damaged files. Raises AssertionError for the first
+    that fails.
     """
     spec = FORMATS[name]
     data = _tensors(spec, seed)
@@ -36,7 +37,7 @@ def check_format(name: str, folder: Path, seed: int = 0) -> tuple[str, ...]:
 def write_file(
     spec: FormatSpec, path: Path, data: Mapping[str, tuple[TensorInfo, bytes]], force: bool = False
 ) -> None:
-    """Write tensors in the format's own order."""
+    """Write tensors to a file in the format's own order; `data` is {name: (info, bytes)}."""
     infos = spec.order([info for info, _ in data.values()])
     with open_sink(path, spec.name, force=force) as sink:
         sink.plan(_METADATA, infos)
@@ -45,7 +46,7 @@ def write_file(
 
 
 def _tensors(spec: FormatSpec, seed: int) -> dict[str, tuple[TensorInfo, bytes]]:
-    """Return a matrix in every encoding the format has a code for, and unusual shapes."""
+    """Return {name: (info, bytes)}: a matrix in every encoding the format has, unusual shapes."""
     rng = np.random.default_rng(seed)
     shapes: list[tuple[str, tuple[int, ...], str]] = [
         (f"t.{row.name.lower()}.weight", (3, 2 * row.block_size), row.name)
@@ -73,6 +74,7 @@ def _tensors(spec: FormatSpec, seed: int) -> dict[str, tuple[TensorInfo, bytes]]
 def _check_content(
     spec: FormatSpec, path: Path, data: Mapping[str, tuple[TensorInfo, bytes]]
 ) -> None:
+    """Raise AssertionError unless a file reads back as the tensors and metadata written."""
     found = detect_format(path).name
     assert found == spec.name, f"{spec.name}: its own file is recognised as {found}"
     with open_source(path) as source:
@@ -94,6 +96,7 @@ def _check_content(
 def _check_refusals(
     spec: FormatSpec, path: Path, data: Mapping[str, tuple[TensorInfo, bytes]], folder: Path
 ) -> None:
+    """Raise AssertionError unless writing spares existing files and leaves no unfinished one."""
     before = path.read_bytes()
     try:
         write_file(spec, path, data)
@@ -115,9 +118,13 @@ def _check_refusals(
 
 
 def _check_damage(spec: FormatSpec, path: Path, folder: Path, seed: int) -> None:
-    """Cut the file and flip its bits: a clean refusal, or tensors whose bytes can be read."""
+    """Raise AssertionError unless cut files are refused and files with flipped bits do no harm.
+
+    A file with a flipped bit is refused, or its tensors' bytes can be read.
+    """
     whole = path.read_bytes()
     damaged = folder / f"damaged{spec.extensions[0]}"
+    # Cut files must be refused.
     for sixteenth in range(16):
         damaged.write_bytes(whole[: len(whole) * sixteenth // 16])
         try:
@@ -127,6 +134,7 @@ def _check_damage(spec: FormatSpec, path: Path, folder: Path, seed: int) -> None
         except FormatError:
             continue
         raise AssertionError(f"{spec.name}: {sixteenth}/16 of a file open as if it were whole")
+    # Flip bits in the header and just behind it.
     rng = np.random.default_rng(seed)
     for _ in range(_FLIPS):
         data = bytearray(whole)

@@ -1,4 +1,7 @@
-"""A model against the one it was made from, in a test: a failure's message is the diagnosis."""
+"""Compare a model with the one it was made from, in a test.
+
+A failure's message is the diagnosis.
+"""
 
 from collections.abc import Sequence
 from os import PathLike
@@ -22,7 +25,7 @@ def assert_same_model(
     ids: Sequence[int] | None = None,
     prompt: str | None = None,
 ) -> Diagnosis:
-    """Raise AssertionError with the diagnosis unless A and B compute the same; return it otherwise.
+    """Return the diagnosis if A and B compute the same; AssertionError with its text otherwise.
 
     Sides are what `aprfmt diagnose` takes: models in any format, `MODEL@RUN`, saved traces (with
     the `model` they ran on). `within="precision"` lets the rounding of dtypes and of quantized

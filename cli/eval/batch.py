@@ -57,7 +57,11 @@ class BatchResult(output.LossFacts):
 def parse_reported(
     context: click.Context, param: click.Parameter, value: str | None
 ) -> tuple[float, float] | None:
-    """Return (a loss as it was printed, half a unit of its last digit); nan is a number here."""
+    """Return (the reported loss, half a unit of its last printed digit); None without a value.
+
+    The half unit is 0 for a whole number. "nan" and "inf" are numbers here. Raises BadParameter for
+    any other text.
+    """
     if value is None:
         return None
     text = value.strip().lower()
@@ -75,12 +79,17 @@ def parse_reported(
 def score_batch(
     run: "Run", path: Path, reported: tuple[float, float] | None, within: float
 ) -> "tuple[BatchResult, ReportedLoss | None, list[Check]]":
-    """Score the batch and judge the reported loss; return the JSON and the checks."""
+    """Score a trainer's batch and judge its reported loss; return (JSON, reported loss, checks).
+
+    `reported` is what `parse_reported` returns. `within` is how far the reported loss may be off,
+    as a part of the loss. The second item is None where no loss was reported.
+    """
     from aprfmt.inference.batch import read_batch, score_batch
     from aprfmt.inference.loss import assess_loss, mean_loss
     from aprfmt.inference.reported import explain_loss, label_losses
     from aprfmt.tokenizer import tokenizer_of
 
+    # Score the batch with this model.
     vocab = int(run.model.hyper["vocab_size"])
     tokenizer = tokenizer_of(run.model)
     ends = run_options.stop_token_ids(run.model) if tokenizer is None else tokenizer.stop_ids
@@ -96,14 +105,17 @@ def score_batch(
         "batch": batch_to_json(batch),
         **output.loss_to_json(loss),
     }
+    # Check the batch itself: shifted labels, edges of documents, ends of turns.
     spelled = {i: repr(tokenizer.token(i)) for i in ends} if tokenizer is not None else {}
     checks = [shift_check(batch), *edge_checks(batch), *end_checks(batch, spelled)]
+    # With the trainer's logits, tell a wrong loss from a wrong forward pass.
     theirs = None
     if batch.logits is not None:
         theirs = list(score_batch(batch, None))
         other = mean_loss(label_losses(batch, theirs), vocab)
         body["batch"]["loss_of_logits"] = other.nats
         checks.append(logits_check(batch, loss.nats, other.nats, within))
+    # The reported loss is explained by the trainer's logits where there are some.
     if reported is None:
         return body, None, [*checks, *assess_loss(loss, "trained", str(run.model.path))]
     number, digit = reported
@@ -115,7 +127,7 @@ def score_batch(
 
 
 def shift_check(batch: "Batch") -> "Check":
-    """Return the check that the file's labels are the tokens that follow (or the ids)."""
+    """Return the check that labels are the token ids, or the ids shifted by one."""
     from aprfmt.base.outcome import check
     from aprfmt.inference.batch import PROPER, SHIFTS
 
@@ -130,7 +142,7 @@ def shift_check(batch: "Batch") -> "Check":
 
 
 def edge_checks(batch: "Batch") -> "list[Check]":
-    """Return the check that no document's first token is a label, where rows are packed."""
+    """Return the check that no document's first token is a label; [] where rows are not packed."""
     from aprfmt.base.outcome import check
 
     if batch.document is None:
@@ -154,13 +166,15 @@ def edge_checks(batch: "Batch") -> "list[Check]":
 
 
 def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
-    """Return the check that labels have the ends of turns: a model learns to stop from no other.
+    """Return the check that labels include the tokens that end turns; [] where it does not apply.
 
-    `spelled` are the tokens' texts. Nothing where the file has no labels: all tokens are scored.
+    A model learns to stop from these labels only. `spelled` is {token id: its text}. Without labels
+    in the file all tokens are scored, and there is nothing to check.
     """
     from aprfmt.base.outcome import check, not_run
     from aprfmt.inference.batch import count_turn_ends
 
+    # Without labels, scored tokens or known ends there is nothing to check.
     name, where = "ends-scored", str(batch.path)
     if not batch.labels_given or not batch.scored:
         return []
@@ -174,9 +188,11 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
             ids = ", ".join(str(each.id) for each in counts)
             why = f"the batch is padded with {ids}, so that the ends of its texts are not known"
         return [not_run(name, why, where)]
+    # An end that is never a label is one that the model never learns to write.
     lost = [each for each in known if not each.scored]
 
     def said(each: "EndCounts") -> str:
+        """Return how often a token ends scored text, and how often it is a label, as words."""
         text = " ".join(filter(None, (str(each.id), spelled.get(each.id, ""))))
         return f"token {text} ends a scored text {each.places} times, {each.scored} are labels"
 
@@ -195,7 +211,10 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
 
 
 def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "Check":
-    """Return the check that the file's logits have the loss of this model's."""
+    """Return the check that the file's logits give the same loss as this model's.
+
+    `ours` and `theirs` are losses in nats per token, `within` the part they may differ by.
+    """
     from aprfmt.base.outcome import check
 
     return check(
@@ -209,7 +228,7 @@ def logits_check(batch: "Batch", ours: float, theirs: float, within: float) -> "
 
 
 def reported_check(batch: "Batch", answer: "LossVerdict") -> "Check":
-    """Return the check of the reported number, with the mistake that gives it."""
+    """Return the check that the reported loss is the recomputed one; a failure names why not."""
     from aprfmt.base.outcome import check
 
     agrees, found = answer.says == "agrees", f"{answer.reported:.6g} was reported"
@@ -219,7 +238,7 @@ def reported_check(batch: "Batch", answer: "LossVerdict") -> "Check":
 
 
 def mistake_sentence(answer: "LossVerdict") -> str:
-    """Return in words which mistakes give the number."""
+    """Return in words which mistakes of a training loop would give the reported loss."""
     from aprfmt.inference.reported import MISTAKES
 
     if answer.says == "unmeasured":
@@ -240,7 +259,7 @@ def mistake_sentence(answer: "LossVerdict") -> str:
 
 
 def mistake_remedy(answer: "LossVerdict") -> str:
-    """Return what to do about it."""
+    """Return what to do about a reported loss that is wrong."""
     from aprfmt.inference.reported import MISTAKES
 
     if answer.says in ("named", "likely"):
@@ -253,7 +272,7 @@ def mistake_remedy(answer: "LossVerdict") -> str:
 
 
 def batch_to_json(batch: "Batch") -> BatchFacts:
-    """Return what the file holds."""
+    """Return what the batch file holds, as JSON; `loss_of_logits` is None until it is computed."""
     samples, tokens = batch.mask.shape
     return {
         "path": str(batch.path),
@@ -269,7 +288,7 @@ def batch_to_json(batch: "Batch") -> BatchFacts:
 
 
 def answer_to_json(answer: "LossVerdict") -> ReportedLoss:
-    """Return the verdict with every guess that gives the number."""
+    """Return the verdict on the reported loss as JSON, with every guess that gives the number."""
     return {
         "value": answer.reported,
         "recomputed": answer.right,
@@ -281,7 +300,7 @@ def answer_to_json(answer: "LossVerdict") -> ReportedLoss:
 
 
 def show(body: BatchResult, reported: ReportedLoss | None) -> None:
-    """Print what the batch holds and both losses."""
+    """Print what the batch holds, the recomputed loss, and the reported one."""
     loss, batch = body["loss"], body["batch"]
     render.line(run_options.run_headline(body["run"]), style="head")
     rows = [

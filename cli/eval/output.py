@@ -1,4 +1,4 @@
-"""What `aprfmt eval` says of a loss: as JSON, and printed."""
+"""Prints the losses of `aprfmt eval`, and makes their JSON."""
 
 import math
 from typing import TYPE_CHECKING, TypedDict
@@ -25,7 +25,7 @@ class LossFacts(TypedDict):
 
 
 def loss_to_json(loss: "MeanLoss") -> LossFacts:
-    """Return the numbers with their unit."""
+    """Return a mean loss as JSON, with its unit, perplexity and counts."""
     return {
         "loss": loss.nats,
         "unit": "nats per token",
@@ -71,7 +71,7 @@ class EvalFacts(LossFacts, WindowFacts):
 
 
 def draft_verdict(draft: DraftAcceptance) -> str:
-    """Return what is said of a draft head first."""
+    """Return whether a draft head is alive or dead, with the share of drafts accepted."""
     if not draft["drafts"]:
         return "not measured: no draft was scored"
     state = "alive" if draft["acceptance"] >= draft["least"] else "dead"
@@ -81,7 +81,10 @@ def draft_verdict(draft: DraftAcceptance) -> str:
 def answer(
     body: EvalFacts, draft: DraftAcceptance | None, against: ComparedModel | None
 ) -> "list[Line]":
-    """Return the losses and how far the two distributions are apart, a line each."""
+    """Return the short answer as (text, style) lines: losses, and how far two models are apart.
+
+    `draft` and `against` are None where they were not asked for.
+    """
     lines: list[Line] = []
     if draft is not None:
         lines.append((f"draft head {draft_verdict(draft)}", ""))
@@ -108,7 +111,7 @@ def answer(
 
 
 def show(body: EvalFacts, draft: DraftAcceptance | None, against: ComparedModel | None) -> None:
-    """Print the losses, and how far the two distributions are apart; of drafts, that first."""
+    """Print the draft head's verdict, each model's loss, and how far two models are apart."""
     if draft is not None:
         render.line(f"draft head {draft_verdict(draft)}")
     both: list[EvalFacts | ComparedModel] = [body] if against is None else [body, against]

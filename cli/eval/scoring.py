@@ -1,4 +1,4 @@
-"""What `aprfmt eval` scores: texts, or a trainer's batch; and the model it is held against."""
+"""What `aprfmt eval` scores: texts or a trainer's batch, and the model to compare with."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class EvalRequest:
-    """What is scored, and how it is cut."""
+    """What `aprfmt eval` was asked to score, and how texts are cut into windows."""
 
     texts: tuple[Path, ...]
     samples: Path | None
@@ -41,12 +41,12 @@ class EvalRequest:
 
     @property
     def texts_given(self) -> bool:
-        """Whether there is a text to score."""
+        """Whether texts, samples or token ids were given."""
         return bool(self.texts or self.samples or self.ids)
 
 
 def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
-    """Score texts, by two models where another is to be held against; print, return the code."""
+    """Score texts with one model or with two, print the losses, and return the exit code."""
     from aprfmt.inference.draft import ALIVE, DraftSession
     from aprfmt.inference.evaluation import plan_windows, score_windows
     from aprfmt.inference.loss import assess_loss
@@ -56,6 +56,7 @@ def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptio
     with ExitStack() as stack:
         run = stack.enter_context(run_options.open_session(model, where))
         draft = stack.enter_context(DraftSession(run.model, run.session)) if asked.draft else None
+        # Cut the texts into windows; the other model, if any, is scored on the same ones.
         found = list(read_samples(run.model, asked.texts, asked.samples, asked.ids))
         capacity = window_tokens(run.model, asked.max_seq_len, asked.convention)
         cut = capacity, asked.overlap, asked.convention
@@ -68,6 +69,7 @@ def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptio
         with render.ProgressLine("evaluating") as progress:
             twin = None if other is None else other.session
             measured = score_windows(run.session, planned, skipped, twin, progress, draft=draft)
+        # Judge the losses, then what was asked for besides: the draft head, the other model.
         kind: Literal["random", "trained"] = "random" if asked.random_weights else "trained"
         checks = assess_loss(measured.loss, kind, str(run.model.path))
         scored: output.EvalFacts = {
@@ -107,7 +109,7 @@ def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptio
 
 
 def kl_to_json(found: "KlDivergence | None") -> "output.KlFacts | None":
-    """Return how far two models are apart as JSON has it; None where that was not measured."""
+    """Return two models' divergence as JSON; None where it was not measured."""
     if found is None:
         return None
     return {
@@ -120,7 +122,10 @@ def kl_to_json(found: "KlDivergence | None") -> "output.KlFacts | None":
 
 
 def evaluate_batch(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
-    """Score a trainer's batch, and say what is wrong with the loss that was reported of it."""
+    """Score a trainer's batch, judge the loss reported for it, and return the exit code.
+
+    Raises UsageError for an option that goes with texts only.
+    """
     others = {
         "--text, --samples or --ids": asked.texts_given, "--against": asked.against is not None,
         "--draft": asked.draft,
@@ -148,9 +153,11 @@ def finish(
     answer: "Callable[[], list[Line]] | None" = None,
     left: "Sequence[NotCompared]" = (),
 ) -> int:
-    """Judge the checks, print what was found and return the exit code.
+    """Print the findings and the verdict of the checks, and return the exit code.
 
-    `left` is what nothing reads of a batch; what nothing reads of the model is named with it.
+    `body` is the JSON so far, `show` prints it, and `answer` returns its short form (None: `show`
+    serves for both). `left` are arrays of a batch that nothing reads; they are named together with
+    what nothing reads of the model. `run` is the run whose model is judged.
     """
     from aprfmt.base.outcome import Report
     from aprfmt.checks.records import pronounce_report
@@ -159,11 +166,13 @@ def finish(
     verdict = pronounce_report(report, run.model, left)
 
     def show_all() -> None:
+        """Print the findings, then every check and the verdict."""
         show()
         check_output.show_checks(report.checks)
         check_output.show_verdict(verdict)
 
     def lines() -> "list[Line]":
+        """Return the short answer as (text, style) lines: verdict, findings, checks that failed."""
         assert answer is not None
         return [
             check_output.verdict_line(verdict),
@@ -179,9 +188,9 @@ def finish(
 def open_compared_model(
     text: str, here: "Run", samples: "list[Sample]", where: run_options.WhereOptions
 ) -> "Iterator[Run]":
-    """Open the model to compare with, on the same device unless @RUN names one.
+    """Yield a run of the model to compare with, on the same device unless its @RUN names one.
 
-    UsageError where it has another vocabulary.
+    Raises UsageError where its tokens differ from those of `here` on the samples.
     """
     from aprfmt.inference.device import split_run
     from aprfmt.tokenizer.loading import refuse_other_tokens

@@ -1,4 +1,4 @@
-"""The texts of `aprfmt eval`: read, tokenized, and cut into windows."""
+"""Reads, tokenizes and cuts the texts of `aprfmt eval` into windows."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,7 +18,7 @@ MAX_TEXT = 1 << 30  # bytes of a --text; a tokenizer takes a hundred times as mu
 def read_samples(
     model: "Model", texts: tuple[Path, ...], samples: Path | None, ids: str | None
 ) -> "Iterator[Sample]":
-    """Yield what is to be scored, tokenized as the model does it."""
+    """Yield the texts, samples and ids to be scored, each tokenized by the model's tokenizer."""
     for path in texts:
         text = read_text(path)
         yield whole_text_sample(
@@ -33,7 +33,11 @@ def read_samples(
 
 
 def whole_text_sample(model: "Model", name: str, ids: list[int]) -> "Sample":
-    """Return a text as one sample; every window begins with the tokens that begin a text."""
+    """Return a text's token ids as one sample, with the number of tokens that begin every window.
+
+    Those are the tokens that the model puts before a text, such as BOS. A text without them is
+    warned of.
+    """
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import count_leading
     from aprfmt.tokenizer import tokenizer_of
@@ -54,14 +58,18 @@ def whole_text_sample(model: "Model", name: str, ids: list[int]) -> "Sample":
 
 
 def check_token_ids(model: "Model", ids: list[int]) -> list[int]:
-    """Return the ids, all inside the embedding; empty ones are skipped later, with a warning."""
+    """Return the ids, all checked to be inside the embedding; none are fine.
+
+    A sample without ids is skipped later, with a warning.
+    """
     return run_options.check_ids(model, ids) if ids else ids
 
 
 def read_text(path: Path, option: str = "--text") -> str:
-    """Return the UTF-8 text of a regular file, or of stdin for `-`; FormatError for another.
+    """Return the UTF-8 text of a regular file, or of stdin for `-`.
 
-    `option` is where the path was given.
+    `option` names the option that gave the path. Raises FormatError for another kind of file, a
+    larger one than MAX_TEXT, or one that is not UTF-8.
     """
     from aprfmt.formats.mapped_file import MappedFile
 
@@ -82,7 +90,11 @@ def read_text(path: Path, option: str = "--text") -> str:
 
 
 def read_lines(model: "Model", path: Path) -> "Iterator[Sample]":
-    """Yield the samples of a .jsonl file; FormatError names the first line that is not a sample."""
+    """Yield the samples of a .jsonl file, a line each; empty lines are skipped.
+
+    Of a prompt with its response only the response is scored. Raises FormatError at the first line
+    that is no sample.
+    """
     from aprfmt.formats.bounded_json import loads
     from aprfmt.inference.evaluation import Sample
 
@@ -107,7 +119,10 @@ def read_lines(model: "Model", path: Path) -> "Iterator[Sample]":
 
 
 def window_tokens(model: "Model", asked: int | None, convention: str) -> int:
-    """Return how many tokens a window holds; asking for more than the context is warned of."""
+    """Return how many tokens a window holds: `asked`, else the default of the convention.
+
+    More than the model's context is warned of.
+    """
     from aprfmt.inference.loss import window_size
 
     context = int(model.hyper["context_length"])
@@ -120,7 +135,7 @@ def window_tokens(model: "Model", asked: int | None, convention: str) -> int:
 
 
 class LeadingTokens(TypedDict):
-    """What stands before windows: its ids, their tokens, and before how many windows."""
+    """The tokens put before windows: ids, spellings, and the number of windows that have them."""
 
     ids: list[int]
     tokens: list[str]
@@ -140,7 +155,10 @@ class WindowFacts(TypedDict):
 def windows_to_json(
     model: "Model", planned: "Planned", capacity: int, overlap: int, convention: str
 ) -> WindowFacts:
-    """Return how the texts were cut: sizes in tokens, what stands before windows, and how many."""
+    """Return how the texts were cut into windows, and the tokens put before windows, as JSON.
+
+    `planned` are the samples with their windows; the sizes are those they were cut by.
+    """
     behind = [(sample, windows) for sample, windows in planned if sample.prefix]
     ids = list(behind[0][0].ids[: behind[0][0].prefix]) if behind else []
     return {
@@ -157,7 +175,7 @@ def windows_to_json(
 
 
 def window_rows(body: WindowFacts) -> list[tuple[str, str]]:
-    """Return what is printed of the windows, and of what stands before them."""
+    """Return (label, text) rows that say how texts were cut, and which tokens begin windows."""
     from aprfmt.inference.loss import CONVENTIONS
 
     bos, count, convention = body["bos"], body["windows"], body["convention"]

@@ -52,6 +52,7 @@ def command(
     paged.check()
     if full and not all_metadata:
         raise UsageError("--full goes with --metadata")
+    # Facts come from headers; only --verify and a page with --stats read tensors.
     with open_model(model, arch=arch, partial=partial, damaged=True) as opened:
         body = facts.inspect_facts(opened, full)
         body["damage"], code = report_damage(opened.damage, partial=partial)
@@ -68,6 +69,7 @@ def command(
             code = code or exit_code(body["checksum"])
 
     def show() -> None:
+        """Print all facts as tables."""
         output.show(body, verbose=verbose, metadata=all_metadata, full=full)
 
     whole = verbose or all_metadata
@@ -76,7 +78,10 @@ def command(
 
 
 def verify_checksum(source: Source) -> "Outcome":
-    """Read every byte of a file that carries a checksum of them; say PASS, FAIL or NOT_RUN."""
+    """Return PASS or FAIL for a file's own checksum, NOT_RUN with a warning where it has none.
+
+    Reads every byte of the file.
+    """
     from aprfmt.formats import checksum_matches, checksum_notes
 
     matches = checksum_matches(source)

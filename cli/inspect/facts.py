@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
 
 def inspect_facts(opened: Model, full: bool = False) -> "InspectBody":
-    """Return everything `inspect` says; `full` leaves no array out of the metadata."""
+    """Return everything that `inspect` says of an open model, as JSON.
+
+    `full` gives metadata arrays and long texts whole.
+    """
     body: InspectBody = {**_file(opened, full), **_model(opened)}
     imported = pickle_imports(opened)
     if imported:
@@ -33,7 +36,10 @@ def inspect_facts(opened: Model, full: bool = False) -> "InspectBody":
 
 
 def _file(opened: Model, full: bool) -> "InspectBody":
-    """Return what the container says: sizes, encodings, metadata, remarks of its reader."""
+    """Return what the container itself says: sizes, encodings, metadata, its version.
+
+    `full` gives metadata whole.
+    """
     from aprfmt.base.metadata_values import number_name, short_value
 
     census: Counter[str] = Counter()
@@ -72,9 +78,9 @@ def _file(opened: Model, full: bool) -> "InspectBody":
 
 
 def _unread(opened: Model) -> list[str]:
-    """Return the files and the keys that no table lists, each in words.
+    """Return the files and keys that no table lists, each in words.
 
-    The tokenizer's files are parsed for --account alone; keys of a configuration of no known
+    The tokenizer's files are parsed for --account alone. Keys of a configuration of no known
     architecture say nothing that its name has not said.
     """
     from aprfmt.model.ledger import ledger
@@ -84,7 +90,7 @@ def _unread(opened: Model) -> list[str]:
 
 
 def pickle_imports(opened: Model) -> list[str]:
-    """Return the names that loading the file with pickle would import; none of other formats."""
+    """Return the names that loading the file with pickle would import; [] for other formats."""
     source = opened.source
     while isinstance(source, Overlay):
         source = source.beneath
@@ -92,12 +98,15 @@ def pickle_imports(opened: Model) -> list[str]:
 
 
 def _whole(value: object) -> object:
-    """Return a metadata value whole, arrays as lists."""
+    """Return a metadata value with arrays as lists."""
     return value if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
 
 
 def _model(opened: Model) -> "ArchFacts":
-    """Return what the architecture's tables make of the file, and all remarks about it."""
+    """Return the hyperparameters, roles and notes found by the architecture's tables.
+
+    Where the architecture cannot be resolved, it is the error in their place.
+    """
     notes = [asdict(note) for note in opened.notes]
     try:
         resolution = opened.resolution
@@ -127,7 +136,7 @@ def _model(opened: Model) -> "ArchFacts":
 
 
 def _named(opened: Model) -> str:
-    """Return the architecture that a file names and that is known here, though it is not read."""
+    """Return the known architecture that a file names, though its tensors do not fit; else ""."""
     from aprfmt.model.resolve import find_spec
 
     try:
@@ -137,6 +146,7 @@ def _named(opened: Model) -> str:
 
 
 def _tokenizer(opened: Model) -> dict[str, object]:
+    """Return facts of the tokenizer and doubts about it; {"error": text} if it is unreadable."""
     from aprfmt.tokenizer import tokenizer_facts
     from aprfmt.tokenizer.doubts import quick_doubts
 
@@ -149,7 +159,7 @@ def _tokenizer(opened: Model) -> dict[str, object]:
 
 
 def architecture_facts(resolution: "Resolution") -> "ArchFacts":
-    """Return what the architecture's tables made of the file."""
+    """Return the JSON of a resolved architecture: hyperparameters, keys, roles, conflicts."""
     from aprfmt.arch.used_hyperparameters import used_names
 
     report, hyper, unread = resolution.report, resolution.hyper, resolution.unread

@@ -1,4 +1,4 @@
-"""What `aprfmt inspect` prints: the answer first, then what it is made of."""
+"""What `aprfmt inspect` prints: a summary line first, then tables of what the file holds."""
 
 import shlex
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ WIDEST = 200  # characters of a metadata value, unless --full
 
 
 def show(body: "InspectBody", *, verbose: bool, metadata: bool, full: bool) -> None:
-    """Print the answer in one line, and the facts behind it."""
+    """Print the summary line, then the facts; `verbose`, `metadata` and `full` are the flags."""
     render.say(body["summary"]["line"], style="head")
     _file(body)
     if body["architecture"] is None and body["summary"]["kind"] == "model":
@@ -45,7 +45,7 @@ def show(body: "InspectBody", *, verbose: bool, metadata: bool, full: bool) -> N
 
 
 def answer(body: "InspectBody") -> "list[Line]":
-    """Return the answer in one line, where the file is, and what it is made of in a few."""
+    """Return the short answer as (text, style) lines: summary, file, hyperparameters, doubts."""
     config = f", config {body['config']}" if body["config"] else ""
     size = f"{render.size_text(body['file_bytes'])}, {body['tensor_count']} tensors"
     container = f"{body['format']} {body['version']}".rstrip()
@@ -53,6 +53,7 @@ def answer(body: "InspectBody") -> "list[Line]":
         (body["summary"]["line"], "head"),
         (f"  {body['path']}: {container}, {size}{config}", ""),
     ]
+    # What the architecture's tables made of the file, with what is wrong first.
     if body["architecture"] is not None:
         rows = body["hyperparameters"]
         said = (f"{name} {_short(rows[name]['value'])}" for name in body["used"])
@@ -72,6 +73,7 @@ def answer(body: "InspectBody") -> "list[Line]":
         ]
     elif body["summary"]["kind"] == "model":
         lines.append((f"  {body['architecture_error']}", "warn"))
+    # What the file stores, and with --account how each item is read.
     counts = (f"{name} in {row['tensors']} tensors" for name, row in body["encodings"].items())
     lines.append((f"  encodings: {', '.join(counts)}", ""))
     if "account" in body:
@@ -94,6 +96,7 @@ def answer(body: "InspectBody") -> "list[Line]":
 
 
 def _file(body: "InspectBody") -> None:
+    """Print path, format, size, configuration, and what unpickling the file would import."""
     files = f" in {len(body['files'])} files" if len(body["files"]) > 1 else ""
     rows: list[tuple[str, object]] = [
         ("file", body["path"]),
@@ -108,7 +111,10 @@ def _file(body: "InspectBody") -> None:
 
 
 def _hyperparameters(body: "InspectBody", verbose: bool) -> None:
-    """Print what the architecture uses; all of them, with the keys, if asked."""
+    """Print the hyperparameters in use, then unknown keys, draft head, towers, unclaimed tensors.
+
+    With `verbose` all hyperparameters are printed, with their keys.
+    """
     render.line("hyperparameters", style="head")
     rows = body["hyperparameters"]
     names = list(rows) if verbose else body["used"]
@@ -133,6 +139,7 @@ def _hyperparameters(body: "InspectBody", verbose: bool) -> None:
 
 
 def _warnings(body: "InspectBody") -> None:
+    """Warn of contradictions, and of required tensors that are missing."""
     for conflict in body["conflicts"]:
         render.warn(f"{body['path']}: {conflict}", "contradiction")
     roles = body["roles"]
@@ -149,6 +156,7 @@ def _warnings(body: "InspectBody") -> None:
 
 
 def _encodings(body: "InspectBody") -> None:
+    """Print a table of encodings with their tensors, parameters and bytes."""
     render.line("encodings", style="head")
     render.table(
         [
@@ -161,7 +169,7 @@ def _encodings(body: "InspectBody") -> None:
 
 
 def _account(account: Mapping[str, Any]) -> None:
-    """Print how many items are read how, by kind, and every one that is not."""
+    """Print how many items are read in which way, and each one contradicted or not read."""
     render.line("account", style="head")
     rows = [(row["reading"], row["kind"], str(row["items"])) for row in account["kinds"]]
     render.table([*rows, ("all", "", str(account["items"]))], ("reading", "kind", "items"), "llr")
@@ -174,6 +182,7 @@ def _account(account: Mapping[str, Any]) -> None:
 
 
 def _metadata(body: "InspectBody", full: bool) -> None:
+    """Print all metadata keys with their values, cut to WIDEST characters unless `full`."""
     render.line("metadata", style="head")
     names = body["metadata_names"]
     rows = []
@@ -186,7 +195,7 @@ def _metadata(body: "InspectBody", full: bool) -> None:
 
 
 def _short(value: object) -> str:
-    """Return a hyperparameter value in one cell; a layer list that is all one value as `all x`."""
+    """Return a hyperparameter value for one cell; a list of equal values as "x in all n layers"."""
     if isinstance(value, (list, tuple)) and len(value) > 4:
         if len(set(map(str, value))) == 1:
             return f"{value[0]} in all {len(value)} layers"

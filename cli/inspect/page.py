@@ -1,4 +1,4 @@
-"""The page of `aprfmt inspect --html`: one model, where its bytes are, what it carries, its checks.
+"""The HTML page of `aprfmt inspect --html`: byte map, tensors, metadata, tokenizer, checks.
 
 What `inspect --json` says, every tensor, the tokenizer and the checks of `validate`; nothing that
 grows with the size of the weights. The vocabulary is in it only where it is asked for.
@@ -27,7 +27,7 @@ LINES = 400  # lines of a template
 
 @dataclass(frozen=True)
 class PageRequest:
-    """What of a model goes into a page, and whether one may be replaced."""
+    """The page options of `inspect`: path, contents, and whether a file may be replaced."""
 
     html: Path | None
     stats: bool
@@ -44,7 +44,10 @@ class PageRequest:
 
 
 def write_inspect_page(opened: "Model", body: "InspectBody", paged: PageRequest) -> None:
-    """Write the page of an open model; `body` is what `inspect --json` prints of it."""
+    """Write the page of an open model, and add its path to `body` as "html".
+
+    `body` is what `inspect --json` prints.
+    """
     from aprfmt.cli.html_page import write_page
 
     assert paged.html is not None
@@ -57,7 +60,7 @@ def write_inspect_page(opened: "Model", body: "InspectBody", paged: PageRequest)
 def render_page(
     opened: "Model", body: "InspectBody", paged: PageRequest, progress: "render.ProgressLine"
 ) -> str:
-    """Return the page. Of damaged tensors the damage is shown, and everything of the others."""
+    """Return the HTML page of an open model; a damaged tensor has its damage in place of values."""
     from aprfmt.checks import validate_model
     from aprfmt.cli import html_page
 
@@ -82,14 +85,14 @@ def render_page(
 
 
 def _called(path: Path) -> str:
-    """Return a file's name, or its folder's where the name says nothing of the model."""
+    """Return the file's name, or its folder's where the file is just called "model"."""
     return path.resolve().parent.name if path.stem == "model" else path.name
 
 
 def tensor_rows(
     opened: "Model", stats: bool, progress: "render.ProgressLine"
 ) -> list[dict[str, object]]:
-    """Return a row for every tensor of the file, with statistics and a histogram if asked for."""
+    """Return a JSON row for every tensor, with statistics and a histogram if `stats`."""
     from aprfmt.cli.tensors import tensor_row
     from aprfmt.tensors.companions import all_bytes
 
@@ -105,6 +108,7 @@ def tensor_rows(
 
 
 def _measured(tensor: "View") -> dict[str, object]:
+    """Return {"stats", "histogram"} of a tensor; if it does not decode, None and "unread"."""
     from aprfmt.cli.histograms import tensor_histogram
     from aprfmt.tensors.stats import tensor_stats
 
@@ -116,11 +120,12 @@ def _measured(tensor: "View") -> dict[str, object]:
 
 
 def metadata_rows(opened: "Model") -> list[list[str]]:
-    """Return every key with its value as a text, long ones cut and arrays by their beginning."""
+    """Return [key, value as text] of every metadata key; long values are cut."""
     return [[key, _value(value)] for key, value in opened.metadata.items()]
 
 
 def _value(value: object) -> str:
+    """Return a metadata value as text: at most LONGEST characters, or the first 8 of an array."""
     if isinstance(value, str):
         return value if len(value) <= LONGEST else f"{value[:LONGEST]}... ({len(value)} characters)"
     if isinstance(value, Sequence):
@@ -130,9 +135,10 @@ def _value(value: object) -> str:
 
 
 def tokenizer_facts(opened: "Model", everything: bool) -> dict[str, object] | None:
-    """Return a model's vocabulary, special tokens and template; None without a tokenizer.
+    """Return a model's vocabulary, special tokens and chat template for the page, as JSON.
 
-    A tokenizer that cannot be read is its error.
+    None without a tokenizer, {"error": text} where it cannot be read. `everything` lists all
+    tokens.
     """
     from aprfmt.tokenizer.stated import stated_tokenizer
 
@@ -144,6 +150,10 @@ def tokenizer_facts(opened: "Model", everything: bool) -> dict[str, object] | No
 
 
 def _tokenizer(found: "StatedTokenizer", everything: bool) -> dict[str, object]:
+    """Return the page's JSON of a tokenizer: kind, counts, special tokens, tokens, template.
+
+    `everything` lists all tokens, else about SAMPLE of them evenly spaced.
+    """
     from aprfmt.tokenizer import scan_template
     from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
     from aprfmt.tokenizer.pieces import readable_piece
@@ -155,6 +165,7 @@ def _tokenizer(found: "StatedTokenizer", everything: bool) -> dict[str, object]:
     }  # fmt: skip
 
     def row(i: int) -> list[object]:
+        """Return [id, readable text, token type] of a token."""
         return [i, readable_piece(words.tokens[i], words.kind), named.get(words.types[i], "")]
 
     roles: dict[int, list[str]] = {}
@@ -185,14 +196,20 @@ def _tokenizer(found: "StatedTokenizer", everything: bool) -> dict[str, object]:
 
 
 def _lines(text: str | None) -> list[str]:
-    """Return a text's lines, so that escaping leaves the breaks; of many the first."""
+    """Return a text's lines, at most LINES and then how many more there are; [] for None.
+
+    The page escapes each line, which leaves the line breaks.
+    """
     lines = [] if text is None else text.split("\n")
     more = [f"... {len(lines) - LINES} more lines"] if len(lines) > LINES else []
     return [*lines[:LINES], *more]
 
 
 def template_previews(found: "StatedTokenizer") -> list[dict[str, object]]:
-    """Return what the template makes of a few conversations, or why it makes nothing."""
+    """Return {name, status, lines} of sample conversations, as the chat template renders them.
+
+    [] without a template, one row with the error where it cannot be compiled.
+    """
     from aprfmt.tokenizer.conversations import render_conversations
 
     if found.template is None:

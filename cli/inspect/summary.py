@@ -1,4 +1,4 @@
-"""The first line of `aprfmt inspect`: the answer, of which the rest is the evidence."""
+"""The first line of `aprfmt inspect`, which sums up what the file is."""
 
 import re
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ _PLAIN = re.compile(r"Q\d_(?:K|[01])")  # types whose name says what most tensor
 
 
 def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
-    """Return the parts of the answer, and the whole as `line`."""
+    """Return the parts of the summary line, and the whole as `line`."""
     known, kind = body["architecture"] is not None, opened.kind
     stored = sum(row["bytes"] for row in body["encodings"].values())
     found: InspectSummary = {
@@ -45,7 +45,10 @@ def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
 
 
 def summary_line(found: "InspectSummary") -> str:
-    """Return the answer as one sentence."""
+    """Return the summary as one sentence: name, architecture, size, what is unusual.
+
+    Of a file that is no model, it says what it is and what to do with it.
+    """
     if found["says"]:
         return f"{found['name']}: is {found['says']}; {found['next']}"
     level = {"full": "runs here", "names": "names only", "tensors": "tensors only"}[found["level"]]
@@ -63,7 +66,7 @@ def summary_line(found: "InspectSummary") -> str:
 
 
 def _name(opened: Model, body: "InspectBody") -> str:
-    """Return the name that the file gives itself, else that of its folder or file."""
+    """Return the model's name by its metadata, else by its folder or file."""
     for key in ("general.name", "name", "model_name"):
         value = body["metadata"].get(key)
         if isinstance(value, str) and value:
@@ -73,12 +76,13 @@ def _name(opened: Model, body: "InspectBody") -> str:
 
 
 def _context(body: "InspectBody") -> int | None:
+    """Return the context length in tokens; None where it is not known."""
     row = body.get("hyperparameters", {}).get("context_length")
     return None if row is None else row["value"]
 
 
 def _quantization(body: "InspectBody") -> str:
-    """Return llama.cpp's name of the file's type, else the encoding of most weights."""
+    """Return llama.cpp's name of the file's type, else the encoding that most weights have."""
     stated: str = body["metadata_names"].get("general.file_type", "")
     rows = body["encodings"]
     if stated or not rows:
@@ -89,6 +93,7 @@ def _quantization(body: "InspectBody") -> str:
 
 
 def _tokenizer(facts: dict[str, object]) -> str:
+    """Return a few words on the tokenizer: its kind and number of entries."""
     if "error" in facts:
         return "a tokenizer that cannot be read"
     if not facts:
@@ -99,6 +104,7 @@ def _tokenizer(facts: dict[str, object]) -> str:
 
 
 def _licence(opened: Model, metadata: dict[str, object]) -> str:
+    """Return the licence by the metadata, "" where none is given."""
     for key in ("general.license", "license"):
         value = metadata.get(key)
         if isinstance(value, str) and value:
@@ -107,7 +113,7 @@ def _licence(opened: Model, metadata: dict[str, object]) -> str:
 
 
 def _stated_dtype(opened: Model) -> str:
-    """Return the encoding that config.json says unpacked weights have; "" if it says none."""
+    """Return the encoding that config.json's dtype gives to unpacked weights; "" if none."""
     config = opened.folder.config if opened.folder is not None else None
     if config is None or "quantization_config" in config:
         return ""
@@ -116,7 +122,7 @@ def _stated_dtype(opened: Model) -> str:
 
 
 def missing_roles(roles: "RolesFound") -> list[str]:
-    """Return the missing roles that no packed weight holds."""
+    """Return the missing roles that are not held in packed weights either."""
     return [key for key in roles["missing"] if key not in roles["packed"]]
 
 
@@ -124,8 +130,9 @@ _SAID = ("relation", "partial_input_scales")  # notes that the line says in word
 
 
 def _unusual(opened: Model, body: "InspectBody") -> list[str]:
-    """Return what somebody should know before using the file, in a few words each."""
+    """Return what to know before the file is used, a few words each: damage, doubts, warnings."""
     found = []
+    # Weights that cannot be read, or not as they are packed.
     if opened.damage:
         found.append("damaged")
     unread = opened.unread
@@ -137,6 +144,7 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
         for note in body["notes"]
         if note["key"] == "partial_input_scales"
     ]
+    # An architecture that is not known or does not fit.
     if body["architecture"] is None:
         named, error = body.get("architecture_named"), body["architecture_error"]
         where = f"{opened.path}: "
@@ -145,6 +153,7 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
             if named
             else "architecture not known here"
         )
+    # Names that promise another encoding than the tensors have.
     stated = body["metadata_names"].get("general.file_type", "")
     base = _PLAIN.match(stated)
     if base and body["encodings"] and base[0] not in body["encodings"]:
@@ -152,6 +161,7 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
     said_dtype = _stated_dtype(opened)
     if said_dtype and said_dtype not in body["encodings"] and body["encodings"]:
         found.append(f"config.json says {said_dtype}, no tensor is {said_dtype}")
+    # Tensors and keys that are missing, contradict, or have no place.
     if "roles" in body:
         roles = body["roles"]
         for names, said in ((missing_roles(roles), ""), (roles["accepted"], ", accepted")):
@@ -164,6 +174,7 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
         ):
             if rows:
                 found.append(f"{len(rows)} {one if len(rows) == 1 else many}")
+    # Files that nothing reads, and doubts about the tokenizer.
     files = [one for one in body["unread"] if one.startswith("file ")]
     if files:
         more = f" and {len(files) - 1} more" if len(files) > 1 else ""
@@ -178,6 +189,7 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
         found.append(str(body["tokenizer"]["turn_end"]))
     if "doubts" in body["tokenizer"]:
         found.append(str(body["tokenizer"]["doubts"]))
+    # What is left: relations of the model's files, and a count of other warnings.
     found += [str(relation["says"]) for relation in body["relations"]]
     warnings = sum(
         note["level"] == "warning" and note["key"] not in _SAID for note in body["notes"]

@@ -1,4 +1,4 @@
-"""The ways of `aprfmt parity`: comparing runs, calibrating, a reproduction written or run again."""
+"""The ways `aprfmt parity` runs: comparing runs, calibrating, writing or replaying a bundle."""
 
 import sys
 from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ParityOptions(run_options.WithinOptions):
-    """How the model runs on each side, and at which points the runs are compared."""
+    """What the runs are compared on: points, weights, tolerances, and the options of a run."""
 
     points: str | None
     through: str | None
@@ -33,7 +33,7 @@ class ParityOptions(run_options.WithinOptions):
 
 @dataclass(frozen=True)
 class ParityOutputs:
-    """What is made of a comparison: files, a page, text of every point."""
+    """What a comparison writes: a bundle, a page, all points; and whether it is a dry run."""
 
     bundle: Path | None
     html: Path | None
@@ -52,7 +52,12 @@ def run_parity(
     wanted: ParityOutputs,
     tokens: run_options.TokenOptions,
 ) -> int:
-    """Compare the runs, or calibrate with them; print what was found and return the exit code."""
+    """Compare the runs, or calibrate with them; print the result and return the exit code.
+
+    `text` is the model, `base` the model before quantization, `calibrate` the file to write
+    tolerances to, `repeats` the sequences to calibrate with. `asked` says what is compared,
+    `wanted` what is written of it.
+    """
     from aprfmt.inference.device import parse_run
 
     if base is not None and asked.through is not None:
@@ -78,7 +83,7 @@ def run_parity(
 
 
 def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Return the models and the runs among the words of a command line."""
+    """Return (models, runs) among the words of a command line, each in order."""
     from aprfmt.inference.device import is_run
 
     runs = [word for word in words if is_run(word)]
@@ -86,7 +91,7 @@ def split_arguments(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
-    """Return the one model and its runs; UsageError for more, or for fewer than two runs."""
+    """Return (the one model, its runs); UsageError for more models, or fewer than two runs."""
     models, runs = split_arguments(words)
     if len(models) != 1:
         found = ", ".join(models) or "none"
@@ -102,7 +107,10 @@ def model_and_runs(words: Sequence[str]) -> tuple[str, list[str]]:
 def prepare_runs(
     text: str, asked: ParityOptions, tokens: run_options.TokenOptions, stack: ExitStack
 ) -> "tuple[Model, ParityRequest]":
-    """Open the model; return it and what to run on it, its ids chosen where none are named."""
+    """Return (the open model, what to run on it); token ids are chosen where none are given.
+
+    `stack` closes the model. `asked` has the points, tolerances and options of the runs.
+    """
     from aprfmt.inference.capture import point_instances, select_points
     from aprfmt.inference.parity.calibrate import load_calibration
     from aprfmt.inference.parity.request import ParityRequest
@@ -145,7 +153,11 @@ def compare_runs(
     base: str | None,
     asked: ParityOptions,
 ) -> "Parity":
-    """Run and compare; `base` is the model before quantization."""
+    """Run the model in each way and return the comparison with the first run.
+
+    `base` is the model before quantization, or None. `choices` are the runs, the first of which is
+    the reference.
+    """
     from aprfmt.inference.parity.between import compare_choices
     from aprfmt.model import open_model
 
@@ -157,18 +169,23 @@ def compare_runs(
 
 
 def finish_parity(found: "Parity", body: dict[str, object], wanted: ParityOutputs) -> int:
-    """Draw and print a comparison as it is wanted; return the exit code."""
+    """Write the page if asked, print the comparison, and return the exit code.
+
+    `body` is the JSON of the comparison `found`; `wanted` says what to write.
+    """
     from aprfmt.cli.parity.page import render_page
 
     add_page(body, wanted.html, wanted.force, lambda: render_page(body))
 
     def show() -> None:
+        """Print the comparison, and where the bundle is."""
         output.show(found, wanted.every)
         if wanted.bundle is not None:
             path, none = f"wrote {wanted.bundle}", "no operation to reproduce; wrote none"
             render.say(path if body["bundle"] else none)
 
     def answer() -> "list[Line]":
+        """Return the short answer of the comparison as (text, style) lines."""
         return output.answer(found, body["bundle"] if wanted.bundle is not None else None)
 
     return render.emit(body, found.exit_code, show, answer=answer)
@@ -177,7 +194,10 @@ def finish_parity(found: "Parity", body: dict[str, object], wanted: ParityOutput
 def write_bundle(
     path: Path, found: "Parity", runs: list[str], force: bool
 ) -> dict[str, object] | None:
-    """Write the first reproduction there is; None where no operation was taken apart."""
+    """Write the first operation that can be reproduced, and return {path, key, residual, bytes}.
+
+    None where no operation was run alone. `runs` are the runs as asked for.
+    """
     from aprfmt.inference.parity.bundle import bundle_of, save_bundle
 
     made = bundle_of(found, runs)
@@ -193,7 +213,7 @@ def write_bundle(
 
 
 def replay_bundle(path: Path, runs: list[str]) -> int:
-    """Run a reproduction again; exit 1 where it still reproduces."""
+    """Run the operation of a bundle again, print the result; return 1 if it reproduces."""
     from aprfmt.inference.parity.bundle import replay_bundle as run_again
 
     found = run_again(path, runs)
@@ -209,7 +229,11 @@ def calibrate_tolerances(
     path: Path,
     wanted: ParityOutputs,
 ) -> int:
-    """Calibrate; exit 1, nothing written, where a point is beyond what a tolerance may excuse."""
+    """Measure tolerances and write them to `path`; return 1 where a point is beyond any excuse.
+
+    Nothing is written then: a tolerance may not excuse such a difference. `repeats` is the number
+    of sequences: the ids, rotated.
+    """
     from aprfmt.inference.parity.calibrate import calibrate_tolerances, save_calibration
 
     render.STATUS.doing(f"calibrating over {repeats} sequences")

@@ -1,4 +1,4 @@
-"""What `aprfmt parity` prints."""
+"""Prints comparisons of runs, reproductions and calibrations for `aprfmt parity`."""
 
 import shlex
 from collections.abc import Sequence
@@ -13,19 +13,22 @@ if TYPE_CHECKING:
     from aprfmt.inference.parity.cells import Operation, Parity, RunDistance, RunFacts, RunPair
     from aprfmt.measure.traces import PointDiff
 
-MOST_IDS = 64  # of those chosen; more are said with --json
+MOST_IDS = 64  # chosen ids printed; --json has all
 _STYLES = {"same": "good", "precision": "good", "bug": "bad", "not_comparable": "warn"}
 
 
 def show_chosen(ids: Sequence[int]) -> None:
-    """Say which token ids were chosen, as --ids takes them."""
+    """Print the token ids that were chosen, as --ids takes them."""
     said = ",".join(map(str, ids[:MOST_IDS]))
     rest = f" and {len(ids) - MOST_IDS} more (--json)" if len(ids) > MOST_IDS else ""
     render.line(f"{len(ids)} token ids chosen: --ids {said}{rest}")
 
 
 def answer(found: "Parity", bundle: object) -> "list[Line]":
-    """Return each run's verdict with what its logits are apart, and the next command."""
+    """Return the short answer as (text, style) lines: each run's verdict, then the next command.
+
+    `bundle` describes the reproduction that was written, or is None.
+    """
     lines: list[Line] = []
     commands = []
     for pair in found.pairs:
@@ -47,6 +50,7 @@ def answer(found: "Parity", bundle: object) -> "list[Line]":
             for one in pair.report.checks
             if one.outcome == "FAIL"
         ]
+        # The next command traces both sides of the first run that is wrong.
         if pair.verdict == "bug":
             ids = ",".join(map(str, found.ids))
             run, other = (
@@ -59,7 +63,7 @@ def answer(found: "Parity", bundle: object) -> "list[Line]":
 
 
 def show(found: "Parity", every: bool) -> None:
-    """Print the runs, one table for each pair, and the verdicts."""
+    """Print the runs, a table for each pair, and the verdicts; `every` prints all points."""
     weights = f", weights through {found.through} and back" if found.through else ""
     what = f"{found.architecture}, {found.weights_class} weights{weights}"
     render.say(f"{found.model} ({what}), {len(found.ids)} tokens", style="head")
@@ -78,17 +82,21 @@ def show(found: "Parity", every: bool) -> None:
 
 
 def run_label(run: "RunFacts") -> str:
-    """Return what was asked for and what ran."""
+    """Return the run as asked for, and what ran in parentheses if that differs."""
     return str(run.ran) if run.requested == run.ran else f"{run.requested} ({run.ran})"
 
 
 def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
-    """Print one run against the reference."""
+    """Print one run against the reference: points, operations run alone, checks, verdict.
+
+    Without `every` only the worst of each kind of point are printed.
+    """
     names = f"{run_label(found.runs[pair.b])} against {run_label(found.runs[pair.a])}"
     from aprfmt.measure.tolerances import MAX_FACTOR, MAX_UNIT, UNIT
 
     render.line()
     render.say(names, style="head")
+    # The table of points, with the reason for each tolerance.
     points = pair.diff.points if every else worst_points(pair.diff.points)
     rows = []
     for point in points:
@@ -116,6 +124,7 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
         render.line(
             "the worst of each kind of point, and all beyond; --all prints every one", style="dim"
         )
+    # Then what the difference does: tokens, logits, losses, and the operation at fault.
     if pair.diff.first_token is not None:
         render.say(pair.diff.first_token.says, style="bad")
     run_options.show_nonfinite(pair.diff.points, "this run")
@@ -127,7 +136,10 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
 
 
 def worst_points(points: "Sequence[PointDiff]") -> "list[PointDiff]":
-    """Return the largest relL2 of each kind of point, and all beyond, in execution order."""
+    """Return the points with the largest relL2 of each kind, and those beyond their tolerance.
+
+    They are in execution order, at most 20 beyond, and include all that cannot be compared.
+    """
     largest: dict[str, tuple[float, str]] = {}
     for point in points:
         name = point.key.rpartition(".")[2]
@@ -139,7 +151,7 @@ def worst_points(points: "Sequence[PointDiff]") -> "list[PointDiff]":
 
 
 def show_outcomes(pair: "RunPair") -> None:
-    """Print logits, losses and experts."""
+    """Print how far logits, losses and chosen experts of a pair of runs are apart."""
     logits = pair.logits
     if logits is not None:
         render.line(
@@ -153,6 +165,7 @@ def show_outcomes(pair: "RunPair") -> None:
                 f"  position {flip.position}: {flip.a} (by {flip.margin_a:.3g}) became {flip.b} "
                 f"(by {flip.margin_b:.3g}); a logit moved {flip.largest:.3g} there, {word}"
             )
+    # Losses of the reference, of this forward pass, and by this run's own arithmetic.
     losses = pair.losses
     if losses.reference is not None and losses.forward is not None:
         own = losses.why
@@ -172,7 +185,7 @@ def show_outcomes(pair: "RunPair") -> None:
 
 
 def show_operation(operation: "Operation") -> None:
-    """Print an operation that was run alone."""
+    """Print an operation that ran alone in both runs: its error, its bound, whether it is wrong."""
     how = "the other run's inputs through the reference" if operation.shadow else "equal inputs"
     word = "wrong" if operation.wrong else "agrees"
     gain = "" if operation.gain is None else f"; output over input {operation.gain:.3g}"
@@ -184,7 +197,10 @@ def show_operation(operation: "Operation") -> None:
 
 
 def show_distance(distance: "RunDistance", name: str) -> None:
-    """Print how far a run is from the arbiter or from the weights before quantization."""
+    """Print how far a run is from the arbiter, or from the weights before quantization.
+
+    `name` is what the run is called.
+    """
     known = {key: value for key, value in distance.rel_l2.items() if value == value}
     key = max(known, key=known.__getitem__, default="")
     loss = "" if distance.ce is None else f", loss {distance.ce:+.3g} nats"
@@ -197,7 +213,7 @@ def show_distance(distance: "RunDistance", name: str) -> None:
 
 
 def show_replay(found: "ReplayResult") -> None:
-    """Print what a replay found."""
+    """Print whether a replayed operation still differs, by how much, and from what was recorded."""
     render.say(f"{found.key}: {found.runs[1]} against {found.runs[0]}", style="head")
     render.line(
         f"  apart now {found.apart:.3g}, recorded {found.recorded:.3g}, rounding "
@@ -212,7 +228,7 @@ def show_replay(found: "ReplayResult") -> None:
 
 
 def show_calibration(found: "Calibration", written: str | None) -> None:
-    """Print measured tolerances with their evidence."""
+    """Print measured tolerances with the number of values compared; `written` is their file."""
     rows = [
         (
             "/".join(row.pair),

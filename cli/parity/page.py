@@ -1,4 +1,4 @@
-"""The page of `aprfmt parity --html`: every run against the first, point by point."""
+"""The HTML page of `aprfmt parity --html`: every run against the first, point by point."""
 
 import shlex
 from collections.abc import Mapping
@@ -9,7 +9,7 @@ from aprfmt.cli.trace.page import heat_maps
 
 
 def render_page(body: Mapping[str, Value]) -> str:
-    """Return the page of what `parity --json` prints (Parity.to_json)."""
+    """Return the HTML page of a comparison; `body` is what `parity --json` prints."""
     tokens, encodings = body["tokens"], body["weights"]["encodings"]
     facts = {
         "model": body["model"], "architecture": body["architecture"], "format": body["format"],
@@ -26,7 +26,7 @@ def render_page(body: Mapping[str, Value]) -> str:
 
 
 def _reproduce(body: Mapping[str, Value]) -> str | None:
-    """Return the command that writes the first wrong operation, or runs what was written."""
+    """Return the command that replays the bundle, or that writes one; None if there is no bug."""
     if body["verdict"] != "bug":
         return None
     if body["bundle"]:
@@ -39,7 +39,7 @@ def _reproduce(body: Mapping[str, Value]) -> str | None:
 
 
 def _heats(pair: Mapping[str, Value]) -> dict[str, object]:
-    """Return the distance of each token position, layer by layer, for every point of a pair."""
+    """Return {heats, positions}: distances by token position and layer, for every point."""
     rows = {row["key"]: row["by_position"] for row in pair["points"] if row.get("by_position")}
     bounds = {row["key"]: (row["tolerance"], row["beyond"]) for row in pair["points"]}
     maps, positions = heat_maps(

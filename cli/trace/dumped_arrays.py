@@ -25,7 +25,7 @@ STYLES = {"certain": "good", "likely": "", "possible": "warn", "": "dim"}
 
 @dataclass(frozen=True)
 class DumpedArrays:
-    """The arrays to map, and the mapping file to use as it is."""
+    """The options --map (a folder of dumped arrays) and --mapping (a file of their points)."""
 
     arrays: Path | None
     mapping: Path | None
@@ -40,15 +40,18 @@ def map_arrays(
     force: bool,
     stack: ExitStack,
 ) -> tuple["Model", "Trace", dict[str, object]]:
-    """Return the model, the trace of the arrays, and what is said of the mapping.
+    """Return (model, trace of the dumped arrays, mapping as JSON: file and a row per array).
 
-    Without a mapping file one is proposed and written beside the trace that is saved.
+    Without a mapping file one is proposed, and written next to the trace that is saved. `stack`
+    closes what is opened. Raises UsageError where --ids disagrees with the ids of the dump,
+    FormatError where no array is a point.
     """
     from aprfmt.inference.engines.dumps import open_dump
     from aprfmt.inference.engines.mapping import mapped_trace, read_mapping
 
     assert dumped.arrays is not None
     run = stack.enter_context(run_options.open_session(text, where))
+    # The token ids come from the dump, from the mapping, or from the options.
     given = None if dumped.mapping is None else read_mapping(dumped.mapping)
     wanted = run_options.token_ids(run.model, tokens)[0] if tokens.given else None
     captures = stack.enter_context(open_dump(dumped.arrays, wanted, run.model))
@@ -57,6 +60,7 @@ def map_arrays(
         raise UsageError(f"{dumped.arrays}: its token ids are known; leave {tokens.given[0]} out")
     ids = ids or run_options.token_ids(run.model, tokens)[0]
     run_options.check_ids(run.model, ids)
+    # Without a mapping, one is proposed by comparing with a run of the model.
     written = None
     if given is None:
         given = _proposed(captures, run, ids)
@@ -78,7 +82,7 @@ def map_arrays(
 
 
 def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
-    """Return the verdict: how many arrays are points, and which nothing reads."""
+    """Return the verdict on a mapping: how many arrays are points, and which nothing reads."""
     from aprfmt.measure.trace_view import unequal_ranks, unread_arrays
     from aprfmt.model.ledger import Compared, VerdictWords, pronounce
 
@@ -89,7 +93,10 @@ def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
 
 
 def _left_out(given: "NameMap", name: str) -> dict[str, str | None]:
-    """Return what is said of an array that is no point."""
+    """Return {"key": None} of an array that is no point, with "why" where the reason is known.
+
+    `given` is the mapping.
+    """
     why = given.reasons.get(name)
     return {"key": None} if why is None else {"key": None, "why": why}
 
@@ -101,7 +108,10 @@ def _nothing_mapped(
     written: Path | None,
     reasons: Mapping[str, str],
 ) -> FormatError:
-    """Return the error for arrays of which none is a point: an empty trace says nothing."""
+    """Return the error for arrays of which none is a point; an empty trace would say nothing.
+
+    `written` is the mapping file that was written, `reasons` say why arrays are no points.
+    """
     named = [
         f"{shorten(name, 60)} {list(shape)}" + (f" ({reasons[name]})" if name in reasons else "")
         for name, shape in sorted(captures.shapes.items(), key=lambda row: row[0] not in reasons)
@@ -116,6 +126,7 @@ def _nothing_mapped(
 
 
 def _proposed(captures: "Captures", run: "Run", ids: list[int]) -> "NameMap":
+    """Return the mapping proposed by comparing the arrays with the points of a run on `ids`."""
     from aprfmt.inference.engines.mapping import arithmetic_dtype
     from aprfmt.inference.engines.proposing import propose_mapping
     from aprfmt.inference.trace import Kept
@@ -135,7 +146,10 @@ def _proposed(captures: "Captures", run: "Run", ids: list[int]) -> "NameMap":
 
 
 def _written(given: "NameMap", captures: "Captures", path: Path, force: bool) -> "NameMap":
-    """Write a mapping; it names the arrays if they stand beside it or below."""
+    """Write a mapping to `path` and return it with the relative path of the arrays.
+
+    That path is "" unless the arrays are in the mapping's folder or below.
+    """
     from aprfmt.formats.atomic import FileSet
 
     try:
@@ -149,7 +163,7 @@ def _written(given: "NameMap", captures: "Captures", path: Path, force: bool) ->
 
 
 def show_mapping(found: Mapping[str, Value]) -> None:
-    """Print what each array was taken for, how it lies, and how certain that is."""
+    """Print a table of arrays: the point each was mapped to, its layout, how certain that is."""
     rows = []
     for row in found["names"]:
         distance = row.get("distance")

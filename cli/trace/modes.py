@@ -1,4 +1,4 @@
-"""The ways of `aprfmt trace`: a plan, a run, a saved trace, dumped arrays; and how each ends."""
+"""The ways `aprfmt trace` runs: a plan, a model run, a saved trace, dumped arrays."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -31,7 +31,11 @@ def run_trace(
     tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
 ) -> int:
-    """Take the way that the options name; UsageError where they name two."""
+    """Run `aprfmt trace` in the way the options ask for, and return the exit code.
+
+    `loaded` is the trace of --load, `asked` what to record, `wanted` what to make of it, `dumped`
+    arrays to map. Raises UsageError for options of two ways at once.
+    """
     if wanted.same_dtype is not None and wanted.reference is None:
         raise UsageError("--same-dtype goes with --reference, a float32 run")
     if dumped.mapping is not None and dumped.arrays is None:
@@ -69,7 +73,7 @@ def unused_with_load(
     where: run_options.WhereOptions,
     list_points: bool,
 ) -> list[str]:
-    """Return the options that were given and that a saved trace has no use for."""
+    """Return the options given that mean nothing for a saved trace, by name."""
     runs = {
         "--payload": asked.payload, "--engine": asked.engine, "--prompt": tokens.prompt,
         "--chat": tokens.chat, "--positions": asked.positions != "all", "--behind": asked.behind,
@@ -82,7 +86,10 @@ def unused_with_load(
 
 
 def find_only_model() -> str:
-    """Return the one model of the current folder, named on stderr; UsageError lists several."""
+    """Return the name of the current folder's only model; UsageError for none or several.
+
+    The name is printed on stderr.
+    """
     from aprfmt.model.hf_folder import model_candidates
 
     found = model_candidates(Path.cwd())
@@ -101,7 +108,11 @@ def show_points(
     wanted: TraceOutputs,
     where: run_options.WhereOptions,
 ) -> int:
-    """Show the points that a model has; nothing runs, so nothing can be saved or compared."""
+    """Print the capture points of a model without running it, and return exit code 0.
+
+    `details` adds what each point means. `asked` selects points and layers, `wanted` are the
+    outputs that need a run. Raises UsageError for options that need a run.
+    """
     from aprfmt.cli.trace import output, point_selection
 
     needs = [
@@ -122,7 +133,10 @@ def show_run(
     tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
 ) -> int:
-    """Run a model, and show what passes its points."""
+    """Run a model, print or save its capture points, and return the exit code.
+
+    `asked` says what to record, `wanted` what to make of it.
+    """
     from aprfmt.cli.trace import output, page, point_selection, recording
     from aprfmt.inference.identity import trace_identity
     from aprfmt.inference.trace import parse_positions
@@ -133,6 +147,7 @@ def show_run(
         run = recording.open_runner(text, asked.engine, where, stack, asked.draft)
         ids, said = run_options.token_ids(run.model, tokens)
         run_options.warn_of_length(run.model, ids)
+        # Choose what to record, and refuse a useless reference before anything runs.
         aprt = wanted.save_aprt is not None
         keys = point_selection.keys_to_record(run.points, asked.points, asked.layers, aprt)
         request = recording.recording_request(run.request, ids, keys, positions, asked.behind)
@@ -141,6 +156,7 @@ def show_run(
             other = recording.check_reference(wanted.reference, ids, run.model, stack)
         watch = histograms.add if wanted.html is not None else None
         trace = recording.record_trace(run, request, stack, {"prompt": said}, wanted.values, watch)
+        # Put into JSON what was recorded and where it ran.
         body = output.trace_to_json(trace) | {"run": run_options.run_facts(run, trace)}
         body["tokens"] = {"ids": ids, "text": said}
         if body["logits"] is not None:
@@ -150,6 +166,7 @@ def show_run(
             body["trace"] = dict(trace.run)
 
         def against() -> "TraceDiff":
+            """Return the comparison with the reference."""
             return recording.compare_with_reference(trace, other, wanted, request, run, where)
 
         return finish_trace(trace, body, wanted, against, histograms)
@@ -158,10 +175,11 @@ def show_run(
 def show_saved(
     path: Path, text: str | None, ids: list[int] | None, asked: TraceRequest, wanted: TraceOutputs
 ) -> int:
-    """Show a saved trace, beside another saved one if --reference names it.
+    """Print a saved trace, compared with --reference if given, and return the exit code.
 
-    `text` is the model it was made from: with it foreign files are read completely. Saving one
-    again makes ours of a foreign one.
+    `text` is the model it was made from, or None: with it other engines' files are read completely.
+    Saving such a trace again writes it in aprfmt's format. `asked` selects points and layers,
+    `wanted` says what to make of the trace.
     """
     from aprfmt.cli.trace import output, page, point_selection, recording
     from aprfmt.inference.engines.opening import open_trace
@@ -195,7 +213,10 @@ def show_mapped(
     wanted: TraceOutputs,
     asked: TraceRequest,
 ) -> int:
-    """Show arrays that another engine dumped as a trace, and what each was taken for."""
+    """Print dumped arrays as a trace, with the point each was mapped to; return the exit code.
+
+    `asked` selects points and layers, `wanted` says what to make of the trace.
+    """
     from aprfmt.cli.trace import output, page, point_selection, recording
 
     with ExitStack() as stack:
@@ -225,9 +246,9 @@ def compare_stored(
     wanted: TraceOutputs,
     stack: ExitStack,
 ) -> "TraceDiff":
-    """Compare two stored traces; `model` says whether experts are chosen in it.
+    """Return the comparison of two stored traces, and with --same-dtype a third one.
 
-    For a page each token position is compared too.
+    `model` says whether experts are chosen. For a page each token position is compared too.
     """
     from aprfmt.cli.trace import recording
     from aprfmt.measure.traces import compare_traces
@@ -254,9 +275,11 @@ def finish_trace(
     histograms: "Histograms",
     failed: int = 0,
 ) -> int:
-    """Save, print, compare and draw a trace as it is wanted; return the exit code.
+    """Save, print, compare and draw a trace as asked, and return the exit code.
 
-    `failed` is 1 where the trace itself is already known to be wrong.
+    `body` is the JSON, `against` returns the comparison. `failed` is 1 where the trace itself is
+    already known to be wrong. `wanted` says what to make of the trace; `histograms` are for its
+    page.
     """
     from aprfmt.cli.html_page import add_page
     from aprfmt.cli.trace import output, reference
@@ -275,6 +298,7 @@ def finish_trace(
     )
 
     def show() -> None:
+        """Print the trace, and how it differs from the reference."""
         output.show_trace(trace, body, table=wanted.verbose or wanted.reference is None)
         if difference is not None:
             reference.show_difference(difference, wanted.reference or "", wanted.verbose)
@@ -287,7 +311,7 @@ def finish_trace(
 
 
 def save_trace_files(trace: "Trace", wanted: TraceOutputs) -> list[str]:
-    """Save a trace where asked; return what was written."""
+    """Save a trace in the formats asked for, and return the paths written."""
     from aprfmt.inference.aprt import save_aprt
     from aprfmt.inference.trace_file import save_trace
 

@@ -1,4 +1,4 @@
-"""What `aprfmt trace` prints and puts into JSON."""
+"""Prints a trace for `aprfmt trace`, and makes its JSON."""
 
 from collections.abc import Iterable, Mapping
 from statistics import median
@@ -26,7 +26,7 @@ class SlotRow(TypedDict):
 
 
 def trace_to_json(trace: Trace) -> dict[str, Value]:
-    """Return records, slots, logits and observations as plain data."""
+    """Return a trace as JSON: records, apr's slots, logits, pooled embedding, observations."""
     layers = sorted({record.layer for record in trace.records.values() if record.layer >= 0})
     rows: list[SlotRow] = []
     for layer in layers:
@@ -63,13 +63,16 @@ def trace_to_json(trace: Trace) -> dict[str, Value]:
 
 
 def pooled_embedding(trace: Trace) -> list[float] | None:
-    """Return what the rows are pooled to, None where that is not there."""
+    """Return the pooled embedding, None where the trace has none."""
     values = trace.values("pooled")
     return None if values is None else [float(value) for value in values.reshape(-1)]
 
 
 def top_logits(trace: Trace) -> dict[str, object] | None:
-    """Return the last row's top five, None where the logits or their values are not there."""
+    """Return {stats, top} of the logits, `top` being the last row's five highest.
+
+    None where logits were not recorded; `top` is [] where only their statistics were.
+    """
     record, values = trace.find("logits"), trace.values("logits")
     if record is None or record.stats is None:
         return None
@@ -80,7 +83,10 @@ def top_logits(trace: Trace) -> dict[str, object] | None:
 
 
 def describe_spikes(rows: list[SlotRow]) -> list[str]:
-    """Name spikes against the median of the layers; early massive activations are normal."""
+    """Return a sentence for each slot whose deviation is far above the median of the layers.
+
+    Massive activations in early layers are normal: it is an observation, no verdict.
+    """
     return [
         f"L{layer} {'/'.join(points)}: std {std:.4g} is {times:.0f} times the median of the layers "
         "(an observation, no verdict)"
@@ -92,7 +98,7 @@ Points = tuple[str, ...]
 
 
 def find_spikes(rows: list[SlotRow]) -> dict[tuple[int, Points], tuple[float, float]]:
-    """Return (layer, points) -> (std, how many times the median of the layers it is)."""
+    """Return {(layer, points): (std, std over the median of all layers)} above SPIKE."""
     found = {}
     for points in dict.fromkeys(tuple(row["points"]) for row in rows):
         stds = {row["layer"]: row["stats"]["std"] for row in rows if tuple(row["points"]) == points}
@@ -108,6 +114,7 @@ COLUMNS = ("count", "mean", "std", "min", "max", "absmax", "l2", "zeros", "nan",
 
 
 def _cells(stats: Mapping[str, Value]) -> list[str]:
+    """Return the statistics named in COLUMNS as table cells."""
     cells = []
     for name in COLUMNS:
         value = stats[name]
@@ -118,7 +125,10 @@ def _cells(stats: Mapping[str, Value]) -> list[str]:
 
 
 def show_trace(trace: Trace, found: Mapping[str, Value], table: bool = True) -> None:
-    """Print embedding, the points of every layer, final norm and logits; or no table of them."""
+    """Print the run, the tokens, the table of points if `table`, and the first NaN.
+
+    `found` is the JSON of the trace.
+    """
     where = found.get("run")
     if where:
         render.line(run_options.run_headline(where), style="head")
@@ -140,7 +150,7 @@ def show_trace(trace: Trace, found: Mapping[str, Value], table: bool = True) -> 
 
 
 def _table(trace: Trace, found: Mapping[str, Value]) -> None:
-    """Print the statistics of every point, and the likeliest tokens."""
+    """Print the statistics of every point, the pooled embedding, and the likeliest tokens."""
     rows = []
     for key in ENTERING:
         rows += _whole(trace, key)
@@ -170,7 +180,7 @@ def _table(trace: Trace, found: Mapping[str, Value]) -> None:
 
 
 def _scope(trace: Trace) -> list[str]:
-    """Name the tokens and positions of the rows, and the arithmetic they were computed in."""
+    """Return lines that name the tokens, and each group of points' positions, dtype and device."""
     said = []
     ids = trace.run.get("ids")
     if ids:
@@ -189,7 +199,7 @@ def _scope(trace: Trace) -> list[str]:
 
 
 def format_positions(positions: Iterable[int]) -> str:
-    """Return positions as `0-4, 7`."""
+    """Return positions as `0-4, 7`; "none" for none."""
     runs: list[list[int]] = []
     for position in positions:
         if runs and runs[-1][1] + 1 == position:
@@ -200,6 +210,7 @@ def format_positions(positions: Iterable[int]) -> str:
 
 
 def _whole(trace: Trace, key: str) -> list[list[str]]:
+    """Return [the table row] of a point outside of layers, [] where it was not recorded."""
     record = trace.find(key) if key in trace.records or key in trace.aliases else None
     if record is None or record.stats is None:
         return []
@@ -207,7 +218,10 @@ def _whole(trace: Trace, key: str) -> list[list[str]]:
 
 
 def show_plan(found: Mapping[str, Value], details: bool) -> None:
-    """Print the points of a model; with details, what each means and other engines' names."""
+    """Print a model's capture points by layer; with `details` what each point means.
+
+    Details include the names that other engines have for it.
+    """
     render.say(f"{found['model']} ({found['architecture']})", style="head")
     if details:
         seen = set()

@@ -1,4 +1,4 @@
-"""The page of `aprfmt trace --html`: heat map, histogram of a cell, sortable table."""
+"""The HTML page of `aprfmt trace --html`: heat map, histogram of a cell, sortable table."""
 
 import shlex
 from collections.abc import Mapping, Sequence
@@ -22,17 +22,18 @@ MOST = 256  # positions of a heat map; of more, the largest of each group
 
 
 class Histograms:
-    """Histograms of the finite values of every record, and the size of each row, as they come.
+    """Collects a histogram of each record's finite values, and the size of each row.
 
-    `rows` has the root mean square of every token position's values, by key.
+    `found` is {key: histogram}. `rows` is {key: root mean square of each token position's values}.
     """
 
     def __init__(self) -> None:
+        """Start without records."""
         self.found: dict[str, Histogram] = {}
         self.rows: dict[str, list[float]] = {}
 
     def add(self, key: str, values: Array) -> None:
-        """Count values into BINS equal parts of their range, and measure rows."""
+        """Add a record's histogram and row sizes."""
         found = histogram(values)
         if found is not None:
             self.found[key] = found
@@ -40,7 +41,10 @@ class Histograms:
 
 
 def row_sizes(key: str, values: Array) -> list[float]:
-    """Return the root mean square of each position's values; [] where there is no such axis."""
+    """Return the root mean square of each token position's values; [] without such an axis.
+
+    NaN counts as infinite.
+    """
     array, axis = np.asarray(values), position_axis(key.rpartition(".")[2])
     if array.ndim <= axis or not array.size:
         return []
@@ -55,11 +59,11 @@ def heat_maps(
     positions: Mapping[str, Sequence[int]],
     bounds: Mapping[str, tuple[float, bool]],
 ) -> tuple[list[dict[str, object]], list[str]]:
-    """Return what the heat maps of a page show, and the names of their columns.
+    """Return (a heat map for each capture point, the names of their columns).
 
-    `rows` are numbers of each position by key (`L3.attn_out`), `positions` the token positions
-    they are of. Points of other positions than most have no map. `bounds` are the tolerance of
-    each key's point, and whether it is beyond.
+    `rows` are numbers of each position by key (`L3.attn_out`), `positions` the token positions they
+    are of. Points of other positions than most have no map. `bounds` is {key: (tolerance, whether
+    beyond)}. More than MOST positions are grouped, and the largest of each group is shown.
     """
     kept = {key: tuple(positions[key]) for key in rows if len(positions[key]) == len(rows[key]) > 1}
     if not kept:
@@ -88,11 +92,12 @@ def heat_maps(
 
 
 def _grouped(values: Sequence[T], size: int) -> list[Sequence[T]]:
+    """Return a sequence cut into pieces of `size`, the last of which may be shorter."""
     return [values[start : start + size] for start in range(0, len(values), size)]
 
 
 def _largest(values: Sequence[float | None]) -> float | None:
-    """Return the largest number in four digits, None where there is none."""
+    """Return the largest number, rounded to four digits; None where there is none."""
     known = [value for value in values if value is not None]
     return float(f"{max(known):.4g}") if known else None
 
@@ -100,7 +105,11 @@ def _largest(values: Sequence[float | None]) -> float | None:
 def render_page(
     trace: Trace, body: Mapping[str, Value], histograms: Histograms, difference: TraceDiff | None
 ) -> str:
-    """Return the page of a trace: `body` is what `--json` prints, `difference` a TraceDiff."""
+    """Return the HTML page of a trace; `body` is what `--json` prints.
+
+    `difference` is the comparison with a reference, or None. `histograms` are those of the recorded
+    values.
+    """
     points = {} if difference is None else {point.key: point for point in difference.points}
     cells = []
     for record in body["records"]:
@@ -158,7 +167,10 @@ def render_page(
 
 
 def _next(trace: Trace, reference: Mapping[str, Value] | None) -> str | None:
-    """Return the command that finds the cause of a difference; None without a model to name."""
+    """Return the command that finds the cause of a difference; None without a model's name.
+
+    `reference` is the JSON of the comparison, or None.
+    """
     name = trace.run.get("model") or trace.run.get("path")
     if reference is None or name is None:
         return None
@@ -168,11 +180,12 @@ def _next(trace: Trace, reference: Mapping[str, Value] | None) -> str | None:
 def _heat(
     what: str, label: str, maps: list[dict[str, object]], positions: list[str]
 ) -> dict[str, object]:
+    """Return a section of heat maps for the page: what they show, its unit, maps, columns."""
     return {"what": what, "label": label, "heats": maps, "positions": positions}
 
 
 def run_identity(trace: Trace, body: Mapping[str, Value]) -> dict[str, object]:
-    """Return what identifies the run."""
+    """Return {label: value} of what identifies the run: architecture, device, tokens, version."""
     run, ids = trace.run, trace.run.get("ids")
     backend = run.get("backend") or {}
     more = " ..." if ids is not None and len(ids) > html_page.IDS else ""

@@ -1,4 +1,4 @@
-"""Which capture points `aprfmt trace` shows: chosen by name and layer, of a model or a trace."""
+"""Which capture points `aprfmt trace` shows, chosen by name and layer."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,10 @@ from aprfmt.model.draft import draft_head
 
 
 def parse_layers(text: str | None, count: int) -> set[int]:
-    """Return the layers of `0,3-5`; UsageError for others than the model has."""
+    """Return the layer numbers of `0,3-5`, all `count` layers for None.
+
+    Raises UsageError for layers that the model does not have.
+    """
     if text is None:
         return set(range(count))
     chosen: set[int] = set()
@@ -30,7 +33,10 @@ def parse_layers(text: str | None, count: int) -> set[int]:
 
 
 def select_records(trace: Trace, points: str | None, layers: str | None) -> Trace:
-    """Return a trace with the records of these points and layers only; UsageError for none."""
+    """Return the trace with only the records of these points and layers; UsageError for none.
+
+    None selects all.
+    """
     if points is None and layers is None:
         return trace
     names = set(capture.POINTS if points is None else capture.select_points(points.split(",")))
@@ -52,7 +58,12 @@ def select_records(trace: Trace, points: str | None, layers: str | None) -> Trac
 def keys_to_record(
     known: Mapping[str, capture.PointInstance], points: str | None, layers: str | None, aprt: bool
 ) -> list[str]:
-    """Return the keys to record, in execution order."""
+    """Return the keys of the capture points to record, in execution order.
+
+    `known` is {key: point} of the model. Without `points` they are those of apr's slots, of the
+    model's ends, and of a draft head. `aprt` adds the points of the APRT format's stages. `layers`
+    is a list such as `0,3-5`, None for all.
+    """
     if points is not None:
         names = set(capture.select_points(points.split(",")))
     else:
@@ -81,7 +92,11 @@ def plan_points(
     where: run_options.WhereOptions,
     draft: bool = False,
 ) -> dict[str, object]:
-    """Return the points of a model, or its draft head, unrun: no statistics are made up."""
+    """Return the JSON of a model's capture points, without running it.
+
+    There are no statistics in it. `draft` takes the model's draft head. `points` and `layers`
+    select by name and number, None for all.
+    """
     path = where.request(text).model  # a run that is not known is refused here too
     with open_model(path, arch=where.arch, allow_missing=where.allow_missing) as opened:
         check_runnable(opened.resolution, opened.path)

@@ -1,4 +1,4 @@
-"""Running what `aprfmt trace` shows: a backend's session, a foreign engine, a reference."""
+"""Runs the model for `aprfmt trace`, on a backend or an engine, and compares with a reference."""
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -30,7 +30,11 @@ def open_runner(
     stack: ExitStack,
     draft: bool = False,
 ) -> Run:
-    """Open MODEL[@RUN] on a backend or an engine; UsageError for a run that is named twice."""
+    """Return MODEL[@RUN] opened on a backend or an engine; `stack` closes it.
+
+    `engine` is that of --engine. With `draft` it is the model's draft head. Raises UsageError where
+    the run is named twice.
+    """
     if engine is not None:
         if model_and_run(text)[1] or where.backend:
             raise UsageError(f"--engine {engine}: the run is named already; leave one of them out")
@@ -47,7 +51,11 @@ def open_runner(
 def recording_request(
     request: RunRequest, ids: list[int], keys: list[str], positions: Positions, behind: int
 ) -> RunRequest:
-    """Return the request of these points, with logits of the chosen positions, or the last."""
+    """Return the request to record the points `keys` at some positions.
+
+    Logits are recorded at the same positions, or at the last. `behind` is the number of tokens that
+    fill the cache first; positions count from the first of all tokens.
+    """
     rows: LogitRows = "last"
     if not isinstance(positions, str):
         count = len(ids)
@@ -58,14 +66,18 @@ def recording_request(
 
 
 class WatchedKeeper:
-    """Passes values on to `place`, unless `every` only what is printed; `watch` sees all."""
+    """Keeps recorded values in `place`, and shows each to `watch`.
+
+    Unless `every`, only the values that are printed are kept.
+    """
 
     def __init__(self, place: Keeper, every: bool, watch: Watch | None) -> None:
+        """Set where values are kept, whether all are, and who else sees them."""
         self._place, self._every, self._watch = place, every, watch
         self.fetch = place.fetch
 
     def keep(self, record: Record, values: Numbers) -> None:
-        """Take a record's values."""
+        """Store a record's values if they are to be kept, and call `watch` with them."""
         if self._every or record.point in ("logits", "pooled"):
             self._place.keep(record, values)
         if self._watch is not None:
@@ -76,7 +88,12 @@ def record_trace(
     run: Run, asked: RunRequest, stack: ExitStack, facts: dict[str, object], values: bool,
     watch: Watch | None = None,
 ) -> Trace:  # fmt: skip
-    """Run and record; values go to disk as they come, if anybody wants them, and past `watch`."""
+    """Return the trace of a run on the tokens asked for.
+
+    With `values` they are spooled to disk as they come, else only those printed are kept. `watch`
+    is called with each record's key and values. If a NaN appears, the pass runs again over all
+    points, to name the first.
+    """
     assert asked.ids is not None and asked.wanted is not None
     if run.own is None:
         check_positions(asked.positions, range(len(asked.ids)))
@@ -95,19 +112,19 @@ def record_trace(
     whole = len(asked.wanted) == len(run.points) and asked.positions == "all"
     if trace.nonfinite is None or whole:
         return trace
-    # What was asked for may lie behind the place where it began: look at every point there is.
+    # The NaN may have begun before the points asked for: run again with every point.
     every = run.own.trace(asked.ids, tuple(run.points), behind=asked.behind)
     return replace(trace, nonfinite=every.nonfinite or trace.nonfinite)
 
 
 def warn_of_unknown(where: str, unknown: Mapping[str, object]) -> None:
-    """Warn of the names in a foreign run that match no capture point."""
+    """Warn of the names in another engine's run that match no capture point."""
     for name, why in list(unknown.items())[:UNKNOWN]:
         render.warn(f"{where}: {name}: {why}", "unknown_point")
 
 
 def uses_experts(model: Model | None) -> bool:
-    """Say whether a model is known to choose experts."""
+    """Return whether a model is known to choose experts."""
     return model is not None and bool(model.hyper["n_experts"])
 
 
@@ -115,10 +132,11 @@ def check_reference(
     reference: str, tokens: list[int] | None, model: Model | None, stack: ExitStack,
     *, runs: bool = True,
 ) -> Trace | None:  # fmt: skip
-    """Refuse a reference that cannot be compared, before anything runs or is written.
+    """Return the saved trace that --reference names, opened; None for a model to be run later.
 
-    Returns a saved trace, open, or None for a model that is run later; where nothing `runs`, only
-    saved traces can be compared. `tokens` are this side's, None where they are not known.
+    It is called before anything runs or is written. Unless `runs`, only a saved trace can be
+    compared. `tokens` are this side's ids, None where they are not known. Raises UsageError where
+    the two cannot be compared.
     """
     path = Path(reference)
     if path.exists() and is_trace(path):
@@ -140,11 +158,12 @@ def compare_with_reference(
     trace: Trace, saved: Trace | None, wanted: TraceOutputs, asked: RunRequest, here: Run,
     where: run_options.WhereOptions,
 ) -> TraceDiff:  # fmt: skip
-    """Compare with a saved trace, or with a run of another model on the same tokens.
+    """Return the comparison with a saved trace, or with another model's run on the same tokens.
 
-    `saved` is what check_reference returned, `asked` what was recorded `here`. Of `where` the
-    other run keeps what is about this machine and its bits; its backend, device and dtype are its
-    own (MODEL@RUN). For a page each token position's own distance is measured.
+    `saved` is what check_reference returned, `asked` what was recorded `here`. Of `where` the other
+    run takes threads, memory and determinism; its backend, device and dtype are those of its
+    MODEL@RUN. For a page each token position is compared too. `wanted` has the reference and
+    whether a page is written.
     """
     with ExitStack() as stack:
         other, same, moe = saved, None, uses_experts(here.model)
@@ -162,7 +181,10 @@ def compare_with_reference(
 def _run_again(
     text: str, asked: RunRequest, here: Run, where: run_options.WhereOptions, stack: ExitStack
 ) -> tuple[Trace, bool]:
-    """Return a trace of MODEL[@RUN] on the tokens asked for, and whether it chooses experts."""
+    """Return (trace of MODEL[@RUN] on the tokens asked for, whether it chooses experts).
+
+    `here` is this side's run, `where` its options.
+    """
     assert asked.wanted is not None
     there = open_runner(text, None, where.elsewhere(), stack, here.request.draft)
     keys = [key for key in asked.wanted if key in there.points]

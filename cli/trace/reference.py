@@ -1,4 +1,4 @@
-"""What `aprfmt trace --reference` prints: the verdict, the points beyond tolerance, a summary."""
+"""What `aprfmt trace --reference` prints: the verdict, points beyond tolerance, a summary."""
 
 import shlex
 from pathlib import Path
@@ -16,10 +16,14 @@ SHOWN = 12  # points beyond tolerance, unless all points are asked for
 
 
 def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
-    """Print the verdict, then the points beyond their tolerance; `every` point if asked."""
+    """Print the verdict, then the points beyond tolerance, or `every` point.
+
+    `reference` is the other side's name.
+    """
     render.say(f"against {reference}", style="head")
     text, style = reference_verdict(difference)
     render.say(text, style=style)
+    # The table: points beyond tolerance, or all of them.
     beyond = [point for point in difference.points if point.beyond]
     ratios = difference.rounding_ratios
     shown = list(difference.points) if every or ratios else beyond[:SHOWN]
@@ -35,6 +39,7 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
         render.table(rows, headers, "lrrllr"[: len(headers)])
     if not every and len(beyond) > len(shown):
         render.line(f"... {len(beyond) - len(shown)} more beyond (-v)", style="dim")
+    # What no table of distances shows: tokens, NaN, odd statistics, points on one side.
     if difference.first_token is not None:
         render.say(difference.first_token.says, style="bad")
     run_options.show_nonfinite(difference.points, "this trace")
@@ -55,7 +60,10 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
 
 
 def reference_answer(difference: TraceDiff, reference: str, model: str) -> "list[Line]":
-    """Return the verdict, the first points beyond tolerance, and the next command."""
+    """Return the short answer as (text, style) lines: verdict, points beyond, next command.
+
+    `reference` is the other side's name, `model` this side's model.
+    """
     text, style = reference_verdict(difference)
     lines: list[Line] = [(f"{text} (against {reference})", style)]
     if difference.first_token is not None:
@@ -79,17 +87,18 @@ def reference_answer(difference: TraceDiff, reference: str, model: str) -> "list
 
 
 def _is_trace(path: str) -> bool:
-    """Return whether a path is a saved trace rather than a model, as its name goes."""
+    """Return whether a path's name is that of a saved trace rather than a model."""
     return Path(path).suffix in (".aprt", ".npz", ".log", ".txt") or "trace" in Path(path).name
 
 
 def reference_verdict(difference: TraceDiff) -> tuple[str, str]:
-    """Return the one line that answers, with what nothing reads, and the style of it."""
+    """Return (the line that says the verdict, with arrays that nothing reads; its style)."""
     said, style = _of_points(difference)
     return said + items_clause(difference.left, "; not read here"), style
 
 
 def _of_points(difference: TraceDiff) -> tuple[str, str]:
+    """Return (words on the points compared, style): none, other rows, beyond, or within."""
     points, every = difference.points, len(difference.points)
     if difference.other_rows:
         count, key = len(difference.other_rows), difference.other_rows[0]
@@ -118,12 +127,13 @@ def _of_points(difference: TraceDiff) -> tuple[str, str]:
 
 
 def _used_up(point: PointDiff) -> float:
-    """Return which part of its tolerance a point uses."""
+    """Return the point's relative L2 over its tolerance; the relative L2 for tolerance 0."""
     assert point.rel_l2 is not None
     return point.rel_l2 / point.tolerance if point.tolerance else point.rel_l2
 
 
 def _row(point: PointDiff) -> tuple[str, ...]:
+    """Return table cells of a point: key, relL2, max abs, verdict, tolerance or reason."""
     if point.why:
         return point.key, "-", "-", "BEYOND" if point.beyond else "not comparable", point.why
     word = "BEYOND" if point.beyond else "within"

@@ -1,4 +1,4 @@
-"""What the options of `aprfmt trace` ask for."""
+"""The options of `aprfmt trace`, as dataclasses."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -6,7 +6,7 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class TraceRequest:
-    """What is traced: which points of which layers, at which positions, and by what."""
+    """What to trace: points, layers, positions, and the engine or draft head."""
 
     payload: bool
     points: str | None
@@ -20,7 +20,7 @@ class TraceRequest:
 
 @dataclass(frozen=True)
 class TraceOutputs:
-    """What becomes of a trace: files, a page, a comparison, JSON."""
+    """What to make of a trace: files, a page, a comparison, all details."""
 
     save: Path | None
     save_aprt: Path | None
@@ -32,5 +32,5 @@ class TraceOutputs:
 
     @property
     def values(self) -> bool:
-        """Whether anybody wants the values and not only their statistics."""
+        """Whether a file or a comparison needs the values, not only their statistics."""
         return bool(self.save or self.save_aprt or self.reference)

@@ -4,9 +4,9 @@ Abstract ones a backend writes; every other is made of these here, and a backend
 it knows a better way. What exists only to be fast (fused operations, recorded passes, statistics
 that wait on a device) is such a replacement, and stands in inference/fast.
 
-Arrays are the backend's own (numpy or torch). Activations are [tokens, width] or
-[tokens, heads, head_dim]; attention scores are [heads, tokens, keys]. No operation has a default
-for eps, theta, scale, window, pairing or activation: the model gives all of these.
+Arrays are the backend's own (numpy or torch). Activations are [tokens, width] or [tokens, heads,
+head_dim]; attention scores are [heads, tokens, keys]. No operation has a default for eps, theta,
+scale, window, pairing or activation: the model gives all of these.
 
 Rounding: an operation rounds its result to the backend's dtype once, unless its docstring says
 otherwise; sums inside float16 and bfloat16 operations are float32. In float32 and float64
@@ -77,6 +77,7 @@ class Backend(Recurrent, Hosted, ABC):
     query_block = QUERY_BLOCK
 
     def __init__(self, device: str, dtype: str, *, deterministic: bool = False) -> None:
+        """Set the device, the dtype and its item size; the next row's position is 0."""
         self.device = device
         self.dtype = dtype
         self.itemsize = ITEM_SIZES[dtype]
@@ -84,7 +85,11 @@ class Backend(Recurrent, Hosted, ABC):
         self._origin = 0
 
     def facts(self) -> Mapping[str, Any]:
-        """Return what a trace records: versions, threads, whether TF32 is on."""
+        """Return {name: value} of what a trace records of the backend.
+
+        Here name, device, dtype and deterministic mode. Backends add versions, threads, and whether
+        TF32 is on.
+        """
         return {
             "backend": self.name,
             "device": self.device,
@@ -93,11 +98,14 @@ class Backend(Recurrent, Hosted, ABC):
         }
 
     def at(self, position: int) -> None:
-        """Set the position of the first row of the following activations."""
+        """Set the position in the text of the first row of the following activations.
+
+        Deterministic products need it: a row's place in its block of ROWS follows from it.
+        """
         self._origin = position
 
     def at_layer(self, layer: int, n_layers: int, x: Array) -> Array:
-        """Return x on the device of a layer; later results are placed there too."""
+        """Return x on the device of a layer; later results are placed there too. Here x itself."""
         return x
 
     def graphs(self) -> PassRecorder | None:
@@ -105,11 +113,14 @@ class Backend(Recurrent, Hosted, ABC):
         return None
 
     def pending(self) -> PendingStats | None:
-        """Return Pending for one trace's statistics; None if each one is computed at once."""
+        """Return an object that collects a trace's statistics; None if each is computed at once."""
         return None
 
     def budget(self) -> int | None:
-        """Return how many bytes of weights the device may hold; None: a share of the host's."""
+        """Return how many bytes of weights the device may hold.
+
+        None: the limit is a share of the host's free memory.
+        """
         return None
 
     # in and out
@@ -117,24 +128,30 @@ class Backend(Recurrent, Hosted, ABC):
     def host_row(self, x: Array, best: Any | None) -> Any:
         """Return logits [vocab] for a sampler: a numpy array, or an object that converts to one.
 
-        `best` is Graphs.best of this pass.
+        `best` is PassRecorder.best of this pass: what a replayed pass has of its logits already.
         """
         return self.to_numpy(x)
 
     def place(self, weight: "Weight") -> Array | None:
-        """Return a whole weight, uploaded as stored; None: decode it and use `array`."""
+        """Return a whole weight uploaded in its stored encoding.
+
+        None: the caller decodes it and uses `array`.
+        """
         return None
 
     @abstractmethod
     def array(self, x: Numbers) -> Array:
-        """Place floating-point numbers on the device, rounded to the dtype."""
+        """Return numpy floats placed on the device, rounded to the dtype."""
 
     @abstractmethod
     def to_numpy(self, x: Array) -> Numbers:
-        """Return float64 as float64, every other float as float32, integers as int64."""
+        """Return an array as numpy on the host.
+
+        float64 stays float64, every other float becomes float32, integers become int64.
+        """
 
     def stats(self, x: Array) -> Stats:
-        """Return the statistics of an activation, or of a numpy array (expert ids)."""
+        """Return the statistics of an activation x, or of a numpy array (expert ids)."""
         return compute_stats(self.to_numpy(x))
 
     @abstractmethod
@@ -142,11 +159,11 @@ class Backend(Recurrent, Hosted, ABC):
         """Return zeros of the dtype; callers write into slices of it."""
 
     def wide(self, x: Array) -> Array:
-        """Return x in float32 at least: x itself, unless the dtype has 16 bits."""
+        """Return x in float32 if the dtype has 16 bits, else x itself."""
         return x
 
     def narrow(self, x: Array) -> Array:
-        """Return a wide x rounded to the dtype: x itself, unless that has 16 bits."""
+        """Return a float32 x rounded to the dtype if that has 16 bits, else x itself."""
         return x
 
     def rounded(self, value: float) -> float:
@@ -159,7 +176,10 @@ class Backend(Recurrent, Hosted, ABC):
     # products
 
     def embed(self, table: "Weight", ids: Numbers) -> Array:
-        """Return rows `ids` of [vocab, width]: [tokens, width]. Only these are decoded."""
+        """Return rows `ids` of the embedding table [vocab, width]: [tokens, width].
+
+        Only these rows are decoded, unless the table is on the device already.
+        """
         held = table.ready(self)
         if held is not None:
             return self.take(held, ids)
@@ -174,15 +194,18 @@ class Backend(Recurrent, Hosted, ABC):
         """
 
     def router(self, x: Array, w: "Weight", bias: Array | None, *, rounded: bool) -> Array:
-        """Return an expert router's logits [tokens, n_experts].
+        """Return an expert router's logits [tokens, n_experts] for x.
 
-        Not `rounded`: inputs and result in float32 (float64 if that is the dtype). That is
-        `linear`, unless the dtype has 16 bits.
+        If not `rounded`, inputs and result are float32 (float64 if that is the dtype). This default
+        is `linear`, for backends whose dtype does not have 16 bits.
         """
         return self.linear(x, w, bias)
 
     def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
-        """Return `linear` of x and each (weight, bias); a backend may do it in one product."""
+        """Return `linear` of x and each (weight, bias) of `parts`, in order.
+
+        A backend may compute them in one product.
+        """
         return [self.linear(x, w, bias) for w, bias in parts]
 
     def add_linear(self, residual: Array, x: Array, w: "Weight", bias: Array | None) -> Array:
@@ -196,7 +219,7 @@ class Backend(Recurrent, Hosted, ABC):
         return a + b
 
     def add_wide(self, a: Array, b: Array) -> Array:
-        """Return a + b, wide: a sum that is not rounded to 16 bits."""
+        """Return a + b in float32 at least: a sum that is not rounded to 16 bits."""
         return self.wide(a) + self.wide(b)
 
     def mul(self, a: Array, b: Array) -> Array:
@@ -204,7 +227,7 @@ class Backend(Recurrent, Hosted, ABC):
         return a * b
 
     def scale(self, x: Array, factor: float) -> Array:
-        """Return x times a number that is not itself rounded to the dtype."""
+        """Return x times `factor`, which is not rounded to the dtype; the product is."""
         return x * float(factor)
 
     def shift(self, x: Array, number: float) -> Array:
@@ -237,7 +260,7 @@ class Backend(Recurrent, Hosted, ABC):
     def gaussian_topk(self, x: Array, factor: float) -> Array:
         """Return max(0, x - mean - factor * std) of each row, std over n; every step rounded.
 
-        Of normal values it keeps the share above `factor` standard deviations.
+        Of normally distributed values, those above `factor` standard deviations stay positive.
         """
         wide, count = self.wide(x), x.shape[-1]
         mean = (wide.sum(-1) / count)[:, None]
@@ -247,16 +270,16 @@ class Backend(Recurrent, Hosted, ABC):
         return self.narrow((self.wide(x) - self.wide(edge)).clip(0))
 
     def rescaled(self, x: Array, like: Array) -> Array:
-        """Return x with the root mean square of `like` in each row, every step rounded.
+        """Return x with each row scaled to the root mean square of the row of `like`.
 
-        Its own mean square counts as 1e-5 at least.
+        Every step is rounded. The mean square of x counts as 1e-5 at least.
         """
         target = self.narrow(self.wide(self._mean_square(like)) ** 0.5)
         own = self.narrow(self.wide(self._mean_square(x)).clip(1e-5) ** 0.5)
         return self.narrow(self.wide(self.mul(x, target)) / self.wide(own))
 
     def _mean_square(self, x: Array) -> Array:
-        """Return the mean square of each row [tokens, 1]."""
+        """Return the mean of each row's squares [tokens, 1], rounded to the dtype."""
         wide = self.wide(self.mul(x, x))
         return self.narrow(wide.sum(-1) / x.shape[-1])[:, None]
 
@@ -277,9 +300,9 @@ class Backend(Recurrent, Hosted, ABC):
         return self.concat(mixed)
 
     def xielu_numbers(self, stored: Sequence["Weight"]) -> Sequence[Any]:
-        """Return what `xielu` takes of a layer's four stored numbers.
+        """Return (positive, negative, beta, eps) for `xielu` from a layer's four stored weights.
 
-        The first two are learned and stored before a softplus; beta is added to the second.
+        The first two are stored before a softplus; beta is added to the second.
         """
         raw = [float(weight.numpy().reshape(-1)[0]) for weight in stored]
         positive, negative = (max(a, 0.0) + math.log1p(math.exp(-abs(a))) for a in raw[:2])
@@ -288,7 +311,7 @@ class Backend(Recurrent, Hosted, ABC):
     def xielu(self, x: Array, positive: float, negative: float, beta: float, eps: float) -> Array:
         """Return beta*x, plus positive*x^2 above zero, negative*(expm1(min(x, eps)) - x) below.
 
-        Computed on the host in float32 (float64 if that is the dtype) and rounded once.
+        This default computes on the host in float32 (float64 if that is the dtype), rounded once.
         """
         wide = self.to_numpy(x)
         bent = negative * (np.expm1(np.minimum(wide, eps)) - wide)
@@ -303,7 +326,10 @@ class Backend(Recurrent, Hosted, ABC):
         return (up + 1) * (gate * self.sigmoid(gate * alpha))
 
     def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
-        """Return act(linear(x, gate)) times linear(x, up), every step rounded."""
+        """Return act(x @ gate) * (x @ up), every step rounded: a gated MLP before its down product.
+
+        `gate` and `up` are (weight, bias). `kind` and `steps` are those of `activate`.
+        """
         act = self.activate(self.linear(x, *gate), kind, steps=steps)
         return self.mul(act, self.linear(x, *up))
 
@@ -336,10 +362,12 @@ class Backend(Recurrent, Hosted, ABC):
         """
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
-        """Rotate the first 2 * pairs elements of every head of x [tokens, heads, head_dim].
+        """Return x [tokens, heads, head_dim], 2 * pairs elements of each head rotated.
 
-        `half` pairs element i with i + pairs, `interleaved` 2i with 2i + 1. The result is in the
-        split-half layout either way; elements after the rotated part are unchanged.
+        They are the head's first. `table` is (cos, sin) [tokens, pairs]. Style `half` pairs element
+        i with i + pairs, `interleaved` 2i with 2i + 1. The result is in the split-half layout
+        either way; elements after the rotated part are unchanged. `cast` says which of table and
+        result are rounded.
         """
         cos, sin = (part[:, None, :] for part in table)  # (token, 1, pair)
         pairs = cos.shape[-1]
@@ -354,7 +382,7 @@ class Backend(Recurrent, Hosted, ABC):
     def ropes(
         self, xs: Sequence[Array], table: tuple[Array, Array], *, style: Style, cast: RopeCast
     ) -> list[Array]:
-        """Return `rope` of each tensor; a backend may do it in one kernel."""
+        """Return `rope` of each tensor of `xs`, in order; a backend may do it in one kernel."""
         return [self.rope(x, table, style=style, cast=cast) for x in xs]
 
     # attention
@@ -362,20 +390,28 @@ class Backend(Recurrent, Hosted, ABC):
     def seen(
         self, tokens: int, keys: int, cached: int, window: int | None, *, causal: bool
     ) -> Mask:
-        """Return which keys the last tokens may see [tokens, keys]; a window may limit it."""
+        """Return the mask [tokens, keys] of the keys that the last tokens may see.
+
+        `cached` positions come before the tokens. `window` limits how far back a query sees, None
+        not at all. Not `causal`: keys on both sides, within the window.
+        """
         if causal:
             return causal_mask(cached, tokens, keys, window)
         return near_mask(keys, window)
 
     def chunked(self, tokens: int, keys: int, cached: int, chunk: int) -> Mask:
-        """Return which keys the last tokens may see [tokens, keys]: those of their chunk."""
+        """Return the mask [tokens, keys] of the keys that the last tokens may see.
+
+        These are the earlier keys of the token's chunk of `chunk` positions.
+        """
         return chunk_mask(cached, tokens, keys, chunk)
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Return the fused form of `scores`, `probs` and `mix`: [tokens, heads, value_dim].
+        """Return attention of q over k and v: [tokens, heads, value_dim].
 
-        q [tokens, heads, d], k and v [keys, kv_heads, d or value_dim]. Here `query_block` queries
-        at a time, which bounds the scores in memory.
+        It is the fused form of `scores`, `probs` and `mix`. q [tokens, heads, d], k and v [keys,
+        kv_heads, d or value_dim]. Here `query_block` queries are computed at a time, which bounds
+        the scores in memory.
         """
         origin, parts, start = self._origin, [], 0
         while start < len(q):
@@ -389,16 +425,22 @@ class Backend(Recurrent, Hosted, ABC):
         return parts[0] if len(parts) == 1 else self.stack(parts)
 
     def attend(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Return attention of one block of queries, step by step."""
+        """Return attention of one block of queries: mix(probs(scores)).
+
+        The result is [tokens, heads, value_dim].
+        """
         return self.mix(self.probs(self.scores(q, k, heads), heads), v)
 
     @abstractmethod
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
-        """Return q.k times the scale, after the softcap, before the mask: [heads, tokens, keys]."""
+        """Return q.k times the scale, after the softcap, before the mask: [heads, tokens, keys].
+
+        q is [tokens, heads, d], k [keys, kv_heads, d].
+        """
 
     @abstractmethod
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Return the masked softmax over the keys, a sink's column dropped."""
+        """Return the masked softmax over keys [heads, tokens, keys], a sink's column dropped."""
 
     @abstractmethod
     def mix(self, probs: Array, v: Array) -> Array:
@@ -407,10 +449,11 @@ class Backend(Recurrent, Hosted, ABC):
     def append(
         self, buffers: Sequence[Array], rows: Sequence[Array], start: int
     ) -> tuple[Array, ...]:
-        """Write rows [tokens, kv_heads, d], of k and v mostly, behind `start` rows of each buffer.
+        """Write rows after the first `start` rows of cache buffers, and return the rows to read.
 
-        Returns the rows that attention reads: up to the last one written; in a pass that is being
-        recorded, the whole buffers, whose invalid rows the mask hides.
+        `rows` are [tokens, kv_heads, d], mostly of k and v. Returned is a view of each buffer up to
+        the last row written. A pass that is being recorded returns the whole buffers, whose invalid
+        rows the mask hides.
         """
         stop = start + int(rows[0].shape[0])
         for buffer, x in zip(buffers, rows, strict=True):
@@ -421,38 +464,45 @@ class Backend(Recurrent, Hosted, ABC):
 
     @abstractmethod
     def concat(self, parts: Sequence[Array]) -> Array:
-        """Join along the last axis."""
+        """Return the arrays joined along the last axis."""
 
     @abstractmethod
     def stack(self, parts: Sequence[Array]) -> Array:
-        """Join along the first axis."""
+        """Return the arrays joined along the first axis."""
 
     def repeat_heads(self, x: Array, n_heads: int) -> Array:
-        """Return [tokens, n_heads, d] from [tokens, 1, d]."""
+        """Return x [tokens, 1, d] with its one head repeated: [tokens, n_heads, d]."""
         return self.concat([x] * n_heads).reshape(len(x), n_heads, -1)
 
     def mean_rows(self, x: Array) -> Array:
-        """Return the mean of the rows [1, width], summed in float32 at least and rounded once."""
+        """Return the mean of the rows of x as [1, width].
+
+        It is summed in float32 at least and rounded once.
+        """
         return self.narrow(self.wide(x).sum(0) / len(x)).reshape(1, -1)
 
     @abstractmethod
     def take(self, x: Array, rows: Any) -> Array:
-        """Return the rows of the first axis, in that order: numpy's numbers, or a share's."""
+        """Return rows `rows` of x's first axis, in that order.
+
+        `rows` are numpy integers, or the rows that `shares` gives.
+        """
 
     @abstractmethod
     def add_weighted(self, total: Array, rows: Any, y: Array, weights: Any) -> Array:
-        """Add y [n, width] times weights [n] to `rows` of total [tokens, width], in place.
+        """Add y [n, width] times weights [n] to `rows` of total [tokens, width]; return total.
 
-        The product is computed in float32 at least and rounded once; the sum is rounded too.
+        Total is changed in place. The product is computed in float32 at least and rounded once; the
+        sum is rounded too.
         """
 
     # a loss
 
     def cross_entropy(self, logits: Array, labels: Numbers) -> Numbers | float:
-        """Return the loss of every label [tokens] in nats, or their mean, in own arithmetic.
+        """Return the loss of each label [tokens] in nats, or their mean.
 
-        Not what `eval` prints, which is one float64 function for all: `parity` asks whether a
-        run's own loss is that of its logits [tokens, vocab].
+        Computed in the backend's arithmetic. Not what `eval` prints, which is one float64 function
+        for all: `parity` asks whether a run's loss is that of its logits [tokens, vocab].
         """
         x = self.to_numpy(logits)
         wide = x - np.max(x, axis=-1, keepdims=True)

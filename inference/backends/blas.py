@@ -22,7 +22,7 @@ _PREFIXES = ("scipy_openblas", "openblas")
 
 @cache
 def _openblas_functions() -> tuple[Any, Any] | None:
-    """Return OpenBLAS's functions (get, set); None if numpy uses another BLAS."""
+    """Return OpenBLAS's functions (get threads, set threads); None if numpy uses another BLAS."""
     package = Path(np.__file__).parent
     folders = (package.parent / "numpy.libs", package / ".dylibs", package.parent / "numpy.dylibs")
     for library in sorted(path for folder in folders for path in folder.glob("*openblas*")):
@@ -61,7 +61,7 @@ def set_blas_threads(count: int) -> None:
 
 @contextmanager
 def limit_blas_threads(count: int) -> Iterator[None]:
-    """Use `count` threads for numpy's products inside; nothing changes if they cannot be set.
+    """Inside the `with`, limit numpy's products to `count` threads, if they can be set.
 
     Threads of OpenBLAS wait for each other busily: on processors that others use too, small
     products on all of them took fifteen times as long as on one.

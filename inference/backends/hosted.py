@@ -1,4 +1,7 @@
-"""Operations whose numbers are worked out on the host: defaults that bring them to the backend."""
+"""Expert routing, sparse attention's choice and position biases: defaults that run on the host.
+
+Their numbers are computed by numpy and copied to the backend.
+"""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +23,11 @@ Numbers = NDArray[Any]  # numpy's
 
 @dataclass(frozen=True)
 class ExpertBlocks:
-    """Which rows each expert gets, in blocks of equally many, all on the device.
+    """Which rows each expert gets, in blocks of `size` rows, all on the device.
 
-    `experts` [n] is each block's expert, `rows` [n * size] are tokens, `weights` [n * size] theirs;
-    rows that an expert lacks are token 0, weighed by 0. `places` [tokens, used] are each token's
-    places in `rows`, by ascending expert.
+    `experts` [n] is each block's expert, `rows` [n * size] are tokens, `weights` [n * size] the
+    factors of these rows. A block that is not full is padded with token 0, weighted by 0. `places`
+    [tokens, used] are each token's places in `rows`, by ascending expert.
     """
 
     experts: Array
@@ -39,33 +42,50 @@ ExpertRows = tuple[int, Any, Any]
 
 
 def group_by_expert(experts: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Return the flat places of [tokens, used] in the experts' order, the experts, their counts.
+    """Return (flat places of [tokens, used] sorted by expert, chosen experts, rows of each).
 
-    Only experts that are chosen; an expert's places ascend.
+    Only experts that are chosen are listed, ascending; the places of one expert ascend.
     """
     chosen, counts = np.unique(experts, return_counts=True)
     return np.argsort(experts, axis=None, kind="stable"), chosen, counts
 
 
 class _Host(Protocol):
-    """What a backend gives to the defaults below."""
+    """The operations of a backend that the defaults below call."""
 
     deterministic: bool
     query_block: int
 
-    def array(self, x: Numbers) -> Array: ...
-    def to_numpy(self, x: Array) -> Numbers: ...
-    def add_weighted(self, total: Array, rows: Any, y: Array, weights: Any) -> Array: ...
-    def linear(self, x: Array, w: "Weight", bias: Array | None) -> Array: ...
-    def stack(self, parts: Sequence[Array]) -> Array: ...
-    def take(self, x: Array, rows: Any) -> Array: ...
-    def zeros(self, shape: Sequence[int]) -> Array: ...
-    def index_scores(self, q: Array, k: Array, weights: Array, scale: float) -> Numbers: ...
-    def best_keys(self, scores: Numbers, mask: Mask, count: int) -> Mask: ...
+    def array(self, x: Numbers) -> Array:
+        """Return numpy floats placed on the device, rounded to the dtype."""
+
+    def to_numpy(self, x: Array) -> Numbers:
+        """Return an array as numpy on the host."""
+
+    def add_weighted(self, total: Array, rows: Any, y: Array, weights: Any) -> Array:
+        """Add y times weights to `rows` of total in place; return total."""
+
+    def linear(self, x: Array, w: "Weight", bias: Array | None) -> Array:
+        """Return x times w transposed, plus bias."""
+
+    def stack(self, parts: Sequence[Array]) -> Array:
+        """Return the arrays joined along the first axis."""
+
+    def take(self, x: Array, rows: Any) -> Array:
+        """Return rows `rows` of x, in that order."""
+
+    def zeros(self, shape: Sequence[int]) -> Array:
+        """Return zeros of the dtype."""
+
+    def index_scores(self, q: Array, k: Array, weights: Array, scale: float) -> Numbers:
+        """Return an indexer's scores [tokens, keys] as numpy."""
+
+    def best_keys(self, scores: Numbers, mask: Mask, count: int) -> Mask:
+        """Return the mask of the `count` highest scores of each row."""
 
 
 class Hosted:
-    """Who gets which experts' rows, what attention adds for a distance, which keys it reads.
+    """Defaults for expert routing, position biases, and the keys that sparse attention reads.
 
     `maths` are the functions that a router is computed with. What an indexer chooses is worked out
     in float32 at least, whatever the dtype.
@@ -78,11 +98,14 @@ class Hosted:
         return self.to_numpy(x)
 
     def factors(self, weight: "Weight") -> Array:
-        """Return the numbers that a router adds to its scores, or multiplies its weights by."""
+        """Return a weight's numbers that a router adds to its scores or multiplies its weights by.
+
+        They are an array that `maths` takes: numpy's here.
+        """
         return weight.numpy()
 
     def like(self, x: Array, other: Array) -> Array:
-        """Return `factors` in the dtype of a router's logits."""
+        """Return x (of `factors`) in the dtype of `other`, a router's logits."""
         return x.astype(other.dtype, copy=False)
 
     def rounded_factors(self: _Host, x: Array) -> Array:
@@ -92,7 +115,12 @@ class Hosted:
     def chosen_keys(
         self: _Host, q: Array, k: Array, weights: Array, mask: Mask, *, scale: float, count: int
     ) -> Mask:
-        """Return `best_keys` of `index_scores` [tokens, keys], for some queries at a time."""
+        """Return the mask [tokens, keys] of the `count` keys an indexer chooses for each query.
+
+        It is `best_keys` of `index_scores`, computed for `query_block` queries at a time. `q`
+        [tokens, heads, d], `k` [keys, 1, d] and `weights` [tokens, heads] are the indexer's; only
+        keys that `mask` shows are chosen.
+        """
         parts = [
             self.best_keys(
                 self.index_scores(q[start:stop], k, weights[start:stop], scale),
@@ -120,9 +148,10 @@ class Hosted:
         return total
 
     def best_keys(self, scores: Numbers, mask: Mask, count: int) -> Mask:
-        """Return where the `count` highest scores of each row are that `mask` shows.
+        """Return the mask [tokens, keys] of the `count` highest scores of each row.
 
-        Of equal ones those are chosen that come first. A row that sees fewer keeps all of them.
+        Only keys that `mask` shows are chosen. Of equal scores the first are. A row that sees fewer
+        keys than that gets all of them.
         """
         shown = np.where(mask, scores, -np.inf)
         order = np.argsort(-shown, axis=-1, kind="stable")[:, :count]
@@ -131,27 +160,28 @@ class Hosted:
         return kept & mask
 
     def shares(self, experts: Numbers, weights: Numbers) -> Iterable[ExpertRows]:
-        """Return a share for every expert of [tokens, used] that is chosen, by their numbers.
+        """Yield (expert, its rows, their weights) for each expert that is chosen, ascending.
 
-        Rows ascend. `take` and `add_weighted` take rows and weights as they come; numpy's here.
+        `experts` and `weights` are [tokens, used]. Rows ascend; an expert's weights [n] are in
+        their order. `take` and `add_weighted` accept both. They are numpy arrays here.
         """
         for expert in np.unique(experts).tolist():
             rows, ranks = np.nonzero(experts == expert)
             yield expert, rows, weights[rows, ranks]
 
     def column(self: _Host, weights: Any) -> Array:
-        """Return a share's weights [n] as [n, 1], rounded to the dtype."""
+        """Return an expert's weights [n] as [n, 1], rounded to the dtype."""
         return self.array(weights[:, None])
 
     def add_rows(self: _Host, total: Array, rows: Any, y: Array) -> Array:
-        """Add y [n, width] to `rows` of total [tokens, width], in place; the sum is rounded."""
+        """Add y [n, width] to `rows` of total [tokens, width] in place; return total, rounded."""
         return self.add_weighted(total, rows, y, np.ones(len(rows), np.float32))
 
     def all_held(self, stacks: Sequence["Weight"]) -> bool:
-        """Say whether a layer's experts [n_experts, out, in] can be multiplied all at once.
+        """Return whether a layer's experts [n_experts, out, in] can be multiplied all at once.
 
-        Then `blocks`, or of a choice made on the host `packed`, say which rows they get; else
-        expert follows expert.
+        Then `blocks` say which rows they get, or `packed` for a choice made on the host. Otherwise
+        experts are computed one after the other.
         """
         return False
 
@@ -164,10 +194,11 @@ class Hosted:
         rounds: bool,
         scale: Numbers | None = None,
     ) -> ExpertBlocks:
-        """Route logits [tokens, n_experts] where they are; `bias` is added for the choice.
+        """Return the rows that each expert gets by router logits [tokens, n_experts].
 
-        `rounds`: the experts' weights are rounded to the dtype. `scale` multiplies them.
-        For backends where `all_held`.
+        Everything stays on the device. `bias` [n_experts] is added to the scores for the choice
+        only. `rounds`: the experts' weights are rounded to the dtype. `scale` [n_experts]
+        multiplies them. Only backends with `all_held` have it.
         """
         raise NotImplementedError
 
@@ -176,7 +207,7 @@ class Hosted:
         raise NotImplementedError
 
     def stacked(self: _Host, x: Array, stack: "Weight", experts: Any) -> Array:
-        """Return [n, rows, out]: `linear` of x[i] [rows, in] and expert experts[i] of a stack."""
+        """Return [n, rows, out]: x[i] [rows, in] times expert experts[i]'s weight transposed."""
         ys = [
             self.linear(rows, stack.expert(expert), None)
             for rows, expert in zip(x, experts.tolist(), strict=True)
@@ -186,15 +217,15 @@ class Hosted:
     def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
         """Return for each token the sum of rows `places` [tokens, used] of y, in this order.
 
-        Each is weighed by its own of `weights` [tokens, used], if any. Products and sums are
-        rounded as `add_weighted` rounds them. For backends where `all_held`.
+        Each row is multiplied by its number of `weights` [tokens, used]; None: by none. Products
+        and sums are rounded as `add_weighted` rounds them. Only backends with `all_held` have it.
         """
         raise NotImplementedError
 
     def sloped(self: _Host, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
-        """Return slope times (key - query) [heads, queries, keys], rounded once.
+        """Return slope times (key - query) [heads, queries, keys], rounded once: ALiBi's bias.
 
-        `slopes` [heads] are float64; the first query stands at `start`, the first key at 0.
+        `slopes` [heads] are float64. The first query is at position `start`, the first key at 0.
         """
         away = np.arange(keys)[None, :] - np.arange(start, start + queries)[:, None]
         return self.array(slopes[:, None, None] * away)

@@ -22,25 +22,30 @@ _DTYPES: Mapping[str, type[np.floating[Any]]] = {"float32": np.float32, "float64
 
 
 def _gelu(x: Array) -> Array:
+    """Return gelu by the error function, computed by Python's math.erf element by element."""
     erf = np.fromiter(map(math.erf, (x * math.sqrt(0.5)).ravel().tolist()), x.dtype, x.size)
     return x * 0.5 * (1 + erf.reshape(x.shape))
 
 
 def _gelu_tanh(x: Array) -> Array:
+    """Return gelu with the tanh formula."""
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * (x * x * x))
     return x * 0.5 * (1 + np.tanh(inner))
 
 
 def _sigmoid(x: Array) -> Array:
+    """Return 1 / (1 + exp(-x))."""
     return np.divide(1, _one_plus_exp(x))
 
 
 def _silu(x: Array) -> Array:
+    """Return x / (1 + exp(-x))."""
     y = _one_plus_exp(x)
     return np.divide(x, y, out=y)
 
 
 def _relu2(x: Array) -> Array:
+    """Return the square of max(x, 0)."""
     y = np.maximum(x, 0)
     return np.multiply(y, y, out=y)
 
@@ -85,6 +90,10 @@ class NumpyBackend(Tiles):
         threads: int | None = None,
         tf32: bool = False,
     ) -> None:
+        """Open numpy on the CPU; BackendUnavailableError for another device or dtype, or for TF32.
+
+        `threads` sets the threads of numpy's BLAS for the whole process, None leaves them.
+        """
         if device != "cpu":
             raise BackendUnavailableError(
                 f"backend numpy: found device {device!r}; it computes on cpu only, choose "
@@ -104,7 +113,7 @@ class NumpyBackend(Tiles):
             blas.set_blas_threads(threads)
 
     def facts(self) -> Mapping[str, Any]:
-        """Versions, threads of the products."""
+        """Return {name: value} of what a trace records: the base's, versions and threads."""
         return {
             **super().facts(),
             "threads": blas.blas_threads() or self._threads,
@@ -119,11 +128,11 @@ class NumpyBackend(Tiles):
         return np.asarray(x, self._type)
 
     def to_numpy(self, x: Array) -> Array:
-        """Return x itself; integers widened to int64."""
+        """Return x itself, integers as int64."""
         return x if x.dtype.kind == "f" else x.astype(np.int64)
 
     def stats(self, x: Array) -> Stats:
-        """Compute the statistics."""
+        """Return the statistics of x, computed by the backend's threads."""
         return compute_stats(x, self._threads)
 
     def zeros(self, shape: Sequence[int]) -> Array:
@@ -137,7 +146,7 @@ class NumpyBackend(Tiles):
     # products
 
     def dense(self, x: Array, rows: Array, bias: Array | None) -> Array:
-        """Multiply by a decoded weight [rows, columns]."""
+        """Return x [tokens, in] times a decoded weight [out, in] transposed, plus bias [out]."""
         y = x @ rows.T
         if bias is not None:
             y += bias
@@ -150,7 +159,7 @@ class NumpyBackend(Tiles):
         return np.tanh(x / self._type(cap)) * self._type(cap)
 
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
-        """Apply a function of ACTIVATIONS."""
+        """Return act(x) by a function of ACTIVATIONS; ArchError for another `kind`."""
         if kind not in ACTIVATIONS:
             raise ArchError(f"activation {kind!r}; expected one of {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[kind](x).astype(self._type, copy=False)
@@ -164,13 +173,13 @@ class NumpyBackend(Tiles):
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Divide by the root of the mean square, multiply by weight + offset."""
+        """Return x over its root mean square, times weight + offset."""
         y = x / np.sqrt(_mean(x * x) + self._type(eps))
         y *= weight + self._type(offset)
         return y
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
-        """Subtract the mean, divide by the standard deviation, multiply, add."""
+        """Return (x - mean) / sqrt(var + eps) * weight + bias over the last axis."""
         x = x - _mean(x)
         y = x / np.sqrt(_mean(x * x) + self._type(eps)) * weight
         return y if bias is None else y + bias
@@ -180,23 +189,27 @@ class NumpyBackend(Tiles):
     def rope_table(
         self, positions: Array, inv_freq: Array, *, factor: float, cast: RopeCast
     ) -> tuple[Array, Array]:
-        """Return cos and sin of the angles, times factor."""
+        """Return cos and sin [tokens, pairs] of the angles in the dtype, times factor."""
         angles = positions.astype(self._type)[:, None] * inv_freq.astype(self._type)
         return np.cos(angles) * self._type(factor), np.sin(angles) * self._type(factor)
 
     # attention
 
     def attend(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Compute scores, probs and mix for the keys that these queries can see."""
+        """Return attention of one block of queries, over the keys that any of them can see."""
         seen = np.flatnonzero(heads.mask.any(axis=0))
         first, last = int(seen[0]) // ROWS * ROWS, int(seen[-1]) + 1
         part = replace(heads, mask=heads.mask[:, first:last], causal=None)
         return super().attend(q, k[first:last], v[first:last], part)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
-        """Multiply each head's queries with its group's keys."""
+        """Return q.k [heads, tokens, keys], scaled and soft-capped.
+
+        Each head's queries are multiplied with its group's keys.
+        """
 
         def finish(product: Array) -> Array:
+            """Return a product scaled in place and soft-capped."""
             product *= self._type(heads.scale)
             return product if heads.softcap is None else self.softcap(product, heads.softcap)
 
@@ -205,7 +218,7 @@ class NumpyBackend(Tiles):
         return finish(self._dots(q, k))
 
     def _dots(self, q: Array, k: Array) -> Array:
-        """Return q.k [heads, tokens, keys]."""
+        """Return q.k [heads, tokens, keys] of q [tokens, heads, d] and k [keys, kv_heads, d]."""
         (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
         grouped = q.reshape(tokens, kv_heads, -1, d).transpose(1, 2, 0, 3)
         flat = grouped.reshape(kv_heads, -1, d)  # (kv_head, group * token, d)
@@ -213,7 +226,10 @@ class NumpyBackend(Tiles):
         return product
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Exponentiate the scores of visible keys, divide by their sum."""
+        """Return the softmax over visible keys [heads, tokens, keys].
+
+        Sinks join the softmax and are dropped from the result.
+        """
         masked = np.where(heads.mask, scores, -np.inf)
         highest = np.max(masked, axis=-1, keepdims=True)
         sinks = None
@@ -231,7 +247,7 @@ class NumpyBackend(Tiles):
         return e
 
     def mix(self, probs: Array, v: Array) -> Array:
-        """Sum each head's values, weighted."""
+        """Return each head's values weighted by probs: [tokens, heads, d]."""
         if self.deterministic:
             return self.tiled_mix(probs, v)
         (n_heads, tokens, keys), (_, kv_heads, d) = probs.shape, v.shape
@@ -242,18 +258,18 @@ class NumpyBackend(Tiles):
     # shapes and experts
 
     def concat(self, parts: Sequence[Array]) -> Array:
-        """Join along the last axis."""
+        """Return the arrays joined along the last axis."""
         return np.concatenate(parts, axis=-1)
 
     def stack(self, parts: Sequence[Array]) -> Array:
-        """Join along the first axis."""
+        """Return the arrays joined along the first axis."""
         return np.concatenate(parts)
 
     def take(self, x: Array, rows: Array) -> Array:
-        """Copy the rows."""
+        """Return a contiguous copy of rows `rows` of x, in that order."""
         return np.ascontiguousarray(x[rows])
 
     def add_weighted(self, total: Array, rows: Array, y: Array, weights: Array) -> Array:
-        """Add weighted rows in place; no row occurs twice."""
+        """Add y times weights to `rows` of total in place, return total; no row may occur twice."""
         total[rows] += y * self.array(weights)[:, None]
         return total

@@ -1,4 +1,4 @@
-"""What a fast backend may offer beside its operations: recorded passes, statistics that wait.
+"""Protocols that a fast backend may implement: recorded passes, statistics that wait.
 
 A session and a trace use them where `Backend.graphs` and `Backend.pending` give them.
 """
@@ -25,7 +25,7 @@ class PendingStats(Protocol):
         ...
 
     def join(self) -> None:
-        """Order what was enqueued before what is enqueued next."""
+        """Make the statistics added so far run before what is enqueued next."""
         ...
 
     def read(self) -> list[Stats]:
@@ -47,9 +47,9 @@ class PassRecorder(Protocol):
         *,
         steps: bool,
     ) -> Array:
-        """Return the logits of `run(ids, positions)`, which a replay gives where one is there.
+        """Return the logits of `run(ids, positions)`, by replaying a recorded pass if there is one.
 
-        `rows` tells passes apart that return other rows; `steps` says that a step's arithmetic
+        `rows` is a key that differs for passes that return other rows. `steps`: a step's arithmetic
         depends on nothing but its token, its position and the cache.
         """
         ...

@@ -13,38 +13,50 @@ Numbers = NDArray[Any]  # numpy's
 
 
 class _Operations(Protocol):
-    """What a backend gives to the defaults below."""
+    """The operations of a backend that the defaults below call."""
 
     deterministic: bool
 
-    def array(self, x: Numbers) -> Array: ...
-    def to_numpy(self, x: Array) -> Numbers: ...
-    def mul(self, a: Array, b: Array) -> Array: ...
-    def activate(self, x: Array, kind: str, *, steps: bool) -> Array: ...
-    def rms_norm(self, x: Array, weight: Array, *, eps: float, offset: int, cast: Any) -> Array: ...
+    def array(self, x: Numbers) -> Array:
+        """Return numpy floats placed on the device, rounded to the dtype."""
+
+    def to_numpy(self, x: Array) -> Numbers:
+        """Return an array as numpy on the host."""
+
+    def mul(self, a: Array, b: Array) -> Array:
+        """Return a * b, broadcasting."""
+
+    def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
+        """Return act(x) for the activation `kind`."""
+
+    def rms_norm(self, x: Array, weight: Array, *, eps: float, offset: int, cast: Any) -> Array:
+        """Return the RMS norm of x over the last axis, times weight + offset."""
 
 
 class Recurrent:
-    """A short convolution, the gated delta rule, a state space scan, and what stands beside them.
+    """Short convolution, gated delta rule, state space scan, and their norms and gates.
 
-    They are computed by numpy from copies on the host, in float32 (float64 if that is the dtype),
-    as expert routing is; `gated_norm` is made of others. A state is whatever `delta` or `scan`
-    returned, wide; None before the first token.
+    They are computed by numpy from copies on the host, in float32 (float64 if that is the dtype);
+    `gated_norm` is made of other operations. A state is whatever `delta` or `scan` returned, in
+    float32 at least; None before the first token.
     """
 
     def convolve(
         self: _Operations, window: Array, kernel: Array, bias: Array | None = None
     ) -> Array:
-        """Return a causal convolution a channel, plus bias: [tokens, channels], rounded once.
+        """Return a causal convolution of each channel, plus bias: [tokens, channels], rounded once.
 
-        `window` [taps - 1 + tokens, channels] begins with the rows before the first token; `kernel`
-        [channels, taps], the last tap is the token's own.
+        `window` [taps - 1 + tokens, channels] begins with the rows before the first token. `kernel`
+        is [channels, taps]; the last tap multiplies the row of the token itself.
         """
         mixed = convolve_causal(self.to_numpy(window), self.to_numpy(kernel))
         return self.array(mixed if bias is None else mixed + self.to_numpy(bias))
 
     def decay(self: _Operations, a: Array, rate: Array, shift: Array) -> Array:
-        """Return -exp(rate) * softplus(a + shift) [tokens, heads], wide."""
+        """Return -exp(rate) * softplus(a + shift) [tokens, heads], in float32 at least.
+
+        It is the logarithm of what a delta net's state is multiplied by.
+        """
         return log_decay(*(self.to_numpy(x) for x in (a, rate, shift)))
 
     def delta(
@@ -58,11 +70,11 @@ class Recurrent:
     ) -> tuple[Array, Array]:
         """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
 
-        q and k [tokens, key_heads, key_dim] are brought to length one, q then divided by
-        sqrt(key_dim); each key head serves as many value heads in a row. `decay` [tokens,
+        q and k [tokens, key_heads, key_dim] are scaled to length one, q then divided by
+        sqrt(key_dim). Each key head serves as many value heads in a row. `decay` [tokens,
         value_heads] is the logarithm of what the state is multiplied by, `beta` how much of a
-        value's error is written. Wide inside, the result is rounded once. Token by token in
-        deterministic mode.
+        value's error is written. Computed in float32 at least, the result is rounded once. Token by
+        token in deterministic mode.
         """
         q, k, v, decay, beta = (self.to_numpy(x) for x in (q, k, v, decay, beta))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -90,7 +102,7 @@ class Recurrent:
         return self.array(time_steps(self.to_numpy(raw), shift, low, high))
 
     def rates(self: _Operations, logs: Array) -> Array:
-        """Return minus the exponential of stored logarithms, wide: rates of a scan."""
+        """Return the decay rates A = -exp(A_log) of a state space layer, in float32 at least."""
         rates: Array = -np.exp(self.to_numpy(logs))
         return rates
 
@@ -104,11 +116,12 @@ class Recurrent:
         skip: Array,
         state: Array | None,
     ) -> tuple[Array, Array]:
-        """Return what a state space scan reads [tokens, heads, head_dim], wide, and the state.
+        """Return what a state space scan reads [tokens, heads, head_dim], and the state after it.
 
-        x as the result, `step` [tokens, heads], `rate` [heads] or [heads, state] of `rates`, b and
-        c [tokens, groups, state], `skip` [heads]: how much of x is added. Each group serves as many
-        heads in a row. Wide inside. Token by token in deterministic mode.
+        x is shaped as the result, `step` [tokens, heads], `rate` [heads] or [heads, state] of
+        `rates`, b and c [tokens, groups, state], `skip` [heads]: how much of x is added. Each group
+        serves as many heads in a row. All is float32 at least. Token by token in deterministic
+        mode.
         """
         x, step, rate, b, c, skip = (self.to_numpy(y) for y in (x, step, rate, b, c, skip))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -124,10 +137,10 @@ class Recurrent:
         eps: float,
         first: bool,
     ) -> Array:
-        """Return x [tokens, width], wide, times silu(gate), normalised by groups; rounded once.
+        """Return x [tokens, width] times silu(gate), normalised by groups; rounded once.
 
-        RMSNorm of each group's width, times weight [width]: before the gate if `first`, else behind
-        it; none where weight is None.
+        x is float32 at least. RMSNorm runs over each group's width, times weight [width]. It comes
+        before the gate if `first`, else after it; there is none where weight is None.
         """
         held = None if weight is None else self.to_numpy(weight)
         y = gated(self.to_numpy(x), self.to_numpy(gate), held, groups=groups, eps=eps, first=first)

@@ -18,24 +18,30 @@ PANEL_BYTES = 4 << 20
 
 
 def panel_rows(columns: int) -> int:
-    """Return how many rows of a weight are decoded at a time: a function of its width only."""
+    """Return how many rows of a weight are decoded at a time: a multiple of ROWS.
+
+    It is a function of the weight's columns only, so that runs agree.
+    """
     rows = PANEL_BYTES // (4 * max(columns, 1))
     return max(ROWS, rows // ROWS * ROWS)
 
 
 class Tiles(Backend):
-    """Products by held weights or by panels of them, and the tiled forms of what a pass sums."""
+    """Products with decoded weights or panels of them, and the tiled sums of deterministic mode."""
 
     @abstractmethod
     def exp(self, x: Array) -> Array:
-        """Return the exponential of each element of wide x."""
+        """Return the exponential of each element of x, which is float32 at least."""
 
     @abstractmethod
     def dense(self, x: Array, rows: Array, bias: Array | None) -> Array:
         """Return x [tokens, in] times rows [out, in] transposed, plus bias."""
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Multiply by the held weight, or by one decoded panel at a time."""
+        """Return x [tokens, in] times w [out, in] transposed, plus bias [out].
+
+        A weight that is not held decoded is decoded a panel of rows at a time.
+        """
         held = self.held(w)
         if held is not None:
             held = held.reshape(w.n_rows, w.n_columns)
@@ -50,15 +56,15 @@ class Tiles(Backend):
         return y if bias is None else y + bias
 
     def held(self, w: Weight) -> Array | None:
-        """Return a weight's numbers as they are held, None where they are decoded anew."""
+        """Return a weight's decoded numbers if the backend holds them, else None."""
         return w.held(self)
 
     def empty(self, shape: Sequence[int]) -> Array:
-        """Return memory of the dtype that will be written whole."""
+        """Return an array of the dtype that the caller will write whole; zeros here."""
         return self.zeros(shape)
 
     def tiled_linear(self, x: Array, w: Array) -> Array:
-        """Return x [tokens, in] times w [out, in] transposed."""
+        """Return x [tokens, in] times w [out, in] transposed, multiplied in blocks of ROWS rows."""
         rows, before = self._padded(x)
         y = self.zeros((len(rows), w.shape[0]))
         for i in range(0, len(rows), ROWS):
@@ -68,7 +74,7 @@ class Tiles(Backend):
     def tiled_scores(self, q: Array, k: Array, finish: Callable[[Array], Array]) -> Array:
         """Return finish(q.k) [heads, tokens, keys] of q [tokens, heads, d], k [keys, kv_heads, d].
 
-        `finish` scales and caps one tile.
+        `finish` scales and caps one tile of ROWS queries by ROWS keys.
         """
         rows, before = self._padded(q)
         keys, kv_heads, d = k.shape
@@ -86,7 +92,8 @@ class Tiles(Backend):
     def tiled_softmax(self, x: Array, highest: Array, sink: Array | None) -> Array:
         """Return exp(x - highest) over its sum along the keys, plus exp(sink - highest).
 
-        x [heads, tokens, keys] wide, -inf where masked; highest and sink [heads, tokens, 1].
+        x [heads, tokens, keys] is float32 at least, -inf where masked; highest and sink are [heads,
+        tokens, 1].
         """
         e = self._exponentials((x - highest).swapaxes(0, 1)).swapaxes(0, 1)
         total = self.wide(self.zeros((*x.shape[:-1], 1)))
@@ -99,7 +106,7 @@ class Tiles(Backend):
         return self.narrow(e / total)
 
     def _exponentials(self, x: Array) -> Array:
-        """Return exp of wide x [tokens, heads, keys], a tile of ROWS keys at a time."""
+        """Return exp of float32 x [tokens, heads, keys], computed a tile of ROWS keys at a time."""
         rows, before = self._padded(x, wide=True)
         for i in range(0, len(rows), ROWS):
             for j in range(0, x.shape[-1], ROWS):
@@ -126,7 +133,10 @@ class Tiles(Backend):
         return out[before : before + len(xs[0])]
 
     def tiled_mix(self, probs: Array, v: Array) -> Array:
-        """Return probs [heads, tokens, keys] times v [keys, kv_heads, d]: [tokens, heads, d]."""
+        """Return probs [heads, tokens, keys] times v [keys, kv_heads, d]: [tokens, heads, d].
+
+        Sums over keys run tile by tile in order.
+        """
         tokens = probs.shape[1]
         rows, before = self._padded(probs.swapaxes(0, 1))
         keys, kv_heads, d = v.shape
@@ -143,13 +153,16 @@ class Tiles(Backend):
         return self.narrow(out[before : before + tokens])
 
     def _grouped(self, x: Array, kv_heads: int) -> Array:
-        """Return [heads, ROWS, n] as a contiguous wide [kv_heads, group * ROWS, n]."""
+        """Return x [heads, ROWS, n] as a contiguous float32 copy [kv_heads, group * ROWS, n]."""
         copy = self.wide(self.zeros(x.shape))
         copy[...] = x
         return copy.reshape(kv_heads, -1, x.shape[-1])
 
     def _padded(self, x: Array, wide: bool = False) -> tuple[Array, int]:
-        """Return x [tokens, ...] padded with zero rows, and the number of those before it."""
+        """Return (x padded with zero rows to whole blocks of ROWS, rows of padding before x).
+
+        x is [tokens, ...]. `wide`: the copy is float32 at least.
+        """
         before = self._origin % ROWS
         count = -(-(before + len(x)) // ROWS) * ROWS
         padded: Any = self.zeros((count, *x.shape[1:]))

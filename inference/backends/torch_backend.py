@@ -36,6 +36,7 @@ ACTIVATIONS: Mapping[str, Callable[[Array], Array]] = {
 
 
 def _gelu_tanh_steps(x: Array) -> Array:
+    """Return gelu with the tanh formula, every operation rounded to x's dtype."""
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * torch.pow(x, 3.0))
     return 0.5 * x * (1.0 + torch.tanh(inner))
 
@@ -61,6 +62,10 @@ class TorchBackend(TorchRecurrent):
         threads: int | None = None,
         tf32: bool = False,
     ) -> None:
+        """Open a torch device in a dtype; BackendUnavailableError if either is not there.
+
+        `threads` sets torch's threads for the whole process, None leaves them.
+        """
         if dtype not in DTYPES:
             raise BackendUnavailableError(
                 f"backend torch: found dtype {dtype!r}; expected one of {', '.join(DTYPES)}"
@@ -74,7 +79,7 @@ class TorchBackend(TorchRecurrent):
             torch.set_num_threads(threads)
 
     def facts(self) -> Mapping[str, Any]:
-        """Versions, threads, TF32."""
+        """Return {name: value} of what a trace records: versions, threads, TF32, and the base's."""
         return {
             **super().facts(),
             "device_name": "cpu",
@@ -84,7 +89,7 @@ class TorchBackend(TorchRecurrent):
         }
 
     def at(self, position: int) -> None:
-        """Set the position of the next rows; also sets torch's process-wide matmul precision."""
+        """Set the position of the next rows, and torch's process-wide matmul precision (TF32)."""
         super().at(position)
         wanted = "high" if self._tf32 else "highest"
         if torch.get_float32_matmul_precision() != wanted:
@@ -93,12 +98,15 @@ class TorchBackend(TorchRecurrent):
     # in and out
 
     def array(self, x: Numbers) -> Array:
-        """Copy to the device, rounded to the dtype."""
+        """Return numbers as a tensor on the device, rounded to the dtype."""
         values = x if x.flags.writeable else np.array(x)  # torch warns about read-only memory
         return torch.from_numpy(values).to(self._device, self._type)
 
     def to_numpy(self, x: Array) -> Numbers:
-        """Return a numpy array on the host; a numpy array is returned as it is."""
+        """Return a numpy array on the host, 16-bit floats as float32.
+
+        A numpy array is returned unchanged.
+        """
         if isinstance(x, np.ndarray):
             return x
         if x.is_floating_point() and x.dtype != torch.float64:
@@ -107,7 +115,7 @@ class TorchBackend(TorchRecurrent):
         return values
 
     def zeros(self, shape: Sequence[int]) -> Array:
-        """Return zeros on the device."""
+        """Return zeros of the dtype on the device."""
         return torch.zeros(tuple(shape), dtype=self._type, device=self._device)
 
     def rounded(self, value: float) -> float:
@@ -127,10 +135,14 @@ class TorchBackend(TorchRecurrent):
         return torch.exp(x)
 
     def _rowwise(self, function: Callable[..., Array], *xs: Array) -> Array:
-        """Call a row-wise function; block by block in deterministic mode."""
+        """Return function(*xs) of a row-wise function.
+
+        In deterministic mode it is called block by block.
+        """
         return self.by_block(function, *xs) if self.deterministic else function(*xs)
 
     def _index(self, x: Numbers | Array) -> Array:
+        """Return row numbers as an int64 tensor on the device; a tensor is returned unchanged."""
         if isinstance(x, torch.Tensor):
             return x
         return torch.from_numpy(np.ascontiguousarray(x, np.int64)).to(self._device)
@@ -138,11 +150,14 @@ class TorchBackend(TorchRecurrent):
     # products
 
     def dense(self, x: Array, rows: Array, bias: Array | None) -> Array:
-        """Multiply by numbers; with a bias, rounded once."""
+        """Return x [tokens, in] times rows [out, in] transposed, plus bias [out]; rounded once."""
         return functional.linear(x, rows, bias)
 
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
-        """Multiply in the dtype, or everything in float32."""
+        """Return a router's logits [tokens, n_experts].
+
+        They are in the dtype if `rounded` or in deterministic mode, else in float32 at least.
+        """
         if rounded or self.deterministic:
             return self.linear(x, w, bias)
         weight = self.wide(w.array(self)).reshape(w.n_rows, w.n_columns)
@@ -155,13 +170,13 @@ class TorchBackend(TorchRecurrent):
         return self._rowwise(lambda rows: _softcap(rows, cap), x)
 
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
-        """Apply a function of ACTIVATIONS, or one of STEPS."""
+        """Return act(x) by a function of ACTIVATIONS, or of STEPS with `steps`; else ArchError."""
         if kind not in ACTIVATIONS:
             raise ArchError(f"activation {kind!r}; expected one of {', '.join(ACTIVATIONS)}")
         return self._rowwise((steps and STEPS.get(kind)) or ACTIVATIONS[kind], x)
 
     def xielu(self, x: Array, positive: float, negative: float, beta: float, eps: float) -> Array:
-        """Compute in the dtype, every number and every step rounded, as transformers does."""
+        """Return xIELU of x in the dtype, every number and step rounded, as transformers does."""
         up, soft, slope, low = x.new_tensor([positive, negative - beta, beta, eps]).unbind()
         bent = (torch.expm1(torch.minimum(x, low)) - x) * (slope + soft) + slope * x
         return torch.where(x > 0, up * x * x + slope * x, bent)
@@ -175,9 +190,13 @@ class TorchBackend(TorchRecurrent):
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Normalise in float32, round before or after the weight."""
+        """Return x normalised in float32 by its root mean square, times weight + offset.
+
+        `cast` says whether it is rounded to the dtype before or after the weight.
+        """
 
         def norm(x: Array) -> Array:
+            """Return the norm of some rows."""
             wide = self.wide(x)
             y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
             if cast == "before_weight":
@@ -187,7 +206,7 @@ class TorchBackend(TorchRecurrent):
         return self._rowwise(norm, x)
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
-        """Normalise, weigh and shift in float32, round last.
+        """Return x normalised, weighted and shifted in float32, rounded last.
 
         With a bias it uses torch's function, as the models with biases do, for equal bits.
         """
@@ -198,6 +217,7 @@ class TorchBackend(TorchRecurrent):
             )
 
         def norm(x: Array) -> Array:
+            """Return the norm of some rows, step by step in float32."""
             wide = self.wide(x)
             wide = wide - wide.mean(-1, keepdim=True)
             y = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * self.wide(weight)
@@ -210,7 +230,10 @@ class TorchBackend(TorchRecurrent):
     def rope_table(
         self, positions: Numbers, inv_freq: Numbers, *, factor: float, cast: RopeCast
     ) -> tuple[Array, Array]:
-        """Return cos and sin of float32 angles (float64 if that is the dtype)."""
+        """Return cos and sin [tokens, pairs] of float32 angles (float64 if that is the dtype).
+
+        Both are multiplied by `factor`, and rounded to the dtype unless `cast` is `result`.
+        """
         places = self._index(positions).to(self._wide)[:, None]
         angles = places * torch.from_numpy(inv_freq).to(self._device, self._wide)
         cos, sin = angles.cos() * factor, angles.sin() * factor
@@ -219,7 +242,11 @@ class TorchBackend(TorchRecurrent):
     # attention
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Use torch's attention if it can express the operation, else blocks of queries."""
+        """Return attention [tokens, heads, value_dim] of q over k and v.
+
+        torch's fused function computes it where there is no softcap, no sink and no deterministic
+        mode; otherwise blocks of queries do.
+        """
         if heads.softcap is None and heads.sinks is None and not self.deterministic:
             q, k, v = (x.swapaxes(0, 1)[None] for x in (q, k, v))  # (1, head, token, d)
             mixed = functional.scaled_dot_product_attention(
@@ -229,12 +256,17 @@ class TorchBackend(TorchRecurrent):
         return super().attention(q, k, v, heads)
 
     def _mask(self, heads: Heads) -> Array:
+        """Return the attention mask [tokens, keys] as a tensor on the device."""
         return torch.from_numpy(heads.mask).to(self._device)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
-        """Multiply each head's queries with its group's keys."""
+        """Return q.k [heads, tokens, keys], scaled and soft-capped.
+
+        Each head's queries are multiplied with its group's keys.
+        """
 
         def finish(product: Array) -> Array:
+            """Return a product multiplied by the scale and soft-capped."""
             scaled = product * heads.scale
             return scaled if heads.softcap is None else _softcap(scaled, heads.softcap)
 
@@ -245,7 +277,10 @@ class TorchBackend(TorchRecurrent):
         return finish((grouped @ k.permute(1, 2, 0)).reshape(n_heads, tokens, keys))
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Softmax over the visible keys and the sink."""
+        """Return the softmax over visible keys [heads, tokens, keys].
+
+        Sinks join the softmax and are dropped from the result.
+        """
         x = scores.masked_fill(~self._mask(heads), -torch.inf)
         sinks = None if heads.sinks is None else heads.sinks[:, None, None].expand(*x.shape[:2], 1)
         if heads.cast == "input":
@@ -261,7 +296,7 @@ class TorchBackend(TorchRecurrent):
         return self.narrow(torch.softmax(joined, -1))[..., : x.shape[-1]]
 
     def mix(self, probs: Array, v: Array) -> Array:
-        """Sum each head's values, weighted."""
+        """Return each head's values weighted by probs: [tokens, heads, d]."""
         if self.deterministic:
             return self.tiled_mix(probs, v)
         (n_heads, tokens, keys), (_, kv_heads, d) = probs.shape, v.shape
@@ -272,23 +307,26 @@ class TorchBackend(TorchRecurrent):
     # shapes and experts
 
     def concat(self, parts: Sequence[Array]) -> Array:
-        """Join along the last axis."""
+        """Return the tensors joined along the last axis."""
         return torch.cat(tuple(parts), dim=-1)
 
     def stack(self, parts: Sequence[Array]) -> Array:
-        """Join along the first axis."""
+        """Return the tensors joined along the first axis."""
         return torch.cat(tuple(parts))
 
     def repeat_heads(self, x: Array, n_heads: int) -> Array:
-        """Repeat the single head."""
+        """Return a view [tokens, n_heads, d] of the one head of x [tokens, 1, d]."""
         return x.expand(-1, n_heads, -1)
 
     def take(self, x: Array, rows: Numbers | Array) -> Array:
-        """Copy the rows."""
+        """Return a copy of rows `rows` of x, in that order."""
         return x[self._index(rows)]
 
     def shares(self, experts: Numbers, weights: Numbers) -> Iterable[ExpertRows]:
-        """Bring all rows and weights of a layer to the device at once."""
+        """Return (expert, its rows, their weights) of each chosen expert, all copied to the device.
+
+        Rows and weights are slices of two tensors. Deterministic mode uses the base class's.
+        """
         if self.deterministic:
             return super().shares(experts, weights)
         order, chosen, counts = group_by_expert(experts)
@@ -298,7 +336,11 @@ class TorchBackend(TorchRecurrent):
         return list(zip(chosen.tolist(), *parts, strict=True))
 
     def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
-        """Weigh all rows at once, then add rank by rank."""
+        """Return each token's weighted sum of rows `places` of y: [tokens, width].
+
+        All products are computed and rounded first, then added rank by rank. `weights` None: the
+        rows are added unweighted.
+        """
         rows = y[places.T.contiguous()]  # (used, tokens, width)
         if weights is not None:
             rows = self.narrow(rows * weights.T[:, :, None])
@@ -308,19 +350,19 @@ class TorchBackend(TorchRecurrent):
         return total
 
     def column(self, weights: Numbers | Array) -> Array:
-        """Return a share's weights [n, 1], rounded."""
+        """Return an expert's weights [n] as [n, 1], rounded to the dtype."""
         if isinstance(weights, np.ndarray):
             return super().column(weights)
         return self.narrow(weights[:, None])
 
     def add_rows(self, total: Array, rows: Numbers | Array, y: Array) -> Array:
-        """Add rows in place; no row occurs twice."""
+        """Add y to `rows` of total in place and return total; no row may occur twice."""
         return total.index_add_(0, self._index(rows), y)
 
     def add_weighted(
         self, total: Array, rows: Numbers | Array, y: Array, weights: Numbers | Array
     ) -> Array:
-        """Add weighted rows in place; no row occurs twice."""
+        """Add y times weights to `rows` of total in place, return total; no row may occur twice."""
         factors = torch.as_tensor(weights).to(self._device, self._wide)
         return total.index_add_(0, self._index(rows), self.narrow(y * factors[:, None]))
 
@@ -335,4 +377,5 @@ class TorchBackend(TorchRecurrent):
 
 
 def _softcap(x: Array, cap: float) -> Array:
+    """Return tanh(x / cap) * cap."""
     return torch.tanh(x / cap) * cap

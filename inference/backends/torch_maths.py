@@ -6,7 +6,7 @@ import torch
 
 
 class TorchMaths:
-    """torch's functions."""
+    """torch's functions under the names of routing.Maths."""
 
     exp = staticmethod(torch.exp)
     minimum = staticmethod(torch.minimum)
@@ -19,33 +19,33 @@ class TorchMaths:
         return torch.where(mask, x, other)
 
     def highest(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the highest of each row."""
+        """Return the largest element of each row, last axis kept."""
         return x.amax(-1, keepdim=True)
 
     def total(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the sum of each row."""
+        """Return the sum of each row, last axis kept."""
         return x.sum(-1, keepdim=True)
 
     def ranked(self, x: torch.Tensor) -> torch.Tensor:
-        """Sort so that equals keep their order."""
+        """Return the indices that sort each row, largest first; equal elements keep their order."""
         return torch.sort(-x, dim=-1, stable=True).indices
 
     def pick(self, x: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
-        """Return each row's elements at these places."""
+        """Return each row's elements at its indices `places`."""
         return x.gather(-1, places)
 
     def marked(self, places: torch.Tensor, count: int) -> torch.Tensor:
-        """Return True at a row's places."""
+        """Return a mask of rows of `count`, True at each row's indices `places`."""
         shape = (*places.shape[:-1], count)
         found = torch.zeros(shape, dtype=torch.bool, device=places.device)
         return found.scatter_(-1, places, True)
 
     def spread(self, x: torch.Tensor, times: int) -> torch.Tensor:
-        """Return every element so many times."""
+        """Return the last axis with every element repeated `times` times in place."""
         return x[..., None].expand(*x.shape, times).flatten(-2)
 
     def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Join along the last axis."""
+        """Return the tensors joined along the last axis."""
         return torch.cat(tuple(parts), -1)
 
 

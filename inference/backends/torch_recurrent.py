@@ -13,10 +13,14 @@ from aprfmt.inference.recurrence import CHUNK, LINEAR, TINY
 
 
 class TorchRecurrent(Tiles):
-    """Tiles, with torch in place of the defaults that work on the host."""
+    """Recurrent layers' operations in torch, in place of the defaults that work on the host."""
 
     def convolve(self, window: Array, kernel: Array, bias: Array | None = None) -> Array:
-        """Multiply and add tap by tap, wide; rounded once."""
+        """Return a causal convolution of each channel, plus bias: [tokens, channels], rounded once.
+
+        `window` [taps - 1 + tokens, channels] begins with the rows before the first token; `kernel`
+        is [channels, taps]. Sums are float32 at least, tap by tap.
+        """
         taps = kernel.shape[1]
         tokens = len(window) - taps + 1
         wide, factors = self.wide(window), self.wide(kernel)
@@ -26,7 +30,10 @@ class TorchRecurrent(Tiles):
         return self.narrow(y if bias is None else y + self.wide(bias))
 
     def decay(self, a: Array, rate: Array, shift: Array) -> Array:
-        """Return the decay's logarithm, wide."""
+        """Return -exp(rate) * softplus(a + shift) [tokens, heads], in float32 at least.
+
+        It is the logarithm of what a delta net's state is multiplied by.
+        """
         if self.deterministic:
             return super().decay(a, rate, shift)
         soft = functional.softplus(self.wide(a) + self.wide(shift), threshold=LINEAR)
@@ -35,7 +42,11 @@ class TorchRecurrent(Tiles):
     def delta(
         self, q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array | None
     ) -> tuple[Array, Array]:
-        """Work out CHUNK tokens at a time, wide; rounded once."""
+        """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
+
+        CHUNK tokens are computed at a time in float32 at least; the reads are rounded once. Shapes
+        are those of Recurrent.delta.
+        """
         if self.deterministic:
             return super().delta(q, k, v, decay, beta, state)
         each = v.shape[1] // k.shape[1]
@@ -54,13 +65,19 @@ class TorchRecurrent(Tiles):
         return self.narrow(torch.cat(reads)), state
 
     def gated_norm(self, x: Array, weight: Array, gate: Array, kind: str, *, eps: float) -> Array:
-        """Normalise, round, weigh, multiply by the wide activation of the gate, round."""
+        """Return RMSNorm of x times weight, rounded, then times act(gate), rounded.
+
+        act(gate) is float32 at least. `kind` names the activation.
+        """
         normed = self.rms_norm(x, weight, eps=eps, offset=0, cast="before_weight")
         act = self.activate(self.wide(gate), kind, steps=False)
         return self.narrow(self.wide(normed) * self.wide(act))
 
     def time_step(self, raw: Array, bias: Array | None, low: float, high: float) -> Array:
-        """Add, take softplus and clamp, each rounded, as transformers does."""
+        """Return softplus(raw + bias) clamped to [low, high]: [tokens, heads].
+
+        Each step is rounded, as in transformers.
+        """
         if self.deterministic:
             return super().time_step(raw, bias, low, high)
         x = raw if bias is None else raw + bias
@@ -80,7 +97,11 @@ class TorchRecurrent(Tiles):
         skip: Array,
         state: Array | None,
     ) -> tuple[Array, Array]:
-        """Work out CHUNK tokens at a time, wide."""
+        """Return what a state space scan reads [tokens, heads, head_dim], and the state after it.
+
+        CHUNK tokens are computed at a time; both results are float32 at least. Shapes are those of
+        Recurrent.scan.
+        """
         x, step, b, c, skip = (self.wide(y) for y in (x, step, b, c, skip))
         if self.deterministic:
             read, after = super().scan(x, step, rate, b, c, skip, _to_host(state))
@@ -94,7 +115,10 @@ class TorchRecurrent(Tiles):
     def gated_scan(
         self, x: Array, gate: Array, weight: Array | None, *, groups: int, eps: float, first: bool
     ) -> Array:
-        """Multiply and normalise wide; rounded once."""
+        """Return x [tokens, width] times silu(gate), normalised by groups; rounded once.
+
+        `first`: the norm comes before the gate. `weight` None: no norm.
+        """
         if self.deterministic:
             return super().gated_scan(x, gate, weight, groups=groups, eps=eps, first=first)
         opened = functional.silu(self.wide(gate))
@@ -108,12 +132,12 @@ class TorchRecurrent(Tiles):
 
 
 def _to_host(state: Array | None) -> Array:
-    """Return a state as a numpy array."""
+    """Return a state as a numpy array; None for None."""
     return None if state is None else state.cpu().numpy()
 
 
 def _unit_length(x: torch.Tensor) -> torch.Tensor:
-    """Return vectors scaled to length one."""
+    """Return vectors over the last axis scaled to length one (TINY is added to the squares)."""
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + TINY)
 
 
@@ -122,7 +146,9 @@ def _delta_chunk(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the reads [heads, tokens, value_dim] of one chunk, and the state after it.
 
-    Inputs have heads first; recurrence.py explains the system that is solved.
+    Inputs have heads first: q, k [heads, tokens, key_dim], v [heads, tokens, value_dim], log decay
+    g and beta [heads, tokens], state [heads, key_dim, value_dim]. recurrence.py explains the system
+    that is solved.
     """
     tokens = q.shape[1]
     total = g.cumsum(1)  # (head, token)
@@ -143,9 +169,9 @@ def _delta_chunk(
 def _scan_by_element(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a scan's reads and state where every number of state has a rate, token by token.
+    """Return (reads, state) of a scan where each state number has a rate, token by token.
 
-    What does not depend on the state is worked out for CHUNK tokens at once.
+    What does not depend on the state is computed for CHUNK tokens at once.
     """
     each = x.shape[1] // b.shape[1]
     reads = []
@@ -163,7 +189,10 @@ def _scan_by_element(
 def _scan_by_head(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return a scan's reads and state where a head has one rate; scan.py explains the products."""
+    """Return (reads [tokens, heads, head_dim], state) of a scan where each head has one rate.
+
+    scan.py explains the products.
+    """
     groups = b.shape[1]
     each = x.shape[1] // groups
     rate, state = rate.reshape(groups, each), state.reshape(groups, each, *state.shape[1:])
@@ -179,7 +208,7 @@ def _scan_by_head(
 def _scan_chunk(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the reads [groups, heads of each, tokens, head_dim] of one chunk, and the state."""
+    """Return (reads [groups, heads of each, tokens, head_dim], state) of one chunk of a scan."""
     decay = step * rate[..., None]  # (group, head, token)
     tokens = decay.shape[-1]
     later = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu()

@@ -1,7 +1,7 @@
-"""A backend without numbers: shapes of results, and what each operation allocates on its way.
+"""A backend on ghosts: arrays that have a shape and an account of memory, but no numbers.
 
-Every operation that the base classes make of others runs as it is. The ones written here allocate
-what numpy_backend.py does; the other families' differences stand in classes below this one.
+Every operation that the base classes make of others runs unchanged. The ones written here
+allocate what numpy_backend.py does; the other families' differences are in subclasses.
 """
 
 from collections.abc import Sequence
@@ -18,13 +18,13 @@ from aprfmt.inference.recurrence import CHUNK
 from aprfmt.inference.weights import Weight, free_memory
 from aprfmt.tensors.stats import Stats, compute_stats
 
-MASKS = 2  # masks that are kept at a time (masks.py)
+MASKS = 2  # masks that are cached at a time (masks.py)
 _NOTHING = compute_stats(np.zeros(1, np.float32))
 _PYTHON_FLOAT = 32  # bytes of a float in a list, its place there included
 
 
 class Routed(Ghost):
-    """An expert router's logits: the experts are taken in turn, so that all are used soon."""
+    """An expert router's logits without numbers: experts are chosen in turn, so all are used."""
 
     __slots__ = ("used",)
     used: int
@@ -39,7 +39,7 @@ class Routed(Ghost):
 
 
 class DryBackend(Tiles):
-    """The numpy backend's allocations, on ghosts; `used` experts are chosen for a token."""
+    """Allocates what the numpy backend does, without numbers; `used` experts serve a token."""
 
     name = "dry"
     query_block = 128
@@ -47,6 +47,7 @@ class DryBackend(Tiles):
     def __init__(
         self, device: str, dtype: str, *, deterministic: bool = False, used: int = 0
     ) -> None:
+        """Open a backend with one empty account, of `device`; `used` experts serve a token."""
         super().__init__(device, dtype, deterministic=deterministic)
         self.accounts = [Ledger(device)]
         self.account = self.host = self.accounts[0]
@@ -56,22 +57,22 @@ class DryBackend(Tiles):
         self._mask_sizes: list[tuple[int, ...]] = []
 
     def new(self, shape: Sequence[int], itemsize: int | None = None) -> Ghost:
-        """Allocate an array, of the dtype unless `itemsize` says otherwise."""
+        """Return a new ghost, counted as allocated, of the dtype unless `itemsize` is given."""
         return Ghost.new(self.account, shape, itemsize or self.itemsize)
 
     def free(self) -> list[int | None]:
-        """Return what is free now on the device of each account; None where that is not known."""
+        """Return the bytes free now on the device of each account; None where that is not known."""
         return [free_memory()]
 
     @property
     def wide_size(self) -> int:
-        """Bytes of an element that is computed with."""
+        """Bytes of an element in sums: those of the dtype, 4 at least."""
         return max(self.itemsize, 4)
 
     # in and out
 
     def array(self, x: Any) -> Ghost:
-        """Return x where it has the dtype already, else a new array."""
+        """Return x if it has the dtype and is on the device, else a new ghost of its shape."""
         if isinstance(x, Ghost) and x.itemsize == self.itemsize and x.device == self.device:
             return x
         if isinstance(x, np.ndarray):
@@ -79,7 +80,7 @@ class DryBackend(Tiles):
         return self.new(x.shape)
 
     def to_numpy(self, x: Any) -> Numbers:
-        """Return zeros that take no memory; of a router, numbers that use the experts in turn."""
+        """Return zeros that take no memory; for router logits, numbers that use experts in turn."""
         if isinstance(x, np.ndarray):
             return x
         return x.numbers() if isinstance(x, Routed) else x.__array__()
@@ -89,25 +90,28 @@ class DryBackend(Tiles):
         return _NOTHING
 
     def zeros(self, shape: Sequence[int]) -> Ghost:
-        """Allocate zeros."""
+        """Return a new ghost, counted as allocated."""
         return self.new(shape)
 
     def wide(self, x: Array) -> Array:
-        """Return x with at least four bytes an element."""
+        """Return x if its elements have four bytes at least, else a new ghost with four."""
         return x if x.itemsize >= 4 else x.like(x.shape, 4)
 
     def narrow(self, x: Array) -> Array:
-        """Return x in the dtype."""
+        """Return x if it is of the dtype, else a new ghost of it."""
         return x if x.itemsize == self.itemsize else x.like(x.shape, self.itemsize)
 
     def exp(self, x: Array) -> Array:
-        """Allocate the exponentials."""
+        """Return a new ghost for the exponentials."""
         return x.copy()
 
     def seen(
         self, tokens: int, keys: int, cached: int, window: int | None, *, causal: bool
     ) -> Mask:
-        """Return a mask that takes no memory here, and count those a pass keeps on the host."""
+        """Return a mask [tokens, keys] of True that takes no memory, and count the run's masks.
+
+        A run keeps its last MASKS masks on the host; these are counted as allocated.
+        """
         size = (tokens, keys, cached, window or 0)
         if size not in self._mask_sizes:
             self._mask_sizes = [*self._mask_sizes, size][-MASKS:]
@@ -115,53 +119,57 @@ class DryBackend(Tiles):
         return np.broadcast_to(np.ones((), np.bool_), (tokens, keys))
 
     def chunked(self, tokens: int, keys: int, cached: int, chunk: int) -> Mask:
-        """Return a mask as `seen` does."""
+        """Return a mask [tokens, keys] that takes no memory, counted as `seen` counts it."""
         return self.seen(tokens, keys, cached, -chunk, causal=True)
 
     def chosen_keys(
         self, q: Array, k: Array, weights: Array, mask: Mask, *, scale: float, count: int
     ) -> Mask:
-        """Count what is worked out on the host: scores of some queries, and the whole choice."""
+        """Return `mask`, and count the host's memory for an indexer's scores and choice.
+
+        The scores are those of `query_block` queries, the choice is of all.
+        """
         rows, keys = min(len(mask), self.query_block), mask.shape[1]
         self.host.during(rows * keys * (3 * self.wide_size + 8) + mask.size)
         return mask
 
     def _on_host(self, shape: Sequence[int]) -> Ghost:
+        """Return a new ghost of one byte an element in the account of the masks."""
         return self.new(shape, 1)
 
     # products
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
-        """Take or decode the rows."""
+        """Return a ghost [tokens, width]: rows of a table that is held, or decoded rows."""
         held = table.ready(self)
         if held is not None:
             return self.take(held, ids)
         return self.array(self.new((len(ids), table.n_columns), 4))
 
     def dense(self, x: Array, rows: Array, bias: Array | None) -> Array:
-        """Allocate the product."""
+        """Return a new ghost for the product [tokens, out]."""
         return self.new((len(x), rows.shape[0]))
 
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
-        """Allocate the logits, of which experts are chosen in turn."""
+        """Return ghost logits [tokens, n_experts] by which experts are chosen in turn."""
         y = self.routed(x, w, bias, rounded=rounded)
         logits = Routed(y.shape, y.itemsize, y.memory)
         logits.used = self.used
         return logits
 
     def routed(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
-        """Allocate the router's product."""
+        """Return a ghost for the router's product, allocated as `linear` allocates."""
         return self.linear(x, w, bias)
 
     # element by element
 
     def softcap(self, x: Array, cap: float) -> Array:
-        """Divide, take tanh, multiply."""
+        """Return a new ghost, and count two more of its size meanwhile."""
         self.account.during(2 * x.nbytes)
         return x.copy()
 
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
-        """Apply a function in place of a copy."""
+        """Return a new ghost, and count what the activation `kind` allocates meanwhile."""
         if kind == "gelu":  # by way of Python's numbers
             self.account.during((_PYTHON_FLOAT + 2 * self.itemsize) * x.size)
         elif kind == "gelu_tanh":
@@ -169,7 +177,7 @@ class DryBackend(Tiles):
         return self.new(x.shape)
 
     def sigmoid(self, x: Array) -> Array:
-        """Allocate one plus the exponential, and the result."""
+        """Return a new ghost, and count two more of its size meanwhile."""
         self.account.during(2 * x.nbytes)
         return x.copy()
 
@@ -178,11 +186,11 @@ class DryBackend(Tiles):
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Square for the mean, then divide, then multiply in place."""
+        """Return a new ghost: the result; its squares are freed before."""
         return self.new(x.shape)
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
-        """Subtract, divide, multiply and add, each a new array."""
+        """Return a new ghost, and count the three arrays of its steps meanwhile."""
         self.account.during(3 * x.nbytes)
         return self.new(x.shape)
 
@@ -191,7 +199,7 @@ class DryBackend(Tiles):
     def rope_table(
         self, positions: Numbers, inv_freq: Numbers, *, factor: float, cast: RopeCast
     ) -> tuple[Array, Array]:
-        """Allocate cos and sin."""
+        """Return new ghosts for cos and sin [tokens, pairs]."""
         size = self.wide_size if cast == "result" else self.itemsize
         shape = (len(positions), len(inv_freq))
         return self.new(shape, size), self.new(shape, size)
@@ -199,7 +207,7 @@ class DryBackend(Tiles):
     # attention
 
     def attend(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Compute with the keys that these queries can see."""
+        """Return attention of one block of queries, allocated for the keys that these can see."""
         if heads.causal is None:
             return super().attend(q, k, v, heads)
         cached, window = heads.causal
@@ -209,7 +217,7 @@ class DryBackend(Tiles):
         return super().attend(q, k[first:stop], v[first:stop], part)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
-        """Copy the queries by groups, multiply, scale in place."""
+        """Return a new ghost [heads, tokens, keys], and count the copy of the queries meanwhile."""
         if self.deterministic:
             return self.tiled_scores(q, k, lambda x: x)
         scores = self.new((q.shape[1], len(q), len(k)))
@@ -217,27 +225,27 @@ class DryBackend(Tiles):
         return scores if heads.softcap is None else self.softcap(scores, heads.softcap)
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Allocate the masked scores, which become the result."""
+        """Return a new ghost: the masked scores, which become the result."""
         return self.new(scores.shape)
 
     def mix(self, probs: Array, v: Array) -> Array:
-        """Multiply, and put tokens before heads."""
+        """Return a new ghost for the mixed values, and count its transposed copy meanwhile."""
         if self.deterministic:
             return self.tiled_mix(probs, v)
         mixed = self.new((probs.shape[1], probs.shape[0], v.shape[-1]))
         self.account.during(mixed.nbytes)
         return mixed
 
-    # layers that keep a state
+    # recurrent layers
 
     def convolve(self, window: Array, kernel: Array, bias: Array | None = None) -> Array:
-        """Multiply and add tap by tap."""
+        """Return a new ghost [tokens, channels], and count the sum of taps meanwhile."""
         y = self.new((len(window) - kernel.shape[1] + 1, window.shape[1]))
         self.account.during(2 * y.size * self.wide_size)
         return y
 
     def decay(self, a: Array, rate: Array, shift: Array) -> Array:
-        """Allocate the logarithm, wide."""
+        """Return a new ghost in float32 at least, and count four more of its size meanwhile."""
         y = self.new(a.shape, self.wide_size)
         self.account.during(4 * y.nbytes)
         return y
@@ -245,7 +253,10 @@ class DryBackend(Tiles):
     def delta(
         self, q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array | None
     ) -> tuple[Array, Array]:
-        """Repeat q and k for the value heads; work on a chunk, twice the state at a time."""
+        """Return new ghosts (reads, state), and count what a chunk of the delta rule takes.
+
+        q and k are repeated for the value heads, and the state is there twice.
+        """
         (tokens, heads, values), keys, size = v.shape, k.shape[2], self.wide_size
         kept = self.new((heads, keys, values), size)
         read = self.new(v.shape)
@@ -255,22 +266,22 @@ class DryBackend(Tiles):
         return read, kept
 
     def gated_norm(self, x: Array, weight: Array, gate: Array, kind: str, *, eps: float) -> Array:
-        """Normalise, activate the gate, multiply."""
+        """Return a new ghost, and count the norm and the activated gate meanwhile."""
         self.account.during(2 * x.size * self.wide_size)
         return self.new(x.shape)
 
     def add_wide(self, a: Array, b: Array) -> Array:
-        """Widen both, add."""
+        """Return a new ghost in float32 at least, and count both operands converted meanwhile."""
         self.account.during((a.size + b.size) * self.wide_size)
         return self.new(a.shape, self.wide_size)
 
     def time_step(self, raw: Array, bias: Array | None, low: float, high: float) -> Array:
-        """Add, take softplus, clamp."""
+        """Return a new ghost, and count the sum and the softplus meanwhile."""
         self.account.during(2 * raw.nbytes)
         return self.new(raw.shape)
 
     def rates(self, logs: Array) -> Array:
-        """Allocate the rates, wide."""
+        """Return a new ghost in float32 at least, and count one more of its size meanwhile."""
         self.account.during(logs.size * self.wide_size)
         return self.new(logs.shape, self.wide_size)
 
@@ -284,7 +295,10 @@ class DryBackend(Tiles):
         skip: Array,
         state: Array | None,
     ) -> tuple[Array, Array]:
-        """Work on a chunk: its decays between tokens, or every token's state."""
+        """Return new ghosts (reads, state), and count what a chunk of the scan takes meanwhile.
+
+        That is the decays between its tokens, or every token's state where states have rates each.
+        """
         (tokens, heads, width), numbers, size = x.shape, b.shape[2], self.wide_size
         kept = self.new((heads, width, numbers), size)
         read = self.new(x.shape, size)
@@ -298,25 +312,25 @@ class DryBackend(Tiles):
     def gated_scan(
         self, x: Array, gate: Array, weight: Array | None, *, groups: int, eps: float, first: bool
     ) -> Array:
-        """Activate the gate, multiply, normalise."""
+        """Return a new ghost, and count gate, product and norm meanwhile."""
         self.account.during(3 * x.size * self.wide_size)
         return self.new(x.shape)
 
     # shapes and experts
 
     def concat(self, parts: Sequence[Array]) -> Array:
-        """Join along the last axis."""
+        """Return a new ghost: the arrays joined along the last axis."""
         return self.new((*parts[0].shape[:-1], sum(part.shape[-1] for part in parts)))
 
     def stack(self, parts: Sequence[Array]) -> Array:
-        """Join along the first axis."""
+        """Return a new ghost: the arrays joined along the first axis."""
         return self.new((sum(map(len, parts)), *parts[0].shape[1:]))
 
     def take(self, x: Array, rows: Numbers) -> Array:
-        """Copy the rows."""
+        """Return a new ghost for a copy of the rows."""
         return self.new((len(rows), *x.shape[1:]))
 
     def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
-        """Add weighted rows in place."""
+        """Return total, and count the rows, their product and the sum meanwhile."""
         self.account.during(3 * y.nbytes)  # the rows, their product, the sum
         return total

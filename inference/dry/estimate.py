@@ -1,7 +1,7 @@
-"""What a run or a trace takes on each device: weights, cache, and the most at any time.
+"""Estimates a run's or trace's memory on each device by passes on ghosts, arrays without numbers.
 
-The passes of the run are made on ghosts, so which weights are decoded, copied or streamed, how
-the cache grows and what is alive at a time are the run's own. Stored weights are not read.
+So which weights are decoded, copied or streamed, how the cache grows and what is alive at a
+time are the run's own. Stored weights are not read.
 """
 
 from collections.abc import Sequence
@@ -23,13 +23,13 @@ from aprfmt.inference.weights import Weights, free_budget
 from aprfmt.model import Model
 from aprfmt.model.completeness import check_runnable
 
-# Steps that are gone through one by one: by then every weight lies where it stays.
+# Steps that run one by one: by then every weight is placed where it stays.
 STEPS = 40
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Bytes on one device; `free` is None where the device is not here."""
+    """Bytes on one device; `free_bytes` is None where the device is not here."""
 
     device: str
     weights_bytes: int
@@ -43,15 +43,15 @@ class DeviceMemory:
 
     @property
     def fits(self) -> bool:
-        """Whether the peak is no more than is free, as far as that is known."""
+        """Whether the peak is no more than the free bytes; True where these are not known."""
         return self.free_bytes is None or self.peak_bytes <= self.free_bytes
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run takes: `read_bytes` of the file, and memory beside them on each device.
+    """What a run takes: `read_bytes` of the file, and memory on each device.
 
-    `values_bytes` are what a trace writes to disk of the points it keeps.
+    `values_bytes` are what a trace writes to disk of the points it records.
     """
 
     ran: str
@@ -67,7 +67,7 @@ class Estimate:
 
 
 def estimate_run(model: Model, request: RunRequest, steps: int) -> Estimate:
-    """Return what a prompt of `request.ids` and `steps` steps behind it take.
+    """Return the memory that a prompt of `request.ids` and `steps` generated tokens take.
 
     Raises UsageError for an engine or a backend whose memory is not known here.
     """
@@ -79,14 +79,16 @@ def estimate_run(model: Model, request: RunRequest, steps: int) -> Estimate:
 
 
 def estimate_trace(model: Model, request: RunRequest, plain: Sequence[int] = ()) -> Estimate:
-    """Return what recording a request's points takes; `plain` rows are then asked for unrecorded.
+    """Return the memory and disk space that recording a request's points takes.
 
-    Values of recorded points go to disk one by one, as they come.
+    If `plain` has rows, their logits are computed once more without recording. Values of recorded
+    points go to disk one by one, as they come.
     """
     session, ids = _session(model, request), list(request.ids or ())
     values = 0
 
     def keep(record: Record, found: Numbers) -> None:
+        """Add the bytes of a recorded value to `values`."""
         nonlocal values
         values += found.size * (8 if record.dtype == "float64" else 4)
 
@@ -106,7 +108,11 @@ def estimate_trace(model: Model, request: RunRequest, plain: Sequence[int] = ())
 
 
 def add_devices(runs: Sequence[Estimate]) -> tuple[DeviceMemory, ...]:
-    """Return what runs one after the other take, each kept open: by device, in order."""
+    """Return the memory by device of runs made one after the other, each kept open.
+
+    Devices are in the order of their first use. Weights and caches add up; a run's peak comes on
+    top of those of the runs before.
+    """
     found: dict[str, DeviceMemory] = {}
     for one in (device for run in runs for device in run.devices):
         before = found.get(one.device, replace(one, weights_bytes=0, cache_bytes=0, peak_bytes=0))
@@ -121,7 +127,7 @@ def add_devices(runs: Sequence[Estimate]) -> tuple[DeviceMemory, ...]:
 
 
 def _session(model: Model, request: RunRequest) -> Session:
-    """Open the session of a run on ghosts."""
+    """Return a session whose backend and weights are ghosts; UsageError if the backend has none."""
     choice = request.choice
     if choice.is_engine or choice.backend not in DRY:
         raise UsageError(
@@ -146,7 +152,11 @@ def _session(model: Model, request: RunRequest) -> Session:
 
 
 def _walk(session: Session, token: int, steps: int) -> None:
-    """Go through a generation's steps; of many, those behind which something may change."""
+    """Run `steps` steps of generation, returning nothing.
+
+    The first STEPS run one by one. After them only the steps that enlarge the cache, and the
+    last, are run: others take the same memory.
+    """
     cache = session.cache
     assert cache is not None
     left = steps
@@ -164,7 +174,7 @@ def _walk(session: Session, token: int, steps: int) -> None:
 
 
 def _make_estimate(session: Session, request: RunRequest, tokens: int, steps: int) -> Estimate:
-    """Return the estimate that a session's accounts give."""
+    """Return the estimate of a run from the memory accounts of a session that made it."""
     backend: Any = session.backend
     placed = [one for held in session.weights.holder.placed() for one in _ghosts_of(held)]
     weights = _bytes_by_device([*placed, *backend.copies])
@@ -184,12 +194,12 @@ def _make_estimate(session: Session, request: RunRequest, tokens: int, steps: in
 
 
 def _ghosts_of(held: Any) -> list[Ghost]:
-    """Return the ghosts that a placed weight consists of."""
+    """Return the ghosts that a placed weight consists of, one or more."""
     return [held] if isinstance(held, Ghost) else list(held.arrays)
 
 
 def _bytes_by_device(arrays: Sequence[Ghost]) -> dict[str, int]:
-    """Return the bytes of the allocations behind arrays, each counted once, by device."""
+    """Return {device: bytes} of the allocations that arrays lie in, each counted once."""
     memories: dict[int, Memory] = {id(one.memory): one.memory for one in arrays}
     found: dict[str, int] = {}
     for memory in memories.values():

@@ -1,4 +1,4 @@
-"""A stored tensor's rows without its numbers: only its header is read."""
+"""A stored tensor's rows as ghosts, arrays without numbers: only its header is read."""
 
 import math
 from dataclasses import dataclass
@@ -23,16 +23,17 @@ class GhostCoded:
 
 
 class GhostRows(StoredRows):
-    """Decodes to arrays without numbers, which an account counts as what decoding allocates."""
+    """A stored tensor that decodes to arrays without numbers, counted as decoding allocates."""
 
     def __init__(self, tensor: View, account: Ledger) -> None:
+        """Take a tensor and the account that its decoding is counted in."""
         super().__init__(tensor)
         self._account = account
         self._mapped = Memory(account, 0)
         self._wide = 8 if "F64" in tensor.encodings else 4
 
     def numpy(self) -> Ghost:  # type: ignore[override]
-        """Return the tensor as decoded: in the file where plain floats are viewed there."""
+        """Return the decoded tensor as a ghost; plain floats are a view of the mapped file."""
         tensor, whole = self._tensor, self._tensor.whole
         if whole is not None and not whole.parts:
             row = encoding_row(self.encoding)
@@ -46,14 +47,20 @@ class GhostRows(StoredRows):
         return Ghost.new(self._account, self.shape, self._wide)
 
     def decode_rows(self, start: int, stop: int) -> Ghost:  # type: ignore[override]
-        """Return rows as decoded; of a tensor that cannot be cut, a slice of all of them."""
+        """Return rows [stop - start, columns] as a ghost.
+
+        A tensor that cannot be cut by rows is decoded whole.
+        """
         rows, columns = matrix_shape(self.shape)
         if not self.by_rows:
             return self.numpy().reshape(rows, columns)[start:stop]
         return Ghost.new(self._account, (stop - start, columns), self._wide)
 
     def encoded(self, start: int, stop: int) -> Ghost | None:  # type: ignore[override]
-        """Return stored bytes: in the file where they lie there in one piece, else gathered."""
+        """Return the stored bytes of rows [start, stop) as a ghost, None if rows have no bytes.
+
+        Bytes that lie in one piece are a view of the file; others are counted as copied.
+        """
         data, size = self._tensor.data, self._tensor.row_bytes
         if data is None or size is None or len(data) != size * matrix_shape(self.shape)[0]:
             return None
@@ -70,24 +77,25 @@ class GhostRows(StoredRows):
         return GhostCoded(whole.info.nbytes, 4 * blocks, math.prod(self.shape) // max(blocks, 1))
 
     def touch(self) -> None:
-        """Do nothing: nothing is read."""
+        """Do nothing: no bytes are read here."""
 
     def drop(self) -> None:
-        """Do nothing: nothing is read."""
+        """Do nothing: no bytes are read here."""
 
 
 class ThroughGhost(GhostRows):
-    """A tensor that is encoded and decoded when it is asked for, and decoded whole."""
+    """A tensor that is encoded as `through` and decoded again when used, always whole."""
 
     by_rows = False
 
     def __init__(self, tensor: View, through: str, account: Ledger) -> None:
+        """Take a tensor, the encoding its numbers go through, and the account of its memory."""
         super().__init__(tensor, account)
         self.encoding = through
         self.nbytes = 4 * math.prod(tensor.shape)
 
     def numpy(self) -> Ghost:  # type: ignore[override]
-        """Return the decoded values, and count what coding and decoding them hold meanwhile."""
+        """Return the decoded tensor as a ghost; count what encoding and decoding hold meanwhile."""
         count = math.prod(self.shape)
         self._account.during(8 * count + encoding_row(self.encoding).nbytes(self.shape))
         return Ghost.new(self._account, self.shape, 4)

@@ -34,7 +34,12 @@ class EngineRun(Protocol):
         hashes: bool,
         logits_rows: "LogitRows",
     ) -> "AbstractContextManager[Trace]":
-        """Run `ids` where `choice` says; the trace's values can be fetched until it is left."""
+        """Run `ids` where `choice` says; return a context manager that gives the trace.
+
+        The trace's values can be fetched inside the `with`. `wanted` are the keys to record (None:
+        all), `positions` and `logits_rows` the rows of them. `threads` is the number of threads
+        (None: the engine's own). `hashes`: also record the SHA-256 of values.
+        """
         ...
 
 

@@ -29,11 +29,11 @@ class ArrayFile:
 
     @property
     def lists(self) -> dict[str, list[Any]]:
-        """The values that are lists, such as the ids of requests."""
+        """Values of the file that are lists, such as the ids of requests."""
         return {name: value for name, value in self.values.items() if isinstance(value, list)}
 
     def reader(self, name: str) -> Callable[[], Numbers]:
-        """Return what reads an array."""
+        """Return a function without arguments that reads the array of this name."""
         return lambda: self._read(name)
 
 
@@ -41,10 +41,11 @@ class ArrayFiles:
     """Opens files of arrays; those with many arrays stay open until the `with` is left."""
 
     def __init__(self, stack: ExitStack) -> None:
+        """Hold the stack that closes files with many arrays."""
         self._stack = stack
 
     def open(self, path: Path) -> ArrayFile:
-        """Return what a file holds; FormatError for one that is damaged."""
+        """Return the arrays and values of a file; FormatError for one that is damaged."""
         with ExitStack() as own:
             held = read_array_file(path, own)
             names = {name: (held.shapes[name], held.dtypes[name]) for name in held.shapes}
@@ -53,6 +54,7 @@ class ArrayFiles:
                 return ArrayFile(path, names, held.values, held.read)
 
         def read(name: str) -> Numbers:
+            """Return the array of this name; the file is opened again."""
             with ExitStack() as again:
                 return read_array_file(path, again).read(name)
 

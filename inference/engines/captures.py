@@ -33,7 +33,7 @@ SHAPES = "shapes.json"  # of raw .bin files: name -> shape, or {"shape": ..., "d
 MAX_JSON = 16 << 20
 PICKLED = (".pt", ".pth")  # files of torch.save
 ARRAYS = (".npy", ".bin", *PICKLED)
-# What stands beside a model's weights, and beside no captures.
+# Files that a model's folder has, and a folder of captures has not.
 _OF_MODELS = ("config.json", "params.json", "model_index.json")
 RAW = ("float32", "float16", "float64", "int32", "int64", "bfloat16")  # dtypes of a .bin
 
@@ -47,7 +47,7 @@ class Captures:
     dtypes: Mapping[str, str]
     read: Callable[[str], Numbers]
     others: tuple[str, ...] = ()  # files of the folder that hold no array
-    listed: tuple[int, ...] | None = None  # token ids that stand in a .pt as a list
+    listed: tuple[int, ...] | None = None  # token ids that a .pt holds as a list
     values: Mapping[str, Any] = field(default_factory=dict)  # of a .pt: what is no array
     rows: Mapping[str, tuple[int, ...]] = field(default_factory=dict)  # positions, where not all
     left: Mapping[str, str] = field(default_factory=dict)  # arrays that are none, and why
@@ -56,7 +56,7 @@ class Captures:
 
     @property
     def ids(self) -> list[int] | None:
-        """The token ids, if the engine dumped them as `input_ids`; FormatError for a batch."""
+        """Token ids that the engine dumped as `input_ids`, or None; FormatError for a batch."""
         if IDS not in self.shapes:
             return None if self.listed is None else list(self.listed)
         shape = self.shapes[IDS]
@@ -69,7 +69,7 @@ class Captures:
 
     @property
     def names(self) -> list[str]:
-        """The names of what may be a point's value."""
+        """Names of the arrays that may be a point's value: all but the token ids."""
         return [name for name in self.shapes if name != IDS]
 
 
@@ -92,7 +92,7 @@ def open_captures(path: Path) -> Iterator[Captures]:
 
 
 def is_folder_of_arrays(path: Path) -> bool:
-    """Say whether a path is a folder with .npy or .pt files, or .bin files and their shapes.
+    """Return whether a path is a folder with .npy or .pt files, or .bin files and their shapes.
 
     A folder with a model's configuration is a model, whatever its weights are saved as.
     """
@@ -106,7 +106,7 @@ def is_folder_of_arrays(path: Path) -> bool:
 
 
 def is_pickled_captures(path: Path) -> bool:
-    """Say whether a path is a file of torch.save that has the token ids of a pass."""
+    """Return whether a path is a file of torch.save that has the token ids of a pass."""
     if not path.is_file() or not recognise(_first_bytes(path), path.stat().st_size):
         return False
     try:
@@ -117,13 +117,13 @@ def is_pickled_captures(path: Path) -> bool:
 
 
 def _first_bytes(path: Path) -> bytes:
-    """Return the first bytes of a file."""
+    """Return the first 512 bytes of a file."""
     with os.fdopen(open_regular(path), "rb") as file:
         return file.read(512)
 
 
 def _sorted_names(folder: Path) -> list[str]:
-    """Return the names in a folder, sorted; FormatError where it cannot be listed."""
+    """Return the names in a folder, sorted; FormatError if it cannot be listed."""
     try:
         return sorted(os.listdir(folder))
     except OSError as error:
@@ -131,7 +131,10 @@ def _sorted_names(folder: Path) -> list[str]:
 
 
 def read_array_file(path: Path, stack: ExitStack) -> Captures:
-    """Open one file of arrays by the names in it, "" for an array that has none; FormatError."""
+    """Open one file and return its arrays by name, "" for an array without one.
+
+    FormatError for a damaged file. `stack` closes it.
+    """
     if path.suffix == ".npy":
         row = _open_npy(path)
         return Captures(path, {"": row.shape}, {"": np.dtype(row.dtype).name}, lambda _: row.read())
@@ -154,7 +157,7 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
 
 
 def _open_folder(folder: Path, stack: ExitStack) -> Captures:
-    """Open a folder of arrays."""
+    """Return the arrays of a folder; FormatError for too many, or a name that is there twice."""
     files = [name for name in _sorted_names(folder) if name.endswith(ARRAYS)]
     if not files:
         raise FormatError(
@@ -166,6 +169,7 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
     held: dict[str, tuple[Captures, str]] = {}  # arrays of files that hold several
     ids: tuple[int, ...] | None = None
     stated = raw_shapes(folder)
+    # Open every file; a .pt may hold several arrays.
     for file in files:
         stem, path = file.rpartition(".")[0], folder / file
         if file.endswith(PICKLED):
@@ -189,6 +193,7 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
                 found[name] = (
                     _open_npy(path) if file.endswith(".npy") else _open_raw(path, stated.get(name))
                 )
+    # Join the arrays of both kinds of files under their names.
     shapes = {name: row.shape for name, row in found.items()}
     dtypes = {
         name: row.dtype if row.dtype == "bfloat16" else np.dtype(row.dtype).name
@@ -198,6 +203,7 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
         shapes[name], dtypes[name] = inside.shapes[own], inside.dtypes[own]
 
     def read(name: str) -> Numbers:
+        """Return the array of this name, from its own file or a file of several."""
         if name not in held:
             return found[name].read()
         inside, own = held[name]
@@ -230,7 +236,7 @@ class _FileArray:
     fortran: bool = False
 
     def read(self) -> Numbers:
-        """Return the numbers."""
+        """Return the numbers in their shape; FormatError if the file was cut off."""
         with os.fdopen(open_regular(self.path), "rb") as file:
             file.seek(self.start)
             raw = file.read(math.prod(self.shape) * _item_size(self.dtype))
@@ -242,7 +248,7 @@ class _FileArray:
 
 
 def _open_npy(path: Path) -> _FileArray:
-    """Return the array of a .npy file."""
+    """Return the array of a .npy file; FormatError for anything but numbers."""
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
         (shape, dtype), fortran = read_header(file, str(path), size)
@@ -255,7 +261,7 @@ def _open_npy(path: Path) -> _FileArray:
 
 
 def raw_shapes(folder: Path) -> dict[str, tuple[list[int], str]]:
-    """Return (shape, dtype) of raw files by name, as shapes.json says them; {} without it."""
+    """Return {name: (shape, dtype)} of raw files, as shapes.json says them; {} without it."""
     path = folder / SHAPES
     if not path.is_file():
         return {}
@@ -277,7 +283,10 @@ def raw_shapes(folder: Path) -> dict[str, tuple[list[int], str]]:
 
 
 def _open_raw(path: Path, stated: tuple[list[int], str] | None) -> _FileArray:
-    """Return the array of a raw .bin file."""
+    """Return the array of a raw .bin file; FormatError if its size does not fit the shape.
+
+    `stated` are shape and dtype of shapes.json; without them it is one axis of float32.
+    """
     with os.fdopen(open_regular(path), "rb") as file:
         size = os.fstat(file.fileno()).st_size
     if size > MAX_MEMBER:
@@ -298,7 +307,7 @@ def _item_size(dtype: str) -> int:
 
 
 def decode_numbers(raw: bytes, dtype: str, where: str) -> Numbers:
-    """Return the numbers of raw bytes, in this machine's byte order."""
+    """Return the numbers of raw bytes, in this machine's byte order; `where` is for messages."""
     if dtype == "bfloat16":
         return (np.frombuffer(raw, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
     kind = np.dtype(dtype)
@@ -316,7 +325,7 @@ FLOATS: Mapping[str, str] = {
 
 
 def _open_tensors(path: Path, stack: ExitStack) -> Captures:
-    """Open a .safetensors file of arrays, or one of torch.save."""
+    """Return the arrays of a .safetensors file, or of one of torch.save."""
     try:
         source = stack.enter_context(open_source(path))
     except struct.error as error:
@@ -327,6 +336,7 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
         names = _names_without_stem(list(source.tensors), path.stem)
 
     def read(name: str) -> Numbers:
+        """Return the array of this name, floats as float32 or float64."""
         tensor = source.tensors[names[name]]
         encoding, raw = tensor.info.encoding, bytes(tensor.raw())
         if encoding in INTEGERS:
@@ -337,6 +347,7 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
             raise FormatError(f"{path}: {name}: {error}") from error
         return np.asarray(values, np.float64 if encoding == "F64" else np.float32)
 
+    # Describe every tensor; values are read later.
     infos = {name: source.tensors[own].info for name, own in names.items()}
     dtypes = {
         name: FLOATS.get(row.encoding, "int64" if row.encoding in INTEGERS else row.encoding)
@@ -350,7 +361,7 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
 
 
 def _names_without_stem(paths: list[str], stem: str) -> dict[str, str]:
-    """Return names for the arrays of a .pt, with their paths in it.
+    """Return {name: path in the .pt} of its arrays.
 
     A tensor that is alone has the file's name. A module's outputs are often saved as the tuple that
     it returns: an only element has the tuple's name.
@@ -373,7 +384,7 @@ def _names_without_stem(paths: list[str], stem: str) -> dict[str, str]:
 
 
 def _token_ids(values: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the token ids that stand in a file of torch.save as a list, None without any."""
+    """Return the token ids that a file of torch.save holds as a list; None without any."""
     said = values.get(IDS)
     if not isinstance(said, list) or not said or not all(type(one) is int for one in said):
         return None

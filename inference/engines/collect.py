@@ -34,6 +34,7 @@ class Masks(Mapping[str, NDArray[np.bool_]]):
     """By key, a mask of the values that exist; stored as bits, as most values are missing."""
 
     def __init__(self) -> None:
+        """Start without masks."""
         self._bits: dict[str, tuple[NDArray[np.uint8], tuple[int, ...]]] = {}
 
     def keep(self, key: str, mask: NDArray[np.bool_]) -> None:
@@ -41,6 +42,7 @@ class Masks(Mapping[str, NDArray[np.bool_]]):
         self._bits[key] = (np.packbits(mask), mask.shape)
 
     def __getitem__(self, key: str) -> NDArray[np.bool_]:
+        """Return the mask of a key, in its shape."""
         bits, shape = self._bits[key]
         return np.unpackbits(bits, count=math.prod(shape)).view(np.bool_).reshape(shape)
 
@@ -54,9 +56,9 @@ class Masks(Mapping[str, NDArray[np.bool_]]):
 class Collector:
     """Takes values in any order and makes a Trace of them.
 
-    `tokens` is the length of the pass, None if not known. Values of an alias are recorded under
-    the key of the equal point. Values are written to disk at once; `unknown` maps names without
-    a record to the reason.
+    `tokens` is the length of the pass, None if not known. Values of an alias are recorded under the
+    key of the equal point. Values are written to disk at once; `unknown` maps names without a
+    record to the reason.
     """
 
     def __init__(
@@ -72,6 +74,11 @@ class Collector:
         hashes: bool = False,
         logits_rows: LogitRows = "all",
     ) -> None:
+        """Start without records; values are written to `spool`.
+
+        `wanted` are the keys to record (None: all), `positions` and `logits_rows` the rows of them.
+        `hashes`: also record the SHA-256 of values.
+        """
         self._spool = spool
         self.hp: Mapping[str, Value] | None = None if model is None else model.hyper
         self.known: Mapping[str, PointInstance] = {}
@@ -100,7 +107,7 @@ class Collector:
         self._tokens = tokens
 
     def heads(self, point: str, layer: int) -> int | None:
-        """Return the number of a layer's heads of a point of q, k or v; None if not known."""
+        """Return a layer's number of heads at a point of q, k or v; None if not known."""
         if self.hp is None or point not in HEADED:
             return None
         if point[0] in "kv" and self.known and not self.known["L0.kv_a"].absent:
@@ -110,10 +117,9 @@ class Collector:
         return int(self.hp[HEADED[point]])
 
     def fitted(self, name: str, point: str, values: Numbers) -> Numbers:
-        """Return an array's columns of the vocabulary; others as they are.
+        """Return an array without columns after the vocabulary; other points unchanged.
 
-        ValueError where it lacks some. What stands behind them and is no padding is named in
-        `unknown`.
+        ValueError where it lacks some. Other columns than padding are named in `unknown`.
         """
         if self.hp is None or not values.ndim or not has_vocabulary_axis(point):
             return values
@@ -132,18 +138,20 @@ class Collector:
         rank: int = 0,
         seen: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Record [tokens, ...] values (`scores`, `probs`: [heads, tokens, keys]).
+        """Record [tokens, ...] values of a point (`scores`, `probs`: [heads, tokens, keys]).
 
         `rows` are the token positions of the rows, None for all of them from 0 on. If a key gets
-        several values, the one with the lowest rank is kept, of equal ranks the last. `seen` is a
-        mask of the values that exist (a printed text leaves most out); None: all of them.
+        several values, the one with the lowest rank is recorded, of equal ranks the last. `seen` is
+        a mask of the values that exist (a printed text leaves most out); None: all of them.
         """
+        # Leave out points that are not wanted, and values of a worse source.
         own = key_name(point, layer)
         key = self.target(own)
         if key is None or (self._wanted is not None and key not in self._wanted):
             return
         if self._ranks.get(key, rank) < rank or (key != own and key in self.records):
             return
+        # Keep only the rows of logits, then the positions, that are asked for.
         self._ranks[key] = rank
         axis = 1 if POINTS[point].rows == "scores" else 0
         count = int(values.shape[axis])
@@ -159,6 +167,7 @@ class Collector:
             values = np.take(values, kept, axis)
             seen = None if seen is None else np.take(seen, kept, axis)
             there = tuple(there[row] for row in kept)
+        # Store the values and their statistics.
         values = narrow_values(values)
         target = POINTS[self.known[key].point.name if self.known else point].name
         record = Record(
@@ -178,7 +187,7 @@ class Collector:
         self._spool.keep(record, values)
 
     def add_joined(self, slot: str, layer: int, values: Numbers) -> None:
-        """Record a joined [tokens, ...] under a slot's name (`L3.qkv`)."""
+        """Record a joined result such as qkv, [tokens, ...], under a slot's name (`L3.qkv`)."""
         key = key_name(slot, layer)
         shape = tuple(values.shape)
         there = self._places("q", len(values), None)
@@ -189,6 +198,7 @@ class Collector:
         self._spool.keep(record, narrow_values(values))
 
     def _places(self, point: str, count: int, rows: Sequence[int] | None) -> tuple[int, ...] | None:
+        """Return the token positions of a point's `count` rows; None if they are not known."""
         if rows is not None:
             return tuple(rows)
         if POINTS[point].rows == "keys":
@@ -201,8 +211,10 @@ class Collector:
     def trace(self, run: Mapping[str, Value], *, resolution: float = 0.0) -> Trace:
         """Return what was recorded, in execution order; every alias of the model is known.
 
-        `resolution` is half a unit of the last printed decimal, 0 for exact values.
+        `run` are facts of the run. `resolution` is half a unit of the last printed decimal, 0 for
+        exact values.
         """
+        # Bring the records into execution order.
         order = list(self.known) or sorted(self.records, key=_key_order)
         known = [key for key in order if key in self.records]
         known += [key for key in self.records if key not in set(known)]
@@ -211,6 +223,7 @@ class Collector:
             for key, instance in self.known.items()
             if instance.alias_of and (target := self.target(key)) in self.records
         }
+        # The first point with a value that is not finite, where none is expected.
         bad = next(
             (
                 key
@@ -251,7 +264,7 @@ def narrow_values(values: Numbers) -> Numbers:
 
 
 def drop_batch_axis(values: Numbers, where: str) -> Numbers:
-    """Return one sequence's values; ValueError for a batch of several."""
+    """Return values without a batch axis of one; ValueError for a single number."""
     if values.ndim > 2 and values.shape[0] == 1:
         values = values[0]
     if values.ndim < 1:
@@ -271,6 +284,7 @@ def split_heads(
         return values if heads is None else values.reshape(len(values), heads, -1)
     if values.ndim != 3:
         return values
+    # Three axes: find which of the first two counts heads.
     a, b = values.shape[:2]
     if a == b and (heads is None or heads == a):
         if like is not None and like.shape == values.shape:
@@ -290,7 +304,7 @@ def _mean_cosine(x: Numbers, like: Numbers) -> float:
 
 
 def pairs_to_halves(x: Numbers, start: int = 0, stop: int | None = None) -> Numbers:
-    """Bring adjacent pairs of the last axis, from `start` to `stop`, into split halves."""
+    """Return `x` with adjacent pairs of the last axis, from start to stop, as split halves."""
     end = x.shape[-1] if stop is None else stop
     pairs = x[..., start:end]
     return np.concatenate(

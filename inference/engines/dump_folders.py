@@ -74,8 +74,8 @@ class Pass:
 class Dump:
     """All passes of a dump with their ranks put together, in order.
 
-    `axes` are the sizes of the axes by which ranks divide work, `layouts` count how arrays were
-    put together, `unequal` are arrays that ranks should hold alike and do not.
+    `axes` are the sizes of the axes by which ranks divide work, `layouts` count how arrays were put
+    together, `unequal` are arrays that ranks should hold alike and do not.
     """
 
     passes: tuple[Pass, ...]
@@ -100,7 +100,7 @@ def dump_files(folder: Path) -> list[str]:
 
 
 def is_dump(folder: Path) -> bool:
-    """Say whether a folder holds arrays of several ranks or passes, as its files' paths say."""
+    """Return whether a folder holds arrays of several ranks or passes, by its files' paths."""
     if not folder.is_dir() or (folder / "config.json").is_file():
         return False
     if (folder / SPEC).is_file():
@@ -116,6 +116,7 @@ class RankSpec:
     """What `ranks.json` says: sizes of axes, and dims by patterns of names, the first that fits."""
 
     def __init__(self, folder: Path) -> None:
+        """Read ranks.json of a folder, if it is there; FormatError if it is not understood."""
         self.axes: dict[str, int] = {}
         self._dims: dict[str, str] = {}
         path = folder / SPEC
@@ -136,7 +137,7 @@ class RankSpec:
             self._dims[pattern] = dims
 
     def dims(self, name: str) -> str | None:
-        """Return the dims of an array, None where nothing is said of it."""
+        """Return the dims of an array; None if ranks.json has none for it."""
         from fnmatch import fnmatchcase
 
         return next((dims for key, dims in self._dims.items() if fnmatchcase(name, key)), None)
@@ -153,15 +154,16 @@ class _Rows:
 def read_dump(
     folder: Path, stack: ExitStack, widths_of: Callable[[Sequence[str]], PointWidths]
 ) -> Dump:
-    """Read a dump of several ranks or passes; FormatError says what is missing, or there twice.
+    """Return a dump with its ranks put together; FormatError if parts are missing or double.
 
-    `widths_of` gives what the model says of arrays by their names.
+    `widths_of` gives what the model says of arrays by their names. `stack` closes the files.
     """
     spec = RankSpec(folder)
     files = ArrayFiles(stack)
     found, said, others = _gathered(folder, files)
     if not found:
         raise FormatError(f"{folder}: none of its files holds an array")
+    # Find the axes of the ranks and group the arrays by step.
     coordinates = [
         dict(ranks) for ranks in dict.fromkeys(tuple(sorted(one.ranks.items())) for _, one in found)
     ]
@@ -173,6 +175,7 @@ def read_dump(
     passes: list[Pass] = []
     layouts: dict[str, int] = {}
     streams = axes.values.get("dp", [0])
+    # Join the ranks of every step, once for each data-parallel stream.
     for step in sorted(steps):
         for stream in streams:
             made, odd = _joined_pass(folder, step, stream, steps[step], axes, spec, widths)
@@ -192,11 +195,11 @@ class _Axes:
     alias: Mapping[str, str]
 
     def place(self, ranks: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the coordinates of a rank."""
+        """Return the coordinates of a rank along the axes."""
         return tuple(ranks.get(axis, values[0]) for axis, values in self.values.items())
 
     def named(self, dims: Sequence[Division] | None) -> tuple[Division, ...] | None:
-        """Return dims with the axes that ranks are numbered by."""
+        """Return divisions with the axes that ranks are numbered by; None for None."""
         if dims is None:
             return None
         return tuple(
@@ -205,7 +208,10 @@ class _Axes:
 
 
 def _axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, int]) -> _Axes:
-    """Return the axes of a dump; FormatError names a rank that is missing."""
+    """Return the axes of a dump; FormatError names a rank that is missing.
+
+    `ranks` are the numbers of each rank by axis, `sizes` the sizes of axes that files name.
+    """
     found: dict[str, list[int]] = {}
     alias: dict[str, str] = {}
     for axis in ("tp", "cp", "sp", "ep", "pp", "dp", RANK):
@@ -213,6 +219,7 @@ def _axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, 
         size = sizes.get(axis, 0)
         if not values or (len(values) == 1 and size <= 1 and values[0] == 0):
             continue
+        # Two numbers that always go together are one axis.
         twin = next(
             (
                 other
@@ -239,6 +246,7 @@ def _axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, 
                 f"{max(values[-1] + 1, size)} is missing; there are {', '.join(map(str, values))}"
             )
         found[axis] = values
+    # Every combination of ranks must be there.
     axes = _Axes(found, alias)
     there = {axes.place(one) for one in ranks}
     grid: list[tuple[int, ...]] = [()]
@@ -256,7 +264,10 @@ def _axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, 
 def _gathered(
     folder: Path, files: ArrayFiles
 ) -> tuple[list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]], dict[str, int], list[str]]:
-    """Return all arrays with their step, the sizes of axes that files say, and what holds none."""
+    """Return (arrays, sizes of axes that files name, files without an array).
+
+    Each array comes as ((step, lists of its file), array).
+    """
     found: list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]] = []
     sizes: dict[str, int] = {}
     others: list[str] = []
@@ -285,13 +296,17 @@ def _gathered(
 def _of_one_file(
     place: DumpPlace, file: ArrayFile, sizes: dict[str, int]
 ) -> tuple[DumpPlace, str, dict[str, str]]:
-    """Return where a file's arrays belong, their dims, and their names -> as stored in it."""
+    """Return (where a file's arrays belong, their dims, {name: name in the file}).
+
+    Sizes of axes that the file names are added to `sizes`.
+    """
     meta = {
         key.removeprefix("meta."): value
         for key, value in file.values.items()
         if key.startswith("meta.")
     }
     names = list(file.names)
+    # SGLang's dumper writes one array a file, with its facts next to the value.
     if "name" in meta and any(name == "value" or name.startswith("value.") for name in names):
         ranks = dict(place.ranks)
         for key, value in meta.items():
@@ -321,10 +336,11 @@ def _of_one_file(
 def _by_step(
     folder: Path, found: Sequence[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]], axes: _Axes
 ) -> dict[int, _Rows]:
-    """Return the arrays by step, name and rank; FormatError where a rank has one twice."""
+    """Return the arrays by step, name and rank; FormatError if a rank has one twice."""
     steps: dict[int, _Rows] = {}
     origin: dict[tuple[int, str, tuple[int, ...]], str] = {}
     every: dict[tuple[int, ...], set[int]] = {}
+    # Group the arrays; a rank may have each only once.
     for (step, texts), one in found:
         at = axes.place(one.ranks)
         before = origin.setdefault((step, one.name, at), one.origin)
@@ -341,6 +357,7 @@ def _by_step(
         row.arrays.setdefault(one.name, {})[at] = one
         row.texts.update(texts)
         every.setdefault(at, set()).add(step)
+    # All ranks must have the same steps.
     kinds = {frozenset(held) for held in every.values()}
     if len(kinds) > 1 and "dp" not in axes.values:
         counts = {at: len(held) for at, held in every.items()}
@@ -355,6 +372,7 @@ def _by_step(
 
 
 def _words(axes: _Axes, at: Sequence[int]) -> str:
+    """Return the coordinates of a rank in words."""
     return " ".join(f"{axis} {number}" for axis, number in zip(axes.values, at, strict=True)) or (
         "the rank"
     )
@@ -369,13 +387,17 @@ def _joined_pass(
     spec: RankSpec,
     widths: PointWidths,
 ) -> tuple[Pass, list[Unequal]]:
-    """Return a pass with its ranks put together, and what ranks should hold alike and do not."""
+    """Return (a pass with its ranks put together, what ranks should hold alike and do not).
+
+    `stream` is the data-parallel rank whose requests are read.
+    """
     made = Pass(step, stream)
     made.texts = rows.texts
     order = list(axes.values)
     unequal: list[Unequal] = []
     whole: dict[str, dict[tuple[int, ...], JoinedArray]] = {}
     dims: dict[str, tuple[Division, ...] | None] = {}
+    # Take the arrays of this data-parallel rank, with their dims.
     for name, parts in rows.arrays.items():
         kept = {
             at: one
@@ -411,6 +433,7 @@ def _joined_pass(
         made.batch.setdefault(kind, found)
         if kind == "ids":
             tokens = int(np.prod(found.shape, dtype=np.int64))
+    # Put the arrays back in the order of the dump.
     made.arrays = {name: made.arrays[name] for name in whole if name in made.arrays}
     return _with_sums(made, unequal, whole, widths)
 
@@ -424,7 +447,10 @@ def _whole(
     tokens: int | None,
     unequal: list[Unequal],
 ) -> JoinedArray:
-    """Join one array along every axis, the innermost first."""
+    """Return one array joined along every axis, the innermost first.
+
+    `parts` are by coordinates of their rank.
+    """
     held = dict(parts)
     for number, axis in enumerate(axes.values):
         groups: dict[tuple[int, ...], dict[int, JoinedArray]] = {}
@@ -444,7 +470,7 @@ def _whole(
 
 
 def _is_whole(name: str, group: Mapping[int, JoinedArray], widths: PointWidths) -> bool:
-    """Say whether ranks that have an array have all of it, as the first one has the logits."""
+    """Return whether ranks that have an array have all of it, as the first has the logits."""
     whole = widths.widths.get(name)
     each = {width_of(one.shape) for one in group.values()}
     return name.rpartition(".")[2] in BATCH or whole is None or all(one >= whole for one in each)
@@ -456,7 +482,10 @@ def _with_sums(
     parts: Mapping[str, Mapping[tuple[int, ...], JoinedArray]],
     widths: PointWidths,
 ) -> tuple[Pass, list[Unequal]]:
-    """Add up what was taken before an all-reduce: what follows it is equal on all ranks."""
+    """Return (the pass, what is still unequal) with products before an all-reduce added up.
+
+    An unequal product counts as such if what follows it is equal on all ranks.
+    """
     wrong = {one.name for one in unequal}
     alike = [name for name, one in made.arrays.items() if one.how == "replicated"]
     left = []
@@ -470,10 +499,10 @@ def _with_sums(
 
 
 def _late_outputs(passes: Sequence[Pass]) -> Iterator[Pass]:
-    """Yield passes whose last outputs stand in the next pass's file, each with its own.
+    """Yield passes with their last outputs, which the dump has in the next pass's file.
 
-    SGLang's hook writes a file when the inner model returns. What comes behind it, such as the
-    logits, is in the next file: the first file lacks it and all others have it.
+    SGLang's hook writes a file when the inner model returns. What is computed after that, such as
+    the logits, is in the next file: the first file lacks it and all others have it.
     """
     for stream in dict.fromkeys(one.stream for one in passes):
         own = [one for one in passes if one.stream == stream]

@@ -36,8 +36,8 @@ def open_dump(
 ) -> Iterator[Captures]:
     """Open dumped arrays as those of one sequence: ranks together, rows by token.
 
-    `ids` name the sequence where there are several, `model` gives the sizes of whole arrays.
-    Raises FormatError for what is damaged, a rank that is missing, or an unclear sequence.
+    `ids` name the sequence where there are several, `model` gives the sizes of whole arrays. Raises
+    FormatError for what is damaged, a rank that is missing, or an unclear sequence.
     """
     widths_of = _widths(model)
     with ExitStack() as stack:
@@ -54,7 +54,8 @@ def open_dump(
 
 
 def _batch(captures: Captures) -> Pass | None:
-    """Return arrays as a pass of several sequences; None where nothing says that there are."""
+    """Return arrays as a pass of several sequences; None if nothing says that there are."""
+    # Arrays that describe the batch, by the last part of their name.
     kinds = {
         name: BATCH[last] for name in captures.shapes if (last := name.rpartition(".")[2]) in BATCH
     }
@@ -64,6 +65,7 @@ def _batch(captures: Captures) -> Pass | None:
     )
     if "ids" not in kinds.values():
         return None
+    # Positions that begin anew show several sequences.
     if not several:
         several = any(
             kind == "positions" and bool(np.any(np.diff(captures.read(name).reshape(-1)) != 1))
@@ -73,10 +75,12 @@ def _batch(captures: Captures) -> Pass | None:
         return None
 
     def array(name: str) -> JoinedArray:
+        """Return a captured array by its name, unread."""
         return JoinedArray(
             name, captures.shapes[name], captures.dtypes[name], lambda: captures.read(name)
         )
 
+    # Several sequences: treat the arrays as one pass of a dump.
     made = Pass(-1, 0, {name: array(name) for name in captures.shapes if name not in kinds})
     for name, kind in kinds.items():
         made.batch.setdefault(kind, array(name))
@@ -92,6 +96,7 @@ def _with_parts(captures: Captures, widths_of: WidthsOf) -> Captures:
         return captures
 
     def array(name: str) -> JoinedArray:
+        """Return a captured array by its name, unread."""
         return JoinedArray(
             name, captures.shapes[name], captures.dtypes[name], lambda: captures.read(name)
         )
@@ -108,6 +113,7 @@ def _with_parts(captures: Captures, widths_of: WidthsOf) -> Captures:
 def _one_sequence(
     path: Path, dump: Dump, ids: Sequence[int] | None, widths_of: WidthsOf
 ) -> Captures:
+    """Return one sequence's arrays under transformers' names; FormatError if it is unclear."""
     try:
         found = align(dump, ids)
     except FormatError as error:
@@ -131,7 +137,7 @@ def _one_sequence(
 
 
 def _facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mapping[str, Any]:
-    """Return what is said of a dump: its ranks, how they were joined, the pass of each token."""
+    """Return what a trace says of a dump: ranks, how they were joined, the pass of each token."""
     return {
         "ranks": dict(dump.axes),
         "layouts": dict(dump.layouts),
@@ -154,9 +160,13 @@ def _facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mapping[st
 
 
 def _widths(model: Model | None) -> WidthsOf:
-    """Return what gives the sizes of whole arrays by their names; none without a model."""
+    """Return a function from array names to the sizes of whole arrays.
+
+    Without a model the sizes are not known.
+    """
     if model is None:
         return lambda names: PointWidths()
+    # Elements of a token at each point, by the model's sizes.
     known = point_instances(model.spec.block, model.hyper, model.roles)
     shapes = point_shapes(model.hyper, known, _TOKENS)
     widths = {
@@ -166,6 +176,8 @@ def _widths(model: Model | None) -> WidthsOf:
     }
 
     def of_names(names: Sequence[str]) -> PointWidths:
+        """Return the sizes, parts and points that the model gives arrays of these names."""
+        # Read names as transformers' modules or as our own keys.
         gated = has_engine_modules(names)
         base = {
             name: module_name(name.removesuffix(".0").removesuffix(".1"), gated, {})
@@ -186,6 +198,7 @@ def _widths(model: Model | None) -> WidthsOf:
             if not read:
                 continue
             points[name] = read[0][1].point.name
+            # A joined result has several points; its width is their sum.
             joined = [key for key, one in read if one.name.part in ("qkv", "halves")]
             if joined:
                 parts[name] = tuple(

@@ -45,13 +45,17 @@ class EngineNames:
 def under_module_names(
     arrays: Mapping[str, JoinedArray], rows: Mapping[str, tuple[int, ...]]
 ) -> EngineNames:
-    """Return arrays under transformers' module paths; hidden and residual are added up."""
+    """Return arrays under transformers' module paths; hidden and residual are added up.
+
+    `rows` are the positions of an array's rows, where these are not all.
+    """
     made: dict[str, JoinedArray] = {}
     own: dict[str, tuple[int, ...]] = {}
     notes: list[str] = []
     overwritten = 0
 
     def put(name: str, array: JoinedArray, stored: str) -> None:
+        """Store an array under a name, unless the name is there already."""
         if name not in made:
             made[name] = replace(array, name=name)
             if stored in rows:
@@ -59,6 +63,7 @@ def under_module_names(
 
     gated = has_engine_modules(arrays)
     for name, array in arrays.items():
+        # The residual is used together with its hidden values.
         if name.endswith(_RESIDUAL) and name.removesuffix(_RESIDUAL) + _HIDDEN in arrays:
             continue
         base = name.removesuffix(_HIDDEN)
@@ -66,6 +71,7 @@ def under_module_names(
         if residual is None or residual.shape != array.shape:
             put(module_name(name, gated, arrays), array, name)
             continue
+        # A norm that adds gives its result and the stream.
         if base.endswith("norm"):
             put(base, array, name)
             stream = _stream_before(base)
@@ -90,7 +96,7 @@ def split_joined(
     rows: Mapping[str, tuple[int, ...]],
     parts: Mapping[str, Sequence[tuple[int, int]]],
 ) -> tuple[dict[str, JoinedArray], dict[str, tuple[int, ...]]]:
-    """Return arrays with the results of joined modules cut into their parts, and their rows.
+    """Return (arrays with joined results cut into their parts, the rows of each).
 
     `parts` are (elements, elements of a head) of each part by name; what they do not fit stays.
     """
@@ -102,6 +108,7 @@ def split_joined(
         names = JOINED.get(last, ())
         if len(widths) != len(names) or sum(widths) != array.shape[-1]:
             names, widths = (last,), [array.shape[-1] if array.shape else 0]
+        # Cut the columns one part after the other.
         edge = 0
         for part, width in zip(names, widths, strict=True):
             whole = f"{above}.{part}" if above else part
@@ -115,16 +122,20 @@ def split_joined(
 
 
 def _columns_of(array: JoinedArray, first: int, stop: int) -> Callable[[], Numbers]:
+    """Return a function that reads columns [first, stop) of an array."""
     return lambda: array.read()[..., first:stop]
 
 
 def has_engine_modules(names: Iterable[str]) -> bool:
-    """Say whether names are those of vLLM's or SGLang's modules, whose act_fn also multiplies."""
+    """Return whether names are of vLLM's or SGLang's modules, whose act_fn also multiplies."""
     return any(name.endswith((".gate_up_proj", ".self_attn.attn")) for name in names)
 
 
 def module_name(name: str, gated: bool, arrays: Mapping[str, JoinedArray]) -> str:
-    """Return an array's name as transformers has it; its own where the table has none."""
+    """Return an array's name as transformers has it, or its own if the table has none.
+
+    `gated`: act_fn is a gated product. Names that `arrays` has already are not used.
+    """
     for old, new in MODULES:
         if old.endswith("act_fn") and not gated:
             continue
@@ -144,7 +155,7 @@ def module_name(name: str, gated: bool, arrays: Mapping[str, JoinedArray]) -> st
 
 
 def _stream_before(norm: str) -> str:
-    """Return the name of the residual stream that a norm reads and gives back."""
+    """Return the name of the residual stream that a norm reads and gives back; "" if unknown."""
     found = re.fullmatch(r"(.*layers\.)(\d+)\.(input_layernorm|post_attention_layernorm)", norm)
     if found is None:
         return ""
@@ -154,9 +165,10 @@ def _stream_before(norm: str) -> str:
 
 
 def added(hidden: JoinedArray, residual: JoinedArray) -> JoinedArray:
-    """Return the residual stream behind a layer."""
+    """Return the residual stream after a layer: hidden plus residual."""
 
     def read() -> Numbers:
+        """Return the sum in float32, or float64 if the hidden values are."""
         x, y = hidden.read(), residual.read()
         return x.astype(np.float64 if x.dtype == np.float64 else np.float32) + y
 
@@ -164,7 +176,7 @@ def added(hidden: JoinedArray, residual: JoinedArray) -> JoinedArray:
 
 
 def is_normed(hidden: JoinedArray, residual: JoinedArray) -> bool:
-    """Say whether an array is the other one after a norm: a factor a row times one a column.
+    """Return whether `hidden` is `residual` after a norm: a factor a row times one a column.
 
     Without two rows and columns that cannot be seen.
     """
@@ -172,6 +184,7 @@ def is_normed(hidden: JoinedArray, residual: JoinedArray) -> bool:
     y = np.asarray(residual.read(), np.float64).reshape(x.shape)
     if min(x.shape) < 2 or not np.isfinite(x).all() or not np.isfinite(y).all():
         return False
+    # Normalise the residual, and fit the weight of each column.
     scale = np.sqrt(np.mean(y * y, axis=1, keepdims=True))
     if not np.all(scale):
         return False

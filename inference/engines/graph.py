@@ -65,14 +65,16 @@ class GraphReader:
     _scores: dict[int, tuple[Numbers, Mask | None]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Look up the roles of the model's stored tensors, if there is a model."""
         if self.model is not None:
             self._roles = stored_roles(self.model)
 
     def places(self, node: GraphNode) -> list[NodePoint]:
-        """Return the points of a node, by the table's llama.cpp names."""
+        """Return the points of a node, by the llama.cpp names in the table of points."""
         text, layer = self._split(node.name)
         weights = [place for source in node.sources for place in self._weights(source)]
         found = []
+        # A name of the table fits by the node's text, or by the weight it reads.
         for point in POINTS.values():
             for rank, name in enumerate(point.llama_cpp):
                 if name.op and name.op != node.op:
@@ -85,6 +87,7 @@ class GraphReader:
         return list({(p.point, p.layer): p for p in reversed(layered)}.values())
 
     def _split(self, name: str) -> tuple[str, int]:
+        """Return (text, layer) of a node's name such as "Qcur-3"; WHOLE without a number."""
         match = _NODE.fullmatch(name)
         return (match[1], int(match[2])) if match else (name, WHOLE)
 
@@ -101,12 +104,13 @@ class GraphReader:
     def _by_weight(
         self, point: str, name: Name, rank: int, weights: list[tuple[str, int, CellColumns]]
     ) -> list[NodePoint]:
+        """Return the node as `point` for each weight it reads that has the name's role."""
         return [
             NodePoint(point, layer, rank, cut) for role, layer, cut in weights if role == name.role
         ]
 
     def wants(self, node: GraphNode) -> bool:
-        """Say whether a node's values are needed."""
+        """Return whether a node's values are needed."""
         return bool(self.places(node)) or self._scales_q(node) is not None
 
     def _scales_q(self, node: GraphNode) -> int | None:
@@ -117,10 +121,14 @@ class GraphReader:
         return layer if text == "Qcur" else None
 
     def add(self, node: GraphNode, values: Numbers, seen: Mask | None = None) -> None:
-        """Record a node's values, given in its own shape (outermost first)."""
+        """Record a node's values, given in its own shape (outermost first).
+
+        `seen` is a mask of the values that exist; None for all.
+        """
         scaled = self._scales_q(node)
         if scaled is not None:
             self._scaled_q.add(scaled)
+        # Scores wait for the softmax's scale, experts for their weights.
         for place in self.places(node):
             if place.point == "scores":
                 self._scores[place.layer] = (values, seen)
@@ -137,7 +145,10 @@ class GraphReader:
             self._put(place, cut, mask)
 
     def _add_scores(self, layer: int, scale: float | None) -> None:
-        """Record kq times the softmax's scale; if the text lacks it, times the model's scale."""
+        """Record a layer's scores: kq times the softmax's scale.
+
+        If the text lacks the scale, the model's is taken.
+        """
         if layer not in self._scores:
             return
         if scale is None:
@@ -168,6 +179,7 @@ class GraphReader:
             self.collector.add(point, place.layer, sorted_, rank=rank)
 
     def _put(self, place: NodePoint, values: Numbers, seen: Mask | None) -> None:
+        """Record values at a point; note in `unknown` if their shape does not fit."""
         point, layer = place.point, place.layer
         shaped = self._shape(point, layer, values)
         if shaped is None:
@@ -182,13 +194,17 @@ class GraphReader:
         self.collector.add(point, layer, shaped, rows=rows, rank=place.rank, seen=mask)
 
     def _shape(self, point: str, layer: int, values: Any) -> Any | None:
-        """Return [tokens, ...] from a node's four axes, in our layout; None if not possible."""
+        """Return [tokens, ...] from a node's four axes, in our layout; None if impossible."""
         try:
             return self._tokens_first(point, layer, values)
         except ValueError:  # from numpy: sizes that are zero, or not divisible into heads
             return None
 
     def _tokens_first(self, point: str, layer: int, values: Any) -> Any | None:
+        """Return [tokens, ...] in our layout; None for a shape or point that is not read.
+
+        ValueError if sizes do not divide into heads.
+        """
         while values.ndim > 2 and values.shape[0] == 1:
             values = values[0]
         kind = POINTS[point].rows
@@ -213,10 +229,14 @@ class GraphReader:
 
     @property
     def _interleaved(self) -> bool:
+        """True if the model is known and rotates adjacent pairs."""
         return self.model is not None and self.model.hyper["rope_style"] == "interleaved"
 
     def _unpaired(self, point: str, layer: int, values: Any) -> Any:
-        """Convert adjacent pairs to split halves: llama's rows, or rotated ones of others."""
+        """Return q or k with adjacent pairs as split halves; other values unchanged.
+
+        Pairs are adjacent in llama's permuted rows, and after a rope that rotates them so.
+        """
         if self.model is None or point[0] not in "qk":
             return values
         tensor = self.model.roles.get(f"L{layer}.attn_{point[0]}.weight")
@@ -228,7 +248,7 @@ class GraphReader:
 
 
 def stored_roles(model: Model) -> dict[str, list[tuple[str, CellColumns]]]:
-    """Return the roles of each stored tensor in order, with their rows if it holds several."""
+    """Return {stored name: [(tensor key, its rows; None: all)]} of each stored tensor."""
     found: dict[str, list[tuple[str, CellColumns]]] = {}
     for tensor in model.roles.values():
         if len(tensor.stored) != 1:

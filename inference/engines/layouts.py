@@ -1,4 +1,4 @@
-"""How an engine may lay a point's value out, and how it comes into ours: [tokens, ...].
+"""Layouts in which engines store a point's value, and how each becomes ours: [tokens, ...].
 
 A layout is a chain of steps by name, applied in order; `shape` and the like are the target's.
 """
@@ -24,20 +24,20 @@ class PointLayout:
 
 
 def _drop_batch_axis(x: Numbers, target: PointLayout) -> Numbers:
-    """Leave out the batch axis of one sequence."""
+    """Return `x` without leading axes of one that the target lacks."""
     while x.ndim > 1 and x.shape[0] == 1 and x.ndim > len(target.shape):
         x = x[0]
     return x
 
 
 def _read_flat(x: Numbers, target: PointLayout) -> Numbers:
-    """Read the values in the order in which they lie in memory."""
+    """Return `x` in the target's shape, values in the order in which they are in memory."""
     width = int(np.prod(target.shape[1:]))
     return x.reshape(-1, *target.shape[1:]) if width and x.size % width == 0 else x
 
 
 def _read_heads_first(x: Numbers, target: PointLayout) -> Numbers:
-    """Read [heads, tokens, dim]."""
+    """Return [tokens, heads, dim] of [heads, tokens, dim]; ValueError without heads."""
     if len(target.shape) != 3:
         raise ValueError("heads_first: the point has no axis of heads")
     _, heads, dim = target.shape
@@ -45,13 +45,13 @@ def _read_heads_first(x: Numbers, target: PointLayout) -> Numbers:
 
 
 def _read_transposed(x: Numbers, target: PointLayout) -> Numbers:
-    """Read [width, tokens], as column-major libraries print it."""
+    """Return [tokens, ...] of [width, tokens], as column-major libraries print it."""
     width = int(np.prod(target.shape[1:]))
     return np.ascontiguousarray(x.reshape(width, -1).T).reshape(-1, *target.shape[1:])
 
 
 def _read_dims_first(x: Numbers, target: PointLayout) -> Numbers:
-    """Read [tokens, dim, heads]."""
+    """Return [tokens, heads, dim] of [tokens, dim, heads]; ValueError without heads."""
     if len(target.shape) != 3:
         raise ValueError("dims_first: the point has no axis of heads")
     _, heads, dim = target.shape
@@ -59,13 +59,13 @@ def _read_dims_first(x: Numbers, target: PointLayout) -> Numbers:
 
 
 def _read_adjacent_pairs(x: Numbers, target: PointLayout) -> Numbers:
-    """Read rotated pairs that stand side by side."""
+    """Return `x` with rotated pairs that are adjacent as split halves."""
     y = x.reshape(-1, *target.shape[1:])
     return np.concatenate([y[..., 0::2], y[..., 1::2]], axis=-1)
 
 
 def _cut_columns(x: Numbers, target: PointLayout) -> Numbers:
-    """Leave out what stands behind the point's width: a padded vocabulary."""
+    """Return `x` without columns after the point's width: a padded vocabulary."""
     return x[..., : int(np.prod(target.shape[1:]))]
 
 
@@ -88,11 +88,14 @@ CHAINS: tuple[tuple[str, ...], ...] = (
     ("unbatch", "reshape", "adjacent_pairs"),
     ("unbatch", "heads_first", "adjacent_pairs"),
 )
-PADDED = ("unbatch", "cut_columns", "reshape")  # of logits with columns behind the vocabulary
+PADDED = ("unbatch", "cut_columns", "reshape")  # of logits with columns after the vocabulary
 
 
 def apply_layout(x: Numbers, chain: Sequence[str], target: PointLayout, where: str) -> Numbers:
-    """Return values in our layout; FormatError where a step does not fit them."""
+    """Return values in our layout; FormatError where a step does not fit them.
+
+    `chain` are names of STEPS, `where` is for messages.
+    """
     for name in chain:
         if name not in STEPS:
             raise FormatError(

@@ -47,9 +47,10 @@ def run_llama_cpp(
     hashes: bool = False,
     logits_rows: LogitRows = "all",
 ) -> Iterator[Trace]:
-    """Run a sequence through llama.cpp on the CPU; yields a trace whose values can be fetched.
+    """Run a sequence through llama.cpp on the CPU; yields a trace of its nodes' values.
 
-    Raises BackendUnavailableError without the library, ArchError for a model it does not load.
+    Values can be fetched inside the `with`. Raises BackendUnavailableError without the library,
+    ArchError for a model it does not load.
     """
     if choice.dtype != "float32" or not choice.device.startswith("cpu"):
         raise UsageError(f"{choice}: llama.cpp is run as cpu:float32 here; leave the rest out")
@@ -88,7 +89,7 @@ def run_llama_cpp(
 
 
 def _gguf_to_run(model: Model, exact: bool, stack: ExitStack) -> tuple[Path, Model, str]:
-    """Return the GGUF to run: its path, the open model, and how it was made.
+    """Return (path of the GGUF to run, the open model, how it was made).
 
     `exact`: with weights decoded to float32, because llama.cpp rounds activations for others.
     """
@@ -110,7 +111,7 @@ def _gguf_to_run(model: Model, exact: bool, stack: ExitStack) -> tuple[Path, Mod
 
 
 def has_tokenizer(model: Model) -> bool:
-    """Say whether a model carries a tokenizer that can be read."""
+    """Return whether a model has a tokenizer that can be read."""
     try:
         return model.tokenizer is not None
     except AprfmtError:
@@ -120,12 +121,17 @@ def has_tokenizer(model: Model) -> bool:
 def evaluate_nodes(
     library: Library, path: Path, ids: Sequence[int], reader: GraphReader, threads: int
 ) -> int:
-    """Run one pass with the callback; return the number of nodes."""
+    """Run one pass, give each wanted node's values to `reader`, return the number of nodes."""
     base = library.base
     failures: list[BaseException] = []
     calls = 0
 
     def evaluated(pointer: Any, ask: bool, data: Any) -> bool:
+        """Return whether ggml is to continue, or, with `ask`, whether a node is wanted.
+
+        It is ggml's callback, called before (`ask`) and after a node is computed. Errors are stored
+        until the library returns.
+        """
         nonlocal calls
         try:
             library.check_tensor(pointer)
@@ -145,6 +151,7 @@ def evaluate_nodes(
             return False
         return True
 
+    # Run one batch; the callback sees every node.
     with library.model(path) as loaded:
         made = library.context(loaded, len(ids), threads, callback=Callback(evaluated))
         with made as context:
@@ -157,7 +164,7 @@ def evaluate_nodes(
 
 
 def _read_node(pointer: Any, base: Any) -> GraphNode:
-    """Return the node at a pointer."""
+    """Return the graph node at a pointer, without its values."""
     t = pointer.contents
     op = base.ggml_op_desc(pointer).decode(errors="replace")
     shape = tuple(int(size) for size in reversed(t.ne))
@@ -179,6 +186,7 @@ def _node_values(pointer: Any, base: Any) -> Numbers | None:
     if count != base.ggml_nelements(pointer) or count < 1:
         raise BackendUnavailableError("engine 'llama.cpp': its tensors have a layout not known")
     size = int(base.ggml_nbytes(pointer))
+    # Copy the bytes, then read them by the node's strides.
     raw = ctypes.create_string_buffer(size)
     base.ggml_backend_tensor_get(pointer, raw, 0, size)
     if t.type == _BF16:

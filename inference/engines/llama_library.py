@@ -125,11 +125,11 @@ class Fields:
 
 
 def context_fields(words: Sequence[int]) -> Fields | None:
-    """Return the offsets of the fields, from the defaults of llama_context_params, or None.
+    """Return the offsets of the fields, found by the defaults of llama_context_params.
 
     Documented order: three or four enums (rope scaling, ...; the fourth is flash attention), two
-    frequencies, four numbers of YaRN and its context, the defragmentation threshold, the
-    evaluation callback, the cache's types, the abort callback. None unless exactly one offset fits.
+    frequencies, four numbers of YaRN and its context, the defragmentation threshold, the evaluation
+    callback, the cache's types, the abort callback. None unless exactly one offset fits.
     """
     if tuple(words[: len(_FIRST)]) != _FIRST:
         return None
@@ -142,7 +142,7 @@ def context_fields(words: Sequence[int]) -> Fields | None:
 
 
 def _fields_after(words: Sequence[int], at: int) -> Fields | None:
-    """Return the fields if the frequencies begin at word `at`, right after the enums; else None."""
+    """Return the offsets if the two frequencies begin at word `at`, after the enums; else None."""
     yarn = words[at + 2 : at + 8]
     allowed = ((_MINUS_ONE,), (_MINUS_ONE, _ONE), (_MINUS_ONE, _THIRTY_TWO), (_MINUS_ONE, _ONE),
                (0,), (0, _MINUS_ONE))  # fmt: skip
@@ -167,6 +167,7 @@ class Library:
     _loaded: "dict[Path, Library]" = {}  # noqa: RUF012
 
     def __init__(self, folder: Path) -> None:
+        """Load the libraries of a folder, silence their logs and declare the functions called."""
         self.folder = folder
         self.errors: list[str] = []
         self._log = _Log(self._logged)
@@ -200,6 +201,7 @@ class Library:
         return cls._loaded[folder]
 
     def _load(self, name: str) -> Any:
+        """Return the loaded shared library of this name; BackendUnavailableError if missing."""
         found = sorted(
             path
             for path in self.folder.iterdir()
@@ -213,6 +215,7 @@ class Library:
         return ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_GLOBAL)
 
     def _checked_fields(self) -> Fields:
+        """Return the offsets in this version's parameters; BackendUnavailableError if unknown."""
         words = self.llama.llama_context_default_params().words
         fields = context_fields(words)
         if fields is None:
@@ -224,6 +227,7 @@ class Library:
         return fields
 
     def _logged(self, level: int, text: bytes | None, data: Any) -> None:
+        """Keep the last five error messages that the library logs."""
         if level == _ERROR and text:
             self.errors = [*self.errors[-4:], text.decode(errors="replace").strip()]
 
@@ -273,6 +277,7 @@ class Library:
         """
         params = self.llama.llama_context_default_params()
         words = params.words
+        # Set the fields at the offsets that were found.
         words[0] = max(tokens, 32)
         if exact:
             words[1] = words[2] = words[0]
@@ -286,6 +291,7 @@ class Library:
         if not made:
             raise ArchError(f"llama.cpp makes no context for {tokens} tokens: {self.why()}")
         try:
+            # A wrong offset shows in other sizes.
             taken = self.llama.llama_n_ctx(made), self.llama.llama_n_ubatch(made)
             if taken[0] < words[0] or taken[1] != min(words[2], words[0]):
                 raise BackendUnavailableError(
@@ -298,7 +304,10 @@ class Library:
             self.llama.llama_free(made)
 
     def decode(self, context: int, ids: Sequence[int]) -> int:
-        """Run a sequence from its start, with logits of every row; return the library's code."""
+        """Run a sequence from its start, with logits of every row; return the library's code.
+
+        0 means success.
+        """
         batch = self.llama.llama_batch_init(len(ids), 0, 1)
         try:
             batch.n_tokens = len(ids)

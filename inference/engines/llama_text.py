@@ -44,7 +44,7 @@ _LOGGED = re.compile(r"^\d+\.\d+\.\d+\.\d+ [IWE] ")  # time stamp printed by new
 
 
 def is_eval_text(path: Path) -> bool:
-    """Say whether a file begins like this program's output; reads at most 1 MiB."""
+    """Return whether a file begins like this program's output; reads at most 1 MiB."""
     if not path.is_file() or path.suffix in (".gguf", ".safetensors", ".apr", ".npz"):
         return False
     with open(path, "rb") as file:
@@ -58,7 +58,7 @@ def is_eval_text(path: Path) -> bool:
 
 
 def _match_node_head(line: str) -> re.Match[str] | None:
-    """Return the parts of a line that begins a node; None for any other line."""
+    """Return the match of a line that begins a node; None for any other line."""
     if len(line) > MAX_SAYING:
         return None
     match = _HEAD.match(line)
@@ -125,6 +125,7 @@ def _read_nodes(lines: "_Lines", collector: Collector, model: Model | None) -> i
     nodes = 0
     for node, values, seen in lines.nodes():
         nodes += 1
+        # The token embedding begins a pass and says its length.
         embeds = node.op == "GET_ROWS" and any("token_embd" in s for s in node.sources)
         if embeds:
             if reader is not None:
@@ -154,12 +155,14 @@ class _Lines:
     """Reads nodes from the text; counts lines for messages."""
 
     def __init__(self, file: IO[str], path: Path) -> None:
+        """Start at the first line of an open text; `path` is for messages."""
         self._file, self.path = file, path
         self.number = 0
         self.values = 0  # number of values of all nodes so far, printed or not
         self.ids: list[int] | None = None
 
     def _next(self) -> str | None:
+        """Return the next line without its logger's prefix; None at the end."""
         line = self._file.readline(MAX_LINE)
         self.number += 1
         if len(line) == MAX_LINE:
@@ -167,6 +170,10 @@ class _Lines:
         return _without_log_prefix(line) if line else None
 
     def nodes(self) -> Iterator[tuple[GraphNode, Numbers | None, Mask | None]]:
+        """Yield (node, its values, mask of the printed ones); values and mask may be None.
+
+        They are None if nothing was printed or the node is too large. Token ids are set on the way.
+        """
         line = self._next()
         while line is not None:
             counted = _match_token_count(line)
@@ -184,6 +191,7 @@ class _Lines:
             yield node, values, seen
 
     def _read_ids(self, count: int) -> str | None:
+        """Read `count` printed token ids into `ids`; return the line after them."""
         found: list[int] = []
         line = self._next()
         while line is not None and len(found) < count:
@@ -197,10 +205,14 @@ class _Lines:
         return line
 
     def _values(self, node: GraphNode) -> tuple[str | None, Numbers | None, Mask | None]:
-        """Return the line after a node, its values, and the mask of printed ones."""
+        """Return (the line after a node, its values, the mask of printed ones).
+
+        Values and mask are None if nothing was printed or the node is too large.
+        """
         rows: list[list[float]] = []
         line = self._next()
         sums = 0
+        # Collect printed rows up to the node's sums.
         while line is not None and _match_node_head(line) is None and not _match_token_count(line):
             text = line.strip()
             if _SUM.match(line):
@@ -212,6 +224,7 @@ class _Lines:
                 break
         if not rows:
             return line, None, None
+        # The number of rows must be that of the printed indices.
         shown = [
             list(range(node.shape[0])) if node.shape[0] <= len(rows) else [],
             *map(_printed_indices, node.shape[1:]),
@@ -224,6 +237,7 @@ class _Lines:
                 f"{math.prod(map(len, map(_printed_indices, node.shape[1:3])))} "
                 f"for each of {node.shape[0]}, of {len(shown[3])} values; is the text cut?"
             )
+        # Nodes that are too large are left out.
         count = math.prod(node.shape)
         if count > MAX_VALUES:
             return line, None, None
@@ -236,6 +250,7 @@ class _Lines:
         return line, *_spread_printed(node, shown, rows)
 
     def _row(self, text: str) -> list[float]:
+        """Return the numbers of a printed row; FormatError if one is no number."""
         words = text.strip("[], ").replace("...,", " ").replace(",", " ").split()
         try:
             return [float(word) for word in words]
@@ -246,7 +261,7 @@ class _Lines:
 def _spread_printed(
     node: GraphNode, shown: list[list[int]], rows: list[list[float]]
 ) -> tuple[Numbers, Mask]:
-    """Return a node's values and the mask of printed ones; `shown` has the printed indices."""
+    """Return (a node's values, mask of printed ones); `shown` has the printed indices."""
     values = np.zeros(node.shape, np.float32)
     seen = np.zeros(node.shape, np.bool_)
     with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite
@@ -257,12 +272,12 @@ def _spread_printed(
 
 
 def _match_token_count(line: str) -> re.Match[str] | None:
-    """Return the parts of a line that gives the number of tokens."""
+    """Return the match of a line that gives the number of tokens, or None."""
     return _COUNT.match(line) if len(line) <= MAX_SAYING else None
 
 
 def _printed_indices(size: int) -> list[int]:
-    """Return the printed indices of an axis."""
+    """Return the printed indices of an axis of this size."""
     if size <= 2 * EDGE:
         return list(range(size))
     return [*range(EDGE), *range(size - EDGE, size)]

@@ -19,7 +19,7 @@ from aprfmt.inference.trace import Trace
 from aprfmt.measure.logprob_tables import LEAST, Logprobs
 from aprfmt.model import Model
 
-_HEAD = 64 << 10  # bytes in which the first token's entry stands, long prompts before it included
+_HEAD = 64 << 10  # bytes that contain the first token's entry, even after a long prompt
 MAX_JSON = 512 << 20
 _ABOVE = 1e-3  # what rounding may leave above 0
 # Key of the JSON -> whose it is, the first that is there.
@@ -35,7 +35,7 @@ TokenIds = Callable[[str, bytes | None], Sequence[int]]
 
 
 def logprobs_writer(path: Path) -> str | None:
-    """Return whose log-probabilities a JSON file holds; None for any other file."""
+    """Return whose log-probabilities a JSON file holds, in words; None for any other file."""
     if not path.is_file() or path.suffix not in (".json", ".jsonl"):
         return None
     with open(path, "rb") as file:
@@ -45,14 +45,17 @@ def logprobs_writer(path: Path) -> str | None:
 
 
 def is_logprobs(path: Path) -> bool:
-    """Say whether a path is a server's answer with log-probabilities."""
+    """Return whether a path is a server's answer with log-probabilities."""
     return logprobs_writer(path) is not None
 
 
 def refuse_logprobs(
     path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> AbstractContextManager[Trace]:
-    """Raise FormatError: what such a file holds, and which command compares it."""
+    """Raise FormatError that says what such a file holds, and which command compares it.
+
+    `ids` and `model` are not used: every opener of a trace takes them.
+    """
     raise FormatError(
         f"{path}: holds log-probabilities of single tokens ({logprobs_writer(path)}), no "
         f"rows of logits; "
@@ -68,8 +71,8 @@ def read_logprobs(
 ) -> Logprobs:
     """Return the log-probabilities of a server's answer; FormatError says what is missing.
 
-    `prompt` are the prompt's ids where the answer does not say them, `token_ids` gives the ids
-    that a piece of text may be.
+    `prompt` are the prompt's ids where the answer does not say them, `token_ids` gives the ids that
+    a piece of text may be.
     """
     said = load_file(path, MAX_JSON)
     try:
@@ -89,6 +92,7 @@ def read_logprobs(
 
 
 def _no_tokenizer(text: str, raw: bytes | None) -> Sequence[int]:
+    """Raise ValueError: a token's text has no id without a tokenizer; `raw` is not used."""
     raise ValueError(f"token {text[:40]!r} has no id; name the model, whose tokenizer knows it")
 
 
@@ -96,10 +100,14 @@ class _Rows:
     """Rows while they are read: entries of a position that are no number are left out."""
 
     def __init__(self) -> None:
+        """Start without rows; `rows` maps a position to {token id: log-probability}."""
         self.rows: dict[int, dict[int, float]] = {}
 
     def add(self, position: int, token: int, value: Any) -> None:
-        """Take one log-probability, None being none."""
+        """Store one log-probability, unless it is None or its position is below 0.
+
+        ValueError for NaN.
+        """
         if value is None or position < 0:
             return
         number = float(value)
@@ -109,11 +117,13 @@ class _Rows:
 
 
 def _of_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> Logprobs:
+    """Return the log-probabilities of an answer in JSON; ValueError says what is missing."""
     rows = _Rows()
     if isinstance(said, list):
         if said and isinstance(said[0], dict) and ("choices" in said[0] or "meta_info" in said[0]):
             raise ValueError(f"{len(said)} answers; expected one in a file")
         said = {"prompt_logprobs": said}
+    # Accept one answer with one choice.
     choices = said.get("choices") or [{}]
     if len(choices) > 1:
         raise ValueError(f"{len(choices)} choices; expected one in a file")
@@ -122,6 +132,7 @@ def _of_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> 
     both = {**said, **choice}
     if meta:
         return _of_sglang(meta, both, prompt, rows)
+    # vLLM: rows of the prompt, each with some tokens.
     ids = both.get("prompt_token_ids") or (None if prompt is None else list(prompt))
     listed = both.get("prompt_logprobs")
     if listed:
@@ -129,6 +140,7 @@ def _of_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> 
         for number, entry in enumerate(listed):
             for token, value in (entry or {}).items():
                 rows.add(number - 1, int(token), value["logprob"])
+    # OpenAI: the output, as a chat or a completion.
     out = both.get("logprobs")
     if isinstance(out, Mapping) and out.get("content") is not None:
         return _of_chat(out["content"], ids, both.get("token_ids"), rows, token_ids)
@@ -140,7 +152,7 @@ def _of_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> 
 
 
 def _ids_of_rows(listed: Sequence[Any]) -> list[int]:
-    """Return the chosen tokens of rows that list one each; ValueError where several are listed."""
+    """Return the token of each row that lists one only; ValueError where several are listed."""
     if any(entry is not None and len(entry) != 1 for entry in listed) or listed[0] is None:
         raise ValueError("does not say the prompt's ids; give --ids")
     return [int(next(iter(entry))) for entry in listed]
@@ -149,11 +161,15 @@ def _ids_of_rows(listed: Sequence[Any]) -> list[int]:
 def _of_sglang(
     meta: Mapping[str, Any], said: Mapping[str, Any], prompt: Sequence[int] | None, rows: _Rows
 ) -> Logprobs:
-    """Read [log-probability, id, text] of prompt and output, and their top tokens."""
+    """Return ids and log-probabilities of prompt and output in SGLang's `meta_info`.
+
+    Each entry is [log-probability, id, text]. `said` is the whole answer.
+    """
     first = meta.get("input_token_logprobs") or []
     after = meta.get("output_token_logprobs") or []
     ids = [int(one[1]) for one in first]
     start = int(meta.get("prompt_tokens", len(ids)) or len(ids)) - len(ids)
+    # Prompt ids that the entries do not say must be known.
     known = said.get("prompt_token_ids") or prompt
     if len(ids) < int(meta.get("prompt_tokens", len(ids)) or 0) or not ids:
         if known is None:
@@ -161,6 +177,7 @@ def _of_sglang(
                 "does not say the prompt's ids; give --ids, or ask with logprob_start_len 0"
             )
         ids, start = [int(i) for i in known], len(known) - len(first)
+    # The entry of a token belongs to the position before it.
     for number, one in enumerate(first):
         rows.add(start + number - 1, int(one[1]), one[0])
     for number, top in enumerate(meta.get("input_top_logprobs") or []):
@@ -181,7 +198,10 @@ def _of_chat(
     rows: _Rows,
     token_ids: TokenIds,
 ) -> Logprobs:
-    """Read a chat's output; it follows the prompt, whose ids have to be known."""
+    """Return ids and log-probabilities of a chat's output, after the prompt's `ids`.
+
+    `out` are the output's ids if the answer has them. ValueError if the prompt is not known.
+    """
     if ids is None:
         raise ValueError("does not say the prompt's ids; give --ids of the rendered prompt")
     made: list[int] = []
@@ -204,7 +224,12 @@ def _of_completion(
     rows: _Rows,
     token_ids: TokenIds,
 ) -> Logprobs:
-    """Read a completion; with echo it begins with the prompt, whose first token has none."""
+    """Return ids and log-probabilities of a completion, with or without its prompt.
+
+    With echo it begins with the prompt, whose first token has none. `out` are the ids if the answer
+    has them.
+    """
+    # Find the ids of the listed tokens, and those before them.
     values = said["token_logprobs"]
     echoed = bool(values) and values[0] is None
     texts = said.get("tokens") or []
@@ -218,6 +243,7 @@ def _of_completion(
     if not echoed and ids is None:
         raise ValueError("does not say the prompt's ids; give --ids, or ask with echo")
     before = [] if echoed else list(ids or ())
+    # The entry of a token belongs to the position before it.
     for number, value in enumerate(values):
         at = len(before) + number - 1
         top = (said.get("top_logprobs") or [])[number : number + 1]
@@ -229,13 +255,14 @@ def _of_completion(
 
 
 def _some(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> Iterator[int]:
-    """Yield the id of a likely token, nothing where its text is that of several."""
+    """Yield the id of a likely token; nothing if its text is that of several."""
     found = _ids_of(text, raw, token_ids)
     if len(found) == 1:
         yield found[0]
 
 
 def _one(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> int:
+    """Return the id of a token's text; ValueError if it is that of several ids or of none."""
     found = _ids_of(text, raw, token_ids)
     if len(found) != 1:
         raise ValueError(
@@ -246,6 +273,7 @@ def _one(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> int:
 
 
 def _ids_of(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> Sequence[int]:
+    """Return the ids that a token's text may be; `token_id:N` is N."""
     if text.startswith("token_id:"):
         return [int(text.removeprefix("token_id:"))]
     return token_ids(text, None if raw is None else bytes(raw))

@@ -1,7 +1,7 @@
-"""Mapping files: which dumped array is which capture point, and how it is laid out.
+"""Mapping files: which dumped array is which capture point, and its layout.
 
-A JSON file that `aprfmt trace --map` proposes and a person corrects. Given as a trace, it opens the
-arrays it names, in the folder it stands in:
+A JSON file that `aprfmt trace --map` proposes and a person corrects. Given as a trace, it opens
+the arrays it names, in its own folder:
 
     {"aprfmt_mapping": 1, "captures": "dumps", "ids": [5, 80], "dtype": "float32",
      "names": {"blk0.query": {"key": "L0.q", "layout": ["heads_first"], "rows": "last"},
@@ -78,7 +78,7 @@ class NameMap:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, where: Path) -> str:
-        """Return the file's text."""
+        """Return the text of the mapping file; `where` is for messages."""
         rows = {name: None if row is None else row.to_json() for name, row in self.names.items()}
         body = {
             MARK: SCHEMA, "captures": self.captures,
@@ -89,7 +89,7 @@ class NameMap:
 
 
 def read_mapping(path: Path) -> NameMap:
-    """Read a mapping file; FormatError says which entry is wrong, and what was expected."""
+    """Return a mapping file's content; FormatError says which entry is wrong."""
     said = load_file(path, MAX_JSON)
     if not isinstance(said, dict) or said.get(MARK) != SCHEMA:
         raise FormatError(f"{path}: is no mapping file: expected {MARK} {SCHEMA} and names")
@@ -113,7 +113,7 @@ def _are_whole_numbers(value: Any) -> bool:
 
 
 def _parse_entry(row: Any, where: str) -> MappedArray | None:
-    """Return an entry of a mapping; FormatError says what is wrong with it."""
+    """Return an entry of a mapping (None: no point); FormatError says what is wrong with it."""
     if row is None:
         return None
     row = {"key": row} if isinstance(row, str) else row
@@ -136,7 +136,7 @@ def _parse_entry(row: Any, where: str) -> MappedArray | None:
 
 
 def is_mapped(path: Path) -> bool:
-    """Say whether a path is a mapping file, a folder that has one, or a folder of arrays."""
+    """Return whether a path is a mapping file, a folder with one, or a folder of arrays."""
     if path.is_dir():
         return (path / BESIDE).is_file() or is_folder_of_arrays(path) or is_dump(path)
     if not path.is_file() or path.suffix != ".json":
@@ -173,7 +173,7 @@ def load_arrays(
 
 
 def _captures_path(mapping: NameMap | None, path: Path) -> str:
-    """Return the path of the arrays that a mapping file names."""
+    """Return the path of the arrays that a mapping file names; FormatError if it is outside."""
     name = "" if mapping is None else mapping.captures
     if not name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise FormatError(
@@ -186,7 +186,7 @@ def _captures_path(mapping: NameMap | None, path: Path) -> str:
 def mapped_trace(
     captures: Captures, mapping: NameMap | None, ids: Sequence[int] | None, model: Model | None
 ) -> Iterator[Trace]:
-    """Read arrays as a trace, by a mapping or by their names."""
+    """Open arrays as a trace, by a mapping or by their names."""
     own = captures.ids
     said = None if mapping is None or mapping.ids is None else list(mapping.ids)
     known = own or said
@@ -216,7 +216,7 @@ def mapped_trace(
 
 
 def arithmetic_dtype(captures: Captures) -> str:
-    """Return the arithmetic's dtype, as the arrays show it."""
+    """Return the dtype of the run's arithmetic, as the arrays show it."""
     return arithmetic_of_arrays(
         {name: captures.dtypes[name] for name in captures.names}, captures.read
     )
@@ -225,7 +225,7 @@ def arithmetic_dtype(captures: Captures) -> str:
 def _collect_by_name(
     captures: Captures, collector: Collector, model: Model | None, tokens: list[int] | None
 ) -> None:
-    """Take names that are transformers' module paths or our own keys."""
+    """Record arrays whose names are transformers' module paths or our own keys."""
     modules = ModuleReader(
         collector,
         [name for name in captures.names if parse_module(name) is not None],
@@ -252,9 +252,11 @@ def _collect_by_name(
 def _collect_by_mapping(
     captures: Captures, collector: Collector, mapping: NameMap, tokens: list[int] | None
 ) -> None:
+    """Record arrays as the mapping says; FormatError if a name or shape does not fit."""
     shapes = {}
     if tokens is not None and collector.hp is not None:
         shapes = point_shapes(collector.hp, collector.known, len(tokens))
+    # Bring each mapped array into the point's layout and check its rows.
     for name, row in mapping.names.items():
         where = f"{captures.path}: {name[:200]!r}"
         if name not in captures.shapes:

@@ -57,7 +57,10 @@ class ModuleReading:
 
 
 def parse_module(key: str) -> tuple[int, str] | None:
-    """Return (layer, path below it) of a module's key; None if it is not such a key."""
+    """Return (layer, path below it) of a module's key; None if it is no such key.
+
+    The layer of a module outside the layers is WHOLE.
+    """
     match = _LAYER.fullmatch(f"layers.{key}" if _NUMBER.fullmatch(key) else key)
     if match:
         return int(match[1]), f"{match[2] or ''}{match[3] or ''}"
@@ -69,6 +72,7 @@ class ModuleMap:
     """Maps a set of keys to points; `placement` None is derived from the norms of a layer."""
 
     def __init__(self, keys: Iterable[str], placement: str | None = None) -> None:
+        """Parse the keys; those that are no module's are left out."""
         self._below: dict[int, set[str]] = {}
         self._parsed: dict[str, tuple[int, str]] = {}
         for key in keys:
@@ -84,6 +88,7 @@ class ModuleMap:
             return []
         layer, below = self._parsed[key]
         found = []
+        # Of each point the first fitting name counts.
         for point in POINTS.values():
             if point.layered != (layer != WHOLE):
                 continue
@@ -94,10 +99,11 @@ class ModuleMap:
         return found
 
     def _fits(self, name: Name, layer: int) -> bool:
+        """Return whether a point's name is meant here, as the layer's other modules show."""
         siblings = self._below[layer]
         if name.text in ("mlp", "feed_forward"):  # a mixture has a router with the same path
             return True
-        if name.text == "embeddings":  # where modules are inside, its result is behind a norm
+        if name.text == "embeddings":  # where modules are inside, its result is that of a norm
             return not any(path.startswith("embeddings.") for path in siblings)
         if name.text == "mixer":  # a mixture is one, whose name other mixers have too
             return self.is_mixture(layer)
@@ -112,12 +118,12 @@ class ModuleMap:
         return name.placement == (self._placement or norm_placement(siblings))
 
     def is_mixture(self, layer: int) -> bool:
-        """Say whether a layer's keys show a router."""
+        """Return whether a layer's keys show a router."""
         return any(name.text in self._below.get(layer, ()) for name in POINTS["router"].hf)
 
 
 def norm_placement(siblings: Collection[str]) -> str:
-    """Return the block placement, derived from the names of a layer's norms."""
+    """Return the block placement ("pre", "post", "sandwich") by the names of a layer's norms."""
     names = {name.partition("#")[0] for name in siblings}
     if "pre_feedforward_layernorm" in names:
         return "sandwich"
@@ -127,7 +133,7 @@ def norm_placement(siblings: Collection[str]) -> str:
 
 
 def stated_placement(block: BlockSpec) -> str | None:
-    """Return a block's placement; None where each layer's norms show its own."""
+    """Return a block's placement; None if each layer's norms show their own."""
     return None if block.placement == "by_mixer" else block.placement
 
 
@@ -144,6 +150,11 @@ class ModuleReader:
         tokens: int | None = None,
         scaled_embedding: bool | None = None,
     ) -> None:
+        """Prepare to read values of these keys into `collector`.
+
+        `block` and `architecture` are the model's, which say its layouts; `tokens` is the length of
+        the pass. `scaled_embedding`: the embedding module's result is already scaled.
+        """
         self._collector = collector
         self.modules = ModuleMap(keys, None if block is None else stated_placement(block))
         self._adjacent = architecture in ADJACENT
@@ -155,7 +166,7 @@ class ModuleReader:
         self._like: dict[str, Numbers] = {}
 
     def add(self, key: str, values: Numbers, rows: Sequence[int] | None = None) -> None:
-        """Record one key's values; or note in the collector's `unknown` why that fails.
+        """Record one key's values; note in the collector's `unknown` why if that fails.
 
         `rows` are the token positions of its rows, None for those that their number says.
         """
@@ -175,7 +186,7 @@ class ModuleReader:
             self._collector.unknown[key] = "the model has no such point"
 
     def _joined_copies(self, values: Numbers) -> Numbers:
-        """Return copies of the stream [n, 1, tokens, hidden] side by side; anything else as it is.
+        """Return stream copies [n, 1, tokens, hidden] as [tokens, n * hidden]; others unchanged.
 
         The shape of gemma3n's layers.
         """
@@ -184,7 +195,7 @@ class ModuleReader:
         return values[:, 0].swapaxes(0, 1).reshape(values.shape[2], -1)
 
     def expects(self, key: str) -> bool:
-        """Say whether a key names a point; of what is no module's result, one the model has."""
+        """Return whether a key names a point; a key with # must name one that the model has."""
         readings = self.modules.read(key)
         if "#" not in key or not self._collector.known:
             return bool(readings)
@@ -192,6 +203,8 @@ class ModuleReader:
         return any(self._collector.target(name) is not None for name in names)
 
     def _add(self, reading: ModuleReading, values: Numbers, rows: Sequence[int] | None) -> bool:
+        """Record the part of a value that is one point; return whether the model has the point."""
+        # Leave out readings that this model cannot mean.
         point, layer, name = reading.point.name, reading.layer, reading.name
         collector = self._collector
         if point in ("embd", "embd_scaled") and (name.part == "scaled") != bool(self._scaled):
@@ -201,6 +214,7 @@ class ModuleReader:
             return False
         if collector.known and collector.target(key_name(point, layer)) is None:
             return False
+        # Cut a joined result to the point's columns.
         part = "gate" if self._gated and point == "q" else name.part
         if part in ("qkv", "halves", "heads", "tail", "gate", "groups", "ssm"):
             share = self._share(point, layer, part, values)
@@ -209,6 +223,7 @@ class ModuleReader:
                     collector.add_joined("qkv", layer, values)
                 return True
             values = share
+        # Bring the value into the point's shape.
         if point in HEADED:
             values = self._headed(point, layer, name.text, values)
         elif point == "per_layer_proj":
@@ -219,8 +234,12 @@ class ModuleReader:
         return True
 
     def _share(self, point: str, layer: int, part: str, values: Numbers) -> Numbers | None:
-        """Return a point's part of a joined result; None if its size is not known."""
+        """Return a point's part of a joined result; None if its size is not known.
+
+        `part` is the kind of joining, as the table of points names it.
+        """
         width = values.shape[-1]
+        # Each kind of joined result has its own order of columns.
         if part == "halves":
             half = width // 2
             return values[..., :half] if point == "ffn_gate" else values[..., half:]
@@ -244,6 +263,7 @@ class ModuleReader:
                 return part_.reshape(len(each), -1)
             first = {"q": 0, "k": heads * size, "v": (heads + kv) * size}[point]
             return values[..., first : first + (heads if point == "q" else kv) * size]
+        # MLA's joined keys: without position, with position, values.
         assert self._collector.hp is not None
         nope = int(self._collector.hp["qk_nope_head_dim"])
         if part == "tail":
@@ -253,9 +273,9 @@ class ModuleReader:
         return each[..., :nope] if point == "k_nope" else each[..., nope:]
 
     def _of_mixer(self, point: str, values: Numbers) -> Numbers | None:
-        """Return what a state space mixer's joined projection gives for a point, with its factor.
+        """Return a point's columns of a state space mixer's projection, times its factor.
 
-        mamba's has the values first and no time step, mamba2's the gate first.
+        mamba's has the values first and no time step, mamba2's the gate first. None if not known.
         """
         hp = self._collector.hp
         if hp is None:
@@ -287,9 +307,11 @@ class ModuleReader:
         return np.concatenate([part.reshape(tokens, -1) for part in wanted], axis=-1)
 
     def _headed(self, point: str, layer: int, text: str, values: Numbers) -> Numbers:
+        """Return [tokens, heads, d] with rotated pairs in split halves."""
         like = self._like.get(f"{layer}.{point[0]}")
         first = text in HEADS_FIRST
         heads = self._collector.heads(point, layer)
+        # q and k before rope show which axis is that of heads.
         values = split_heads(values, heads, self._tokens, like, first)
         if point in ("q", "k") and values.ndim == 3:
             self._like[f"{layer}.{point}"] = np.array(values)
@@ -299,7 +321,7 @@ class ModuleReader:
         return values
 
     def _turned(self, layer: int, width: int) -> tuple[int, int]:
-        """Return where the rotated elements of a layer's heads begin, and how many there are."""
+        """Return (start, count) of the rotated elements of a layer's heads."""
         hp = self._collector.hp
         if hp is None:
             return 0, width

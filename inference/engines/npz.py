@@ -51,6 +51,7 @@ class NpzFile:
     """
 
     def __init__(self, path: Path, stack: ExitStack, file: BinaryIO | None = None) -> None:
+        """Open the archive and read every array's header; sizes are checked first."""
         self.path = path
         if file is None:
             file = stack.enter_context(os.fdopen(open_regular(path), "rb"))
@@ -67,6 +68,7 @@ class NpzFile:
         self.arrays: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {}
         self._fortran: dict[str, bool] = {}
         total = 0
+        # Check what a member declares before its header is read.
         for member in members:
             key = self._key(member)
             total += member.file_size
@@ -77,6 +79,7 @@ class NpzFile:
                 self.arrays[key], self._fortran[key] = self._header(file, key, member)
 
     def _key(self, member: zipfile.ZipInfo) -> str:
+        """Return the array's name of a member; FormatError if it is no array or too large."""
         name = member.filename
         if not name.endswith(".npy"):
             raise FormatError(
@@ -100,6 +103,7 @@ class NpzFile:
 
     @contextmanager
     def _open(self, member: zipfile.ZipInfo) -> Iterator[Any]:
+        """Open a member for reading; errors of zipfile become FormatError or UnsupportedError."""
         where = f"{self.path}: {_short_text(member.filename)!r}"
         try:
             with self._zip.open(member) as file:
@@ -120,6 +124,7 @@ class NpzFile:
     def _header(
         self, file: Any, key: str, member: zipfile.ZipInfo
     ) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], bool]:
+        """Return ((shape, dtype), whether the order is Fortran's) of a member."""
         return read_header(file, f"{self.path}: {_short_text(key)!r}", member.file_size)
 
     def read(self, key: str) -> Numbers:
@@ -152,11 +157,12 @@ class NpzFile:
 def read_header(
     file: Any, where: str, size: int
 ) -> tuple[tuple[tuple[int, ...], np.dtype[Any]], bool]:
-    """Return ((shape, dtype), whether the order is Fortran's) of an .npy array of `size` bytes.
+    """Return ((shape, dtype), whether the order is Fortran's) of an .npy array.
 
-    Afterwards `file` is positioned after the header. The header is not evaluated as Python, and
-    its sizes must fit the bytes that follow. Raises FormatError.
+    `size` are the array's bytes. Afterwards `file` is positioned after the header. The header is
+    not evaluated as Python, and its sizes must fit the bytes that follow. Raises FormatError.
     """
+    # The fixed part: magic, version and length.
     magic = file.read(8)
     if len(magic) < 8 or magic[:6] != b"\x93NUMPY" or magic[6] not in (1, 2, 3):
         raise FormatError(f"{where}: begins with {magic.hex(' ')}; expected an .npy array")
@@ -167,6 +173,7 @@ def read_header(
     (length,) = struct.unpack(size_format, raw)
     if length > MAX_HEADER:
         raise FormatError(f"{where}: a header of {length} bytes; at most {MAX_HEADER} are read")
+    # The dictionary of the header, parsed as a literal.
     text = file.read(length)
     if len(text) < length:
         raise TruncatedError(f"{where}: ends inside its header")
@@ -176,6 +183,7 @@ def read_header(
         dtype = np.dtype(descr) if isinstance(descr, str) else None
     except (ValueError, SyntaxError, KeyError, TypeError, MemoryError, RecursionError) as error:
         raise FormatError(f"{where}: its header is not readable: {_short_text(error)}") from None
+    # Shape, dtype and size must be plausible before anything is allocated.
     if (
         not isinstance(shape, tuple)
         or len(shape) > 8
@@ -207,12 +215,13 @@ def load_npz(
     wanted: Collection[str] | None = None,
     file: BinaryIO | None = None,
 ) -> Iterator[Trace]:
-    """Open an .npz of module outputs as a trace; `file` are its bytes if they lie in memory.
+    """Open an .npz of module outputs as a trace; `file` are its bytes if they are in memory.
 
     `ids` are the run's token ids if the file has no `input_ids`. Raises FormatError for a damaged
     or hostile file, UnsupportedError for arrays that do not hold numbers.
     """
     with ExitStack() as stack:
+        # Find token ids, the order of the arrays and their arithmetic.
         opened = NpzFile(path, stack, file)
         found = _token_ids(opened)
         given = None if ids is None else [int(i) for i in ids]
@@ -236,6 +245,7 @@ def load_npz(
             tokens=None if tokens is None else len(tokens),
             scaled_embedding=is_embedding_scaled(keys, opened.read, model, tokens),
         )
+        # Read the arrays one by one.
         for key in order:
             if opened.arrays[key][1].kind == "U":
                 collector.unknown[key] = "holds text"
@@ -252,7 +262,7 @@ def load_npz(
 
 
 def _token_ids(file: NpzFile) -> list[int] | None:
-    """Return the token ids in a file, None without them."""
+    """Return the token ids in a file; None without them. FormatError for a batch."""
     if IDS not in file.arrays:
         return None
     shape, dtype = file.arrays[IDS]
@@ -264,7 +274,7 @@ def _token_ids(file: NpzFile) -> list[int] | None:
 
 
 def _execution_order(file: NpzFile, keys: list[str]) -> tuple[list[str], list[str]]:
-    """Return the keys in execution order, and the keys in `__order__` that the file lacks."""
+    """Return (keys in execution order, keys in `__order__` that the file lacks)."""
     if ORDER not in file.arrays:
         return keys, []
     if file.arrays[ORDER][1].kind != "U":
@@ -300,7 +310,7 @@ def is_embedding_scaled(
     model: Model | None,
     ids: Sequence[int] | None,
 ) -> bool:
-    """Say whether the embedding module's output is scaled (gemma), by comparing values.
+    """Return whether the embedding module's output is scaled (gemma), by comparing values.
 
     It is if its rows are nearer to the model's rows times the factor than to the rows.
     """

@@ -1,4 +1,4 @@
-"""Opening a saved trace of any kind as a Trace."""
+"""Opens a saved trace of any kind as a Trace, by the content of the file or folder."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -21,6 +21,7 @@ Opener = Callable[[Path, "Sequence[int] | None", "Model | None"], AbstractContex
 
 
 def _is_npz(path: Path) -> bool:
+    """Return whether a path is an .npz file, by suffix or content; no torch.save archive is."""
     if not path.is_file():
         return False
     with open(path, "rb") as file:
@@ -44,19 +45,19 @@ TRACES: Mapping[str, tuple[Callable[[Path], bool], Opener]] = {
 
 
 def trace_kind(path: Path) -> str | None:
-    """Return the kind of saved trace a path is, None for anything else (a model, say)."""
+    """Return the kind of saved trace a path is; None for anything else, such as a model."""
     return next((kind for kind, (fits, _) in TRACES.items() if fits(path)), None)
 
 
 def is_trace(path: Path) -> bool:
-    """Say whether a path holds a saved trace of a known kind."""
+    """Return whether a path holds a saved trace of a known kind."""
     return trace_kind(path) is not None
 
 
 def open_trace(
     path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> AbstractContextManager[Trace]:
-    """Open a saved trace of any kind; its values can be fetched until the `with` is left.
+    """Open a saved trace of any kind; its values can be fetched inside the `with`.
 
     `ids` are its tokens where the file does not say, `model` what it was made from: its sizes name
     what a foreign file leaves open (a joined qkv, adjacent pairs, whether an embedding is the

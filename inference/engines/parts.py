@@ -18,12 +18,12 @@ ALIKE = 0.1  # relative distance below which a part is taken for that part of a 
 
 
 def has_vocabulary_axis(point: str) -> bool:
-    """Say whether a point has a column for each token of the vocabulary."""
+    """Return whether a capture point has a column for each token of the vocabulary."""
     return POINTS[point].shape.replace(" ", "").endswith(",vocab_size")
 
 
 def cut_to_vocabulary(values: Numbers, vocab: int) -> tuple[Numbers, str]:
-    """Return the columns of the vocabulary, and what stands behind them if it is no padding.
+    """Return (the columns of the vocabulary, a remark on columns after them; "" for padding).
 
     Padding is one number in all places, 0 or minus infinity with most engines. ValueError where
     columns are missing.
@@ -40,7 +40,7 @@ def cut_to_vocabulary(values: Numbers, vocab: int) -> tuple[Numbers, str]:
 
 
 def _rank_text(part: int, whole: int) -> str:
-    """Return in words that a part is that of one rank, where it divides the whole."""
+    """Return in words that a part is that of one rank, if it divides the whole; else ""."""
     if not part or whole % part:
         return ""
     return f", as one rank of {whole // part} has them: put the ranks' columns together"
@@ -49,11 +49,12 @@ def _rank_text(part: int, whole: int) -> str:
 def part_text(
     values: Numbers, own: Mapping[str, Numbers], named: Collection[str], tokens: int
 ) -> str:
-    """Return which part of a point an array is, "" where it is none.
+    """Return which part of a point an array is, in words; "" if it is none.
 
     `own` are the model's values by key, [tokens, width]. `named` are the keys that the array's name
-    says; without one it is held against the logits.
+    says; without one it is held against the logits. `tokens` is the number of tokens.
     """
+    # Only arrays of two axes can be a rank's share.
     rows = values
     while rows.ndim > 2 and rows.shape[0] == 1:
         rows = rows[0]
@@ -62,6 +63,7 @@ def part_text(
     keys = [key for key in named if key in own] or [
         key for key in own if has_vocabulary_axis(key.rpartition(".")[2])
     ]
+    # Compare with the shares of each named point, or of the logits.
     for key in keys:
         mine = own[key].reshape(len(own[key]), -1)
         found = _share_text(rows, mine, key, 1) or _share_text(rows, mine, key, 0)
@@ -76,7 +78,7 @@ def part_text(
 
 
 def _share_text(rows: Numbers, mine: Numbers, key: str, axis: int) -> str:
-    """Return which rank's share along an axis of a point an array is, "" for none.
+    """Return which rank's share along an axis of a point an array is, in words; "" for none.
 
     A single row is no share: that is the last token's.
     """
@@ -84,6 +86,7 @@ def _share_text(rows: Numbers, mine: Numbers, key: str, axis: int) -> str:
     least = 2 if axis == 0 else 1
     if rows.shape[1 - axis] != mine.shape[1 - axis] or not least <= part < whole or whole % part:
         return ""
+    # The nearest share must be near.
     away = [finite_distance(rows, share) for share in np.split(mine, whole // part, axis)]
     rank = int(np.argmin(away))
     if away[rank] > ALIKE:

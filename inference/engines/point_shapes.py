@@ -11,12 +11,16 @@ from aprfmt.inference.capture import PointInstance
 def point_shapes(
     hp: Mapping[str, Value], known: Mapping[str, PointInstance], tokens: int
 ) -> dict[str, tuple[int, ...]]:
-    """Return the shape of every point of the model in a pass, by key; `hp` are its sizes."""
+    """Return {key: shape} of every point of the model in a pass of `tokens` tokens.
+
+    `hp` are the model's sizes, `known` its points by key. Points with an unknown size are left out.
+    """
     value_dim = int(hp["value_head_dim"] or hp["head_dim"])
     mla = bool(known) and not known["L0.kv_a"].absent
     head = int(hp["head_dim"])
     if mla:
         head = int(hp["qk_nope_head_dim"]) + int(hp["qk_rope_head_dim"])
+    # Sizes by the names that the table of points uses.
     dims: dict[str, int] = {
         "hidden_size": int(hp["hidden_size"]),
         "head_dim": head,
@@ -41,7 +45,10 @@ def point_shapes(
 
 
 def _size_of(text: str, known: Mapping[str, Any]) -> int | None:
-    """Return the size of an axis: a name, or a sum or product of names; None if one is unknown."""
+    """Return the size of an axis; None if a name in it is unknown.
+
+    `text` is a name, or a sum or product of names.
+    """
     for sign, join in (("+", sum), ("*", math.prod)):
         if sign in text:
             parts = [_size_of(part, known) for part in text.split(sign)]

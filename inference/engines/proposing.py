@@ -52,10 +52,12 @@ def propose_mapping(
     dtype: str = "float32",
     aliases: Mapping[str, str] = MappingProxyType({}),
 ) -> NameMap:
-    """Return a proposed mapping; `own` are the model's values by key, in execution order.
+    """Return a proposed mapping of dumped arrays to the model's points.
 
-    `aliases` are the keys of points that equal another one of the model, and that one's key.
+    `own` are the model's values by key, in execution order. `aliases` are the keys of points that
+    equal another one of the model, and that one's key.
     """
+    # Compare every array with every point, and read the names.
     fits = {name: _fits_of_array(captures, name, own, len(ids)) for name in captures.names}
     modules = ModuleMap(captures.names)
     said = {
@@ -67,18 +69,22 @@ def propose_mapping(
     best = sorted(_best_pairs(fits, captures.names, list(own)), key=lambda row: row[0].distance)
 
     def take(fit: PointFit, name: str) -> None:
+        """Map an array to a point, unless either is taken already."""
         if names[name] is None and not _repeats_taken(fits[name], taken) and fit.key not in taken:
             names[name] = _mapped_array(fit)
             taken.add(fit.key)
 
+    # Equal values are certain.
     for fit, name in best:
         if fit.distance <= EQUAL and _fits_its_name(fit, fits[name], said[name]):
             take(fit, name)
-    _take_by_pattern(names, fits, taken, captures)
+    # Then names: those of a pattern, then each alone.
+    _take_by_pattern(names, fits, taken)
     _take_by_name(names, fits, taken, said)
     for fit, name in best:
         if fit.distance <= ALIKE:
             take(fit, name)
+    # What is left gets the nearest free point, as possible.
     for name, row in names.items():
         if row is not None or _repeats_taken(fits[name], taken):
             continue  # or the same values once more, as the next layer's input
@@ -109,18 +115,18 @@ def _keys_by_name(name: str, modules: ModuleMap) -> list[str]:
 
 
 def _fits_its_name(fit: PointFit, fits: Sequence[PointFit], said: Sequence[str]) -> bool:
-    """Say whether a fit is what the array's name says, or far nearer than that."""
+    """Return whether a fit is what the array's name says, or far nearer than that."""
     named = [one.distance for one in fits if one.key in said]
     return fit.key in said or not named or fit.distance <= min(named) / FAR
 
 
 def _repeats_taken(fits: Sequence[PointFit], taken: set[str]) -> bool:
-    """Say whether an array has the values of a point that another array has been taken for."""
+    """Return whether an array has the values of a point that another array was mapped to."""
     return bool(fits) and fits[0].distance <= EQUAL and fits[0].key in taken
 
 
 def _mapped_array(fit: PointFit) -> MappedArray:
-    """Return a fit as an entry of the mapping."""
+    """Return a fit as an entry of the mapping, with its certainty."""
     sure = "certain" if fit.distance <= EQUAL else "likely"
     why = "the model's own values" if fit.distance <= EQUAL else "near the model's own values"
     why += ", as log-probabilities" if fit.normalized else ""
@@ -130,12 +136,16 @@ def _mapped_array(fit: PointFit) -> MappedArray:
 def _fits_of_array(
     captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int
 ) -> list[PointFit]:
-    """Return how an array fits every point of a fitting size, the best layout of each."""
+    """Return how an array fits every point of a fitting size, nearest first.
+
+    Of each point the best layout is returned.
+    """
     shape = captures.shapes[name]
     size = int(np.prod(shape, dtype=np.int64))
     found: list[PointFit] = []
     values: Numbers | None = None
     rows = captures.rows.get(name)
+    # Only points of the array's size, or of its last row, can fit.
     for key, mine in own.items():
         if rows is not None and POINTS[parse_key(key)[0]].rows != "scores" and len(mine) == tokens:
             mine = mine[list(rows)]
@@ -158,7 +168,7 @@ def _fits_of_array(
 
 
 def _has_padded_vocabulary(shape: tuple[int, ...], key: str, mine: Numbers) -> bool:
-    """Say whether an array has rows of the vocabulary and more columns than it."""
+    """Return whether an array has the vocabulary's rows and more columns than it."""
     width = mine.shape[-1]
     if not has_vocabulary_axis(parse_key(key)[0]) or not shape or shape[-1] <= width:
         return False
@@ -195,7 +205,10 @@ def _fit_point(
 def _best_pairs(
     fits: Mapping[str, list[PointFit]], names: Sequence[str], keys: Sequence[str]
 ) -> Iterator[tuple[PointFit, str]]:
-    """Yield pairs; where several keys hold equal values, those in the order of the arrays first."""
+    """Yield (fit, array name) of all fits, with ties in distance broken by order.
+
+    Where several keys hold equal values, those in the order of the arrays come first.
+    """
     place = {key: i for i, key in enumerate(keys)}
     for at, name in enumerate(names):
         for fit in fits[name]:
@@ -204,7 +217,7 @@ def _best_pairs(
 
 
 def name_pattern(name: str) -> tuple[str, int] | None:
-    """Return a name with its first number left out, and the number; None without one."""
+    """Return (name with {} for its first number, the number); None without a number."""
     found = _NUMBER.search(name)
     if found is None or len(found[0]) > 6:
         return None
@@ -212,12 +225,13 @@ def name_pattern(name: str) -> tuple[str, int] | None:
 
 
 def _take_by_pattern(
-    names: dict[str, MappedArray | None],
-    fits: Mapping[str, list[PointFit]],
-    taken: set[str],
-    captures: Captures,
+    names: dict[str, MappedArray | None], fits: Mapping[str, list[PointFit]], taken: set[str]
 ) -> None:
-    """Give arrays of one name pattern the point that most of its arrays are, layer by layer."""
+    """Map arrays of one name pattern to the point that most of them are, layer by layer.
+
+    `names` is the mapping so far, `fits` how each array fits the points, `taken` the mapped keys.
+    Changes `names` and `taken`.
+    """
     votes: dict[str, Counter[tuple[str, int]]] = {}
     for name, row in names.items():
         parts = name_pattern(name)
@@ -245,7 +259,11 @@ def _take_by_pattern(
 def _take_logprobs(
     names: dict[str, MappedArray | None], fits: Mapping[str, list[PointFit]], taken: set[str]
 ) -> None:
-    """Map log-probabilities, however far they are: rows that add to 1 are nothing else."""
+    """Map log-probabilities, however far they are: rows that add to 1 are nothing else.
+
+    `names` is the mapping so far, `fits` how each array fits the points, `taken` the mapped keys.
+    Changes `names` and `taken`.
+    """
     for name, row in names.items():
         if row is None:
             for fit in fits[name]:
@@ -268,9 +286,11 @@ def _take_by_name(
     taken: set[str],
     said: Mapping[str, Sequence[str]],
 ) -> None:
-    """Give the arrays that are left the point their name says, unless values contradict it.
+    """Map the remaining arrays to the point their name says, unless values contradict it.
 
-    They do where the point is far off and another one is far nearer.
+    They do where the point is far off and another one is far nearer. `names` is the mapping so far,
+    `fits` how each array fits the points, `taken` the mapped keys, `said` the keys that each name
+    says. Changes `names` and `taken`.
     """
     for name, row in names.items():
         if row is not None or _repeats_taken(fits[name], taken):
@@ -294,7 +314,11 @@ def _take_if_best(
     certainty: str,
     why: str,
 ) -> None:
-    """Map an array to a key it fits by size, if no array that fits better has it."""
+    """Map an array to a key it fits by size, if no array that fits better has it.
+
+    `names` is the mapping so far, `fits` how each array fits the points, `taken` the mapped keys.
+    `certainty` and `why` go into the entry. Changes `names` and `taken`.
+    """
     fit = next((fit for fit in fits[name] if fit.key == key), None)
     row = names[name]
     if fit is None or (key in taken and (row is None or row.key != key)):

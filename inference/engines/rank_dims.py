@@ -57,7 +57,7 @@ def parse_dims(text: str, where: str) -> tuple[Division, ...]:
 
 
 def _new(text: str, number: int, where: str) -> list[Division]:
-    """Read `cp:zigzag,sp`."""
+    """Return the divisions of one dimension in the new notation, such as `cp:zigzag,sp`."""
     found = []
     for part in text.split(","):
         axis, _, said = part.strip().partition(":")
@@ -69,7 +69,7 @@ def _new(text: str, number: int, where: str) -> list[Division]:
 
 
 def _old(text: str, number: int, where: str) -> list[Division]:
-    """Read `cp,zigzag`."""
+    """Return the division of one dimension in the old notation, such as `cp,zigzag`."""
     words = [word.strip() for word in text.split(",")]
     how: How = "parts"
     for word in words[1:]:
@@ -78,12 +78,14 @@ def _old(text: str, number: int, where: str) -> list[Division]:
 
 
 def _axis(word: str, where: str) -> str:
+    """Return an axis without its prefix ("attn_tp" is "tp"); FormatError if unknown."""
     if word not in _AXIS_WORDS:
         raise FormatError(f"{where}: axis {word[:20]!r}; expected one of {', '.join(_AXIS_WORDS)}")
     return word.rpartition("_")[2]
 
 
 def _qualifier(word: str, where: str) -> How:
+    """Return how ranks divide, by a qualifier; FormatError if it is unknown."""
     if word not in _QUALIFIERS:
         raise FormatError(f"{where}: {word[:20]!r}; expected one of {', '.join(_QUALIFIERS)}")
     return _QUALIFIERS[word]

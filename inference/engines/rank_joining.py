@@ -45,8 +45,8 @@ class PointWidths:
     """What the model says of arrays by name, for the sizes that whole ones have.
 
     `widths` are elements of a token, `parts` are (elements, elements of a head) of each part of a
-    joined result such as qkv_proj, `points` are the points that a name says, `known` are the
-    widths of all points.
+    joined result such as qkv_proj, `points` are the points that a name says, `known` are the widths
+    of all points.
     """
 
     widths: Mapping[str, int] = field(default_factory=dict)
@@ -87,12 +87,12 @@ class Unequal:
 
 
 def row_axis(shape: Sequence[int]) -> int:
-    """Return the axis of an array's tokens: the first, behind a batch of one."""
+    """Return the axis of an array's tokens: the first, or the second after a batch of one."""
     return 1 if len(shape) > 2 and shape[0] == 1 else 0
 
 
 def width_of(shape: Sequence[int]) -> int:
-    """Return the elements of a token."""
+    """Return the number of elements of a token."""
     return int(np.prod(shape[row_axis(shape) + 1 :], dtype=np.int64))
 
 
@@ -105,9 +105,11 @@ def join(
     tokens: int | None,
     unequal: list[Unequal],
 ) -> JoinedArray:
-    """Return the whole of what ranks of an axis hold, by rank; FormatError where it is not clear.
+    """Return the whole array of the parts that ranks of an axis hold, {rank: part}.
 
-    What should be equal and is not is added to `unequal`; the first rank's values are taken then.
+    `dims` say how it is divided (None: sizes decide), `tokens` is the length of the step. What
+    should be equal and is not is added to `unequal`; the first rank's values are taken then.
+    FormatError where it is not clear.
     """
     rows = [parts[rank] for rank in sorted(parts)]
     if len(rows) == 1:
@@ -128,13 +130,14 @@ def join(
 def _layout(
     name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWidths, tokens: int | None
 ) -> Layout:
-    """Return how ranks divide an array, by sizes; FormatError where sizes leave it open."""
+    """Return how ranks divide an array, by sizes; FormatError if sizes leave it open."""
     count = len(rows)
     shapes = [row.shape for row in rows]
     each = {width_of(shape) for shape in shapes}
     lengths = [shape[row_axis(shape)] if shape else 0 for shape in shapes]
     if any(len(shape) < 1 for shape in shapes):
         return "replicated"
+    # One number for each token, or one for the whole batch.
     if all(len(shape) == 1 for shape in shapes) and name not in widths.widths:
         # Ids, positions and lengths: one number a token.
         if axis in _ROWS_AXES and (tokens is None or sum(lengths) == tokens):
@@ -145,6 +148,7 @@ def _layout(
             f"{name}: ranks of {axis} hold {_sizes(shapes)}; expected equal widths; were they "
             "dumped from one run?"
         )
+    # Compare a rank's width with that of the model's point.
     part = each.pop()
     whole = widths.widths.get(name)
     in_rows = (
@@ -169,6 +173,7 @@ def _layout(
         raise FormatError(
             f"{name}: {count} ranks of {axis} hold {_sizes(shapes)}; {whole} columns are expected"
         )
+    # Without a point of the model, sizes and values decide.
     if axis in _ROWS_AXES or in_rows:
         return "rows"
     if part * count in widths.known and part not in widths.known:
@@ -183,13 +188,14 @@ def _layout(
 
 
 def _sizes(shapes: Sequence[tuple[int, ...]]) -> str:
+    """Return different shapes in words, each once."""
     return ", ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
 
 
 def _alike(
     name: str, parts: Mapping[int, JoinedArray], axis: str, unequal: list[Unequal]
 ) -> JoinedArray:
-    """Return what all ranks hold; the first rank's where they differ, which is noted."""
+    """Return what all ranks hold; the first rank's where they differ, noted in `unequal`."""
     ranks = sorted(parts)
     first = parts[ranks[0]]
     values = first.read()
@@ -218,6 +224,7 @@ def summed(name: str, rows: Sequence[JoinedArray]) -> JoinedArray:
     """Return the sum of what ranks hold: a product before its all-reduce."""
 
     def read() -> Numbers:
+        """Return the sum in float32, or float64 if the parts are."""
         total: Numbers = np.array(
             rows[0].read(), np.float64 if rows[0].dtype == "float64" else np.float32
         )
@@ -229,7 +236,7 @@ def summed(name: str, rows: Sequence[JoinedArray]) -> JoinedArray:
 
 
 def _divided(name: str, rows: Sequence[JoinedArray], said: Division) -> JoinedArray:
-    """Join along the dimension that the dump's dims say."""
+    """Return the parts joined along the dimension that the dump's dims say."""
     if said.how == "partial":
         return summed(name, rows)
     if said.dimension >= len(rows[0].shape):
@@ -243,11 +250,15 @@ def _divided(name: str, rows: Sequence[JoinedArray], said: Division) -> JoinedAr
 
 
 def _zigzag(name: str, rows: Sequence[JoinedArray], at: int) -> JoinedArray:
-    """Join halves from both ends: rank i of n holds chunks i and 2n-1-i of 2n."""
+    """Return halves joined from both ends: rank i of n holds chunks i and 2n-1-i of 2n.
+
+    `at` is the dimension.
+    """
     if any(row.shape[at] % 2 for row in rows):
         raise FormatError(f"{name}: {rows[0].shape[at]} rows of a rank are no two equal chunks")
 
     def read() -> Numbers:
+        """Return the chunks in order."""
         halves = [np.split(row.read(), 2, axis=at) for row in rows]
         both = [half[0] for half in halves] + [half[1] for half in reversed(halves)]
         return np.concatenate(both, axis=at)
@@ -258,6 +269,7 @@ def _zigzag(name: str, rows: Sequence[JoinedArray], at: int) -> JoinedArray:
 
 
 def _concatenated(name: str, rows: Sequence[JoinedArray], at: int, how: Layout) -> JoinedArray:
+    """Return the parts joined along dimension `at`; FormatError if other sizes differ."""
     shape = list(rows[0].shape)
     others = {(*row.shape[:at], *row.shape[at + 1 :]) for row in rows}
     if len(others) > 1:
@@ -276,16 +288,21 @@ def _concatenated(name: str, rows: Sequence[JoinedArray], at: int, how: Layout) 
 
 
 def _columns(name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWidths) -> JoinedArray:
-    """Join columns; parts of a joined result each for itself, key heads that ranks share once."""
+    """Return the columns joined; parts of a joined result are joined each by itself.
+
+    Key heads that several ranks share are taken once.
+    """
     at = row_axis(rows[0].shape) + 1
     whole = widths.widths.get(name, 0)
     parts = widths.parts.get(name, ())
     local = width_of(rows[0].shape)
     count = len(rows)
+    # Equal shares of a single matrix follow one another.
     if not parts and (not whole or local * count == whole or whole == widths.vocabulary):
         return _concatenated(name, rows, at, "columns")
     if not parts:
         parts = ((whole, local),)
+    # Parts of a joined result: a rank has its share, at least one head, of each.
     sizes = [max(width // count, unit) for width, unit in parts]
     if sum(sizes) != local:
         raise FormatError(
@@ -296,6 +313,7 @@ def _columns(name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWid
     copies = [max(1, size * count // width) for size, (width, _) in zip(sizes, parts, strict=True)]
 
     def read() -> Numbers:
+        """Return the columns in order; FormatError if shared key heads differ."""
         flat = [row.read().reshape(*row.shape[:at], -1) for row in rows]
         made = []
         for start, size, times in zip(starts, sizes, copies, strict=False):
@@ -314,7 +332,10 @@ def _columns(name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWid
 
 
 def dims_of(parts: Sequence[DumpedArray], given: str | None) -> tuple[Division, ...] | None:
-    """Return how an array is divided as the spec or the dump says; None where neither does."""
+    """Return how an array is divided as the spec or the dump says; None if neither does.
+
+    `given` are the dims of the spec. () means that every rank holds it whole.
+    """
     said = given if given is not None else next((one.dims for one in parts if one.dims), "")
     if given is None and not said:
         return None

@@ -50,12 +50,12 @@ class TokenRun:
 
     @property
     def positions(self) -> list[int]:
-        """Token positions, in order."""
+        """Token positions, ascending."""
         return sorted(at for one in self.segments for at in one.positions)
 
     @property
     def ids(self) -> list[int] | None:
-        """Token ids in the order of positions, None where a pass does not say them."""
+        """Token ids in the order of positions; None if a pass does not say them."""
         if any(one.ids is None for one in self.segments):
             return None
         pairs = [
@@ -65,13 +65,13 @@ class TokenRun:
 
     @property
     def steps(self) -> list[int]:
-        """The pass that computed each token, in the order of positions."""
+        """Step of the pass that computed each token, in the order of positions."""
         pairs = sorted((at, one.step) for one in self.segments for at in one.positions)
         return [step for _, step in pairs]
 
     @property
     def next(self) -> int:
-        """The position that its next token has."""
+        """Position of the token that would follow."""
         return max(self.segments[-1].positions) + 1
 
 
@@ -93,7 +93,10 @@ class AlignedArrays:
 
 
 def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
-    """Return the arrays of the sequence that has these ids, or of the only one; FormatError."""
+    """Return the arrays of the sequence that has these ids, or of the only one.
+
+    FormatError if there is no such sequence, or several without ids to choose by.
+    """
     notes: list[str] = []
     passes = list(_without_warm_ups(dump.passes, notes))
     if not passes:
@@ -107,7 +110,10 @@ def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
 
 
 def _without_warm_ups(passes: Sequence[Pass], notes: list[str]) -> Iterator[Pass]:
-    """Yield the passes that are no warm-up: of a dummy batch, or captured before it ran."""
+    """Yield the passes that are no warm-up; those left out are noted in `notes`.
+
+    A warm-up has a dummy batch, or was captured before it ran: its ids or values are all zero.
+    """
     dropped = []
     for one in passes:
         ids = one.batch.get("ids")
@@ -122,7 +128,7 @@ def _without_warm_ups(passes: Sequence[Pass], notes: list[str]) -> Iterator[Pass
 
 
 def _is_blank(one: Pass) -> bool:
-    """Say whether the first arrays of a pass are all zeros."""
+    """Return whether the first arrays of a pass are all zeros."""
     some = [row for row in one.arrays.values() if "float" in row.dtype and row.shape][:_LOOKED]
     return bool(some) and not any(np.any(row.read()) for row in some)
 
@@ -134,6 +140,7 @@ def _sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
     for place, one in enumerate(passes):
         free = [row for row in found if row.stream == one.stream]
         for part in _segments(one, place, free):
+            # A segment continues a sequence of its request, or one that ends where it begins.
             start = min(part.positions)
             if part.request:
                 fits = [
@@ -157,10 +164,14 @@ def _sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
 
 
 def _segments(one: Pass, place: int, before: Sequence[TokenRun]) -> Iterator[Segment]:
-    """Yield the requests of a pass in the order of its rows."""
+    """Yield the tokens of each request of a pass, in the order of its rows.
+
+    `place` is the pass's number in the dump, `before` the sequences that may continue here.
+    """
     ids = None if "ids" not in one.batch else np.asarray(one.batch["ids"].read())
     shape = () if ids is None else ids.shape
     flat = None if ids is None else ids.reshape(-1)
+    # Read positions, ids and bounds of the requests.
     said = None if "positions" not in one.batch else np.asarray(one.batch["positions"].read())
     if (
         said is not None
@@ -173,6 +184,7 @@ def _segments(one: Pass, place: int, before: Sequence[TokenRun]) -> Iterator[Seg
     tokens = _tokens(one, flat, positions)
     bounds = list(_bounds(one, tokens, shape, positions))
     names = _requests(one)
+    # Each request has the rows that its attention mask leaves.
     for number, (first, stop) in enumerate(bounds):
         rows = np.arange(first, stop)
         mask = one.batch.get("mask")
@@ -210,7 +222,7 @@ def _tokens(one: Pass, ids: Numbers | None, positions: Numbers | None) -> int:
 
 
 def _length(shape: Sequence[int]) -> int:
-    """Return the rows of an array: of all sequences of a batch."""
+    """Return the number of rows of an array; without a batch axis of one."""
     if len(shape) > 2 and shape[0] == 1:
         return int(shape[1])
     return int(shape[0]) if shape else 0
@@ -219,7 +231,10 @@ def _length(shape: Sequence[int]) -> int:
 def _bounds(
     one: Pass, tokens: int, shape: Sequence[int], positions: Numbers | None
 ) -> Iterator[tuple[int, int]]:
-    """Yield the first row of each request and the row behind its last."""
+    """Yield (first row, row after the last) of each request of a pass.
+
+    `tokens` is the number of rows, `shape` that of the token ids.
+    """
     starts = _numbers(one, "starts")
     counts = _numbers(one, "counts")
     lengths = _numbers(one, "lengths")
@@ -236,7 +251,7 @@ def _bounds(
     elif positions is not None and positions.size >= tokens > 0:
         own = positions[:tokens]
         one_run = np.array_equal(np.sort(own), np.arange(own.min(), own.min() + tokens))
-        # The chunks of context parallelism stand in another order and are one sequence.
+        # The chunks of context parallelism are in another order and are one sequence.
         breaks = np.array([], np.int64) if one_run else np.flatnonzero(np.diff(own) != 1) + 1
         edges = [0, *breaks.tolist(), tokens]
         yield from pairwise(edges)
@@ -245,6 +260,7 @@ def _bounds(
 
 
 def _running(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Yield (first, stop) of consecutive runs of these lengths; empty runs are left out."""
     first = 0
     for count in counts:
         if count > 0:
@@ -253,7 +269,7 @@ def _running(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _numbers(one: Pass, kind: str) -> list[int] | None:
-    """Return the whole numbers that a pass says of its batch, None without any."""
+    """Return the whole numbers that a pass has under this kind; None if there are none."""
     if kind in one.batch:
         values = np.asarray(one.batch[kind].read()).reshape(-1)
         return [int(value) for value in values] if values.dtype.kind in "iu" else None
@@ -261,7 +277,7 @@ def _numbers(one: Pass, kind: str) -> list[int] | None:
 
 
 def _requests(one: Pass) -> list[Any]:
-    """Return the names of a pass's requests in the order of the batch, [] without any."""
+    """Return the names of a pass's requests in the order of the batch; [] without any."""
     numbers = _numbers(one, "requests")
     if numbers is not None:
         return numbers
@@ -272,13 +288,17 @@ def _requests(one: Pass) -> list[Any]:
 
 
 def _choose(found: Sequence[TokenRun], ids: Sequence[int] | None) -> TokenRun:
-    """Return the sequence that is asked for; FormatError lists those that are there."""
+    """Return the sequence with these ids; FormatError lists those that are there.
+
+    Without ids it is the only one.
+    """
     if ids is None:
         if len(found) == 1:
             return found[0]
         raise FormatError(
             f"{len(found)} sequences in the dump ({_listed(found)}); name one by its token ids"
         )
+    # Prefer the sequence of just these ids, then a longer one that begins with them.
     wanted = list(ids)
     unnamed = [one for one in found if one.ids is None]
     same = [one for one in found if one.ids == wanted]
@@ -293,6 +313,7 @@ def _choose(found: Sequence[TokenRun], ids: Sequence[int] | None) -> TokenRun:
             f"{len(wanted)} token ids are given, the dump has {len(found[0].positions)} tokens; "
             "give the ids of the whole dump"
         )
+    # Say what is wrong with what is there.
     for one in found:
         _refuse_gaps(one)
     raise FormatError(
@@ -301,7 +322,7 @@ def _choose(found: Sequence[TokenRun], ids: Sequence[int] | None) -> TokenRun:
 
 
 def _listed(found: Sequence[TokenRun]) -> str:
-    """Say which sequences there are."""
+    """Return which sequences there are, in words."""
     rows = []
     for one in found[:_SHOWN]:
         ids = one.ids
@@ -315,7 +336,7 @@ def _listed(found: Sequence[TokenRun]) -> str:
 
 
 def _refuse_gaps(chosen: TokenRun) -> None:
-    """Raise FormatError for a sequence of which tokens are in no pass."""
+    """Raise FormatError if tokens of a sequence are in no pass."""
     positions = chosen.positions
     lost = sorted(set(range(max(positions) + 1)) - set(positions))
     if lost:
@@ -329,7 +350,8 @@ def _refuse_gaps(chosen: TokenRun) -> None:
 def _aligned(
     passes: Sequence[Pass], chosen: TokenRun, length: int | None, notes: Sequence[str]
 ) -> AlignedArrays:
-    """Return the rows of one sequence, of its first `length` tokens."""
+    """Return the arrays of one sequence, of its first `length` tokens (None: all)."""
+    # Every position must be there once.
     positions = chosen.positions
     if len(set(positions)) != len(positions):
         twice = next(at for at in positions if positions.count(at) > 1)
@@ -345,6 +367,7 @@ def _aligned(
     left: dict[str, str] = {}
     names = dict.fromkeys(name for one in chosen.segments for name in passes[one.place].arrays)
     whole = tuple(positions[:limit])
+    # Align each array; what does not fit is left out with the reason.
     for name in names:
         try:
             made, own = _rows_of(name, passes, chosen, limit)
@@ -368,8 +391,12 @@ def _aligned(
 def _rows_of(
     name: str, passes: Sequence[Pass], chosen: TokenRun, limit: int | None
 ) -> tuple[JoinedArray, tuple[int, ...]]:
-    """Return an array's rows in the order of positions, and these; ValueError where they differ."""
+    """Return (an array's rows in the order of positions, their positions).
+
+    `limit` is the number of tokens (None: all). ValueError if passes do not fit together.
+    """
     taken: list[tuple[int, JoinedArray, int]] = []  # position, array of a pass, row in it
+    # Find the row of every position in the arrays of its pass.
     for part in chosen.segments:
         one = passes[part.place].arrays.get(name)
         if one is None:
@@ -389,12 +416,14 @@ def _rows_of(
     taken.sort(key=lambda row: row[0])
     if not taken:
         raise ValueError("no row of the sequence")
+    # All rows must have one shape.
     kinds = {_row_shape(one.shape, passes, one) for _, one, _ in taken}
     if len(kinds) > 1:
         raise ValueError(f"rows of {len(kinds)} shapes: {shorten(str(sorted(kinds)), 80)}")
     inner = kinds.pop()
 
     def read() -> Numbers:
+        """Return the rows of all passes in order."""
         made: list[Numbers] = []
         for _, group in groupby(taken, key=lambda row: id(row[1])):
             listed = list(group)
@@ -411,6 +440,7 @@ def _rows_of(
 
 
 def _pass_tokens(one: Pass) -> int:
+    """Return how many tokens a pass has, by its ids, its positions or its arrays."""
     ids, positions = one.batch.get("ids"), one.batch.get("positions")
     if ids is not None:
         return int(np.prod(ids.shape, dtype=np.int64))
@@ -427,7 +457,7 @@ def _flat_length(shape: Sequence[int], tokens: int) -> int:
 
 
 def _row_shape(shape: tuple[int, ...], passes: Sequence[Pass], one: JoinedArray) -> tuple[int, ...]:
-    """Return the shape of one token's part."""
+    """Return the shape of one token's part of an array."""
     tokens = next((_pass_tokens(row) for row in passes if row.arrays.get(one.name) is one), 0)
     if len(shape) > 2 and (shape[0] == 1 or shape[0] * shape[1] == tokens):
         return shape[2:]

@@ -31,7 +31,7 @@ MAX_BYTES, MAX_ROWS = 16 << 20, 1 << 16
 
 
 def _read_table(path: Path) -> bytes:
-    """Return the bytes of a table; FormatError where it is too large."""
+    """Return the bytes of a table; FormatError if it is too large."""
     with closing(MappedFile(path)) as file:
         if file.size > MAX_BYTES:
             raise FormatError(f"{path}: {file.size} bytes; at most {MAX_BYTES} of a table are read")
@@ -39,7 +39,7 @@ def _read_table(path: Path) -> bytes:
 
 
 def is_table(path: Path) -> bool:
-    """Say whether a file is a table of statistics."""
+    """Return whether a file is a table of statistics."""
     if not path.is_file() or path.suffix not in (".csv", ".json"):
         return False
     try:
@@ -49,13 +49,15 @@ def is_table(path: Path) -> bool:
 
 
 def _table_rows(path: Path) -> dict[str, Mapping[str, Any]]:
-    """Return the columns of every name; {} if the file is not a table of statistics."""
+    """Return {name: its columns}; {} if the file is not a table of statistics."""
+    # JSON: an object of names, or one under "statistics".
     if path.suffix == ".json":
         said = loads(_read_table(path), str(path), max_bytes=MAX_BYTES)
         said = said.get("statistics", said) if isinstance(said, dict) else said
         rows = said if isinstance(said, dict) else {}
         known = all(isinstance(row, dict) and set(COLUMNS) & set(row) for row in rows.values())
         return rows if known else {}
+    # CSV: a column of names, and at least one statistic.
     reader = csv.DictReader(io.StringIO(_read_table(path).decode("utf-8", "replace")))
     fields = reader.fieldnames or ()
     if "name" not in fields or not set(COLUMNS) & set(fields):
@@ -97,7 +99,7 @@ def load_table(
 
 
 def _point_key(name: str, modules: ModuleMap) -> str | None:
-    """Return the key of the point that a name says, None for none."""
+    """Return the key of the point that a name says; None for none."""
     try:
         point, layer = parse_key(name)
     except UsageError:
@@ -117,6 +119,7 @@ def _row_stats(row: Mapping[str, Any], where: str) -> Stats:
             raise FormatError(
                 f"{where}: {column} is {shorten(str(said), 80)!r}; expected a number"
             ) from None
+    # Values that are not finite count as such, and leave the statistic open.
     bad = any(value is not None and not math.isfinite(value) for value in numbers.values())
     count = row.get("count")
     size = int(count) if isinstance(count, (int, str)) and str(count).isdigit() else 0

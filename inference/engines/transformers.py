@@ -45,7 +45,7 @@ DTYPES = {
 }  # fmt: skip
 # By what is added to the scores; eager attention adds it twice.
 _ADDED_ONCE = {"alibi_keys": "sdpa"}
-_INSIDE = re.compile(r"(\.[^.\d][^.]*)+$")  # what a module's path has behind its layer's number
+_INSIDE = re.compile(r"(\.[^.\d][^.]*)+$")  # what a module's path has after its layer's number
 _ATTENTION = ("#q_attn", "#k_attn", "#scores", "#probs")
 
 
@@ -68,6 +68,7 @@ def run_transformers(
     """
     device = _torch_device(choice.device)
     with ExitStack() as stack:
+        # Open the model in transformers.
         folder, via = _folder_to_load(model, stack)
         head = model.spec.block.head != "none"
         attention = _ADDED_ONCE.get(model.spec.block.score_bias, "eager")
@@ -75,6 +76,7 @@ def run_transformers(
         if threads is not None:
             stack.callback(torch.set_num_threads, torch.get_num_threads())
             torch.set_num_threads(threads)
+        # Record modules' values during one pass.
         collector = Collector(
             stack.enter_context(Spool()),
             model,
@@ -90,6 +92,7 @@ def run_transformers(
         known = reader.modules
 
         def take(key: str, values: Any) -> None:
+            """Record a module's value, if it is a point."""
             if reader.expects(key):
                 reader.add(key, _to_numpy(values))
 
@@ -108,7 +111,7 @@ def run_transformers(
 
 
 def _module_reader(network: Any, model: Model, collector: Collector, tokens: int) -> ModuleReader:
-    """Return what turns the modules' values into capture points."""
+    """Return the reader that turns the modules' values into capture points."""
     names = [name for name, _ in network.named_modules()]
     layers = [name for name in names if name.rpartition(".")[2].isdigit()]
     keys = [*names, *(f"{name}#in" for name in names), "logits"]
@@ -125,7 +128,7 @@ def _module_reader(network: Any, model: Model, collector: Collector, tokens: int
 
 
 def _run_facts(network: Any, dtype: str, device: torch.device, attention: str) -> dict[str, Any]:
-    """Return what a trace says of the arithmetic that ran."""
+    """Return what a trace says of the arithmetic that ran: device, dtype, versions, threads."""
     return {
         "backend": "transformers",
         "device": str(device),
@@ -143,7 +146,7 @@ _ROUTED = ("#experts", "#expert_w")
 
 
 def _torch_device(text: str) -> torch.device:
-    """Return the torch device of a name; BackendUnavailableError where it is not here."""
+    """Return the torch device of a name; BackendUnavailableError if it is not here."""
     if text.startswith("cuda") and not torch.cuda.is_available():
         raise BackendUnavailableError(
             f"transformers on {text}: torch finds no CUDA device; use @transformers:cpu, or run "
@@ -153,7 +156,7 @@ def _torch_device(text: str) -> torch.device:
 
 
 def _folder_to_load(model: Model, stack: ExitStack) -> tuple[Path, str]:
-    """Return a folder for transformers to open, and how its weights were made ("" if original)."""
+    """Return (a folder for transformers to open, how its weights were made in words)."""
     folder = model.folder
     packed = quantization_section(packing_config(model) or {}) is not None
     here = folder if folder is not None and not is_remote(folder.path) else None
@@ -172,9 +175,9 @@ def _folder_to_load(model: Model, stack: ExitStack) -> tuple[Path, str]:
 def load_network(
     folder: Path, dtype: str, device: torch.device, *, head: bool = True, attention: str = "eager"
 ) -> Any:
-    """Return transformers' model of a folder, in eval mode, with an implementation of attention.
+    """Return transformers' model of a folder, in eval mode, with this attention function.
 
-    Without a `head`: an encoder.
+    Without a `head`: an encoder. ArchError if transformers does not open it.
     """
     log: Any = transformers.logging
     verbosity = log.get_verbosity()
@@ -200,7 +203,7 @@ def load_network(
 
 
 def _to_numpy(values: Any) -> Numbers:
-    """Return float64 as float64, every other float as float32, integers as int64."""
+    """Return a tensor as numpy float64, float32 (any other float) or int64."""
     if not values.dtype.is_floating_point:
         found: Numbers = values.detach().cpu().numpy().astype(np.int64)
         return found
@@ -211,7 +214,7 @@ def _to_numpy(values: Any) -> Numbers:
 
 @contextlib.contextmanager
 def hook_modules(network: Any, known: ModuleMap, take: TakeValue) -> Iterator[None]:
-    """Pass every module's result, and the inputs of layers and output projections, to `take`."""
+    """Give every module's result, and the inputs of output projections, to `take` inside `with`."""
     paths = {id(module): name for name, module in network.named_modules()}
     handles = []
     for name, module in network.named_modules():
@@ -232,9 +235,10 @@ def hook_modules(network: Any, known: ModuleMap, take: TakeValue) -> Iterator[No
 
 
 def _make_hook(name: str, known: ModuleMap, take: TakeValue) -> Callable[..., None]:
-    """Return a hook that passes a module's result to `take`."""
+    """Return a forward hook that gives a module's result to `take`."""
 
     def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
+        """Give the module's input and result to `take`, where these are points."""
         before = args[0] if args else kwargs.get("hidden_states")
         if before is not None and known.read(f"{name}#in"):
             take(f"{name}#in", before)
@@ -251,7 +255,7 @@ def _make_hook(name: str, known: ModuleMap, take: TakeValue) -> Callable[..., No
 
 
 def _take_routing(name: str, result: Any, take: TakeValue) -> None:
-    """Pass the chosen experts and their weights to `take`, largest weight first."""
+    """Give the chosen experts and their weights to `take`, largest weight first."""
     layer = _INSIDE.sub("", name)
     weights, experts = result[1], result[2]
     if weights.shape != experts.shape:
@@ -262,7 +266,7 @@ def _take_routing(name: str, result: Any, take: TakeValue) -> None:
 
 
 def _take_choice(name: str, result: Any, take: TakeValue) -> Any:
-    """Return a router's logits; pass the experts whose weight is not zero to `take`."""
+    """Return a router's logits; give the experts whose weight is not zero to `take`."""
     weights, logits = result
     if weights.shape != logits.shape:
         return weights
@@ -277,9 +281,10 @@ def _take_choice(name: str, result: Any, take: TakeValue) -> Any:
 def _wrap_attention(
     original: Callable[..., Any], paths: dict[int, str], take: TakeValue
 ) -> Callable[..., Any]:
-    """Wrap eager attention to record rotated q and k, the softmax's input, and probabilities."""
+    """Return eager attention that also gives q, k, scores and probabilities to `take`."""
 
     def attend(module: Any, query: Any, key: Any, value: Any, mask: Any, **options: Any) -> Any:
+        """Return the original result; record its inputs and probabilities."""
         result, weights = original(module, query, key, value, mask, **options)
         layer = _INSIDE.sub("", paths[id(module)])
         take(f"{layer}#q_attn", query)

@@ -39,6 +39,10 @@ class CupyBackend(CupyExperts):
         threads: int | None = None,
         tf32: bool = False,
     ) -> None:
+        """Open a GPU in a dtype; BackendUnavailableError if either is not there.
+
+        `threads` is not used: nothing is computed on the CPU.
+        """
         super().__init__(device, dtype, deterministic=deterministic)
         self._tf32 = tf32
         self._names: dict[Any, str] = {}  # of arrays' dtypes
@@ -49,7 +53,11 @@ class CupyBackend(CupyExperts):
         self._workspace: Workspace | None = None
 
     def facts(self) -> Mapping[str, Any]:
-        """Device, driver, versions, TF32, memory, and how the weights were placed."""
+        """Return {name: value} of what a trace records: device, versions, TF32, memory, weights.
+
+        `weights_held` are bytes, `weights_streamed` a count of uses, `decoded_on_cpu` the tensors
+        by encoding.
+        """
         on_cpu = self._placer.on_cpu
         return {
             **super().facts(),
@@ -62,20 +70,20 @@ class CupyBackend(CupyExperts):
         }
 
     def budget(self) -> int | None:
-        """Return the share of the free GPU memory that weights may take."""
+        """Return how many bytes of weights the GPU may hold: a share of its free memory."""
         return int(memory.free_bytes() * FREE_SHARE)
 
     # in and out
 
     def array(self, x: Numbers) -> Array:
-        """Copy to the GPU, rounded to the dtype there."""
+        """Return numbers as an array on the GPU, rounded to the dtype there."""
         self._brought.needs_host("numbers are brought to the device")
         if x.dtype != np.float32 and x.dtype != np.float64:
             x = x.astype(np.float32)
         return self._rounded(memory.put(np.ascontiguousarray(x)))
 
     def _rounded(self, values: Array) -> Array:
-        """Return float32 or float64 numbers on the GPU in the dtype."""
+        """Return float32 or float64 numbers on the GPU as an array of the dtype."""
         if values.dtype == self._stored:
             return values
         if values.dtype == np.float32:
@@ -85,14 +93,20 @@ class CupyBackend(CupyExperts):
         return out
 
     def sloped(self, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
-        """Multiply in float64 on the GPU, round there."""
+        """Return ALiBi's slope times (key - query) [heads, queries, keys], rounded once.
+
+        Multiplied in float64 on the GPU; a recorded step reads its position there.
+        """
         arrays, cached = memory.arrays(), self._brought.cached
         queries_at = arrays.arange(queries)[:, None] + (start if cached is None else cached)
         exact = self._brought.constant(slopes, "float64")[:, None, None]
         return self._rounded(exact * (arrays.arange(keys) - queries_at))
 
     def to_numpy(self, x: Array) -> Numbers:
-        """Return a numpy array on the host; a numpy array is returned as it is."""
+        """Return a numpy array on the host, 16-bit floats as float32.
+
+        A numpy array is returned unchanged. Raises NotRecordable while a pass is recorded.
+        """
         if not memory.is_device(x):
             return x  # type: ignore[no-any-return]
         self._brought.needs_host("the host reads a value")
@@ -104,7 +118,7 @@ class CupyBackend(CupyExperts):
         return (values.astype(np.uint32) << 16).view(np.float32)
 
     def _flat(self, x: Array) -> Flat:
-        """Return a contiguous array's memory; wide results are float32 or float64 arrays."""
+        """Return the address, size and dtype name of a contiguous array."""
         kind = x.dtype
         name = self._names.get(kind)
         if name is None:
@@ -112,21 +126,23 @@ class CupyBackend(CupyExperts):
         return Flat(memory.pointer(x), int(x.size), name)
 
     def _room(self) -> Workspace:
+        """Return the workspace of statistics, allocated at the first call."""
         if self._workspace is None:
             self._workspace = Workspace(self._brought)
         return self._workspace
 
     def stats(self, x: Array) -> Stats:
-        """Compute the statistics on the GPU, in one pass, and wait for them."""
+        """Return the statistics of x, computed on the GPU in one pass; waits for the result."""
         pending = self.pending()
         pending.add(x)
         return pending.read()[0]
 
     def pending(self) -> CupyPending:
-        """Return Pending, which read all statistics in one transfer."""
+        """Return an object that collects statistics and reads all of them in one transfer."""
         return CupyPending(self._room(), self._given)
 
     def _given(self, x: Array) -> tuple[Array, Flat]:
+        """Return (x or a contiguous copy of it, its address, size and dtype)."""
         given = whole(x)
         return given, self._flat(given)
 
@@ -134,28 +150,33 @@ class CupyBackend(CupyExperts):
 
     @property
     def recording(self) -> PassInputs | None:
-        """The pass being recorded, or None."""
+        """The inputs of the pass being recorded, or None."""
         return self._brought.recording
 
     @recording.setter
     def recording(self, inputs: PassInputs | None) -> None:
+        """Set the inputs of the pass being recorded, or None at its end."""
         self._brought.recording = inputs
 
     def graphs(self) -> PassGraphs | None:
-        """Return a recorder if the run is not deterministic."""
+        """Return a recorder of passes; None in deterministic mode."""
         return None if self.deterministic else PassGraphs(self, graph_maker.CupyGraphMaker())
 
     def best(self, row: Array) -> Array:
-        """Return [argmax, whether a logit is NaN] of logits [vocab], on the device."""
+        """Return int64 [argmax, 1 if a logit is NaN else 0] of logits [vocab], on the device."""
         arrays, wide = memory.arrays(), self.wide(row)
         found = arrays.argmax(wide, keepdims=True), arrays.isnan(wide).any(keepdims=True)
         return arrays.concatenate([each.astype("int64") for each in found])
 
     def host_row(self, x: Array, best: Any | None) -> DeviceRow:
-        """Return logits whose argmax is computed on the device; they are copied only if needed."""
+        """Return logits whose argmax is computed on the device, copied only if more is needed.
+
+        `best` is what a replayed pass has computed already, or None.
+        """
         found = self.best(x) if best is None else best
 
         def waited() -> Sequence[int]:
+            """Return [argmax, whether a logit is NaN] on the host; waits for the device."""
             if best is not None:  # a replay copies it to the host
                 memory.wait()
             numbers: list[int] = (found if best is not None else memory.get(found)).tolist()
@@ -166,16 +187,20 @@ class CupyBackend(CupyExperts):
     # products
 
     def matrix(self, w: Weight) -> Array | None:
-        """Return a weight [rows, columns] in the dtype; None if that is not held."""
+        """Return a weight [rows, columns] decoded in the dtype; None if it is not held so."""
         placed = self._placer.kept(w)
         return placed.values if isinstance(placed, Dense) else None
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
-        """Decode only these rows, on the GPU."""
+        """Return rows `ids` of the table [tokens, width], decoded on the GPU."""
         return self._placer.gather(table, ids)
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Multiply by the encoded weight, or panel by panel decoded."""
+        """Return x [tokens, in] times w [out, in] transposed, plus bias [out].
+
+        Few rows multiply the encoded bytes, more a panel decoded at a time. Deterministic runs
+        multiply blocks of ROWS rows.
+        """
         x = whole(x)
         placed = self._placer.place(w)
         encoded = isinstance(placed, PlacedBlocks) and placed.encoding in MATVEC
@@ -195,7 +220,10 @@ class CupyBackend(CupyExperts):
         return y if bias is None else self.add(y, bias)
 
     def _dense(self, x: Array, w: Weight, placed: Placed, dtype: str, rows: int) -> Array:
-        """Multiply in blocks of `rows` rows of x, panel by panel, all of `dtype`."""
+        """Return x times a placed weight transposed, multiplied in blocks of `rows` rows of x.
+
+        The weight comes panel by panel. x, panels and result are of `dtype`.
+        """
         stored = np.dtype(memory.STORED[dtype])
         y = memory.arrays().empty((len(x), w.n_rows), stored)
         item, depth, width = stored.itemsize, w.n_columns, w.n_rows
@@ -216,7 +244,10 @@ class CupyBackend(CupyExperts):
         return y
 
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
-        """Multiply in the dtype, or everything in float32."""
+        """Return a router's logits [tokens, n_experts].
+
+        They are in the dtype if `rounded` or in deterministic mode, else in float32 at least.
+        """
         if rounded or self.deterministic or self._stored == self._wide:
             return self.linear(x, w, bias)
         placed = self._placer.place(w)
@@ -230,7 +261,10 @@ class CupyBackend(CupyExperts):
     def rope_table(
         self, positions: Numbers, inv_freq: Numbers, *, factor: float, cast: RopeCast
     ) -> tuple[Array, Array]:
-        """Return cos and sin of float32 angles (float64 if that is the dtype)."""
+        """Return cos and sin [tokens, pairs] of float32 angles (float64 if that is the dtype).
+
+        Both are multiplied by `factor`, and rounded to the dtype unless `cast` is `result`.
+        """
         at, frequencies = self._brought.rows(positions), self._brought.constant(inv_freq, "float32")
         shape, wide = (len(positions), len(inv_freq)), cast == "result"
         kind = self._wide if wide else self._stored
@@ -246,7 +280,7 @@ class CupyBackend(CupyExperts):
         return cos, sin
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
-        """Rotate pairs of elements; the rotated part comes out in split halves."""
+        """Return x with pairs of elements rotated; the rotated part comes out in split halves."""
         x = whole(x)
         cos, sin = table
         out, (_, heads, d) = self._empty(*x.shape), x.shape
@@ -268,7 +302,10 @@ class CupyBackend(CupyExperts):
     def append(
         self, buffers: Sequence[Array], rows: Sequence[Array], start: int
     ) -> tuple[Array, ...]:
-        """Write after the valid positions; a recorded step reads their number on the device."""
+        """Write rows after the valid positions of each buffer, and return the rows to read.
+
+        A recorded step reads the position on the device and returns the whole buffers.
+        """
         cached = self._brought.cached
         if cached is None:
             return super().append(buffers, rows, start)
@@ -277,25 +314,25 @@ class CupyBackend(CupyExperts):
         return tuple(buffers)
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Use the kernels query by query, or cuBLAS for many queries."""
+        """Return attention [tokens, heads, value_dim]: kernels for few queries, cuBLAS for many."""
         return self._attention.attention(whole(q), whole(k), whole(v), heads)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
-        """Multiply each head's queries with its group's keys."""
+        """Return q.k [heads, tokens, keys], scaled and soft-capped."""
         return self._attention.scores(whole(q), whole(k), heads)
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Softmax over the visible keys and the sink."""
+        """Return the softmax over visible keys [heads, tokens, keys], a sink dropped."""
         return self._attention.probs(whole(scores), heads)
 
     def mix(self, probs: Array, v: Array) -> Array:
-        """Sum each head's values, weighted."""
+        """Return each head's values weighted by probs: [tokens, heads, value_dim]."""
         return self._attention.mix(whole(probs), whole(v))
 
     # a loss
 
     def cross_entropy(self, logits: Array, labels: Numbers) -> Numbers:
-        """Return every label's loss of the logits as the dtype holds them, computed in float32."""
+        """Return the loss of each label in nats, of logits rounded to the dtype, in float32."""
         arrays, x = memory.arrays(), memory.put(self.to_numpy(logits))
         wide = x - x.max(axis=-1, keepdims=True)
         logs = wide - arrays.log(arrays.exp(wide).sum(axis=-1, keepdims=True))

@@ -1,4 +1,4 @@
-"""What the CuPy backend does by element, by row and with shapes: kernels of ops.cu."""
+"""The CuPy backend's operations by element and by row, and those on shapes: kernels of ops.cu."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,9 +16,13 @@ STEPS = ("gelu_tanh",)  # activations that have a kernel NAME_steps
 
 
 class CupyElements(Backend):
-    """Arrays of one dtype on one GPU; 16-bit floats are arrays of uint16."""
+    """Element-wise operations on arrays of one dtype on one GPU.
+
+    16-bit floats are stored as arrays of uint16.
+    """
 
     def __init__(self, device: str, dtype: str, *, deterministic: bool) -> None:
+        """Make `device` current and load nothing; BackendUnavailableError for an unknown dtype."""
         if dtype not in memory.STORED:
             raise BackendUnavailableError(
                 f"backend cupy: found dtype {dtype!r}; expected one of {', '.join(memory.STORED)}"
@@ -31,6 +35,7 @@ class CupyElements(Backend):
         self._brought = Brought()
 
     def _empty(self, *shape: int) -> Array:
+        """Return an array of the dtype on the GPU, to be written whole."""
         return memory.arrays().empty(shape, self._stored)
 
     def zeros(self, shape: Sequence[int]) -> Array:
@@ -47,7 +52,7 @@ class CupyElements(Backend):
         return out
 
     def narrow(self, x: Array) -> Array:
-        """Return a wide array rounded to the dtype, as it is stored."""
+        """Return a float32 or float64 array rounded to the dtype, in the type it is stored in."""
         x = whole(x)
         if x.dtype == self._stored:
             return x
@@ -58,13 +63,17 @@ class CupyElements(Backend):
     # element by element
 
     def _each(self, name: str, x: Array, *rest: Any) -> Array:
+        """Return the result of the kernel `name` on each element of x.
+
+        `rest` are the kernel's arguments after the count.
+        """
         x = whole(x)
         out, count = self._empty(*x.shape), int(x.size)
         self._ops.over(name, count, memory.pointer(x), memory.pointer(out), count, *rest)
         return out
 
     def add(self, a: Array, b: Array) -> Array:
-        """Return a + b, b repeated along the axes before its own, or broadcast."""
+        """Return a + b; b is broadcast along missing first axes, or as numpy does."""
         if b.shape != a.shape[a.ndim - b.ndim :]:
             b = memory.arrays().broadcast_to(b, a.shape)
         a, b = whole(a), whole(b)
@@ -107,7 +116,10 @@ class CupyElements(Backend):
         return self._each("softcap", x, float(cap))
 
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
-        """Apply an activation; `steps` rounds every step if there is a kernel for that."""
+        """Return act(x); `steps` rounds every step if there is a kernel for that.
+
+        Raises ArchError for an activation that is not in ACTIVATIONS.
+        """
         if kind not in ACTIVATIONS:
             raise ArchError(f"activation {kind!r}; expected one of {', '.join(ACTIVATIONS)}")
         return self._each(f"{kind}_steps" if steps and kind in STEPS else kind, x)
@@ -117,7 +129,7 @@ class CupyElements(Backend):
         return self._each("sigmoid", x)
 
     def swiglu_oai(self, gate: Array, up: Array, limit: float, alpha: float) -> Array:
-        """Return gpt-oss's clamped product."""
+        """Return (u + 1) * g * sigmoid(alpha * g) of clamped gate and up (gpt-oss)."""
         gate, up = whole(gate), whole(up)
         out, count = self._empty(*gate.shape), int(gate.size)
         places = (memory.pointer(x) for x in (gate, up, out))
@@ -129,7 +141,10 @@ class CupyElements(Backend):
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Normalise in float32, round before or after the weight."""
+        """Return x normalised in float32 by its root mean square, times weight + offset.
+
+        `cast` says whether it is rounded before or after the weight.
+        """
         x, weight = whole(x), whole(weight)
         out, width = self._empty(*x.shape), int(x.shape[-1])
         self._ops.run(
@@ -145,7 +160,7 @@ class CupyElements(Backend):
         return out
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
-        """Normalise, weigh and shift in float32, round last."""
+        """Return x normalised, weighted and shifted in float32, rounded last."""
         x, weight = whole(x), whole(weight)
         out, width = self._empty(*x.shape), int(x.shape[-1])
         self._ops.run(
@@ -164,23 +179,23 @@ class CupyElements(Backend):
     # shapes
 
     def concat(self, parts: Sequence[Array]) -> Array:
-        """Join along the last axis."""
+        """Return the arrays joined along the last axis."""
         return memory.arrays().concatenate(list(parts), axis=-1)
 
     def stack(self, parts: Sequence[Array]) -> Array:
-        """Join along the first axis."""
+        """Return the arrays joined along the first axis."""
         return memory.arrays().concatenate(list(parts))
 
     def repeat_heads(self, x: Array, n_heads: int) -> Array:
-        """Repeat the single head."""
+        """Return [tokens, n_heads, d] from [tokens, 1, d], copied."""
         return memory.arrays().repeat(x, n_heads, axis=1)
 
     def take(self, x: Array, rows: Numbers | Array) -> Array:
-        """Copy the rows."""
+        """Return a copy of rows `rows` of x, in that order."""
         return x[self._brought.rows(rows)]
 
     def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
-        """Add weighted rows in place; no row occurs twice."""
+        """Add y times weights to `rows` of total in place, return total; no row may occur twice."""
         if len(rows):
             index = self._brought.rows(rows)
             factors = memory.put(np.ascontiguousarray(weights, self._wide))

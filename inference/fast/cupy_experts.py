@@ -23,9 +23,10 @@ from aprfmt.inference.weights import Weight
 
 
 class CupyMaths:
-    """CuPy's functions, and a kernel that sorts."""
+    """CuPy's functions under the names of routing.Maths, and a kernel that ranks."""
 
     def __init__(self, ops: Ops) -> None:
+        """Take the kernels of the dtype that routers compute in."""
         self._ops = ops
 
     def exp(self, x: Array) -> Array:
@@ -45,15 +46,18 @@ class CupyMaths:
         return memory.arrays().maximum(a, b)
 
     def highest(self, x: Array) -> Array:
-        """Return the highest of each row."""
+        """Return the largest element of each row, last axis kept."""
         return x.max(axis=-1, keepdims=True)
 
     def total(self, x: Array) -> Array:
-        """Return the sum of each row."""
+        """Return the sum of each row, last axis kept."""
         return x.sum(axis=-1, keepdims=True)
 
     def ranked(self, x: Array) -> Array:
-        """Count those before each element, so that equals keep their order."""
+        """Return the indices that sort each row, largest first; equal elements keep their order.
+
+        A kernel counts how many elements come before each.
+        """
         x = whole(x)
         out, count = memory.arrays().empty(x.shape, "int64"), int(x.size)
         places = (memory.pointer(x), memory.pointer(out))
@@ -61,34 +65,37 @@ class CupyMaths:
         return out
 
     def pick(self, x: Array, places: Array) -> Array:
-        """Return each row's elements at these places."""
+        """Return each row's elements at its indices `places`."""
         return memory.arrays().take_along_axis(x, places, -1)
 
     def marked(self, places: Array, count: int) -> Array:
-        """Return True at a row's places."""
+        """Return a mask of rows of `count`, True at each row's indices `places`."""
         return (places[..., None] == memory.arrays().arange(count)).any(axis=-2)
 
     def spread(self, x: Array, times: int) -> Array:
-        """Return every element so many times."""
+        """Return the last axis with every element repeated `times` times in place."""
         repeated = memory.arrays().broadcast_to(x[..., None], (*x.shape, times))
         return repeated.reshape(*x.shape[:-1], -1)
 
     def joined(self, parts: Sequence[Array]) -> Array:
-        """Join along the last axis."""
+        """Return the arrays joined along the last axis."""
         return memory.arrays().concatenate(list(parts), axis=-1)
 
 
 class CupyExperts(CupyRecurrent):
-    """What a layer's experts are given and do, all at once, where all their weights are held."""
+    """Routing and products of a layer's experts, all at once where all weights are held."""
 
     _tf32: bool
 
     @abstractmethod
     def matrix(self, w: Weight) -> Array | None:
-        """Return a weight [rows, columns] in the dtype; None if that is not held."""
+        """Return a weight [rows, columns] decoded in the dtype; None if it is not held so."""
 
     def all_held(self, stacks: Sequence[Weight]) -> bool:
-        """Say whether there are addresses of all these weights; never in deterministic runs."""
+        """Return whether all these experts' weights are decoded on the device at known addresses.
+
+        Always False in deterministic runs.
+        """
         return not self.deterministic and all(self._addresses(w) is not None for w in stacks)
 
     def blocks(
@@ -100,7 +107,10 @@ class CupyExperts(CupyRecurrent):
         rounds: bool,
         scale: Numbers | None = None,
     ) -> ExpertBlocks:
-        """Route on the device."""
+        """Return the rows that each expert gets by router logits, computed on the device.
+
+        Arguments are those of Hosted.blocks.
+        """
         wide = self.wide(logits)
         given = None if bias is None else self._brought.constant(bias, wide.dtype)
         factors = None if scale is None else self._brought.constant(scale, wide.dtype)
@@ -109,12 +119,12 @@ class CupyExperts(CupyRecurrent):
         return self._in_blocks(routing.experts, weights, logits.shape[-1])
 
     def packed(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
-        """Bring the choice to the device."""
+        """Return the blocks of a choice [tokens, used] made on the host, copied to the device."""
         given = memory.put(np.ascontiguousarray(weights, self._wide))
         return self._in_blocks(self._brought.rows(experts), given, n_experts)
 
     def _in_blocks(self, experts: Array, weights: Array, n_experts: int) -> ExpertBlocks:
-        """Return the rows of the experts chosen [tokens, used] with these weights."""
+        """Return the blocks of rows of chosen experts and their weights, both [tokens, used]."""
         arrays, (tokens, used) = memory.arrays(), experts.shape
         count, size = block_shape(tokens, used, n_experts)
         owners, rows, places = (
@@ -135,7 +145,10 @@ class CupyExperts(CupyRecurrent):
         return ExpertBlocks(owners, rows, padded, places, size)
 
     def stacked(self, x: Array, stack: Weight, experts: Any) -> Array:
-        """Multiply all blocks at once, by weights where they lie."""
+        """Return [n, rows, out]: x[i] [rows, in] times the transposed weight of expert experts[i].
+
+        All blocks are multiplied at once, by the addresses of the weights.
+        """
         weights, x = self._addresses(stack), whole(x)
         assert weights is not None
         (count, rows, depth), columns = x.shape, stack.shape[1]
@@ -162,7 +175,7 @@ class CupyExperts(CupyRecurrent):
         return y
 
     def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
-        """Weigh and add by one kernel."""
+        """Return each token's weighted sum of rows `places` of y: [tokens, width]."""
         y, used = whole(y), int(places.shape[-1])
         out, width = self._empty(len(places), int(y.shape[-1])), int(y.shape[-1])
         self._ops.over(
@@ -179,19 +192,25 @@ class CupyExperts(CupyRecurrent):
         return out
 
     def column(self, weights: Numbers | Array) -> Array:
-        """Return a share's weights [n, 1], rounded."""
+        """Return an expert's weights [n] as [n, 1], rounded to the dtype."""
         if not memory.is_device(weights):
             return super().column(weights)
         return self.narrow(weights[:, None])
 
     def _addresses(self, stack: Weight) -> Array | None:
-        """Return the addresses [n_experts] of a stack's weights; None where not all are held."""
+        """Return the addresses [n_experts] of a stack's weights; None where not all are decoded.
+
+        They are looked up at the first call, which places the weights.
+        """
         if self not in stack.notes:
             stack.notes[self] = self._found(stack) if stack.fits(self) else None
         return stack.notes[self]
 
     def _found(self, stack: Weight) -> Array | None:
-        """Place a stack's weights one by one, and their addresses if all are in the dtype."""
+        """Place a stack's weights, and return their addresses [n_experts] on the device.
+
+        None if one of them is not decoded in the dtype.
+        """
         self._brought.needs_host("addresses are brought to the device")
         found = []
         for each in range(stack.shape[0]):

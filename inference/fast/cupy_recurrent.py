@@ -1,4 +1,4 @@
-"""The operations of layers that keep a state, on the device: kernels of recurrent.cu."""
+"""Recurrent layers' operations of the CuPy backend: kernels of recurrent.cu."""
 
 from aprfmt.errors import ArchError
 from aprfmt.inference.backends.base import Array, NormCast
@@ -13,10 +13,16 @@ _WARP = 32
 
 
 class CupyRecurrent(CupyElements):
-    """Replaces the defaults that work on the host; the mathematics is that of recurrence.py."""
+    """Recurrent layers' operations as kernels, in place of the defaults that work on the host.
+
+    The mathematics is that of recurrence.py.
+    """
 
     def convolve(self, window: Array, kernel: Array, bias: Array | None = None) -> Array:
-        """Multiply and add tap by tap, wide; rounded once."""
+        """Return a causal convolution of each channel, plus bias: [tokens, channels], rounded once.
+
+        `window` [taps - 1 + tokens, channels] begins with the rows before the first token.
+        """
         window, kernel = whole(window), whole(kernel)
         channels, taps = (int(size) for size in kernel.shape)
         out = self._empty(len(window) - taps + 1, channels)
@@ -25,7 +31,10 @@ class CupyRecurrent(CupyElements):
         return out
 
     def decay(self, a: Array, rate: Array, shift: Array) -> Array:
-        """Return the decay's logarithm, wide."""
+        """Return -exp(rate) * softplus(a + shift) [tokens, heads], in float32 at least.
+
+        It is the logarithm of what a delta net's state is multiplied by.
+        """
         a, rate, shift = whole(a), whole(rate), whole(shift)
         out, count = memory.arrays().empty(a.shape, self._wide), int(a.size)
         places = (memory.pointer(x) for x in (a, rate, shift, out))
@@ -35,7 +44,11 @@ class CupyRecurrent(CupyElements):
     def delta(
         self, q: Array, k: Array, v: Array, decay: Array, beta: Array, state: Array | None
     ) -> tuple[Array, Array]:
-        """Go token by token, wide; rounded once. Keys of more than 256 numbers are the host's."""
+        """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
+
+        Computed token by token in float32 at least, the reads rounded once. Keys of more than 256
+        numbers are computed on the host.
+        """
         (tokens, key_heads, key_dim), (_, heads, value_dim) = k.shape, v.shape
         lane = next((n for n in LANE_KEYS if key_dim <= n * _WARP), None)
         if lane is None:
@@ -61,7 +74,10 @@ class CupyRecurrent(CupyElements):
         return read, after
 
     def time_step(self, raw: Array, bias: Array | None, low: float, high: float) -> Array:
-        """Add, take softplus and clamp, the sum and softplus rounded."""
+        """Return softplus(raw + bias) clamped to [low, high]: [tokens, heads].
+
+        The sum and the softplus are rounded.
+        """
         raw = whole(raw)
         out, count = self._empty(*raw.shape), int(raw.size)
         places = (memory.pointer(raw), _place(bias), memory.pointer(out))
@@ -69,7 +85,7 @@ class CupyRecurrent(CupyElements):
         return out
 
     def rates(self, logs: Array) -> Array:
-        """Return minus the exponential, wide."""
+        """Return the decay rates A = -exp(A_log) of a state space layer, in float32 at least."""
         logs = whole(logs)
         out, count = memory.arrays().empty(logs.shape, self._wide), int(logs.size)
         self._ops.over("rates", count, memory.pointer(logs), memory.pointer(out), count)
@@ -85,7 +101,11 @@ class CupyRecurrent(CupyElements):
         skip: Array,
         state: Array | None,
     ) -> tuple[Array, Array]:
-        """Go token by token, wide; more than 256 numbers of state are refused by name."""
+        """Return what a state space scan reads [tokens, heads, head_dim], and the state.
+
+        Computed token by token in float32 at least. Raises ArchError for more than 256 numbers of
+        state.
+        """
         (tokens, heads, width), (_, groups, size) = x.shape, b.shape
         lane = next((n for n in LANE_KEYS if size <= n * _WARP), None)
         if lane is None:
@@ -114,7 +134,10 @@ class CupyRecurrent(CupyElements):
     def gated_scan(
         self, x: Array, gate: Array, weight: Array | None, *, groups: int, eps: float, first: bool
     ) -> Array:
-        """Multiply and normalise wide; rounded once."""
+        """Return x [tokens, width] times silu(gate), normalised by groups; rounded once.
+
+        `first`: the norm comes before the gate. `weight` None: no norm.
+        """
         x, gate = self.wide(x), whole(gate)
         out, width = self._empty(*x.shape), int(x.shape[-1]) // groups
         self._ops.run(
@@ -134,7 +157,10 @@ class CupyRecurrent(CupyElements):
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Normalise; a wide x is rounded once, behind the weight."""
+        """Return the RMS norm of x.
+
+        A float32 x of a 16-bit run is rounded once, after the weight.
+        """
         if x.dtype == self._stored:
             return super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
         x, out = whole(x), self._empty(*x.shape)

@@ -7,12 +7,10 @@ from aprfmt.inference.backends.base import Array, Backend, Numbers
 
 
 class DeviceRow:
-    """Logits [vocab] on a device, copied to the host only if more than the argmax is needed.
-
-    `best` waits for the device and returns the argmax, and whether a logit is NaN.
-    """
+    """Logits [vocab] on a device, copied to the host only if more than the argmax is needed."""
 
     def __init__(self, backend: Backend, row: Array, best: Callable[[], Sequence[int]]) -> None:
+        """Take logits on the device; `best()` waits and returns (argmax, whether one is NaN)."""
         self._backend = backend
         self._row = row
         self._best = best
@@ -23,5 +21,6 @@ class DeviceRow:
         return None if nan else int(place)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Numbers:
+        """Return the logits copied to the host as a numpy array."""
         values = self._backend.to_numpy(self._row)
         return values if dtype is None else values.astype(dtype)

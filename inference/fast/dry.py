@@ -1,4 +1,4 @@
-"""Opens the account of a run as BACKENDS opens its backend: what it allocates, without running."""
+"""Opens, for a backend of BACKENDS, one that counts what its run allocates without running it."""
 
 from typing import Any
 
@@ -11,7 +11,10 @@ NUMPY = ("float32", "float64")
 
 
 def open_numpy(device: str, dtype: str, **options: Any) -> DryBackend:
-    """Return the account of a numpy run; BackendUnavailableError for what it does not compute."""
+    """Return a backend that counts the memory of a numpy run, with C kernels if they apply.
+
+    Raises BackendUnavailableError for a device or dtype that numpy does not compute.
+    """
     if device != "cpu" or dtype not in NUMPY:
         raise BackendUnavailableError(
             f"backend numpy: found {device}:{dtype}; it computes on cpu in {' or '.join(NUMPY)}"
@@ -21,7 +24,7 @@ def open_numpy(device: str, dtype: str, **options: Any) -> DryBackend:
 
 
 def open_torch(device: str, dtype: str, **options: Any) -> DryBackend:
-    """Return the account of a torch run on the CPU or a GPU."""
+    """Return a backend that counts the memory of a torch run on the CPU or a GPU."""
     if device != "cpu":
         from aprfmt.inference.fast.dry_cuda import DryCuda
 

@@ -1,6 +1,7 @@
-"""What runs of torch on CUDA devices allocate: torch_cuda.py and torch_products.py on ghosts.
+"""Memory of torch runs on CUDA devices, counted with ghosts: arrays without numbers.
 
-A GPU that is not here is taken for one with room enough, on which the kernels run.
+The operations are those of torch_cuda.py and torch_products.py. A GPU that is not here is
+assumed to have room enough, and the kernels.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,14 +27,14 @@ from aprfmt.inference.fast.dry_experts import DryExperts
 from aprfmt.inference.fast.kept import CODED, MEMORY_SHARE, SCRATCH, keeps
 from aprfmt.inference.weights import Weight, free_memory
 
-MASKS = 8  # that are kept on a device
-WORKSPACE = 32 << 20  # what cuBLAS keeps on a Hopper GPU, a quarter of it on others
+MASKS = 8  # that are cached on a device
+WORKSPACE = 32 << 20  # what cuBLAS allocates on a Hopper GPU, a quarter of it on others
 PINNED = 2 * (32 << 20)  # host memory that uploads go through
 
 
 @dataclass(frozen=True)
 class FoundGpus:
-    """The GPUs a name means: each one's free bytes, None where it is not here; and the kernels."""
+    """The GPUs a device name means: names, free bytes (None: not here), whether kernels run."""
 
     names: tuple[str, ...]
     free: tuple[int | None, ...]
@@ -41,7 +42,11 @@ class FoundGpus:
 
 
 def found(device: str) -> FoundGpus:
-    """Return the GPUs of `cuda`, `cuda:N` or `cuda:all`; BackendUnavailableError without any."""
+    """Return the GPUs of `cuda`, `cuda:N` or `cuda:all`.
+
+    Without a GPU here, one is assumed on which kernels run. Raises BackendUnavailableError for
+    another name, or for `cuda:all` without a GPU.
+    """
     kind, _, number = device.partition(":")
     if kind != "cuda":
         raise BackendUnavailableError(f"device {device!r}; expected cuda, cuda:N or cuda:all")
@@ -66,21 +71,23 @@ def found(device: str) -> FoundGpus:
 
 
 class EncodedOnGpu:
-    """A weight that stays encoded on a device; `step` is the distance of rows it is cut at."""
+    """A weight that stays encoded on a device; it can be cut at multiples of `step` rows."""
 
     def __init__(self, encoding: str, arrays: Sequence[Ghost], step: int) -> None:
+        """Hold the ghosts of a weight's parts: stored bytes, or packed codes, absmax and table."""
         self.encoding, self.arrays, self.step = encoding, tuple(arrays), step
 
     @property
     def account(self) -> Ledger:
-        """The device it is on."""
+        """The account of the device that the weight is on."""
         return self.arrays[0].memory.account
 
 
 class DryCuda(DryExperts):
-    """One GPU, or the layers spread over all of them in order."""
+    """Allocates what torch does on one GPU, or with layers spread over all of them in order."""
 
     def __init__(self, device: str, dtype: str, **options: Any) -> None:
+        """Open an account for each GPU of `device` and one for the host, all empty."""
         super().__init__(device, dtype, **options)
         self._found = found(device)
         self._gpus = [Ledger(name) for name in self._found.names]
@@ -96,52 +103,58 @@ class DryCuda(DryExperts):
         self._recorded = False  # this pass is run on the stream that graphs are recorded on
 
     def at(self, position: int) -> None:
-        """Count the steps: the second one is recorded, or tried until the host is needed."""
+        """Set the next row's position, and count the steps.
+
+        The second step runs on the stream of recordings, which gets a cuBLAS workspace too.
+        """
         super().at(position)
         self._steps += position > 0
         self._recorded = self._steps == 2 and len(self._gpus) == 1 and not self.deterministic
 
     def dense(self, x: Array, rows: Array, bias: Array | None) -> Array:
-        """Allocate the product, and once for each stream what cuBLAS keeps."""
+        """Return a new ghost for the product, and allocate cuBLAS's workspace once per stream."""
         self._cublas()
         return self.new((len(x), len(rows)))
 
     def routed(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
-        """Multiply by cuBLAS where everything is widened, a single row too."""
+        """Return a ghost for the router's product, which cuBLAS computes where it is widened."""
         if not (rounded or self.deterministic):
             self._cublas()
         return super().routed(x, w, bias, rounded=rounded)
 
     def _cublas(self) -> None:
+        """Allocate cuBLAS's workspace on the current device and stream, if not done yet."""
         key = (self.account.device, "workspace", self._recorded)
         if key not in self._constants:
             self._constants[key] = self.new((WORKSPACE,), 1)
 
     def free(self) -> list[int | None]:
-        """Return what is free on each GPU and on the host."""
+        """Return the bytes free on each GPU and on the host; None where that is not known."""
         return [*self._found.free, free_memory()]
 
     def budget(self) -> int:
-        """Return the share of the free memory that weights may take; no limit without a GPU."""
+        """Return the share of free GPU memory that weights may take; no limit without a GPU."""
         known = [free for free in self._found.free if free is not None]
         return int(sum(known) * MEMORY_SHARE) if known else 1 << 62
 
     def at_layer(self, layer: int, n_layers: int, x: Array) -> Array:
-        """Go to the layer's GPU, with x."""
+        """Return x on the layer's GPU, and make that the current account."""
         self.account = self._gpus[layer * len(self._gpus) // n_layers]
         return self._here(x)
 
     def _here(self, x: Array) -> Array:
+        """Return x if it is on the current account's device, else a new ghost there."""
         return x if x.memory.account is self.account else self.new(x.shape, x.itemsize)
 
     def _to(self, account: Ledger, x: Array) -> Array:
+        """Make `account` the current one, and return x on its device."""
         self.account = account
         return self._here(x)
 
     # in and out
 
     def array(self, x: Any) -> Ghost:
-        """Bring numbers to the device, then to the dtype."""
+        """Return numbers as a ghost of the dtype on the device; uploads are counted meanwhile."""
         if isinstance(x, Ghost) and x.memory.account is self.account:
             return x if x.itemsize == self.itemsize else self.new(x.shape)
         size = x.itemsize
@@ -150,22 +163,24 @@ class DryCuda(DryExperts):
         return self.new(x.shape)
 
     def to_numpy(self, x: Any) -> Numbers:
-        """Return zeros; a pass that the host reads from is not recorded further."""
+        """Return zeros that take no memory; the step is no longer recorded from here on."""
         self._recorded = False
         return super().to_numpy(x)
 
     def _on_host(self, shape: Sequence[int]) -> Ghost:
+        """Return a new ghost of one byte an element in the host's account."""
         return Ghost.new(self.host, shape, 1)
 
     # weights
 
     def _uploaded(self, stored: Any) -> Ghost:
+        """Return a new ghost for uploaded bytes; the pinned buffers are allocated once."""
         if not self._pinned:
             self._pinned.append(Ghost.new(self.host, (PINNED,), 1))
         return self.new((stored.nbytes,), 1)
 
     def place(self, w: Weight) -> Array | None:
-        """Upload plain floats in their own type."""
+        """Return a ghost for an uploaded weight of plain floats; None for other encodings."""
         name = ENCODINGS[w.encoding].numpy if w.encoding in ENCODINGS else ""
         stored: Any = w.stored() if name in ITEM_SIZES else None
         if stored is None:
@@ -176,7 +191,7 @@ class DryCuda(DryExperts):
         return self.new(w.shape)
 
     def _kept(self, w: Weight) -> EncodedOnGpu | None:
-        """Return a weight that stays encoded on the device; None for a decoded one."""
+        """Return a weight that stays encoded on the device; None for one that is decoded."""
         if not (self._decodes and keeps(w.encoding, self.dtype)):
             return None
         there: EncodedOnGpu | None = w.encoded_on(self)
@@ -188,6 +203,7 @@ class DryCuda(DryExperts):
         size, parts, step = prepared
 
         def make() -> EncodedOnGpu:
+            """Return the weight, its parts allocated on the device."""
             uploaded = [self._uploaded(Ghost.new(self.host, (n,), 1)) for n in parts]
             return EncodedOnGpu(w.encoding, uploaded, step)
 
@@ -195,7 +211,10 @@ class DryCuda(DryExperts):
         return make() if held is None else held
 
     def _prepared(self, w: Weight) -> tuple[int, list[int], int] | None:
-        """Return the bytes counted, those of each part, and the step of rows."""
+        """Return (bytes counted in the budget, bytes of each part, step of rows to cut at).
+
+        None if the weight has no stored bytes that a kernel reads.
+        """
         if w.encoding not in CODED:
             stored: Any = w.stored()
             return None if stored is None else (stored.nbytes, [stored.nbytes], 1)
@@ -208,24 +227,25 @@ class DryCuda(DryExperts):
         return coded.packed + coded.absmax, [coded.packed, coded.absmax, 64], step
 
     def _panels(self, w: Weight, kept: EncodedOnGpu) -> Iterator[Ghost]:
-        """Yield the pieces that a weight is decoded in."""
+        """Yield a ghost for each panel of rows that a weight is decoded in."""
         step = SCRATCH // (w.n_columns * self.itemsize) // kept.step * kept.step
         for start in range(0, w.n_rows, max(step, 1)):
             rows = min(start + max(step, 1), w.n_rows) - start
             yield self._room(rows * w.n_columns).reshape(rows, w.n_columns)
 
     def _room(self, count: int) -> Ghost:
+        """Return `count` numbers of the device's scratch buffer, which grows where needed."""
         buffers = self._scratch.setdefault(self.account.device, [])
         if not buffers or buffers[-1].size < count:
             buffers.append(self.new((count,)))
         return buffers[-1][:count]
 
     def held(self, w: Weight) -> Array | None:
-        """Return a weight's numbers; None where it is encoded or too big."""
+        """Return a weight's decoded ghost; None where it stays encoded or exceeds the budget."""
         return None if self._kept(w) is not None else w.held(self)
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
-        """Decode or take the rows on the first GPU."""
+        """Return a new ghost [tokens, width] on the first GPU; the table is placed there."""
         self.account = self._gpus[0]
         kept = self._kept(table)
         if kept is None:
@@ -235,7 +255,10 @@ class DryCuda(DryExperts):
     # products
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Multiply by a decoded weight, by encoded bytes, or piece by piece decoded."""
+        """Return a ghost for x [tokens, in] times w [out, in] transposed, plus bias.
+
+        Few rows multiply encoded bytes directly; more need panels decoded into the scratch buffer.
+        """
         kept = self._kept(w)
         if kept is None:
             held = w.held(self)
@@ -256,21 +279,22 @@ class DryCuda(DryExperts):
         return y if bias is None else y + bias
 
     def _product(self, x: Array, w: Array, bias: Array | None) -> Array:
+        """Return a ghost for x times a decoded weight; cuBLAS is used for more than one row."""
         x = self._to(w.memory.account, x)
         return self.new((1, len(w))) if self._one_row(x) else self.dense(x, w, bias)
 
     def _one_row(self, x: Array) -> bool:
-        """Whether the kernel for a single row fits, which needs no workspace."""
+        """Return whether the kernel for a single row fits, which needs no workspace."""
         return len(x) == 1 and self._fused and x.shape[-1] * self.itemsize % 16 == 0
 
     def add_linear(self, residual: Array, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Add inside the kernel of a single row."""
+        """Return a ghost for residual plus `linear`; one kernel does both for a single row."""
         if len(x) == 1 and self._fused and self.held(w) is not None:
             return self.new((1, w.n_rows))
         return residual + self.linear(x, w, bias)
 
     def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
-        """Join weights that are all decoded, and multiply at once."""
+        """Return ghosts for x times each weight; decoded weights are joined and multiplied once."""
         found = [] if self.deterministic or len(parts) < 2 else [self.held(w) for w, _ in parts]
         held = [w for w in found if w is not None]
         if not held or len(held) < len(found) or len(parts) > 3:
@@ -285,7 +309,10 @@ class DryCuda(DryExperts):
         return [y[:, end - len(w) : end] for w, end in zip(weights, ends, strict=True)]
 
     def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
-        """Use one kernel for a single row, and one behind the two products else."""
+        """Return a ghost for act(x @ gate) * (x @ up).
+
+        A single row takes one kernel, more rows two products and a kernel.
+        """
         if not self._fused or kind not in layers.ACTIVATIONS:
             return super().gated(x, gate, up, kind, steps=steps)
         if len(x) == 1 and self.held(gate[0]) is not None and self.held(up[0]) is not None:
@@ -300,17 +327,21 @@ class DryCuda(DryExperts):
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Use one kernel where there is one."""
+        """Return a new ghost; the kernel allocates nothing else, torch's steps do."""
         if self._fused and weight.ndim == 1 and len(weight) == x.shape[-1]:
             return self.new(x.shape)
         return super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
-        """Use one kernel where there is one."""
+        """Return a new ghost; the kernel allocates nothing else, torch's steps do."""
         return self.new(x.shape) if self._fused else super().rope(x, table, style=style, cast=cast)
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Use our kernel for one query, torch's attention for many, or blocks of queries."""
+        """Return a ghost [tokens, heads, value_dim], and count what the attention used allocates.
+
+        That is our kernel for one query, torch's for many, blocks of queries where there is a
+        softcap or a sink.
+        """
         (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
         if self.deterministic:
             return super().attention(q, k, v, heads)
@@ -334,6 +365,7 @@ class DryCuda(DryExperts):
         return out
 
     def _one_query(self, n_heads: int, width: int) -> Array:
+        """Return a ghost for one query's attention; its partial sums are allocated once."""
         key = (self.account.device, n_heads, width)
         if key not in self._constants:
             size = n_heads * (layers.SPLITS * (width + 2) + 1)
@@ -341,6 +373,7 @@ class DryCuda(DryExperts):
         return self.new((1, n_heads, width))
 
     def _device_mask(self, heads: Heads, tokens: int, keys: int) -> None:
+        """Allocate a causal mask on the device, kept for later layers; at most MASKS are."""
         key = (self.account.device, heads.causal, tokens, keys)
         if key not in self._kept_masks:
             if len(self._kept_masks) >= MASKS:
@@ -348,13 +381,13 @@ class DryCuda(DryExperts):
             self._kept_masks[key] = self.new((tokens, keys), 1)
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Use one kernel where there is one."""
+        """Return a new ghost; one kernel for a causal mask, torch's steps for others."""
         if self._fused and heads.causal is not None:
             return self.new(scores.shape)
         return super().probs(scores, heads)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
-        """Scale within the product in float32."""
+        """Return a ghost [heads, tokens, keys]; float32 is scaled within the product."""
         if self.deterministic or self.itemsize == 2:
             return super().scores(q, k, heads)
         out = self.new((q.shape[1], len(q), len(k)))

@@ -1,4 +1,7 @@
-"""What experts that are routed on a CUDA device take: torch_routing.py and batched.py on ghosts."""
+"""Memory of experts routed on a CUDA device, counted with ghosts: arrays without numbers.
+
+The operations are those of torch_routing.py and batched.py.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,15 +18,16 @@ _INDEX = 8  # bytes of an int64
 
 
 class DryExperts(DryTorch):
-    """How the experts of a layer are held, given their rows and multiplied."""
+    """Allocates what holding, routing and multiplying a layer's experts takes."""
 
     _decodes: bool  # cupy's kernels are available
 
     def _cublas(self) -> None:
+        """Allocate cuBLAS's workspace if not done yet; DryCuda has it."""
         raise NotImplementedError
 
     def all_held(self, stacks: Sequence[Weight]) -> bool:
-        """Say whether all these weights are held; they are placed at the first question."""
+        """Return whether all these weights are decoded on the device; placed at the first call."""
         return not self.deterministic and all(self._addressed(w) for w in stacks)
 
     def blocks(
@@ -35,16 +39,17 @@ class DryExperts(DryTorch):
         rounds: bool,
         scale: Numbers | None = None,
     ) -> ExpertBlocks:
-        """Allocate a layer's blocks: how many there are does not depend on the choice."""
+        """Return ghosts of a layer's blocks; how many there are does not depend on the choice."""
         self.wide(logits)
         return self._blocks(len(logits), int(hp["n_experts_used"]), logits.shape[-1])
 
     def packed(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
-        """Allocate the same for a choice made on the host."""
+        """Return ghosts of the blocks of a choice [tokens, used] made on the host."""
         tokens, used = experts.shape
         return self._blocks(tokens, used, n_experts)
 
     def _blocks(self, tokens: int, used: int, n_experts: int) -> ExpertBlocks:
+        """Return ghosts of the blocks of `tokens` tokens with `used` of `n_experts` experts."""
         count, size = block_shape(tokens, used, n_experts)
         return ExpertBlocks(
             self.new((count,), _INDEX),
@@ -55,7 +60,7 @@ class DryExperts(DryTorch):
         )
 
     def stacked(self, x: Array, stack: Weight, experts: Any) -> Array:
-        """Allocate the products, beside the addresses of what is multiplied."""
+        """Return a ghost [n, rows, out] for the products, and count their addresses meanwhile."""
         self._cublas()
         addresses = self.new((3, len(x)), _INDEX)
         y = self.new((*x.shape[:2], stack.shape[1]))
@@ -63,7 +68,7 @@ class DryExperts(DryTorch):
         return y
 
     def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
-        """Gather every token's rows, weigh them, add one after the other."""
+        """Return a ghost [tokens, width], and count gathered and weighted rows meanwhile."""
         rows = self.new((*places.shape[::-1], y.shape[-1]))
         if weights is not None:
             rows = self.narrow(self.new(rows.shape, self.wide_size))
@@ -72,7 +77,10 @@ class DryExperts(DryTorch):
         return total
 
     def _addressed(self, stack: Weight) -> bool:
-        """Say whether all experts of a stack are held; place them at the first question."""
+        """Return whether all experts of a stack are decoded on the device.
+
+        The first call places them, and allocates the list of their addresses.
+        """
         if self in stack.notes:
             return True
         if (self._decodes and keeps(stack.encoding, self.dtype)) or not stack.fits(self):

@@ -1,4 +1,7 @@
-"""What runs on the CPU allocate: numpy and torch, with the C kernels where a run would use them."""
+"""Memory of runs on the CPU, counted with ghosts: arrays that have a shape but no numbers.
+
+These are numpy and torch, with the C kernels where a run would use them.
+"""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,21 +26,25 @@ from aprfmt.inference.weights import Weight
 
 @dataclass(slots=True)
 class _CountedStored:
-    """Stored bytes that a kernel multiplies with, and how often it has."""
+    """Stored bytes that a kernel multiplies with, and how often that was done."""
 
     rows: Ghost
     uses: int = 0
 
 
 class Products:
-    """The products with encoded weights: which there are, and when one is copied."""
+    """Counts the memory of products with encoded weights, as fast/encoded.py computes them."""
 
     def __init__(self, copies: list[Ghost]) -> None:
+        """Start with no weight used; `copies` lists stored bytes outside the weights' budget."""
         self._native: Any = native_kernels()
         self._copies = copies
 
     def covers(self, tokens: int, w: Weight) -> bool:
-        """Say whether a kernel multiplies so many rows with a weight, counting this use."""
+        """Return whether a C kernel multiplies `tokens` rows with a weight, and count this use.
+
+        At use MOVE_AT the stored bytes are copied to huge pages.
+        """
         if tokens > ENCODED_ROWS:
             return False
         if self not in w.notes:
@@ -51,6 +58,7 @@ class Products:
         return True
 
     def _look(self, w: Weight) -> _CountedStored | None:
+        """Return a weight's stored bytes, None where no kernel multiplies with them."""
         if w.encoding not in self._native.KERNELS or len(w.shape) != 2:
             return None
         raw: Any = None if encoding_row(w.encoding).numpy in FREE else w.stored()
@@ -59,6 +67,7 @@ class Products:
         return None if raw is None else _CountedStored(raw)
 
     def _move(self, w: Weight, stored: _CountedStored) -> None:
+        """Count the copy of a weight's bytes to huge pages, if the budget has room for it."""
         raw = stored.rows
         copy = w.kept(self, raw.nbytes, lambda: raw.like(raw.shape))
         if copy is not None:
@@ -67,9 +76,10 @@ class Products:
 
 
 class DryNative(DryBackend):
-    """numpy_native.py: products with encoded weights, and small operations in place."""
+    """Allocates what numpy_native.py does: encoded products, and small operations in place."""
 
     def __init__(self, device: str, dtype: str, **options: Any) -> None:
+        """Open the account of a numpy run with C kernels."""
         super().__init__(device, dtype, **options)
         from aprfmt.codecs.native import step
 
@@ -77,13 +87,13 @@ class DryNative(DryBackend):
         self._encoded = Products(self.copies)
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Allocate the product, of the encoded weight where there is a kernel."""
+        """Return a new ghost for the product; no decoded weight where a kernel reads the bytes."""
         if self._encoded.covers(len(x), w):
             return self.new((len(x), w.n_rows))
         return super().linear(x, w, bias)
 
     def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
-        """Multiply twice; the activation and the product lie in the first."""
+        """Return the ghost of the gate's product, in which activation and product are computed."""
         if kind not in self._activations:
             return super().gated(x, gate, up, kind, steps=steps)
         a, b = self.linear(x, *gate), self.linear(x, *up)
@@ -91,17 +101,20 @@ class DryNative(DryBackend):
         return a
 
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
-        """Allocate the result."""
+        """Return a new ghost; the kernel allocates nothing else."""
         if kind not in self._activations:
             return super().activate(x, kind, steps=steps)
         return self.new(x.shape)
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
-        """Allocate the result."""
+        """Return a new ghost; the kernel allocates nothing else."""
         return self.new(x.shape)
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Allocate the scores of few queries, or of a block of many, beside the result."""
+        """Return a ghost [tokens, heads, value_dim], and count the scores meanwhile.
+
+        The scores are those of few queries at once, or of a block of many.
+        """
         if heads.causal is None:
             return super().attention(q, k, v, heads)
         (tokens, n_heads, _), keys = q.shape, len(k)
@@ -123,42 +136,45 @@ class DryNative(DryBackend):
 
 
 class DryTorch(DryBackend):
-    """torch_backend.py on the CPU: 16-bit numbers are widened for what is summed."""
+    """Allocates what torch_backend.py does on the CPU; sums widen 16-bit numbers to float32."""
 
     query_block = QUERY_BLOCK
 
     def array(self, x: Any) -> Ghost:
-        """Copy what lies in a mapped file, then bring it to the dtype."""
+        """Return x as a ghost of the dtype; what lies in a mapped file is copied first."""
         if isinstance(x, Ghost) and not x.flags.writeable:
             x = self.new(x.shape, x.itemsize)
         return super().array(x)
 
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
-        """Allocate the result; the square of one is another."""
+        """Return a new ghost, and count what the activation `kind` allocates meanwhile."""
         extra = {"relu2": 1, "gelu_tanh": 4 if steps else 0}.get(kind, 0)
         self.account.during((1 + extra) * x.nbytes)
         return x.copy()
 
     def sigmoid(self, x: Array) -> Array:
-        """Allocate the result."""
+        """Return a new ghost for the result."""
         return x.copy()
 
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Widen, square for the mean, divide, multiply, round."""
+        """Return a new ghost, and count the widened rows, squares and quotients meanwhile."""
         widened = 4 * x.size if self.itemsize < 4 else 0
         self.account.during(widened + 2 * x.size * self.wide_size)
         return self.new(x.shape)
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
-        """Use one function with a bias, several steps without."""
+        """Return a new ghost, and without a bias count the three arrays of its steps meanwhile."""
         if bias is None:
             self.account.during(3 * x.size * self.wide_size)
         return self.new(x.shape)
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Allocate what torch's attention does, or blocks of queries."""
+        """Return a ghost [tokens, heads, value_dim], and count torch's mask and sums meanwhile.
+
+        With a softcap or a sink, and in deterministic mode, blocks of queries are counted.
+        """
         if heads.softcap is not None or heads.sinks is not None or self.deterministic:
             return super().attention(q, k, v, heads)
         (tokens, n_heads, _), keys = q.shape, len(k)
@@ -167,11 +183,11 @@ class DryTorch(DryBackend):
         return out
 
     def attend(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Compute with all keys."""
+        """Return attention of one block of queries, allocated for all keys."""
         return self.mix(self.probs(self.scores(q, k, heads), heads), v)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
-        """Multiply, scale into another array."""
+        """Return a new ghost [heads, tokens, keys], and count the unscaled product meanwhile."""
         if self.deterministic:
             return self.tiled_scores(q, k, lambda x: x)
         scores = self.new((q.shape[1], len(q), len(k)))
@@ -179,32 +195,33 @@ class DryTorch(DryBackend):
         return scores if heads.softcap is None else self.softcap(scores, heads.softcap)
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Mask, widen, take the softmax, round."""
+        """Return a new ghost, and count masked and widened scores meanwhile."""
         wide = scores.size * self.wide_size
         self.account.during(scores.nbytes + (2 if self.itemsize < 4 else 1) * wide)
         return self.new(scores.shape)
 
     def routed(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
-        """Multiply in the dtype, or with weight and product in the wide dtype."""
+        """Return a ghost for the router's product: in the dtype, or widened with its weight."""
         if rounded or self.deterministic:
             return self.linear(x, w, bias)
         self.wide(w.array(self))
         return self.new((len(x), w.n_rows), self.wide_size)
 
     def repeat_heads(self, x: Array, n_heads: int) -> Array:
-        """Show the one head several times."""
+        """Return a view of the one head as `n_heads` heads, free of memory."""
         return Ghost((x.shape[0], n_heads, x.shape[2]), x.itemsize, x.memory)
 
 
 class DryNativeTorch(DryTorch):
-    """torch_native.py: products with encoded weights."""
+    """Allocates what torch_native.py does: products with encoded weights."""
 
     def __init__(self, device: str, dtype: str, **options: Any) -> None:
+        """Open the account of a torch run on the CPU with C kernels."""
         super().__init__(device, dtype, **options)
         self._encoded = Products(self.copies)
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Allocate the product, of the encoded weight where there is a kernel."""
+        """Return a new ghost for the product; no decoded weight where a kernel reads the bytes."""
         if not self._encoded.covers(len(x), w):
             return super().linear(x, w, bias)
         y = self.new((len(x), w.n_rows))

@@ -24,7 +24,7 @@ Job = tuple[int, Array, Any, Array]  # of native.products: kernel, x, stored row
 # Up to so many rows of x the product on encoded bytes takes no longer than that on decoded weights,
 # which have to be decoded first, at four to eight times the memory.
 ENCODED_ROWS = 16
-# A weight multiplied as it is stored for this many times will be for more: it is copied to where
+# A weight whose stored bytes were multiplied this often will be used more: it is copied to where
 # reading it is faster. A copy takes as long as ten to thirty products.
 MOVE_AT = 32
 # Where weights stream, so many bytes of a vocabulary are mapped at a time, by row groups.
@@ -33,13 +33,16 @@ PIECE_ROWS = 64
 
 
 def applies(dtype: str, deterministic: bool) -> bool:
-    """Say whether C kernels may compute: they have float32, in an order of their own."""
+    """Return whether C kernels may compute a run: float32, not deterministic, and built.
+
+    They add in another order than numpy does.
+    """
     return dtype == "float32" and not deterministic and native_kernels() is not None
 
 
 @dataclass(slots=True)
 class _Stored:
-    """A weight's kernel, and whole rows of stored bytes that it multiplies with."""
+    """A weight's kernel number, and the whole rows of stored bytes it multiplies with."""
 
     kernel: int
     rows: bytes | memoryview
@@ -48,18 +51,20 @@ class _Stored:
 
 
 class EncodedProducts:
-    """The products of one backend; `threads` compute each."""
+    """The encoded products of one backend; `threads` compute each."""
 
     def __init__(self, threads: int) -> None:
+        """Start with no weight used, and no huge pages."""
         self._threads = threads
         self._native: Any = native_kernels()
         self._pages = Pages()
 
     def product(self, x: Array, w: "Weight") -> Array | None:
-        """Return float32 x [n, in] times a weight transposed, on the encoded bytes.
+        """Return float32 x [n, in] times a weight transposed, computed on the encoded bytes.
 
         None where the extension has no kernel for the encoding, where decoding is free, or for so
-        many rows of x that decoding once is the better way.
+        many rows of x that decoding once is faster. A streamed weight is read and dropped piece by
+        piece.
         """
         job = self._job(x, w)
         if job is None:
@@ -79,7 +84,10 @@ class EncodedProducts:
         return result
 
     def products(self, x: Array, weights: Sequence["Weight"]) -> list[Array] | None:
-        """Return x times each weight as one piece of work; None where one has no `product`."""
+        """Return x times each weight transposed as one piece of work.
+
+        None where one of them has no kernel.
+        """
         jobs = []
         for w in weights:
             job = self._job(x, w)
@@ -90,7 +98,7 @@ class EncodedProducts:
         return [job[3] for job in jobs]
 
     def _job(self, x: Array, w: "Weight") -> Job | None:
-        """Return what native.products fills, counting this use; None where it has no kernel."""
+        """Return what native.products fills, and count this use; None where there is no kernel."""
         if len(x) > ENCODED_ROWS:
             return None
         if self not in w.notes:
@@ -105,13 +113,14 @@ class EncodedProducts:
         return stored.kernel, np.ascontiguousarray(x), stored.rows, result
 
     def _look(self, w: "Weight") -> _Stored | None:
+        """Return a weight's stored bytes and kernel; None where no kernel multiplies with them."""
         if w.encoding not in self._native.KERNELS or len(w.shape) != 2:
             return None
         raw = None if encoding_row(w.encoding).numpy in FREE else w.stored()
         return None if raw is None else _Stored(self._native.number(w.encoding), raw, w.piecewise)
 
     def _move(self, w: "Weight", stored: _Stored) -> None:
-        """Copy a weight's bytes to huge pages, where budget and memory have room for them."""
+        """Copy a weight's bytes to huge pages, if budget and memory have room for them."""
         raw = stored.rows
         try:
             copy = w.kept(self, memoryview(raw).nbytes, lambda: self._pages.put(raw))

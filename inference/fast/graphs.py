@@ -4,7 +4,7 @@ A prefill is recorded per number of tokens, a decoding step once per cache buffe
 and number of cached positions are read from device memory. The first pass of a kind runs normally
 (it places weights and compiles kernels), the second is recorded. A pass that needs the host in
 between (experts whose weights are encoded or not all held, weights streamed under a budget) is
-never recorded. `GraphMaker` is what a library gives: torch_graphs.py, cuda/graph_maker.py.
+never recorded. torch_graphs.py and cuda/graph_maker.py implement `GraphMaker`.
 """
 
 from collections import OrderedDict
@@ -18,7 +18,7 @@ from aprfmt.base.garbage_collector import pause_collector
 from aprfmt.inference.backends.base import Array, Numbers
 from aprfmt.inference.kv_cache import KVCache, State
 
-# Most graphs kept at the same time: each holds the memory of its activations.
+# Most graphs held at the same time: each holds the memory of its activations.
 KEPT = 6
 
 
@@ -27,35 +27,38 @@ class NotRecordable(Exception):
 
 
 class Mirrored(Protocol):
-    """int64 numbers that lie on the device and, where copies need not wait, on the host."""
+    """int64 numbers on the device, with a copy on the host that transfers need not wait for."""
 
     device: Array
     host: Numbers
 
     def bring(self) -> None:
-        """Enqueue the copy to the device."""
+        """Enqueue the copy of `host` to `device`."""
         ...
 
     def fetch(self, x: Array) -> None:
-        """Enqueue the copy of another array of the device to the host."""
+        """Enqueue the copy of another device array to `host`."""
         ...
 
 
 class GraphMaker(Protocol):
-    """What records passes on one device."""
+    """Protocol of what records passes on one device."""
 
     errors: tuple[type[Exception], ...]  # of passes that cannot be recorded
 
     def numbers(self, count: int) -> Mirrored:
-        """Return so many numbers."""
+        """Return `count` int64 numbers that a recorded pass reads on the device."""
         ...
 
     def record(self, first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
-        """Call both on a stream of their own, record the second; return what replays it."""
+        """Run `first`, record `then` as a CUDA graph, and return the function that replays it.
+
+        Both run on a stream created for that.
+        """
         ...
 
     def wait(self) -> None:
-        """Wait for the device."""
+        """Wait until the device has done everything that is enqueued."""
         ...
 
 
@@ -65,7 +68,7 @@ class PassInputs:
 
     `ids` and `positions` are the host arrays that the pass was called with (compared by identity).
     `cached` is the number of valid positions, one int64; None in a pass that begins a sequence.
-    What is in `after` is called when the pass is recorded; None before that begins.
+    The functions in `after` are called once the pass is recorded; None before that begins.
     """
 
     ids: Numbers
@@ -84,9 +87,11 @@ class PassInputs:
         return self.on_device[n : 2 * n] if x is self.positions else None
 
     def fixed(self, x: Numbers, make: Callable[[], Array]) -> Array:
-        """Return what is made of numbers that every replay has: all of a prefill but its tokens.
+        """Return what `make` gives for host numbers `x` that are the same in every replay.
 
-        It is made before the recording begins, and held as long as that can be replayed.
+        That is all of a prefill but its tokens. It is made before the recording begins, once for
+        equal numbers, and held as long as the pass can be replayed. Raises NotRecordable in a step,
+        or once the recording has begun.
         """
         key = (x.shape, x.tobytes())
         if key not in self._fixed:
@@ -98,7 +103,7 @@ class PassInputs:
 
 @dataclass(eq=False)
 class _Recorded:
-    """A pass that is recorded once, then replayed: it begins behind `cached` positions of `cache`.
+    """A pass that is recorded once, then replayed: it begins after `cached` positions of `cache`.
 
     What a replay leaves, and the next one overwrites: `logits`, the layers' `states`, and on the
     host, when the stream has finished, the numbers of `best`.
@@ -116,9 +121,9 @@ class _Recorded:
     replay: Callable[[], None] = lambda: None
 
     def first(self) -> None:
-        """Run it as it is: everything created on first use (kernels, buffers) then exists.
+        """Run the pass once without recording, so that kernels and buffers of first use exist.
 
-        The replay writes the same values again.
+        The cache is cut back after it; the replay writes the same values again.
         """
         self.backend.best(self.forward(self.inputs.ids, self.inputs.positions)[-1])
         self.rewind()
@@ -126,18 +131,18 @@ class _Recorded:
         self.inputs.after = []
 
     def then(self) -> None:
-        """Run what is recorded."""
+        """Run the pass while it is recorded, and set `logits` and `states`."""
         self.logits = self.forward(self.inputs.ids, self.inputs.positions)
         self.states.update({} if self.cache is None else self.cache.states())
         self.best.fetch(self.backend.best(self.logits[-1]))
 
     def rewind(self) -> None:
-        """Cut the cache to where the pass begins."""
+        """Cut the cache back to the `cached` positions that the pass begins after."""
         if self.cache is not None and self.cache.length != self.cached:
             self.cache.truncate(self.cached)
 
     def run(self, ids: Numbers, cached: int) -> None:
-        """Replay it for other tokens."""
+        """Replay the pass for other tokens `ids` after `cached` positions; sets `logits`."""
         n, numbers = len(ids), self.numbers.host
         numbers[:n] = ids
         numbers[n : 2 * n] = np.arange(cached, cached + n)
@@ -147,9 +152,10 @@ class _Recorded:
 
 
 class PassGraphs:
-    """One session's recorded passes on one device."""
+    """One session's recorded passes on one device; it implements PassRecorder."""
 
     def __init__(self, backend: Any, maker: GraphMaker) -> None:
+        """Start with no pass seen or recorded; `refused` is "" until one cannot be."""
         self._backend = backend
         self._maker = maker
         self._seen: set[Hashable] = set()
@@ -167,7 +173,12 @@ class PassGraphs:
         *,
         steps: bool,
     ) -> Array:
-        """Return the logits of a pass; sets `best` for the last row if the pass was replayed."""
+        """Return the logits of `run(ids, positions)`, replayed if the kind of pass was recorded.
+
+        A kind is the number of ids, `rows` and whether there is a cache, or "step" for one token
+        after others where `steps` allows it. The first pass of a kind runs, the second is recorded.
+        Sets `best` of the last row if the pass was replayed, else None.
+        """
         self.best = None
         cached = 0 if cache is None else cache.length
         kind: Hashable = (len(ids), rows, cache is not None)
@@ -205,7 +216,7 @@ class PassGraphs:
         cached: int,
         cache: KVCache | None,
     ) -> _Recorded | None:
-        """Record a pass; None if that is not possible: `refused` has the reason."""
+        """Return a recorded pass; None if that is not possible, the reason in `refused`."""
         n = len(ids)
         ids, positions = np.array(ids), np.arange(cached, cached + n)
         numbers, best = self._maker.numbers(2 * n + 1), self._maker.numbers(2)

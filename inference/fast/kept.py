@@ -13,7 +13,10 @@ SCRATCH = 256 << 20
 
 
 def keeps(encoding: str, dtype: str) -> bool:
-    """Say whether a weight stays encoded on the device, for arithmetic in `dtype`."""
+    """Return whether a weight stays encoded on the device, for arithmetic in `dtype`.
+
+    It does if a kernel decodes it, unless it is stored in the dtype or in 32 or more bits.
+    """
     from aprfmt.inference.fast import cuda
 
     return encoding in CODED or (

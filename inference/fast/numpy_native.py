@@ -22,7 +22,7 @@ LARGE = 1 << 18  # from this many bytes on, zeros are allocated in huge pages
 
 
 def open_numpy(device: str, dtype: str, *, deterministic: bool = False, **settings: Any) -> Backend:
-    """Return the numpy backend, with the C kernels if they are built and allowed.
+    """Return the numpy backend, with the C kernels if they are built and fit the run.
 
     Raises BackendUnavailableError for another device or dtype, or for TF32.
     """
@@ -34,6 +34,7 @@ class NativeBackend(NumpyBackend):
     """The numpy backend in float32, its small operations in C."""
 
     def __init__(self, device: str, dtype: str, **settings: Any) -> None:
+        """Open the numpy backend with its C kernels; `settings` are those of NumpyBackend."""
         super().__init__(device, dtype, **settings)
         from aprfmt.codecs.native import step
 
@@ -42,7 +43,7 @@ class NativeBackend(NumpyBackend):
         self._pages = Pages()
 
     def facts(self) -> Mapping[str, Any]:
-        """Return the numpy backend's facts and the build of the kernels."""
+        """Return the numpy backend's facts, with the processor level the kernels were built for."""
         found = dict(super().facts())
         return found | {"versions": {**found["versions"], "kernels": self._step.level()}}
 
@@ -54,11 +55,14 @@ class NativeBackend(NumpyBackend):
         return np.frombuffer(self._pages.room(size), np.float32).reshape(shape)
 
     def empty(self, shape: Sequence[int]) -> Array:
-        """Return memory of the dtype that will be written whole."""
+        """Return an array of the dtype that the caller will write whole."""
         return np.empty(shape, np.float32)
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Multiply by the encoded weight where there is a kernel for it."""
+        """Return x [tokens, in] times w [out, in] transposed, plus bias [out].
+
+        The encoded bytes are multiplied where there is a kernel for them.
+        """
         y = self._encoded.product(x, w)
         return super().linear(x, w, bias) if y is None else _shifted(y, bias)
 
@@ -71,12 +75,12 @@ class NativeBackend(NumpyBackend):
         return products
 
     def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
-        """Return x [tokens, in] times each weight, plus its bias; threads share all of them."""
+        """Return x [tokens, in] times each weight, plus its bias; threads share the whole work."""
         products = self._products(x, parts)
         return super().projections(x, parts) if products is None else products
 
     def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
-        """Return act(x gate) times x up."""
+        """Return act(x @ gate) * (x @ up), activated and multiplied in one kernel."""
         if kind not in self._step.ACTIVATIONS:
             return super().gated(x, gate, up, kind, steps=steps)
         a, b = self._products(x, (gate, up)) or (self.linear(x, *gate), self.linear(x, *up))
@@ -84,7 +88,7 @@ class NativeBackend(NumpyBackend):
         return a
 
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
-        """Apply an activation."""
+        """Return act(x), by a kernel where there is one."""
         if kind not in self._step.ACTIVATIONS or not x.flags.c_contiguous:
             return super().activate(x, kind, steps=steps)
         out = np.empty_like(x)
@@ -94,7 +98,10 @@ class NativeBackend(NumpyBackend):
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Divide by the root of the mean square, multiply by weight + offset."""
+        """Return x over its root mean square, times weight + offset.
+
+        numpy computes it where weight is not a vector or x is not contiguous.
+        """
         if weight.shape != x.shape[-1:] or not x.flags.c_contiguous or not x.size:
             return super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
         out = np.empty_like(x)
@@ -102,7 +109,7 @@ class NativeBackend(NumpyBackend):
         return out
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
-        """Rotate pairs of elements; gives the reference's bits."""
+        """Return x with pairs of elements rotated, with the same bits as the numpy backend's."""
         cos, sin = table
         if not x.flags.c_contiguous or not x.size:
             return super().rope(x, table, style=style, cast=cast)
@@ -112,7 +119,11 @@ class NativeBackend(NumpyBackend):
         return out
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Compute attention in one kernel for few queries, with matrix products for many."""
+        """Return attention [tokens, heads, value_dim] of q over k and v.
+
+        One kernel computes few queries, matrix products many. The numpy backend computes masks that
+        are not causal.
+        """
         (tokens, n_heads, width), (keys, kv_heads, _) = q.shape, k.shape
         if heads.causal is None or heads.causal[0] + tokens != keys:
             return super().attention(q, k, v, heads)
@@ -137,7 +148,7 @@ class NativeBackend(NumpyBackend):
         return out
 
     def _many(self, q: Array, k: Array, v: Array, heads: Heads, out: Array) -> Array:
-        """Fill `out` in blocks of queries: scores and mix by BLAS, the softmax in C."""
+        """Fill and return `out` in blocks of queries: scores and mix by BLAS, the softmax in C."""
         assert heads.causal is not None
         cached, window = heads.causal
         for start in range(0, len(q), self.query_block):
@@ -150,7 +161,7 @@ class NativeBackend(NumpyBackend):
         return out
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Exponentiate the scores of visible keys, divide by their sum."""
+        """Return the softmax over visible keys [heads, tokens, keys], a sink dropped."""
         _, tokens, keys = scores.shape
         if heads.causal is None or heads.causal[0] + tokens != keys:
             return super().probs(scores, heads)
@@ -159,7 +170,10 @@ class NativeBackend(NumpyBackend):
         return out
 
     def _softmax(self, scores: Array, heads: Heads, scale: float, softcap: float | None) -> None:
-        """Turn scores [heads, tokens, keys] of the last tokens into probabilities, in place."""
+        """Turn scores [heads, tokens, keys] into probabilities in place; the mask is causal.
+
+        The queries are the last tokens of the keys.
+        """
         assert heads.causal is not None
         _, tokens, keys = scores.shape
         self._step.softmax(
@@ -175,7 +189,7 @@ class NativeBackend(NumpyBackend):
 
 
 def _shifted(y: Array, bias: Array | None) -> Array:
-    """Return y plus a bias, in place."""
+    """Add a bias to y in place, if there is one, and return y."""
     if bias is not None:
         y += bias
     return y

@@ -17,6 +17,7 @@ class Pages:
     """Allocates pieces of large segments; a segment is freed with the last view into it."""
 
     def __init__(self) -> None:
+        """Start without a segment."""
         self._open: memoryview | None = None
         self._used = 0
 
@@ -29,13 +30,17 @@ class Pages:
         return self._open[start : self._used]
 
     def put(self, raw: bytes | memoryview) -> memoryview:
-        """Return a copy of contiguous bytes; MemoryError if there is no memory for it."""
+        """Return a copy of contiguous bytes in huge pages; MemoryError if there is no memory."""
         source = memoryview(raw).cast("B")
         room = self.room(len(source))
         room[:] = source
         return room
 
     def _segment(self, size: int) -> memoryview:
+        """Return `size` bytes of new anonymous memory, in huge pages if the system has them.
+
+        Raises MemoryError if there is no memory.
+        """
         try:
             memory = mmap.mmap(-1, size, **_PRIVATE)
         except OSError as error:

@@ -41,6 +41,11 @@ class CudaBackend(TorchProducts):
     """The torch backend on one GPU, or with layers spread over all GPUs in order (`cuda:all`)."""
 
     def __init__(self, device: str, dtype: str, **options: Any) -> None:
+        """Open the devices of a name in a dtype, and set torch's process-wide options for them.
+
+        16-bit products then sum in float32. `problem` says why kernels cannot be used, "" if they
+        can.
+        """
         super().__init__(device, dtype, **options)
         self._devices = torch_devices(device)
         if len(self._devices) > 1:
@@ -59,7 +64,7 @@ class CudaBackend(TorchProducts):
         self._uploaders: dict[torch.device, Uploader] = {}
 
     def facts(self) -> Mapping[str, Any]:
-        """Versions, TF32, the GPU's name, its driver, torch's peak memory on it."""
+        """Return {name: value} of what a trace records: versions, TF32, GPUs, peak memory."""
         names = [torch.cuda.get_device_name(device) for device in self._devices]
         peaks = [torch.cuda.max_memory_allocated(device) for device in self._devices]
         versions = dict(super().facts()["versions"]) | {"cuda": torch.version.cuda}
@@ -79,7 +84,7 @@ class CudaBackend(TorchProducts):
         }
 
     def at(self, position: int) -> None:
-        """Set the position of the next rows; also sets matmul precision and the current device."""
+        """Set the position of the next rows, the matmul precision and the current device."""
         super().at(position)
         if len(self._devices) == 1 and torch.cuda.current_device() != self._device.index:
             torch.cuda.set_device(self._device)
@@ -92,15 +97,16 @@ class CudaBackend(TorchProducts):
         return x.to(self._device)
 
     def _go(self, device: torch.device) -> None:
+        """Make a device the current one, of this backend and of torch."""
         self._device = device
         torch.cuda.set_device(device)
 
     def budget(self) -> int:
-        """Return MEMORY_SHARE of the devices' free memory."""
+        """Return how many bytes of weights may be held: a share of the devices' free memory."""
         return int(sum(torch.cuda.mem_get_info(d)[0] for d in self._devices) * MEMORY_SHARE)
 
     def graphs(self) -> PassGraphs | None:
-        """Return a recorder if there is one device and the run is not deterministic."""
+        """Return a recorder of passes; None on several devices or in deterministic mode."""
         if self.deterministic or len(self._devices) > 1:
             return None
         return PassGraphs(self, TorchGraphMaker(self._device, self.prepare))
@@ -113,17 +119,23 @@ class CudaBackend(TorchProducts):
     # in and out
 
     def array(self, x: Numbers) -> Array:
-        """Copy to the device, rounded to the dtype."""
+        """Return numbers as a tensor on the device, rounded to the dtype.
+
+        Raises NotRecordable while a pass is recorded.
+        """
         self._needs_host("numbers are brought to the device")
         return super().array(x)
 
     def to_numpy(self, x: Array) -> Numbers:
-        """Return a numpy array on the host; numpy's own arrays pass."""
+        """Return a numpy array on the host; a numpy array is returned unchanged.
+
+        Raises NotRecordable while a pass is recorded.
+        """
         self._needs_host("the host reads a value")
         return super().to_numpy(x)
 
     def stats(self, x: Array) -> Stats:
-        """Compute the statistics on the device, in one pass."""
+        """Return the statistics of x, computed on the device in one pass; waits for the result."""
         pending = None if isinstance(x, np.ndarray) else self.pending()
         if pending is None:
             return compute_stats(self.to_numpy(x))
@@ -131,19 +143,26 @@ class CudaBackend(TorchProducts):
         return pending.read()[0]
 
     def pending(self) -> TorchPending | None:
-        """Return Pending for a trace's statistics; None without kernels, or on several GPUs."""
+        """Return an object that collects a trace's statistics.
+
+        None without kernels, or on several GPUs: each is then computed at once.
+        """
         return TorchPending(self._device) if self._decodes and len(self._devices) == 1 else None
 
     def best(self, row: torch.Tensor) -> torch.Tensor:
-        """Return [argmax, whether that logit is a NaN] of logits [vocab], on the device."""
+        """Return int64 [argmax, 1 if that logit is NaN else 0] of logits [vocab], on the device."""
         place = row.argmax().view(1)  # argmax treats a NaN as the highest
         return torch.cat((place, row[place].isnan().to(torch.int64)))
 
     def host_row(self, x: Array, best: Any | None) -> Any:
-        """Return logits whose argmax is computed on the device; they are copied only if needed."""
+        """Return logits whose argmax is computed on the device, copied only if more is needed.
+
+        `best` is what a replayed pass has computed already, or None.
+        """
         found = self.best(x) if best is None else best
 
         def waited() -> Sequence[int]:
+            """Return [argmax, whether that logit is NaN] on the host; waits for the device."""
             if best is not None:  # a replay copies it to the host
                 torch.cuda.current_stream().synchronize()
             numbers: list[int] = found.tolist()
@@ -152,6 +171,10 @@ class CudaBackend(TorchProducts):
         return DeviceRow(self, x, waited)
 
     def _index(self, x: Numbers | Array) -> Array:
+        """Return row numbers as an int64 tensor on the device.
+
+        In a pass being recorded they must be one of its inputs; NotRecordable is raised otherwise.
+        """
         if self.recording is not None and isinstance(x, np.ndarray):
             found = self.recording.find(x)
             if found is None:
@@ -160,7 +183,10 @@ class CudaBackend(TorchProducts):
         return super()._index(x)
 
     def _constant(self, x: Numbers, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a small array on the device, wide by default; equal arrays are placed once."""
+        """Return a small array on the device, in float32 at least if `dtype` is None.
+
+        Equal arrays are placed once. Raises NotRecordable for a new one while a pass is recorded.
+        """
         wanted = self._wide if dtype is None else dtype
         key = (self._device, wanted, x.tobytes())
         if key not in self._constants:
@@ -169,7 +195,10 @@ class CudaBackend(TorchProducts):
         return self._constants[key]
 
     def sloped(self, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
-        """Multiply on the device; a recorded step reads its position there."""
+        """Return ALiBi's slope times (key - query) [heads, queries, keys], rounded once.
+
+        Multiplied in float64 on the device; a recorded step reads its position there.
+        """
         cached = None if self.recording is None else self.recording.cached
         places = torch.arange(max(queries, keys), device=self._device)
         away = places[:keys] - (places[:queries, None] + (start if cached is None else cached))
@@ -181,7 +210,7 @@ class CudaBackend(TorchProducts):
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Normalise in float32 by one kernel."""
+        """Return x normalised in float32 by its root mean square, by one kernel if it fits."""
         if not self._fused or weight.ndim != 1 or len(weight) != x.shape[-1]:
             return super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
         x, weight = x.contiguous(), weight.to(x.device)
@@ -201,7 +230,10 @@ class CudaBackend(TorchProducts):
     def rope_table(
         self, positions: Numbers, inv_freq: Numbers, *, factor: float, cast: RopeCast
     ) -> tuple[Array, Array]:
-        """Return cos and sin of float32 angles (float64 where that is the dtype)."""
+        """Return cos and sin [tokens, pairs] of float32 angles (float64 if that is the dtype).
+
+        Both are multiplied by `factor`, and rounded to the dtype unless `cast` is `result`.
+        """
         angles = self._index(positions).to(self._wide)[:, None] * self._constant(inv_freq)
         cos, sin = angles.cos(), angles.sin()
         if factor != 1:
@@ -209,13 +241,13 @@ class CudaBackend(TorchProducts):
         return (cos, sin) if cast == "result" else (self.narrow(cos), self.narrow(sin))
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
-        """Rotate pairs of elements; the rotated part comes out in split halves."""
+        """Return x with pairs of elements rotated; the rotated part comes out in split halves."""
         return self.ropes([x], table, style=style, cast=cast)[0]
 
     def ropes(
         self, xs: Sequence[Array], table: tuple[Array, Array], *, style: Style, cast: RopeCast
     ) -> list[Array]:
-        """Rotate one or two tensors by one kernel."""
+        """Return `rope` of each tensor of `xs`; one or two are rotated by one kernel."""
         table = (table[0].to(xs[0].device), table[1].to(xs[0].device))
         dims = {x.shape[-1] for x in xs}
         lined = all(x.stride(2) == 1 and x.stride(1) == x.shape[2] for x in xs)
@@ -242,7 +274,10 @@ class CudaBackend(TorchProducts):
     def append(
         self, buffers: Sequence[Array], rows: Sequence[Array], start: int
     ) -> tuple[Array, ...]:
-        """Write after the valid positions; a recorded step reads their number on the device."""
+        """Write rows after the valid positions of each buffer, and return the rows to read.
+
+        A recorded step reads the position on the device and returns the whole buffers.
+        """
         cached = None if self.recording is None else self.recording.cached
         if cached is None:
             return super().append(buffers, rows, start)
@@ -255,7 +290,11 @@ class CudaBackend(TorchProducts):
         return tuple(buffers)
 
     def _mask(self, heads: Heads) -> Array:
-        """Return the mask; a causal one is made on the device, once per pass and kind."""
+        """Return the mask [tokens, keys] on the device.
+
+        A causal one is computed there, once per pass and kind. Others are copied; in a recorded
+        pass they must have been copied before the recording began.
+        """
         if heads.causal is None:
             brought = super()._mask
             if self.recording is None:
@@ -276,7 +315,11 @@ class CudaBackend(TorchProducts):
         return masks[key]
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Use our kernel for one query, torch's attention for many, or blocks of queries."""
+        """Return attention [tokens, heads, value_dim] of q over k and v.
+
+        Our kernel computes one query, torch's attention many. Blocks of queries are used where
+        there is a softcap or a sink, and in deterministic mode.
+        """
         if self.deterministic:
             return super().attention(q, k, v, heads)
         if len(q) == 1 and self._fused and heads.causal is not None:
@@ -303,7 +346,10 @@ class CudaBackend(TorchProducts):
         return mixed[0].swapaxes(0, 1)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
-        """Return scores [heads, tokens, keys], scaled and capped; float32 scales in the product."""
+        """Return q.k [heads, tokens, keys], scaled and soft-capped.
+
+        In float32 the scale is applied inside the product, in 16-bit types after it.
+        """
         if self.deterministic or self._type in HALVES:
             return super().scores(q, k, heads)
         (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
@@ -314,7 +360,7 @@ class CudaBackend(TorchProducts):
         return scaled if heads.softcap is None else self.softcap(scaled, heads.softcap)
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Mask, exponentiate and divide; in one kernel if the mask is causal."""
+        """Return the masked softmax [heads, tokens, keys]; one kernel if the mask is causal."""
         plain = heads.cast == "float32" or self.dtype == "float32"
         if not (self._fused and plain and heads.causal is not None and scores.is_contiguous()):
             return super().probs(scores, heads)
@@ -335,6 +381,10 @@ class CudaBackend(TorchProducts):
     def _attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: Heads, window: int | None
     ) -> torch.Tensor:
+        """Return one query's attention [1, heads, value_dim] by our kernel.
+
+        Its buffers for partial sums are allocated once per shape.
+        """
         n_heads, v_dim = q.shape[1], v.shape[2]
         key = ("attend", self._device, n_heads, v_dim)
         if key not in self._constants:

@@ -1,4 +1,4 @@
-"""Passes recorded by torch: its streams, its graphs, and memory of theirs."""
+"""Passes recorded by torch as CUDA graphs, on a stream and in memory of the recording."""
 
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,34 +12,39 @@ class TorchNumbers:
     """int64 numbers on a device and, pinned, on the host."""
 
     def __init__(self, count: int, device: torch.device) -> None:
+        """Allocate `count` int64 zeros on the device and in pinned memory of the host."""
         self.device = torch.zeros(count, dtype=torch.int64, device=device)
         self._pinned = torch.zeros(count, dtype=torch.int64, pin_memory=True)
         self.host: Numbers = self._pinned.numpy()
 
     def bring(self) -> None:
-        """Enqueue the copy to the device."""
+        """Enqueue the copy of `host` to `device` on the current stream."""
         self.device.copy_(self._pinned, non_blocking=True)
 
     def fetch(self, x: torch.Tensor) -> None:
-        """Enqueue the copy of another tensor to the host."""
+        """Enqueue the copy of the device tensor `x` to `host` on the current stream."""
         self._pinned.copy_(x, non_blocking=True)
 
 
 class TorchGraphMaker:
-    """What records passes on one device; `prepare` loads every kernel that one may launch."""
+    """Records passes on one device; `prepare` loads every kernel that a pass may launch."""
 
     errors: tuple[type[Exception], ...] = (RuntimeError,)
 
     def __init__(self, device: torch.device, prepare: Callable[[], None]) -> None:
+        """Take the device, and the function called before each recording."""
         self._device = device
         self._prepare = prepare
 
     def numbers(self, count: int) -> TorchNumbers:
-        """Return so many numbers."""
+        """Return `count` int64 numbers that a recorded pass reads on the device."""
         return TorchNumbers(count, self._device)
 
     def record(self, first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
-        """Call both on a stream of their own, record the second; return what replays it."""
+        """Run `first`, record `then` as a CUDA graph, and return the function that replays it.
+
+        Both run on a stream created here.
+        """
         self._prepare()
         side = torch.cuda.Stream(self._device)  # type: ignore[no-untyped-call]
         graph = torch.cuda.CUDAGraph()
@@ -58,5 +63,5 @@ class TorchGraphMaker:
         return graph.replay
 
     def wait(self) -> None:
-        """Wait for the device."""
+        """Wait until the device has done everything that is enqueued."""
         torch.cuda.synchronize(self._device)

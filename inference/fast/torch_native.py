@@ -13,7 +13,7 @@ from aprfmt.inference.weights import Weight
 def open_torch(
     device: str, dtype: str, *, deterministic: bool = False, **settings: Any
 ) -> TorchBackend:
-    """Return the backend of a device: `cpu`, `cuda`, `cuda:N`, or `cuda:all`.
+    """Return the torch backend of a device: `cpu`, `cuda`, `cuda:N`, or `cuda:all`.
 
     Raises BackendUnavailableError for a device or dtype that is not there.
     """
@@ -26,14 +26,18 @@ def open_torch(
 
 
 class NativeTorch(TorchBackend):
-    """torch in float32 that multiplies a few rows with weights as they are stored."""
+    """torch in float32 on the CPU that multiplies few rows with weights' encoded bytes."""
 
     def __init__(self, device: str, dtype: str, **settings: Any) -> None:
+        """Open torch on the CPU with encoded products; `settings` are those of TorchBackend."""
         super().__init__(device, dtype, **settings)
         self._encoded = EncodedProducts(torch.get_num_threads())
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Multiply by the encoded weight where there is a kernel for it."""
+        """Return x [tokens, in] times w [out, in] transposed, plus bias [out].
+
+        The encoded bytes are multiplied where there is a kernel for them.
+        """
         product = self._encoded.product(self.to_numpy(x), w)
         if product is None:
             return super().linear(x, w, bias)

@@ -20,7 +20,7 @@ KEPT = 1 << 30  # largest sum of bytes of tensors with pending statistics
 
 @cache
 def _beside(device: torch.device) -> tuple[torch.cuda.Stream, torch.Tensor]:
-    """Return a device's second stream, and the workspace of its kernels."""
+    """Return (second stream of a device, zeroed workspace of its statistics kernels)."""
     from aprfmt.inference.fast import cuda
 
     workspace = torch.zeros(cuda.WORKSPACE, dtype=torch.float64, device=device)
@@ -32,6 +32,7 @@ class TorchPending:
     """Computes each value's statistics with one kernel; `read` waits for all of them."""
 
     def __init__(self, device: torch.device) -> None:
+        """Start with no values; statistics run on the device's second stream."""
         self._device = device
         self._stream, self._workspace = _beside(device)
         self._results: list[torch.Tensor] = []
@@ -41,7 +42,10 @@ class TorchPending:
         self._bytes = 0
 
     def add(self, x: Any) -> None:
-        """Enqueue the statistics of a tensor; a numpy array's (expert ids) are made at once."""
+        """Enqueue the statistics of a tensor; those of numpy arrays and integers are computed now.
+
+        The pass waits if tensors of more than KEPT bytes have unfinished statistics.
+        """
         if isinstance(x, np.ndarray) or not x.is_floating_point() or not x.numel():
             self._found.append(compute_stats(x if isinstance(x, np.ndarray) else x.cpu().numpy()))
             return

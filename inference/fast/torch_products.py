@@ -40,19 +40,25 @@ class TorchProducts(TorchBackend):
     _scratch: dict[torch.device, list[torch.Tensor]]
 
     def _go(self, device: torch.device) -> None:
+        """Make a device the current one; CudaBackend has it."""
         raise NotImplementedError
 
     def _constant(self, x: Numbers, dtype: torch.dtype | None = None) -> torch.Tensor:
+        """Return a small array on the device; CudaBackend has it."""
         raise NotImplementedError
 
     def _needs_host(self, what: str) -> None:
+        """Raise NotRecordable(what) if a pass is being recorded, for it may not read the host."""
         if self.recording is not None:
             raise NotRecordable(what)
 
     # weights
 
     def place(self, w: Weight) -> Array | None:
-        """Return a weight of plain floats, uploaded in its own type; None for other encodings."""
+        """Return a weight of plain floats as a tensor of the dtype, uploaded in its stored type.
+
+        None for other encodings.
+        """
         self._needs_host("a weight is placed")
         plain = plain_bytes(w, DTYPES)
         if plain is None:
@@ -62,20 +68,26 @@ class TorchProducts(TorchBackend):
         return numbers.to(self._type).reshape(w.shape)
 
     def _upload(self, data: Any) -> torch.Tensor:
-        """Upload bytes to the current device."""
+        """Return bytes as a uint8 tensor on the current device, sent through pinned memory."""
         if self._device not in self._uploaders:
             self._uploaders[self._device] = Uploader()
         return self._uploaders[self._device].upload(data, self._device)
 
     def _to(self, device: torch.device, x: torch.Tensor) -> torch.Tensor:
-        """Return x on a weight's device and make it current (a tied head is on the first one)."""
+        """Return x on a weight's device, which becomes the current one.
+
+        They differ for a tied head, which is on the first GPU.
+        """
         if x.device == device:
             return x
         self._go(device)
         return x.to(device)
 
     def _kept(self, w: Weight) -> BlocksOnTorch | Bnb4OnTorch | None:
-        """Return a weight that stays encoded on the device; None for a decoded one."""
+        """Return a weight that stays encoded on the device; None for one that is decoded.
+
+        Over budget it is uploaded for this use only.
+        """
         if not (self._decodes and keeps(w.encoding, self.dtype)):
             return None
         kept: BlocksOnTorch | Bnb4OnTorch | None = w.encoded_on(self)
@@ -92,7 +104,10 @@ class TorchProducts(TorchBackend):
     def _decoded(
         self, w: Weight, kept: BlocksOnTorch | Bnb4OnTorch
     ) -> Iterator[tuple[int, torch.Tensor]]:
-        """Yield (first row, rows) of a weight, decoded piece by piece into the scratch buffer."""
+        """Yield (first row, rows) of a weight, decoded piece by piece into the scratch buffer.
+
+        Each piece overwrites the one before.
+        """
         step = SCRATCH // (w.n_columns * self.itemsize)
         if isinstance(kept, Bnb4OnTorch):
             step = step // kept.step * kept.step if kept.step else w.n_rows
@@ -103,7 +118,10 @@ class TorchProducts(TorchBackend):
             yield start, panel
 
     def _room(self, count: int) -> torch.Tensor:
-        """Return `count` numbers of the scratch buffer, which grows; recordings keep old ones."""
+        """Return `count` numbers of the scratch buffer, which grows where needed.
+
+        Old buffers are not freed: recorded passes use them.
+        """
         buffers = self._scratch.setdefault(self._device, [])
         if not buffers or buffers[-1].numel() < count:
             self._needs_host("a buffer grows")
@@ -111,11 +129,14 @@ class TorchProducts(TorchBackend):
         return buffers[-1][:count]
 
     def held(self, w: Weight) -> Array | None:
-        """Return a weight's numbers; None where it is encoded or too big."""
+        """Return a weight's decoded numbers; None where it stays encoded or exceeds the budget."""
         return None if self._kept(w) is not None else w.held(self)
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
-        """Decode only these rows, on the device if the table is there."""
+        """Return rows `ids` of the table [tokens, width]; only these are decoded.
+
+        They are decoded on the device if the table is there, else on the host.
+        """
         if len(self._devices) > 1:
             self._go(self._devices[0])
         kept = self._kept(table)
@@ -132,7 +153,10 @@ class TorchProducts(TorchBackend):
     # products
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Multiply by a decoded weight, by encoded bytes, or panel by panel decoded."""
+        """Return x [tokens, in] times w [out, in] transposed, plus bias [out].
+
+        The weight is decoded on the device, multiplied as encoded bytes, or decoded panel by panel.
+        """
         kept = self._kept(w)
         if kept is None:
             held = w.held(self)
@@ -154,7 +178,10 @@ class TorchProducts(TorchBackend):
         return y if bias is None else y + self._to(y.device, bias)
 
     def _product(self, x: torch.Tensor, w: torch.Tensor, bias: Array | None) -> torch.Tensor:
-        """Multiply by a decoded weight; a single row uses a kernel limited only by memory speed."""
+        """Return x times a decoded weight transposed, plus bias.
+
+        A single row uses a kernel limited only by memory speed.
+        """
         x = self._to(w.device, x)
         bias = None if bias is None else self._to(w.device, bias)  # of a tied head: elsewhere
         if len(x) == 1 and self._one_row(x, w):
@@ -166,7 +193,7 @@ class TorchProducts(TorchBackend):
         return functional.linear(x, w).add_(bias)  # cuBLAS' own bias makes float32 slower
 
     def add_linear(self, residual: Array, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Add inside the kernel for a single row, else in place."""
+        """Return residual plus `linear` of x; one kernel does both for a single row."""
         held = self.held(w) if len(x) == 1 and self._fused else None
         if held is not None and residual.device == held.device:
             rows = held.reshape(w.n_rows, w.n_columns)
@@ -179,7 +206,10 @@ class TorchProducts(TorchBackend):
         return residual + self.linear(x, w, bias)
 
     def _one_row(self, x: torch.Tensor, *weights: torch.Tensor) -> bool:
-        """Say whether the one-row kernels fit: sizes and addresses are multiples of 16 bytes."""
+        """Return whether the one-row kernels fit x and these weights.
+
+        Sizes and addresses must be multiples of 16 bytes, and tensors contiguous.
+        """
         return (
             self._fused
             and x.shape[-1] * self.itemsize % 16 == 0
@@ -187,7 +217,7 @@ class TorchProducts(TorchBackend):
         )
 
     def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
-        """Multiply by all weights at once if all are decoded on the device."""
+        """Return x times each weight, plus its bias; one product if all are decoded."""
         held = [] if self.deterministic or len(parts) < 2 else [self.held(w) for w, _ in parts]
         if not held or any(w is None for w in held) or len(parts) > 3:
             return super().projections(x, parts)
@@ -212,7 +242,10 @@ class TorchProducts(TorchBackend):
     # experts
 
     def all_held(self, stacks: Sequence[Weight]) -> bool:
-        """Say whether there are addresses of all these weights; never in deterministic runs."""
+        """Return whether all these experts' weights are decoded on the device at known addresses.
+
+        Always False in deterministic runs.
+        """
         return not self.deterministic and all(self._addresses(w) is not None for w in stacks)
 
     def blocks(
@@ -224,7 +257,10 @@ class TorchProducts(TorchBackend):
         rounds: bool,
         scale: Numbers | None = None,
     ) -> ExpertBlocks:
-        """Route on the device."""
+        """Return the rows that each expert gets by router logits, computed on the device.
+
+        Arguments are those of Hosted.blocks.
+        """
         wide = self.wide(logits)
         given = None if bias is None else self._constant(bias, wide.dtype)
         factors = None if scale is None else self._constant(scale, wide.dtype)
@@ -233,18 +269,24 @@ class TorchProducts(TorchBackend):
         return in_blocks(routing.experts, weights, logits.shape[-1])
 
     def packed(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
-        """Bring the choice to the device."""
+        """Return the blocks of a choice [tokens, used] made on the host, copied to the device."""
         given = torch.from_numpy(weights.copy()).to(self._device, self._wide)
         return in_blocks(self._index(experts.copy()), given, n_experts)
 
     def stacked(self, x: Array, stack: Weight, experts: Any) -> Array:
-        """Multiply all blocks at once, by weights where they lie."""
+        """Return [n, rows, out]: x[i] [rows, in] times the transposed weight of expert experts[i].
+
+        All blocks are multiplied at once, by the addresses of the weights.
+        """
         addresses = self._addresses(stack)
         assert addresses is not None
         return batched.products(x.contiguous(), addresses[experts], stack.shape[1])
 
     def _addresses(self, stack: Weight) -> torch.Tensor | None:
-        """Return the addresses [n_experts] of a stack's weights; None where not all are held."""
+        """Return the addresses [n_experts] of a stack's weights; None where not all are decoded.
+
+        They are looked up at the first call, which places the weights.
+        """
         if self not in stack.notes:
             if (self._decodes and keeps(stack.encoding, self.dtype)) or not stack.fits(self):
                 return None
@@ -260,7 +302,10 @@ class TorchProducts(TorchBackend):
         return addresses if addresses.device == self._device else None
 
     def _joined(self, parts: list[Weight], held: list[torch.Tensor]) -> torch.Tensor | None:
-        """Return the weights joined as one [rows, columns]; each becomes a slice of it."""
+        """Return the weights as one tensor [rows, columns], each of them a slice of it.
+
+        They are copied at the first call. None if that would be while a pass is recorded.
+        """
         total = sum(len(w) for w in held)
         size, first = held[0].element_size(), held[0]
         at, storage = first.data_ptr(), first.untyped_storage().data_ptr()
@@ -279,7 +324,7 @@ class TorchProducts(TorchBackend):
         return joined
 
     def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
-        """Return act(x gate) times x up; a single row in one kernel."""
+        """Return act(x @ gate) * (x @ up); one kernel computes it for a single row."""
         rounded_steps = steps and kind in STEPS and self._type in HALVES
         if not self._fused or rounded_steps or kind not in layers.ACTIVATIONS:
             return super().gated(x, gate, up, kind, steps=steps)

@@ -1,7 +1,7 @@
-"""Routing on a device: the experts' rows in blocks.
+"""Expert routing in torch on a device: the experts' rows in blocks.
 
-Every shape follows from the numbers of tokens and experts, so nothing waits for the choice and a
-pass can be recorded.
+Every shape follows from the numbers of tokens and experts, so nothing waits for the choice and
+a pass can be recorded.
 """
 
 import torch
@@ -11,12 +11,13 @@ from aprfmt.inference.blocked import block_shape
 
 
 def in_blocks(experts: torch.Tensor, weights: torch.Tensor, n_experts: int) -> ExpertBlocks:
-    """Return the rows of the experts chosen [tokens, used] with these weights."""
+    """Return the blocks of rows of chosen experts and their weights, both [tokens, used]."""
     tokens, used = experts.shape
     count, size = block_shape(tokens, used, n_experts)
     device, flat = experts.device, experts.reshape(-1)
 
     def numbers(length: int) -> torch.Tensor:
+        """Return 0 to length - 1 on the device."""
         return torch.arange(length, device=device)
 
     of_pair, order = torch.sort(flat, stable=True)
@@ -32,6 +33,6 @@ def in_blocks(experts: torch.Tensor, weights: torch.Tensor, n_experts: int) -> E
     padded = torch.zeros(count * size, dtype=weights.dtype, device=device)
     padded.scatter_(0, slots, weights.reshape(-1)[order])
     places = torch.empty_like(flat).scatter_(0, order, slots).reshape(tokens, used)
-    # Blocks behind the last one that is used are anybody's: all their rows are padding.
+    # Blocks after the last one that is used may have any expert: all their rows are padding.
     owners = torch.searchsorted(ends, numbers(count), right=True).clamp(max=n_experts - 1)
     return ExpertBlocks(owners, rows, padded, places.sort(-1).values, size)

@@ -22,9 +22,10 @@ _PIECE = 32 << 20  # bytes per piece of an upload
 
 
 class Uploader:
-    """Uploads through two pieces of pinned memory: one is filled while the other is copied."""
+    """Uploads through two buffers of pinned memory: one is filled while the other is copied."""
 
     def __init__(self) -> None:
+        """Start without buffers; the two are allocated when needed."""
         self._pieces: list[tuple[torch.Tensor, torch.cuda.Event]] = []
         self._next = 0
 
@@ -42,6 +43,7 @@ class Uploader:
         return placed
 
     def _turn(self) -> tuple[torch.Tensor, torch.cuda.Event]:
+        """Return (pinned buffer, event of its last copy), the two buffers in turn."""
         if len(self._pieces) < 2:
             piece = torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True)
             sent = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -53,7 +55,7 @@ class Uploader:
 
 @dataclass(frozen=True)
 class BlocksOnTorch:
-    """Stored bytes [n_rows, row_bytes] of an encoding with a kernel."""
+    """A weight's stored bytes [n_rows, row_bytes] on the device, in an encoding with a kernel."""
 
     encoding: str
     raw: torch.Tensor
@@ -65,19 +67,23 @@ class BlocksOnTorch:
         return self.raw.device
 
     def decode(self, start: int, stop: int, out: torch.Tensor) -> None:
-        """Fill `out` [stop - start, n_columns] with these rows."""
+        """Fill `out` [stop - start, n_columns] with rows [start, stop) of the weight."""
         from aprfmt.inference.fast import cuda
 
         cuda.decode(self.encoding, self.raw[start:stop], out, stream=current())
 
     def rows(self, ids: torch.Tensor, out: torch.Tensor) -> None:
-        """Fill `out` [ids, n_columns] with the rows of these numbers."""
+        """Fill `out` [ids, n_columns] with rows `ids` of the weight."""
         from aprfmt.inference.fast import cuda
 
         cuda.decode(self.encoding, self.raw[ids], out, stream=current())
 
     def product(self, x: torch.Tensor, out: torch.Tensor) -> bool:
-        """Fill `out` [tokens, n_rows] with x times the rows; False if there is no kernel."""
+        """Fill `out` [tokens, n_rows] with x times the transposed weight, and return True.
+
+        Returns False, `out` unchanged, if there is no kernel for the encoding or the number of
+        rows.
+        """
         from aprfmt.inference.fast import cuda
 
         few = len(x) <= cuda.MATVEC_TOKENS and x.dtype != torch.float64
@@ -104,7 +110,7 @@ class Bnb4OnTorch:
         return self.packed.device
 
     def decode(self, start: int, stop: int, out: torch.Tensor) -> None:
-        """Fill `out` with rows [start, stop), which begin and end with a block."""
+        """Fill `out` with rows [start, stop) of the weight, which begin and end with a block."""
         from aprfmt.inference.fast import cuda
 
         first, last = start * self.n_columns, stop * self.n_columns
@@ -120,26 +126,29 @@ class Bnb4OnTorch:
 
     @property
     def step(self) -> int:
-        """Distance of rows that begin at a block and at 16 bytes; 0: only the whole weight."""
+        """Rows after which a row begins at a block and at 16 bytes; 0: only the whole weight."""
         for rows in (1, 2, 4, 8, 16, 32, 64):
             if rows * self.n_columns % max(self.blocksize, 64) == 0:
                 return rows
         return 0
 
     def product(self, x: torch.Tensor, out: torch.Tensor) -> bool:
-        """Return False: there is no kernel for encoded 4-bit products."""
+        """Return False: no kernel multiplies 4-bit codes, so the weight must be decoded."""
         return False
 
 
 def current() -> int:
-    """Return the handle of torch's stream on the current device."""
+    """Return the raw handle of torch's current stream."""
     return int(torch.cuda.current_stream().cuda_stream)
 
 
 def prepared(
     w: Weight, upload: Callable[[Any], torch.Tensor]
 ) -> tuple[int, Callable[[], BlocksOnTorch | Bnb4OnTorch]] | None:
-    """Return (bytes, function that places it) of a weight that stays encoded, or None."""
+    """Return (bytes it takes, function that uploads it) of a weight that stays encoded.
+
+    None if it has no stored bytes that a kernel reads.
+    """
     if w.encoding not in CODED:
         stored = w.stored()
         if stored is None:
@@ -147,6 +156,7 @@ def prepared(
         raw, size = stored, memoryview(stored).nbytes
 
         def encoded() -> BlocksOnTorch:
+            """Return the weight's stored bytes on the device."""
             placed = upload(raw).view(w.n_rows, -1)
             w.drop()
             return BlocksOnTorch(w.encoding, placed, w.n_columns)
@@ -157,6 +167,7 @@ def prepared(
         return None
 
     def coded() -> Bnb4OnTorch:
+        """Return the parts of a 4-bit weight on the device."""
         absmax, code = (
             upload(np.ascontiguousarray(x).view(np.uint8)).view(torch.float32)
             for x in (parts.absmax, parts.code)
@@ -169,7 +180,7 @@ def prepared(
 
 
 def plain_bytes(w: Weight, dtypes: Mapping[str, torch.dtype]) -> tuple[Array, torch.dtype] | None:
-    """Return the stored bytes and the dtype of a weight of plain floats, or None."""
+    """Return (stored bytes, torch dtype) of a weight of plain floats; None for others."""
     name = ENCODINGS[w.encoding].numpy if w.encoding in ENCODINGS else ""
     stored = w.stored() if name in dtypes else None
     return None if stored is None else (stored, dtypes[name])

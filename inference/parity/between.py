@@ -48,7 +48,7 @@ ARBITER = DeviceChoice("arbiter", "numpy", "cpu", "float64", "float64 arbiter")
 def compare_choices(
     model: Model, choices: Sequence[DeviceChoice], request: ParityRequest, base: Model | None = None
 ) -> Parity:
-    """Run `model` once for each choice and compare the others with the first.
+    """Return the comparison of all runs of `model` with the first, one run for each choice.
 
     `base` is the model before quantization: the reference runs it too, for the distance that
     quantization alone makes. Raises UsageError for fewer than two runs, BackendUnavailableError
@@ -66,6 +66,7 @@ def compare_choices(
         pairs = [
             _compare_pair(model, choices, ran, index, request) for index in range(1, len(choices))
         ]
+        # How far quantization alone moves the reference.
         noise = None
         if request.through is not None:
             plain = stack.enter_context(run_once(model, choices[0], replace(request, through=None)))
@@ -77,6 +78,7 @@ def compare_choices(
             noise = measure_run_distance(
                 0, f"{base.path}, before quantization", traces[0], plain.trace, request
             )
+        # How far each run is from a float64 run.
         arbiter: list[RunDistance] = []
         if request.arbiter:
             exact = stack.enter_context(run_once(model, ARBITER, request))
@@ -117,13 +119,16 @@ class RunResult:
 
 
 def plain_rows(tokens: int) -> range:
-    """Return the rows whose logits are computed without a recorder too."""
+    """Return the last rows, whose logits are computed without a recorder too."""
     return range(max(0, tokens - PLAIN_ROWS), tokens)
 
 
 @contextmanager
 def run_once(model: Model, choice: DeviceChoice, request: ParityRequest) -> Iterator[RunResult]:
-    """Run one choice on the request's ids; yields its trace. Logits are of every row."""
+    """Yield the trace of one run of the request's ids, and logits of its fused form.
+
+    The trace has logits of every row.
+    """
     asked = request.on(choice)
     with opened(asked, model) as run, run.trace(facts={"through": request.through}) as trace:
         rows = list(plain_rows(len(request.ids)))
@@ -132,7 +137,7 @@ def run_once(model: Model, choice: DeviceChoice, request: ParityRequest) -> Iter
 
 
 def _run_facts(choice: DeviceChoice, trace: Trace, request: ParityRequest) -> RunFacts:
-    """Return what a report says of a run."""
+    """Return what a report says about a run: what ran, where, on which weights."""
     backend: Any = trace.run.get("backend")
     unknown: Any = trace.run.get("unknown")
     via: Any = trace.run.get("via")
@@ -156,7 +161,8 @@ def _compare_pair(
     index: int,
     request: ParityRequest,
 ) -> RunPair:
-    """Compare one run with the first."""
+    """Return the comparison of run number `index` with the first."""
+    # All points, and whether a difference is only amplified rounding.
     a, b = ran[0].trace, ran[index].trace
     flips = compare_experts(a, b)
     moe = bool(model.hyper["n_experts"])
@@ -167,6 +173,7 @@ def _compare_pair(
     if amplified is not None and point is not None and point.rel_l2 is not None:
         point = replace(point, tolerance=max(point.tolerance, point.rel_l2), beyond=False)
     within = point is not None and not point.beyond and not point.why
+    # The logits, what they predict, and the loss in the run's own arithmetic.
     logits, judged, losses = None, None, Losses(None, None, None, "no logits on both sides")
     if x is not None and y is not None and x.shape == y.shape and point is not None:
         logits = compare_logits(x, y, request.ids, within)
@@ -174,6 +181,7 @@ def _compare_pair(
         backend = None if choices[index].is_engine else choices[index].open()
         found = measure_own_loss(backend, y, request.ids)
         losses = Losses(logits.ce_a, logits.ce_b, found.nats, found.why, found.off, found.bound)
+    # Single operations on equal inputs, then the checks and the verdict.
     most = MAX_OPERATIONS if amplified is None else 1
     operations, cell = run_single_operations(
         model, choices[0], choices[index], a, b, diff, request, most
@@ -219,7 +227,11 @@ def _compare_pair(
 def _judge_amplified(
     model: Model, first: DeviceChoice, a: Trace, b: Trace, diff: TraceDiff, request: ParityRequest
 ) -> OperationResiduals | None:
-    """Judge the operations where a point is beyond; None unless all are right, or NaN is there."""
+    """Return the residuals of the run's operations if all are right, though a point is beyond.
+
+    Then the difference is amplified rounding. None if no point is beyond, an operation is wrong, or
+    a NaN is on one side.
+    """
     broken = any(p.nonfinite is not None and p.nonfinite.alone for p in diff.points)
     if diff.first is None or first.is_engine or broken:
         return None
@@ -236,12 +248,11 @@ def compare_runs(
     moe: bool,
     positions: bool = False,
 ) -> tuple[TraceDiff, dict[str, int]]:
-    """Compare `a` with the reference `b`; rows behind an explained expert flip are left out.
+    """Return (comparison of `a` with the reference `b`, {key: position its rows end before}).
 
-    A token that rounding sent to other experts is another computation from there on, and so is
-    every token that attends to it: only earlier positions are compared behind that layer.
-    Returns the comparison, of each position too with `positions`, and by key the position its rows
-    end before.
+    Rows after an explained expert flip are left out. A token that rounding sent to other experts is
+    another computation from there on, and so is every token that attends to it: only earlier
+    positions are compared after that layer. With `positions` each position is compared too.
     """
     limits: dict[int, int] = {}
     for flip in flips:
@@ -255,7 +266,10 @@ def compare_runs(
 
 
 def _comparable_rows(key: str, limits: Mapping[int, int]) -> int | None:
-    """Return the position that comparable rows of a key end before, None for all rows."""
+    """Return the position that comparable rows of a key end before, None for all rows.
+
+    `limits` are the first flipped positions by layer.
+    """
     name = key.rpartition(".")[2]
     if not limits or name.startswith("embd"):
         return None
@@ -275,7 +289,10 @@ def _comparable_rows(key: str, limits: Mapping[int, int]) -> int | None:
 def measure_run_distance(
     of: int, what: str, run: Trace, exact: Trace, request: ParityRequest
 ) -> RunDistance:
-    """Return how far a run is from another by point, and by how much its loss differs."""
+    """Return how far a run is from another by point, and by how much its loss differs.
+
+    `of` is the run's number, `what` names the other run.
+    """
     found: dict[str, float] = {}
     for key in common_keys(run, exact):
         x, y = run.values(key), exact.values(key)

@@ -53,10 +53,11 @@ _NAMES: Mapping[str, str] = {dtype: name for name, dtype in _DTYPES.items()}
 
 @dataclass(frozen=True)
 class ReproductionBundle:
-    """A cell with the two results it is about, and how it came to be.
+    """A cell with the two results it is about, and how they came to be.
 
-    `runs` are the reference and the other as `torch:cpu:float32`; `found` is None where the other
-    run was an engine that computes no single operation (`shadow` then has its recorded value).
+    `runs` are the reference and the other as `torch:cpu:float32`; `found` is the other's result.
+    `shadow`: the other run was an engine that computes no single operation, and `found` is its
+    recorded value.
     """
 
     cell: OperationCell
@@ -91,11 +92,11 @@ class ReplayResult:
 
     @property
     def reproduced(self) -> bool:
-        """The two results are further apart than rounding goes."""
+        """Whether the two results differ by more than rounding may."""
         return not self.apart <= self.bound
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the result as plain data for JSON."""
         return {
             "key": self.key,
             "runs": list(self.runs),
@@ -113,7 +114,7 @@ class ReplayResult:
 
 
 def used_versions() -> dict[str, str]:
-    """Return the versions a result depends on, of what is loaded."""
+    """Return {name: version} of what a result depends on, of libraries that are loaded."""
     found = {"aprfmt": __version__, "python": platform.python_version(),
              "machine": platform.machine()}  # fmt: skip
     for name in ("numpy", "torch", "cupy", "transformers"):
@@ -173,14 +174,14 @@ def save_bundle(
 
 
 def _to_bundle_dtype(x: Numbers) -> Numbers:
-    """Return values in a dtype that a bundle holds."""
+    """Return values in a dtype that a bundle holds: float32, float64 or int64."""
     if x.dtype.name in _NAMES:
         return x
     return x.astype(np.int64 if x.dtype.kind in "iub" else np.float32)
 
 
 def _weight_to_store(rows: RowSource) -> tuple[Numbers, str]:
-    """Return a weight's stored bytes and encoding, or its numbers where bytes are not enough."""
+    """Return (array to store, encoding): stored bytes as U8 where rows have them, else numbers."""
     if isinstance(rows, BundledRows):
         return np.frombuffer(rows.stored, np.uint8), rows.encoding
     values = _to_bundle_dtype(np.ascontiguousarray(rows.numpy()))
@@ -193,13 +194,19 @@ def _tuples_to_lists(value: Any) -> Any:
 
 
 def load_bundle(path: Path) -> ReproductionBundle:
-    """Read a reproduction; FormatError for a file that is not one, or does not fit together."""
+    """Return the reproduction in a file.
+
+    Raises FormatError for a file that is not one, or whose parts do not fit together.
+    """
     with open_source(path) as source:
         return parse_bundle(source, path)
 
 
 def parse_bundle(source: Source, path: Path) -> ReproductionBundle:
-    """Return the reproduction in an open file; `path` begins the messages. FormatError."""
+    """Return the reproduction in an open file; `path` begins the messages.
+
+    Raises FormatError for a file that is not one, or whose parts do not fit together.
+    """
     text = source.metadata.get(HEADER)
     if not isinstance(text, str):
         raise FormatError(
@@ -217,17 +224,18 @@ def parse_bundle(source: Source, path: Path) -> ReproductionBundle:
 
 
 def _read_hyper(found: Mapping[str, Any], architecture: str, where: str) -> dict[str, Any]:
-    """Return the hyperparameters, each of its kind; what tables and loops are made of is bounded.
+    """Return the hyperparameters of a header, each checked against its rule.
 
-    Raises FormatError.
+    Numbers that tables and loops are made of are bounded. Raises FormatError; `where` begins the
+    messages.
     """
     kept = {}
     for rule in ARCHS[architecture].hyper:
         if rule.name not in found:
-            continue  # what nothing reads is not missed; what is missed has a name of its own
+            continue  # not needed unless the pass reads it, which then raises an error of its own
         value = kept[rule.name] = found[rule.name]
         if rule.name == "n_layers":
-            continue  # 0 where the operation stands behind the layers
+            continue  # 0 where the operation comes after the layers
         try:
             convert_value(rule, value, f"{where}: {rule.name}")
         except ArchError as error:
@@ -244,7 +252,10 @@ def _read_hyper(found: Mapping[str, Any], architecture: str, where: str) -> dict
 
 
 def run_cell(bundle: ReproductionBundle, backend: Backend, path: Path) -> Numbers:
-    """Run a reproduction's operation; FormatError where what the file holds does not fit."""
+    """Return the result of a reproduction's operation on a backend.
+
+    Raises FormatError where the file's contents do not fit the operation.
+    """
     try:
         return bundle.cell.run(backend)
     except (ArchError, TensorNotFoundError, UsageError) as error:
@@ -266,17 +277,19 @@ def run_cell(bundle: ReproductionBundle, backend: Backend, path: Path) -> Number
 
 
 def _make_bundle(header: Any, source: Source, path: Path) -> ReproductionBundle:
-    """Return the reproduction of a header and its arrays."""
+    """Return the reproduction of a header and the file's arrays; errors of any kind may come."""
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         found = header.get("schema") if isinstance(header, dict) else type(header).__name__
         raise FormatError(f"{path}: {HEADER}: schema {found!r}; expected {SCHEMA}")
 
     def array(name: str) -> Numbers:
+        """Return a tensor of the file in the machine's byte order."""
         tensor = source.tensors[name]
         dtype = np.dtype(_DTYPES[tensor.info.encoding]).newbyteorder("<")
         values = np.frombuffer(bytes(tensor.raw()), dtype).reshape(tensor.info.shape)
         return values.astype(dtype.newbyteorder("="))
 
+    # Inputs, and weights in their stored encoding where the file has bytes.
     inputs = {
         name.removeprefix("input/"): array(name)
         for name in source.tensors
@@ -292,6 +305,7 @@ def _make_bundle(header: Any, source: Source, path: Path) -> ReproductionBundle:
             weights[role] = ArrayRows(array(name))
         if weights[role].shape != shape:
             raise FormatError(f"{path}: {name} has shape {list(weights[role].shape)}, not {shape}")
+    # The cell, its numbers checked, and the two results it is about.
     architecture = str(header["architecture"])
     shapes = {role: tuple(int(s) for s in shape) for role, shape in header["roles"].items()}
     cell = OperationCell(
@@ -321,9 +335,10 @@ def _make_bundle(header: Any, source: Source, path: Path) -> ReproductionBundle:
 
 
 def replay_bundle(path: Path, between: Sequence[str] = ()) -> ReplayResult:
-    """Run a reproduction again, on its own runs or on `between`, without the model.
+    """Run a reproduction again without the model, and return how its results differ now.
 
-    Raises BackendUnavailableError for a run that is not possible here.
+    It runs on its recorded runs, or on the two of `between`. Raises BackendUnavailableError for a
+    run that is not possible here.
     """
     bundle = load_bundle(path)
     if len(between) not in (0, 2):
@@ -359,14 +374,15 @@ def replay_bundle(path: Path, between: Sequence[str] = ()) -> ReplayResult:
 
 
 def bundle_of(found: Parity, runs: Sequence[str]) -> ReproductionBundle | None:
-    """Return the reproduction of the first pair with an operation taken apart, wrong ones first.
+    """Return the reproduction of the first pair with a cell; wrong operations go first.
 
-    Where no operation is wrong by itself the first point beyond tolerance is taken: a replay then
-    shows that the operation alone agrees.
+    Where no operation is wrong by itself the cell is of the first point beyond tolerance: a replay
+    then shows that the operation alone agrees. None if no pair has a cell.
     """
     pairs = [pair for pair in found.pairs if pair.cell is not None]
     pairs.sort(key=lambda pair: pair.first_operation is None)
     for pair in pairs:
+        # The measured operation of the cell's point, and both results computed again.
         cell = pair.cell
         operation = next((o for o in pair.operations if cell and o.key == cell.key), None)
         if cell is None or operation is None:

@@ -1,4 +1,4 @@
-"""Calibrated tolerances: measured over repeated runs, kept in a file with their evidence.
+"""Calibrated tolerances: measured over repeated runs, stored in a file with their evidence.
 
 Each repeat runs all runs on another sequence of ids: the given ones, rotated. A bound is a
 multiple of the largest distance seen and never above the table's: what is beyond that is a
@@ -35,14 +35,14 @@ MAX_FILE = 16 << 20
 
 @dataclass(frozen=True)
 class Calibration:
-    """thresholds.Measured rows, and points that no calibration may excuse."""
+    """Measured bounds (tolerances.CalibratedBound), and points that no calibration may excuse."""
 
     rows: tuple[tolerances.CalibratedBound, ...]
     beyond: tuple[str, ...]
     repeats: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data: what the file holds."""
+        """Return plain data, as the file holds it."""
         return {
             "schema": SCHEMA,
             "unit": tolerances.UNIT,
@@ -58,7 +58,10 @@ class Calibration:
 def calibrate_tolerances(
     model: Model, choices: Sequence[DeviceChoice], request: ParityRequest, repeats: int
 ) -> Calibration:
-    """Measure every pair with the first run `repeats` times; UsageError for fewer than two."""
+    """Return the bounds measured from every run against the first, `repeats` times.
+
+    Raises UsageError for fewer than two repeats, or if no point was compared.
+    """
     if repeats < 2:
         raise UsageError(f"{repeats} repeat to calibrate with; give at least two")
     seen: dict[tuple[tuple[str, str], str, str, str], list[tuple[float, float]]] = {}
@@ -107,7 +110,10 @@ def _calibrated_row(
     model: str,
     moe: bool,
 ) -> tolerances.CalibratedBound:
-    """Return the bound of one point from its measured distances."""
+    """Return the bound of one point from its measured distances.
+
+    `found` are (relative L2, largest difference over RMS) of each comparison.
+    """
     largest = max(rel for rel, _ in found)
     widest = max(ratio for _, ratio in found)
     table = tolerances.threshold(point, pair, (dtype, dtype), weights, moe=moe)
@@ -124,25 +130,31 @@ def _calibrated_row(
 
 
 def _least_bound(dtype: str) -> float:
-    """Return half a unit in the last place: runs that were equal by chance get no bound of 0."""
+    """Return half a unit in the last place of a dtype, the smallest bound.
+
+    Runs that were equal by chance get no bound of 0.
+    """
     return tolerances.ROUNDOFF[dtype]
 
 
 def save_calibration(path: Path, calibration: Calibration, *, force: bool = False) -> None:
-    """Write the rows as JSON, atomically; OutputError where that is not possible."""
+    """Write the bounds as JSON, atomically; OutputError where that is not possible."""
     text = json.dumps(calibration.to_json(), indent=1) + "\n"
     with FileSet(force=force) as files:
         files.create(path).write(text.encode())
 
 
 def load_calibration(path: Path) -> tuple[tolerances.CalibratedBound, ...]:
-    """Read what `save_calibration` wrote; FormatError for another file."""
+    """Return the bounds in a file of `save_calibration`; FormatError for another file."""
     found: Any = loads(read_text(path, MAX_FILE).encode(), str(path), max_bytes=MAX_FILE)
     return parse_calibration(found, path)
 
 
 def parse_calibration(found: Any, path: Path) -> tuple[tolerances.CalibratedBound, ...]:
-    """Return the rows in a calibration's JSON value; `path` begins the messages. FormatError."""
+    """Return the bounds in a calibration's JSON value; `path` begins the messages.
+
+    Raises FormatError for anything else.
+    """
     if not isinstance(found, dict) or found.get("schema") != SCHEMA:
         raise FormatError(f"{path}: is no file of parity --calibrate; expected schema {SCHEMA}")
     rows = found.get("rows")
@@ -152,7 +164,7 @@ def parse_calibration(found: Any, path: Path) -> tuple[tolerances.CalibratedBoun
 
 
 def _parse_row(row: Any, where: str) -> tolerances.CalibratedBound:
-    """Return a row of a calibration file; FormatError says which entry is wrong."""
+    """Return the bound in a row of a calibration file; FormatError says which entry is wrong."""
     if not isinstance(row, dict):
         raise FormatError(f"{where}: is no object")
     values = dict(row)

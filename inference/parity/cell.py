@@ -1,9 +1,9 @@
 """One operation of a model cut out: the inputs it reads, its weights, and nothing else.
 
 A cell is run by the model's own forward pass, shrunk to the one layer, with the given values at
-their points (`replay.shadow.value_at`). Weights that the operation does not need
-are zeros that take no memory. What is needed is found by leaving things out: an input or a weight
-without which the result is the same to the bit is not part of the cell.
+their points (`replay.shadow.value_at`). Weights that the operation does not need are zeros that
+take no memory. What is needed is found by leaving things out: an input or a weight without which
+the result is the same to the bit is not part of the cell.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,23 +31,24 @@ from aprfmt.model import Model
 Numbers = NDArray[Any]
 # Hyperparameters with one value a layer.
 PER_LAYER = ("moe_layers", "rope_layers", "window_layers")
-# Whole-model points behind the layers.
+# Whole-model points after the layers.
 BEHIND = ("final_norm", "head_in", "logits_raw", "logits")
-# Rows of the vocabulary that a cell of the logits keeps.
+# Rows of the vocabulary that a cell of the logits has.
 VOCAB_ROWS = 256
 _BUDGET = 1 << 62
 
 
 class BundledRows(ArrayRows):
-    """A weight kept in its encoded bytes, decoded once when asked for."""
+    """A weight held in its encoded bytes, with its decoded numbers."""
 
     def __init__(self, raw: bytes, encoding: str, shape: tuple[int, ...]) -> None:
+        """Take stored bytes of an encoding, and decode them to `shape`."""
         super().__init__(decode(encoding, {"": raw}, shape))
         self.stored, self.encoding = raw, encoding
         self.nbytes = len(raw)
 
     def encoded(self, start: int, stop: int) -> bytes | memoryview | None:
-        """Return the stored bytes of rows [start, stop)."""
+        """Return the stored bytes of rows [start, stop); None if rows share bytes."""
         size = encoding_row(self.encoding).row_bytes(self.shape)
         return None if size is None else memoryview(self.stored)[start * size : stop * size]
 
@@ -56,21 +57,23 @@ class ZeroRows(ArrayRows):
     """Zeros of a shape that take no memory: a weight the operation does not need."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
+        """Take the shape; a single zero is stored."""
         super().__init__(np.broadcast_to(np.float32(0), shape))
 
     def decode_rows(self, start: int, stop: int) -> Numbers:
-        """Return zeros."""
+        """Return zeros [stop - start, last axis]."""
         return np.zeros((stop - start, self.shape[-1]), np.float32)
 
     def numpy(self) -> Numbers:
-        """Return zeros in one piece."""
+        """Return zeros of the whole shape, in one piece."""
         return np.zeros(self.shape, np.float32)
 
 
 @dataclass(frozen=True)
 class OperationCell:
-    """`key` is the wanted point as it was called in the model, `point` and `layer` in the cell.
+    """One operation cut out of a model, with the inputs and weights it needs.
 
+    `key` is the wanted point as it was called in the model, `point` and `layer` in the cell.
     `inputs` are values by the cell's keys (`L0.attn_norm`, the stream as `embd`), `weights` by
     the cell's role keys; `shapes` are those of every role of the layer.
     """
@@ -84,10 +87,13 @@ class OperationCell:
     inputs: Mapping[str, Numbers]
     weights: Mapping[str, RowSource]
     shapes: Mapping[str, tuple[int, ...]]
-    rows: tuple[int, ...] = ()  # of the vocabulary, where only some were kept
+    rows: tuple[int, ...] = ()  # of the vocabulary, where the cell has only some
 
     def run(self, backend: Backend) -> Numbers:
-        """Return what the operation gives on a backend, from the cell's inputs."""
+        """Return the operation's result on a backend, computed from the cell's inputs.
+
+        Raises UsageError if the pass does not reach the point.
+        """
         spec = ARCHS[self.architecture]
         hp = HyperParams({n: HyperParam(v, "config") for n, v in self.hyper.items()}, self.key)
         rows: dict[str, RowSource] = {
@@ -114,8 +120,8 @@ def cut_cell(
     """Return the smallest cell that gives the point `key` from recorded values.
 
     `values` gives the reference run's value of a key, None where it was not recorded; `columns`
-    are rows of the vocabulary to keep where the point is the logits; `weights` are those that ran,
-    None for the model's. Raises UsageError where a value that comes before the point was not
+    are rows of the vocabulary to include where the point is the logits; `weights` are those that
+    ran, None for the model's. Raises UsageError where a value that comes before the point was not
     recorded.
     """
     name, layer = parse_key(key)
@@ -139,7 +145,7 @@ def cut_cell(
 
 
 def _cell_hyper(model: Model, layer: int | None) -> dict[str, Any]:
-    """Return the hyperparameters of a model of this one layer, or of none."""
+    """Return the hyperparameters of a model that has only this layer, None: no layer."""
     kept = {name: model.hyper[name] for name in model.hyper}
     for name in PER_LAYER:
         if name in kept:
@@ -152,7 +158,10 @@ def _cell_hyper(model: Model, layer: int | None) -> dict[str, Any]:
 
 
 def _cell_roles(model: Model, layer: int) -> dict[str, str]:
-    """Return the cell's role keys and the model's: the layer's own, and the whole model's."""
+    """Return {role key in the cell: role key in the model} for the weights a cell may need.
+
+    These are the roles of the layer, which is layer 0 of the cell, and those of the whole model.
+    """
     found = {}
     for key in model.roles:
         own, role = split_key(key)
@@ -164,7 +173,7 @@ def _cell_roles(model: Model, layer: int) -> dict[str, str]:
 
 
 def _weight_rows(model: Model, key: str, weights: Weights | None) -> RowSource:
-    """Return the rows of a weight, replaced or the model's own."""
+    """Return the rows of a weight, from `weights` where they have another encoding."""
     if weights is not None and weights[key].encoding != model.roles[key].encoding:
         return ArrayRows(weights[key].numpy())
     return StoredRows(model.roles[key])
@@ -177,7 +186,10 @@ def _recorded_inputs(
     known: Mapping[str, Any],
     values: Callable[[str], Numbers | None],
 ) -> dict[str, Numbers]:
-    """Return every recorded value of the layer before the point, by the cell's keys."""
+    """Return {cell's key: value} of every recorded value of the layer before the point.
+
+    Raises UsageError if the stream that enters the layer was not recorded.
+    """
     stream = "embd_scaled" if not known["embd_scaled"].alias_of else "embd"
     last = int(model.hyper["n_layers"]) - 1
     before = f"L{layer}.in" if layer != WHOLE else f"L{last}.out"
@@ -198,7 +210,10 @@ def _recorded_inputs(
 
 
 def _keep_columns(cell: OperationCell, columns: Sequence[int]) -> OperationCell:
-    """Keep some rows of the vocabulary: each logit is an operation of its own."""
+    """Return the cell with some rows of the vocabulary only.
+
+    Each logit is computed by itself, so that the others are not needed.
+    """
     chosen = [int(c) for c in columns][:VOCAB_ROWS] or list(range(VOCAB_ROWS))
     vocab = int(cell.hyper["vocab_size"])
     chosen = sorted({c for c in chosen if c < vocab})
@@ -223,7 +238,7 @@ def _keep_columns(cell: OperationCell, columns: Sequence[int]) -> OperationCell:
 
 
 def _keep_looked_up_rows(cell: OperationCell) -> OperationCell:
-    """Keep the rows of the embedding that the ids look up."""
+    """Return the cell with only the rows of the embedding that its ids look up."""
     used = sorted(set(cell.ids))
     weights, shapes = dict(cell.weights), dict(cell.shapes)
     role = "token_embd.weight"
@@ -239,21 +254,22 @@ def _keep_looked_up_rows(cell: OperationCell) -> OperationCell:
 
 
 def _take_rows(rows: RowSource, chosen: Sequence[int]) -> Numbers:
-    """Return chosen rows of a matrix."""
+    """Return the chosen rows of a matrix, or elements of a vector, decoded."""
     if len(rows.shape) == 1:
         return np.array(rows.numpy()[list(chosen)])
     return np.concatenate([rows.decode_rows(i, i + 1) for i in chosen])
 
 
 def _leave_out_unused(cell: OperationCell, backend: Backend) -> OperationCell:
-    """Leave out what the result does not need: weights while every input is given, then inputs.
+    """Return the cell without the weights and inputs that its result does not need.
 
-    In this order an input that is left out would be computed from zeros, so that only one that
-    is not read can go.
+    Weights are tried first, while every input is given, then inputs: an input that is left out
+    would then be computed from zeros, so that only one that is not read can be removed.
     """
     expected = cell.run(backend)
 
     def same(other: OperationCell) -> bool:
+        """Return whether a cell's result equals the whole cell's to the bit."""
         found = other.run(backend)
         return found.shape == expected.shape and found.tobytes() == expected.tobytes()
 
@@ -272,7 +288,7 @@ def _leave_out_unused(cell: OperationCell, backend: Backend) -> OperationCell:
 
 
 def _copy_weights(cell: OperationCell) -> OperationCell:
-    """Return the cell with copies of its weights, stored bytes where they are whole rows."""
+    """Return the cell with copies of its weights, stored bytes where rows are whole."""
     weights: dict[str, RowSource] = {}
     for role, rows in cell.weights.items():
         count = int(np.prod(rows.shape[:-1])) if rows.shape else 1

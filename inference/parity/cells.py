@@ -1,4 +1,4 @@
-"""What parity finds, as plain records."""
+"""Records of what parity finds: runs, pairs, flips, losses, operations; and their JSON."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -70,7 +70,7 @@ class LogitsDiff:
 
     @property
     def ce_difference(self) -> float | None:
-        """B minus a, in nats."""
+        """The loss of b minus that of a in nats, None for a single token."""
         return None if self.ce_a is None or self.ce_b is None else self.ce_b - self.ce_a
 
 
@@ -150,7 +150,7 @@ class Operation:
 
 @dataclass(frozen=True)
 class RunPair:
-    """One run against the reference.
+    """One run compared with the reference.
 
     `first` is the first point beyond its tolerance, `operations` what was found by running single
     operations of such points on equal inputs, `first_operation` the first that is wrong by
@@ -173,16 +173,16 @@ class RunPair:
 
     @property
     def first(self) -> str | None:
-        """The first point beyond its tolerance."""
+        """The key of the first point beyond its tolerance, None if all are within."""
         return self.diff.first
 
     @property
     def first_operation(self) -> Operation | None:
-        """The first operation that is wrong on equal inputs."""
+        """The first operation that is wrong on equal inputs, None if none is."""
         return next((operation for operation in self.operations if operation.wrong), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the pair as plain data for JSON."""
         found = self.first_operation
         return {
             "a": self.a,
@@ -204,7 +204,7 @@ class RunPair:
 
 @dataclass(frozen=True)
 class RunDistance:
-    """How far one run is from another one, by point, without a verdict: the float oracle."""
+    """How far one run is from another, by point, without a verdict: the float64 arbiter."""
 
     of: int
     what: str
@@ -234,11 +234,11 @@ class Parity:
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict over the points that were compared, and over the model's ledger."""
+        """The verdict over the points compared, and over parts of the model that were not."""
         return self.pronounced_of(self.verdict, self.pairs)
 
     def pronounced_of(self, verdict: Verdict, pairs: Sequence[RunPair]) -> Pronounced:
-        """Return the verdict on some of the pairs, in the words of parity."""
+        """Return the conclusion for some of the pairs with their verdict."""
         agrees = verdict in ("same", "precision")
         words = VerdictWords(verdict if agrees else "same", "bug", "not_comparable")
         cause = next((pair.cause for pair in pairs if pair.verdict == verdict), "")
@@ -248,22 +248,22 @@ class Parity:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst of the pairs'."""
+        """The worst verdict of the pairs: same, precision, not_comparable, then bug."""
         order: tuple[Verdict, ...] = ("same", "precision", "not_comparable", "bug")
         return max((pair.verdict for pair in self.pairs), key=order.index)
 
     @property
     def exit_code(self) -> int:
-        """0 same or precision, 1 beyond tolerance somewhere, 2 nothing could be compared."""
+        """0 for same or precision, 1 for a point beyond tolerance, 2 if nothing was compared."""
         return self.pronounced.exit
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """The gates of all pairs."""
+        """The checks of all pairs, in order."""
         return tuple(check for pair in self.pairs for check in pair.report.checks)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the comparison as plain data for JSON."""
         return {
             "verdict": self.verdict,
             **self.pronounced.to_json(),

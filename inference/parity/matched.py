@@ -1,7 +1,7 @@
-"""Quantization-matched weights: every matrix pushed through an encoding and back, for all runs.
+"""Quantization-matched weights: every matrix encoded and decoded again, for all runs.
 
 So a difference between the runs is the forward pass, never the quantization; the distance from
-the weights as they are is measured beside it.
+the stored weights is measured separately.
 """
 
 import math
@@ -25,25 +25,29 @@ Numbers = NDArray[Any]
 
 
 class ThroughRows(ArrayRows):
-    """A tensor encoded and decoded when it is asked for; never kept here."""
+    """A tensor that is encoded and decoded whenever it is read; the result is not held here."""
 
     by_rows = False
 
     def __init__(self, tensor: View, through: str) -> None:
+        """Take a tensor, and the name of the encoding `through`."""
         self._tensor, self._through = tensor, through
         self.shape = tensor.shape
         self.encoding = through
         self.nbytes = 4 * math.prod(tensor.shape)
 
     def numpy(self) -> Numbers:
-        """Return the tensor's values after coding and decoding them."""
+        """Return the tensor's values after encoding and decoding them, float32."""
         values = np.ascontiguousarray(self._tensor.numpy(), np.float32)
         found: Numbers = decode(self._through, encode(self._through, values), self.shape)
         return np.asarray(found, np.float32)
 
 
 def weights_through_encoding(model: Model, through: str, budget: int | None) -> Weights:
-    """Return a model's weights, the matrices of its layers through an encoding and back."""
+    """Return a model's weights, the matrices of its layers encoded and decoded again.
+
+    `budget` is in bytes; None: a share of the free memory.
+    """
     rows = rows_through_encoding(model, through, StoredRows, ThroughRows)
     return Weights(rows, free_budget() if budget is None else budget, str(model.path))
 
@@ -51,10 +55,11 @@ def weights_through_encoding(model: Model, through: str, budget: int | None) -> 
 def rows_through_encoding(
     model: Model, through: str, stored: Callable[..., Any], changed: Callable[..., Any]
 ) -> dict[str, Any]:
-    """Return a model's rows by role: `changed` those of its layers' matrices, the others `stored`.
+    """Return {role key: rows} of a model, its layers' matrices changed.
 
-    Embeddings, head, norms and vectors stay: NF4 and K-quant recipes leave them apart too.
-    Raises UsageError for an encoding that is not known, or whose blocks do not fit the rows.
+    These are `changed(tensor, through)`, all other tensors are `stored(tensor)`. Embeddings, head,
+    norms and vectors are not changed: NF4 and K-quant recipes leave them out too. Raises UsageError
+    for an encoding that is not known, or whose blocks do not fit the rows.
     """
     if through not in CODECS:
         raise UsageError(f"--through {through}: {unknown_name_message(through, writable())}")

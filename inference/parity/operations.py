@@ -25,7 +25,7 @@ from aprfmt.measure.traces import PointDiff, TraceDiff
 from aprfmt.model import Model
 
 Numbers = NDArray[Any]
-# How many points beyond tolerance are taken apart to find the first operation that is wrong.
+# How many points beyond tolerance have their operations run alone to find the first wrong one.
 MAX_OPERATIONS = 12
 
 
@@ -39,7 +39,11 @@ def run_single_operations(
     request: ParityRequest,
     most: int = MAX_OPERATIONS,
 ) -> tuple[list[Operation], OperationCell | None]:
-    """Run single operations of `most` points beyond tolerance until one is wrong by itself."""
+    """Return (results of single operations, the cell of the first wrong one).
+
+    Operations of at most `most` points beyond tolerance run on equal inputs, until one is wrong by
+    itself. If none is, the cell is the first that could be cut, or None.
+    """
     beyond = [point for point in diff.points if point.beyond and "qkv" not in point.key]
     if not beyond or first.is_engine:
         return [], None
@@ -54,7 +58,7 @@ def run_single_operations(
             cell = cut_point_cell(model, point, a, b, reference, other is None, request)
             operation = _run_operation(cell, point, a, b, reference, other)
         except AprfmtError:
-            continue  # an input was not recorded: this point cannot be taken apart
+            continue  # an input was not recorded: its operation cannot be run alone
         found.append(operation)
         fallback = fallback or cell
         if operation.wrong:
@@ -71,7 +75,10 @@ def cut_point_cell(
     shadow: bool,
     request: ParityRequest,
 ) -> OperationCell:
-    """Return the cell of a point; `shadow`: with the other run's own inputs, where it has them."""
+    """Return the cell of a point.
+
+    `shadow`: its inputs are the other run's recorded values, where it has them.
+    """
     columns: list[int] = []
     if point.key.rpartition(".")[2] in BEHIND[1:]:
         x, y = a.values(point.key), b.values(point.key)
@@ -80,6 +87,7 @@ def cut_point_cell(
             columns = [int(c) for c in np.argsort(-apart, kind="stable")]
 
     def values(key: str) -> Numbers | None:
+        """Return the value of a key that the cell reads, None where it was not recorded."""
         theirs = b.values(key) if shadow else None
         return a.values(key) if theirs is None else theirs
 
@@ -97,7 +105,10 @@ def _run_operation(
     reference: Backend,
     other: Backend | None,
 ) -> Operation:
-    """Return the result of one cell in both runs."""
+    """Return how the results of one cell differ between both runs.
+
+    `other` is the second run's backend, None for an engine, whose recorded value is used.
+    """
     mine = cell.run(reference)
     if other is not None:
         theirs = other_result = cell.run(other)
@@ -106,10 +117,12 @@ def _run_operation(
         assert recorded is not None
         other_result = recorded[..., list(cell.rows)] if cell.rows else recorded
         theirs = other_result
+    # How far the results are apart, and what rounding may do.
     residual = rel_l2(theirs, mine)
     bound = operation_tolerance(*operation_dtypes(point.key, a, b)).rel_l2
     if other is None and backend_name(b) in ("llama.cpp",):
         bound = max(bound, point.tolerance)
+    # How far the inputs were apart in the whole runs, which says whether the operation amplifies.
     inputs = [_input_distance(key, point.key, a, b) for key in cell.inputs]
     known = [value for value in inputs if value is not None]
     before = max(known) if known else None
@@ -129,7 +142,10 @@ def _run_operation(
 
 
 def operation_dtypes(key: str, a: Trace, b: Trace) -> tuple[str, str]:
-    """Return the dtypes that bound one operation of two runs, the first as the second runs it."""
+    """Return (dtype of `a`'s record, of `b`'s) that bound one operation of two runs.
+
+    The first is what `b`'s backend makes of it; TF32 counts as float16.
+    """
     record, second = a.find(key), b.find(key)
     mine = run_arithmetic(b, record.dtype if record else "float32")
     other = mine if second is None else run_arithmetic(b, second.dtype)
@@ -139,7 +155,10 @@ def operation_dtypes(key: str, a: Trace, b: Trace) -> tuple[str, str]:
 
 
 def _input_distance(cell_key: str, key: str, a: Trace, b: Trace) -> float | None:
-    """Return how far an input was apart in the whole runs."""
+    """Return the distance of a cell's input between the whole runs; None if not recorded.
+
+    `cell_key` is the input's key in the cell, `key` the cell's point in the model.
+    """
     layer = key.partition(".")[0] if "." in key else ""
     name = cell_key.rpartition(".")[2]
     own = f"{layer}.{name}" if layer and not name.startswith("embd") else name
@@ -152,7 +171,10 @@ def _input_distance(cell_key: str, key: str, a: Trace, b: Trace) -> float | None
 def judge_operations(
     model: Model, reference: Backend, a: Trace, b: Trace, request: ParityRequest
 ) -> OperationResiduals:
-    """Return how far every operation of the run `b` is off; `reference` is the backend of `a`."""
+    """Return how far every operation of the run `b` is off on its recorded inputs.
+
+    `reference` is the backend of `a`, which computes the operations.
+    """
     if request.through is not None:
         weights = weights_through_encoding(model, request.through, request.memory)
     else:
@@ -161,6 +183,7 @@ def judge_operations(
     kinds = (finer_weights_class(a, b), "activate")
 
     def bound(key: str) -> float:
+        """Return the relative L2 tolerance of the operation that makes a point."""
         return operation_tolerance(*operation_dtypes(key, a, b), backend_name(b), kinds).rel_l2
 
     ids = tuple(request.ids)

@@ -1,4 +1,4 @@
-"""What two runs predict: logits, losses by three oracles, and tokens sent to other experts."""
+"""What two runs predict: logits, losses computed in three ways, tokens sent to other experts."""
 
 import math
 from collections.abc import Sequence
@@ -25,9 +25,10 @@ _ROWS = 64
 
 @np.errstate(all="ignore")  # what is not finite is judged, not warned of
 def compare_logits(a: Numbers, b: Numbers, ids: Sequence[int], within: bool) -> LogitsDiff:
-    """Compare logits [tokens, vocab] of the reference `a` and of `b`; losses are those of ids[1:].
+    """Return the comparison of logits [tokens, vocab] of the reference `a` and of `b`.
 
-    `within` says whether the logits are within their tolerance, which explains flips.
+    Losses are those of ids[1:]. `within` says whether the logits are within their tolerance, which
+    explains flips.
     """
     k = min(TOP_K, a.shape[-1])
     agree = overlap = 0.0
@@ -80,9 +81,9 @@ def mean_label_loss(logits: Numbers, ids: Sequence[int]) -> float | None:
 def make_outcomes(
     a: Numbers, b: Numbers, ids: Sequence[int], point: PointDiff, before: int | None
 ) -> Outcomes:
-    """Return what the outer gates judge of logits [tokens, vocab]; only rows before `before`.
+    """Return what the outer gates judge of logits [tokens, vocab], on rows before `before`.
 
-    `point` is the comparison of these rows' logits.
+    `before` None: all rows. `point` is the comparison of these rows' logits.
     """
     count = len(a) if before is None else before
     cut = ids[: count + 1]
@@ -113,7 +114,7 @@ def _label_losses(logits: Numbers, ids: Sequence[int]) -> Numbers:
 
 @dataclass(frozen=True)
 class OwnLoss:
-    """A run's loss by its own arithmetic: the mean in nats, None with `why`.
+    """A run's loss in its backend's arithmetic: the mean in nats, None with `why`.
 
     `off` is how far the label whose loss is furthest beyond rounding is from its float64 loss, in
     nats (infinite where either is not finite), `bound` what rounding may do to it.
@@ -126,7 +127,7 @@ class OwnLoss:
 
 
 def measure_own_loss(backend: Backend | None, logits: Numbers, ids: Sequence[int]) -> OwnLoss:
-    """Compute a run's loss of ids[1:] in its own arithmetic, and how far that is off.
+    """Return a run's loss of ids[1:] in its backend's arithmetic, and how far that is off.
 
     A backend's `cross_entropy` that gives a mean is judged as the loss of one label.
     """
@@ -183,7 +184,10 @@ def _expert_flip(
     routers: Sequence[Numbers | None],
     margin: float | None,
 ) -> ExpertFlip:
-    """Return the record of a token that went to other experts."""
+    """Return the record of a token that went to other experts.
+
+    `gone` and `came` are the experts that it lost and got, `routers` both runs' router logits.
+    """
     x, y = routers
     if x is None or y is None or x.shape != y.shape:
         return ExpertFlip(key, position, tuple(gone), tuple(came), margin, None, False)

@@ -1,6 +1,6 @@
-"""The outer gates of a pair: what its runs predict, held to what rounding may do to it.
+"""The outer gates of a pair: whether its predictions differ by no more than rounding.
 
-Points that are taken one by one come first and name the place; these ask for the outcome. Text
+Points that are compared one by one come first and name the place; these ask for the outcome. Text
 that a model finds unlikely fails none of them: every bound is of the two runs' difference.
 """
 
@@ -18,12 +18,14 @@ MIN_LABELS = 16
 
 @dataclass(frozen=True)
 class _Gate:
+    """Makes the checks of one run, named by `where`."""
+
     where: str
 
     def check(
         self, name: str, passed: bool | None, found: str, expected: str, todo: str = ""
     ) -> Check:
-        """Return one check; `passed` None: it could not be made, which is no pass."""
+        """Return one check; `passed` None: it could not be made, which is NOT_RUN."""
         outcome: Outcome = "NOT_RUN" if passed is None else "PASS" if passed else "FAIL"
         return Check(name, outcome, self.where, found, expected, todo if passed is False else "")
 
@@ -38,7 +40,10 @@ def outer_gates(
     vocab: int,
     where: str,
 ) -> list[Check]:
-    """Return the gates of a pair: its own loss always, logits and losses on quantized weights."""
+    """Return the checks of a pair: its loss always, logits and losses on quantized weights.
+
+    Expert flips are checked too. `text` says that the ids are text; `where` names the run.
+    """
     gate = _Gate(where)
     checks = []
     if experts:
@@ -63,7 +68,7 @@ def outer_gates(
 
 
 def _check_own_loss(gate: _Gate, losses: Losses) -> Check:
-    """Hold a run's own loss against the float64 loss of the same logits, label by label."""
+    """Return the check of a run's loss against the float64 loss of the same logits."""
     if losses.own is None or losses.forward is None or losses.own_off is None:
         return gate.check("own-loss", None, losses.why, "a run that computes a loss")
     bound = losses.own_bound or 0.0
@@ -78,7 +83,7 @@ def _check_own_loss(gate: _Gate, losses: Losses) -> Check:
 
 
 def _check_outcomes(gate: _Gate, found: Outcomes, text: bool, vocab: int) -> list[Check]:
-    """Hold logits and losses of the rows that are comparable against each other."""
+    """Return the checks of logits and losses on the rows that are comparable."""
     rows = "over all rows" if found.rows is None else f"over the first {found.rows} rows"
     most = max(MAX_LOGITS, found.tolerance)
     checks = [
@@ -107,7 +112,10 @@ def _check_outcomes(gate: _Gate, found: Outcomes, text: bool, vocab: int) -> lis
 
 
 def _check_bounded(gate: _Gate, found: Outcomes, text: bool, vocab: int, bound: float) -> Check:
-    """Ask whether a run does worse than guessing where the reference does not."""
+    """Return the check that a run is not worse than guessing where the reference is not.
+
+    NOT_RUN for a short text, or where the reference is worse than guessing too.
+    """
     name, limit = "quantized-loss-bounded", math.log(vocab)
     assert found.forward is not None and found.reference is not None
     expected = f"below ln({vocab}) = {limit:.4f} nats"

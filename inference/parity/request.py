@@ -1,4 +1,4 @@
-"""What to run, and how: the same for every run of a comparison."""
+"""The request of a comparison: what to run, and how, the same for every run."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,11 +9,11 @@ from aprfmt.measure.tolerances import CalibratedBound
 
 @dataclass(frozen=True)
 class ParityRequest(RunRequest):
-    """A run, of which `choice` is replaced by each of the runs, and how these are compared.
+    """A run request, of which `choice` is replaced by each run, and how these are compared.
 
-    `ids` are given. `text` is what they stand for, `arbiter` asks for a float64 run beside the
-    others, `calibrated` are tolerances of the file `calibrated_by`, and `by_position` asks for
-    each token position's own distance.
+    `ids` are given. `text` is what they stand for, `arbiter` asks for one more run in float64,
+    `calibrated` are tolerances of the file `calibrated_by`, and `by_position` asks for the
+    distance of each token position.
     """
 
     ids: tuple[int, ...] = ()

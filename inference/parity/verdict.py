@@ -22,7 +22,11 @@ Numbers = NDArray[Any]
 def check_fused(
     plain: Numbers | None, logits: Numbers, point: PointDiff, amplified: bool, where: str
 ) -> list[Check]:
-    """Hold a run's logits without a recorder, its fused form, against the reference's."""
+    """Return the check of a run's logits without a recorder against the reference's.
+
+    They come from the run's fused operations. No check if `plain` is None. `amplified`: rounding
+    was amplified in the whole runs, which widens the bound.
+    """
     if plain is None:
         return []
     apart = rel_l2(plain, logits[len(logits) - len(plain) :])
@@ -45,7 +49,11 @@ def check_fused(
 
 
 def check_points(diff: TraceDiff, amplified: OperationResiduals | None, where: str) -> Check:
-    """Hold every point to its tolerance; `amplified` has judged the operations, and found none."""
+    """Return the check that every point is within its tolerance.
+
+    `amplified` are the residuals of operations that are all right, which explains points beyond
+    theirs; None if not.
+    """
     if not diff.compared:
         return Check("points", "NOT_RUN", where, "no point on both sides", "at least one")
     beyond = [point for point in diff.points if point.beyond]
@@ -81,9 +89,13 @@ def judge_pair(
     flipped: bool,
     before: Mapping[str, int],
 ) -> tuple[Verdict, str]:
-    """Return the verdict on a pair of runs, and a sentence that says why."""
+    """Return (verdict on a pair of runs, a sentence that says why).
+
+    `flipped`: tokens went to other experts; `before` has the points that were cut for that.
+    """
     if not diff.compared:
         return "not_comparable", "no point has values on both sides"
+    # A failed check: name what fails first, the operation rather than the point.
     if report.outcome == "FAIL":
         if spread := _nonfinite_alike_text(diff):
             return "bug", f"finite: {spread}"
@@ -103,6 +115,7 @@ def judge_pair(
             )
         failed = next(check for check in report.checks if check.outcome == "FAIL")
         return "bug", f"{failed.name}: {failed.found}"
+    # No check failed: equal bits, or rounding of one kind or another.
     if all(point.bits for point in diff.points if not point.why):
         return "same", "every value is equal to the bit"
     if amplified is not None:
@@ -116,7 +129,7 @@ def judge_pair(
 
 
 def check_finite(runs: Sequence[tuple[Trace, DeviceChoice]]) -> list[Check]:
-    """Fail every run with a NaN or an infinity; the first point is named, with index and count."""
+    """Return a failed check for every run with a NaN or an infinity, naming the first point."""
     checks = []
     for trace, choice in runs:
         key = trace.nonfinite
@@ -141,9 +154,10 @@ def check_finite(runs: Sequence[tuple[Trace, DeviceChoice]]) -> list[Check]:
 
 
 def _nonfinite_alike_text(diff: TraceDiff) -> str:
-    """Say where both runs are not finite alike before the first point that differs, "" if nowhere.
+    """Return where both runs are equally not finite before the first point that differs.
 
-    What NaN does to later points is each backend's own, and no difference to look into.
+    "" if nowhere. What NaN does to later points depends on the backend, and is no difference to
+    look into.
     """
     for point in diff.points:
         if point.beyond:
@@ -154,13 +168,13 @@ def _nonfinite_alike_text(diff: TraceDiff) -> str:
 
 
 def _one_sided_nonfinite_text(point: PointDiff | None) -> str:
-    """Say where one run alone is not finite at a point, "" where none is."""
+    """Return in words where only one run is not finite at a point, "" where none is."""
     odd = None if point is None else point.nonfinite
     return f"; {odd.says('this run', 'the reference')}" if odd is not None and odd.alone else ""
 
 
 def _all_right_text(found: OperationResiduals) -> str:
-    """Say that every operation is right, and how near the worst comes to its bound."""
+    """Return in words that every operation is right, and how near the worst is to its bound."""
     residual, bound = found.found[found.worst]
     return (
         f"each of {len(found.found)} operations gives the reference's value on the run's own "

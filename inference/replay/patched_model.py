@@ -39,8 +39,8 @@ MOVES = ("concat", "stack", "repeat_heads", "take")
 COMPOSED = ("projections", "ropes", "gated", "add_linear", "chosen_keys")
 # Called as override(op, at, *args, **kwargs): `op` is the wrapped operation.
 Override = Callable[..., Any]
-# Called as tap(patched, layer, x, held), it returns what the pass goes on with in place of x.
-# `held` are the values of the layer's earlier points, by name, as the pass went on with them.
+# Called as tap(patched, layer, x, held), it returns what the pass continues with in place of x.
+# `held` are the values of the layer's earlier points, by name, as the pass continued with them.
 Tap = Callable[["PatchedModel", int, Any, Mapping[str, Any]], Any]
 ENTERED = ("altup_embd", "embd_scaled", "embd")  # what enters the first layer, the last one first
 STREAM = "stream"  # the name under which `held` has what enters the layer
@@ -48,7 +48,7 @@ STREAM = "stream"  # the name under which `held` has what enters the layer
 
 @dataclass(frozen=True)
 class PassLocation:
-    """The last point that a pass came by ("" before the first), and its layer."""
+    """The last point that a pass has reached ("" before the first), and its layer."""
 
     point: str
     layer: int
@@ -66,19 +66,19 @@ class OperationCall:
 
     @property
     def weights(self) -> list[Weight]:
-        """The weights among its arguments; a norm's and a bias are passed as arrays."""
+        """The Weight objects among its arguments; norms and biases are passed as arrays."""
         return [arg for arg in (*self.args, *self.kwargs.values()) if isinstance(arg, Weight)]
 
     @property
     def vectors(self) -> list[NDArray[Any]]:
-        """The arrays of one axis among its arguments."""
+        """The one-dimensional arrays among its arguments."""
         values = (*self.args, *self.kwargs.values())
         return [arg for arg in values if isinstance(arg, np.ndarray) and arg.ndim == 1]
 
 
 @dataclass(frozen=True)
 class PatchedModel:
-    """Everything a pass needs.
+    """Everything a pass needs: a model, and what is replaced in it.
 
     `original` are the weights before any was replaced, `replaced` the keys of those that were.
     """
@@ -113,7 +113,7 @@ class PatchedModel:
 
     @property
     def points(self) -> dict[str, PointInstance]:
-        """Every point by key, in execution order; kept for all patches with these numbers."""
+        """{key: capture point} in execution order; cached for all patches with these numbers."""
         about = (id(self.hp), self.spec.block, frozenset(self.weights))
         if about not in self._known:
             found = point_instances(self.spec.block, self.hp, self.weights)
@@ -127,16 +127,16 @@ class PatchedModel:
         return int(self.hp["n_layers"])
 
     def with_hyper(self, **values: Any) -> "PatchedModel":
-        """Return the patched model with hyperparameters replaced."""
+        """Return a copy of the model with hyperparameters replaced."""
         return replace(self, hp=self.hp.replaced(**values))
 
     def with_block(self, **fields: Any) -> "PatchedModel":
-        """Return the patched model with fields of the block's description replaced."""
+        """Return a copy of the model with fields of the block's description replaced."""
         block = replace(self.spec.block, **fields)
         return replace(self, spec=replace(self.spec, block=block))
 
     def with_weights(self, arrays: Mapping[str, Any]) -> "PatchedModel":
-        """Return the patched model with weights replaced by arrays, by role key."""
+        """Return a copy of the model with weights replaced by arrays, by role key."""
         return replace(
             self,
             weights=self.weights.overlaid(arrays),
@@ -145,9 +145,13 @@ class PatchedModel:
         )
 
     def with_op(self, op: str, override: Override, layers: frozenset[int] | None) -> "PatchedModel":
-        """Return the patched model with one operation wrapped, in these layers or in all."""
+        """Return a copy of the model with one operation wrapped, in these layers or in all.
+
+        `override` is called with the operation, the place in the pass, and the arguments.
+        """
 
         def scoped(beneath: Callable[..., Any], at: PassLocation, *args: Any, **kwargs: Any) -> Any:
+            """Return the wrapped result in the chosen layers, else the operation's."""
             if layers is not None and at.layer not in layers:
                 return beneath(*args, **kwargs)
             return override(beneath, at, *args, **kwargs)
@@ -159,7 +163,7 @@ class PatchedModel:
     def with_ops(
         self, ops: Collection[str], override: Override, layers: frozenset[int] | None
     ) -> "PatchedModel":
-        """Return the patched model with several operations wrapped alike."""
+        """Return a copy of the model with several operations wrapped by the same override."""
         patched = self
         for op in ops:
             patched = patched.with_op(op, override, layers)
@@ -168,31 +172,40 @@ class PatchedModel:
     def with_keys_and_values(
         self, read: Callable[[str, int, Any], Any], layers: frozenset[int] | None = None
     ) -> "PatchedModel":
-        """Return the model whose attention takes `read("k" or "v", layer, its own)` for its own."""
+        """Return a copy of the model whose attention reads other keys and values.
+
+        `read("k" or "v", layer, x)` returns what replaces x, the layer's keys or values.
+        """
 
         def scores(op: Any, at: PassLocation, q: Any, k: Any, heads: Any) -> Any:
+            """Return the scores of q with the replaced keys."""
             return op(q, read("k", at.layer, k), heads)
 
         def mix(op: Any, at: PassLocation, probs: Any, v: Any) -> Any:
+            """Return the replaced values weighted by probs."""
             return op(probs, read("v", at.layer, v))
 
         return self.with_op("scores", scores, layers).with_op("mix", mix, layers)
 
     def with_tap(self, point: str, tap: Tap, layers: frozenset[int] | None) -> "PatchedModel":
-        """Return the model with the values of a point changed, in these layers or in all."""
+        """Return a copy of the model with a point's values changed, in these layers or in all."""
 
         def scoped(patched: "PatchedModel", layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            """Return the changed value in the chosen layers, else x."""
             return x if layers is not None and layer not in layers else tap(patched, layer, x, held)
 
         return replace(self, taps={**self.taps, point: (*self.taps.get(point, ()), scoped)})
 
     def with_positions(self, positions: Sequence[int]) -> "PatchedModel":
-        """Return the patched model with other positions of the tokens."""
+        """Return a copy of the model with other positions of the tokens."""
         return replace(self, positions=tuple(positions))
 
     @property
     def stages(self) -> int:
-        """The number of stages a pass can be split into; 1 if the architecture has its own pass."""
+        """The number of stages a pass can be split into.
+
+        1 if the architecture has a special forward pass.
+        """
         return 1 if self.spec.forward else self.n_layers + 2
 
     def run(
@@ -200,7 +213,7 @@ class PatchedModel:
     ) -> Any:
         """Run the pass, or a span of it, with a recorder; return its logits or stream.
 
-        Computes the logits of these rows (default: all).
+        The logits are of `rows`, by default of all.
         """
         part = {} if span is None or self.spec.forward else {"span": span}
         backend = self.backend
@@ -233,18 +246,19 @@ class CallRecorder:
     records_calls = True
 
     def __init__(self) -> None:
+        """Start before the first point, without calls."""
         self.at = PassLocation("", 0)
         self.calls: list[OperationCall] = []
 
     def begin(self, facts: Any) -> None:
-        """Start recording a pass."""
+        """Do nothing: the facts of the pass are not needed."""
 
     def wants(self, point: str, layer: int) -> bool:
-        """Want every point, in the stepped form of fused operations."""
+        """Return True: every point is wanted, so fused operations run step by step."""
         return True
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Record that the pass is past a point."""
+        """Return the value unchanged; subclasses store or replace it."""
         return x
 
     def take_calls(self, x: Any) -> tuple[OperationCall, ...]:
@@ -270,7 +284,7 @@ class CallRecorder:
         return found
 
     def passed(self, point: str, layer: int) -> None:
-        """Record that the pass is past a point."""
+        """Store that the pass has reached a point; after a layer's last point it is in the next."""
         here = self.at.layer if layer == WHOLE else layer
         last = point == "out" and POINTS[point].layered
         self.at = PassLocation(point, here + 1 if last else here)
@@ -298,19 +312,26 @@ class PatchedBackend:
     def __init__(
         self, base: Any, overrides: Mapping[str, tuple[Override, ...]], recording: CallRecorder
     ) -> None:
+        """Take the backend, the overrides by operation, and the recorder of the calls."""
         self._base = base
         self._overrides = overrides
         self._recording = recording
 
     def __eq__(self, other: object) -> bool:
+        """Return whether the other is this one's base, or has the same base."""
         return other is self._base or (
             isinstance(other, PatchedBackend) and other._base is self._base
         )
 
     def __hash__(self) -> int:
+        """Return the base's hash, so that weights placed by the base are found."""
         return hash(self._base)
 
     def __getattr__(self, name: str) -> Any:
+        """Return an attribute of the base, operations wrapped so that calls are recorded.
+
+        Fused operations are those of Backend, made of single ones, so that these are recorded.
+        """
         if name in COMPOSED:
             return partial(getattr(Backend, name), self)
         value = getattr(self._base, name)
@@ -319,6 +340,7 @@ class PatchedBackend:
         return partial(self._call, name, value)
 
     def _call(self, name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Return the result of an operation with its overrides, and record the call."""
         at = self._recording.at
         for override in self._overrides.get(name, ()):
             op = partial(override, op, at)
@@ -329,11 +351,12 @@ class PatchedBackend:
 
 
 class _Tapped:
-    """A recorder that changes values at some points before another recorder sees them."""
+    """A recorder that changes values at some points before another recorder gets them."""
 
     def __init__(
         self, patched: PatchedModel, inner: Any, taps: Mapping[str, tuple[Tap, ...]]
     ) -> None:
+        """Take the model, the inner recorder, and the functions that change values, by point."""
         self._patched = patched
         self._inner = inner
         self._taps = taps
@@ -341,15 +364,15 @@ class _Tapped:
         self._held: dict[str, Any] = {}
 
     def begin(self, facts: Any) -> None:
-        """Start recording a pass."""
+        """Start a pass of the inner recorder."""
         self._inner.begin(facts)
 
     def wants(self, point: str, layer: int) -> bool:
-        """Want what the inner recorder wants, and every tapped point."""
+        """Return whether the point is changed here, or wanted by the inner recorder."""
         return point in self._taps or bool(self._inner.wants(point, layer))
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Change the value, then let the inner recorder see it."""
+        """Change the value, and return what the inner recorder returns for it."""
         if layer != self._layer:
             last = [self._held.get(name) for name in ("out", *ENTERED, STREAM)]
             entering = next((value for value in last if value is not None), None)

@@ -20,7 +20,7 @@ NO_VALUES = "zero on both sides: nothing was measured"
 
 
 def finite_rel_l2(mine: Any, theirs: Any) -> float:
-    """Return `rel_l2` over the elements that are finite on both sides."""
+    """Return `rel_l2` over the elements that are finite on both sides; inf if sizes differ."""
     x, y = np.asarray(mine, np.float64).reshape(-1), np.asarray(theirs, np.float64).reshape(-1)
     if x.size != y.size:
         return math.inf
@@ -46,16 +46,20 @@ class RecordedValue:
     normalized: bool = False
 
     def of(self, mine: Array, axis: int) -> Array:
-        """Return the reference's value on the same rows, moved onto these if `normalized`."""
+        """Return the reference's value `mine` on the recorded rows.
+
+        If `normalized`, its logits are shifted row by row onto the recorded ones.
+        """
         rows = mine if self.rows is None else np.take(mine, self.rows, axis=axis)
         if self.normalized and rows.shape == self.values.shape:
             return shift_logits_onto(rows, self.values)
         return rows
 
     def distance(self, mine: Array, axis: int) -> float:
-        """Return the relative L2 of the model's value, on rows and entries that count.
+        """Return the relative L2 of the model's value `mine`, on rows and entries that count.
 
-        The recorded value is the reference: it stays while changes of the model are tried.
+        The recorded value is the reference, so that it does not change while changes of the model
+        are tried. `axis` counts tokens.
         """
         cut = self.of(mine, axis)
         if self.mask is None or cut.shape != self.values.shape:
@@ -63,14 +67,14 @@ class RecordedValue:
         return rel_l2(cut[self.mask], self.values[self.mask])
 
     def both(self, mine: Array, axis: int) -> tuple[Array, Array]:
-        """Return the reference's value and this trace's on the same rows, masked entries zero."""
+        """Return (the reference's value, this trace's) on the same rows, masked entries zero."""
         cut = self.of(mine, axis)
         if self.mask is None or cut.shape != self.values.shape:
             return cut, self.values
         return np.where(self.mask, cut, 0), np.where(self.mask, self.values, 0)
 
     def into(self, mine: Array, axis: int) -> Array:
-        """Return the reference's value with this trace's rows and entries put in."""
+        """Return the reference's value `mine` with this trace's rows and entries put in."""
         values = self.values.astype(mine.dtype, copy=False)
         if self.mask is not None:
             values = np.where(self.mask, values, self.of(mine, axis))
@@ -110,6 +114,10 @@ class RecordedTrace:
         without: Collection[str] = (),
         bounds: Mapping[str, float] | None = None,
     ) -> None:
+        """Take a trace, the ids of the model's pass and the shapes of its points.
+
+        `without` are keys to ignore, `bounds` tolerances of points after much rounding, by key.
+        """
         self.trace = trace
         self.ids = tuple(ids)
         self.shapes = dict(shapes)
@@ -119,15 +127,15 @@ class RecordedTrace:
         self._cut: dict[str, RecordedValue | None] = {}
 
     def leaving(self, without: Collection[str]) -> "RecordedTrace":
-        """Return the trace with these keys to ignore, and no others."""
+        """Return the same trace with these keys ignored, and no others."""
         return RecordedTrace(self.trace, self.ids, self.shapes, without, self.bounds)
 
     def read_as(self, trace: TraceLike) -> "RecordedTrace":
-        """Return another trace in the place of this one."""
+        """Return another trace with the ids, shapes and settings of this one."""
         return RecordedTrace(trace, self.ids, self.shapes, self.without, self.bounds)
 
     def within(self, bounds: Mapping[str, float]) -> "RecordedTrace":
-        """Return the trace with tolerances of its own at some points."""
+        """Return the same trace with other tolerances at some points, by key."""
         return RecordedTrace(self.trace, self.ids, self.shapes, self.without, bounds)
 
     def has(self, key: str) -> bool:
@@ -146,10 +154,11 @@ class RecordedTrace:
         return self._cut[key]
 
     def forget(self, key: str) -> None:
-        """Drop the values of a key, which are read again when they are asked for."""
+        """Drop the cached values of a key; they are read again when needed."""
         self._cut.pop(key, None)
 
     def _read(self, key: str, shape: tuple[int, ...]) -> RecordedValue | None:
+        """Return the values of a key in `shape`; None if there are none or they do not fit."""
         # What a foreign trace says of equal points is the model's own statement about itself.
         held = not self.foreign or key in self.trace.records
         record = self.trace.find(key) if held else None
@@ -173,7 +182,10 @@ class RecordedTrace:
         return replace(found, note=note, normalized=True)
 
     def _part(self, key: str, shape: tuple[int, ...]) -> RecordedValue | None:
-        """Return a point from a stage that joins several (`L0.qkv` of an APRT folder)."""
+        """Return a point's values cut from a stage that joins several (`L0.qkv` of an APRT folder).
+
+        None if no such stage was recorded, or widths are not known.
+        """
         layer, _, point = key.rpartition(".")
         for slot, parts in SLOTS.items():
             joined = f"{layer}.{slot}"
@@ -198,7 +210,7 @@ class RecordedTrace:
 
 
 def token_axis(key: str) -> int:
-    """Return the axis of a point's value that counts tokens."""
+    """Return the axis of a point's value that counts tokens: 1 for scores, else 0."""
     row = POINTS.get(key.rpartition(".")[2])
     return 1 if row is not None and row.rows == "scores" else 0
 
@@ -212,11 +224,12 @@ def fit_values(
     tokens: int,
     masked: bool = True,
 ) -> RecordedValue | None:
-    """Bring recorded values into the reference's shape; None if that is not possible.
+    """Return recorded values in the reference's `shape`; None if that is not possible.
 
     If all tokens were recorded, rows are those of the reference. Otherwise rows are matched by
-    position; without positions they are taken as the last ones. `masked` leaves out entries that
-    only a mask can produce; a NaN is never left out.
+    position; without positions they count as the last ones. `axis` counts tokens, of which the
+    pass has `tokens`. `masked` leaves out entries that only a mask can produce; a NaN is never left
+    out.
     """
     note = ""
     rows: NDArray[np.int64] | None = None
@@ -250,5 +263,8 @@ def fit_values(
 
 
 def neighbour_keys(key: str, layer: int) -> list[str]:
-    """Return the keys of one layer's points, or of the whole model's, in execution order."""
+    """Return the keys of one layer's points, or of the whole model's, in execution order.
+
+    `key` is not used: only its layer matters.
+    """
     return [key_name(name, layer) for name, row in POINTS.items() if row.layered == (layer >= 0)]

@@ -55,8 +55,9 @@ class ShadowPoint:
     the last point the trace holds: what the model did to get here. `base` is the point this one
     is compared with where the model has no operation between the two ("" otherwise). `after`
     are the points of the trace that these operations started from: the last good ones.
+
     `tolerance` is that of one operation. `whole_tolerance` is that of whole passes in these dtypes,
-    without what an engine's own products may add: that would excuse a wrong operation.
+    without what an engine's products may add: that would excuse a wrong operation.
     """
 
     key: str
@@ -74,12 +75,15 @@ class ShadowPoint:
 
     @property
     def flagged(self) -> bool:
-        """True if the model's value on the trace's input differs from the trace's value."""
+        """Whether the model's value on the trace's input is beyond tolerance from the trace's."""
         return self.residual is not None and not self.residual <= self.tolerance
 
     @cached_property
     def odd(self) -> NonFinite | None:
-        """NaN and infinities in the model's value (as A) and in the trace's (as B)."""
+        """NaN and infinities in the model's value (as A) and in the trace's (as B).
+
+        None where the trace has no value, or where values are choices.
+        """
         if self.recorded is None or self.point in DISCRETE:
             return None
         mine, theirs = self.recorded.both(self.mine, self.axis)
@@ -87,28 +91,28 @@ class ShadowPoint:
 
     @property
     def alone(self) -> bool:
-        """True if one side is not finite where the other side has another value."""
+        """Whether one side is not finite where the other side has another value."""
         return self.odd is not None and self.odd.alone > 0
 
     @property
     def rest(self) -> float:
-        """The distance over the values that are finite on both sides."""
+        """The relative L2 distance over the values that are finite on both sides."""
         assert self.recorded is not None
         return finite_rel_l2(*self.recorded.both(self.mine, self.axis))
 
     @property
     def axis(self) -> int:
-        """The axis that counts tokens."""
+        """The axis of the value that counts tokens."""
         return token_axis(self.key)
 
     def distance(self, other: Array) -> float:
-        """Return the distance of another value, in the model's shape, from the trace's."""
+        """Return the relative L2 distance of `other`, in the model's shape, from the trace's."""
         assert self.recorded is not None
         return self.recorded.distance(other, self.axis)
 
     @property
     def theirs(self) -> Array:
-        """The trace's value; the model's on rows and entries that the trace lacks."""
+        """The trace's value in the model's shape; the model's on rows that the trace lacks."""
         assert self.recorded is not None
         return self.recorded.into(self.mine, self.axis)
 
@@ -120,7 +124,7 @@ class ShadowPass:
     views: dict[str, ShadowPoint] = field(default_factory=dict)
 
     def add(self, view: ShadowPoint) -> None:
-        """Take a point that the pass came by."""
+        """Store a point that the pass has reached."""
         self.views[view.key] = view
 
     @property
@@ -130,18 +134,18 @@ class ShadowPass:
 
     @property
     def first(self) -> ShadowPoint | None:
-        """The first point beyond its tolerance."""
+        """The first point beyond its tolerance; None if all are within."""
         return next(iter(self.flagged), None)
 
     @property
     def compared(self) -> int:
-        """How many points the trace has."""
+        """The number of points that the trace has a value for."""
         return sum(view.residual is not None for view in self.views.values())
 
 
 @dataclass
 class OperationResiduals:
-    """What each operation gave on the run's own inputs, without the values.
+    """How far each operation was off on the run's inputs, without the values.
 
     `found` has (relative L2 distance, bound) by key, in execution order. Points that are choices
     or differences of near values are left out: a rounding may flip them.
@@ -150,36 +154,37 @@ class OperationResiduals:
     found: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def add(self, view: ShadowPoint) -> None:
-        """Take the numbers of a point that the run recorded."""
+        """Store the distance and bound of a point, if the run recorded it and it is no choice."""
         if view.residual is not None and view.point not in DISCRETE:
             self.found[view.key] = view.residual, view.tolerance
 
     @property
     def wrong(self) -> list[str]:
-        """The points whose operation is beyond its bound, in execution order."""
+        """The keys of points whose operation is beyond its bound, in execution order."""
         return [key for key, (residual, bound) in self.found.items() if not residual <= bound]
 
     @property
     def clean(self) -> bool:
-        """Operations were judged, and none is wrong."""
+        """Whether operations were compared, and none is beyond its bound."""
         return bool(self.found) and not self.wrong
 
     @property
     def worst(self) -> str:
-        """The point that comes nearest to its bound."""
+        """The key of the point that comes nearest to its bound, or is furthest beyond it."""
         return max(self.found, key=lambda key: self.found[key][0] / self.found[key][1])
 
 
 class PointRecorder(CallRecorder):
-    """A recorder that keeps every point's value."""
+    """A recorder that stores every point's value."""
 
     def __init__(self, patched: PatchedModel) -> None:
+        """Take the model of the pass; no value is stored yet."""
         super().__init__()
         self._patched = patched
         self.values: dict[str, Array] = {}
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Copy the value."""
+        """Store a copy of the value, and return it unchanged for the pass."""
         self.values[key_name(point, layer)] = np.array(self._patched.backend.to_numpy(x))
         self.calls = []
         self.passed(point, layer)
@@ -187,16 +192,17 @@ class PointRecorder(CallRecorder):
 
 
 def record_points(patched: PatchedModel) -> dict[str, Array]:
-    """Return every point's value of a pass, by key, in execution order."""
+    """Return {key: value} of every point of a pass, in execution order."""
     recorder = PointRecorder(patched)
     patched.run(recorder)
     return recorder.values
 
 
 def shadow_pass(patched: PatchedModel, recorded: RecordedTrace, until: str = "") -> ShadowPass:
-    """Return the points of a pass on the trace's own inputs, up to the key `until`.
+    """Return the points of a pass whose operations read the trace's inputs.
 
-    The backend is numpy's: which operations made a point is found by the memory of its arrays.
+    It ends at the key `until`, if any. The backend is numpy's: which operations made a point is
+    found by the memory of its arrays.
     """
     found = ShadowPass()
     with contextlib.suppress(StopPass):
@@ -207,7 +213,7 @@ def shadow_pass(patched: PatchedModel, recorded: RecordedTrace, until: str = "")
 def shadow_point(patched: PatchedModel, recorded: RecordedTrace, wanted: str) -> ShadowPoint | None:
     """Return one point of a shadow pass, None where the pass has no such point.
 
-    Nothing else is compared and no operation is remembered (the point has no `calls`): many times
+    Nothing else is compared and no operation is stored (the point has no `calls`): many times
     quicker than `shadow_pass` where the trace holds few points.
     """
     found = ShadowPass()
@@ -219,9 +225,10 @@ def shadow_point(patched: PatchedModel, recorded: RecordedTrace, wanted: str) ->
 def operation_residuals(
     patched: PatchedModel, recorded: RecordedTrace, bound: OperationBound
 ) -> OperationResiduals:
-    """Return how far each operation of a run is off on the run's own inputs, on any backend.
+    """Return how far each operation of a run is off on the run's inputs, on any backend.
 
-    Operations run as the backend has them, fused ones too, and nothing but numbers is held.
+    Operations run as the backend has them, fused ones too, and nothing but numbers is held. `bound`
+    gives each point's tolerance by key.
     """
     found = OperationResiduals()
     patched.run(_ShadowRecorder(patched, recorded, found, bound=bound, records_calls=False))
@@ -240,12 +247,14 @@ def value_at(patched: PatchedModel, given: Mapping[str, Array], wanted: str) -> 
 
 
 class _Collector(Protocol):
+    """What stores the points of a shadow pass: ShadowPass, or OperationResiduals."""
+
     def add(self, view: ShadowPoint) -> None:
-        """Take a point that the pass came by."""
+        """Store a point that the pass has reached."""
 
 
 def _like_array(x: Any, values: Array, patched: PatchedModel) -> Any:
-    """Return values in the shape and kind of a pass's own array `x`."""
+    """Return values in the shape and array type of `x`, an array of the pass."""
     shaped = np.ascontiguousarray(values).reshape(tuple(int(size) for size in x.shape))
     if isinstance(x, np.ndarray):
         return np.asarray(shaped, x.dtype)
@@ -253,17 +262,18 @@ def _like_array(x: Any, values: Array, patched: PatchedModel) -> Any:
 
 
 class _ValueAt(CallRecorder):
-    """Puts given values in, and takes the wanted one out."""
+    """A recorder that replaces points by given values, and stores the wanted one."""
 
     records_calls = False
 
     def __init__(self, patched: PatchedModel, given: Mapping[str, Array], wanted: str) -> None:
+        """Take the given values by key, and the wanted key; `found` is None until it is reached."""
         super().__init__()
         self._patched, self._given, self._wanted = patched, given, wanted
         self.found: Array | None = None
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Return the given value, or end the pass with the wanted one."""
+        """Return the given value of a point, or end the pass (StopPass) at the wanted one."""
         key = key_name(point, layer)
         if key == self._wanted:
             self.found = np.array(self._patched.backend.to_numpy(x))
@@ -273,7 +283,7 @@ class _ValueAt(CallRecorder):
 
 
 class _ShadowRecorder(CallRecorder):
-    """Compares each point with the trace, and continues with the trace's value."""
+    """Compares each point with the trace, and continues the pass with the trace's value."""
 
     def __init__(
         self,
@@ -284,6 +294,11 @@ class _ShadowRecorder(CallRecorder):
         bound: OperationBound | None = None,
         records_calls: bool = True,
     ) -> None:
+        """Take the model, the trace and the store of compared points; nothing is compared yet.
+
+        The pass ends after the key `until`, if any. `bound` gives tolerances in place of the
+        table's.
+        """
         super().__init__()
         self.records_calls = records_calls
         self._patched = patched
@@ -299,7 +314,7 @@ class _ShadowRecorder(CallRecorder):
         self._found = found
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Compare the model's value with the trace's; continue with the trace's."""
+        """Compare the model's value with the trace's; return the trace's for the pass."""
         key = key_name(point, layer)
         mine = np.asarray(self._patched.backend.to_numpy(x))
         self._recorded.shapes.setdefault(key, mine.shape)
@@ -326,7 +341,10 @@ class _ShadowRecorder(CallRecorder):
         return goes_on
 
     def _bound(self, key: str, dtype: str, calls: Sequence[OperationCall] = ()) -> float:
-        """Return the tolerance of the operations that made a point."""
+        """Return the relative L2 tolerance of the operations `calls` that made a point.
+
+        `dtype` is the other run's.
+        """
         if self._own_bound is not None:
             return self._own_bound(key)
         kinds = _operation_kinds(calls, self._patched)
@@ -341,7 +359,10 @@ class _ShadowRecorder(CallRecorder):
         base: str = "",
         x: Any = None,
     ) -> ShadowPoint:
-        """Compare a point with the trace; `base` is the point it differs from there only."""
+        """Return and store the comparison of a point with the trace.
+
+        `base` is the point that it equals in the model, "" if none; `x` is the pass's array.
+        """
         dtype = self._patched.backend.dtype
         other = dtype if value is None else value.dtype
         empty = value is not None and bool(mine.size) and not (mine.any() or value.values.any())
@@ -363,7 +384,7 @@ class _ShadowRecorder(CallRecorder):
         return view
 
     def _hold(self, key: str, layer: int, x: Any) -> None:
-        """Remember a point's array; those of layers before the last one are dropped."""
+        """Store a point's array as a possible input; drop those of layers before the last one."""
         self._held = {
             name: array
             for name, array in self._held.items()
@@ -372,7 +393,7 @@ class _ShadowRecorder(CallRecorder):
         self._held[key] = x
 
     def _sources(self, calls: Sequence[OperationCall], x: Any) -> tuple[str, ...]:
-        """Return the points of the trace that were inputs of these operations."""
+        """Return the keys of the trace's points that were inputs of these operations."""
         read = [x, *(array for call in calls for array in arrays(call.args))]
         return tuple(
             key
@@ -381,7 +402,11 @@ class _ShadowRecorder(CallRecorder):
         )
 
     def _extra(self, key: str, base: str, mine: Array, x: Any) -> tuple[Any, Array]:
-        """Compare a point that differs from `base` in the trace only."""
+        """Return (array to continue with, trace's value) after comparing an equal point.
+
+        The point `key` equals `base` in the model but was recorded separately. Both are unchanged
+        where the trace has no value.
+        """
         self._recorded.shapes.setdefault(key, mine.shape)
         value = self._recorded.at(key)
         if value is None:
@@ -397,13 +422,19 @@ class _ShadowRecorder(CallRecorder):
         calls: tuple[OperationCall, ...],
         x: Any,
     ) -> Any:
-        """Compare the chosen experts as sets, and their weights expert by expert."""
+        """Return the array to continue with, after comparing a point of the routing.
+
+        Chosen experts are compared as sets, their weights expert by expert. The trace's choice and
+        weights are returned if they are complete, else x.
+        """
+        # A choice that was recorded for some rows only is not compared.
         point, layer = parse_key(key)
         partial = value is None or value.rows is not None or value.values.shape != mine.shape
         if value is None or partial or point == "router_margin":
             if point == "experts":
                 self._experts = (mine, mine)
             return x
+        # Experts: the share of tokens whose sets differ by more than rounding explains.
         whole = tolerance(self._patched.backend.dtype, value.dtype, moe=True).rel_l2
         bound = self._bound(key, value.dtype)
         if point == "experts":
@@ -419,6 +450,7 @@ class _ShadowRecorder(CallRecorder):
                 )
             )
             return theirs if f"L{layer}.expert_w" in self._recorded.trace.records else x
+        # Weights: expert by expert, on the tokens where both chose the same set.
         assert self._experts is not None
         ours, chosen = self._experts
         size = int(self._patched.hp["n_experts"])
@@ -447,7 +479,10 @@ class _ShadowRecorder(CallRecorder):
         return _like_array(x, theirs, self._patched)
 
     def _flips(self, layer: int, mine: Array, theirs: Array, bound: float) -> tuple[int, int]:
-        """Count tokens whose experts differ: by more than the margin allows, and within it."""
+        """Return the counts of tokens whose experts differ: (by more than rounding, within it).
+
+        It is within rounding if the router's margin is below `bound` times its largest logit.
+        """
         differ = (np.sort(mine, -1) != np.sort(theirs, -1)).any(-1)
         if not differ.any() or self._logits is None:
             return int(differ.sum()), 0
@@ -460,23 +495,24 @@ class _ShadowRecorder(CallRecorder):
 
 
 class _Forgetful(list[OperationCall]):
-    """A list of calls that records none."""
+    """A list of operation calls that stays empty."""
 
     def append(self, call: OperationCall) -> None:
-        """Forget it."""
+        """Drop the call."""
 
 
 class _OnePoint(_ShadowRecorder):
-    """Looks at one point only, and at routing, which depends on what was looked at before."""
+    """Compares one point only, and routing, whose comparison needs the points before it."""
 
     def __init__(
         self, patched: PatchedModel, recorded: RecordedTrace, found: _Collector, wanted: str
     ) -> None:
+        """Take the model, the trace, the store of the point, and the wanted key."""
         super().__init__(patched, recorded, found, wanted)
         self.calls = _Forgetful()
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Continue with the trace's value; compare it at the wanted point alone."""
+        """Return the trace's value for the pass; compare it at the wanted point and at routing."""
         key = key_name(point, layer)
         if key == self._until or point in (*_APART, "router") or key in self._extras:
             return super().capture(point, layer, x)
@@ -489,12 +525,12 @@ class _OnePoint(_ShadowRecorder):
         return _like_array(x, value.into(mine, token_axis(key)), self._patched)
 
     def take_calls(self, x: Any) -> tuple[OperationCall, ...]:
-        """Remember nothing."""
+        """Return no operations: none are stored."""
         return ()
 
 
 def _operation_kinds(calls: Sequence[OperationCall], patched: PatchedModel) -> list[str]:
-    """Return the kinds of these operations, as the tolerances of engines name them.
+    """Return the kinds of these operations, as the engines' tolerances name them.
 
     A weight counts with its stored encoding, also if a hypothesis replaced it: the engine read the
     file.
@@ -507,14 +543,17 @@ def _operation_kinds(calls: Sequence[OperationCall], patched: PatchedModel) -> l
 
 
 def _spread_expert_weights(ids: Array, weights: Array, size: int) -> Array:
-    """Return [tokens, n_experts] with each chosen expert's weight in its place."""
+    """Return [tokens, size]: each chosen expert's weight at its id, 0 elsewhere."""
     out = np.zeros((len(ids), size))
     np.put_along_axis(out, np.clip(ids, 0, size - 1), weights, -1)
     return out
 
 
 def _equal_points(patched: PatchedModel, recorded: RecordedTrace) -> Mapping[str, list[str]]:
-    """Return, by key, later points that are equal in the reference but recorded on their own."""
+    """Return {key: later keys} of points that equal it in the model but were recorded.
+
+    The pass compares these where the earlier point is computed.
+    """
     known = patched.points
     order = {key: i for i, key in enumerate(known)}
     found: dict[str, list[str]] = {}

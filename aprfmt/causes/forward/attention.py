@@ -50,14 +50,14 @@ Array = NDArray[Any]
 
 
 def _query_key_products(case: Mismatch, call: OperationCall) -> Array:
-    """Return q.k of every head without scale and softcap, float64."""
+    """Return q.k of every head without scale and softcap, float64 [heads, queries, keys]."""
     q, k = (case.array(x).astype(np.float64) for x in call.args[:2])
     groups = q.shape[1] // k.shape[1]
     return np.asarray(np.einsum("thd,jhd->htj", q, np.repeat(k, groups, axis=1)))
 
 
 def known_entries(case: Mismatch) -> Array:
-    """Return a mask of the score entries that the trace has."""
+    """Return a bool mask, of the point's shape, of the score entries that the trace has."""
     seen = case.view.recorded
     assert seen is not None
     there = np.zeros(case.view.mine.shape, np.bool_)
@@ -70,11 +70,11 @@ def known_entries(case: Mismatch) -> Array:
 
 
 def score_scale_change(patched: PatchedModel, value: float) -> Change:
-    """Return the change that puts another factor on the scores."""
-    told = float(patched.hp["attn_scale"])
+    """Return the change that multiplies scores by `value` in place of the model's factor."""
+    configured = float(patched.hp["attn_scale"])
     return Change(
         "attention_scale",
-        f"scores are multiplied by {value:.9g}; the model says {told:.9g}",
+        f"scores are multiplied by {value:.9g}; the model says {configured:.9g}",
         ("attn_scale",),
         lambda patched, layers: change_head_fields(patched, layers, scale=value),
         {"attn_scale": value},
@@ -82,24 +82,27 @@ def score_scale_change(patched: PatchedModel, value: float) -> Change:
 
 
 def find_score_scale(case: Mismatch) -> Iterator[Change]:
-    """Find the factor between q.k and the scores, after undoing the softcap."""
+    """Yield the change to the factor between q.k and the trace's scores, softcap undone."""
     call = case.call("scores")
     if call is None:
         return
     heads = call.args[2]
-    told = float(heads.scale)
+    configured = float(heads.scale)
     d = int(case.patched.hp["head_dim"])
-    usual = {1.0, d**-0.5, 1 / d, told * d**0.5, told * d**-0.5, told / 2, told * 2,
-             float(case.patched.hp["hidden_size"]) ** -0.5}  # fmt: skip
+    # Factors that engines use by mistake.
+    usual = {1.0, d**-0.5, 1 / d, configured * d**0.5, configured * d**-0.5, configured / 2,
+             configured * 2, float(case.patched.hp["hidden_size"]) ** -0.5}  # fmt: skip
     if case.patched.hp["attn_scale_by_layer"] or case.layer > 0:
-        usual |= {told * (case.layer + 1), told / (case.layer + 1)}
+        usual |= {configured * (case.layer + 1), configured / (case.layer + 1)}
     theirs = case.part(call)
+    # Without recorded scores, try these.
     if theirs is None:
         yield from case.best_number(
             lambda s: score_scale_change(case.patched, s),
-            (s for s in usual if not math.isclose(s, told)),
+            (s for s in usual if not math.isclose(s, configured)),
         )
         return
+    # With them, solve the factor, softcap undone.
     products, there = (
         _query_key_products(case, call)[known_entries(case)],
         theirs[known_entries(case)].astype(np.float64),
@@ -120,15 +123,17 @@ def find_score_scale(case: Mismatch) -> Iterator[Change]:
 
 
 def _softcap_change(case: Mismatch, value: float | None) -> Change:
-    """Return the change to another cap on the scores."""
-    told, scale = case.patched.hp["attn_softcap"], float(case.patched.hp["attn_scale"])
+    """Return the change to the softcap `value` on scores; None for no cap."""
+    configured, scale = case.patched.hp["attn_softcap"], float(case.patched.hp["attn_scale"])
     early = (
-        told is not None and value is not None and math.isclose(value, told * scale, rel_tol=1e-3)
+        configured is not None
+        and value is not None
+        and math.isclose(value, configured * scale, rel_tol=1e-3)
     )
     return Change(
         "softcap",
         f"scores are {'not capped' if value is None else f'capped at {value:g}'}; the model "
-        f"{'caps none' if told is None else f'says {told:g}'}"
+        f"{'caps none' if configured is None else f'says {configured:g}'}"
         f"{', which is before the scale' * early}",
         ("attn_softcap",),
         lambda patched, layers: change_head_fields(patched, layers, softcap=value),
@@ -137,18 +142,19 @@ def _softcap_change(case: Mismatch, value: float | None) -> Change:
 
 
 def try_softcaps(case: Mismatch) -> Iterator[Change]:
-    """Try no cap, and the cap that gives the trace's largest scores."""
+    """Yield the changes to no cap, and to the cap that gives the trace's scores."""
     call = case.call("scores")
     if call is None:
         return
-    told = call.args[2].softcap
-    if told is not None:
+    configured = call.args[2].softcap
+    if configured is not None:
         yield _softcap_change(case, None)
     theirs = case.part(call)
     if theirs is None:
-        if told is not None:
+        if configured is not None:
             yield from case.best_number(
-                lambda c: _softcap_change(case, c), (told / 4, told / 2, told * 2, told * 4)
+                lambda c: _softcap_change(case, c),
+                (configured / 4, configured / 2, configured * 2, configured * 4),
             )
         return
     known = known_entries(case)
@@ -159,7 +165,10 @@ def try_softcaps(case: Mismatch) -> Iterator[Change]:
 
 
 def solve_cap(plain: Array, capped: Array) -> float | None:
-    """Return c with capped = c tanh(plain / c); None if there is no such c."""
+    """Return c with capped = c tanh(plain / c), or None if there is no such c.
+
+    `plain` and `capped` are 1-d; c is found by bisection on the 64 largest values.
+    """
     order = np.argsort(-np.abs(plain))[:64]
     x, y = np.abs(plain[order]), np.abs(capped[order])
     use = (x > 0) & (y < x * (1 - 1e-6)) & (y > 0)
@@ -180,11 +189,16 @@ def solve_cap(plain: Array, capped: Array) -> float | None:
 
 
 def map_query_heads(mapping: Array, keys: bool = True, values: bool = True) -> Any:
-    """Return a patch: query head h reads key and value head mapping[h]."""
+    """Return a patch function: query head h reads key and value head mapping[h].
+
+    `keys` and `values` say which of the two are read that way.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this mapping in `layers`."""
+
         def read(what: str, layer: int, own: Any) -> Any:
-            """Return the heads read; a layer with fewer of them has another mapping."""
+            """Return the heads read; `own` if the layer has too few for the mapping."""
             chosen = keys if what == "k" else values
             return own[:, mapping] if chosen and mapping.max() < own.shape[1] else own
 
@@ -196,9 +210,10 @@ def map_query_heads(mapping: Array, keys: bool = True, values: bool = True) -> A
 def head_mapping_changes(
     patched: PatchedModel, chosen: Callable[[Array, int], list[Array]]
 ) -> Iterator[Change]:
-    """Yield the changes to other mappings of query heads to key heads, values and both.
+    """Yield changes to other mappings of query heads to key heads, value heads and both.
 
-    `chosen` returns them, of the model's own [query heads] and the number of key heads.
+    `chosen` is called with the model's mapping [query heads] and the number of key heads, and
+    returns the mappings to try.
     """
     n_heads, n_kv = int(patched.hp["n_heads"]), int(patched.hp["n_kv_heads"])
     if not 1 < n_kv < n_heads:
@@ -221,7 +236,7 @@ def head_mapping_changes(
 
 
 def find_head_mapping(case: Mismatch) -> Iterator[Change]:
-    """Find which key head each query head reads."""
+    """Yield changes to the mapping of query heads to key heads that the scores show."""
     hp, layer = case.patched.hp, case.layer
     usual = layer < 0 or kv_heads(hp, layer) == hp["n_kv_heads"]
     if usual and case.call("scores", "mix") is not None:
@@ -231,7 +246,10 @@ def find_head_mapping(case: Mismatch) -> Iterator[Change]:
 
 
 def _candidate_mappings(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
-    """Return the mappings to try: the one that the scores show, or usual ones without scores."""
+    """Return mappings to try: the one that the scores show, or usual ones without scores.
+
+    `own` is the model's mapping. An empty list means that a query head's scores fit no key head.
+    """
     n_heads = len(own)
     chosen = [np.arange(n_heads) % n_kv, own[::-1].copy()]
     call = case.call("scores")
@@ -255,19 +273,19 @@ def _candidate_mappings(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
 
 
 def attend_with_mask(mask: Array) -> Any:
-    """Return a patch: attention with another mask [tokens, keys]."""
+    """Return a patch function: attention with another bool mask [tokens, keys]."""
     return lambda patched, layers: change_head_fields(patched, layers, mask=mask)
 
 
 def _causal_mask(case: Mismatch) -> Array:
-    """Return the causal mask [tokens, keys] of the pass's tokens."""
+    """Return the causal bool mask [tokens, keys] of the pass's tokens."""
     query = np.arange(case.tokens)[:, None]
     return np.arange(case.tokens) <= query
 
 
 def _sliding_window_change(case: Mismatch, window: int | None) -> Change:
-    """Return the change to attention that reaches `window` tokens."""
-    told = case.patched.hp["sliding_window"] if _layer_has_window(case) else None
+    """Return the change to attention that sees the last `window` tokens; None for all of them."""
+    configured = case.patched.hp["sliding_window"] if _layer_has_window(case) else None
     seen = _causal_mask(case)
     if window is not None:
         at = np.arange(case.tokens)
@@ -275,7 +293,7 @@ def _sliding_window_change(case: Mismatch, window: int | None) -> Change:
     reach = "all earlier tokens" if window is None else f"{window} tokens"
     return Change(
         "sliding_window",
-        f"attention reaches {reach}; the model says {told or 'all'}",
+        f"attention reaches {reach}; the model says {configured or 'all'}",
         ("sliding_window",),
         attend_with_mask(seen),
         {"sliding_window": window},
@@ -288,7 +306,10 @@ def _layer_has_window(case: Mismatch) -> bool:
 
 
 def _recorded_mask(case: Mismatch) -> Array | None:
-    """Return a mask of the keys with probabilities above zero; None if the trace has none."""
+    """Return the bool mask [tokens, keys] of recorded probabilities above zero.
+
+    None unless the trace has the probabilities of all tokens and keys.
+    """
     call = case.call("probs")
     theirs = None if call is None else case.part(call)
     if theirs is None or len(case.rows) != case.tokens or case.view.mine.shape[2] != case.tokens:
@@ -297,7 +318,7 @@ def _recorded_mask(case: Mismatch) -> Array | None:
 
 
 def find_window(case: Mismatch) -> Iterator[Change]:
-    """Derive the window from the probabilities, or from the first row that differs."""
+    """Yield the change to the window that probabilities or the first differing row show."""
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return
     if case.patched.spec.block.attends == "all":
@@ -305,7 +326,8 @@ def find_window(case: Mismatch) -> Iterator[Change]:
     if case.patched.spec.block.window == "chunk" and _layer_has_window(case):
         yield from _try_chunks(case)
         return
-    told = case.patched.hp["sliding_window"] if _layer_has_window(case) else None
+    configured = case.patched.hp["sliding_window"] if _layer_has_window(case) else None
+    # Recorded probabilities show the reach directly.
     pattern = _recorded_mask(case)
     if pattern is not None:
         reach = pattern.sum(axis=1)
@@ -313,11 +335,12 @@ def find_window(case: Mismatch) -> Iterator[Change]:
         unlimited = bool((reach == np.arange(1, case.tokens + 1)).all())
         yield _sliding_window_change(case, None if unlimited else found)
         return
+    # Otherwise the first row that differs shows where windows part.
     rows = np.flatnonzero(case.by_row(case.view) > 2 * case.view.tolerance)
     if not len(rows):
         return
     first = int(rows[0])
-    if told is not None and first >= int(told):
+    if configured is not None and first >= int(configured):
         yield _sliding_window_change(case, None)
         wide = case.attempt(_sliding_window_change(case, None), frozenset({case.layer}))
         if wide is not None:
@@ -329,11 +352,18 @@ def find_window(case: Mismatch) -> Iterator[Change]:
 
 
 def _try_chunks(case: Mismatch) -> Iterator[Change]:
-    """Try no chunks, windows of their size, and the size that the first row that differs shows."""
-    told = int(case.patched.hp["sliding_window"])
-    says = f"; the model says chunks of {told}"
+    """Yield changes of chunked attention: no chunks, a window of that size, or other chunks.
+
+    The other size is the first row that differs.
+    """
+    configured = int(case.patched.hp["sliding_window"])
+    says = f"; the model says chunks of {configured}"
 
     def change(size: int | None, reach: str) -> Change:
+        """Return the change to chunks of `size` tokens; None for no chunks.
+
+        `reach` says the size in words.
+        """
         return Change(
             "sliding_window",
             f"attention reaches {reach}{says}",
@@ -346,7 +376,7 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
     yield change(None, "all earlier tokens")
     yield Change(
         "sliding_window",
-        f"attention reaches {told} tokens{says}",
+        f"attention reaches {configured} tokens{says}",
         ("sliding_window",),
         lambda patched, layers: patched.with_block(window="sliding"),
         {"window": "sliding"},
@@ -363,11 +393,12 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
 
 
 def try_masks(case: Mismatch) -> Iterator[Change]:
-    """Try no mask, a mask that hides a query's own token, and the mask of the probabilities."""
+    """Yield changes to no mask, to one that hides a query's own token, or to the recorded one."""
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return
     pattern = _recorded_mask(case)
     n = case.tokens
+    # A model that sees all tokens: only another mask can be wrong.
     if case.patched.spec.block.attends == "all":
         seen = _causal_mask(case) if pattern is None else pattern
         says = "reaches other tokens than the model says"
@@ -375,6 +406,7 @@ def try_masks(case: Mismatch) -> Iterator[Change]:
             says = "is causal: queries do not see later tokens"
         yield Change("mask", f"attention {says}", ("mask",), attend_with_mask(seen))
         return
+    # A recorded mask is used, unless a window or chunks explain it.
     if pattern is not None:
         reach = pattern.sum(axis=1)
         steps = np.arange(1, n + 1)
@@ -403,6 +435,7 @@ def try_masks(case: Mismatch) -> Iterator[Change]:
         ("mask",),
         attend_with_mask(np.ones((n, n), np.bool_)),
     )
+    # Without one, try no mask and one without the query's own token.
     own = _causal_mask(case) & ~np.eye(n, dtype=np.bool_)
     own[0, 0] = True
     yield Change("mask", "queries do not see their own token", ("mask",), attend_with_mask(own))

@@ -34,7 +34,10 @@ Array = NDArray[Any]
 
 
 def match_neighbour_points(case: Mismatch) -> Iterator[Change]:
-    """Compare the trace's value with the reference's values at neighbouring points."""
+    """Yield the change that the recorded value belongs to another capture point, if one equals it.
+
+    Yields at most one, and none if the engine computed on with the recorded values.
+    """
     if recorded_values_are_used(case):
         return
     for name, value in neighbour_values(case):
@@ -57,14 +60,14 @@ def match_neighbour_points(case: Mismatch) -> Iterator[Change]:
 
 
 def _records_other_point(case: Mismatch, name: str) -> bool:
-    """Say whether the trace holds the other point too, with equal values: a step was left out."""
+    """Return whether the trace also holds the other point: then a step was left out."""
     point = name.rpartition(" ")[2]
     key = point if case.layer < 0 or "." in point else key_name(point, case.layer)
     return case.recorded.trace.find(key) is not None
 
 
 def _same_point_keys(case: Mismatch) -> Iterator[str]:
-    """Yield the point's keys in all layers: engines record a point the same way in each."""
+    """Yield the keys of the point in all layers: engines record a point the same way in each."""
     if case.layer < 0:
         yield case.view.key
         return
@@ -73,8 +76,13 @@ def _same_point_keys(case: Mismatch) -> Iterator[str]:
 
 
 def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
-    """Yield the layer's points on the trace's inputs, and values one step away from this point."""
+    """Yield (words, values) of candidates for what was recorded in place of this point.
+
+    They are the layer's other points on the trace's inputs, and values one step away from this
+    point: with or without the residual stream, a scale, a softcap or a bias.
+    """
     views, key = case.found.views, case.view.key
+    # Other points of this layer, and those before and after it.
     keys = neighbour_keys(key, case.layer)
     keys += ["embd", "embd_scaled"] if case.layer == 0 else []
     before, after = f"L{case.layer - 1}.out", f"L{case.layer + 1}.attn_norm"
@@ -85,12 +93,14 @@ def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
         for source in (views[other].mine if other in views else None, case.plain.get(other)):
             if source is not None:
                 yield f"what belongs to {name}", np.asarray(source)
+    # This point with or without the residual stream.
     mine = case.view.mine
     stream = _residual_stream(case)
     if stream is not None and stream.size == mine.size:
         stream = stream.reshape(mine.shape)
         yield f"{case.view.point} plus the residual stream", mine + stream
         yield f"{case.view.point} less the residual stream", mine - stream
+    # This point with or without its last operation: scale, cap, bias.
     call = case.call("scores")
     if call is not None and case.exact(call):
         q, k = (case.array(x).astype(np.float64) for x in call.args[:2])
@@ -108,7 +118,7 @@ def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
 
 
 def _residual_stream(case: Mismatch) -> Array | None:
-    """Return the residual stream that the sublayer of the point is added to."""
+    """Return the residual stream that the point's sublayer is added to; None if not recorded."""
     names = ("in", "embd_scaled", "embd") if "attn" in case.view.point else ("mid",)
     for name in names:
         keys = [f"L{case.layer}.{name}", name]

@@ -33,7 +33,7 @@ WHERE = ("shortconv",)
 
 
 def _shift_rows(window: Array, by: int) -> Array:
-    """Return a window whose rows stand so many places later, zeros where none is."""
+    """Return the window [tokens, channels] with its rows `by` places later, zeros where none is."""
     moved = np.zeros_like(window)
     if by > 0:
         moved[by:] = window[:-by]
@@ -43,7 +43,7 @@ def _shift_rows(window: Array, by: int) -> Array:
 
 
 def _last_tap_only(kernel: Array) -> Array:
-    """Return the kernels with the token's own tap only."""
+    """Return kernels [channels, taps] with all taps zero but the last, the token's own."""
     alone = np.zeros_like(kernel)
     alone[:, -1] = kernel[:, -1]
     return alone
@@ -64,7 +64,7 @@ TAKEN: Mapping[str, tuple[str, Callable[[Array, Array], tuple[Array, Array]]]] =
         "conv_state", lambda window, kernel: (window, _last_tap_only(kernel)),
     ),
 }  # fmt: skip
-# Point behind which a gate multiplies -> what is said of it.
+# Point after which a gate multiplies -> what is said of it.
 GATES: Mapping[str, str] = {
     "conv_in": "the gate before the convolution is left out",
     "conv": "the gate after the convolution is left out",
@@ -72,13 +72,13 @@ GATES: Mapping[str, str] = {
 
 
 def mixer_kinds(patched: PatchedModel) -> set[str]:
-    """Return what mixes tokens in some layers of a model, but attention."""
+    """Return the kinds of token mixers other than attention that a model's layers have."""
     block, hp = patched.spec.block, patched.hp
     return {mixer_of_layer(block, hp, layer) for layer in range(patched.n_layers)} - {"none"}
 
 
 def usual_convolution_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the usual mistakes of a model's short convolutions; none of a model without them."""
+    """Yield changes for the usual mistakes of short convolutions; none for models without them."""
     kinds = mixer_kinds(patched)
     short = "short_conv" in kinds
     if not kinds:
@@ -93,7 +93,7 @@ def usual_convolution_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def try_convolution_mistakes(case: Mismatch) -> Iterator[Change]:
-    """Try other taps, no gates, and other rows before the first ones."""
+    """Yield changes with other taps, without gates, or with other rows before the first token."""
     if (
         case.layer < 0
         or mixer_of_layer(case.patched.spec.block, case.patched.hp, case.layer) == "none"
@@ -114,10 +114,13 @@ def try_convolution_mistakes(case: Mismatch) -> Iterator[Change]:
 
 
 def _with_kernel(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Any:
-    """Return a patch: the convolution uses the kernels that `taken` makes of its own."""
+    """Return a patch function (model, layers) -> model: convolves taken(window, kernel)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose convolutions in `layers` use the changed window and kernel."""
+
         def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+            """Return the convolution of the changed window and kernel."""
             return op(*taken(window, kernel), *bias)
 
         return patched.with_op("convolve", override, layers)
@@ -126,10 +129,13 @@ def _with_kernel(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Any:
 
 
 def _without_gate(point: str) -> Any:
-    """Return a patch: the convolution's gate at a point is left out."""
+    """Return a patch function: the convolution's gate at capture point `point` is left out."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model without this gate in `layers`."""
+
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+            """Return `b` without its gate at this point, and the product a * b anywhere else."""
             return b if at.point == point else op(a, b)
 
         return patched.with_op("mul", override, layers)
@@ -138,10 +144,16 @@ def _without_gate(point: str) -> Any:
 
 
 def _restart_at(first: int) -> Any:
-    """Return a patch: from a token on, the convolution does not see the tokens before it."""
+    """Return a patch function (model, layers) -> model: no tokens before `first` are convolved.
+
+    Tokens from `first` on see zeros in place of the tokens before it.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose convolutions in `layers` are restarted at token `first`."""
+
         def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+            """Return the convolution, restarted with zeros at token `first`."""
             later = window[first:].copy()
             later[: kernel.shape[1] - 1] = 0
             return np.concatenate([op(window, kernel, *bias)[:first], op(later, kernel, *bias)])
@@ -152,10 +164,13 @@ def _restart_at(first: int) -> Any:
 
 
 def _begin_with_rows(before: Array) -> Any:
-    """Return a patch: these rows stand before the first token."""
+    """Return a patch function: the rows `before` are convolved before the first token."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose convolutions in `layers` begin with these rows."""
+
         def override(op: Any, at: Any, window: Any, kernel: Any, *bias: Any) -> Any:
+            """Return the convolution of the window with its first rows replaced."""
             return op(np.concatenate([before, window[len(before) :]]), kernel, *bias)
 
         return patched.with_op("convolve", override, layers)
@@ -166,8 +181,8 @@ def _begin_with_rows(before: Array) -> Any:
 def _solve_rows_before(case: Mismatch) -> Array | None:
     """Return the rows [taps - 1, channels] before the first token that give the trace's values.
 
-    None unless the trace has the convolution's result from the first token on, and it differs
-    from ours in the tokens alone that look back to these rows.
+    None unless the trace has the convolution's result from the first token on, and it differs from
+    the reference only in the tokens that look back to these rows.
     """
     call = case.call("convolve")
     theirs = None if call is None else case.part(call)
@@ -175,6 +190,7 @@ def _solve_rows_before(case: Mismatch) -> Array | None:
         return None
     window, kernel = (case.array(x).astype(np.float64) for x in call.args[:2])
     back = kernel.shape[1] - 1
+    # Only the tokens that look back before the first may differ.
     away = case.by_row(case.view) > 2 * case.view.tolerance
     if len(away) <= back or not away[:back].any() or away[back:].any():
         return None

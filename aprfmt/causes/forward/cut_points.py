@@ -1,4 +1,4 @@
-"""Cuts: the points through which an earlier point acts on all that follows, and what they show."""
+"""Cut points: later capture points through which a point reaches all that follows, and tests."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ from aprfmt.inference.capture import POINTS, key_name, parse_key
 from aprfmt.inference.replay.shadow import shadow_point
 from aprfmt.measure.tolerances import DISCRETE
 
-# Points through which everything before them in their half of a layer acts.
+# Points through which all earlier points of their sublayer act.
 ATTENTION = ("attn", "attn_out", "attn_contrib", "mid")
 MLP = ("ffn_mul", "ffn_out", "moe_out", "ffn_contrib", "out")
 STREAM = ("embd", "embd_scaled", "in", "mid", "out", "final_norm", "logits_raw", "logits")
@@ -23,7 +23,11 @@ BRANCHES: tuple[tuple[tuple[str, ...], ...], ...] = (
 
 
 def cut_keys(key: str) -> Iterator[str]:
-    """Yield the keys, nearest first, through which a point acts on everything after it."""
+    """Yield the trace keys, nearest first, through which a point reaches everything after it.
+
+    Yields nothing for points outside the layers, of the residual stream, or of whole numbers
+    (experts).
+    """
     point, layer = parse_key(key)
     if layer < 0 or point in STREAM or point in DISCRETE:
         return
@@ -35,7 +39,10 @@ def cut_keys(key: str) -> Iterator[str]:
 
 
 def agrees_without(case: Mismatch, cut: str) -> bool:
-    """Say whether a later point agrees if nothing between is taken from the trace."""
+    """Return whether point `cut` agrees if no point before it is read from the trace.
+
+    The points are those from the mismatch up to `cut`. False if the trace lacks `cut`.
+    """
     if not case.recorded.has(cut) or not {cut, case.view.key} <= case.patched.points.keys():
         return False
     keys = list(case.patched.points)
@@ -45,7 +52,7 @@ def agrees_without(case: Mismatch, cut: str) -> bool:
 
 
 def is_computed_from(later: str, earlier: str) -> bool:
-    """Say whether a point is computed from an earlier one (and not beside it)."""
+    """Return whether point `later` is computed from `earlier`; False for parallel branches."""
     (a, layer), (b, own) = parse_key(later), parse_key(earlier)
     if layer != own:
         return True
@@ -61,9 +68,9 @@ def is_computed_from(later: str, earlier: str) -> bool:
 
 
 def recorded_values_are_used(case: Mismatch) -> bool:
-    """Say whether what follows was computed from the recorded values, and not from the reference's.
+    """Return whether the nearest later point in the trace was computed from the recorded values.
 
-    Then they are what the engine computed with, and were not taken at another point.
+    If so, the engine really computed with them, and they were not taken at another point.
     """
     for cut in cut_keys(case.view.key):
         view = case.found.views.get(cut)

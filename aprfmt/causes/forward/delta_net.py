@@ -39,7 +39,7 @@ POINTS = ("conv", "beta", "decay", "delta", "delta_norm", "attn_out", "mid", "ou
 
 
 def _softplus(x: Array) -> Array:
-    """Return softplus, the identity above LINEAR."""
+    """Return log(1 + exp(x)); x itself above LINEAR."""
     soft = np.maximum(x, 0) + np.log1p(np.exp(-np.abs(x)))
     return np.where(x > LINEAR, x, soft)
 
@@ -81,11 +81,14 @@ def _delta_rule(
     unit_k: bool = True, scaled: bool = True, in_turn: bool = False, corrects: bool = True,
     early: bool = False, forgets: bool = False, late_decay: bool = False,
 ) -> Array:  # fmt: skip
-    """Return the reads of the delta rule with parts of it exchanged.
+    """Return what tokens read by the gated delta rule, with parts of the rule exchanged.
 
-    `in_turn`: value head h reads key head h modulo their number. `corrects`: a token writes the
-    error of its value, not the value. `early`: a token reads before it writes. `forgets`: every
-    token begins with an empty state. `late_decay`: the state decays after a token has written.
+    `q` and `k` are [tokens, key heads, width], `v` and the result [tokens, value heads, width], `g`
+    (log of the decay) and `beta` [tokens, value heads]. `in_turn`: value head h reads key head h
+    modulo their number. `corrects`: a token writes the error of its value, not the value. `early`:
+    a token reads before it writes. `forgets`: every token begins with an empty state. `late_decay`:
+    the state decays after a token has written. `unit_q`, `unit_k`: divided by their length.
+    `scaled`: queries are divided by the root of their width.
     """
     each = v.shape[1] // k.shape[1]
     q, k = _unit_length(q) if unit_q else q, _unit_length(k) if unit_k else k
@@ -131,18 +134,19 @@ STRENGTHS: Mapping[str, Callable[[Any, Array], Array]] = {
 
 
 def _silu(x: Array) -> Array:
+    """Return x * sigmoid(x)."""
     found: Array = x / (1 + np.exp(-x))
     return found
 
 
 def _rms_norm(x: Array, w: Array, eps: float) -> Array:
-    """Return the RMS norm of the last axis, times a weight."""
+    """Return the RMS norm over the last axis, times the weight `w`."""
     square = np.mean(x * x, axis=-1, keepdims=True)
     found: Array = x / np.sqrt(square + x.dtype.type(eps)) * w
     return found
 
 
-# What is said -> what leaves the norm behind the state, of values, weight, gate and epsilon.
+# What is said -> the result of the norm after the state, of values, weight, gate and epsilon.
 GATES: Mapping[str, Callable[[Array, Array, Array, float], Array]] = {
     "the output gate is left out": lambda x, w, gate, eps: _rms_norm(x, w, eps),
     "the output gate is a sigmoid, not silu": lambda x, w, gate, eps: (
@@ -160,15 +164,17 @@ GATES: Mapping[str, Callable[[Array, Array, Array, float], Array]] = {
 
 
 def usual_delta_net_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the usual mistakes of a model's delta nets; none of a model without them."""
+    """Yield changes for the usual mistakes of gated delta nets; none for models without them."""
     if "gated_delta" not in mixer_kinds(patched):
         return
     shifts = [key for key in patched.weights if key.endswith(".ssm_dt.bias")]
+    # The bias of the decay.
     if shifts:
         says = "no dt_bias is added before the decay's softplus"
         yield zero_weights_change("missing_bias", says, shifts, patched)
         says = "dt_bias is added twice before the decay's softplus"
         yield scale_weights_change("missing_bias", says, shifts, patched, 2.0)
+    # Each part of the rule in turn: decay, rule, strength, norm, gate.
     for decay, decays in DECAYS.items():
         yield _change(decay, "decay", _with_decay(decays))
     for says, parts in RULES.items():
@@ -176,9 +182,9 @@ def usual_delta_net_mistakes(patched: PatchedModel) -> Iterator[Change]:
     yield _change("queries and keys are exchanged", "delta", _exchange_key_heads)
     for says, strength in STRENGTHS.items():
         yield _change(says, "beta", _with_strength(strength))
-    told = float(patched.hp["delta_strength"])
-    if told != 1:
-        says = f"in the delta net beta is its sigmoid, not {told:g} times that"
+    configured = float(patched.hp["delta_strength"])
+    if configured != 1:
+        says = f"in the delta net beta is its sigmoid, not {configured:g} times that"
         yield hyper_change("recurrence", says, delta_strength=1.0)
     eps, own = float(patched.hp["norm_eps"]), float(patched.hp["delta_norm_eps"])
     if eps != own:
@@ -192,32 +198,38 @@ def usual_delta_net_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def try_delta_net_mistakes(case: Mismatch) -> Iterator[Change]:
-    """Try the usual mistakes of a delta net where one lies before the point."""
+    """Yield changes for the usual mistakes of a delta net, if the layer is one."""
     if case.layer >= 0 and case.view.point in POINTS:
         if mixer_of_layer(case.patched.spec.block, case.patched.hp, case.layer) == "gated_delta":
             yield from usual_delta_net_mistakes(case.patched)
 
 
 def _change(says: str, point: str, make: Make) -> Change:
+    """Return the change `make` of the delta net at capture point `point`.
+
+    `says` completes the sentence "in the delta net ...".
+    """
     return Change("recurrence", f"in the delta net {says}", (point,), make, {point: says})
 
 
 def _with_decay(how: Callable[[Array, Array, Array], Array]) -> Make:
-    """Return a patch: the decay of the delta net is what `how` makes of it."""
+    """Return a patch: the log of the decay is how(product, A_log, dt_bias)."""
 
     def override(op: Any, at: Any, a: Any, rate: Any, shift: Any) -> Any:
+        """Return the log of the decay as `how` computes it, in the dtype of `a`."""
         return np.asarray(how(a, rate, shift), a.dtype)
 
     return lambda patched, layers: patched.with_op("decay", override, layers)
 
 
 def _with_rule(parts: Mapping[str, bool]) -> Make:
-    """Return a patch: the delta rule runs with other parts."""
+    """Return a patch: the delta rule runs with these options of `_delta_rule`."""
     ruled: Callable[..., Array] = partial(_delta_rule, **dict[str, Any](parts))
 
     def override(
         op: Any, at: Any, q: Any, k: Any, v: Any, decay: Any, beta: Any, state: Any
     ) -> Any:
+        """Return (reads, None) of the changed rule; with a given state, the rule itself."""
         return (ruled(q, k, v, decay, beta), None) if state is None else op(
             q, k, v, decay, beta, state
         )  # fmt: skip
@@ -226,32 +238,40 @@ def _with_rule(parts: Mapping[str, bool]) -> Make:
 
 
 def _exchange_key_heads(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model whose delta nets take queries for keys and keys for queries."""
+
     def override(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
+        """Return the delta rule with `q` and `k` exchanged."""
         return op(k, q, *rest)
 
     return patched.with_op("delta", override, layers)
 
 
 def _with_strength(how: Callable[[Any, Array], Array]) -> Make:
-    """Return a patch: the strength (beta) of each write is what `how` makes of it."""
+    """Return a patch: the strength (beta) of each write is how(sigmoid, product)."""
 
     def override(op: Any, at: Any, x: Any) -> Any:
+        """Return the changed strength for a delta net's gate, else the sigmoid of `x`."""
         return how(op, x) if at.point == "delta_gate" else op(x)
 
     return lambda patched, layers: patched.with_op("sigmoid", override, layers)
 
 
 def _with_gate(how: Callable[[Array, Array, Array, float], Array]) -> Make:
-    """Return a patch: the gate on the norm's result is what `how` makes of it."""
+    """Return a patch: the gated norm's result is how(values, weight, gate, epsilon)."""
 
     def override(op: Any, at: Any, x: Any, w: Any, gate: Any, kind: str, *, eps: float) -> Any:
+        """Return the gated norm as `how` computes it; `kind`, the gate's function, is not used."""
         return np.asarray(how(x, w, gate, eps), x.dtype)
 
     return lambda patched, layers: patched.with_op("gated_norm", override, layers)
 
 
 def _without_activation(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model without the activation after a delta net's convolution."""
+
     def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
+        """Return `x` unchanged after the convolution, else the activation of `x`."""
         return x if at.point == "delta_qkv" else op(x, kind, **kwargs)
 
     return patched.with_op("activate", override, layers)

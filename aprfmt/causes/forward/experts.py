@@ -23,7 +23,10 @@ GATES: Mapping[str, Callable[[Any, Array], Array]] = {
 
 
 def weight_side_change(patched: PatchedModel) -> Change:
-    """Return the change that puts the experts' weights on their other side."""
+    """Return the change that multiplies an expert's input by its weight, or its output.
+
+    It is the side that the model does not use.
+    """
     own = patched.spec.block.expert_weights
     other = "output" if own == "input" else "input"
     return Change(
@@ -37,9 +40,10 @@ def weight_side_change(patched: PatchedModel) -> Change:
 
 
 def usual_shared_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the usual mistakes of the shared expert; none of a model without one."""
+    """Yield changes for the usual mistakes of the shared expert; none for models without one."""
     if patched.spec.block.shared_expert == "none" or not patched.hp["shared_ffn_size"]:
         return
+    # Another weight of the shared expert, then other gates.
     scale = float(patched.hp["routed_scale"])
     factors = {2.0: "is added twice", 0.5: "is halved"}
     if scale != 1:
@@ -64,10 +68,13 @@ def usual_shared_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _scale_shared_expert(factor: float) -> Any:
-    """Return a patch: the shared expert's result counts `factor` times."""
+    """Return a patch function: the shared expert's result is multiplied by `factor`."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this factor in `layers`."""
+
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+            """Return a + factor * b for the sum with the shared expert, else a + b."""
             inside = at.point in EXPERTS and b.ndim > 1
             return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
 
@@ -77,10 +84,13 @@ def _scale_shared_expert(factor: float) -> Any:
 
 
 def _gate_shared_expert(how: Callable[[Any, Array], Array]) -> Any:
-    """Return a patch: sigmoids inside the experts are how(operation, input)."""
+    """Return a patch function: sigmoids inside the experts are how(operation, input)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this gate in `layers`."""
+
         def override(op: Any, at: Any, x: Any) -> Any:
+            """Return how(op, x) inside the experts, else the sigmoid of `x`."""
             return np.asarray(how(op, x), x.dtype) if at.point in EXPERTS else op(x)
 
         return patched.with_op("sigmoid", override, layers)
@@ -94,9 +104,10 @@ def _gate_shared_expert(how: Callable[[Any, Array], Array]) -> Any:
 def drop_over_capacity(experts: Array, weights: Array, capacity: int, *, by_weight: bool) -> Array:
     """Return experts' weights [tokens, used] with zeros where an expert has too many tokens.
 
-    It keeps its first `capacity` tokens, or those with the highest weights.
+    An expert keeps its first `capacity` tokens, or with `by_weight` those of highest weights.
     """
     kept = np.array(weights)
+    # Drop the places of an expert beyond its capacity.
     for expert in np.unique(experts):
         places = np.argwhere(experts == expert)
         if by_weight:
@@ -108,7 +119,10 @@ def drop_over_capacity(experts: Array, weights: Array, capacity: int, *, by_weig
 
 
 def capacity_change(capacity: int, *, by_weight: bool) -> Change:
-    """Return the change to experts that take so many tokens only."""
+    """Return the change to experts that take at most `capacity` tokens.
+
+    `by_weight`: those with the highest weights; otherwise the first ones.
+    """
     which = "those with the highest weights" if by_weight else "the first ones"
     return Change(
         "moe_routing",
@@ -120,10 +134,13 @@ def capacity_change(capacity: int, *, by_weight: bool) -> Change:
 
 
 def _limit_capacity(capacity: int, by_weight: bool) -> Any:
-    """Return a patch: every expert takes `capacity` tokens, the first or the heaviest."""
+    """Return a patch function: every expert takes `capacity` tokens, the first or the heaviest."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this capacity in `layers`."""
+
         def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            """Return the weights `x` with zeros for dropped tokens."""
             return drop_over_capacity(np.asarray(held["experts"]), x, capacity, by_weight=by_weight)
 
         return patched.with_tap("expert_w", tap, layers)
@@ -132,7 +149,7 @@ def _limit_capacity(capacity: int, by_weight: bool) -> Any:
 
 
 def usual_capacities(patched: PatchedModel) -> Iterator[Change]:
-    """Yield capacities as trainers' factors give them, by order of tokens and by weight."""
+    """Yield changes to capacities as trainers' factors give them, in order of tokens and weight."""
     share = len(patched.ids) * int(patched.hp["n_experts_used"]) / int(patched.hp["n_experts"])
     found = [round_(share * factor) for factor in FACTORS for round_ in (np.floor, np.ceil)]
     for capacity in dict.fromkeys(int(value) for value in found if value >= 1):
@@ -141,7 +158,7 @@ def usual_capacities(patched: PatchedModel) -> Iterator[Change]:
 
 
 def find_capacity(case: Mismatch) -> Iterator[Change]:
-    """Find the capacity: which rows differ says which tokens were dropped, or the first of them.
+    """Yield changes to the capacities that would drop just the tokens whose rows differ.
 
     At the points of one layer the dropped tokens are the rows that differ; at later ones the first
     of them is.
@@ -154,6 +171,7 @@ def find_capacity(case: Mismatch) -> Iterator[Change]:
         tried: dict[int, None] = {}
         for chosen, weights in _recorded_routing(case):
             used = np.bincount(chosen.reshape(-1))
+            # A capacity fits if it drops just these tokens.
             for number in range(1, int(used.max())):
                 kept = drop_over_capacity(chosen, weights, number, by_weight=by_weight)
                 lost = np.flatnonzero((kept != weights).any(-1))
@@ -165,10 +183,11 @@ def find_capacity(case: Mismatch) -> Iterator[Change]:
 
 
 def _recorded_routing(case: Mismatch) -> list[tuple[Array, Array]]:
-    """Return experts and their weights [tokens, used] of the layers before the point."""
+    """Return (experts, weights), both [tokens, used], of the layers before the point."""
     found: dict[int, tuple[Array, Array]] = {}
 
     def seen(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+        """Return `x` unchanged; remember the layer's experts and weights."""
         found[layer] = np.array(held["experts"], np.int64), np.array(x)
         return x
 
@@ -180,7 +199,7 @@ def _recorded_routing(case: Mismatch) -> list[tuple[Array, Array]]:
 
 
 def try_expert_mistakes(case: Mismatch) -> Iterator[Change]:
-    """Try the usual mistakes of experts where a mixture lies before the point."""
+    """Yield changes for the usual mistakes of experts, if they lie before the point."""
     moe = case.layer >= 0 and case.patched.hp["moe_layers"][case.layer]
     if not moe or case.view.point not in ("expert_w", *SHARED):
         return
@@ -190,7 +209,7 @@ def try_expert_mistakes(case: Mismatch) -> Iterator[Change]:
 
 
 def usual_expert_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the usual mistakes of experts; none of a model without them."""
+    """Yield changes for the usual mistakes of experts; none for models without them."""
     if any(patched.hp["moe_layers"]):
         yield from usual_shared_expert_mistakes(patched)
         yield weight_side_change(patched)

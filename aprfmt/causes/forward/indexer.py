@@ -23,20 +23,25 @@ CAUSE = "key_choice"
 
 
 def _op(says: str, where: str, op: str, override: Override) -> Change:
+    """Return the change that overrides operation `op`; `where` is the place it names."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this operation overridden in `layers`."""
         return patched.with_op(op, override, layers)
 
     return Change(CAUSE, says, (where,), make, {CAUSE: says})
 
 
 def _every(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
+    """Return `mask`: every visible key is chosen; `scores` and `count` are not used."""
     return mask
 
 
 def _moved(by: int) -> Override:
-    """Return a choice whose keys stand so many places further on."""
+    """Return an override of the choice: the keys `by` places after the chosen ones."""
 
     def choose(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
+        """Return the bool mask of the shifted choice, within `mask`."""
         kept = np.roll(op(scores, mask, count), by, axis=-1) & mask
         kept[~kept.any(axis=-1)] = mask[~kept.any(axis=-1)]  # attention reads something
         return kept
@@ -45,15 +50,20 @@ def _moved(by: int) -> Override:
 
 
 def _lowest(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
+    """Return the bool mask of the `count` keys with the lowest scores."""
     return op(-scores, mask, count)
 
 
 def _signed(op: Any, at: Any, q: Any, k: Any, weights: Any, scale: float) -> Any:
-    """Return scores whose heads keep their negative products: as two indexers', of q and of -q."""
+    """Return index scores without the relu: negative products of q and k count.
+
+    It is the score of q less that of -q.
+    """
     return op(q, k, weights, scale) - op(-q, k, weights, scale)
 
 
 def _alike(op: Any, at: Any, q: Any, k: Any, weights: Any, scale: float) -> Any:
+    """Return index scores in which every head has weight 1."""
     return op(q, k, np.ones_like(weights), scale)
 
 
@@ -64,6 +74,7 @@ def _unrotated(patched: PatchedModel, layers: Layers) -> PatchedModel:
         def before(
             patched: PatchedModel, layer: int, x: Any, held: Any, name: str = f"index_{part}"
         ) -> Any:
+            """Return the unrotated values in place of the rotated `x`."""
             return np.array(held[name]).reshape(x.shape)
 
         patched = patched.with_tap(f"index_{part}_rope", before, layers)
@@ -71,14 +82,15 @@ def _unrotated(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def choices(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the usual mistakes with the keys that an indexer chooses."""
+    """Yield changes for the usual mistakes with the keys that an indexer chooses."""
     kind = patched.spec.block.indexer
     if kind == "none":
         return
-    told = int(patched.hp["index_topk"])
-    for count in dict.fromkeys((told - 1, told + 1, told // 2, 2 * told)):
-        if count > 0 and count != told:
-            says = f"an indexer chooses {count} keys; the model says {told}"
+    # Other numbers of keys, all keys, or their neighbours.
+    configured = int(patched.hp["index_topk"])
+    for count in dict.fromkeys((configured - 1, configured + 1, configured // 2, 2 * configured)):
+        if count > 0 and count != configured:
+            says = f"an indexer chooses {count} keys; the model says {configured}"
             yield hyper_change(CAUSE, says, index_topk=count)
     yield _op(
         "attention reads every key, not those that an indexer chooses",
@@ -100,6 +112,7 @@ def choices(patched: PatchedModel) -> Iterator[Change]:
         _unrotated,
         {CAUSE: "not rotated"},
     )
+    # Other rotations and other scores of the indexer.
     other = "interleaved" if kind == "half" else "half"
     yield Change(
         CAUSE,
@@ -115,7 +128,7 @@ def choices(patched: PatchedModel) -> Iterator[Change]:
 
 
 def chosen(case: Mismatch) -> Iterator[Change]:
-    """Try other choices of the keys that a layer reads."""
+    """Yield changes of the keys that a layer's indexer chooses, for points in a layer."""
     if case.layer >= 0:
         yield from choices(case.patched)
 

@@ -28,13 +28,20 @@ MOST = 64  # rows that are listed; those that are the tokens' own are no part of
 
 
 def _attend_to_rows(keys: Array | None, values: Array | None) -> Any:
-    """Return a patch: attention reads row keys[j] for key j; -1 is a row of zeros."""
+    """Return a patch function: attention reads row keys[j] for key j; -1 is a row of zeros.
+
+    `values` says the same of values. None leaves keys or values unchanged.
+    """
 
     def pick(x: Any, rows: Array) -> Any:
+        """Return x [tokens, heads, d] at these rows, zeros for row -1."""
         return np.where((rows >= 0)[:, None, None], x[np.maximum(rows, 0)], 0).astype(x.dtype)
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model that reads these rows in `layers`."""
+
         def read(what: str, layer: int, own: Any) -> Any:
+            """Return the picked keys (`what` is "k") or values."""
             rows = keys if what == "k" else values
             return own if rows is None else pick(own, rows)
 
@@ -44,7 +51,10 @@ def _attend_to_rows(keys: Array | None, values: Array | None) -> Any:
 
 
 def cache_change(keys: Array | None, values: Array | None) -> Change:
-    """Return the change to attention that reads row keys[j], values[j] for token j."""
+    """Return the change to attention that reads row keys[j], values[j] for token j.
+
+    None means that keys or values are right; row -1 is zeros.
+    """
     rows = keys if keys is not None else values
     assert rows is not None
     wrong = np.flatnonzero(rows != np.arange(len(rows)))
@@ -68,7 +78,7 @@ def cache_change(keys: Array | None, values: Array | None) -> Change:
 
 
 def find_cached_rows(case: Mismatch) -> Iterator[Change]:
-    """Find which row of the keys or values attention read for each token."""
+    """Yield changes to the cache rows that attention read for each token, if they are wrong."""
     if case.view.point in ("k_cache", "v_cache"):
         rows = _match_cache_rows(case)
         if rows is not None:
@@ -80,6 +90,7 @@ def find_cached_rows(case: Mismatch) -> Iterator[Change]:
             gives = np.where((rows >= 0).reshape(-1, *[1] * (mine.ndim - 1)), mine[rows], 0)
             yield replace(found, says=says, drop=held, where=(case.view.key,), gives=gives)
         return
+    # Recorded scores show which key each column belongs to.
     scores, mix = case.call("scores"), case.call("mix")
     if scores is not None and case.exact(scores):
         rows = _match_score_columns(case, scores)
@@ -87,6 +98,7 @@ def find_cached_rows(case: Mismatch) -> Iterator[Change]:
             yield cache_change(rows, None)
             yield cache_change(rows, rows)
         return
+    # Attention's output on recorded probabilities shows the values.
     if mix is not None and scores is None and case.exact(mix):
         rows = _solve_value_rows(case, mix)
         if rows is not None and not np.array_equal(rows, np.arange(len(rows))):
@@ -94,6 +106,7 @@ def find_cached_rows(case: Mismatch) -> Iterator[Change]:
         return
     if scores is None or mix is None:
         return
+    # Otherwise try usual mistakes: the row before, after, stale, or zeros.
     at = np.arange(case.tokens)
     first = np.flatnonzero(case.by_row(case.view) > 2 * case.view.tolerance)
     start = int(first[0]) if len(first) else 0
@@ -109,7 +122,7 @@ def find_cached_rows(case: Mismatch) -> Iterator[Change]:
 
 
 def _match_cache_rows(case: Mismatch) -> Array | None:
-    """Return the token of each row of a cache (-1: zeros); None if a row is neither."""
+    """Return the token of each row of a cache (-1: zeros); None if a row fits no token."""
     ours, theirs = (x.reshape(len(x), -1) for x in (case.view.mine, case.view.theirs))
     rows = np.arange(len(theirs))
     for j, row in enumerate(theirs):
@@ -124,12 +137,13 @@ def _match_cache_rows(case: Mismatch) -> Array | None:
 
 
 def _match_score_columns(case: Mismatch, call: OperationCall) -> Array | None:
-    """Return the row whose scores each key has (-1: zero); None if a key fits no row."""
+    """Return the token whose scores each key has (-1: zeros); None if a key fits no token."""
     theirs = case.part(call)
     if theirs is None or theirs.shape[2] != case.tokens or case.tokens > 512:
         return None
     ours, known = case.array(call.result), known_entries(case)
     rows = np.full(case.tokens, -2, np.int64)
+    # Find for each recorded column of scores the key that gives it.
     for j in range(case.tokens):
         use = known[:, :, j]
         column = theirs[:, :, j][use]
@@ -145,7 +159,10 @@ def _match_score_columns(case: Mismatch, call: OperationCall) -> Array | None:
 
 
 def _solve_value_rows(case: Mismatch, call: OperationCall) -> Array | None:
-    """Solve the values from the probabilities, and find their rows among the tokens'."""
+    """Return the token of each value row (-1: zeros), with values solved from probabilities.
+
+    None if there are too many tokens, or if the probabilities are not square.
+    """
     theirs = case.part(call)
     probs, v = (case.array(x).astype(np.float64) for x in call.args)
     if theirs is None or probs.shape[1] != probs.shape[2] or case.tokens > 512:

@@ -30,8 +30,13 @@ OPERANDS: Mapping[str, Callable[[Any, Any, Any], tuple[Any, Any, Any]]] = {
 
 
 def _rated(rates: Callable[[Array, int, int, int], Array]) -> Any:
+    """Return a patch function: decay rates are rates(model's, heads, layer, layers)."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with these rates in `layers`."""
+
         def override(op: Any, at: Any, x: Any, step: Any, rate: Any, *rest: Any) -> Any:
+            """Return the scan with the changed decay rates."""
             made = rates(np.asarray(rate), x.shape[1], at.layer, patched.n_layers)
             return op(x, step, np.asarray(made, rate.dtype), *rest)
 
@@ -41,10 +46,15 @@ def _rated(rates: Callable[[Array, int, int, int], Array]) -> Any:
 
 
 def _taken(taken: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Any:
+    """Return a patch function: the scan reads taken(queries, keys, values)."""
+
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose scans in `layers` read the exchanged operands."""
+
         def override(
             op: Any, at: Any, v: Any, step: Any, rate: Any, k: Any, q: Any, *rest: Any
         ) -> Any:
+            """Return the scan of the exchanged operands."""
             q, k, v = taken(q, k, v)
             return op(v, step, rate, k, q, *rest)
 
@@ -54,9 +64,10 @@ def _taken(taken: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Any:
 
 
 def _forgetting(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model whose tokens read what they wrote alone."""
+    """Return the model whose tokens read only what they wrote themselves."""
 
     def override(op: Any, at: Any, v: Any, *rest: Any) -> Any:
+        """Return (q.k times v of each token alone, the state of the real scan)."""
         _, _, k, q, _, _ = rest
         read, after = op(v, *rest)
         alone = np.einsum("thd,thd->th", np.asarray(q), np.asarray(k))
@@ -66,31 +77,38 @@ def _forgetting(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def _ungated(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model without the gate on lightning attention's norm."""
+
     def plain(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+        """Return the norm's result in place of the gated one."""
         return np.array(held["lightning_norm"])
 
     return patched.with_tap("lightning_gated", plain, layers)
 
 
 def _unnormed(patched: PatchedModel, layers: Layers) -> PatchedModel:
+    """Return the model without the norm of lightning attention."""
+
     def plain(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+        """Return what was read from the state in place of its norm."""
         return np.array(held["lightning"])
 
     return patched.with_tap("lightning_norm", plain, layers)
 
 
 def changes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the usual mistakes with lightning attention and with factors on the stream."""
+    """Yield changes for usual mistakes of lightning attention and of residual factors."""
     if patched.spec.block.residual == "norm":
-        told = tuple(float(factor) for factor in patched.hp["residual_scales"])
+        # Residual factors left out, in pairs and all together.
+        configured = tuple(float(factor) for factor in patched.hp["residual_scales"])
         for at, name in ((0, "with attention"), (2, "with lightning attention"), (4, "of experts")):
-            if told[at : at + 2] != (1.0, 1.0):
-                other = (*told[:at], 1.0, 1.0, *told[at + 2 :])
+            if configured[at : at + 2] != (1.0, 1.0):
+                other = (*configured[:at], 1.0, 1.0, *configured[at + 2 :])
                 says = f"the stream and what is added have no factors behind halves {name}"
                 yield hyper_change("multiplier", says, residual_scales=other)
-        if any(factor != 1 for factor in told):
+        if any(factor != 1 for factor in configured):
             says = "the stream and what is added to it have no factors"
-            yield hyper_change("multiplier", says, residual_scales=(1.0,) * len(told))
+            yield hyper_change("multiplier", says, residual_scales=(1.0,) * len(configured))
     if "lightning" not in mixer_kinds(patched):
         return
     for says, rates in RATES.items():
@@ -104,11 +122,12 @@ def changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _change(cause: str, says: str, point: str, make: Any) -> Change:
+    """Return the change `make` of lightning attention at a point; `says` completes the sentence."""
     return Change(cause, f"in lightning attention {says}", (point,), make, {point: says})
 
 
 def lightning(case: Mismatch) -> Iterator[Change]:
-    """Try the usual mistakes where lightning attention lies before the point."""
+    """Yield changes for the usual mistakes of lightning attention, for points in a layer."""
     if case.layer >= 0:
         yield from changes(case.patched)
 

@@ -25,11 +25,12 @@ Array = NDArray[Any]
 
 
 def find_missing_bias(case: Mismatch) -> Iterator[Change]:
-    """Find a bias: the same vector is missing (or added) in every row."""
+    """Yield changes of a bias: the same vector is missing, or added, in every row."""
     found = product_of(case)
     if found is None:
         yield from _leave_out_biases(case)
         return
+    # The difference must be one vector in all rows.
     away = found.theirs.astype(np.float64) - found.ours
     vector = away.mean(axis=0)
     size = exact_norm(found.theirs)
@@ -37,6 +38,7 @@ def find_missing_bias(case: Mismatch) -> Iterator[Change]:
         if found.key:
             yield from _leave_out_biases(case)
         return
+    # Name the vector: an added bias, a missing one, a repeated one, or another.
     name = f"{found.role}.bias"
     near = max(1e-3, 10 * case.view.tolerance)
     if found.bias is None:
@@ -74,19 +76,22 @@ def find_missing_bias(case: Mismatch) -> Iterator[Change]:
 
 
 def _bias_repetitions(vector: Array, bias: Array, near: float) -> int | None:
-    """Return how often a bias is added where it is added more than once; None if it is not."""
+    """Return how often a bias was added, if at least twice; None otherwise.
+
+    `vector` is the excess over one bias; `near` the relative distance that counts as equal.
+    """
     times = 1 + round(float(np.sum(vector * bias) / max(float(np.sum(bias * bias)), 1e-300)))
     more = 2 <= times <= 64 and rel_l2(vector, (times - 1) * bias) <= near
     return times if more else None
 
 
 def dropped_bias(patched: PatchedModel, name: str) -> Change:
-    """Return the change that adds no bias."""
+    """Return the change that leaves out the bias `name`."""
     return zero_weights_change("missing_bias", f"{name} is not added", (name,), patched)
 
 
 def _leave_out_biases(case: Mismatch) -> Iterator[Change]:
-    """Leave out each bias between the trace's points, one at a time."""
+    """Yield changes that leave out each bias before the point, or add it several times."""
     for call in case.calls("linear", "router"):
         name = f"{call.args[1].key.removesuffix('.weight')}.bias"
         if name in case.patched.weights:
@@ -97,7 +102,7 @@ def _leave_out_biases(case: Mismatch) -> Iterator[Change]:
 
 
 def try_other_weights(case: Mismatch) -> Iterator[Change]:
-    """Multiply the same input with every other weight of this shape."""
+    """Yield the change to another weight of the same shape that gives the trace's output."""
     found = product_of(case)
     if found is None or not found.key:
         return
@@ -119,7 +124,7 @@ def try_other_weights(case: Mismatch) -> Iterator[Change]:
 
 
 def try_transposed_weight(case: Mismatch) -> Iterator[Change]:
-    """Read the weight by columns."""
+    """Yield the change to the weight's numbers read column by column, if that fits."""
     found = product_of(case)
     w = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or w is None:
@@ -131,7 +136,7 @@ def try_transposed_weight(case: Mismatch) -> Iterator[Change]:
 
 
 def match_weight_rows(case: Mismatch) -> Iterator[Change]:
-    """Match every output column with the weight row it came from."""
+    """Yield the change to an order of the weight's rows, matched by the output's columns."""
     found = product_of(case)
     w = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or w is None or len(found.x) < 2 or w.shape[0] > 20000:
@@ -144,7 +149,10 @@ def match_weight_rows(case: Mismatch) -> Iterator[Change]:
 
 
 def _match_columns(ours: Array, theirs: Array, bound: float) -> Array | None:
-    """Return the column of `ours` that each column of `theirs` equals; None if one has no match."""
+    """Return the column of `ours` that each column of `theirs` equals; None if one has none.
+
+    Columns are looked up by their first three values, rounded to a grid.
+    """
     keys: dict[tuple[int, ...], list[int]] = {}
     scale = np.linalg.norm(ours, axis=0).mean() / len(ours) ** 0.5 or 1.0
     grain = max(1e-3, 20 * bound) * scale
@@ -166,10 +174,14 @@ def _match_columns(ours: Array, theirs: Array, bound: float) -> Array | None:
 
 
 def _name_row_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, Mapping[str, Any]]:
-    """Return (cause, sentence, values) that name a permutation of rows."""
+    """Return (cause, sentence, values) that name a permutation of a weight's rows.
+
+    `order` holds, for each row that was used, the number of the stored row.
+    """
     role = key.removesuffix(".weight").rpartition(".")[2]
     d = int(case.patched.hp["head_dim"])
     count = len(order)
+    # Orders that have a name in attention: heads, rope pairs, a wrong head count.
     if role in ("attn_q", "attn_k", "attn_v") and count % d == 0:
         heads = order.reshape(-1, d)
         if (heads // d == heads[:, :1] // d).all() and (heads % d == np.arange(d)).all():
@@ -191,6 +203,7 @@ def _name_row_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, M
                 f"rows were permuted for {many} heads{words}; the tensor has {count // d}",
                 {"heads": many},
             )
+    # Any other order: a shift, or no known one.
     shift = np.unique((order - np.arange(count)) % count)
     if len(shift) == 1:
         move = int(shift[0]) if shift[0] <= count // 2 else int(shift[0]) - count
@@ -199,9 +212,9 @@ def _name_row_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, M
 
 
 def _wrong_head_count(order: Array, right: int) -> tuple[int, str] | None:
-    """Return (heads, in words) of the wrong number of heads that rows were permuted for, or None.
+    """Return (heads, in words) of the wrong head count that rows were permuted for, or None.
 
-    Alone, or after they were put right for the true number: every divisor is tried.
+    Alone, or after they were put right for the true number `right`: every divisor is tried.
     """
     count = len(order)
     own = adjacent_pair_order(count, right) if count % (2 * right) == 0 else None

@@ -1,4 +1,4 @@
-"""One divergence: what the reference computed there, and methods that try changes on it."""
+"""The first capture point that differs: what the reference computed there, and trial changes."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,8 +35,8 @@ class Change:
     `general` marks a change that fits any value of its kind (frequencies solved one by one): it is
     an answer only if no other change fits. `earlier`: what it does reads values of earlier layers.
     `most` is how sure it can make a cause: less where values that were taken elsewhere are given by
-    no relation, or in part.
-    `gives` is the point's value by the change, where the trace's own is dropped and no pass has it.
+    no relation, or in part. `gives` is the point's value by the change, where the trace's own is
+    dropped and no pass has it.
     """
 
     cause: str
@@ -53,7 +53,7 @@ class Change:
 
 
 def hyper_change(cause: str, says: str, **values: Any) -> Change:
-    """Return the change to other hyperparameters."""
+    """Return the change to other hyperparameters, given as keywords."""
     return Change(
         cause, says, tuple(values), lambda patched, layers: patched.with_hyper(**values), values,
         scoped=False,
@@ -78,18 +78,18 @@ class Mismatch:
     # --- what the reference did -------------------------------------------------------------
 
     def call(self, *ops: str) -> OperationCall | None:
-        """Return the last call of one of these operations after the last point in the trace."""
+        """Return the last call of one of these operations since the trace's last point, or None."""
         for call in reversed(self.view.calls):
             if call.op in ops:
                 return call
         return None
 
     def calls(self, *ops: str) -> list[OperationCall]:
-        """Return all calls of these operations after the last point in the trace, in order."""
+        """Return all calls of these operations since the last point in the trace, in order."""
         return [call for call in self.view.calls if call.op in ops]
 
     def exact(self, call: OperationCall | None) -> bool:
-        """Say whether the call's result is itself the diverging value."""
+        """Return whether the call's result is itself the diverging value."""
         return call is not None and self.part(call) is not None
 
     def part(self, call: OperationCall) -> Array | None:
@@ -107,36 +107,36 @@ class Mismatch:
         return None
 
     def array(self, x: Any) -> Array:
-        """Return one of the backend's arrays as numpy's."""
+        """Return an array of the backend as a numpy array."""
         return np.asarray(self.patched.backend.to_numpy(x))
 
     @cached_property
     def rows(self) -> Array:
-        """Row numbers of the point that the trace has."""
+        """Row numbers (int array) of the point that the trace has."""
         seen = self.view.recorded
         assert seen is not None
         return np.arange(self.view.mine.shape[self.view.axis]) if seen.rows is None else seen.rows
 
     @cached_property
     def tokens(self) -> int:
-        """How many tokens the pass has."""
+        """Number of tokens of the pass."""
         return len(self.patched.ids)
 
     @property
     def layer(self) -> int:
-        """The layer of the divergence; -1 for a whole-model point."""
+        """Layer of the divergence; -1 for a point outside the layers."""
         return self.view.layer
 
     def differs(self, other: Array) -> float:
-        """Return the relative L2 distance of another value of the point from the trace's."""
+        """Return the relative L2 distance of a candidate value from the trace's value."""
         return self.view.distance(other.reshape(self.view.mine.shape))
 
     def close(self, mine: Array, theirs: Array) -> bool:
-        """Say whether two arrays agree within the point's tolerance."""
+        """Return whether the relative L2 distance of two arrays is within the point's tolerance."""
         return rel_l2(mine, theirs) <= self.view.tolerance
 
     def by_row(self, view: ShadowPoint) -> Array:
-        """Return the relative distance of every token's row of a view of this point."""
+        """Return the relative L2 distance of every token's row of a view of this point, 1-d."""
         axis = view.axis
         mine, theirs = (np.moveaxis(x, axis, 0) for x in (view.mine, view.theirs))
         mine, theirs = mine.reshape(len(mine), -1), theirs.reshape(len(theirs), -1)
@@ -147,18 +147,23 @@ class Mismatch:
     # --- trying -----------------------------------------------------------------------------
 
     def without(self, drop: Iterable[str]) -> RecordedTrace:
-        """Return the trace without some keys."""
+        """Return the trace without the keys `drop`."""
         chosen = self.recorded.without | set(drop)
         if chosen == self.recorded.without:
             return self.recorded
         return self.recorded.leaving(chosen)
 
     def attempt(self, change: Change, layers: Layers = None) -> ShadowPoint | None:
-        """Return the point's view under a change; earlier layers are not computed."""
+        """Return the point's view under one change, None if impossible; skips earlier layers."""
         return self.attempt_all([(change, layers)])
 
     def attempt_all(self, changes: Sequence[tuple[Change, Layers]]) -> ShadowPoint | None:
-        """Return the point's view under changes made one after the other; None if impossible."""
+        """Return the point's view under changes made one after the other; None if impossible.
+
+        Each item is (change, layers it is made in; None: all). Products of earlier layers are
+        skipped where the trace has the stream that enters this layer and no change reads earlier
+        layers.
+        """
         patched, key = self.patched, self.view.key
         for change, layers in changes:
             patched = change.make(patched, layers)
@@ -181,7 +186,7 @@ class Mismatch:
         return found.get(key) or found.get(before_it)
 
     def trial(self, change: Change) -> float:
-        """Return the point's residual under a change; infinite if the point no longer exists."""
+        """Return the point's relative residual under a change; infinite if impossible."""
         view = self.attempt(change)
         if view is not None and view.residual is None and view.note == NO_VALUES:
             return 0.0  # the change gives the zeros that the trace has and the model had not
@@ -197,15 +202,17 @@ class Mismatch:
         `values` are tried; the best is improved between its neighbours by golden section, in
         logarithms, where numbers are fitted. Nothing is yielded unless the residual falls to half.
         """
+        # Try the given numbers.
         tried = sorted({float(value) for value in values})
         scores = {value: self.trial(make(value)) for value in tried}
         if not scores:
             return
         best = min(scores, key=lambda value: scores[value])
         assert self.view.residual is not None
-        if scores[best] <= self.view.tolerance:  # a known number, as exact as it stands
+        if scores[best] <= self.view.tolerance:  # a known number, which needs no rounding
             yield make(best)
             return
+        # Improve the best one between its neighbours.
         if self.fitting and best > 0:
             at = tried.index(best)
             low = tried[at - 1] if at and tried[at - 1] > 0 else best / 4
@@ -218,12 +225,17 @@ class Mismatch:
     def _golden(
         self, make: Callable[[float], Change], low: float, high: float, best: float, score: float
     ) -> tuple[float, float]:
-        """Narrow an interval round the best number; give up where that does not bring it nearer."""
+        """Return (number, its residual) of the best number in an interval, by golden section.
+
+        The search is in logarithms. It ends early where it does not halve the residual.
+        """
         ratio = (math.sqrt(5) - 1) / 2
         assert self.view.residual is not None
+        # Search in logarithms, since numbers span many sizes.
         a, b = math.log(low), math.log(high)
         c, d = b - ratio * (b - a), a + ratio * (b - a)
         fc, fd = self.trial(make(math.exp(c))), self.trial(make(math.exp(d)))
+        # Stop when it is exact, or when patience has not halved the distance.
         for step in range(40):
             value, found = (math.exp(c), fc) if fc < fd else (math.exp(d), fd)
             if found < score:
@@ -242,7 +254,10 @@ class Mismatch:
         return best, score
 
     def rounded(self, make: Callable[[float], Change], value: float) -> Iterator[Change]:
-        """Yield the change for the shortest number near `value` that is inside the tolerance."""
+        """Yield the change for the number of fewest digits near `value` within tolerance.
+
+        Yields the change for `value` itself if no shorter number fits.
+        """
         # A coarse tolerance admits numbers that are visibly off; what they leave looks like another
         # fault later.
         bound = self.view.tolerance
@@ -257,7 +272,7 @@ class Mismatch:
 
 
 def short_numbers(value: float) -> list[float]:
-    """Return a number rounded to 1, 2, ... significant digits, its square's too, then itself."""
+    """Return a number rounded to 1, 2, ... 6 significant digits, then the number itself."""
     found = [float(f"{value:.{digits}g}") for digits in (1, 2, 3, 4, 5, 6)]
     return list(dict.fromkeys([*found, value]))
 
@@ -269,6 +284,7 @@ def _skip_earlier_products(patched: PatchedModel, layer: int) -> PatchedModel:
     """
 
     def zeros(op: Any, at: Any, x: Any, w: Any, bias: Any, **kwargs: Any) -> Any:
+        """Return zeros of the product's shape [tokens, rows of `w`], without its `bias`."""
         return patched.backend.zeros((len(x), w.n_rows))
 
     before = frozenset(range(layer))
@@ -278,10 +294,11 @@ def _skip_earlier_products(patched: PatchedModel, layer: int) -> PatchedModel:
 def change_head_fields(patched: PatchedModel, layers: Layers, **values: Any) -> PatchedModel:
     """Return the patched model with other fields of Heads in attention.
 
-    A value may be a function of the layer's own Heads and the number of tokens.
+    A value may be a function of the layer's own Heads.
     """
 
     def override(op: Any, at: Any, *args: Any) -> Any:
+        """Return the operation on the same operands with the changed Heads."""
         *first, heads = args
         settled = {
             name: value(heads) if callable(value) else value for name, value in values.items()

@@ -23,27 +23,30 @@ KINDS = ("silu", "gelu", "gelu_tanh", "relu")
 
 
 def try_activations(case: Mismatch) -> Iterator[Change]:
-    """Try every activation function on the same input."""
+    """Yield changes to each other activation function, if the point depends on an activation."""
     if case.call("activate") is not None:
         yield from activation_changes(case.patched)
 
 
 def activation_changes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the changes to every other activation function."""
-    told = str(patched.hp["activation"])
+    """Yield the changes to every other activation function of KINDS."""
+    configured = str(patched.hp["activation"])
     for kind in KINDS:
-        if kind != told:
-            says = f"the activation is {kind}; the model says {told}"
+        if kind != configured:
+            says = f"the activation is {kind}; the model says {configured}"
             yield Change(
                 "activation", says, ("activation",), use_activation(kind), {"activation": kind}
             )
 
 
 def use_activation(kind: str) -> Any:
-    """Return a patch: the MLP's activation is another function."""
+    """Return a patch function (model, layers) -> model: the activation is function `kind`."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        def override(op: Any, at: Any, x: Any, told: str, **kwargs: Any) -> Any:
+        """Return the model with this activation in `layers`."""
+
+        def override(op: Any, at: Any, x: Any, configured: str, **kwargs: Any) -> Any:
+            """Return function `kind` of `x`; the `configured` one is not used."""
             return op(x, kind, **kwargs)
 
         return patched.with_op("activate", override, layers)
@@ -52,7 +55,7 @@ def use_activation(kind: str) -> Any:
 
 
 def try_clamps(case: Mismatch) -> Iterator[Change]:
-    """Try gpt-oss's activation without its clamp, and with other gains."""
+    """Yield changes of gpt-oss's activation: without its clamp, and with other limits and gains."""
     call = case.call("swiglu_oai")
     if call is None:
         return
@@ -86,7 +89,7 @@ _BENT: Mapping[str, Callable[[float, float, float, float], tuple[float, ...]]] =
 
 
 def try_xielu_numbers(case: Mismatch) -> Iterator[Change]:
-    """Try the layers' own activation (xIELU) with its numbers taken otherwise."""
+    """Yield changes of the activation xIELU, with its learned numbers used in another way."""
     if case.call("xielu") is None:
         return
     for says, change in _BENT.items():
@@ -94,11 +97,14 @@ def try_xielu_numbers(case: Mismatch) -> Iterator[Change]:
 
 
 def _change_xielu(change: Callable[[float, float, float, float], tuple[float, ...]]) -> Any:
-    """Return a patch: xIELU with numbers that `change` makes of its own."""
+    """Return a patch function (model, layers) -> model: xIELU with numbers change(its numbers)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        def override(op: Any, at: Any, x: Any, *told: float) -> Any:
-            return op(x, *change(*told))
+        """Return the model whose xIELU in `layers` uses the changed numbers."""
+
+        def override(op: Any, at: Any, x: Any, *configured: float) -> Any:
+            """Return xIELU of `x` with the changed numbers."""
+            return op(x, *change(*configured))
 
         return patched.with_op("xielu", override, layers)
 
@@ -106,10 +112,13 @@ def _change_xielu(change: Callable[[float, float, float, float], tuple[float, ..
 
 
 def _clamp_activation(limit: float, alpha: float) -> Any:
-    """Return a patch: gpt-oss's activation with another clamp and gain."""
+    """Return a patch function (model, layers) -> model: swiglu_oai with this clamp and gain."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        def override(op: Any, at: Any, gate: Any, up: Any, *told: float) -> Any:
+        """Return the model with this clamp and gain in `layers`."""
+
+        def override(op: Any, at: Any, gate: Any, up: Any, *configured: float) -> Any:
+            """Return gpt-oss's activation with this clamp and gain, not the `configured` ones."""
             return op(gate, up, limit, alpha)
 
         return patched.with_op("swiglu_oai", override, layers)
@@ -147,7 +156,10 @@ UPS: Mapping[str, Callable[[Any, Any, Any], Any]] = {
 def activation_number_change(
     words: str, how: Callable[[Any, Any, float], Any], value: float
 ) -> Change:
-    """Return the change of the activation by a number."""
+    """Return the change whose activation is how(function, input, value).
+
+    `words` describe it, with a place for the number.
+    """
     return Change(
         "activation",
         words.format(value),
@@ -158,10 +170,13 @@ def activation_number_change(
 
 
 def _shape_activation(how: Callable[[Any, Any, float], Any], value: float) -> Any:
-    """Return a patch: the activation is how(its function, its input, value)."""
+    """Return a patch function: the activation becomes how(its function, its input, value)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this activation in `layers`."""
+
         def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
+            """Return the changed activation; those after a convolution stay."""
             if at.point in ("delta_qkv", "ssm_conv_in"):
                 return op(x, kind, **kwargs)
             return np.asarray(how(lambda y: op(y, kind, **kwargs), x, value), x.dtype)
@@ -172,17 +187,20 @@ def _shape_activation(how: Callable[[Any, Any, float], Any], value: float) -> An
 
 
 def _gate_by(how: Callable[[Any, Any, Any], Any]) -> Any:
-    """Return a patch: what the gate's activation is multiplied by is another value."""
+    """Return a patch function (model, layers) -> model: act * up becomes how(product, act, up)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this gated product in `layers`."""
         held: list[Any] = []
 
         def activate(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return the activation of `x`; remember it, to recognise the product with it."""
             y = op(x, *args, **kwargs)
             held[:] = [y]
             return y
 
         def mul(op: Any, at: Any, a: Any, b: Any) -> Any:
+            """Return how(op, a, b) for the product with the activation, and a * b for any other."""
             inside = at.point == "ffn_act" or (held and a is held[0])
             return how(op, a, b) if inside else op(a, b)
 
@@ -192,7 +210,7 @@ def _gate_by(how: Callable[[Any, Any, Any], Any]) -> Any:
 
 
 def up_clamp_change(limit: float) -> Change:
-    """Return the change that clamps up."""
+    """Return the change that clamps the up projection to -limit and limit."""
     return Change(
         "activation",
         f"up is clamped at -{limit:g} and {limit:g}",
@@ -203,7 +221,7 @@ def up_clamp_change(limit: float) -> Change:
 
 
 def usual_activation_numbers(patched: PatchedModel) -> Iterator[Change]:
-    """Yield clamps and offsets with numbers that are met."""
+    """Yield changes of the activation by usual clamps and offsets."""
     for words, how in CLAMPS.items():
         for limit in LIMITS:
             yield activation_number_change(words, how, limit)
@@ -219,11 +237,12 @@ def usual_activation_numbers(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _oss_activation_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield gpt-oss's activation without a part of it."""
+    """Yield changes of gpt-oss's activation that leave out or exchange one part of it."""
     if patched.hp["swiglu_limit"] is None:
         return
 
     def act(x: Any, alpha: float) -> Any:
+        """Return x * sigmoid(alpha * x)."""
         return x / (1 + np.exp(-alpha * x))
 
     rows: Mapping[str, Callable[[Any, Any, float, float], Any]] = {
@@ -241,13 +260,13 @@ def _oss_activation_mistakes(patched: PatchedModel) -> Iterator[Change]:
     }  # fmt: skip
     for says, how in rows.items():
         yield Change("activation", says, ("activation",), _oss_activation(how), {"swiglu": says})
-    told = float(patched.hp["swiglu_alpha"])
+    configured = float(patched.hp["swiglu_alpha"])
     for alpha in (1.0, 1.702):
-        if alpha != told:
+        if alpha != configured:
             limit = float(patched.hp["swiglu_limit"])
             yield Change(
                 "activation",
-                f"the gate's gain is {alpha:g}; the model says {told:g}",
+                f"the gate's gain is {alpha:g}; the model says {configured:g}",
                 ("swiglu_alpha",),
                 _clamp_activation(limit, alpha),
                 {"swiglu_alpha": alpha},
@@ -255,10 +274,13 @@ def _oss_activation_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _oss_activation(how: Callable[[Any, Any, float, float], Any]) -> Any:
-    """Return a patch: gpt-oss's activation as `how` computes it."""
+    """Return a patch function: gpt-oss's activation becomes how(gate, up, limit, alpha)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this activation in `layers`."""
+
         def override(op: Any, at: Any, gate: Any, up: Any, limit: float, alpha: float) -> Any:
+            """Return how(gate, up, limit, alpha) in the gate's dtype."""
             return np.asarray(how(gate, up, limit, alpha), gate.dtype)
 
         return patched.with_op("swiglu_oai", override, layers)
@@ -267,10 +289,11 @@ def _oss_activation(how: Callable[[Any, Any, float, float], Any]) -> Any:
 
 
 def solve_activation_number(case: Mismatch) -> Iterator[Change]:
-    """Solve a clamp, or a number that is added, from the activation's own input and result.
+    """Yield changes with a clamp or an offset solved from the activation's input and result.
 
     Numbers are found on even rows; the whole point judges them.
     """
+    # The activation's own input and result are known.
     call = case.call("activate")
     if call is not None and case.exact(call):
         theirs = case.part(call)
@@ -280,6 +303,7 @@ def solve_activation_number(case: Mismatch) -> Iterator[Change]:
             np.asarray(z, np.float64)[even] for z in (case.array(call.args[0]), call.result, theirs)
         )
         yield from _solve_numbers(case, x, ours, y)
+    # The gated product is known: other forms of it, or a clamp of up.
     mul = case.call("mul")
     if mul is None or not case.exact(mul) or case.view.point != "ffn_mul":
         return
@@ -295,7 +319,10 @@ def solve_activation_number(case: Mismatch) -> Iterator[Change]:
 
 
 def _solve_numbers(case: Mismatch, x: Any, ours: Any, y: Any) -> Iterator[Change]:
-    """Yield changes with numbers that these inputs and results give."""
+    """Yield changes with numbers that fit even rows.
+
+    `x` is the activation's input, `ours` its result in the reference, `y` that in the trace.
+    """
     same = np.abs(y - ours) <= 1e-4 * np.abs(ours).max()
     apart = float(np.median(y - ours))
     words = tuple(NUMBERS)
@@ -323,7 +350,7 @@ def _solve_numbers(case: Mismatch, x: Any, ours: Any, y: Any) -> Iterator[Change
 def _change_by_number(
     says: str, table: Mapping[str, Callable[[Any, Any, float], Any]]
 ) -> Callable[[float], Change]:
-    """Return the function from a number to the change that it makes."""
+    """Return the function from a number to the change that row `says` of `table` makes with it."""
     return lambda value: activation_number_change(says, table[says], value)
 
 

@@ -34,14 +34,14 @@ MAX_TRIES = 5000  # assignments of experts to choices tried for a token
 
 
 def _is_routed_layer(case: Mismatch) -> bool:
-    """Return whether the diverging point lies behind a router."""
+    """Return whether the differing point comes after a router of its layer."""
     return case.view.point in ("experts", "expert_w", "moe_out", "ffn_contrib", "out") and bool(
         case.layer >= 0 and case.patched.hp["moe_layers"][case.layer]
     )
 
 
 def usual_routing_rules(hp: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the rules of choosing and weighting experts to try: what each says, and its values."""
+    """Return (sentence, hyperparameters) of the rules of choosing experts that are tried."""
     tries: list[tuple[str, Mapping[str, Any]]] = [
         (
             "the chosen experts' weights are "
@@ -68,7 +68,7 @@ def usual_routing_rules(hp: Mapping[str, Any]) -> list[tuple[str, Mapping[str, A
 
 
 def try_routing_rules(case: Mismatch) -> Iterator[Change]:
-    """Try other rules for choosing and weighting experts."""
+    """Yield changes of the rules for choosing and weighting experts."""
     if not _is_routed_layer(case):
         return
     for says, values in usual_routing_rules(case.patched.hp):
@@ -88,31 +88,32 @@ def without_choice_correction(patched: PatchedModel) -> Iterator[Change]:
 
 
 def routed_scale_change(patched: PatchedModel, value: float) -> Change:
-    """Return the change to another common factor on the experts' weights."""
-    told = float(patched.hp["routed_scale"])
-    says = f"routed experts are weighted by {value:g}; the model says {told:g}"
+    """Return the change of the common factor on the experts' weights to `value`."""
+    configured = float(patched.hp["routed_scale"])
+    says = f"routed experts are weighted by {value:g}; the model says {configured:g}"
     return hyper_change("moe_routing", says, routed_scale=value)
 
 
 def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
-    """Find a common factor on the experts' weights."""
-    told = float(case.patched.hp["routed_scale"])
+    """Yield the change to the common factor on the experts' weights that the trace shows."""
+    configured = float(case.patched.hp["routed_scale"])
 
     def change(value: float) -> Change:
+        """Return the change of the common factor to `value`."""
         return routed_scale_change(case.patched, value)
 
     if case.view.point == "expert_w":
         ours, theirs = case.view.mine.astype(np.float64), case.view.theirs.astype(np.float64)
         if ours.shape == theirs.shape and np.sum(ours):
-            found = float(np.sum(theirs) / np.sum(ours)) * told
-            if abs(found - told) > 1e-3 * told:
+            found = float(np.sum(theirs) / np.sum(ours)) * configured
+            if abs(found - configured) > 1e-3 * configured:
                 yield from case.rounded(change, found)
-    elif told != 1:
+    elif configured != 1:
         yield change(1.0)
 
 
 def find_expert_order(case: Mismatch) -> Iterator[Change]:
-    """Find the order of the experts: whose outputs add up to the trace's value."""
+    """Yield the change to the order of the experts whose outputs add up to the trace's value."""
     if case.view.point not in ("moe_out", "ffn_contrib", "out") or not _is_routed_layer(case):
         return
     patched, layer = case.patched, case.layer
@@ -126,6 +127,7 @@ def find_expert_order(case: Mismatch) -> Iterator[Change]:
     mapping = _vote_expert_order(case, calls, count)
     if mapping is None or mapping == list(range(count)):
         return
+    # Reorder weights and biases of all three stacks alike.
     arrays = {}
     for key in [f"L{layer}.{role}.{part}" for role in STACKS for part in ("weight", "bias")]:
         if key in patched.weights:
@@ -141,11 +143,17 @@ def find_expert_order(case: Mismatch) -> Iterator[Change]:
 
 
 def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int] | None:
-    """Return the expert behind each number, by a vote of the tokens; None if no mapping wins."""
+    """Return the stored expert that was used for each number; None if no mapping wins.
+
+    `calls` are the calls that add an expert's output, `count` the number of experts. Every token
+    votes for the experts whose weighted outputs give its value in the trace. Experts that no token
+    chose keep their number, or get one that is left.
+    """
     tokens = case.tokens
     outputs = _all_expert_outputs(case, count)
     if outputs is None:
         return None
+    # Collect which experts each token used, and what they added in the reference.
     chosen: dict[int, list[tuple[int, float]]] = {t: [] for t in range(tokens)}
     routed = np.zeros_like(outputs[0])
     for expert, call in zip(_experts_in_order(case), calls, strict=True):
@@ -158,6 +166,7 @@ def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int
     if point is None:
         return None
     wanted = case.view.theirs - (point - routed)
+    # A token votes for the assignment of experts that gives its value in the trace.
     votes = np.zeros((count, count))
     for token in case.rows.tolist():
         picked = chosen[token]
@@ -173,6 +182,7 @@ def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int
         if answer is not None and best <= 0.01 * scale:
             for g, (e, _) in zip(answer, picked, strict=True):
                 votes[e, g] += 1
+    # Turn votes into a mapping; it must be one to one.
     mapping = [int(np.argmax(row)) if row.any() else -1 for row in votes]
     left = [g for g in range(count) if g not in mapping]
     if len(set(mapping) - {-1}) + len(left) != count:
@@ -188,7 +198,7 @@ def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int
 
 
 def _experts_in_order(case: Mismatch) -> list[int]:
-    """Return the experts in the order in which the pass added them."""
+    """Return the experts in the order in which the pass added their outputs."""
     found: list[int] = []
     for call in case.view.calls:
         if call.op == "linear" and "ffn_down_exps.weight[" in call.args[1].key:
@@ -197,7 +207,7 @@ def _experts_in_order(case: Mismatch) -> list[int]:
 
 
 def _all_expert_outputs(case: Mismatch, count: int) -> list[Array] | None:
-    """Return every expert's output for all tokens, by the reference's own arithmetic."""
+    """Return every expert's output [tokens, hidden], float64; None if its input is not known."""
     patched, layer = case.patched, case.layer
     view = case.found.views.get(f"L{layer}.ffn_norm") or case.found.views.get(f"L{layer}.mid")
     if view is None:
@@ -207,6 +217,7 @@ def _all_expert_outputs(case: Mismatch, count: int) -> list[Array] | None:
     if gated is None:
         return None
 
+    # A context is needed for the gated activation of the reference.
     ids = np.asarray(patched.ids)
     facts = PassFacts(ids, np.arange(len(ids)), 0, (0,))
     context = Context(
@@ -214,6 +225,7 @@ def _all_expert_outputs(case: Mismatch, count: int) -> list[Array] | None:
     )
 
     def product(role: str, expert: int, inputs: Any) -> Any:
+        """Return the product of an expert's weight of this role with inputs, bias added."""
         y = patched.backend.linear(
             inputs, patched.weights.of(layer, f"{role}.weight").expert(expert), None
         )
@@ -224,6 +236,7 @@ def _all_expert_outputs(case: Mismatch, count: int) -> list[Array] | None:
             else patched.backend.add(y, bias.expert(expert).array(patched.backend))
         )
 
+    # Run the MLP of every expert on all tokens.
     outputs = []
     for expert in range(count):
         inner = context.gate(

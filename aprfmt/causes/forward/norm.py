@@ -32,7 +32,11 @@ EPS = tuple(10.0**-k for k in range(1, 13))
 def eps_change(
     patched: PatchedModel, eps: float, name: str = "norm_eps", point: str = "", seen: str = ""
 ) -> Change:
-    """Return the change of epsilon in all norms, or in the one at `point`, `seen` behind it."""
+    """Return the change of the norms' epsilon to `eps`.
+
+    `name` is the hyperparameter. With `point` only the norm after that capture point is changed,
+    and `seen` is the point by which the sentence names it.
+    """
     which = f"the norm at {seen} alone adds" if point else "the norms add"
     return Change(
         "norm_eps", f"{which} eps {eps:g} where the model says {patched.hp[name]:g}", (name,),
@@ -41,13 +45,19 @@ def eps_change(
 
 
 def _eps_change_here(case: Mismatch, eps: float, point: str = "") -> Change:
-    """Return the change of the norm that is looked at."""
+    """Return the change of epsilon of the norm before the differing point.
+
+    With `point` only the norm after that capture point is changed.
+    """
     name = "lora_norm_eps" if case.view.point.endswith("_a_norm") else "norm_eps"
     return eps_change(case.patched, eps, name, point, case.view.point)
 
 
 def find_eps(case: Mismatch) -> Iterator[Change]:
-    """Solve every row's ratio for epsilon; the row with the smallest mean square is most exact."""
+    """Yield changes to the epsilon that the norm's rows show, for all norms and for this one.
+
+    The rows with the smallest mean square give the most exact value.
+    """
     call = case.call(*NORMS)
     if call is None:
         return
@@ -55,31 +65,35 @@ def find_eps(case: Mismatch) -> Iterator[Change]:
     if theirs is None:
         yield from case.best_number(lambda e: _eps_change_here(case, e), EPS)
         return
+    # Reduce a layer norm to the form of an RMS norm.
     x, ours = case.array(call.args[0]), case.array(call.result)
     if call.op == "layer_norm":
         x = x - x.mean(-1, keepdims=True)
         bias = call.args[2]
         if bias is not None:
             ours, theirs = ours - case.array(bias), theirs - case.array(bias)
+    # The ratio to the reference must be one number in each row.
     width = x.shape[-1]
     square = np.mean(x.astype(np.float64) ** 2, -1).reshape(-1)
     mine, other = (np.asarray(v, np.float64).reshape(-1, width) for v in (ours, theirs))
     ratio = np.sum(other * mine, -1) / np.maximum(np.sum(mine * mine, -1), 1e-300)
     if rel_l2(mine * ratio[:, None], other) > 10 * case.view.tolerance or not (ratio > 0).all():
         return
+    # Solve for epsilon; small rows are the most exact.
     found = (square + call.kwargs["eps"]) / ratio**2 - square
     smallest = np.argsort(square, kind="stable")[: max(1, len(square) // 4)]
     value = float(np.median(found[smallest]))
     if value <= 0:
         yield _eps_change_here(case, 0.0)
         return
+    # Try it in all norms, then in this one alone.
     for change in case.rounded(lambda e: _eps_change_here(case, e), value):
         yield change
         [found] = change.values.values()
         yield _eps_change_here(case, float(found), point_before_norm(case.patched, call.at))
 
 
-# Points behind which a norm stands -> what the norm is called.
+# Points that a norm follows -> what the norm is called.
 PLACES: Mapping[str, str] = {
     "in": "before attention", "mid": "before the MLP", "out": "before the head",
     "attn_out": "after attention", "ffn_out": "after the MLP", "moe_out": "after the experts",
@@ -92,7 +106,7 @@ ROWS: tuple[tuple[str, ...], ...] = (
 
 
 def try_norm_offsets(case: Mismatch) -> Iterator[Change]:
-    """Try the weight plus 1 and minus 1 (gemma files differ in this), everywhere or here alone."""
+    """Yield changes to the norm weight plus 1 and minus 1 (gemma), everywhere and here alone."""
     call = case.call(*NORMS)
     if call is not None:
         yield from norm_offset_changes()
@@ -101,19 +115,19 @@ def try_norm_offsets(case: Mismatch) -> Iterator[Change]:
 
 
 def norm_offset_changes() -> Iterator[Change]:
-    """Yield the changes to weights of norms that are larger, or smaller, by 1."""
+    """Yield the changes to all norms' weights plus 1 and minus 1."""
     for plus in (1, -1):
         yield _norm_offset_change(plus)
 
 
 def norm_offset_changes_by_place(patched: PatchedModel) -> Iterator[Change]:
-    """Yield norms in one place that lack the 1 that the others add, or add one that none does."""
+    """Yield changes to norms in one place that add 1 where the others do not, or the reverse."""
     for points in norm_places(patched):
         yield _norm_offset_change(-1 if patched.spec.block.norm_offset else 1, points)
 
 
 def _norm_offset_change(plus: int, points: tuple[str, ...] = ()) -> Change:
-    """Return the change of all norms, or of those behind points, by 1."""
+    """Return the change of norm weights by `plus`, in norms after `points` (empty: in all)."""
     which = (
         f"{norm_name(points)} {'multiplies by its' if len(points) == 1 else 'multiply by their'}"
     )
@@ -127,7 +141,7 @@ def _norm_offset_change(plus: int, points: tuple[str, ...] = ()) -> Change:
 
 
 def norm_places(patched: PatchedModel) -> list[tuple[str, ...]]:
-    """Return the places of a model's norms, each by the points that its norms stand behind."""
+    """Return the places of a model's norms, each as the capture points that its norms follow."""
     block = patched.spec.block
     held = {row.point.name for row in patched.points.values() if not row.absent}
     found = {"out"} if "output_norm.weight" in patched.weights else set()
@@ -146,13 +160,13 @@ def norm_places(patched: PatchedModel) -> list[tuple[str, ...]]:
 
 
 def norm_name(points: tuple[str, ...]) -> str:
-    """Return what norms behind these points are called, all norms for none."""
+    """Return what norms after these capture points are called; "the norms" for none."""
     names = dict.fromkeys(PLACES.get(point, f"behind {point}") for point in points)
     return f"the norm{'' if len(points) == 1 else 's'} {' and '.join(names)}".strip()
 
 
 def find_norm_weight(case: Mismatch) -> Iterator[Change]:
-    """Solve a norm's weight: the ratio of each column is the same in every row."""
+    """Yield the change to the norm weight that the trace gives: one ratio a column in all rows."""
     call = case.call(*NORMS)
     if call is None:
         return
@@ -160,6 +174,7 @@ def find_norm_weight(case: Mismatch) -> Iterator[Change]:
     key = norm_key(case)
     if theirs is None or key is None:
         return
+    # Remove bias and weight from the reference's result.
     ours, bias = case.array(call.result), None
     if call.op == "layer_norm" and call.args[2] is not None:
         bias = case.array(call.args[2])
@@ -172,6 +187,7 @@ def find_norm_weight(case: Mismatch) -> Iterator[Change]:
     mine = (np.asarray(ours, np.float64) - shift).reshape(-1, width)
     other = (np.asarray(theirs, np.float64) - shift).reshape(-1, width)
     plain = np.divide(mine, factor, out=np.zeros_like(mine), where=factor != 0)
+    # The least-squares weight of each column must explain all rows.
     weights = np.sum(other * plain, 0) / np.maximum(np.sum(plain * plain, 0), 1e-300)
     if not case.close(plain * weights, other):
         return
@@ -180,7 +196,10 @@ def find_norm_weight(case: Mismatch) -> Iterator[Change]:
 
 
 def _name_norm_weight(case: Mismatch, key: str, stored: Any) -> Iterator[Change]:
-    """Yield the change to a solved norm weight: another tensor, a multiple, or other values."""
+    """Yield the change to a solved norm weight: another tensor, a multiple, or other values.
+
+    `key` is the norm's weight, `stored` the solved values.
+    """
     own = np.asarray(case.patched.stored[key].numpy(), np.float64)
     for other in weights_of_same_shape(case.patched, key):
         if case.close(np.asarray(case.patched.stored[other].numpy(), np.float64), stored):
@@ -206,7 +225,7 @@ _ROLES = {
 
 
 def norm_key(case: Mismatch) -> str | None:
-    """Return the key of the norm's weight at the divergence; None if it has no weight."""
+    """Return the key of the norm's weight at the differing point; None if it has none."""
     role = _ROLES.get(case.view.point)
     if role is None:
         return None

@@ -29,10 +29,13 @@ NORMS = ("rms_norm", "layer_norm")
 
 
 def use_eps(eps: float, point: str = "") -> MakeWorld:
-    """Return a patch: every norm adds this epsilon; or the one behind a point alone."""
+    """Return a patch: norms use this epsilon; with `point`, only the norm after that point."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose norms in `layers` use the other epsilon."""
+
         def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return the norm of its arguments, with the other epsilon where the patch applies."""
             own = not point or point_before_norm(patched, at) == point
             return op(*args, **kwargs | ({"eps": eps} if own else {}))
 
@@ -42,10 +45,13 @@ def use_eps(eps: float, point: str = "") -> MakeWorld:
 
 
 def offset_norm_weights(plus: int, points: Collection[str] = ()) -> MakeWorld:
-    """Return a patch: every norm's weight, or of those behind `points`, is larger by a number."""
+    """Return a patch: `plus` is added to norm weights; with `points`, of norms after these only."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose norms in `layers` use the shifted weights."""
+
         def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return the norm of `x`, by `w + plus` where the patch applies, else by `w`."""
             own = not points or point_before_norm(patched, at) in points
             return op(x, w + plus if own else w, *args, **kwargs)
 
@@ -55,10 +61,11 @@ def offset_norm_weights(plus: int, points: Collection[str] = ()) -> MakeWorld:
 
 
 def point_before_norm(patched: PatchedModel, at: Any) -> str:
-    """Return the point that a norm stands behind: `in` for the one before attention.
+    """Return the capture point that a norm reads: `in` for the norm before attention.
 
-    The last norm of a pass stands behind the last layer's `out`, which no other norm follows; the
-    norm before attention of the first layer stands behind the embedding.
+    The last norm of a pass reads the last layer's `out`. The norm before attention of the first
+    layer reads the embedding; "embd" is returned only for a norm of the embedding itself. `at` is
+    the location of the norm's call.
     """
     if at.point in ("embd", "embd_scaled") and "token_embd_norm.weight" in patched.weights:
         return "embd"
@@ -68,10 +75,13 @@ def point_before_norm(patched: PatchedModel, at: Any) -> str:
 
 
 def skip_norms(points: Collection[str]) -> MakeWorld:
-    """Return a patch: norms right after these points give their input back."""
+    """Return a patch: norms that directly follow these capture points return their input."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model without these norms in `layers`."""
+
         def override(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return `x` unchanged for a norm that is skipped, else the norm of `x`."""
             return x if point_before_norm(patched, at) in points else op(x, *args, **kwargs)
 
         return patched.with_ops(NORMS, override, layers)
@@ -80,19 +90,24 @@ def skip_norms(points: Collection[str]) -> MakeWorld:
 
 
 def exchange_norm_kind(points: Collection[str] = ()) -> MakeWorld:
-    """Return a patch: RMS norms take the mean away first, layer norms do not.
+    """Return a patch: RMS norms subtract the mean first, and layer norms no longer do.
 
-    All of them, or those behind `points`.
+    It acts on all norms, or only on those after the capture points `points`.
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with the other kind of norm in `layers`."""
+
         def own(at: Any) -> bool:
+            """Return whether the norm at this location is one that the patch changes."""
             return not points or point_before_norm(patched, at) in points
 
         def centred(op: Any, at: Any, x: Any, w: Any, **kwargs: Any) -> Any:
+            """Return an RMS norm of `x` less its mean; of `x` where the patch is off."""
             return op(x - x.mean(-1, keepdims=True) if own(at) else x, w, **kwargs)
 
         def raw(op: Any, at: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
+            """Return a layer norm without the subtraction of the mean, where the patch applies."""
             if not own(at):
                 return op(x, w, bias, eps=eps)
             size = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + x.dtype.type(eps))
@@ -105,12 +120,14 @@ def exchange_norm_kind(points: Collection[str] = ()) -> MakeWorld:
 
 
 def divide_layer_norm_by(whole: bool) -> MakeWorld:
-    """Return a patch: layer norms divide by the root mean square (`whole`), or by that of n - 1.
+    """Return a patch: layer norms divide by another root of a mean square.
 
-    Both take the mean away first.
+    `whole`: of the root mean square of `x` before the mean is subtracted. Otherwise: of the
+    standard deviation with n - 1 in place of n. Both subtract the mean in the numerator.
     """
 
     def override(op: Any, at: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
+        """Return the layer norm of `x` with the other divisor."""
         centred = x - x.mean(-1, keepdims=True)
         count = x.shape[-1]
         square = np.mean(np.square(x if whole else centred), axis=-1, keepdims=True)
@@ -122,15 +139,16 @@ def divide_layer_norm_by(whole: bool) -> MakeWorld:
 
 
 def _is_query_key_norm(at: Any) -> bool:
-    """Say whether an operation here is a norm of q or k: right after v, or after q's norm."""
+    """Return whether the norm here is that of q or k: right after v, or after q's norm."""
     return at.point in ("v", "q_norm")
 
 
 def norm_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Rotate q and k first, then normalise them."""
+    """Return the model that rotates q and k first and normalises them after."""
     waiting: list[Callable[[Any], Any]] = []
 
     def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return `x` unnormalised for q and k, and queue its norm for the next call of rope."""
         if not _is_query_key_norm(at):
             return op(x, *args, **kwargs)
         if at.point == "v":
@@ -139,6 +157,7 @@ def norm_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
         return x
 
     def rope(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+        """Return the rotated `x`, normalised by the norm that was queued for it."""
         y = op(x, table, **kwargs)
         return waiting.pop(0)(y) if waiting else y
 
@@ -146,12 +165,14 @@ def norm_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def norm_heads_jointly(whole: bool) -> MakeWorld:
-    """Return a patch: q and k are normalised over all heads together (`whole`), or over each."""
+    """Return a patch: q and k are normalised over all heads together (`whole`), or head by head."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this norm of q and k in `layers`."""
         d = int(patched.hp["head_dim"])
 
         def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return the norm of q or k over the chosen axes; other norms unchanged."""
             if not _is_query_key_norm(at):
                 return op(x, w, *args, **kwargs)
             if whole:
@@ -171,7 +192,10 @@ LACKS = {"bfloat16": 16, "tf32": 13}
 
 
 def rounded_to(x: Any, dtype: str) -> Any:
-    """Return float32 values rounded to a shorter type, nearest and ties to even."""
+    """Return float32 values rounded to a shorter type, to nearest and ties to even.
+
+    `dtype` is bfloat16, tf32 or float16.
+    """
     values = np.asarray(x, np.float32)
     if dtype == "float16":
         return values.astype(np.float16).astype(np.float32)
@@ -183,9 +207,10 @@ def rounded_to(x: Any, dtype: str) -> Any:
 
 
 def round_operations(ops: Collection[str], dtype: str) -> MakeWorld:
-    """Return a patch: the results of these operations are rounded to a 16-bit type."""
+    """Return a patch: the results of operations `ops` are rounded to a shorter float type."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the operation's result rounded to `dtype`, in its old dtype."""
         y = op(*args, **kwargs)
         return rounded_to(y, dtype).astype(y.dtype)
 
@@ -193,9 +218,10 @@ def round_operations(ops: Collection[str], dtype: str) -> MakeWorld:
 
 
 def round_rope_table(dtype: str) -> MakeWorld:
-    """Return a patch: rope's cos and sin are rounded to a 16-bit type."""
+    """Return a patch: rope's cos and sin are rounded to a shorter float type."""
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+        """Return rope of `x` by the rounded cos and sin."""
         short = tuple(rounded_to(part, dtype).astype(part.dtype) for part in table)
         return op(x, short, **kwargs)
 
@@ -203,12 +229,14 @@ def round_rope_table(dtype: str) -> MakeWorld:
 
 
 def round_keys_and_values(dtype: str) -> MakeWorld:
-    """Return a patch: attention reads keys and values rounded to a 16-bit type."""
+    """Return a patch: attention reads keys and values rounded to a shorter float type."""
 
     def scores(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
+        """Return the scores of `q` with rounded keys."""
         return op(q, rounded_to(k, dtype).astype(k.dtype), *rest)
 
     def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
+        """Return the sum of rounded values, weighted by `probs`."""
         return op(probs, rounded_to(v, dtype).astype(v.dtype))
 
     return lambda patched, layers: patched.with_op("scores", scores, layers).with_op(
@@ -216,29 +244,33 @@ def round_keys_and_values(dtype: str) -> MakeWorld:
     )
 
 
-def add_to_normed(halves: Collection[str]) -> MakeWorld:
-    """Return a patch: a sublayer is added to the norm's result in place of the stream.
+def add_to_normed(sublayers: Collection[str]) -> MakeWorld:
+    """Return a patch: sublayer results are added to the norm's output, not to the stream.
 
-    `halves` are `attn` and `ffn`: behind which sublayers. A norm right before a sublayer is the
-    one that follows `in` (or what enters a layer) and `mid`.
+    `sublayers` are `attn`, `ffn` or both. A norm right before a sublayer is the one that follows
+    `in` (or what enters a layer) and `mid`.
     """
+    # Points that a sublayer's norm reads, and points of the sublayer's result.
     before = {"attn": ("in", "out", "embd", "embd_scaled"), "ffn": ("mid",)}
     behind = {"attn": ("attn", "attn_out"), "ffn": ("ffn_mul", "ffn_act", "ffn_out", "moe_out")}
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this residual sum in `layers`."""
         held: dict[str, Any] = {}
 
         def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return the norm of `x`; remember it if a chosen sublayer reads it."""
             y = op(x, *args, **kwargs)
-            for half in halves:
-                if at.point in before[half]:
-                    held[half] = y
+            for sublayer in sublayers:
+                if at.point in before[sublayer]:
+                    held[sublayer] = y
             return y
 
         def add(op: Any, at: Any, a: Any, b: Any) -> Any:
-            for half in halves:
-                if at.point in behind[half] and b.ndim > 1 and half in held:
-                    return op(held.pop(half), b)
+            """Return a + b; after a chosen sublayer, the remembered norm plus b."""
+            for sublayer in sublayers:
+                if at.point in behind[sublayer] and b.ndim > 1 and sublayer in held:
+                    return op(held.pop(sublayer), b)
             return op(a, b)
 
         return patched.with_ops(NORMS, norm, layers).with_op("add", add, layers)

@@ -47,30 +47,42 @@ def _hidden_size(patched: PatchedModel) -> int:
 
 
 def _shift_layer_inputs(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
-    """Return every layer's part in the place of the layer before it."""
+    """Return the per-layer inputs with every layer's part in the place of the layer before it.
+
+    `x` are the inputs [tokens, layers * size]. `held` is not used.
+    """
     return np.roll(x, -int(patched.hp["per_layer_size"]), axis=-1)
 
 
 def _input_copy(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
-    """Return the stream in place of every copy."""
+    """Return the layer's input stream in place of every predicted copy.
+
+    `held` are the layer's earlier points by name. `patched` is not used.
+    """
     entering = held.get(STREAM)
     return x if entering is None or entering.shape != x.shape else np.array(entering)
 
 
 def _correct_first_copy(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
-    """Return predicted copies, of which the first alone is corrected."""
+    """Return the predicted copies, of which only the first is corrected.
+
+    `x` are the corrected copies, `held` the layer's earlier points by name.
+    """
     moved = np.array(held["altup_predicted"])
     moved[:, : _hidden_size(patched)] = x[:, : _hidden_size(patched)]
     return moved
 
 
 def _predicted_copies(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
-    """Return predicted copies without their correction."""
+    """Return the predicted copies without their correction; `x` and `patched` are not used.
+
+    `held` are the layer's earlier points by name.
+    """
     return np.array(held["altup_predicted"])
 
 
 def _scale_by(factor: float) -> Altered:
-    """Return a function that multiplies a point's values by a factor."""
+    """Return a function (values, earlier points, model) -> values times `factor`."""
     return lambda x, held, patched: x * x.dtype.type(factor)
 
 
@@ -101,10 +113,13 @@ COPIES: Mapping[str, tuple[tuple[str, Altered], ...]] = {
 
 
 def _alter_point(point: str, altered: Altered) -> Any:
-    """Return a patch: a point's values are what `altered` makes of them."""
+    """Return a patch function: a point's values become altered(values, earlier points, model)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with a tap at this point in `layers`."""
+
         def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            """Return the altered values of the point."""
             return altered(x, held, patched)
 
         return patched.with_tap(point, tap, None if point.startswith("per_layer_e") else layers)
@@ -116,6 +131,7 @@ def _transpose_coefficients(patched: PatchedModel, layers: Layers) -> PatchedMod
     """Return the model that mixes the copies by the transposed coefficients."""
 
     def mixed(op: Any, at: Any, x: Any, coefs: Any) -> Any:
+        """Return the mixed copies, by `coefs` as transposed n x n matrices."""
         n = round(coefs.shape[-1] ** 0.5)
         return op(x, coefs.reshape(-1, n, n).swapaxes(1, 2).reshape(coefs.shape))
 
@@ -128,14 +144,15 @@ def _without_tanh(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def _without_gate_cut(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model whose gates keep all their values."""
+    """Return the model whose MLP gates are not made sparse: no gaussian top-k."""
     return patched.with_op("gaussian_topk", lambda op, at, x, factor: x, layers)
 
 
 def _sample_variance(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model whose cut divides the variance by one less than the values."""
+    """Return the model whose gaussian top-k uses the variance over n - 1 values."""
 
     def cut(op: Any, at: Any, x: Any, factor: float) -> Any:
+        """Return the top-k cut with its factor scaled from n to n - 1 values."""
         count = x.shape[-1]
         return op(x, factor * (count / (count - 1)) ** 0.5)
 
@@ -143,13 +160,13 @@ def _sample_variance(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def usual_layer_input_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the usual mistakes with embeddings that every layer has a part of."""
+    """Yield changes for the usual mistakes with per-layer embeddings; none without them."""
     if patched.hp["per_layer_size"]:
         yield from _changes_of_rows("per_layer_input", "per_layer_size", INPUTS)
 
 
 def usual_stream_copy_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the usual mistakes with several copies of the stream, and with cut gates."""
+    """Yield changes for the usual mistakes with AltUp's stream copies and with sparse gates."""
     if patched.spec.block.streams == "altup":
         yield from _changes_of_rows("altup", "altup_streams", COPIES)
         yield Change(
@@ -177,26 +194,30 @@ def usual_stream_copy_mistakes(patched: PatchedModel) -> Iterator[Change]:
 def _changes_of_rows(
     cause: str, name: str, rows: Mapping[str, tuple[tuple[str, Altered], ...]]
 ) -> Any:
-    """Yield the change of each row: a point, and what its values become."""
+    """Yield the change of each row of a table: a capture point, and what its values become.
+
+    `name` is the hyperparameter that the changes name as their place.
+    """
     for point, changes in rows.items():
         for says, altered in changes:
             yield Change(cause, says, (name,), _alter_point(point, altered), {cause: says})
 
 
 def shared_key_changes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the earlier layers that a layer may read keys and values of, in place of its own."""
+    """Yield changes that let a layer without own keys and values read those of another layer."""
     hp, n = patched.hp, patched.n_layers
+    # Layers without keys of their own, and those that have some.
     shared = [layer for layer in range(n) if not hp["own_kv_layers"][layer]]
     owners = [layer for layer in range(n) if hp["own_kv_layers"][layer]]
     for layer in shared:
-        told = key_value_layer(hp, layer)
+        configured = key_value_layer(hp, layer)
         for other in owners:
             alike = kv_heads(hp, other) == kv_heads(hp, layer)
-            if other != told and alike and head_dim(hp, other) == head_dim(hp, layer):
+            if other != configured and alike and head_dim(hp, other) == head_dim(hp, layer):
                 yield Change(
                     "kv_sharing",
                     f"L{layer} reads the keys and values of L{other}; by the model "
-                    f"those of L{told}",
+                    f"those of L{configured}",
                     (f"L{layer}.own_kv_layers",),
                     _read_keys_of(layer, other),
                     {"layer": other},
@@ -206,12 +227,14 @@ def shared_key_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _read_keys_of(reader: int, owner: int) -> Any:
-    """Return a patch: a layer reads what another one wrote."""
+    """Return a patch function: layer `reader` uses the keys and values of layer `owner`."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with these keys and values; `layers` is not used."""
         held: dict[str, Any] = {}
 
         def read(what: str, layer: int, own: Any) -> Any:
+            """Return the owner's keys or values for the reader, `own` for other layers."""
             if layer == owner:
                 held[what] = own
             return held.get(what, own) if layer == reader else own
@@ -222,7 +245,7 @@ def _read_keys_of(reader: int, owner: int) -> Any:
 
 
 def try_shared_keys(case: Mismatch) -> Iterator[Change]:
-    """Try the keys and values of other layers where the layer has none of its own."""
+    """Yield changes to other layers' keys and values, for a layer that has none of its own."""
     if case.layer < 0 or case.patched.hp["own_kv_layers"][case.layer]:
         return
     mine = f"L{case.layer}.own_kv_layers"
@@ -230,13 +253,13 @@ def try_shared_keys(case: Mismatch) -> Iterator[Change]:
 
 
 def try_layer_inputs(case: Mismatch) -> Iterator[Change]:
-    """Try inputs of layers that are dropped, moved or unscaled."""
+    """Yield changes of per-layer inputs: dropped, moved or not scaled."""
     if case.view.point.startswith("per_layer") or case.view.point in ("out", "ffn_stream"):
         yield from usual_layer_input_mistakes(case.patched)
 
 
 def try_stream_copies(case: Mismatch) -> Iterator[Change]:
-    """Try other predictions, corrections and sums of copies, and other cuts of gates."""
+    """Yield changes of AltUp's predictions, corrections and sums, and of sparse gates."""
     yield from usual_stream_copy_mistakes(case.patched)
 
 

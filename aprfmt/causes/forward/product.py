@@ -1,4 +1,4 @@
-"""The matrix product behind a trace's value, and the weights that may have been used in it."""
+"""The matrix product that gave a trace's value, and the weights that may have been used in it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class Product:
 
     @property
     def bare(self) -> Array:
-        """The trace's output less the reference's bias."""
+        """The trace's output [rows, columns] less the reference's bias."""
         return self.theirs if self.bias is None else self.theirs - self.bias
 
     def using(
@@ -46,14 +46,20 @@ class Product:
         values: Mapping[str, Any] = NOTHING,
         general: bool = False,
     ) -> Change:
-        """Return the change to other values [rows, columns] of the weight."""
+        """Return the change to other values `w` [rows, columns] of the weight.
+
+        `general` marks values that would fit any trace.
+        """
         arrays = {self.key: w.reshape(case.patched.weights[self.key].shape)}
         return Change(
             cause, says, (self.key,), replace_weights(arrays), values, scoped=False, general=general
         )
 
     def close(self, case: Mismatch, w: Array, slack: float = 10.0) -> bool:
-        """Say whether the input times a weight is the trace's output."""
+        """Return whether the input times the weight `w` is the trace's output.
+
+        `slack` is the factor on the point's tolerance.
+        """
         return rel_l2(self.x @ w.T, self.bare) <= slack * case.view.tolerance
 
 
@@ -62,10 +68,12 @@ def product_of(case: Mismatch) -> Product | None:
     last = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
     if last is None or last.op not in ("linear", "router", "add") or not case.exact(last):
         return None
+    # Both outputs as [rows, columns].
     theirs, rows = case.part(last), case.rows
     assert theirs is not None
     theirs, ours = theirs.reshape(len(theirs), -1), case.array(last.result)
     ours = ours.reshape(len(ours), -1)
+    # The last operation is a bias; the product may be recorded or not.
     if last.op == "add":
         if case.array(last.args[1]).ndim != 1:
             return None
@@ -77,6 +85,7 @@ def product_of(case: Mismatch) -> Product | None:
             return Product(ours[rows], theirs[rows], ours[rows], bias, "", f"{layer}{role}")
     else:
         inner, bias = last, None if last.args[2] is None else case.array(last.args[2])
+    # The product itself, with its input and weight.
     key = inner.args[1].key
     x = case.array(inner.args[0])[rows]
     return Product(x, theirs[rows], ours[rows], bias, key, key.removesuffix(".weight"))
@@ -86,7 +95,7 @@ ROLES = {"q": "attn_q", "k": "attn_k", "v": "attn_v"}
 
 
 def weight_values(patched: PatchedModel, key: str) -> Array | None:
-    """Return a weight's values [rows, columns]; None if it has more than MAX_VALUES."""
+    """Return a weight's values [rows, columns], float32; None if more than MAX_VALUES."""
     weight = patched.stored[key]
     if weight.n_rows * weight.n_columns > MAX_VALUES:
         return None
@@ -94,7 +103,10 @@ def weight_values(patched: PatchedModel, key: str) -> Array | None:
 
 
 def weights_of_same_shape(patched: PatchedModel, key: str) -> list[str]:
-    """Return the other weights of a key's shape, those of the same role or layer first."""
+    """Return the keys of other weights of the same shape, those of the same layer first.
+
+    Then come those of the same role.
+    """
     shape, layer = patched.weights[key].shape, key.partition(".")[0]
     role = key.partition(".")[2]
     others = [k for k in patched.weights if k != key and patched.weights[k].shape == shape]
@@ -102,14 +114,14 @@ def weights_of_same_shape(patched: PatchedModel, key: str) -> list[str]:
 
 
 def replace_weights(arrays: Mapping[str, Array]) -> Any:
-    """Return a function for `Change.make` that replaces weights by these arrays."""
+    """Return a patch function that replaces weights by arrays, {tensor key: array}."""
     return lambda patched, layers: patched.with_weights(arrays)
 
 
 def zero_weights_change(
     cause: str, says: str, keys: Sequence[str], patched: PatchedModel
 ) -> Change:
-    """Return the change to zeros in place of these weights."""
+    """Return the change to zeros in place of the weights `keys`."""
     arrays = {key: np.zeros(patched.weights[key].shape, np.float32) for key in keys}
     return Change(cause, says, tuple(keys), replace_weights(arrays), scoped=False)
 
@@ -117,7 +129,7 @@ def zero_weights_change(
 def scale_weights_change(
     cause: str, says: str, keys: Sequence[str], patched: PatchedModel, factor: float
 ) -> Change:
-    """Return the change to a multiple of these weights."""
+    """Return the change that multiplies the weights `keys` by a factor."""
     arrays = {
         key: np.asarray(patched.stored[key].numpy(), np.float32) * np.float32(factor)
         for key in keys
@@ -128,9 +140,11 @@ def scale_weights_change(
 
 
 def exchange_weights_change(case: Mismatch, moved: Mapping[str, str]) -> Change:
-    """Return the change that uses other tensors of the model instead of these.
+    """Return the change that uses other tensors of the model in place of some.
 
-    Tensors of one layer are exchanged with each other; those of one role come from another layer.
+    `moved` maps a tensor key to the key that was used; only its first entry is read. Tensors of one
+    layer are exchanged with each other. If they have the same role in two layers, all tensors of
+    the layer are those of the other.
     """
     (key, other), *_ = moved.items()
     stored = case.patched.stored

@@ -41,7 +41,7 @@ PLACES: Mapping[str, tuple[str, str]] = {
 
 
 def try_query_key_norms(case: Mismatch) -> Iterator[Change]:
-    """Try q and k without norms behind rope, and with them in other layers or before it."""
+    """Yield changes of the norms after rope: none, in other layers, or before rope."""
     block = case.patched.spec.block
     late = block.qk_norm_place in PLACES and case.view.point in _LATE
     if not case.patched.hp["qk_norm"] or not late or case.layer < 0:
@@ -66,7 +66,7 @@ def try_query_key_norms(case: Mismatch) -> Iterator[Change]:
 
 
 def find_query_temperature(case: Mismatch) -> Iterator[Change]:
-    """Try queries without the factor, and find the length and the number it grows by."""
+    """Yield changes of the factor on queries that grows with position: none, or another."""
     hp = case.patched.hp
     if hp["temperature_scale"] is None or case.layer < 0 or case.view.point not in _LATE:
         return
@@ -85,7 +85,10 @@ def find_query_temperature(case: Mismatch) -> Iterator[Change]:
 
 
 def _solve_temperature(case: Mismatch) -> Iterator[Change]:
-    """Solve the rows' factors: the first that is above 1 shows the length."""
+    """Yield the change to the temperature that the rows' factors give.
+
+    The first row whose factor is above 1 shows the length.
+    """
     patched = case.patched
     counted = 1 if patched.spec.block.temperature == "unrotated" else 0
     own = _temperature_factors(patched, counted)
@@ -104,7 +107,7 @@ def _solve_temperature(case: Mismatch) -> Iterator[Change]:
 
 
 def _temperature_factors(patched: PatchedModel, counted: int) -> Any:
-    """Return the factors on the queries of a pass, by position."""
+    """Return the factors [tokens] on the queries of a pass; `counted` is the first position."""
     length, scale = int(patched.hp["temperature_length"]), float(patched.hp["temperature_scale"])
     places = np.arange(len(patched.ids)) + counted
     return 1 + np.log1p(places // length) * scale
@@ -112,13 +115,13 @@ def _temperature_factors(patched: PatchedModel, counted: int) -> Any:
 
 def _temperature_change(patched: PatchedModel, length: int, scale: float) -> Change:
     """Return the change to another length and growth of the factor on queries."""
-    told = patched.hp["temperature_length"], patched.hp["temperature_scale"]
+    configured = patched.hp["temperature_length"], patched.hp["temperature_scale"]
     values = {"temperature_length": length, "temperature_scale": scale}
     return Change(
         "attention_scale",
         f"queries grow by {scale:g} times a logarithm of the position over {length}; the model "
-        f"says {told[1]:g} and {told[0]}",
-        tuple(name for name, old in zip(values, told, strict=True) if values[name] != old),
+        f"says {configured[1]:g} and {configured[0]}",
+        tuple(name for name, old in zip(values, configured, strict=True) if values[name] != old),
         lambda patched, layers: patched.with_hyper(**values),
         values,
         scoped=False,

@@ -43,9 +43,10 @@ SHARED: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 def block_order(mine: Array, theirs: Array, count: int, bound: float) -> list[int] | None:
-    """Return which of `mine`'s blocks of columns each of `theirs` is; None unless all are some.
+    """Return which of `mine`'s blocks of columns each block of `theirs` is, or None.
 
-    Both are [tokens, width]. None too where every block is in its place, or blocks are equal.
+    Both are [tokens, width] and have `count` blocks. None if a block of `theirs` is not within
+    `bound` of exactly one, or if every block is in its place.
     """
     if mine.shape[1] % count:
         return None
@@ -61,15 +62,16 @@ def block_order(mine: Array, theirs: Array, count: int, bound: float) -> list[in
 
 
 def says_order(order: Sequence[int]) -> str:
-    """Say which rank has whose share."""
+    """Return which rank has whose share, in words."""
     moved = [f"rank {at} has that of rank {one}" for at, one in enumerate(order) if at != one]
     return f"the shares of {len(order)} ranks in another order ({', '.join(moved)})"
 
 
 def share_order(case: Mismatch) -> Iterator[Change]:
-    """Find the order of the ranks' shares in a product: on even rows, judged on odd ones.
+    """Yield the change to the order of the ranks' shares in a product, for dumps of ranks only.
 
-    Of a run that was not put together of ranks, heads in another order say the same.
+    It is found on even rows and judged on odd ones. Of a run that was not put together of ranks,
+    heads in another order say the same.
     """
     if not case.recorded.trace.run.get("dump"):
         return
@@ -87,7 +89,10 @@ def share_order(case: Mismatch) -> Iterator[Change]:
 def _of_rows(
     case: Mismatch, name: str, group: Sequence[tuple[str, str]], role: str
 ) -> Iterator[Change]:
-    """Yield the order of the blocks of columns that products of one sublayer give."""
+    """Yield the change to the order of the ranks' blocks in products with a share of rows.
+
+    `group` are (role, capture point) of the products of the sublayer `name`.
+    """
     bound = 3 * case.view.tolerance
     for count in COUNTS:
         orders = {}
@@ -106,7 +111,10 @@ def _of_rows(
 
 
 def _of_columns(case: Mismatch, found: Any, role: str) -> Iterator[Change]:
-    """Yield the order in which shares of a summed product's columns meet those of its input."""
+    """Yield the change to the order in which the input's shares are multiplied by the weight's.
+
+    `found` is the Product of the role.
+    """
     w = weight_values(case.patched, found.key)
     even = np.arange(len(found.x)) % 2 == 0
     if w is None:
@@ -114,6 +122,7 @@ def _of_columns(case: Mismatch, found: Any, role: str) -> Iterator[Change]:
     for count in COUNTS[:2]:
         if w.shape[1] % count:
             return
+        # Solve which share of columns each share of the input was multiplied by.
         xs, ws = np.split(found.x, count, 1), np.split(w, count, 1)
         parts = np.stack([x @ share.T for x in xs for share in ws]).astype(np.float64)
         columns = parts[:, even].reshape(count * count, -1).T
@@ -121,6 +130,7 @@ def _of_columns(case: Mismatch, found: Any, role: str) -> Iterator[Change]:
             return
         wanted = found.bare[even].astype(np.float64).reshape(-1)
         solved = np.round(np.linalg.lstsq(columns, wanted, rcond=None)[0]).reshape(count, count)
+        # It must be one share each, in another order, and fit the odd rows.
         chosen = solved.argmax(1)
         if not np.array_equal(solved, np.eye(count)[chosen]) or list(chosen) == list(range(count)):
             continue
@@ -132,6 +142,7 @@ def _of_columns(case: Mismatch, found: Any, role: str) -> Iterator[Change]:
 
 
 def _change(name: str, roles: Sequence[str], order: Sequence[int], make: Any) -> Change:
+    """Return the change `make` with cause "shard_order"; order[rank] is the share it has."""
     return Change(
         "shard_order",
         f"{', '.join(roles)} of {name} has {says_order(order)}",
@@ -142,10 +153,13 @@ def _change(name: str, roles: Sequence[str], order: Sequence[int], make: Any) ->
 
 
 def _reordered(roles: Sequence[str], order: Sequence[int]) -> Any:
-    """Return a patch: blocks of columns of these products stand in another order."""
+    """Return a patch function: blocks of these products' outputs come in another order."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with these products in `layers`."""
+
         def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
+            """Return the product with its output blocks in the order."""
             y = op(x, w, *rest)
             if role_of(w.key) not in roles or y.shape[-1] % len(order):
                 return y
@@ -158,10 +172,16 @@ def _reordered(roles: Sequence[str], order: Sequence[int]) -> Any:
 
 
 def _met(role: str, order: Sequence[int]) -> Any:
-    """Return a patch: each share of the input meets the columns of another rank."""
+    """Return a patch function: each share of the input is multiplied by another rank's columns.
+
+    order[i] is the share of columns that share i of the input is multiplied by.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this product in `layers`."""
+
         def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
+            """Return the product of the input with its blocks reordered."""
             if role_of(w.key) != role or x.shape[-1] % len(order):
                 return op(x, w, *rest)
             blocks = np.split(x, len(order), -1)

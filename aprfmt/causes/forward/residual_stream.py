@@ -69,7 +69,10 @@ EXPERTS = ("router", "experts", "expert_w", "router_margin")  # points inside a 
 
 
 def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
-    """Find the embedding rows that the trace used for the tokens."""
+    """Yield the change to the embedding rows that the trace used, if they are not the tokens'.
+
+    Single wrong rows are other token ids. Rows that are all shifted alike are a row offset.
+    """
     call = case.call("embed")
     if call is None or case.view.point not in ("embd", "embd_scaled") or len(case.view.calls) > 2:
         return
@@ -78,6 +81,7 @@ def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
     table = weight_values(case.patched, "token_embd.weight")
     if table is None:
         return
+    # Find the table's nearest row for every token; each must match.
     theirs = case.view.theirs[case.rows].astype(np.float64)
     scale = float(case.patched.hp["embedding_scale"]) if case.view.point == "embd_scaled" else 1.0
     found = []
@@ -88,12 +92,14 @@ def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
             return
         found.append(best)
     ids = np.asarray(case.patched.ids)[case.rows][: len(found)]
+    # A few wrong rows: the run read other token ids.
     few = np.flatnonzero(np.asarray(found) != ids)
     if 0 < len(few) <= MOST_WRONG * len(ids):
         read = np.asarray(case.patched.ids).copy()
         read[case.rows[few]] = np.asarray(found)[few]
         yield token_ids_change(np.asarray(case.patched.ids), read)
         return
+    # All rows shifted alike: the table is read with an offset.
     shift = np.unique((np.asarray(found) - ids) % len(table))
     if len(shift) == 1 and shift[0]:
         move = int(shift[0]) if shift[0] <= len(table) // 2 else int(shift[0]) - len(table)
@@ -109,13 +115,19 @@ def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
 
 
 def token_ids_change(own: Array, read: Array) -> Change:
-    """Return the change to the rows of other tokens at some places."""
+    """Return the change to embedding rows of other tokens at some places.
+
+    `own` are the recorded ids and `read` the ids whose rows the run used, both int arrays.
+    """
     at = np.flatnonzero(own != read)
     shown = [f"token {i} is {own[i]} in the records, and the run read {read[i]}" for i in at[:4]]
     more = f", and {len(at) - 4} more" if len(at) > 4 else ""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model that embeds the ids `read`; `layers` is not used."""
+
         def override(op: Any, at_: Any, table: Any, ids: Any) -> Any:
+            """Return the embedding of the ids `read`; other tables are read as they were."""
             same = table.key == "token_embd.weight" and len(ids) == len(read)
             return op(table, read if same else ids)
 
@@ -129,7 +141,7 @@ def token_ids_change(own: Array, read: Array) -> Change:
 
 
 def usual_token_type_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield other rows of the table of token types, and none; none of a model without types."""
+    """Yield changes to other rows of the token type table, and to none; none without the table."""
     weight = patched.weights.get_role(None, "token_types.weight")
     if weight is None:
         return
@@ -150,25 +162,28 @@ def usual_token_type_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def try_token_types(case: Mismatch) -> Iterator[Change]:
-    """Try other rows of the token types before the first layer's points."""
+    """Yield changes of the token types, at points up to the first layer."""
     if case.layer <= 0:
         yield from usual_token_type_mistakes(case.patched)
 
 
 def find_dropout(case: Mismatch) -> Iterator[Change]:
-    """Find values that were dropped: some are zero, all others are larger by one factor.
+    """Yield the change to the dropout that the trace shows: some values zero, the others scaled.
 
-    The factor is found on even rows. It is that of the share that was dropped, 1 / (1 - p).
+    The factor is found on even rows and judged on odd ones. It is that of the share that was
+    dropped, 1 / (1 - p).
     """
     call = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
     if call is None or not case.exact(call):
         return
     theirs, ours = (np.asarray(x, np.float64) for x in (case.part(call), case.array(call.result)))
     rest: Array = np.zeros(())
+    # Of a residual sum, dropout is on what was added.
     if call.op == "add" and case.array(call.args[1]).ndim == ours.ndim:
         stream, added = (np.asarray(case.array(x), np.float64) for x in call.args)
         theirs, ours, rest = theirs - stream, added, stream
     size = float(np.abs(ours).max())
+    # Find the share of zeros, and the factor of the other values on even rows.
     known = np.abs(ours) > 1e-2 * size
     ratio = np.divide(theirs, ours, out=np.zeros_like(ours), where=known)
     zero = np.abs(ratio) < 1e-3
@@ -178,15 +193,20 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
     if not 0.005 < share < 0.95 or not (known & ~zero & even).any():
         return
     factor = float(np.median(ratio[known & ~zero & even]))
+    # The factor must be that of the share, and fit the odd rows.
     p = 1 - 1 / factor if factor > 1 else 0.0
     odd = ratio[known & ~zero & ~even]
     if p <= 0 or not len(odd) or np.abs(odd / factor - 1).max() > 1e-2 or abs(p - share) > 0.1:
         return
+    # Give the dropped values in the trial pass.
     drops = np.abs(theirs) < 0.5 * np.abs(factor * ours)
     made = rest + np.where(drops, 0.0, factor * ours)
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose operation here gives the dropped values."""
+
         def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+            """Return the dropped values for this one call, else the operation's result."""
             y = op(*args, **kwargs)
             here = at == call.at and y.shape == made.shape
             return np.asarray(made, y.dtype) if here else y
@@ -200,14 +220,14 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
     )  # fmt: skip
 
 
-def factor_change(name: str, value: float, told: float) -> Change:
-    """Return the change to another factor."""
-    says = f"{name} is {value:.9g}; the model says {told:.9g}"
+def factor_change(name: str, value: float, configured: float) -> Change:
+    """Return the change of the multiplier `name` from the `configured` value to `value`."""
+    says = f"{name} is {value:.9g}; the model says {configured:.9g}"
     return hyper_change("multiplier", says, **{name: value})
 
 
 def find_factor(case: Mismatch) -> Iterator[Change]:
-    """Find one factor on the whole point, or on the value added to the stream."""
+    """Yield the change to one factor on the whole point, or on what is added to the stream."""
     name = FACTORS.get(case.view.point)
     scaled = case.call("scale")
     if scaled is not None and not case.exact(scaled):
@@ -215,47 +235,56 @@ def find_factor(case: Mismatch) -> Iterator[Change]:
         return
     if name is None:
         return
-    told = float(case.patched.hp[name])
+    # Fit one factor to the point, or to what is added to the stream.
+    configured = float(case.patched.hp[name])
     if case.view.point in ("mid", "out"):
-        yield from _find_added_factor(case, name, told)
+        yield from _find_added_factor(case, name, configured)
         return
     ours, theirs = case.view.mine, case.view.theirs
     if name == "embedding_scale" and case.patched.spec.block.position == "learned":
         return
+    # Undo the softcap of the logits first.
     if name == "logit_scale" and case.patched.hp["final_softcap"] is not None:
         cap = float(case.patched.hp["final_softcap"])
         inside = np.abs(theirs) < 0.99 * cap
         ours, theirs = (cap * np.arctanh(x[inside] / cap) for x in (ours, theirs))
     ours, theirs = ours.astype(np.float64), theirs.astype(np.float64)
+    # The least-squares factor must explain all values.
     power = float(np.sum(ours * ours))
     if not power or ours.shape != theirs.shape:
         return
     found = float(np.sum(ours * theirs)) / power
     if found and rel_l2(ours * found, theirs) <= 20 * case.view.tolerance:
-        if abs(found * told - 1) <= 20 * case.view.tolerance:
-            yield factor_change(name, 1.0, told)
+        if abs(found * configured - 1) <= 20 * case.view.tolerance:
+            yield factor_change(name, 1.0, configured)
             return
-        yield from case.rounded(lambda v: factor_change(name, v, told), found * told)
+        yield from case.rounded(lambda v: factor_change(name, v, configured), found * configured)
 
 
 def _try_common_factors(case: Mismatch, call: OperationCall) -> Iterator[Change]:
-    """Try common factors if the trace does not hold the scaled value itself."""
+    """Yield changes to common factors, for a trace that does not hold the scaled value itself.
+
+    `call` is the call of the operation `scale`; its place says which factor it is.
+    """
     name = (
         "embedding_scale"
         if call.at.point == "embd"
         else ("logit_scale" if call.at.point in ("final_norm", "logits_raw") else "residual_scale")
     )
-    told = float(case.patched.hp[name])
-    plain = factor_change(name, 1.0, told)
+    configured = float(case.patched.hp[name])
+    plain = factor_change(name, 1.0, configured)
     if case.trial(plain) <= case.view.tolerance:
         yield plain
         return
-    tries = (told * 2.0**k for k in (-3, -2, -1, 1, 2, 3))
-    yield from case.best_number(lambda v: factor_change(name, v, told), tries)
+    tries = (configured * 2.0**k for k in (-3, -2, -1, 1, 2, 3))
+    yield from case.best_number(lambda v: factor_change(name, v, configured), tries)
 
 
-def _find_added_factor(case: Mismatch, name: str, told: float) -> Iterator[Change]:
-    """Find one factor on what is added to the stream."""
+def _find_added_factor(case: Mismatch, name: str, configured: float) -> Iterator[Change]:
+    """Yield the change to one factor on what is added to the residual stream.
+
+    `name` is the hyperparameter, `configured` its value in the model.
+    """
     call = case.call("add")
     if call is None or not case.exact(call) or case.patched.hp["parallel_residual"]:
         return
@@ -263,11 +292,11 @@ def _find_added_factor(case: Mismatch, name: str, told: float) -> Iterator[Chang
     theirs = case.view.theirs - stream
     found = float(np.sum(theirs * added) / max(float(np.sum(added * added)), 1e-300))
     if found and rel_l2(added * found, theirs) <= 100 * case.view.tolerance:
-        yield from case.rounded(lambda v: factor_change(name, v, told), found * told)
+        yield from case.rounded(lambda v: factor_change(name, v, configured), found * configured)
 
 
 def try_residual_sums(case: Mismatch) -> Iterator[Change]:
-    """Leave out one summand, or give both sublayers the same input."""
+    """Yield changes that leave out one summand, or give both sublayers the same input."""
     adds = [call for call in case.calls("add") if not is_score_bias(call)]
     if case.layer < 0:
         return
@@ -275,6 +304,7 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
         ("what the sublayer computed replaces the stream instead of being added", 1),
         ("what the sublayer computed is not added to the stream", 0),
     ):
+        # Leave out one summand of each sum in turn.
         for index, call in enumerate(adds):
             if case.array(call.args[1]).ndim < 2:
                 continue  # a bias
@@ -297,37 +327,41 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
                 keep_one_summand(call.at.point, keep, _sum_number(adds, index)),
                 {"kept": "added" if keep else "stream"},
             )
+    # Give attention and MLP one input.
     if case.patched.spec.block.placement == "pre":
         yield parallel_change(case.patched)
         if not case.patched.hp["parallel_residual"]:
             yield shared_norm_input_change()
 
 
-def half_factor_change(patched: PatchedModel, half: str, value: float) -> Change:
-    """Return the change to another factor on what one half of a layer adds to the stream."""
-    told = float(patched.hp["residual_scale"])
+def half_factor_change(patched: PatchedModel, sublayer: str, value: float) -> Change:
+    """Return the change of residual_scale to `value` for one `sublayer` (attn or ffn)."""
+    configured = float(patched.hp["residual_scale"])
     names = {"attn": "attention", "ffn": "the MLP"}
-    other = next(name for key, name in names.items() if key != half)
+    other = next(name for key, name in names.items() if key != sublayer)
     return Change(
-        "multiplier", f"what {names[half]} computed is multiplied by {value:g}, what {other} "
-        f"computed by {told:g} as the model says", ("residual_scale",),
-        _scale_half(half, value / told), {"residual_scale": {names[half]: value}},
+        "multiplier", f"what {names[sublayer]} computed is multiplied by {value:g}, what {other} "
+        f"computed by {configured:g} as the model says", ("residual_scale",),
+        _scale_half(sublayer, value / configured), {"residual_scale": {names[sublayer]: value}},
     )  # fmt: skip
 
 
 def usual_half_factor_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield residual_scale on one half of a layer alone; none of a model without the factor."""
+    """Yield changes that leave out residual_scale on one sublayer; none if the model has none."""
     if float(patched.hp["residual_scale"]) != 1:
-        for half in BEHIND:
-            yield half_factor_change(patched, half, 1.0)
+        for sublayer in BEHIND:
+            yield half_factor_change(patched, sublayer, 1.0)
 
 
-def _scale_half(half: str, factor: float) -> Any:
-    """Return a patch: what one half of a layer adds is larger by a factor."""
+def _scale_half(sublayer: str, factor: float) -> Any:
+    """Return a patch function: what one `sublayer` (attn or ffn) adds is multiplied."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this factor on the sublayer's result in `layers`."""
+
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-            inside = at.point in BEHIND[half] and b.ndim > 1
+            """Return a + factor * b for this sublayer's residual sum, else a + b."""
+            inside = at.point in BEHIND[sublayer] and b.ndim > 1
             return op(a, b * b.dtype.type(factor)) if inside else op(a, b)
 
         return patched.with_op("add", override, layers)
@@ -336,25 +370,33 @@ def _scale_half(half: str, factor: float) -> Any:
 
 
 def find_half_factor(case: Mismatch) -> Iterator[Change]:
-    """Try the factor of the residual on one half alone, and solve it where only the sum lies."""
+    """Yield changes of the residual factor on one sublayer: usual ones, then a solved one.
+
+    It is solved on even rows, and only where the point is the sum itself.
+    """
     if case.layer < 0 or case.call("add") is None:
         return
     yield from usual_half_factor_mistakes(case.patched)
+    # Solve the factor on even rows where the point is the sum itself.
     call = case.call("add")
-    half = next((half for half, points in BEHIND.items() if call and call.at.point in points), "")
-    if call is None or not half or not case.exact(call) or case.array(call.args[1]).ndim < 2:
+    sublayer = next(
+        (sublayer for sublayer, points in BEHIND.items() if call and call.at.point in points), ""
+    )
+    if call is None or not sublayer or not case.exact(call) or case.array(call.args[1]).ndim < 2:
         return
     stream, added = (case.array(x).astype(np.float64) for x in call.args)
     even = np.arange(len(added)) % 2 == 0  # the odd rows judge it
     theirs = (case.view.theirs.reshape(added.shape) - stream)[even]
     found = float(np.sum(theirs * added[even]) / max(float(np.sum(added[even] ** 2)), 1e-300))
     if found and rel_l2(added[even] * found, theirs) <= 100 * case.view.tolerance:
-        told = float(case.patched.hp["residual_scale"])
-        yield from case.rounded(lambda v: half_factor_change(case.patched, half, v), found * told)
+        configured = float(case.patched.hp["residual_scale"])
+        yield from case.rounded(
+            lambda v: half_factor_change(case.patched, sublayer, v), found * configured
+        )
 
 
 def parallel_change(patched: PatchedModel) -> Change:
-    """Return the change to sublayers in parallel where they stand in a row, or the reverse."""
+    """Return the change to attention and MLP in parallel, or to a sequence if they are parallel."""
     other = not patched.hp["parallel_residual"]
     says = "the MLP reads the stream after attention instead of the layer's input"
     if other:
@@ -363,7 +405,7 @@ def parallel_change(patched: PatchedModel) -> Change:
 
 
 def shared_norm_input_change() -> Change:
-    """Return the change to two norms that read one stream."""
+    """Return the change to a parallel layer whose two norms read the same residual stream."""
     return Change(
         "residual", "attention and MLP read one stream, each by its own norm, and are added "
         "together", ("residual", "parallel_residual"), share_norm_input, {"side_by_side": True},
@@ -371,17 +413,23 @@ def shared_norm_input_change() -> Change:
 
 
 def _sum_number(adds: Any, index: int) -> int:
-    """Return the number of this sum among the sums before the point."""
+    """Return how many of the sums before `adds[index]` are at the same location."""
     return sum(call.at == adds[index].at for call in adds[:index])
 
 
 def keep_one_summand(point: str, keep: int, turn: int) -> Any:
-    """Return a patch: the sum after a point keeps one summand only (1: what is added)."""
+    """Return a patch function: the sum after `point` keeps one summand only.
+
+    `keep`: 0 for the stream, 1 for what is added to it. `turn` is the number of the sum, from 0,
+    among sums at that location.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model that keeps one summand there in `layers`."""
         count: dict[Any, int] = {}
 
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+            """Return one summand for the chosen sum, else a + b."""
             if at.point != point or b.ndim < 2:
                 return op(a, b)
             if count.get("at") != at:
@@ -397,22 +445,26 @@ def keep_one_summand(point: str, keep: int, turn: int) -> Any:
 
 
 def try_logit_caps(case: Mismatch) -> Iterator[Change]:
-    """Try no cap on the logits, and the cap that gives the trace's logits."""
+    """Yield the changes to no cap on the logits, and to the cap that the trace's logits show."""
     if case.view.point != "logits":
         return
-    told = case.patched.hp["final_softcap"]
+    configured = case.patched.hp["final_softcap"]
 
     def change(value: float | None) -> Change:
+        """Return the change of final_softcap to `value`; None for no cap."""
         capped = "not capped" if value is None else f"capped at {value:g}"
-        model = "caps none" if told is None else f"says {told:g}"
+        model = "caps none" if configured is None else f"says {configured:g}"
         says = f"the logits are {capped}; the model {model}"
         return hyper_change("softcap", says, final_softcap=value)
 
+    # Undo the model's cap, and solve the trace's one.
     ours = case.view.mine.astype(np.float64)
-    if told is not None:
+    if configured is not None:
         yield change(None)
-        inside = np.abs(ours) < float(told) * (1 - 1e-6)
-        ours = np.where(inside, float(told) * np.arctanh(np.where(inside, ours, 0) / told), ours)
+        inside = np.abs(ours) < float(configured) * (1 - 1e-6)
+        ours = np.where(
+            inside, float(configured) * np.arctanh(np.where(inside, ours, 0) / configured), ours
+        )
     found = solve_cap(ours.reshape(-1), case.view.theirs.astype(np.float64).reshape(-1))
     if found is not None:
         yield from case.rounded(change, found)

@@ -72,7 +72,7 @@ THETAS = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
 
 
 def try_pairings(case: Mismatch) -> Iterator[Change]:
-    """Rotate adjacent pairs instead of split halves, or split halves instead of adjacent pairs."""
+    """Yield changes to the other rope pairing, its result recorded in either element order."""
     call = case.call("rope")
     if call is None:
         return
@@ -82,7 +82,10 @@ def try_pairings(case: Mismatch) -> Iterator[Change]:
 
 
 def pairing_change(style: str, pairs: int = 0) -> Change:
-    """Return the change to the other style; `pairs` are then recorded as adjacent ones."""
+    """Return the change from pairing `style` ("half", "interleaved") to the other one.
+
+    `pairs`: how many pairs of the rotated vectors the trace records in adjacent order; 0 for none.
+    """
     other = "interleaved" if style == "half" else "half"
     return Change(
         "rope_pairing",
@@ -95,15 +98,16 @@ def pairing_change(style: str, pairs: int = 0) -> Change:
 
 
 def try_reversed_rotation(case: Mismatch) -> Iterator[Change]:
-    """Rotate the other way round: the sine has the other sign."""
+    """Yield the change to a rotation in the other direction: the sine has the other sign."""
     if case.call("rope") is not None:
         yield reversed_rotation_change()
 
 
 def reversed_rotation_change() -> Change:
-    """Return the change to a sine of the other sign."""
+    """Return the change to a sine of the other sign, which rotates backwards."""
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+        """Return `x` rotated by the negative angles."""
         cos, sin = table
         return op(x, (cos, -sin), **kwargs)
 
@@ -117,14 +121,21 @@ def reversed_rotation_change() -> Change:
 
 
 def _pairing_words(style: str) -> str:
+    """Return which elements a rope style ("half" or "interleaved") pairs, in words."""
     return "element i with i + d/2" if style == "half" else "elements 2i with 2i + 1"
 
 
 def use_rope_style(style: str, interleave: int) -> Any:
-    """Return a patch: rope of another style; `interleave` pairs of its result are adjacent."""
+    """Return a patch function (model, layers) -> model: rope pairs elements by `style`.
+
+    `interleave` is the number of pairs to write as adjacent elements in the result; 0 for none.
+    """
 
     def make_world(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this rope pairing in `layers`."""
+
         def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+            """Return `x` rotated by the style, in adjacent order if asked for."""
             y = op(x, table, **kwargs | {"style": style})
             if not interleave:
                 return y
@@ -140,9 +151,9 @@ def use_rope_style(style: str, interleave: int) -> Any:
 
 
 def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
-    """Try layers without rotation, with an unwanted one, and with the other kind's rotation.
+    """Yield changes that turn rope off, on, or to the other kind of layer's rope.
 
-    Each in all layers of this one's kind, then in this one alone.
+    Each first in all layers of this layer's kind, then in this layer alone.
     """
     kind, patched, hp = rope_kind_of_layer(case), case.patched, case.patched.hp
     still = kind is not None and not hp["rope_layers"][case.layer]
@@ -150,9 +161,11 @@ def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
         has_rope_between_points(case) or (still and case.call("scores") is not None)
     ):
         return
+    # Try all layers of this kind, then this layer alone.
     own = None if still else kind_of(hp, case.layer)
     alike = frozenset(layer for layer in range(patched.n_layers) if kind_of(hp, layer) == own)
     scopes = list(dict.fromkeys([alike, frozenset({case.layer})]))
+    # The model has no rope here: turn it on.
     if still:
         for scope in scopes:
             rows = tuple(bool(x) or i in scope for i, x in enumerate(hp["rope_layers"]))
@@ -163,6 +176,7 @@ def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
                 lambda patched, _, rows=rows: patched.with_hyper(rope_layers=rows),
             )
         return
+    # The model has rope here: take the other kind's, or none.
     for other in rope_kinds(patched):
         if other != kind:
             rope = rope_frequencies(patched, other)
@@ -193,7 +207,10 @@ def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
 def _rope_change_in(
     scope: frozenset[int], says: str, values: Mapping[str, Any], make_world: Any
 ) -> Change:
-    """Return a change of the rotation in some layers; `says` has places for them and a verb."""
+    """Return a change of the rotation in the layers `scope`.
+
+    `says` has a place for the layers, one for the verb's ending, and one for it or they.
+    """
     one = len(scope) == 1
     named = ", ".join(map(str, sorted(scope)))
     ending = ("es" if "do{}" in says else "s") if one else ""
@@ -207,13 +224,16 @@ def _rope_change_in(
     )
 
 
-def _in_layers(maker: Any, scope: frozenset[int]) -> Any:
-    """Return a patch function that acts in the layers of `scope`, whichever are asked for later."""
-    return lambda patched, layers: maker(patched, scope)
+def _in_layers(patch: Any, scope: frozenset[int]) -> Any:
+    """Return the patch function bound to the layers `scope`; layers passed later are ignored."""
+    return lambda patched, layers: patch(patched, scope)
 
 
 def find_positions(case: Mismatch) -> Iterator[Change]:
-    """Find every token's position from its angles."""
+    """Yield the change to the positions that the rotation angles of each token give.
+
+    Usual mistakes are proposed where the trace does not show the angles.
+    """
     kind = rope_kind_of_layer(case)
     if kind is None or not has_rope_between_points(case) or case.view.base:
         return
@@ -224,6 +244,7 @@ def find_positions(case: Mismatch) -> Iterator[Change]:
             for where in usual_positions(ours):
                 yield positions_change(ours, where)
         return
+    # Take for each token the position whose angles fit best.
     inv_freq = rope_frequencies(case.patched, kind).inv_freq.astype(np.float64)
     candidates = np.arange(-count, 4 * count + 1024)
     unit = found.turn / np.maximum(np.abs(found.turn), 1e-30)
@@ -231,6 +252,7 @@ def find_positions(case: Mismatch) -> Iterator[Change]:
     fit = np.real(unit @ np.conj(expected).T)  # (row, candidate)
     theirs = np.array(ours)
     theirs[found.rows] = candidates[np.argmax(fit, axis=1)]
+    # The fit must be good for every token.
     if fit.max(axis=1).min() < (1 - 1e-3) * len(inv_freq) or np.array_equal(theirs, ours):
         return
     if theirs.min() < 0:
@@ -239,13 +261,13 @@ def find_positions(case: Mismatch) -> Iterator[Change]:
 
 
 def usual_positions(ours: Array) -> list[Array]:
-    """Return positions that engines give to tokens by mistake."""
+    """Return arrays of positions that engines assign by mistake: all zero, or shifted."""
     shifts = (1, 2, 3, 4, 8, len(ours))
     return [np.zeros_like(ours), *(ours + shift for shift in shifts), np.maximum(ours - 1, 0)]
 
 
 def positions_change(ours: Array, theirs: Array) -> Change:
-    """Return the change to other positions, in words."""
+    """Return the change from positions `ours` to `theirs`, both int arrays, one for each token."""
     shift = np.unique(theirs - ours)
     if len(shift) == 1:
         says = f"positions are counted from {int(theirs[0])} instead of {int(ours[0])}"
@@ -266,15 +288,15 @@ def positions_change(ours: Array, theirs: Array) -> Change:
 
 
 def try_rotated_counts(case: Mismatch) -> Iterator[Change]:
-    """Try other numbers of rotated elements."""
+    """Yield the change to the first number of rotated elements that fits the trace."""
     kind = rope_kind_of_layer(case)
     if kind is None or not has_rope_between_points(case) or case.view.base:
         return
     width = int(case.patched.hp["qk_rope_head_dim"] or case.patched.hp["head_dim"])
-    told = int(case.patched.hp["rope_dim"])
+    configured = int(case.patched.hp["rope_dim"])
     if case.patched.hp["rope_scaling"] is not None and kind[1]:
         return  # the scaling's lists fit only the model's number of pairs
-    chosen = [n for n in range(2, width + 1, 2) if n != told]
+    chosen = [n for n in range(2, width + 1, 2) if n != configured]
     if hides_rope_angles(case) and len(chosen) > 8:
         chosen = [n for n in (width, 3 * width // 4, width // 2, width // 4) if n in chosen]
     for n in chosen:
@@ -285,13 +307,13 @@ def try_rotated_counts(case: Mismatch) -> Iterator[Change]:
 
 
 def rotated_count_change(patched: PatchedModel, kind: RopeKind, n: int) -> Change:
-    """Return the change to another number of rotated elements, for one kind of rope."""
+    """Return the change to `n` rotated elements of each head, for one kind of rope."""
     wanted = kind if kind.dim is None else kind._replace(dim=n)
     rope = make(patched.hp.replaced(rope_dim=n), wanted, pass_length(patched))
-    told = int(patched.hp["rope_dim"])
+    configured = int(patched.hp["rope_dim"])
     return Change(
         "partial_rotary",
-        f"{n} elements of each head are rotated; the model says {told}",
+        f"{n} elements of each head are rotated; the model says {configured}",
         ("rope_dim",),
         rotate_with(rope.inv_freq, rope.factor),
         {"rope_dim": n},
@@ -299,7 +321,7 @@ def rotated_count_change(patched: PatchedModel, kind: RopeKind, n: int) -> Chang
 
 
 def rotated_element_changes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield other elements of a head that rotate, where only some do."""
+    """Yield changes that rotate other elements of a head, for a model that rotates only some."""
     n, width = int(patched.hp["rope_dim"]), int(patched.hp["head_dim"])
     if patched.spec.block.attention == "mla" or not 0 < n < width:
         return
@@ -321,10 +343,13 @@ def rotated_element_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _rotate_elements(at: Array) -> Any:
-    """Return a patch: rope turns these elements of a head, and leaves the others."""
+    """Return a patch function: rope rotates only the elements `at` (int array) of a head."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model that rotates these elements in `layers`."""
+
         def override(op: Any, at_: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+            """Return `x` with only these elements rotated."""
             y = np.array(x)
             y[..., at] = op(np.ascontiguousarray(x[..., at]), table, **kwargs)
             return y
@@ -335,13 +360,13 @@ def _rotate_elements(at: Array) -> Any:
 
 
 def try_rotated_elements(case: Mismatch) -> Iterator[Change]:
-    """Try other elements of a head that rotate."""
+    """Yield changes that rotate other elements of a head, if the point shows a rotation."""
     if case.layer >= 0 and has_rope_between_points(case):
         yield from rotated_element_changes(case.patched)
 
 
 def theta_change(patched: PatchedModel, kind: RopeKind, theta: float) -> Change:
-    """Return the change that gives one kind of rope another base."""
+    """Return the change that gives one kind of rope the base `theta`."""
     local = kind[0] != patched.hp["rope_theta"]
     name = "rope_theta_local" if local else "rope_theta"
     rope = make(
@@ -357,7 +382,10 @@ def theta_change(patched: PatchedModel, kind: RopeKind, theta: float) -> Change:
 
 
 def find_theta(case: Mismatch) -> Iterator[Change]:
-    """Fit one base to the frequencies."""
+    """Yield the change to the base that fits the frequencies of the trace.
+
+    Usual bases are tried where the trace does not show the angles.
+    """
     kind = rope_kind_of_layer(case)
     if kind is None or not has_rope_between_points(case) or case.view.base:
         return
@@ -370,11 +398,12 @@ def find_theta(case: Mismatch) -> Iterator[Change]:
         return
     if found.still or len(found.rows) < 2:
         return
-    told = rope_frequencies(case.patched, kind).inv_freq.astype(np.float64)
+    # Fit one base to the logarithms of the frequencies.
+    configured = rope_frequencies(case.patched, kind).inv_freq.astype(np.float64)
     seen = found.frequencies
     plain = make(case.patched.hp, kind._replace(scaled=False), pass_length(case.patched)).inv_freq
     # Divide by the scaling's factor of each pair, which leaves the base.
-    factors = told / plain.astype(np.float64)
+    factors = configured / plain.astype(np.float64)
     bare = seen / factors
     index = np.arange(len(bare))
     use = (index > 0) & (bare > 0)
@@ -390,17 +419,17 @@ def find_theta(case: Mismatch) -> Iterator[Change]:
 
 
 def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
-    """Yield the changes that leave a kind's scaling out, or only its factor on cos and sin."""
+    """Yield changes that leave a kind's rope scaling out, or only its factor on cos and sin."""
     if not kind[1]:
         return
-    length, told = pass_length(patched), patched.hp["rope_scaling"]
+    length, configured = pass_length(patched), patched.hp["rope_scaling"]
     own, plain = (
         make(patched.hp, kind, length),
         make(patched.hp, kind._replace(scaled=False), length),
     )
     yield Change(
         "rope_scaling",
-        f"the scaling {told['type']} is left out",
+        f"the scaling {configured['type']} is left out",
         ("rope_scaling",),
         rotate_with(plain.inv_freq, 1.0),
         {"rope_scaling": None},
@@ -416,7 +445,7 @@ def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[C
 
 
 def position_divisor_change(patched: PatchedModel, kind: RopeKind, factor: float) -> Change:
-    """Return the change that divides positions by a factor, in place of the model's own scaling."""
+    """Return the change that divides positions by `factor`, in place of the model's own scaling."""
     plain = make(patched.hp, kind._replace(scaled=False), pass_length(patched))
     model = (
         f"; the model says {_scaling_text(patched.hp['rope_scaling'])}"
@@ -433,7 +462,7 @@ def position_divisor_change(patched: PatchedModel, kind: RopeKind, factor: float
 
 
 def find_rope_scaling(case: Mismatch) -> Iterator[Change]:
-    """Try no scaling, a single factor, and the frequencies solved from the angles."""
+    """Yield changes to no scaling, to one factor, and to frequencies solved from the angles."""
     kind = rope_kind_of_layer(case)
     if kind is None or not has_rope_between_points(case) or case.view.base:
         return
@@ -441,6 +470,7 @@ def find_rope_scaling(case: Mismatch) -> Iterator[Change]:
     found = explaining_rotation(case)
 
     def by(factor: float) -> Change:
+        """Return the change that divides positions by this factor."""
         return position_divisor_change(case.patched, kind, factor)
 
     if found is None:
@@ -449,7 +479,8 @@ def find_rope_scaling(case: Mismatch) -> Iterator[Change]:
         return
     if found.still or len(found.rows) < 2:
         return
-    seen, told = found.frequencies, case.patched.hp["rope_scaling"]
+    # One factor of all fast pairs, then a factor for each pair.
+    seen, configured = found.frequencies, case.patched.hp["rope_scaling"]
     plain = make(case.patched.hp, kind._replace(scaled=False), pass_length(case.patched))
     ratio = plain.inv_freq.astype(np.float64) / np.where(seen > 0, seen, np.nan)
     fast = ratio[: max(1, len(ratio) // 2)]
@@ -459,7 +490,11 @@ def find_rope_scaling(case: Mismatch) -> Iterator[Change]:
         "rope_scaling",
         f"the pairs turn by {_list_values(ratio)} times less than the base alone says"
         + (f", vectors grow by {found.length:.6g}" if abs(found.length - 1) > 1e-3 else "")
-        + (f"; the model says {_scaling_text(told)}" if kind[1] else "; the model has no scaling"),
+        + (
+            f"; the model says {_scaling_text(configured)}"
+            if kind[1]
+            else "; the model has no scaling"
+        ),
         ("rope_scaling",),
         rotate_with(seen, found.length),
         {"factors": [float(f"{value:.6g}") for value in ratio], "attention_factor": found.length},
@@ -468,7 +503,7 @@ def find_rope_scaling(case: Mismatch) -> Iterator[Change]:
 
 
 def _scaling_text(scaling: Mapping[str, Any] | None) -> str:
-    """Return a scaling in words."""
+    """Return a rope scaling's type and factor in words, "none" for None."""
     if scaling is None:
         return "none"
     factor = scaling.get("factor")
@@ -476,23 +511,25 @@ def _scaling_text(scaling: Mapping[str, Any] | None) -> str:
 
 
 def _list_values(values: Array) -> str:
-    """Return numbers as text, the first of many."""
+    """Return at most 8 numbers as text, with "..." if there are more."""
     shown = ", ".join(f"{value:.4g}" for value in values[:8])
     return shown + (", ..." if len(values) > 8 else "")
 
 
 def find_position_rows(case: Mismatch) -> Iterator[Change]:
-    """Find which rows of a learned position table were added."""
+    """Yield the change to the rows of a learned position table that the trace shows were added."""
     if case.patched.spec.block.position != "learned" or case.layer > 0:
         return
     adds = [call for call in case.calls("add") if call.at.point == "embd"]
     if not adds:
         return
-    added = adds[-1]  # behind the token types
+    added = adds[-1]  # after the token types
+    # Without the sum itself, try usual mistakes.
     if not case.exact(added):
         for where in usual_positions(token_positions(case.patched)):
             yield positions_change(token_positions(case.patched), where)
         return
+    # The rows that were added: none, or the nearest of the table.
     rows = case.view.theirs - case.array(added.args[0])
     table = np.asarray(case.patched.weights["position_embd.weight"].numpy(), np.float64)
     ours = token_positions(case.patched)
@@ -506,20 +543,21 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
         )
         return
     nearest = [int(np.argmin(np.linalg.norm(table - row, axis=1))) for row in rows]
-    told = int(case.patched.hp["position_offset"])
-    theirs = np.asarray(nearest, np.int64) - told
-    if not case.close(table[theirs + told], rows) or np.array_equal(theirs, ours):
+    configured = int(case.patched.hp["position_offset"])
+    theirs = np.asarray(nearest, np.int64) - configured
+    if not case.close(table[theirs + configured], rows) or np.array_equal(theirs, ours):
         return
+    # Say the rows as positions, or as another offset of the table.
     if theirs.min() >= 0:
         yield positions_change(ours, theirs)
     elif len(np.unique(theirs - ours)) == 1:
-        first = int(theirs[0] - ours[0]) + told
-        says = f"position 0 takes row {first} of the table; the model says row {told}"
+        first = int(theirs[0] - ours[0]) + configured
+        says = f"position 0 takes row {first} of the table; the model says row {configured}"
         yield hyper_change("positions", says, position_offset=first)
 
 
 def rel_zero(x: Array, against: Array) -> float:
-    """Return the size of x relative to another array."""
+    """Return the norm of `x` over the norm of `against`."""
     return exact_norm(x) / max(exact_norm(against), 1e-300)
 
 

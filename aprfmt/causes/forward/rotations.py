@@ -24,18 +24,21 @@ Array = NDArray[Any]
 
 
 def pass_length(patched: PatchedModel) -> int:
-    """Return the number of positions in the pass."""
+    """Return the number of positions in the pass: the last position plus 1."""
     return max(len(patched.ids), max(patched.positions or (0,)) + 1)
 
 
 def rope_kinds(patched: PatchedModel) -> list[RopeKind]:
-    """Return the kinds of rope in the model's layers, and the kind without scaling."""
+    """Return the different kinds of rope in the model's layers, in the order of layers."""
     found = [kind_of(patched.hp, layer) for layer in range(patched.n_layers)]
     return list(dict.fromkeys([kind for kind in found if kind is not None]))
 
 
 def rope_kind_of_layer(case: Mismatch) -> RopeKind | None:
-    """Return the kind of the divergence's layer; if that has no rope, the model's only kind."""
+    """Return the rope kind of the differing layer; if it has none, the model's first kind.
+
+    None for a model without rope, or a point outside the layers.
+    """
     if case.patched.spec.block.position != "rope" or case.layer < 0:
         return None
     kind = kind_of(case.patched.hp, case.layer)
@@ -44,23 +47,28 @@ def rope_kind_of_layer(case: Mismatch) -> RopeKind | None:
 
 
 def rope_frequencies(patched: PatchedModel, kind: RopeKind) -> Turning:
-    """Return the frequencies of a kind."""
+    """Return the frequencies and factor of a rope kind for the length of the pass."""
     return make(patched.hp, kind, pass_length(patched))
 
 
 def token_positions(patched: PatchedModel) -> Array:
-    """Return the positions of the pass's tokens."""
+    """Return the positions of the pass's tokens, an int array."""
     given = patched.positions
     return np.arange(len(patched.ids)) if given is None else np.asarray(given, np.int64)
 
 
 def rotate_with(inv_freq: Array, factor: float, positions: Array | None = None) -> Any:
-    """Return a function for `Change.make`: rope with other frequencies (and positions)."""
+    """Return a patch function: rope with other inverse frequencies (and positions).
+
+    `factor` multiplies cos and sin. Positions are the pass's own if None.
+    """
 
     def make_world(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this rotation in `layers`."""
         where = token_positions(patched) if positions is None else positions
 
         def override(op: Any, at: Any, x: Any, table: Any, *, style: Any, cast: Any) -> Any:
+            """Return `x` rotated by the other frequencies; the model's `table` is not used."""
             other = patched.backend.rope_table(
                 where, np.asarray(inv_freq, np.float32), factor=factor, cast=cast
             )
@@ -72,9 +80,10 @@ def rotate_with(inv_freq: Array, factor: float, positions: Array | None = None) 
 
 
 def without_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the patched model without rope in some layers."""
+    """Return the patched model without rope in `layers`."""
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+        """Return rope of `x` by angles of zero."""
         cos, sin = table
         still = (
             patched.backend.array(np.ones_like(patched.backend.to_numpy(cos))),
@@ -99,7 +108,7 @@ class Rotation:
 
     @property
     def frequencies(self) -> Array:
-        """Angle per position of each pair, from tokens at increasing distances."""
+        """Angle per position of each pair (radians), from tokens at increasing distances."""
         unit = self.turn / np.maximum(np.abs(self.turn), 1e-30)
         found = np.zeros(unit.shape[1])
         span = 1
@@ -113,17 +122,17 @@ class Rotation:
 
     @property
     def length(self) -> float:
-        """The factor on the vectors' lengths."""
+        """Factor that the rotation puts on the vectors' lengths; 1 if it only turns them."""
         return float(np.median(np.abs(self.turn)))
 
 
 def _wrap_angle(angle: Array) -> Array:
-    """Return an angle in [-pi, pi)."""
+    """Return angles, in radians, wrapped to [-pi, pi)."""
     return (angle + math.pi) % (2 * math.pi) - math.pi
 
 
 def solve_rotation(case: Mismatch) -> Rotation | None:
-    """Solve the rotation of q or k; None unless the trace holds both input and output."""
+    """Return the rotation of q or k in the trace; None unless it holds input and output."""
     call = case.call("rope")
     if call is None:
         return _rotation_of_alias(case)
@@ -135,7 +144,7 @@ def solve_rotation(case: Mismatch) -> Rotation | None:
 
 
 def _rotation_of_alias(case: Mismatch) -> Rotation | None:
-    """Solve a rotation in a layer where the reference has none."""
+    """Return the trace's rotation in a layer where the reference has none, or None."""
     if case.view.point not in ("q_rope", "k_rope") or not case.view.base:
         return None
     kind = rope_kind_of_layer(case)
@@ -150,7 +159,8 @@ def _rotation_of_alias(case: Mismatch) -> Rotation | None:
 def _fit_pair_rotations(case: Mismatch, x: Array, y: Array, pairs: int, style: str) -> Rotation:
     """Return the complex factor of each row and pair that takes `x` to `y`, by least squares.
 
-    Both are [rows, heads, d]. `style` pairs the elements of `x`; those of `y` are paired in halves.
+    Both are [rows, heads, d] and the fit is over the heads. `style` pairs the elements of `x`;
+    those of `y` are paired in halves.
     """
     rows = case.rows
     x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
@@ -164,7 +174,10 @@ def _fit_pair_rotations(case: Mismatch, x: Array, y: Array, pairs: int, style: s
 
 
 def complex_pairs(x: Array, pairs: int, style: str) -> Array:
-    """Return [rows, heads, pairs] complex of the rotated elements of [rows, heads, d]."""
+    """Return the rotated elements of x [rows, heads, d] as complex [rows, heads, pairs].
+
+    `style` "half" pairs element i with i + pairs; any other pairs 2i with 2i + 1.
+    """
     if style == "half":
         return np.asarray(x[..., :pairs] + 1j * x[..., pairs : 2 * pairs])
     return np.asarray(x[..., 0 : 2 * pairs : 2] + 1j * x[..., 1 : 2 * pairs : 2])
@@ -177,13 +190,13 @@ def explaining_rotation(case: Mismatch) -> Rotation | None:
 
 
 def has_rope_between_points(case: Mismatch) -> bool:
-    """Say whether one of the two sides rotates between the trace's points."""
+    """Return whether one of the two sides rotates between the trace's points."""
     return case.call("rope") is not None or (
         case.view.point in ("q_rope", "k_rope") and bool(case.view.base)
     )
 
 
 def hides_rope_angles(case: Mismatch) -> bool:
-    """Say whether rope is between the trace's points but shows no angles."""
+    """Return whether rope is between the trace's points but the trace shows no angles."""
     call = case.call("rope")
     return call is not None and case.part(call) is None

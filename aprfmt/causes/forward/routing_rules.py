@@ -40,7 +40,7 @@ class RoutingRule:
 
 
 def routing_rule_of(hp: Mapping[str, Any]) -> RoutingRule:
-    """Return a model's own rule."""
+    """Return the routing rule that a model's hyperparameters describe."""
     name, split = str(hp["router"]), int(hp["n_expert_groups"]) > 1
     if name == "softmax_topk":
         return RoutingRule("softmax", False, "none", "softmax of the chosen", False, True)
@@ -55,17 +55,24 @@ def routing_rule_of(hp: Mapping[str, Any]) -> RoutingRule:
 def route_by_rule(
     rule: RoutingRule, logits: Array, bias: Array | None, hp: Mapping[str, Any]
 ) -> Routing:
-    """Choose and weight experts by a rule; heaviest first, as every routing is."""
+    """Return a router's experts, weights and margin by a rule, heaviest expert first.
+
+    `logits` are [tokens, experts]; `bias` [experts] is the correction for the choice, or None. The
+    margin is the choice score of the last chosen expert less that of the first not chosen.
+    """
+    # Choose experts by their corrected scores, in the allowed groups.
     scores = _softmax(logits) if rule.scores == "softmax" else 1 / (1 + np.exp(-logits))
     ranked = scores + bias if bias is not None and rule.biased else scores
     choice = _scores_of_chosen_groups(ranked, rule.groups, hp)
     used = int(hp["n_experts_used"])
     chosen = np.argsort(-choice, axis=-1, kind="stable")[:, :used]
+    # Weight the chosen ones.
     weights = _expert_weights(rule, logits, scores, bias, chosen)
     if rule.sums:
         weights = weights / (weights.sum(-1, keepdims=True) + weights.dtype.type(1e-20))
     if rule.scaled:
         weights = weights * weights.dtype.type(hp["routed_scale"])
+    # Sort by weight, and measure the margin of the choice.
     order = np.argsort(-weights, axis=-1, kind="stable")
     margin = np.full(len(logits), np.inf, logits.dtype)
     if used < logits.shape[-1]:
@@ -77,12 +84,16 @@ def route_by_rule(
 
 
 def _softmax(x: Array) -> Array:
+    """Return the softmax over the last axis."""
     e = np.exp(x - x.max(axis=-1, keepdims=True))
     return np.asarray(e / e.sum(axis=-1, keepdims=True))
 
 
 def _scores_of_chosen_groups(ranked: Array, groups: Ranking, hp: Mapping[str, Any]) -> Array:
-    """Return the scores for the choice: minus infinity for experts of groups that are out."""
+    """Return scores [tokens, experts], minus infinity for experts of groups not chosen.
+
+    `groups` says how groups are ranked: by the best expert, the two best, or the mean.
+    """
     count = int(hp["n_expert_groups"])
     if groups == "none" or count < 2 or ranked.shape[-1] % count:
         return ranked
@@ -114,7 +125,8 @@ def _expert_weights(
 
 
 def wrong_routing_rules(patched: PatchedModel) -> Iterator[tuple[str, RoutingRule]]:
-    """Yield what a wrong rule does, and the rule."""
+    """Yield (what a wrong rule does in words, the rule)."""
+    # Other sources of the experts' weights.
     hp, own = patched.hp, routing_rule_of(patched.hp)
     corrected = any(key.endswith(".exp_probs_b.bias") for key in patched.weights)
     yield "the router's logits are the experts' weights", replace(own, weights="logits", sums=False)
@@ -122,6 +134,7 @@ def wrong_routing_rules(patched: PatchedModel) -> Iterator[tuple[str, RoutingRul
         "the router's logits are the experts' weights, divided by their sum",
         replace(own, weights="logits", sums=True),
     )
+    # The softmax over other experts, or another function of the scores.
     if own.weights == "softmax of the chosen":
         for sums in (False, True):
             words = ", divided by their sum" if sums else ""
@@ -149,6 +162,7 @@ def wrong_routing_rules(patched: PatchedModel) -> Iterator[tuple[str, RoutingRul
         "the weights are a softmax of the chosen experts' scores: twice normalised",
         replace(own, weights="softmax of the scores", sums=False),
     )
+    # The correction for the choice used elsewhere, or not at all.
     if corrected:
         yield (
             "the correction for the choice of experts is in their weights, too",
@@ -171,7 +185,7 @@ RANKED: Mapping[Ranking, str] = {
 
 
 def _wrong_rankings(hp: Mapping[str, Any], own: RoutingRule) -> Iterator[tuple[str, RoutingRule]]:
-    """Yield wrong ways of ranking the experts, each in words."""
+    """Yield (words, rule) for each other way of ranking groups of experts; none without groups."""
     if int(hp["n_expert_groups"]) < 2:
         return
     for groups, words in RANKED.items():
@@ -191,22 +205,28 @@ def routing_rule_changes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def use_routing_rule(rule: RoutingRule) -> Any:
-    """Return a patch: experts are chosen and weighted by another rule."""
+    """Return a patch function: experts are chosen and weighted by another rule."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with taps at the router's points in `layers`."""
+
         def routed(patched: PatchedModel, layer: int, held: Mapping[str, Any]) -> Routing:
+            """Return the routing of a layer by the rule, from its recorded logits."""
             stored = patched.weights.get_role(layer, "exp_probs_b.bias")
             logits = np.asarray(patched.backend.to_numpy(held["router"]))
             bias = None if stored is None else stored.numpy().astype(logits.dtype, copy=False)
             return route_by_rule(rule, logits, bias, patched.hp)
 
         def experts(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            """Return the experts [tokens, used] that the rule chooses."""
             return routed(patched, layer, held).experts
 
         def weights(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            """Return the weights [tokens, used] that the rule gives."""
             return routed(patched, layer, held).weights
 
         def margin(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+            """Return the choice margin [tokens] of the rule."""
             return routed(patched, layer, held).margin
 
         for point, tap in (("experts", experts), ("expert_w", weights), ("router_margin", margin)):

@@ -11,20 +11,23 @@ from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.score_bias import alibi_slopes, key_bias
 
 Array = NDArray[Any]
-MOST = (1.0, 2.0, 4.0, 16.0, 32.0)  # exponents at which slopes end, beside the usual 8
+MOST = (1.0, 2.0, 4.0, 16.0, 32.0)  # exponents at which slopes end, other than the usual 8
 AFTER = ("scores", "probs", "attn", "attn_out", "attn_contrib", "mid", "out", "logits")
 
 
 def is_score_bias(call: Any) -> bool:
-    """Return whether an operation adds to scores [heads, tokens, keys], not to a stream."""
+    """Return whether an operation's call adds to scores [heads, tokens, keys], not to a stream."""
     return call.op == "add" and getattr(call.args[1], "ndim", 0) == 3
 
 
 def change_score_bias(how: Callable[[Any, Array], Any]) -> Any:
-    """Return a patch: what is added to the scores is how(scores, added), summed there."""
+    """Return a patch function: scores with their bias become how(scores, bias)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this sum in `layers`."""
+
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
+            """Return how(scores, bias) for a bias on scores, else a + b."""
             return np.asarray(how(a, b), a.dtype) if b.ndim == 3 else op(a, b)
 
         return patched.with_op("add", override, layers)
@@ -44,12 +47,15 @@ def no_score_bias_change() -> Change:
 
 
 def _geometric_slopes(heads: int, power: int, most: float) -> Array:
-    """Return ALiBi's geometric slopes of a number of heads (Press et al., 2022)."""
+    """Return ALiBi's slopes 2^(-most * i / power) for i = 1 to `heads` (Press et al., 2022)."""
     return np.array([2.0 ** (-most * (i + 1) / power) for i in range(heads)])
 
 
 def _interleaved_slopes(heads: int, most: float) -> Array:
-    """Return the second, fourth, ... slopes of the power of two above, then the others."""
+    """Return the second, fourth, ... slopes of the power of two above, then the others.
+
+    `most` is the exponent at which the slopes end.
+    """
     every = _geometric_slopes(1 << heads.bit_length(), 1 << heads.bit_length(), most)
     return np.concatenate([every[1::2], every[::2]])[:heads]
 
@@ -78,7 +84,7 @@ TAKEN: Mapping[str, Callable[[Array, float], Array]] = {
 
 
 def _use_slopes(patched: PatchedModel, own: Array, slopes: Array) -> Any:
-    """Return a patch: the slopes of the heads are others."""
+    """Return a patch function: the heads' slopes are `slopes` in place of the model's `own`."""
     if patched.spec.block.score_bias == "alibi_keys":  # rounded at every step, so made anew
         scale = float(patched.hp["attn_scale"])
         return change_score_bias(
@@ -89,7 +95,7 @@ def _use_slopes(patched: PatchedModel, own: Array, slopes: Array) -> Any:
 
 
 def _own_slopes(patched: PatchedModel) -> Array | None:
-    """Return the ALiBi slopes that the model itself has; None where it has none."""
+    """Return the ALiBi slopes [heads] of the model; None if it has none."""
     most = patched.hp["alibi_max_bias"]
     if not patched.spec.block.score_bias.startswith("alibi") or most is None:
         return None
@@ -97,7 +103,7 @@ def _own_slopes(patched: PatchedModel) -> Array | None:
 
 
 def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the usual mistakes in what is added to scores; none of a model that adds nothing."""
+    """Yield changes for the usual mistakes in what is added to scores; none if nothing is."""
     if patched.spec.block.score_bias == "none":
         return
     yield no_score_bias_change()
@@ -108,22 +114,23 @@ def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
         change_score_bias(lambda scores, bias: scores + 2 * bias),
         {"score_bias": "twice"},
     )
+    # ALiBi's slopes by other rules.
     own = _own_slopes(patched)
     if own is None:
         return
-    told = float(patched.hp["alibi_max_bias"])
+    configured = float(patched.hp["alibi_max_bias"])
     for most in (*MOST, 8.0):
-        if most != told:
+        if most != configured:
             make = _use_slopes(patched, own, alibi_slopes(len(own), most))
             yield Change(
                 "positions",
-                f"the slopes on distances end at 2^-{most:g}; the model says 2^-{told:g}",
+                f"the slopes on distances end at 2^-{most:g}; the model says 2^-{configured:g}",
                 ("alibi_max_bias",),
                 make,
                 {"alibi_max_bias": most},
             )
     for says, taken in TAKEN.items():
-        slopes = taken(own, told)
+        slopes = taken(own, configured)
         if not np.allclose(slopes, own, rtol=1e-6):
             yield Change(
                 "positions",
@@ -132,6 +139,7 @@ def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
                 _use_slopes(patched, own, slopes),
                 {"alibi_slopes": says},
             )
+    # The slopes with or without the scale of the scores.
     scale = float(patched.hp["attn_scale"])
     if scale != 1:
         says = "are multiplied by the scale of the scores, too"
@@ -147,7 +155,7 @@ def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def find_score_bias(case: Mismatch) -> Iterator[Change]:
-    """Try other slopes, and solve them where the trace has the scores."""
+    """Yield changes of the slopes: usual ones, and those solved from the trace's scores."""
     sums = [call for call in case.view.calls if is_score_bias(call)]
     if case.layer < 0 or not sums or case.view.point not in AFTER:
         return
@@ -156,6 +164,7 @@ def find_score_bias(case: Mismatch) -> Iterator[Change]:
     theirs = case.part(sums[-1])
     if own is None or theirs is None or len(case.rows) != case.tokens:
         return
+    # Solve each head's slope by least squares on even rows.
     scores, bias = (case.array(x).astype(np.float64) for x in sums[-1].args)
     even = np.arange(case.tokens) % 2 == 0  # judged on all rows, the odd ones among them
     ratio = np.sum((theirs - scores)[:, even] * bias[:, even], axis=(1, 2)) / np.maximum(

@@ -42,17 +42,26 @@ TABLES: Mapping[str, str] = {
 
 
 def role_of(key: str) -> str:
-    """Return the role of a stored weight's key, without its layer and its expert."""
+    """Return the role of a stored weight's key, without its layer and its expert.
+
+    `L3.ffn_down_exps.weight[2]` gives `ffn_down_exps`.
+    """
     name = key.partition("[")[0].removesuffix(".weight")
     layer, _, rest = name.partition(".")
     return rest if layer[:1] == "L" and layer[1:].isdigit() else name
 
 
 def weight_column_blocks(roles: Sequence[str], factors: Sequence[float]) -> Any:
-    """Return a patch: products of these roles count blocks of columns so many times."""
+    """Return a patch function: blocks of a weight's columns count `factors` times in products.
+
+    It acts on products of these roles. Each factor belongs to one of equal blocks of columns.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with these products in `layers`."""
+
         def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
+            """Return the product in which each block of columns counts its factor."""
             width = x.shape[-1]
             if role_of(w.key) not in roles or width % len(factors):
                 return op(x, w, *rest)
@@ -65,7 +74,7 @@ def weight_column_blocks(roles: Sequence[str], factors: Sequence[float]) -> Any:
 
 
 def _shard_count_text(factors: Sequence[float]) -> str:
-    """Say which shards count how often."""
+    """Return which shards are left out or count several times, in words."""
     count = len(factors)
     found = []
     for times in dict.fromkeys(factors):
@@ -80,7 +89,10 @@ def _shard_count_text(factors: Sequence[float]) -> str:
 
 
 def _shard_change(name: str, roles: Sequence[str], factors: Sequence[float]) -> Change:
-    """Return the change to products of these roles whose shards count so often."""
+    """Return the change to products in whose sum over devices shards count `factors` times.
+
+    `name` is the sublayer in words, `roles` are the products' roles.
+    """
     return Change(
         "tensor_parallel",
         f"in the sum of {name} over devices {_shard_count_text(factors)}",
@@ -91,7 +103,7 @@ def _shard_change(name: str, roles: Sequence[str], factors: Sequence[float]) -> 
 
 
 def _usual_shard_counts() -> Iterator[tuple[float, ...]]:
-    """Yield how often shards count: one left out, one for the other, one alone of four."""
+    """Yield how often each shard counts: one left out, one in another's place, one alone of 4."""
     yield from ((1.0, 0.0), (0.0, 1.0), (2.0, 0.0), (0.0, 2.0))
     for alone in range(4):
         yield tuple(float(i != alone) for i in range(4))
@@ -99,7 +111,7 @@ def _usual_shard_counts() -> Iterator[tuple[float, ...]]:
 
 
 def usual_shard_sum_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the usual mistakes in sums over devices."""
+    """Yield changes for the usual mistakes in sums over devices."""
     held = {role_of(key) for key in patched.weights}
     parts = {name: [role for role in roles if role in held] for name, roles in SUMMED.items()}
     parts["attention and the MLP"] = [role for roles in parts.values() for role in roles]
@@ -110,7 +122,7 @@ def usual_shard_sum_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def usual_shard_table_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield tables of tokens of which one device has some rows, and the others are not asked."""
+    """Yield changes to token tables of which only one device's rows are there."""
     for key, leaves in TABLES.items():
         if key in patched.weights:
             for alone in (0, 1):
@@ -125,17 +137,23 @@ def usual_shard_table_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _zero_half_table(key: str, alone: int) -> Any:
-    """Return a patch: one half of a table's rows is zero."""
+    """Return a patch function: one half of the table's rows counts as zero.
+
+    `alone` is the half that is kept: 0 for the first rows, 1 for the last.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this table; `layers` is not used."""
         half = patched.weights[key].n_rows // 2
 
         def embed(op: Any, at: Any, table: Any, ids: Any) -> Any:
+            """Return the embedding, zeros for ids of the other half."""
             y = op(table, ids)
             own = (np.asarray(ids) >= half) == bool(alone)
             return y * own[:, None].astype(y.dtype) if table.key == key else y
 
         def linear(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
+            """Return the logits, zeros for ids of the other half."""
             y = op(x, w, *rest)
             if w.key != key:
                 return y
@@ -148,7 +166,10 @@ def _zero_half_table(key: str, alone: int) -> Any:
 
 
 def find_shard_counts(case: Mismatch) -> Iterator[Change]:
-    """Solve how often each block of columns of a product counts: on even rows, judged on odd."""
+    """Yield the change to how often each block of a product's columns counts.
+
+    It is solved on even rows and judged on odd ones.
+    """
     found = product_of(case)
     role = "" if found is None else role_of(found.key)
     if found is None or role not in ROLES:
@@ -157,6 +178,7 @@ def find_shard_counts(case: Mismatch) -> Iterator[Change]:
     even = np.arange(len(found.x)) % 2 == 0
     if w is None or even.all():
         return
+    # Solve how often each of so many blocks of columns counts.
     for count in COUNTS:
         width = w.shape[1]
         if width % count:
@@ -171,9 +193,11 @@ def find_shard_counts(case: Mismatch) -> Iterator[Change]:
         columns = parts[:, even].reshape(count, -1).T
         wanted = found.bare[even].astype(np.float64).reshape(-1)
         solved: Array = np.linalg.lstsq(columns, wanted, rcond=None)[0]
+        # Only whole counts that are not all equal say something.
         factors = np.round(solved)
         if (factors == factors[0]).all() or (factors < 0).any() or factors.max() > count:
             continue
+        # The odd rows judge.
         made = np.tensordot(factors, parts, 1)
         odd = ~even
         if rel_l2(made[odd], found.bare[odd]) <= 3 * case.view.tolerance:

@@ -1,4 +1,7 @@
-"""Makers of changes of single steps: sums, norms, rope of one side, the mask, cached keys."""
+"""Patches that change one operation: a sum, a norm, rope of one side, the mask, cached keys.
+
+A patch is a function from a patched model and layers (None: all) to another patched model.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
@@ -12,7 +15,7 @@ from aprfmt.causes.forward.norm_order import NORMS, MakeWorld
 from aprfmt.inference.replay.patched_model import STREAM, PatchedModel, Tap
 
 Array = NDArray[Any]
-# Points of each half of a layer behind which its result is added to the stream.
+# Points of each sublayer after which its result is added to the stream.
 BEHIND: Mapping[str, tuple[str, ...]] = {
     "attn": ("attn", "attn_out", "attn_contrib"),
     "ffn": ("ffn_mul", "ffn_act", "ffn_out", "moe_out", "ffn_contrib"),
@@ -23,11 +26,15 @@ Sum = Callable[[Any, Any], Any]
 # --- the stream ----------------------------------------------------------------------------------
 
 
-def change_half_sum(half: str, how: Sum) -> MakeWorld:
-    """Return a patch: behind a half of a layer the stream becomes how(stream, result)."""
+def change_half_sum(sublayer: str, how: Sum) -> MakeWorld:
+    """Return a patch: after a sublayer the residual stream becomes how(stream, result).
+
+    `sublayer` is `attn` or `ffn`.
+    """
 
     def override(op: Any, at: Any, a: Any, b: Any) -> Any:
-        if at.point not in BEHIND[half] or b.ndim < 2:
+        """Return how(stream, result) for this sublayer's residual sum, else a + b."""
+        if at.point not in BEHIND[sublayer] or b.ndim < 2:
             return op(a, b)
         return np.asarray(how(a, b), a.dtype)
 
@@ -35,67 +42,80 @@ def change_half_sum(half: str, how: Sum) -> MakeWorld:
 
 
 def share_norm_input(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Let the MLP's own norm read what attention's norm read."""
+    """Return the model in which the MLP's norm reads what the norm before attention reads."""
     held: list[Any] = []
 
     def add(op: Any, at: Any, a: Any, b: Any) -> Any:
+        """Return the sum; remember the stream before attention was added."""
         if at.point in BEHIND["attn"] and b.ndim > 1:
             held[:] = [a]
         return op(a, b)
 
     def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the norm of `x`; of the remembered stream for the norm before the MLP."""
         return op(held[-1] if at.point == "mid" and held else x, *args, **kwargs)
 
     return patched.with_ops(NORMS, norm, layers).with_op("add", add, layers)
 
 
-# Half -> the points whose sum is normalised, and the one that holds the norm's result.
+# Sublayer -> the points whose sum is normalised, and the one that holds the norm's result.
 SUMMED: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "attn": (STREAM, ("attn_out",), "attn_contrib"),
     "ffn": ("mid", ("ffn_out", "moe_out"), "ffn_contrib"),
 }
 
 
-def norm_sum(halves: Collection[str]) -> MakeWorld:
-    """Return a patch: the norm behind a sublayer reads its sum with the stream, and replaces it."""
+def norm_sum(sublayers: Collection[str]) -> MakeWorld:
+    """Return a patch: the norm after a sublayer normalises stream plus result, and replaces both.
+
+    `sublayers` are `attn`, `ffn` or both.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with the norm after the residual sum in `layers`."""
         last: dict[str, Callable[[Any], Any]] = {}
 
         def norm(op: Any, at: Any, x: Any, *args: Any, **kwargs: Any) -> Any:
-            for half in halves:
-                if at.point in SUMMED[half][1]:
-                    last[half] = lambda y: op(y, *args, **kwargs)
+            """Return the norm of `x`; remember the norm after a chosen sublayer for its tap."""
+            for sublayer in sublayers:
+                if at.point in SUMMED[sublayer][1]:
+                    last[sublayer] = lambda y: op(y, *args, **kwargs)
             return op(x, *args, **kwargs)
 
-        def tap(half: str) -> Tap:
-            stream, made, _ = SUMMED[half]
+        def tap(sublayer: str) -> Tap:
+            """Return the tap that replaces the norm's result by the norm of the sum."""
+            stream, made, _ = SUMMED[sublayer]
 
             def normed(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+                """Return the norm of stream plus result; `x` if none was recorded."""
                 result = next((held[name] for name in made if name in held), None)
-                return x if result is None else last[half](held[stream] + result)
+                return x if result is None else last[sublayer](held[stream] + result)
 
             return normed
 
         def add(op: Any, at: Any, a: Any, b: Any) -> Any:
-            return b if any(at.point == SUMMED[half][2] for half in halves) else op(a, b)
+            """Return `b` alone where the norm's result already holds the stream, else a + b."""
+            return b if any(at.point == SUMMED[sublayer][2] for sublayer in sublayers) else op(a, b)
 
+        # The norm's result becomes the whole stream, so the later sum adds nothing.
         patched = patched.with_ops(NORMS, norm, layers)
-        for half in halves:
-            patched = patched.with_tap(SUMMED[half][2], tap(half), layers)
+        for sublayer in sublayers:
+            patched = patched.with_tap(SUMMED[sublayer][2], tap(sublayer), layers)
         return patched.with_op("add", add, layers)
 
     return make
 
 
 def scale_sum_or_stream(scale: float, whole: bool) -> MakeWorld:
-    """Return a patch: the factor on results is on the sum (`whole`), or on the stream alone."""
+    """Return a patch: the residual factor is on the sum (`whole`), or on the stream alone."""
 
     def scaled(op: Any, at: Any, x: Any, value: Any) -> Any:
+        """Return `x` without the factor for a sublayer's result, and op(x, value) elsewhere."""
         inside = any(at.point in points for points in BEHIND.values())
         return x if inside else op(x, value)
 
     def add(op: Any, at: Any, a: Any, b: Any) -> Any:
+        """Return the residual sum with `scale` on the sum or on the stream, else a + b."""
         if b.ndim < 2 or not any(at.point in points for points in BEHIND.values()):
             return op(a, b)
         factor = a.dtype.type(scale)
@@ -110,9 +130,10 @@ def scale_sum_or_stream(scale: float, whole: bool) -> MakeWorld:
 
 
 def add_eps_outside_root(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Add a norm's epsilon to the root, not below it."""
+    """Return the model whose norms divide by root + eps, not by the root of mean square + eps."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any, eps: float, **kwargs: Any) -> Any:
+        """Return the norm of `x` with eps added after the root; the bias is not rescaled."""
         y = op(x, w, *rest, eps=0.0, **kwargs)
         bias = rest[0] if rest and isinstance(rest[0], np.ndarray) else None
         centred = x if op_name == "rms_norm" else x - x.mean(-1, keepdims=True)
@@ -125,9 +146,10 @@ def add_eps_outside_root(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def divide_by_length(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Divide by a row's length, not by the root of its mean square."""
+    """Return the model whose RMS norms divide by a row's length, not by its root mean square."""
 
     def override(op: Any, at: Any, x: Any, w: Any, *, eps: float, **kwargs: Any) -> Any:
+        """Return `x` over its Euclidean length, times the weight."""
         width = x.shape[-1]
         return op(x, w, eps=eps / width, **kwargs) * x.dtype.type(width**-0.5)
 
@@ -138,12 +160,14 @@ def divide_by_length(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def rotate_times(keys: int, queries: int) -> MakeWorld:
-    """Return a patch: keys and queries are rotated so many times."""
+    """Return a patch: rope is applied to keys `keys` times and to queries `queries` times."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with these numbers of rotations in `layers`."""
         seen: dict[str, int] = {"layer": -1, "calls": 0}
 
         def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+            """Return `x` rotated so many times; calls in a layer alternate q, k."""
             if seen["layer"] != at.layer:
                 seen["layer"], seen["calls"] = at.layer, 0
             times = keys if seen["calls"] % 2 else queries  # a layer rotates q, then k
@@ -158,14 +182,16 @@ def rotate_times(keys: int, queries: int) -> MakeWorld:
 
 
 def rotate_values(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Rotate the values as the keys."""
+    """Return the model whose values are rotated by position as its keys are."""
     held: list[Callable[[Any], Any]] = []
 
     def rope(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
+        """Return the rotated `x`; remember the rotation for the values."""
         held[:] = [lambda v: op(v, table, **kwargs)]
         return op(x, table, **kwargs)
 
     def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
+        """Return the sum of rotated values, weighted by `probs`."""
         return op(probs, held[-1](v) if held else v)
 
     return patched.with_op("rope", rope, layers).with_op("mix", mix, layers)
@@ -175,9 +201,10 @@ def rotate_values(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def cap_after_mask(cap: float) -> MakeWorld:
-    """Return a patch: the cap is applied to the masked scores, so hidden keys count with -cap."""
+    """Return a patch: the softcap comes after the mask, so masked keys count with score -cap."""
 
     def override(op: Any, at: Any, scores: Any, heads: Any) -> Any:
+        """Return the softmax over all keys, masked ones with score -cap."""
         shown = np.where(heads.mask, scores, scores.dtype.type(-cap))
         return op(shown, replace(heads, mask=np.ones_like(heads.mask), causal=None))
 
@@ -185,14 +212,15 @@ def cap_after_mask(cap: float) -> MakeWorld:
 
 
 def mask_with_zero(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Multiply the scores by the mask: hidden keys have a score of zero."""
+    """Return the model that multiplies scores by the mask: masked keys count with score 0."""
     return cap_after_mask(0.0)(patched, layers)
 
 
 def limit_window(size: int) -> MakeWorld:
-    """Return a patch: attention reaches so many tokens, the query's own among them."""
+    """Return a patch: a query sees the last `size` tokens, its own included."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this causal window in `layers`."""
         at = np.arange(len(patched.ids))
         seen = (at[None, :] <= at[:, None]) & (at[None, :] > at[:, None] - size)
         return change_head_fields(patched, layers, mask=seen)
@@ -201,12 +229,17 @@ def limit_window(size: int) -> MakeWorld:
 
 
 def use_earlier_layer_cache(back: int) -> MakeWorld:
-    """Return a patch: keys and values are those of an earlier layer (0: of the first one)."""
+    """Return a patch: attention reads the cache of the layer `back` before it (0: of layer 0)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model that reads the other layer's keys and values in `layers`."""
         held: dict[tuple[str, int], Any] = {}
 
         def read(what: str, layer: int, own: Any) -> Any:
+            """Return the other layer's keys or values; `own` if shapes differ.
+
+            `what` is "k" or "v". Every layer's own ones are remembered for later layers.
+            """
             held[what, layer] = own
             there = layer - back if back else 0
             other = held.get((what, there), own)
@@ -228,9 +261,10 @@ FUNCTIONS: Mapping[str, Callable[[Any, Any], Any]] = {
 
 
 def use_activation_function(name: str) -> MakeWorld:
-    """Return a patch: the MLP's activation is one of FUNCTIONS."""
+    """Return a patch: the MLP's activation is the function of this name in FUNCTIONS."""
 
-    def override(op: Any, at: Any, x: Any, told: str, **kwargs: Any) -> Any:
+    def override(op: Any, at: Any, x: Any, configured: str, **kwargs: Any) -> Any:
+        """Return the named function of `x`; the `configured` one is not used."""
         return FUNCTIONS[name](lambda y, kind: op(y, kind, **kwargs), x)
 
     return lambda patched, layers: patched.with_op("activate", override, layers)

@@ -25,10 +25,13 @@ TILES = (32, 16, 64, 8, 128)
 
 
 def sum_over_keys(name: str, tile: int) -> Any:
-    """Return a function for `Change.make`: probabilities with sums over another set of keys."""
+    """Return a patch function: probabilities by row `name` of SUMS, with tiles of `tile` keys."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with this softmax in `layers`."""
+
         def override(op: Any, at: Any, scores: Any, heads: Any) -> Any:
+            """Return the probabilities, divided by the other sum."""
             masked = np.where(heads.mask, patched.backend.to_numpy(scores), -np.inf)
             return patched.backend.array(SUMS[name](masked, tile))
 
@@ -38,13 +41,16 @@ def sum_over_keys(name: str, tile: int) -> Any:
 
 
 def _sum_first_tile(masked: Array, tile: int) -> Array:
-    """Return the sums of the exponentials over the first tile of keys."""
+    """Return exponentials of scores divided by their sum over the first tile of keys."""
     e = np.exp(masked - masked.max(axis=-1, keepdims=True))
     return _divide(e, e[..., :tile].sum(axis=-1, keepdims=True))
 
 
 def _sum_last_tile(masked: Array, tile: int) -> Array:
-    """Return the sums of the exponentials over the last tile of keys."""
+    """Return exponentials of scores divided by their sum over the last tile of keys.
+
+    The sum is over all keys where the last tile is masked.
+    """
     e = np.exp(masked - masked.max(axis=-1, keepdims=True))
     last = (masked.shape[-1] - 1) // tile * tile
     total = e[..., last:].sum(axis=-1, keepdims=True)
@@ -52,7 +58,7 @@ def _sum_last_tile(masked: Array, tile: int) -> Array:
 
 
 def _sum_whole_tiles(masked: Array, tile: int) -> Array:
-    """Return the sums over full tiles only: keys of the last, shorter one are left out."""
+    """Return exponentials divided by their sum over full tiles: a shorter last one is left out."""
     e = np.exp(masked - masked.max(axis=-1, keepdims=True))
     whole = masked.shape[-1] // tile * tile
     return _divide(e, e[..., : whole or None].sum(axis=-1, keepdims=True))
@@ -83,7 +89,7 @@ SUMS: dict[str, Any] = {
 
 
 def try_softmax_sums(case: Mismatch) -> Iterator[Change]:
-    """Try sums over tiles, and without the sinks."""
+    """Yield changes of the softmax: sums over tiles, and without the sinks."""
     if case.call("probs") is not None:
         yield from usual_softmax_mistakes(case.patched)
 

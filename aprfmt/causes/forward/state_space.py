@@ -56,7 +56,7 @@ CAUSE_ROWS = (
 
 Array = NDArray[Any]
 BIAS = ".ssm_dt.bias"
-# Cause -> what it lies in: a role, or the point behind it.
+# Cause -> its place: a role, or the point after it.
 PLACES: Mapping[str, str] = {
     "ssm_decay": "ssm_a", "ssm_step": "ssm_step", "ssm_scan": "ssm_scan", "ssm_state": "ssm_state",
     "ssm_gate": "ssm_gated",
@@ -70,12 +70,12 @@ Operands = tuple[Any, ...]
 
 
 def _with_rates(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
-    """Return what is scanned with other rates."""
+    """Return a function from the operands of a scan to operands with decay rates change(rates)."""
     return lambda given: (*given[:2], change(given[2]), *given[3:])
 
 
 def _deal_groups(given: Operands) -> Operands:
-    """Return operands whose groups' B and C serve the heads in turn."""
+    """Return operands in which head h uses B and C of group h modulo the number of groups."""
     x, step, rate, b, c, skip, state = given
     heads, groups = x.shape[1], b.shape[1]
     order = np.arange(heads) % groups
@@ -95,7 +95,7 @@ def _exchange_operands(given: Operands) -> Operands:
 
 
 def _with_skip(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
-    """Return what is scanned with another skip."""
+    """Return a function from the operands of a scan to operands with skip factors D = change(D)."""
     return lambda given: (*given[:5], change(given[5]), given[6])
 
 
@@ -157,7 +157,7 @@ OPEN = 1.278464542761074  # silu of this is 1
 
 
 def _inverse_silu_of_sigmoid(gate: Array) -> Array:
-    """Return numbers whose silu is the sigmoid of these, by Newton's method."""
+    """Return z with silu(z) = sigmoid(gate), element by element, by Newton's method."""
     wanted = 1 / (1 + np.exp(-gate.astype(np.float64)))
     z = wanted + 0.5
     for _ in range(30):
@@ -167,18 +167,20 @@ def _inverse_silu_of_sigmoid(gate: Array) -> Array:
 
 
 def usual_scan_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the usual mistakes of a model's state space mixers; none of a model without them."""
+    """Yield changes for the usual mistakes of state space mixers; none for models without them."""
     kinds = {"mamba", "mamba2"} & mixer_kinds(patched)
     if not kinds:
         return
     hp = patched.hp
     shifts = [key for key in patched.weights if key.endswith(BIAS)]
+    # The bias of time steps.
     if shifts:
         says = "no dt_bias is added before the time step's softplus"
         yield zero_weights_change("missing_bias", says, shifts, patched)
         says = "dt_bias is added twice before the time step's softplus"
         yield scale_weights_change("missing_bias", says, shifts, patched, 2.0)
     grouped = "mamba2" in kinds and int(hp["ssm_groups"]) > 1
+    # Other operands, time steps, gates and states.
     for says, (cause, taken) in TAKEN.items():
         if "group" not in says or grouped:
             place = "ssm_d" if "skips" in says else PLACES[cause]
@@ -203,30 +205,34 @@ def usual_scan_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _scan_change(cause: str, says: str, make: Any, **how: Any) -> Change:
-    """Return a change of the scan."""
+    """Return a change at the place that PLACES gives the cause; `make` is its patch.
+
+    `how` are other fields of Change.
+    """
     place = PLACES[cause]
     return Change(cause, says, (place,), make, {place: says}, **how)
 
 
 def _without_activation(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model whose convolution has no activation."""
+    """Return the model without the activation after its convolution."""
 
     def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
+        """Return `x` unchanged after the convolution, and the activation of `x` anywhere else."""
         return x if at.point == "ssm_conv_in" else op(x, kind, **kwargs)
 
     return patched.with_op("activate", override, layers)
 
 
 def try_multipliers(case: Mismatch) -> Iterator[Change]:
-    """Leave out each factor of a projection (falcon_h1), or divide by it."""
+    """Yield changes that leave out each multiplier of a projection (falcon_h1), or divide by it."""
     hp = case.patched.hp
     if case.patched.spec.block.multipliers == "none":
         return
     for name in FACTORS:
-        told = float(hp[name])
-        if told not in (0.0, 1.0):
-            yield factor_change(name, 1.0, told)
-            yield factor_change(name, 1 / told, told)
+        configured = float(hp[name])
+        if configured not in (0.0, 1.0):
+            yield factor_change(name, 1.0, configured)
+            yield factor_change(name, 1 / configured, configured)
     listed = tuple(float(factor) for factor in hp["ssm_scales"])
     if any(factor != 1 for factor in listed):
         says = f"ssm_scales are left out; the model says {list(listed)}"
@@ -234,7 +240,7 @@ def try_multipliers(case: Mismatch) -> Iterator[Change]:
 
 
 def try_scan_mistakes(case: Mismatch) -> Iterator[Change]:
-    """Try other operands of the scan, and a state that begins elsewhere."""
+    """Yield changes of the scan's operands, and of the state that the scan begins with."""
     block, hp = case.patched.spec.block, case.patched.hp
     if case.layer < 0 or mixer_of_layer(block, hp, case.layer) not in ("mamba", "mamba2"):
         return
@@ -253,10 +259,13 @@ def try_scan_mistakes(case: Mismatch) -> Iterator[Change]:
 
 
 def _with_operands(taken: Callable[[Operands], Operands]) -> Any:
-    """Return a patch: the scan reads what `taken` makes of its operands."""
+    """Return a patch function (model, layers) -> model: the scan reads taken(operands)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose scans in `layers` read the changed operands."""
+
         def override(op: Any, at: Any, *given: Any) -> Any:
+            """Return the scan of the changed operands."""
             return op(*taken(given))
 
         return patched.with_op("scan", override, layers)
@@ -265,10 +274,13 @@ def _with_operands(taken: Callable[[Operands], Operands]) -> Any:
 
 
 def _with_time_step(step: Steps) -> Any:
-    """Return a patch: the time step is what `step` makes of it."""
+    """Return a patch function (model, layers) -> model: time steps are computed by `step`."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose time steps in `layers` are computed by `step`."""
+
         def override(op: Any, at: Any, raw: Any, bias: Any, low: float, high: float) -> Any:
+            """Return the time steps that `step` computes from raw steps, bias and limits."""
             return step(op, raw, bias, low, high)
 
         return patched.with_op("time_step", override, layers)
@@ -277,10 +289,13 @@ def _with_time_step(step: Steps) -> Any:
 
 
 def _with_gate(change: Gate) -> Any:
-    """Return a patch: the gate is what `change` makes of it."""
+    """Return a patch function (model, layers) -> model: the gate is applied as `change` does."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose gates in `layers` are applied by `change`."""
+
         def override(op: Any, at: Any, x: Any, gate: Any, weight: Any, **how: Any) -> Any:
+            """Return the gated and normalised `x` as `change` computes it."""
             return change(op, x, gate, weight, how)
 
         return patched.with_op("gated_scan", override, layers)
@@ -289,10 +304,13 @@ def _with_gate(change: Gate) -> Any:
 
 
 def _restart_every(count: int) -> Any:
-    """Return a patch: the state is set to zeros before every so many-th token."""
+    """Return a patch function: the scan's state is set to zero before every `count`-th token."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose scans in `layers` forget their state every `count` tokens."""
+
         def override(op: Any, at: Any, *given: Any) -> Any:
+            """Return (reads, last state) of a scan that is restarted every `count` tokens."""
             return _scan_pieces(op, given, list(range(0, len(given[0]), count)))
 
         return patched.with_op("scan", override, layers)
@@ -301,10 +319,13 @@ def _restart_every(count: int) -> Any:
 
 
 def _restart_at(first: int) -> Any:
-    """Return a patch: from a token on, the scan does not see the tokens before it."""
+    """Return a patch function: the scan's state is set to zero before token `first`."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose scans in `layers` forget the tokens before `first`."""
+
         def override(op: Any, at: Any, *given: Any) -> Any:
+            """Return (reads, last state) of a scan that is restarted at token `first`."""
             return _scan_pieces(op, given, [0, first])
 
         return patched.with_op("scan", override, layers)
@@ -313,7 +334,10 @@ def _restart_at(first: int) -> Any:
 
 
 def _scan_pieces(op: Any, given: Operands, starts: list[int]) -> tuple[Array, Any]:
-    """Return reads and the last state of pieces that each begin with zeros."""
+    """Return (reads, last state) of a scan that begins with zeros at each token of `starts`.
+
+    Reads are [tokens, heads, width].
+    """
     x, step, rate, b, c, skip, state = given
     reads = []
     for start, stop in zip(starts, [*starts[1:], len(x)], strict=True):
@@ -324,10 +348,13 @@ def _scan_pieces(op: Any, given: Operands, starts: list[int]) -> tuple[Array, An
 
 
 def _begin_with_state(before: Array) -> Any:
-    """Return a patch: the scan begins with this state."""
+    """Return a patch function (model, layers) -> model: the scan begins with state `before`."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model whose scans in `layers` begin with this state."""
+
         def override(op: Any, at: Any, *given: Any) -> Any:
+            """Return the scan of the operands with the other first state."""
             return op(*given[:-1], before.astype(given[0].dtype))
 
         return patched.with_op("scan", override, layers)
@@ -336,10 +363,11 @@ def _begin_with_state(before: Array) -> Any:
 
 
 def _solve_state_before(case: Mismatch) -> Array | None:
-    """Return the state [heads, head_dim, state] before the first token that gives the values.
+    """Return the state before the first token that gives the trace's values, or None.
 
-    None unless the trace has the scan's result from the first token on. What a state adds to a
-    token's read is the state, decayed so far, times C: a linear system for each row of the state.
+    It is [heads, head_dim, state]. None unless the trace has the scan's result from the first token
+    on. What a state adds to a token's read is the state, decayed so far, times C: a linear system
+    for each row of the state.
     """
     call = case.call("scan")
     theirs = None if call is None else case.part(call)

@@ -53,12 +53,12 @@ class UsualMistake:
 
 
 def hyper_mistake(cause: str, says: str, **values: Any) -> UsualMistake:
-    """Return the change to other hyperparameters."""
+    """Return the usual mistake of other hyperparameters, given as keywords."""
     return UsualMistake(hyper_change(cause, says, **values))
 
 
 def with_layers(changes: Iterable[Change], layers: Layers = None) -> Iterator[UsualMistake]:
-    """Yield changes of the same layers."""
+    """Yield each change as a UsualMistake of these layers."""
     return (UsualMistake(change, layers) for change in changes)
 
 
@@ -73,13 +73,13 @@ def _eps_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _norm_offset_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield norms whose weights are larger or smaller by 1."""
+    """Yield norm weights that are larger or smaller by 1, in all norms and by place."""
     yield from with_layers(norm_offset_changes())
     yield from with_layers(norm_offset_changes_by_place(patched))
 
 
 def _norm_kind_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield RMS norms for layer norms, and the reverse."""
+    """Yield RMS norms in place of layer norms and the reverse, in all norms and by place."""
     layer = patched.spec.block.norm == "layer"
     does = ("keep", "keeps") if layer else ("take away", "takes away")
     yield UsualMistake(
@@ -119,7 +119,7 @@ def _norm_kind_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _skipped_norms(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield norms that are left out: those after a sublayer, and the last one."""
+    """Yield norms that are left out, each by its place."""
     block = patched.spec.block
     rows: list[tuple[str, tuple[str, ...], str]] = [
         ("the norm before the head is left out", ("out",), "output_norm"),
@@ -141,7 +141,7 @@ def _skipped_norms(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _query_key_norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield norms of q and k left out, after rope, or over all heads."""
+    """Yield norms of q and k that are left out, come after rope, or are over other axes."""
     if not patched.hp["qk_norm"] or patched.spec.block.attention == "mla":
         return
     where = ("qk_norm",)
@@ -180,10 +180,11 @@ def _query_key_norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _residual_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other sums with the residual stream."""
+    """Yield other sums of a sublayer's result with the residual stream."""
+    # Parallel sublayers, and sums with the norm's result.
     if patched.spec.block.placement == "pre":
         yield UsualMistake(parallel_change(patched))
-        for what, halves in (
+        for what, sublayers in (
             ("the norm's result", ("attn", "ffn")),
             ("before attention the norm's result", ("attn",)),
             ("before the MLP the norm's result", ("ffn",)),
@@ -193,10 +194,11 @@ def _residual_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
                     "residual",
                     f"{what} instead of its input is added to what a sublayer computed",
                     ("residual",),
-                    add_to_normed(halves),
+                    add_to_normed(sublayers),
                     {"kept": "normed"},
                 )
             )
+    # Sums that keep one summand only.
     for point, what in (
         ("attn_out", "attention"),
         ("ffn_out", "the MLP"),
@@ -222,7 +224,7 @@ def _residual_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _bf16_embedding_factor(patched: PatchedModel) -> float:
-    """Return the embedding's factor in bfloat16, as engines in 16 bits have it."""
+    """Return the embedding's factor rounded to bfloat16, as engines in 16 bits have it."""
     return float(rounded_to(patched.hp["embedding_scale"], "bfloat16"))
 
 
@@ -234,14 +236,14 @@ def _factor_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
         ("residual_scale", (1.0,)),
         ("logit_scale", (1.0,)),
     ):
-        told = float(patched.hp[name])
+        configured = float(patched.hp[name])
         for value in values:
-            if abs(value - told) > 1e-6 * abs(told):
+            if abs(value - configured) > 1e-6 * abs(configured):
                 if name == "embedding_scale" and patched.spec.block.position == "learned":
                     continue
-                yield UsualMistake(factor_change(name, value, told))
-        if told not in (0.0, 1.0):
-            yield UsualMistake(factor_change(name, 1 / told, told))
+                yield UsualMistake(factor_change(name, value, configured))
+        if configured not in (0.0, 1.0):
+            yield UsualMistake(factor_change(name, 1 / configured, configured))
 
 
 # --- weights -------------------------------------------------------------------------------------
@@ -258,15 +260,16 @@ BIASES: Mapping[str, tuple[str, ...]] = {
     "no bias of the router": ("ffn_gate_inp",),
     "no bias of the experts": ("ffn_gate_exps", "ffn_up_exps", "ffn_down_exps"),
 }  # fmt: skip
-# Biases behind sums over devices: each one that adds them adds them once more.
+# Biases added after sums over devices: each device that adds them adds them once more.
 SUMMED = ("attn_output", "ffn_down", "ssm_out", "ffn_down_shexp")
 RANKS = (2.0, 4.0, 8.0)
 
 
 def _bias_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield biases left out, or added twice."""
+    """Yield biases that are left out, added twice, or added once by each of several devices."""
     stored = [key for key in patched.weights if key.endswith(".bias")]
     seen: set[tuple[str, ...]] = set()
+    # Leave out the biases of each row of the table, then all.
     for says, roles in BIASES.items():
         keys = tuple(key for key in stored if key.split(".")[-2] in roles)
         if not keys or keys in seen:
@@ -277,6 +280,7 @@ def _bias_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
         yield UsualMistake(
             zero_weights_change("missing_bias", "no bias is added", tuple(stored), patched)
         )
+    # Add them twice, or once for each of several devices.
     for keys in seen:
         what = " and ".join(dict.fromkeys(key.split(".")[-2] for key in keys))
         says = f"the bias of {what} is added twice"
@@ -288,7 +292,7 @@ def _bias_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _weight_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the embedding for the head, and exchanges: gate with up, keys with values."""
+    """Yield the embedding in place of the head, gate exchanged with up, keys with values."""
     yield from with_layers(tied_head_change(patched))
     stored = patched.stored
     for first, second in (("ffn_gate", "ffn_up"), ("attn_k", "attn_v")):
@@ -313,9 +317,10 @@ def _weight_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 def _exchange_weights(
     pairs: list[tuple[str, str]],
 ) -> Callable[[PatchedModel, Layers], PatchedModel]:
-    """Return a patch: the weights of each pair of roles are exchanged."""
+    """Return a patch: the weights of each pair of tensor keys are exchanged."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with the exchanged weights; `layers` is not used."""
         arrays: dict[str, Any] = {}
         for a, b in pairs:
             arrays |= {a: patched.stored[b].numpy(), b: patched.stored[a].numpy()}
@@ -328,7 +333,7 @@ def _exchange_weights(
 
 
 def _routing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other rules of choosing and weighting experts."""
+    """Yield other rules of choosing and weighting experts; none for models without experts."""
     if not any(patched.hp["moe_layers"]):
         return
     for says, values in usual_routing_rules(patched.hp):
@@ -352,7 +357,7 @@ ROUNDED: Mapping[str, tuple[str, ...]] = {
 
 
 def rounding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield operations whose results are rounded to 16 bits in a pass that is float32 otherwise."""
+    """Yield operations whose results are rounded to 16 bits in an otherwise float32 pass."""
     for dtype in ("bfloat16", "float16"):
         rows: dict[str, Any] = {
             f"results of {name} are": (ops, round_operations(ops, dtype))
@@ -385,7 +390,7 @@ def _embedding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _shard_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield wrong sums and tables of several devices."""
+    """Yield wrong sums over devices, and wrong parts of tables that devices share."""
     yield from with_layers(usual_shard_sum_mistakes(patched))
     yield from with_layers(usual_shard_table_mistakes(patched))
 

@@ -46,7 +46,7 @@ FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)  # tried of a scaling, where the model sta
 
 
 def layers_of_rope_kinds(patched: PatchedModel) -> dict[RopeKind, Layers]:
-    """Return the layers of each kind of rope; None for all layers of the model."""
+    """Return {rope kind: its layers}; None in place of layers that are all of the model."""
     found: dict[RopeKind, set[int]] = {}
     for layer in range(patched.n_layers):
         kind = kind_of(patched.hp, layer)
@@ -60,7 +60,7 @@ def layers_of_rope_kinds(patched: PatchedModel) -> dict[RopeKind, Layers]:
 
 
 def _theta_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other bases of rope."""
+    """Yield other bases of rope, for each kind of rope."""
     for kind, layers in layers_of_rope_kinds(patched).items():
         for theta in THETAS:
             if theta != kind[0]:
@@ -68,7 +68,7 @@ def _theta_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _scaling_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield rope without its scaling, or with a part of it."""
+    """Yield rope without its scaling, and positions divided by common factors."""
     for kind, layers in layers_of_rope_kinds(patched).items():
         yield from with_layers(without_scaling_changes(patched, kind), layers)
         yield from with_layers(
@@ -77,7 +77,7 @@ def _scaling_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _pairing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the other pairing of rope."""
+    """Yield the other rope pairing, and rotation in the other direction."""
     if layers_of_rope_kinds(patched):
         yield from with_layers(
             (pairing_change(str(patched.hp["rope_style"])), reversed_rotation_change())
@@ -87,18 +87,19 @@ def _pairing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 def _partial_rotary_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield other numbers of rotated elements."""
     width = int(patched.hp["qk_rope_head_dim"] or patched.hp["head_dim"])
-    told = int(patched.hp["rope_dim"])
+    configured = int(patched.hp["rope_dim"])
     for kind, layers in layers_of_rope_kinds(patched).items():
         if kind[1]:
             continue  # the scaling's lists fit only the model's number of pairs
         for n in (width, width // 2, width // 4, 3 * width // 4):
-            if n != told and n > 0 and n % 2 == 0:
+            if n != configured and n > 0 and n % 2 == 0:
                 yield UsualMistake(rotated_count_change(patched, kind, n), layers)
 
 
 def _rotating_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield changes: a layer rotates as the other kind does, or not at all."""
+    """Yield layers that rotate as the other kind does, not at all, or where they should not."""
     every = layers_of_rope_kinds(patched)
+    # The other kind's frequencies.
     for kind, layers in every.items():
         for other in every:
             if other != kind:
@@ -115,6 +116,7 @@ def _rotating_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
                     ),
                     layers,
                 )
+    # No rotation at all, or in all layers.
     if every:
         yield UsualMistake(
             Change(
@@ -144,16 +146,16 @@ def _position_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _score_scale_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other factors on the scores."""
-    told, d = float(patched.hp["attn_scale"]), int(patched.hp["head_dim"])
+    """Yield other factors on the scores; none for models without attention."""
+    configured, d = float(patched.hp["attn_scale"]), int(patched.hp["head_dim"])
     width = int(patched.hp["hidden_size"])
     heads = int(patched.hp["n_heads"])
     if not (d and heads):
         return  # no attention
-    usual = (d**-0.5, 1.0, 1 / d, (width / heads) ** -0.5, width**-0.5, told * told, told * d**-0.5,
-             told**0.5, told / 2, told * 2)  # fmt: skip
+    usual = (d**-0.5, 1.0, 1 / d, (width / heads) ** -0.5, width**-0.5, configured * configured,
+             configured * d**-0.5, configured**0.5, configured / 2, configured * 2)  # fmt: skip
     for value in dict.fromkeys(usual):
-        if abs(value - told) > 1e-6 * told:
+        if abs(value - configured) > 1e-6 * configured:
             yield UsualMistake(score_scale_change(patched, value))
     if patched.hp["attn_scale_by_layer"]:
         yield hyper_mistake(
@@ -164,37 +166,44 @@ def _score_scale_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _cap_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield caps left out."""
+    """Yield softcaps of scores and logits that are left out or have common other values."""
     for name, what in (("attn_softcap", "scores"), ("final_softcap", "logits")):
-        told = patched.hp[name]
-        if told is not None:
+        configured = patched.hp[name]
+        if configured is not None:
             yield hyper_mistake(
-                "softcap", f"{what} are not capped; the model says {told:g}", **{name: None}
+                "softcap", f"{what} are not capped; the model says {configured:g}", **{name: None}
             )
         for cap in (30.0, 50.0):
-            if told is not None and cap != told:
+            if configured is not None and cap != configured:
                 yield hyper_mistake(
                     "softcap",
-                    f"{what} are capped at {cap:g}; the model says {told:g}",
+                    f"{what} are capped at {cap:g}; the model says {configured:g}",
                     **{name: cap},
                 )
 
 
 def _window_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield windows left out, or of other sizes."""
+    """Yield windows that are left out, of other sizes, or in other layers."""
     hp = patched.hp
-    told, own = hp["sliding_window"], tuple(bool(x) for x in hp["window_layers"])
-    if told is None or not any(own):
+    configured, own = hp["sliding_window"], tuple(bool(x) for x in hp["window_layers"])
+    if configured is None or not any(own):
         return
-    says = f"; the model says {told} tokens"
+    # No window, or one of another size.
+    says = f"; the model says {configured} tokens"
     yield hyper_mistake(
         "sliding_window", f"attention reaches all earlier tokens{says}", sliding_window=None
     )
-    for size in (int(told) + 1, int(told) - 1, int(told) // 2, 2 * int(told)):
+    for size in (
+        int(configured) + 1,
+        int(configured) - 1,
+        int(configured) // 2,
+        2 * int(configured),
+    ):
         if size > 0:
             yield hyper_mistake(
                 "sliding_window", f"attention reaches {size} tokens{says}", sliding_window=size
             )
+    # The window in other layers.
     if not all(own):
         yield hyper_mistake(
             "sliding_window",
@@ -218,7 +227,7 @@ def _window_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def added_window_mistake(patched: PatchedModel, window: int) -> UsualMistake:
-    """Return the change that gives every layer of a model without windows one."""
+    """Return the mistake that limits every layer of a model without windows to `window` tokens."""
     return hyper_mistake(
         "sliding_window",
         f"attention reaches {window} tokens; the model says all",
@@ -228,7 +237,7 @@ def added_window_mistake(patched: PatchedModel, window: int) -> UsualMistake:
 
 
 def _mask_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other masks of attention."""
+    """Yield attention without a causal mask, and one that hides a query's own token."""
     n = len(patched.ids)
     own = np.tril(np.ones((n, n), np.bool_), -1)
     own[0, 0] = True
@@ -240,7 +249,7 @@ def _mask_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _softmax_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield a softmax over another set of keys."""
+    """Yield softmaxes that sum over another set of keys."""
     return with_layers(softmax.usual_softmax_mistakes(patched))
 
 
@@ -255,7 +264,7 @@ def _head_mapping_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _cache_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield keys and values of other tokens."""
+    """Yield attention that reads keys or values of the token before or after."""
     at = np.arange(len(patched.ids))
     for rows in (np.maximum(at - 1, 0), np.minimum(at + 1, len(at) - 1)):
         if not np.array_equal(rows, at):
@@ -306,7 +315,7 @@ OF_ATTENTION = frozenset(
 
 
 def usual_mistakes(patched: PatchedModel) -> list[UsualMistake]:
-    """Return every row's changes for a model: the likeliest of each row, the next of each, ...
+    """Return the usual mistakes for a model: the likeliest of each kind, then the next of each.
 
     A large model allows few passes; so the first changes are of different kinds.
     """
@@ -319,7 +328,10 @@ LISTS = ("window_layers", "rope_layers", "moe_layers", "ssm_layers")
 
 
 def layer_groups_of(patched: PatchedModel, usual: UsualMistake) -> list[Layers]:
-    """Return the layers to try a change in: its own, those of one kind; single ones come later."""
+    """Return the sets of layers to try a mistake in (None: all): its own, or each kind of layer.
+
+    Single layers are tried elsewhere.
+    """
     if usual.layers is not None or not usual.change.scoped:
         return [usual.layers]
     lists = [name for name in LISTS if name in patched.hp]

@@ -58,26 +58,26 @@ HALVES: Mapping[str, str] = {"attn": "attention", "ffn": "the MLP"}
 
 
 def _sum_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other sums of a layer's halves with the stream."""
+    """Yield other sums of a sublayer's result with the residual stream."""
     for words, how in SUMS.items():
-        for half, name in HALVES.items():
+        for sublayer, name in HALVES.items():
             yield UsualMistake(
                 Change(
                     "residual",
                     words.format(name),
                     ("residual",),
-                    change_half_sum(half, how),
+                    change_half_sum(sublayer, how),
                     {"sum": words.format(name)},
                 )
             )
     if patched.spec.block.placement == "pre" and not patched.hp["parallel_residual"]:
         yield UsualMistake(shared_norm_input_change())
     if patched.spec.block.placement != "pre":
-        for halves in (("attn", "ffn"), ("attn",), ("ffn",)):
-            said = " and ".join(HALVES[half] for half in halves)
+        for sublayers in (("attn", "ffn"), ("attn",), ("ffn",)):
+            said = " and ".join(HALVES[sublayer] for sublayer in sublayers)
             yield UsualMistake(Change(
                 "residual", f"the norm behind {said} is applied to the sum with the stream",
-                ("residual",), norm_sum(halves), {"norm_of_sum": list(halves)},
+                ("residual",), norm_sum(sublayers), {"norm_of_sum": list(sublayers)},
             ))  # fmt: skip
     scale = float(patched.hp["residual_scale"])
     if scale != 1:
@@ -90,7 +90,7 @@ def _sum_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield norms that divide or add otherwise."""
+    """Yield norms that divide by another number, add epsilon elsewhere, or are left out."""
     yield UsualMistake(
         Change(
             "norm_eps",
@@ -131,7 +131,7 @@ def _norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _rope_side_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield rope on one of q and k alone, or on the values."""
+    """Yield rope on q or k alone or twice, on other elements, or on the values."""
     if patched.spec.block.position != "rope" or not any(patched.hp["rope_layers"]):
         return
     for says, keys, queries in (
@@ -155,7 +155,7 @@ def _rope_side_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _mask_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield masks applied in another way."""
+    """Yield masks that come before the softcap, or that multiply the scores."""
     cap = patched.hp["attn_softcap"]
     if cap is not None:
         yield UsualMistake(Change(
@@ -168,7 +168,7 @@ def _mask_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _cache_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield caches of other layers."""
+    """Yield attention that reads keys and values of an earlier layer."""
     for back, what in ((1, "the layer before"), (0, "the first layer")):
         if patched.n_layers > 1:
             yield UsualMistake(Change(
@@ -178,14 +178,14 @@ def _cache_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _activation_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield approximations of the activation."""
-    told = str(patched.hp["activation"])
+    """Yield approximations of the activation, and clamps and offsets on it."""
+    configured = str(patched.hp["activation"])
     for name in FUNCTIONS:
         says = "is left out" if name == "left out" else f"is {name}"
         yield UsualMistake(
             Change(
                 "activation",
-                f"the activation {says}; the model says {told}",
+                f"the activation {says}; the model says {configured}",
                 ("activation",),
                 use_activation_function(name),
                 {"activation": name},
@@ -195,16 +195,18 @@ def _activation_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def single_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield changes that are met in single layers: another window there, a bias left out."""
+    """Yield mistakes that are met in single layers: another window there, a bias left out."""
     hp = patched.hp
-    told, own = hp["sliding_window"], [bool(x) for x in hp["window_layers"]]
-    for layer in range(patched.n_layers if told is not None else 0):
+    configured, own = hp["sliding_window"], [bool(x) for x in hp["window_layers"]]
+    for layer in range(patched.n_layers if configured is not None else 0):
         here = frozenset({layer})
         for size in (
-            (int(told) + 1, int(told) - 1, len(patched.ids)) if own[layer] else (int(told),)
+            (int(configured) + 1, int(configured) - 1, len(patched.ids))
+            if own[layer]
+            else (int(configured),)
         ):
             reach = "all earlier tokens" if size == len(patched.ids) else f"{size} tokens"
-            model = f"{told}" if own[layer] else "all"
+            model = f"{configured}" if own[layer] else "all"
             yield UsualMistake(Change(
                 "sliding_window", f"attention reaches {reach}; the model says {model}",
                 ("sliding_window",), limit_window(size), {"sliding_window": size},
@@ -221,7 +223,7 @@ PAIRS = (("ffn_gate", "ffn_up"), ("ffn_gate_exps", "ffn_up_exps"))
 
 
 def _joined_split_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield gate and up taken from their joined rows in another way."""
+    """Yield gate and up taken from their joined rows in another order, or exchanged."""
     for first, second in PAIRS:
         keys = [key for key in patched.stored if key.split(".")[-2] in (first, second)]
         if not keys:
@@ -241,7 +243,7 @@ def _joined_split_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _split_alternating_as_halves(gate: Any, up: Any) -> tuple[Any, Any]:
-    """Join [..., rows, n] alternating, then take the halves."""
+    """Return (gate, up) [..., rows, n] read as halves of joined rows that alternate."""
     axis = gate.ndim - 2
     joined = np.stack([gate, up], axis + 1).reshape(
         *gate.shape[:axis], 2 * gate.shape[axis], *gate.shape[axis + 1 :]
@@ -251,7 +253,7 @@ def _split_alternating_as_halves(gate: Any, up: Any) -> tuple[Any, Any]:
 
 
 def _split_halves_as_alternating(gate: Any, up: Any) -> tuple[Any, Any]:
-    """Join [..., rows, n] one behind the other, then take every second row."""
+    """Return (gate, up) [..., rows, n] read as every second row of joined halves."""
     axis = gate.ndim - 2
     joined = np.concatenate([gate, up], axis)
     return (np.take(joined, range(0, joined.shape[axis], 2), axis),
@@ -261,9 +263,13 @@ def _split_halves_as_alternating(gate: Any, up: Any) -> tuple[Any, Any]:
 def _split_joined(
     first: str, second: str, mix: Callable[[Any, Any], tuple[Any, Any]]
 ) -> Callable[[PatchedModel, Layers], PatchedModel]:
-    """Return a patch: weights and biases of two products are taken from their joined rows."""
+    """Return a patch: the weights and biases of two products become mix(first, second).
+
+    `first` and `second` are roles without their ending, such as `ffn_gate` and `ffn_up`.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
+        """Return the model with the mixed weights in `layers`."""
         arrays: dict[str, Any] = {}
         for key in patched.stored:
             layer, role = split_key(key)
@@ -282,17 +288,17 @@ def _split_joined(
 
 
 def _routing_rule_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield wrong rules of routing."""
+    """Yield wrong rules of choosing and weighting experts; none for models without experts."""
     return with_layers(routing_rule_changes(patched) if any(patched.hp["moe_layers"]) else ())
 
 
 def _convolution_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes of short convolutions."""
+    """Yield the usual mistakes of short convolutions."""
     return with_layers(usual_convolution_mistakes(patched))
 
 
 def _sharing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes with what layers share."""
+    """Yield the usual mistakes with what layers share, and with an indexer's keys."""
     for changes in (
         shared_key_changes,
         usual_layer_input_mistakes,
@@ -303,14 +309,14 @@ def _sharing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _delta_net_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes of delta nets."""
+    """Yield the usual mistakes of delta nets, state space scans and lightning attention."""
     yield from with_layers(usual_delta_net_mistakes(patched))
     yield from with_layers(usual_scan_mistakes(patched))
     yield from with_layers(lightnings(patched))
 
 
 def _score_bias_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the mistakes in what is added to scores."""
+    """Yield the usual mistakes in what is added to scores."""
     return with_layers(usual_score_bias_mistakes(patched))
 
 

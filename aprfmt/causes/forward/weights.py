@@ -21,7 +21,7 @@ ENCODINGS = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_
 
 
 def find_output_factor(case: Mismatch) -> Iterator[Change]:
-    """Find one factor on the whole output, or one per column."""
+    """Yield the change to one factor on the whole weight, or to one on each of its rows."""
     found = product_of(case)
     w = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or w is None:
@@ -31,11 +31,13 @@ def find_output_factor(case: Mismatch) -> Iterator[Change]:
     power = float(np.sum(ours * ours))
     if not power:
         return
+    # One factor for all.
     factor = float(np.sum(ours * theirs)) / power
     if factor and rel_l2(ours * factor, theirs) <= 3 * case.view.tolerance:
         says = f"{found.key} is multiplied by {factor:.6g}"
         yield found.using(case, "scale", says, w * np.float32(factor), {"factor": factor})
         return
+    # One factor for each column, if there are rows enough to judge them.
     columns = np.sum(ours * theirs, 0) / np.maximum(np.sum(ours * ours, 0), 1e-300)
     if (
         len(ours) > 2
@@ -50,7 +52,10 @@ def find_output_factor(case: Mismatch) -> Iterator[Change]:
 
 
 def try_other_16_bit_type(case: Mismatch) -> Iterator[Change]:
-    """Read the stored bytes of a weight or a bias as the other 16-bit type; then of all weights."""
+    """Yield changes that read stored bytes as the other 16-bit type.
+
+    First each weight or bias before the point, then all weights of that encoding.
+    """
     stored = case.patched.stored
     behind = list(case.calls("linear", "router", "embed"))
     keys = [(call.args[0] if call.op == "embed" else call.args[1]).key for call in behind]
@@ -69,7 +74,10 @@ def try_other_16_bit_type(case: Mismatch) -> Iterator[Change]:
 
 
 def _reread_change(case: Mismatch, keys: tuple[str, ...]) -> Iterator[Change]:
-    """Propose that all these tensors of one encoding were read as the other 16-bit type."""
+    """Yield the change that reads all these tensors of one encoding as the other 16-bit type.
+
+    Yields nothing if one of them is too large to be read.
+    """
     stored, read = case.patched.stored, {}
     own = stored[keys[0]].encoding
     for key in keys:
@@ -91,7 +99,7 @@ def _reread_change(case: Mismatch, keys: tuple[str, ...]) -> Iterator[Change]:
 
 
 def try_quantization(case: Mismatch) -> Iterator[Change]:
-    """Encode the model's weight in coarser encodings, and compare with the run's output."""
+    """Yield the change to a quantized copy of the weight, by the finest encoding that fits."""
     if case.view.residual is None or case.view.residual > 0.5:
         return
     found = product_of(case)
@@ -114,23 +122,29 @@ def try_quantization(case: Mismatch) -> Iterator[Change]:
 
 
 def find_wrong_value(case: Mismatch) -> Iterator[Change]:
-    """Find a single wrong value: one output column differs by a multiple of one input column."""
+    """Yield the change of a single value of the weight.
+
+    It shows as one output column that differs by a multiple of one input column.
+    """
     found = product_of(case)
     values = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or values is None or len(found.x) < 3:
         return
     away = found.theirs.astype(np.float64) - found.ours
+    # Only one output column may be off.
     lengths = np.linalg.norm(away, axis=0)
     wrong = np.flatnonzero(lengths > 10 * np.median(lengths) + 1e-3 * lengths.max())
     if len(wrong) != 1:
         return
     row = int(wrong[0])
     delta, inputs = away[:, row], found.x.astype(np.float64)
+    # It must be a multiple of one input column.
     factors = inputs.T @ delta / np.maximum(np.sum(inputs**2, 0), 1e-300)
     missed = np.linalg.norm(delta[:, None] - inputs * factors, axis=0) / norms.exact_norm(delta)
     column = int(np.argmin(missed))
     if missed[column] > 0.01:
         return
+    # Correct that value of the weight.
     values = values.copy()
     old = float(values[row, column])
     values[row, column] += np.float32(factors[column])
@@ -141,7 +155,10 @@ def find_wrong_value(case: Mismatch) -> Iterator[Change]:
 
 
 def find_stale_weight(case: Mismatch) -> Iterator[Change]:
-    """Find a weight of zeros, or solve the weight if there are more tokens than columns."""
+    """Yield the change to a weight of zeros, or to one solved from the tokens.
+
+    It is solved only if there are more tokens than columns.
+    """
     found = product_of(case)
     if found is None or not found.key:
         return
@@ -157,14 +174,14 @@ def find_stale_weight(case: Mismatch) -> Iterator[Change]:
 
 
 def try_embedding_as_head(case: Mismatch) -> Iterator[Change]:
-    """Multiply with the embedding instead of the head."""
+    """Yield the change to the embedding in place of the head, at points after the layers."""
     call = case.call("linear")
     if call is not None and case.layer < 0 and call.args[1].key == "output.weight":
         yield from tied_head_change(case.patched)
 
 
 def tied_head_change(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the change to the embedding in place of a head of its own, if they are of one shape."""
+    """Yield the change to the embedding as head, if the model has a head of the same shape."""
     head, table = (
         patched.weights.get_role(None, "output.weight"),
         patched.stored["token_embd.weight"],

@@ -61,7 +61,7 @@ THROUGH = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q5_K", "Q4_K", "Q3_K
 
 
 def guess_norm_offset(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that 1 was added to a vector, or was not added although it should be."""
+    """Yield guesses that 1 was added to a vector, or was left out."""
     if case.a.columns != 1:
         return
     apart = to_float64(case.sample_b) - to_float64(case.sample_a)
@@ -79,7 +79,7 @@ def guess_norm_offset(case: DifferingPair) -> Iterator[Guess]:
 
 
 def guess_scale(case: DifferingPair) -> Iterator[Guess]:
-    """Guess a factor: a single one, one per row, or one per column."""
+    """Yield guesses of a factor: a single one, one for each row, or one for each column."""
     x, y = to_float64(case.sample_a), to_float64(case.sample_b)
     if not (np.isfinite(x).all() and np.isfinite(y).all()) or not x.any() or not y.any():
         return
@@ -100,10 +100,12 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
         )
     if a.columns < NARROW:
         return
+    # One factor for each row, found on every second column.
     factors = _least_squares_factors(x[:, ::2], y[:, ::2], 1)
     if _is_scaling(factors, slack) and _fits_scaling(x * factors[:, None], y, slack):
 
         def times(rows: "Array") -> "Array":
+            """Return these rows of A, each times its least-squares factor towards B."""
             mine, other = to_float64(a.take(rows)), to_float64(b.take(rows))
             return mine * _least_squares_factors(mine[:, ::2], other[:, ::2], 1)[:, None]
 
@@ -115,6 +117,7 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
             text = "the sign of whole rows is turned, and nothing else differs"
             said = f"{rows_turned} of {len(factors)} rows looked at"
         yield case.guess("scale", (text, said), "A", times, slack, free=a.rows)
+    # One factor for each column, found on every second row.
     across = _least_squares_factors(x[::2], y[::2], 0)
     if (
         len(x) >= NARROW
@@ -134,25 +137,28 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _least_squares_factors(x: "Array", y: "Array", axis: int) -> "Array":
-    """Return the least-squares factor of every row (axis 1) or column (axis 0); 1 for zeros."""
+    """Return the least-squares factor from x to y of every row (axis 1) or column (axis 0).
+
+    It is 1 where x is zero.
+    """
     square, product = (x * x).sum(axis=axis), (x * y).sum(axis=axis)
     return np.where(square > 0, product / np.where(square > 0, square, 1.0), 1.0)
 
 
 def _is_scaling(factors: "Array", slack: float) -> bool:
-    """Say whether no factor is near 0 (values were lost, not scaled) and not all are near 1."""
+    """Return whether no factor is near 0 (values were lost) and not all are near 1."""
     return bool(np.abs(factors - 1.0).max(initial=0.0) > 4 * slack) and bool(
         np.abs(factors).min() > 1e-9
     )
 
 
 def _fits_scaling(x: "Array", y: "Array", slack: float) -> bool:
-    """Return whether y is x within the slack of a scaling."""
+    """Return whether every row of y is x within twice the slack."""
     return bool((row_distances(x, y) <= 2 * slack).all())
 
 
 def _factor_text(case: DifferingPair, factor: float) -> str:
-    """Return a factor and what it may be: a root of a size, a multiplier, a power of two."""
+    """Return a factor with what it may be: a root of a size, or a multiplier of the model."""
     names: dict[str, float] = {}
     for size in ("hidden_size", "head_dim", "n_layers", "ffn_size"):
         for value in case.sizes(size):
@@ -173,9 +179,10 @@ def _factor_text(case: DifferingPair, factor: float) -> str:
 
 
 def _store_as(name: str) -> Take:
-    """Return how to take rows stored as another encoding and decoded."""
+    """Return a function that stores values in an encoding and decodes them again."""
 
     def through(values: "Array") -> "Array":
+        """Return values encoded and decoded."""
         values = np.asarray(values, np.float32)
         return decode(name, encode(name, values), values.shape)
 
@@ -183,7 +190,7 @@ def _store_as(name: str) -> Take:
 
 
 def _cast_through(values: "Array", dtype: str) -> "Array":
-    """Return values cast to a type and back."""
+    """Return values cast to a type of ml_dtypes and back to float32."""
     import ml_dtypes
 
     with np.errstate(over="ignore", invalid="ignore"):
@@ -192,14 +199,14 @@ def _cast_through(values: "Array", dtype: str) -> "Array":
 
 
 def _truncate_significand(values: "Array", bits: int) -> "Array":
-    """Return float32 values with the low bits of the significand set to zero (truncation)."""
+    """Return float32 values with the lowest `bits` bits set to zero (truncation)."""
     found = np.ascontiguousarray(values, np.float32).copy()
     found.view(np.uint32)[...] &= np.uint32(0xFFFFFFFF << bits & 0xFFFFFFFF)
     return found
 
 
 def _truncate_to_f16(values: "Array") -> "Array":
-    """Return float32 values cut, not rounded, to F16."""
+    """Return float32 values cut to F16 without rounding."""
     cut = _truncate_significand(values, 13)
     tiny = np.abs(cut) < 2.0**-14
     return np.where(tiny, np.trunc(cut * np.float32(2**24)) * np.float32(2**-24), cut)
@@ -232,7 +239,10 @@ ROUNDINGS: tuple[tuple[str, Take], ...] = (
 
 
 def guess_rounding(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Guess that A (or B) was rounded or cut to fewer bits; else that all are within one unit."""
+    """Yield guesses that one side was rounded or cut to fewer bits.
+
+    If all values are within one unit in the last place, the finding of that comes last.
+    """
     a, b = case.a, case.b
     if not (_is_float(a.encoding) and _is_float(b.encoding)):
         return
@@ -264,11 +274,12 @@ _STORED: Mapping[str, Take] = {
 
 
 def _guess_saturated_type(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that a side's values went through a type that holds them at its largest."""
+    """Yield guesses that a side's values went through a type that saturates at its maximum."""
     for label, fine in (("A", case.a), ("B", case.b)):
         for name, most in LARGEST.items() if fine.encoding != "F64" else ():
 
             def through(x: "Array", name: str = name, most: float = most) -> "Array":
+                """Return values limited to the type's range and rounded to it."""
                 return _STORED[name](np.clip(to_float64(x), -most, most))
 
             other = "B" if label == "A" else "A"
@@ -280,11 +291,11 @@ def _guess_saturated_type(case: DifferingPair) -> Iterator[Guess]:
 
 
 def explain_sum_rounding(case: DifferingPair) -> Iterator[Finding]:
-    """Find differences of one unit in the last place of the operands of a sum.
+    """Yield the finding that values are within one unit in the last place of a sum's operands.
 
     A value that is a sum of larger ones (a merged adapter, a mean of checkpoints) is rounded at the
-    size of these. They are not known. The largest value of its row, or of all of a vector, stands
-    for them: below one unit of it nothing is a bug.
+    size of these, which are not known. The largest value of its row, or of all of a vector, is
+    taken for them: below one unit of it nothing is a bug.
     """
     floats = _is_float(case.a.encoding) and _is_float(case.b.encoding)
     # A sum in another order changes many values, damage a few.
@@ -295,7 +306,10 @@ def explain_sum_rounding(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _all_within(case: DifferingPair, *, largest: bool) -> bool:
-    """Return whether no two values are further apart than a unit of the coarser type."""
+    """Return whether no two values are further apart than a unit of the coarser type.
+
+    `largest`: the unit is that of the row's largest value.
+    """
     a, b = case.a, case.b
     unit = 2 * max(UNIT[a.encoding], UNIT[b.encoding])
     first, second = to_float64(case.sample_a), to_float64(case.sample_b)
@@ -306,7 +320,10 @@ def _all_within(case: DifferingPair, *, largest: bool) -> bool:
 
 
 def _last_place_explanation(case: DifferingPair, of: str) -> Finding:
-    """Return the explanation by one unit in the last place."""
+    """Return the finding that no values are more than one unit in the last place apart.
+
+    `of` ends the sentence: whose last place.
+    """
     coarser = max(case.a.encoding, case.b.encoding, key=lambda name: UNIT[name])
     values = case.a.take(case.sample)
     unit = 2 * max(UNIT[case.a.encoding], UNIT[case.b.encoding])
@@ -339,7 +356,7 @@ def _all_equal_within(x: "Array", y: "Array", unit: float, *, largest: bool = Fa
 
 
 def _apply_after(take: Take, apply: Take) -> Take:
-    """Return how to take rows and then apply a function to them."""
+    """Return a function from row numbers to apply(rows)."""
     return lambda rows: apply(take(rows))
 
 
@@ -352,12 +369,13 @@ def _is_float(encoding: str) -> bool:
 
 
 def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Guess that one side is the other encoded again, or that both encode one source."""
+    """Yield guesses that one side is the other quantized, or the finding of one common source."""
     a, b = case.a, case.b
     if case.before.relative > 1.0:
         return
     step = max(1, a.rows * a.columns // REQUANTIZED)
     rows = np.arange(0, a.rows, step)
+    # Encode the finer side again and compare with the other.
     for label, fine, coarse, told in (("A", a, b, "B's"), ("B", b, a, "A's")):
         for name in _detour_encodings(coarse.encoding):
             if a.columns % max(1, encoding_row(name).block_size) or not _has_encoder(name):
@@ -380,6 +398,7 @@ def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
             )
     if len(case.changed_rows) < 2:
         return  # another quantizer leaves no tensor alone but for one row; damage does
+    # Both may encode one source: then values are within a step of each other.
     off = steps_apart(case)
     if off is not None and off <= 1.0:
         yield make_finding(
@@ -404,7 +423,7 @@ def _detour_encodings(stored: str) -> list[str]:
 
 
 def _has_encoder(name: str) -> bool:
-    """Return whether there is an encoder for an encoding."""
+    """Return whether a block encoding in one part has an encoder here."""
     try:
         found = codec(name)
     except AprfmtError:
@@ -413,9 +432,10 @@ def _has_encoder(name: str) -> bool:
 
 
 def _encode_again(take: Take, name: str) -> Take:
-    """Return how to take rows that were encoded again and decoded."""
+    """Return a function from row numbers to rows that were encoded as `name` and decoded."""
 
     def through(rows: "Array") -> "Array":
+        """Return these rows, encoded and decoded."""
         values = np.asarray(take(rows), np.float32)
         return decode(name, {"": encode_rows(name, values)}, values.shape)
 

@@ -1,7 +1,8 @@
-"""Blocks of quantized types whose bytes stand in another order, or begin some bytes late.
+"""Blocks of quantized types whose bytes are in another order, or begin some bytes late.
 
-The stored bytes are read in the other way and decoded; the result must be the other side's values
-within what the type rounds off, so that files of different encodings can be compared too.
+The stored bytes are read in the other way and decoded; the result must be the other side's
+values within what the type rounds off, so that files of different encodings can be compared
+too.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,11 +27,12 @@ LOOSE = 1.5  # times the rounding of the type, on so few rows
 
 
 def guess_block_layout(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that the parts of each block are stored in another order."""
+    """Yield the guess that the parts of each block are stored in another order."""
     for reader, other, whose in _block_sides(case):
         for says, cause, order in _part_orders(reader):
 
             def read(rows: "Array", reader: RowReader = reader, order: "Array" = order) -> "Array":
+                """Return these rows, decoded with the parts in the order."""
                 raw = reader.raw(rows)
                 size = len(order)
                 return reader.decoded(raw.reshape(-1, size)[:, order].reshape(raw.shape))
@@ -44,7 +46,7 @@ def guess_block_layout(case: DifferingPair) -> Iterator[Guess]:
 
 
 def guess_late_blocks(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that blocks are read or written a part of a block too early or too late."""
+    """Yield the guess that blocks are read or written some bytes too early or too late."""
     for reader, other, whose in _block_sides(case):
         size = encoding_row(reader.encoding).type_size
         inner = np.arange(1, reader.rows - 1)
@@ -53,6 +55,7 @@ def guess_late_blocks(case: DifferingPair) -> Iterator[Guess]:
                 continue
 
             def read(rows: "Array", reader: RowReader = reader, shift: int = shift) -> "Array":
+                """Return these rows, decoded from bytes that begin `shift` later."""
                 return reader.decoded(_shifted_rows(reader, rows, shift))
 
             way = "late" if shift > 0 else "early"
@@ -66,7 +69,7 @@ def guess_late_blocks(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _block_sides(case: DifferingPair) -> Iterator[tuple[RowReader, RowReader, str]]:
-    """Yield the sides that are stored in blocks, each with the other and its own genitive."""
+    """Yield (side stored in blocks, the other side, its genitive)."""
     if case.numbers is not None or case.a.shape != case.b.shape:
         return
     for reader, other, whose in ((case.b, case.a, "B's"), (case.a, case.b, "A's")):
@@ -84,7 +87,11 @@ def _guess_if_rows_agree(
     says: tuple[str, ...],
     rows: "Array | None" = None,
 ) -> Guess | None:
-    """Return the guess if a few rows agree with it."""
+    """Return the guess if a few rows agree with it, else None.
+
+    `read` gives a side's rows read in another way; `rows` limits the rows compared.
+    """
+    # Compare a few rows only.
     few = case.telling if rows is None else np.intersect1d(case.telling, rows)
     few = few[np.linspace(0, len(few) - 1, min(ROWS, len(few))).astype(np.int64)]
     if not len(few):
@@ -97,11 +104,12 @@ def _guess_if_rows_agree(
 
 
 def _part_orders(reader: RowReader) -> Iterator[tuple[str, str, "Array"]]:
-    """Yield other orders of a block's parts: in words, the cause, where each byte is found."""
+    """Yield (words, cause, where each byte is found) of other orders of a block's parts."""
     codec = CODECS.get(reader.encoding)
     fields = None if codec is None or codec.layout is None else codec.layout.fields
     if codec is None or codec.layout is None or not fields or len(fields) > FIELDS:
         return
+    # The parts of a block must fill it.
     names = sorted(fields, key=lambda name: fields[name][1])
     spans = {
         name: np.arange(fields[name][1], fields[name][1] + fields[name][0].itemsize)
@@ -109,6 +117,7 @@ def _part_orders(reader: RowReader) -> Iterator[tuple[str, str, "Array"]]:
     }
     if sum(map(len, spans.values())) != codec.layout.itemsize:
         return
+    # For every other order, find where each byte of the right order is.
     for stored in permutations(names):
         if list(stored) == names:
             continue

@@ -38,7 +38,7 @@ REACH = 1 << 16  # furthest shift looked for, in bytes
 
 
 def explain_byte_offset(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether B's stored bytes are A's, begun some bytes too early or too late."""
+    """Yield the finding that B's bytes are A's, begun some bytes too early or too late."""
     for a, b, name in byte_layouts(case):
         shift = _find_shift(a, b)
         if shift is not None:
@@ -59,17 +59,20 @@ READ = 1 << 20
 
 
 def explain_wrapped_offset(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether B's writer kept offsets in 32 bits: the data stand a multiple of 2^32 earlier.
+    """Yield the finding that B's writer used 32-bit offsets: data is 2^32 bytes too early.
 
-    Where the tensor should lie B holds zeros, as in any range of a file that nobody wrote.
+    It may be a multiple of 2^32. At the tensor's own place B holds zeros, as in any range of a file
+    that nobody wrote.
     """
     data, wanted = case.b.bytes, case.a.bytes
     if case.a.encoding != case.b.encoding or len(data) != len(wanted) or not len(data):
         return
+    # The offset of the data, counted from the first tensor of the file.
     tensor, inside = data.locate(0)
     stored = case.context.stored("b")
     begin = min((each.info.offset for each in stored), default=0)
     offset = tensor.info.offset + inside - begin
+    # The wrapped offset must be inside another tensor that holds A's bytes.
     for wrap in WRAPS:
         if offset < wrap or not _is_unwritten(data):
             continue
@@ -113,15 +116,17 @@ def _is_unwritten(data: RunBytes) -> bool:
 
 
 def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
-    """Return (first differing byte, k): B[i] == A[i+k] from there on; None where it is not so."""
+    """Return (first differing byte, k) with B[i] == A[i+k] from there on; None if not so."""
     size = len(b)
     if len(a) != size or size < 4 * ANCHOR or size > STORED:
         return None
+    # Everything before the first difference is equal.
     x, y = (np.frombuffer(copy_bytes(side, 0, size), np.uint8) for side in (a, b))
     apart = np.flatnonzero(x != y)
     if not apart.size or not 0 < apart[0] < size - 4 * ANCHOR:
         return None
     first = int(apart[0])
+    # Find a piece of the rest in A.
     at = (first + size) // 2
     anchor = y[at : at + ANCHOR].tobytes()
     low = max(0, at - REACH)
@@ -135,7 +140,7 @@ def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
 
 
 def _is_cyclic_head_move(case: DifferingPair, a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
-    """Say whether whole heads or experts moved and came round at the end (element_moves.py)."""
+    """Return whether whole heads or experts moved with wrap-around (see element_moves.py)."""
     row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
     parts = case.sizes("head_dim") if case.role.startswith("attn_") else []
     if len(case.shape) == 3:
@@ -148,8 +153,12 @@ def _is_cyclic_head_move(case: DifferingPair, a: RunBytes | bytes, b: RunBytes, 
 
 
 def _offset_explanation(case: DifferingPair, shift: int, b: RunBytes, name: str) -> Finding:
-    """Put a shift of B's bytes into words: of whole rows, of values or of bytes."""
+    """Return the finding of a shift of B's bytes: by whole rows, by values or by bytes.
+
+    `name` is B's stored name.
+    """
     row, total = case.b.row_bytes or 0, len(b)
+    # Whole rows are another cause than single bytes.
     rows = shift // row if case.b.columns > 1 and row and shift % row == 0 else 0
     kept = total - abs(shift)
     values = ""
@@ -170,7 +179,7 @@ def _offset_explanation(case: DifferingPair, shift: int, b: RunBytes, name: str)
 
 
 def _find_shift(a: RunBytes | bytes, b: RunBytes) -> int | None:
-    """Return k with B[i] == A[i+k] wherever both are, k not 0; None where there is none."""
+    """Return k with B[i] == A[i+k] wherever both are, k not 0; None if there is none."""
     size = len(b)
     if len(a) != size or size < 4 * ANCHOR:
         return None
@@ -194,7 +203,7 @@ def _find_shift(a: RunBytes | bytes, b: RunBytes) -> int | None:
 
 
 def _overlap_is_equal(a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
-    """Return whether both streams are equal under a shift wherever both are."""
+    """Return whether both are equal under a shift, wherever both have bytes."""
     start, stop = max(0, -shift), min(len(b), len(b) - shift)
     for at in range(start, stop, 1 << 20):
         end = min(stop, at + (1 << 20))
@@ -211,20 +220,23 @@ FOUND_AGAIN = 0.75  # correlation of values that were found again, at least
 
 
 def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that values stand some places late, over the ends of rows, from some row on or all."""
+    """Yield the guess that values are some places late, across row ends."""
     width, rows = case.a.columns, case.a.rows
     if case.numbers is not None or width == 1 or case.a.shape != case.b.shape or rows < 4:
         return
+    # The shift must not be of whole rows.
     shift = _find_flat_shift(case)
     if not shift or shift % width == 0:
         return
     down, rest = divmod(shift, width)
+    # Only rows that differ and have both sources in A are compared.
     changed = case.changed_rows
     inside = changed[(changed + down >= 0) & (changed + down + 1 < rows)]
     if len(inside) < max(2, len(changed) // 2):
         return
 
     def moved(index: "Array") -> "Array":
+        """Return the rows of A, shifted across row ends."""
         first, second = case.a.take(index + down), case.a.take(index + down + 1)
         return np.concatenate([first[:, rest:], second[:, :rest]], axis=1)
 
@@ -235,7 +247,10 @@ def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _find_flat_shift(case: DifferingPair) -> int:
-    """Return s so that value i of B is value i + s of A in the middle of what differs; or 0."""
+    """Return s so that value i of B is value i + s of A where they differ; 0 if none fits.
+
+    It is searched round the middle of the rows that differ.
+    """
     width, rows = case.a.columns, case.a.rows
     changed = case.telling
     middle = int(changed[len(changed) // 2])
@@ -243,6 +258,7 @@ def _find_flat_shift(case: DifferingPair) -> int:
     reach = max(2, -(-FLAT_REACH // width))
     middle = min(middle, rows - some)
     first, last = max(0, middle - reach), min(rows, middle + some + reach)
+    # Take a run of B's values, and A's values round its place.
     anchor, hay = (
         np.nan_to_num(np.asarray(side.take(np.arange(start, stop)), np.float64).reshape(-1))
         for side, start, stop in ((case.b, middle, middle + some), (case.a, first, last))
@@ -251,6 +267,7 @@ def _find_flat_shift(case: DifferingPair) -> int:
     norm = norms.exact_norm(anchor)
     if not norm or hay.size < anchor.size:
         return 0
+    # The place with the highest correlation is the shift.
     sums = np.convolve(hay * hay, np.ones(anchor.size), "valid")
     found = np.correlate(hay, anchor, "valid") / (norm * np.sqrt(np.maximum(sums, 1e-300)))
     at = int(found.argmax())

@@ -26,10 +26,11 @@ SLIGHT = 2.0**-8  # a scale is stored in F16 or BF16
 
 
 def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether all but a few runs of values are equal up to rounding."""
+    """Yield the finding if all but a few runs of values are equal up to rounding."""
     found: list[list[int]] = []
     slack, count = 4 * case.slack(), 0
     usual = max(case.before.norms) / max(1, case.before.count) ** 0.5
+    # Collect runs of values that rounding does not explain.
     for rows in case.windows(None):
         x, y = to_float64(case.a.take(rows)).reshape(-1), to_float64(case.b.take(rows)).reshape(-1)
         largest = np.maximum(np.maximum(np.abs(x), np.abs(y)), usual)
@@ -44,6 +45,7 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
             return
     if not found or max(stop - start for start, stop in found) < LEAST:
         return
+    # A flipped bit explains a run of one block.
     flips = _repairing_flips(case, found)
     if flips:
         many = "one bit is" if len(flips) == 1 else f"{len(flips)} bits are"
@@ -54,6 +56,7 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
         )
         return
     width = case.a.columns
+    # Otherwise describe the runs; only zeros are surely damage.
     lines, sure = [], True
     for start, stop in found[:SHOWN]:
         rows = np.arange(start // width, -(-stop // width))
@@ -65,6 +68,7 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
             + (", all zero" if zero else "")
             + f": in {numbered_text('row', int(rows[0]), int(rows[-1]) + 1)}"
         )
+    # Zeros in whole experts of a stack mean that they were never filled.
     size = case.shape[1] * width if len(case.shape) == 3 else 0
     stale = (
         size and sure and all(start % size < GAP and -stop % size < GAP for start, stop in found)
@@ -87,7 +91,7 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _repairing_flips(case: DifferingPair, found: list[list[int]]) -> list[str]:
-    """Return the bits whose flips repair every run of wrong values, each of one block; or []."""
+    """Return the bits whose flips repair every run of wrong values; [] if not all."""
     if len(found) > SHOWN:
         return []
     flips = []
@@ -105,7 +109,7 @@ def _repairing_flips(case: DifferingPair, found: list[list[int]]) -> list[str]:
 
 
 def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether A and B are equal up to rounding but for runs of zeros on one side.
+    """Yield the finding if both sides are equal up to rounding but for runs of zeros.
 
     Where a run cuts a block in the middle, the rest of the block has other numbers: rows next to a
     run may differ.
@@ -115,6 +119,7 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
         return
     lost = np.zeros((2, case.a.rows), np.int64)
     square, away = np.zeros(case.a.rows), np.zeros(case.a.rows)
+    # Count zeros of each side by row, and measure the rest of the row.
     for rows in case.windows(None):
         values = [to_float64(side.take(rows)) for side in (case.a, case.b)]
         holes = [_find_zero_runs(x, y) for x, y in (values, values[::-1])]
@@ -125,6 +130,7 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
     held = np.flatnonzero(lost.any(0))
     if not len(held):
         return
+    # Rows with zeros and their neighbours are not measured.
     beside = np.clip(np.concatenate([held - 1, held, held + 1]), 0, case.a.rows - 1)
     far = ~(away <= (STRAY * slack) ** 2 * square)
     far[np.unique(beside)] = False
@@ -132,6 +138,7 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
     total = float(square[sure].sum())
     if far.any() or not total or not float(away[sure].sum()) <= slack**2 * total:
         return
+    # Say which rows hold zeros, and whether they reach to the end.
     lines = []
     for label, counts in zip("AB", lost, strict=True):
         chosen = np.flatnonzero(counts)
@@ -147,7 +154,7 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _half_step(x: "Array") -> "Array":
-    """Return half the smallest magnitude beside each value in its largest possible block, or 0."""
+    """Return half the smallest magnitude in each value's largest possible block, or 0."""
     parts = []
     for start in range(0, x.shape[1], BLOCK):
         part = np.abs(x[:, start : start + BLOCK])
@@ -158,7 +165,7 @@ def _half_step(x: "Array") -> "Array":
 
 
 def _find_zero_runs(x: "Array", y: "Array") -> "Array":
-    """Return where x holds runs of GAP zeros or whole rows of them, and y does not (bool).
+    """Return a mask of runs of zeros in x, of GAP or a whole row, where y has values.
 
     Values of y that x's own step rounds to zero are no loss: in types of few codes those are many.
     """

@@ -31,12 +31,13 @@ _NONE = np.zeros(0)
 
 
 def explain_coarse_rounding(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether a side follows the other block by block within what its type rounds off."""
+    """Yield the finding that a side follows the other block by block within its type's rounding."""
     for source, copy, whose in ((case.a, case.b, "B"), (case.b, case.a, "A")):
         name = copy.encoding
         row = ENCODINGS.get(name)
         if row is None or row.ggml is None or row.block_size < 2 or name not in CODECS:
             continue
+        # Only types that cannot be encoded here, from a finer source.
         if CODECS[name].has_encoder or storage_noise(source.encoding) > FINE:
             continue
         allowed = storage_noise(name) / NMSE_SLACK**0.5
@@ -46,6 +47,7 @@ def explain_coarse_rounding(case: DifferingPair) -> Iterator[Finding]:
         if found is None:
             continue
         errors, like, factor = found
+        # Errors must be alike in all blocks, without a common factor.
         middle = float(np.median(errors))
         if errors.max() > SPREAD * middle or like.min() < LIKE or abs(factor - 1) > BIAS:
             continue
@@ -66,9 +68,9 @@ def explain_coarse_rounding(case: DifferingPair) -> Iterator[Finding]:
 def _block_errors(
     case: DifferingPair, swapped: bool, size: int
 ) -> "tuple[Array, Array, float] | None":
-    """Return relative error and correlation of each block, and the factor of least squares.
+    """Return (relative error of blocks, their correlation, the least-squares factor), or None.
 
-    None where a block of the source is zero, or a value is not finite.
+    `swapped`: B is the source. None where a block of the source is zero, or a value is not finite.
     """
     errors, like, xy, yy = [_NONE], [_NONE], 0.0, 0.0
     for rows in case.windows(None):

@@ -55,9 +55,8 @@ class SchemeCache:
 class PairContext:
     """Both models, and an optional third one (the base); gives tensors by key.
 
-    `results` are the known records of pairs by key: they save passes and tell whether other
-    tensors are equal. Everything is read on first use; the index reads SPOTS rows of every tensor,
-    once.
+    `results` are the known records of pairs by key: they save passes and tell whether other tensors
+    are equal. Everything is read on first use; the index reads SPOTS rows of every tensor, once.
     """
 
     def __init__(
@@ -67,6 +66,7 @@ class PairContext:
         base: Model | None = None,
         results: Mapping[str, TensorDiff] | None = None,
     ) -> None:
+        """Hold both models and the base, unread. `results` are known records by key."""
         self.models: dict[str, Model] = {"a": a, "b": b}
         if base is not None:
             self.models["base"] = base
@@ -78,17 +78,17 @@ class PairContext:
         self.pools: dict[int, JoinedRows | None] = {}  # all rows of A by their number of columns
 
     def leave(self, causes: tuple[str, ...], key: str, error: AprfmtError) -> None:
-        """Record that an explanation raised; `key` is "" where it is about several tensors."""
+        """Record that an explanation raised `error`; `key` is "" if it is about several tensors."""
         self.not_tried.append(NotTried(causes, key, str(error)))
 
     @cached_property
     def pairs(self) -> Mapping[str, TensorPair]:
-        """Every pair of both files by key."""
+        """Every pair of tensors of both files by key."""
         return {pair.key: pair for pair in align(self.models["a"], self.models["b"]).pairs}
 
     @cached_property
     def hyper(self) -> list[Mapping[str, Value]]:
-        """The hyperparameters of both models, as far as they can be read."""
+        """Hyperparameters of both models; one that cannot be read is left out."""
         found: list[Mapping[str, Value]] = []
         for label in ("a", "b"):
             try:
@@ -99,7 +99,7 @@ class PairContext:
         return found
 
     def sides(self, label: str) -> Mapping[str, View]:
-        """Return the tensors of a model by the keys of the pairs."""
+        """Return the tensors of a model ("a", "b" or "base") by the keys of the pairs."""
         if label in ("a", "b"):
             picked = {key: pair.a if label == "a" else pair.b for key, pair in self.pairs.items()}
             return {key: side for key, side in picked.items() if side is not None}
@@ -119,7 +119,7 @@ class PairContext:
         return list(found.values())
 
     def reader(self, label: str, key: str) -> RowReader | None:
-        """Return a model's tensor; None if it has no tensor of that key."""
+        """Return the row reader of a model's tensor; None if it has no tensor of that key."""
         if label not in self.models:
             return None
         if (label, key) not in self._readers:
@@ -130,13 +130,15 @@ class PairContext:
         return self._readers[label, key]
 
     def shape_index(self, label: str, shape: tuple[int, ...]) -> ShapeIndex | None:
-        """Return the samples of all tensors of a shape; None if there are none."""
+        """Return the sample values of all tensors of a shape; None if there are none."""
         if label not in self._indexes:
             self._indexes[label] = self._read_indexes(label)
         return self._indexes[label].get(shape)
 
     def _read_indexes(self, label: str) -> dict[tuple[int, ...], ShapeIndex]:
+        """Return {shape: sample values of its tensors} of a model; unreadable ones are left out."""
         found: dict[tuple[int, ...], list[tuple[str, str, Array]]] = {}
+        # Read a few values of every tensor.
         for key in self.sides(label):
             reader = self.reader(label, key)
             if reader is None or not reader.size:
@@ -169,6 +171,7 @@ class PairContext:
         line = sample_line(reader)
         if not np.isfinite(line).all() or np.ptp(line) == 0:
             return []
+        # Distance of every tensor's sample from this one's, within their encodings.
         values = np.where(np.isfinite(index.values), index.values, 0.0)
         norm = np.maximum(np.linalg.norm(values, axis=1), norms.exact_norm(line))
         away = np.linalg.norm(values - line, axis=1) / np.where(norm > 0, norm, 1.0)
@@ -178,7 +181,7 @@ class PairContext:
 
 
 def sample_line(reader: RowReader) -> "Array":
-    """Return the same few values of every tensor of a shape (float64, 1-D)."""
+    """Return values at a few fixed places of a tensor, the same for its shape (float64, 1-d)."""
     if reader.columns == 1:
         at = np.unique(np.linspace(0, reader.rows - 1, SPOTS * WIDTH).astype(np.int64))
         return to_float64(reader.take(at)).reshape(-1)

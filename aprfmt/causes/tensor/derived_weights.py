@@ -98,13 +98,15 @@ class MatrixChange:
 def models(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield the whole model: a training or a merge changes many tensors."""
+    """Yield one function that explains the whole model: a training changes many tensors."""
     yield partial(_of_model, context, pairs, list(rows.values()))
 
 
 def _of_model(
     context: PairContext, by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
 ) -> dict[str, Finding]:
+    """Return {tensor key: finding} of a training, a merge or a pruning of the model; or {}."""
+    # Matrices that differ without an explanation.
     matrices = [
         row
         for row in rows
@@ -117,6 +119,7 @@ def _of_model(
     if few and open_[0].key not in TABLES:
         return {}
     changes: list[MatrixChange] = []
+    # Measure how each of them differs.
     for row in open_:
         try:
             found = _matrix_change(by_key[row.key])
@@ -127,19 +130,22 @@ def _of_model(
             by_key[row.key].drop()
         if found is not None:
             changes.append(found)
-    made = _derived_explanations(context, by_key, matrices, changes)
+    made = _derived_explanations(by_key, matrices, changes)
     if made and next(iter(made.values())).cause == "derived":
         made |= _vector_explanations(rows, next(iter(made.values())))
     return made
 
 
 def _is_unexplained_float(row: TensorDiff) -> bool:
-    """Say whether a tensor of floats, or nearly so, differs, and nothing explains it."""
+    """Return whether a tensor of floats, or nearly so, differs without an explanation."""
     return row.unexplained() and max(map(storage_noise, (row.encoding_a, row.encoding_b))) <= FINE
 
 
 def _matrix_change(pair: TensorPair) -> MatrixChange | None:
-    """Measure how a pair of matrices differs; None where it is too large, or only in a part."""
+    """Return how a pair of matrices differs; None if it is too large or differs in few lines.
+
+    None too for codes and indices, and for values that are not finite.
+    """
     assert pair.a is not None and pair.b is not None
     if np.prod(pair.a.shape) > SMALL:
         return None
@@ -177,7 +183,7 @@ def _matrix_change(pair: TensorPair) -> MatrixChange | None:
 
 
 def _pruned(x: "Array", y: "Array") -> tuple[float, int]:
-    """Return the share of a matrix's values that were set to zero, and how many of every four.
+    """Return (share of values set to zero, how many of every four), both 0 if B is not pruned.
 
     0 where another value differs, or where those set to zero were no smaller than the others: what
     was lost, or never written, does not choose the small ones.
@@ -194,12 +200,13 @@ def _pruned(x: "Array", y: "Array") -> tuple[float, int]:
 
 
 def _correlation(x: "Array", y: "Array") -> float:
+    """Return the cosine of two arrays; 0 if one is zero."""
     norm = norms.exact_norm(x) * norms.exact_norm(y)
     return norms.exact_dot(x, y) / norm if norm else 0.0
 
 
 def _difference_rank(delta: "Array", rounding: float) -> int:
-    """Return the rank of a difference up to its rounding (`rounding` of ||delta||); 0: not low."""
+    """Return the rank of `delta` up to `rounding` (an absolute norm); 0 if it is not low."""
     size = norms.exact_norm(delta)
     limit = int(min(MOST_RANK, SHARE * min(delta.shape)))
     if limit < 1 or not size > 0:
@@ -207,6 +214,7 @@ def _difference_rank(delta: "Array", rounding: float) -> int:
     allowed = max(2 * rounding, 1e-5 * size)
     if allowed > 0.2 * size:
         return 0  # rounding hides the rank
+    # Sketch the range of the difference with random probes.
     for tried in dict.fromkeys((min(FIRST, limit), limit)):
         rng = np.random.default_rng(12)
         probes = rng.standard_normal((delta.shape[1], tried + PROBES)).astype(np.float32)
@@ -217,6 +225,7 @@ def _difference_rank(delta: "Array", rounding: float) -> int:
             break
     if missed > allowed:
         return 0
+    # The rank is the number of singular values above rounding.
     values = np.linalg.svd(inside, compute_uv=False).astype(np.float64)
     tails = np.sqrt(np.cumsum(values[::-1] ** 2)[::-1])
     left = np.hypot(np.append(tails[1:], 0.0), missed)
@@ -226,12 +235,13 @@ def _difference_rank(delta: "Array", rounding: float) -> int:
 
 
 def _derived_explanations(
-    context: PairContext,
-    pairs: Mapping[str, TensorPair],
-    matrices: Sequence[TensorDiff],
-    changes: Sequence[MatrixChange],
+    pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], changes: Sequence[MatrixChange]
 ) -> dict[str, Finding]:
-    """Return the explanations of a training or a merge, by key."""
+    """Return {tensor key: finding} of a training or a merge; {} if neither fits.
+
+    `matrices` are all compared matrices, `changes` those that differ.
+    """
+    # Differences of low rank are a merged adapter.
     low = [change for change in changes if change.rank]
     if low and len(low) == len(changes) and len(low) > 1:
         found = _merge_explanations(pairs, matrices, low)
@@ -239,6 +249,7 @@ def _derived_explanations(
             return found
     if not all(change.plain for change in changes):
         return {}  # a faulty quantization of all tensors looks like a training
+    # Otherwise most must be related to the other side: a training or pruning.
     related = [change for change in changes if change.related > RELATED]
     if len(related) < 0.9 * len(changes):
         return {}
@@ -267,7 +278,7 @@ def _floor(related: float) -> str:
 
 
 def _how(changes: Sequence[MatrixChange]) -> str:
-    """Return what was done to all of these matrices."""
+    """Return what was done to all of these matrices: trained further, or pruned."""
     if not all(change.pruned for change in changes):
         return "trained further"
     fours = {change.of_four for change in changes}
@@ -279,7 +290,7 @@ def _how(changes: Sequence[MatrixChange]) -> str:
 
 
 def _differing_experts(changes: Sequence[MatrixChange]) -> str:
-    """Say which experts of each layer differ."""
+    """Return which experts of each layer differ, in words."""
     found: dict[int | None, set[int]] = {}
     for change in changes:
         found.setdefault(split_key(change.key)[0], set()).update(change.experts)
@@ -313,7 +324,7 @@ def _whole_part(every: Set[str], keys: Sequence[str]) -> bool:
 
 
 def _derived_explanation(change: MatrixChange, text: str, cause: str = "derived") -> Finding:
-    """Return the explanation of a matrix that training changed."""
+    """Return the finding of one matrix that training changed, with its rank and correlation."""
     rank = f"rank {change.rank}, " if change.rank else ""
     line = f"{rank}{change.size:.3g} of the norm, correlation {change.related:.3g}"
     return make_finding(cause, (change.key,), (text, line), change.size, None, None)
@@ -322,7 +333,7 @@ def _derived_explanation(change: MatrixChange, text: str, cause: str = "derived"
 def _merge_explanations(
     pairs: Mapping[str, TensorPair], matrices: Sequence[TensorDiff], low: Sequence[MatrixChange]
 ) -> dict[str, Finding]:
-    """Return the explanation of differences of low rank: of all targets, or of some only."""
+    """Return {tensor key: finding} of differences of low rank, in all targets or some only."""
     keys, in_order = {change.key for change in low}, [change.key for change in low]
     roles = {split_key(key)[1] for key in keys}
     targets = {row.key for row in matrices if split_key(row.key)[1] in roles}
@@ -330,6 +341,7 @@ def _merge_explanations(
     rank = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
     sizes = sorted(change.size for change in low)
     size = f"{sizes[0]:.2g} to {sizes[-1]:.2g} of the norm"
+    # All targets differ: a merge into one side.
     if keys == targets:
         text = (
             f"B - A has {rank} in every {short_keys(in_order)}, {size}, and nothing else of "
@@ -337,6 +349,7 @@ def _merge_explanations(
             "differs: an adapter was merged into one side (or once more than into the other)"
         )
         return {change.key: _derived_explanation(change, text, "lora_merge") for change in low}
+    # Just the targets of some files differ: a merge into a shard.
     for label in ("b", "a"):
         shards = _shards(pairs, targets, label)
         own = {shard for key in keys for shard in shards[key]}
@@ -348,6 +361,7 @@ def _merge_explanations(
                 "was merged into one side's shard only"
             )
             return {change.key: _partial_merge_explanation(change, text, True) for change in low}
+    # Some other part of the targets differs.
     left = sorted(targets - keys)
     sure = _run_of_layers(targets, keys)
     text = (
@@ -359,7 +373,7 @@ def _merge_explanations(
 
 
 def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
-    """Say whether the merge took all targets of the first or the last layers, as one shard has."""
+    """Return whether the merge took all targets of the first or last layers, as a shard has."""
     layers: dict[int, set[str]] = {}
     for key in targets:
         layer, _ = split_key(key)
@@ -373,7 +387,10 @@ def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
 
 
 def _partial_merge_explanation(change: MatrixChange, text: str, sure: bool) -> Finding:
-    """Return the explanation of a merge that took only some targets."""
+    """Return the finding of one matrix of a merge that took only some targets.
+
+    `sure`: the finding is confirmed.
+    """
     line = f"rank {change.rank}, {change.size:.3g} of the norm"
     return make_finding(
         "partial_merge", (change.key,), (text, line), change.size, 0.0, None, confirmed=sure
@@ -383,7 +400,7 @@ def _partial_merge_explanation(change: MatrixChange, text: str, sure: bool) -> F
 def _shards(
     pairs: Mapping[str, TensorPair], keys: Iterable[str], label: str
 ) -> dict[str, set[str]]:
-    """Return the names of the files that hold each tensor."""
+    """Return {tensor key: names of the files that hold it} of a side, "a" or "b"."""
     found: dict[str, set[str]] = {}
     for key in keys:
         side = pairs[key].a if label == "a" else pairs[key].b
@@ -395,10 +412,10 @@ def _shards(
 def _with_vectors(
     by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
 ) -> dict[str, Finding]:
-    """Return the explanations where vectors alone differ: a training of norms or biases only.
+    """Return {tensor key: finding} if only vectors were trained (norms or biases); else {}.
 
-    All of some kinds in some layers differ, by what is no function of their own values, and their
-    values are related once the mean that norms share is taken away.
+    All vectors of some kinds in some layers differ. The difference is no function of their values,
+    and the values are related once the mean that norms share is taken away.
     """
     vectors = [
         row
@@ -425,7 +442,7 @@ def _with_vectors(
 
 
 def _vector_change(pair: TensorPair) -> MatrixChange | None:
-    """Measure how a pair of vectors differs; None where it is no training."""
+    """Return how a pair of vectors differs; None if that is no training."""
     assert pair.a is not None and pair.b is not None
     plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
     x, y = (np.asarray(side.numpy()).reshape(-1) for side in (pair.a, pair.b))
@@ -448,7 +465,7 @@ def _vector_change(pair: TensorPair) -> MatrixChange | None:
 
 
 def _vector_explanations(rows: Sequence[TensorDiff], like: Finding) -> dict[str, Finding]:
-    """Return the same explanation for the vectors that differ and that nothing explains."""
+    """Return {tensor key: finding}, a copy of `like` for each unexplained vector that differs."""
     return {
         row.key: replace(
             like,

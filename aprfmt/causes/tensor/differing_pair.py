@@ -46,7 +46,7 @@ class Distance:
     constant: bool = False
 
     def equal(self, slack: float) -> bool:
-        """Say whether nothing differs, or all of it is within `slack`, row by row."""
+        """Return whether nothing differs, or all of it is within `slack`, row by row."""
         return not self.changed or (slack > 0 and self.relative <= slack and not self.stray)
 
 
@@ -54,16 +54,17 @@ class Extent:
     """The smallest and the largest of values that come in pieces."""
 
     def __init__(self) -> None:
+        """Start without values."""
         self.low, self.high = np.inf, -np.inf
 
     def add(self, values: "Array") -> None:
-        """Take in finite values."""
+        """Extend the range by an array of finite values."""
         self.low = min(self.low, float(values.min(initial=np.inf)))
         self.high = max(self.high, float(values.max(initial=-np.inf)))
 
     @property
     def constant(self) -> bool:
-        """True where all values are one, or there were none."""
+        """True if all values are equal, or there were none."""
         return self.low >= self.high
 
 
@@ -78,6 +79,7 @@ class DifferingPair:
         context: "PairContext",
         shape: tuple[int, ...] = (),
     ) -> None:
+        """Hold both tensors; nothing is read yet. `shape` is A's shape if it is not given."""
         self.key, self.a, self.b, self.context = key, a, b, context
         self.shape = shape or a.shape
         self.known = True  # the comparison's numbers are those of these two
@@ -97,17 +99,17 @@ class DifferingPair:
 
     @cached_property
     def sample_a(self) -> "Array":
-        """The sample's rows of A."""
+        """Values of the sample's rows of A."""
         return self.a.take(self.sample)
 
     @cached_property
     def sample_b(self) -> "Array":
-        """The sample's rows of B."""
+        """Values of the sample's rows of B."""
         return self.b.take(self.sample)
 
     @cached_property
     def telling(self) -> "Array":
-        """The sample, or rows that differ (evenly spread) if none of the sample's does."""
+        """Row numbers of the sample, or of rows that differ if none of the sample's does."""
         if self.a.rows != self.b.rows or self.a.columns != self.b.columns:
             return self.sample
         near = row_distances(self.sample_a, self.sample_b) <= self.slack()
@@ -118,7 +120,8 @@ class DifferingPair:
 
     @cached_property
     def before(self) -> Distance:
-        """The distance over all values; from the comparison's record if that has it."""
+        """Distance over all values as stored; from the comparison's record if that has it."""
+        # The comparison has measured this pair already.
         known = self.context.results.get(self.key)
         if known is not None and known.stats is not None and self.known:
             stats = known.stats
@@ -148,11 +151,17 @@ class DifferingPair:
         return np.concatenate(found) if found else np.zeros(0, np.int64)
 
     def slack(self, *, moved: bool = True) -> float:
-        """Return the relative distance up to which values of this pair count as equal."""
+        """Return the relative distance up to which values of this pair count as equal.
+
+        `moved`: elements may also have been moved by a transformation.
+        """
         return pair_noise(self.a.encoding, self.b.encoding, moved=moved)
 
     def windows(self, rows: "Array | None") -> "Iterator[Array]":
-        """Yield row numbers in windows of WINDOW elements; mapped pages are then released."""
+        """Yield row numbers in windows of WINDOW elements, then release the mapped pages.
+
+        `rows` are the row numbers to split; None for all of the tensor.
+        """
         step = max(1, WINDOW // max(1, self.a.columns))
         total = self.a.rows if rows is None else len(rows)
         for start in range(0, total, step):
@@ -166,13 +175,17 @@ class DifferingPair:
     def distance(
         self, left: Take, right: Take, rows: "Array | None", slack: float = 0.0
     ) -> Distance:
-        """Return the distance over all of `rows` (None: of the tensor), window by window."""
+        """Return the distance of two functions of row numbers over `rows` (None: all of them).
+
+        `slack` is the relative distance beyond which rows count as stray.
+        """
         dd = ll = rr = 0.0
         changed = count = stray = 0
         largest = 0.0
         broken = False
         odd = Census()
         extent = Extent(), Extent()
+        # Sum squares over finite values; count those that differ.
         for index in self.windows(rows):
             x, y = to_float64(left(index)), to_float64(right(index))
             odd.add(x.reshape(-1), y.reshape(-1))
@@ -192,6 +205,7 @@ class DifferingPair:
                 stray += _count_stray_rows(delta, x, y, slack)
             changed, count = changed + int(differs.sum()), count + differs.size
             largest = max(largest, float(np.abs(delta).max(initial=0.0)))
+        # A value that is finite on one side only makes the distance infinite.
         norm = max(ll, rr)
         relative = rest = (dd / norm) ** 0.5 if dd else 0.0
         if broken or not np.isfinite(relative):
@@ -222,7 +236,7 @@ class DifferingPair:
         constant: bool = False,
         free: int = 0,
     ) -> Guess:
-        """Return the guess that `take`, in the place of the side `label`, equals the other side.
+        """Return the guess that `take`, in place of the side `label`, equals the other side.
 
         `slack` None is that of the pair; `constant` and `free` as in Guess.
         """
@@ -231,7 +245,7 @@ class DifferingPair:
         return Guess(cause, says, left, right, where, rows, near, constant, free)
 
     def holds_on_sample(self, guess: Guess) -> bool:
-        """Say whether a guess makes the sample's rows equal."""
+        """Return whether a guess makes the sample's rows equal."""
         rows = self.telling
         if guess.rows is not None:
             both = np.intersect1d(rows, guess.rows)
@@ -240,7 +254,7 @@ class DifferingPair:
         return found.relative <= 1.5 * guess.slack if guess.slack else not found.changed
 
     def row_name(self, row: int) -> str:
-        """Return a row's number in the tensor."""
+        """Return the number, in the whole tensor, of a row of this pair, as text."""
         return str(row if self.numbers is None else int(self.numbers[row]))
 
     # --- names of sizes ----------------------------------------------------------------------
@@ -258,7 +272,10 @@ class DifferingPair:
 
 
 def _count_stray_rows(delta: "Array", x: "Array", y: "Array", slack: float) -> int:
-    """Count rows further apart than STRAY slacks of their norm (or of 1/100 of the whole norm)."""
+    """Return how many rows are further apart than STRAY slacks of their norm.
+
+    Rows with a norm below 1/100 of the median are measured by that.
+    """
     away = np.einsum("ij,ij->i", delta, delta)
     own = np.maximum(np.einsum("ij,ij->i", x, x), np.einsum("ij,ij->i", y, y))
     least = 1e-4 * float(np.median(own)) if own.size else 0.0

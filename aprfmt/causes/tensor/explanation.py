@@ -49,7 +49,7 @@ SANE = 4.0  # how far two root mean squares may be apart for a reading to be wor
 
 
 def explain_pair(a: View, b: View, context: PairContext, key: str = "") -> Finding | None:
-    """Return the first hypothesis that makes two differing tensors equal, or the likeliest one.
+    """Return the finding of the first hypothesis that makes two tensors equal, or the likeliest.
 
     `key` is the pair's key if it is not the tensors' own. None if nothing fits, or if the tensors
     do not differ. Raises AprfmtError for a tensor that cannot be read.
@@ -59,7 +59,7 @@ def explain_pair(a: View, b: View, context: PairContext, key: str = "") -> Findi
 
 
 def _explain_differing(a: View, b: View, context: PairContext, key: str) -> Finding | None:
-    """Return the explanation of a pair by its bytes, then by its values."""
+    """Return the finding for two tensors by their shapes or values; None as in `explain_pair`."""
     first, second = RowReader(a), RowReader(b)
     if not first.size or not second.size:
         return None
@@ -73,7 +73,7 @@ def _explain_differing(a: View, b: View, context: PairContext, key: str) -> Find
 
 
 def _with_nonfinite(case: DifferingPair, found: Finding | None) -> Finding | None:
-    """Add the places where only one side is not finite to an explanation.
+    """Return the finding with the places where only one side is not finite added to it.
 
     NaN and infinities are explained only by a transformation that gives exactly the same bits or
     values; rounding, or an equal function, is then not confirmed.
@@ -99,6 +99,7 @@ def _with_nonfinite(case: DifferingPair, found: Finding | None) -> Finding | Non
         f"{odd.side} is not finite where the other side is, or holds another such value",
         odd.says(),
     )
+    # All other values may be equal, or within rounding.
     others = case.before.changed - odd.alone
     equal = others == 0 or (case.slack() > 0 and case.before.rest <= case.slack())
     if equal:
@@ -112,7 +113,7 @@ def _with_nonfinite(case: DifferingPair, found: Finding | None) -> Finding | Non
 
 
 def _explain_values(case: DifferingPair) -> Finding | None:
-    """Return the explanation of a pair by its values, its rows, or two defects."""
+    """Return the finding for a pair by all its values, by some rows, or by two defects; or None."""
     found = _best_hypothesis(case)
     if found is None or not found[0].confirmed:
         part = _explain_rows(case)
@@ -142,6 +143,7 @@ def _best_hypothesis(
     likely: Tried | None = None
     budget = TRIED
     for guess in _guesses_of_table(case, shapes, part):
+        # A finding needs no pass over the tensors.
         if isinstance(guess, Finding):
             if guess.confirmed:
                 return guess, None
@@ -163,7 +165,10 @@ def _best_hypothesis(
 
 
 def _guesses_of_table(case: DifferingPair, shapes: bool, part: bool) -> Iterator[Guess | Finding]:
-    """Yield the guesses of the rows of the table that fit this pair."""
+    """Yield the guesses and findings of all hypotheses for this pair.
+
+    `shapes`: only hypotheses for two shapes. `part`: only those for some of the rows.
+    """
     from aprfmt.causes.tensor.table import TABLE
 
     long = case.a.columns == 1 and case.a.rows > LONG
@@ -178,7 +183,10 @@ def _guesses_of_table(case: DifferingPair, shapes: bool, part: bool) -> Iterator
 
 
 def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding | None:
-    """Apply a guess to the whole tensors (or its rows); None if the distance hardly improves."""
+    """Return the finding of a guess applied to all its rows; None if the distance hardly improves.
+
+    `shapes`: the sides have two shapes, so that there is no distance before.
+    """
     after = case.distance(guess.left, guess.right, guess.rows, guess.slack)
     before = None if shapes else case.before.relative
     equal = after.equal(guess.slack)
@@ -208,7 +216,7 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
 
 
 def _explain_rows(case: DifferingPair) -> Tried | None:
-    """Explain only the rows that differ, if they are few."""
+    """Return (finding, None) for only the rows that differ, if they are few; None otherwise."""
     if case.a.columns == 1:
         return None
     near = row_distances(case.sample_a, case.sample_b) <= case.slack()
@@ -230,7 +238,7 @@ def _explain_rows(case: DifferingPair) -> Tried | None:
 
 
 def _explain_remainder(case: DifferingPair, found: Tried | None) -> Finding | None:
-    """Explain the rest that a helpful guess leaves; the evidence then has both causes."""
+    """Return the finding of two causes: a guess that helps, and what explains the rest; or None."""
     if found is None or found[1] is None:
         return None
     rest = remainder(case, found[1])
@@ -252,7 +260,7 @@ def _explain_remainder(case: DifferingPair, found: Tried | None) -> Finding | No
 
 
 def _explain_reread(case: DifferingPair) -> Finding | None:
-    """Explain a side's bytes read as another type, together with moved elements."""
+    """Return the finding that bytes were read as another type and elements moved; or None."""
     if case.before.relative < DENSE:
         return None
     for cause, text, reread in rereadings(case):
@@ -276,23 +284,25 @@ def explain_pairs(
     pairs: Sequence[TensorPair],
     results: Sequence[TensorDiff],
 ) -> tuple[list[TensorDiff], list[NotTried]]:
-    """Return the records, with an explanation for every pair that differs and can be read.
+    """Return (records with findings for the pairs that differ, what could not be tried).
 
     Of a role that differs in many layers a few pairs are tried alone. If nothing is found for them
-    that is theirs alone, all layers are looked at together first. An explanation that cannot be
-    tried (a tensor that it reads is damaged) is in the second list, and the others go on.
+    that is theirs alone, all layers are examined together first. An explanation that cannot be
+    tried (a tensor that it reads is damaged) is in the second list, and the others are still tried.
     """
     context = PairContext(a, b, base, {row.key: row for row in results})
     made = list(results)
     late: list[int] = []
     with np.errstate(all="ignore"):  # misread values may overflow
         tried = FailedAttempts(results)
+        # Try pairs alone, until enough of a role were tried in vain.
         for i, (pair, row) in enumerate(zip(pairs, results, strict=True)):
             if tried.enough(row):
                 late.append(i)
                 continue
             made[i] = _explain_alone(context, pair, row)
             tried.add(made[i])
+        # Then all tensors together, then the pairs that were put off.
         made = _explain_together(context, pairs, made)
         left = [i for i in late if made[i].explanation is None]
         for i in left:
@@ -305,17 +315,18 @@ class FailedAttempts:
     """Counts, by role, the pairs that were tried alone and in vain."""
 
     def __init__(self, rows: Sequence[TensorDiff]) -> None:
+        """Count, by role, the pairs that differ; none is tried yet."""
         self.many = Counter(split_key(row.key)[1] for row in rows if row.verdict == "DIFFERENT")
         self.vain: Counter[str] = Counter()
 
     def enough(self, row: TensorDiff) -> bool:
-        """Say whether enough pairs of this role were tried."""
+        """Return whether enough pairs of this role were tried alone in vain."""
         role = split_key(row.key)[1]
         vain = self.vain[role] >= ALONE and self.many[role] >= MANY
         return vain and row.verdict == "DIFFERENT"
 
     def add(self, row: TensorDiff) -> None:
-        """Count a pair that was tried."""
+        """Count a pair that was tried, if it has no confirmed finding or only a factor."""
         found = row.explanation
         if row.verdict == "DIFFERENT" and (
             found is None or not found.confirmed or found.cause == "scale"
@@ -324,7 +335,7 @@ class FailedAttempts:
 
 
 def _explain_alone(context: PairContext, pair: TensorPair, row: TensorDiff) -> TensorDiff:
-    """Return a record with what explains its pair alone."""
+    """Return a pair's record with the finding of its tensors alone, if there is one."""
     found = None
     try:
         if row.verdict in ("DIFFERENT", "SHAPE_DIFFERS") and pair.a and pair.b:
@@ -343,7 +354,7 @@ def _explain_alone(context: PairContext, pair: TensorPair, row: TensorDiff) -> T
 def _explain_together(
     context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
-    """Return the records with what explains several tensors at once."""
+    """Return the records with the findings of hypotheses about several tensors."""
     from aprfmt.causes.tensor.table import JOINT
 
     made = {row.key: row for row in rows}
@@ -367,6 +378,7 @@ def _groups(
     pairs: Mapping[str, TensorPair],
     rows: Mapping[str, TensorDiff],
 ) -> Iterator[Group]:
+    """Yield the groups of tensors of a joint hypothesis; an error is recorded and ends them."""
     try:
         yield from hypothesis.find(context, pairs, rows)
     except AprfmtError as error:
@@ -374,7 +386,7 @@ def _groups(
 
 
 def not_tried_lines(not_tried: Sequence[NotTried]) -> list[str]:
-    """Return what could not be tried in sentences: those of one reason are one, with a count."""
+    """Return sentences about what could not be tried: one for each reason, with a count."""
     groups: dict[tuple[tuple[str, ...], str], list[str]] = {}
     for one in not_tried:
         groups.setdefault((one.causes, one.why), []).append(one.key)
@@ -391,6 +403,7 @@ class Transformed(ComputedRows):
     """A transformed tensor; it has values but no stored bytes."""
 
     def __init__(self, like: RowReader, take: Take) -> None:
+        """Take the sizes of `like`, and rows from the function `take`."""
         super().__init__(like.side)
         self.rows, self.columns, self.shape = like.rows, like.columns, like.shape
         self._take = take
@@ -411,15 +424,16 @@ def remainder(case: DifferingPair, guess: Guess) -> DifferingPair | None:
 
 
 def rereadings(case: DifferingPair) -> Iterator[tuple[str, str, DifferingPair]]:
-    """Yield (cause, sentence, case) of one side's bytes read as another type or byte order.
+    """Yield (cause, sentence, pair) of one side's bytes read as another type or byte order.
 
-    Only if the values then have about the other side's size, and did not before.
+    Only if the values then have about the other side's size.
     """
     for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
         row = encoding_row(side.encoding.split("+")[0])
         if side.row_bytes is None or not row.numpy or row.type_size == 1:
             continue
         size = _size(other.take(case.sample))
+        # Another byte order, and for 16-bit floats the other type.
         readings: list[tuple[str, str, Take]] = [
             (
                 "endianness",
@@ -436,6 +450,7 @@ def rereadings(case: DifferingPair) -> Iterator[tuple[str, str, DifferingPair]]:
                     _labelled(side, name),
                 )
             )
+        # Only readings that give values of a plausible size.
         for cause, text, take in readings:
             now = _size(take(case.sample))
             if not 1 / SANE < now / max(size, 1e-300) < SANE:
@@ -448,11 +463,12 @@ def rereadings(case: DifferingPair) -> Iterator[tuple[str, str, DifferingPair]]:
 
 
 def _labelled(side: RowReader, name: str) -> Take:
+    """Return a function from row numbers to the side's rows, decoded as encoding `name`."""
     return lambda rows: side.decoded(side.raw(rows), name)
 
 
 def _size(values: "Array") -> float:
-    """Return the root mean square; 0 if a value is not finite."""
+    """Return the root mean square of values; 0 if one is not finite."""
     values = to_float64(values)
     if not np.isfinite(values).all() or not values.size:
         return 0.0

@@ -92,7 +92,10 @@ class LayerTensors:
     folded: "dict[str, Array]" = field(default_factory=dict)
 
     def has(self, role: str) -> bool:
-        """Say whether both sides have a tensor of this role and of one shape; read it if so."""
+        """Return whether both sides have a tensor of this role, of one shape and finite.
+
+        Its values are read on the first call; later calls do not check them again.
+        """
         if role in self.a:
             return True
         pair = self.pairs.get(self.start + role)
@@ -112,13 +115,16 @@ class LayerTensors:
         return 2 * pair_noise(pair.a.encoding, pair.b.encoding, moved=False) + LEAST
 
     def blocked(self, role: str) -> bool:
-        """Say whether either side is stored in another encoding than plain floats."""
+        """Return whether either side is stored in another encoding than plain floats."""
         pair = self.pairs[self.start + role]
         sides = (pair.a, pair.b)
         return any(name not in UNIT for side in sides if side for name in side.encodings)
 
     def apart(self, role: str, value: "Array") -> float:
-        """Return how far B is from `value`, in roundings: the whole, or its worst column."""
+        """Return how many roundings B is from `value`: as a whole, or in its worst column.
+
+        Up to 1 counts as equal.
+        """
         y = self.b[role].reshape(-1, self.b[role].shape[-1]).astype(np.float64)
         x = value.reshape(y.shape).astype(np.float64)
         delta, norm = x - y, np.maximum(norms.exact_norm(x), norms.exact_norm(y))
@@ -132,18 +138,21 @@ class LayerTensors:
         return max(whole, float((np.linalg.norm(delta, axis=0) / own).max()) / (slack * STRAY))
 
     def near(self, role: str, factor: "Array") -> bool:
-        """Say whether a few rows of B are A's times a factor of every column."""
+        """Return whether a few rows of B are A's times `factor`, one number for each column."""
         x, y = (v[role].reshape(-1, v[role].shape[-1]) for v in (self.a, self.b))
         rows = np.linspace(0, len(x) - 1, min(8, len(x))).astype(np.int64)
         away = norms.exact_norm(x[rows] * factor - y[rows])
         return bool(away <= STRAY * self.slack(role) * norms.exact_norm(y[rows]))
 
     def nearer(self, role: str, value: "Array") -> bool:
-        """Say whether a value is nearer to B than A is: more than a coarse encoding leaves open."""
+        """Return whether `value` is clearly nearer to B than A is.
+
+        It must be nearer by more than a coarse encoding leaves open.
+        """
         return self.distance(role, value) <= BETTER * self.distance(role, self.a[role])
 
     def proof(self, fold: "Fold") -> Proof:
-        """Return what a fold shows: its factors were found on one tensor and hold for the readers.
+        """Return the proof of a fold: found on one tensor, judged by the readers.
 
         A factor is found on each value of a norm, or on each row of the first source.
         """
@@ -172,7 +181,10 @@ class Fold:
 def layers(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield the layers with a tensor that nothing explains, and what stands outside of layers."""
+    """Yield, for each layer with an unexplained tensor, a function that explains its folds.
+
+    Tensors outside of layers form one group more.
+    """
     if not context.hyper:
         return
     starts = {"": None} | {
@@ -184,20 +196,22 @@ def layers(
 
 
 def _open_in_layer(layer: LayerTensors, rows: Mapping[str, TensorDiff]) -> dict[str, Finding]:
+    """Return {tensor key: finding} of a layer's folds, for tensors without a better explanation."""
     found = _explain_layer_folds(layer)
     return {key: one for key, one in found.items() if rows[key].unexplained(ALONE)}
 
 
 def _layer_of_key(key: str) -> str:
-    """Return the layer prefix of a key."""
+    """Return the layer prefix of a tensor key, such as "L3."; "" outside of layers."""
     layer, _ = split_key(key)
     return "" if layer is None else f"L{layer}."
 
 
 def _explain_layer_folds(layer: LayerTensors) -> dict[str, Finding]:
-    """Return {role: finding} of a layer's tensors that are equal once moved factors are put back.
+    """Return {tensor key: finding} of a layer's tensors that are equal once factors are put back.
 
-    Without any, the findings of norms that kept their factor while a product took it too.
+    If there are none, the findings are of products that took a norm's factor while the norm did not
+    lose it.
     """
     folds = [*_norm_folds(layer), *_row_folds(layer)]
     found: dict[str, Finding] = {}
@@ -221,11 +235,15 @@ def _explain_layer_folds(layer: LayerTensors) -> dict[str, Finding]:
 
 
 def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
-    """Divide what reads a norm by the change of the norm, and yield the folds."""
+    """Yield the folds of norms into products; `layer.folded` then holds A with the folds made.
+
+    What reads a norm is divided by the change of the norm.
+    """
     for norm, readers in _norm_readers(layer):
         weight = f"{norm}.weight"
         if not layer.has(weight):
             continue
+        # The factor by which the norm changed.
         a, b = _norm_gains(layer, weight)
         factor = np.where((a == 0) & (b == 0), 1.0, b / np.where(a == 0, 1.0, a))
         if not factor.all() or not _moved_by_factor(layer, weight, factor):
@@ -235,6 +253,7 @@ def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
             layer.folded[f"{norm}.bias"] = layer.a[f"{norm}.bias"] * factor
             sources.append(f"{norm}.bias")
         layer.folded[weight] = layer.b[weight]
+        # Readers that did not change undo nothing.
         chosen = tuple(f"{role}.weight" for role in readers if layer.has(f"{role}.weight"))
         kept = tuple(
             role
@@ -250,12 +269,12 @@ def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
 
 
 def _distance_from_one(gain: "Array") -> float:
-    """Return how far a gain is from 1."""
+    """Return the largest distance of a gain from 1."""
     return float(np.abs(gain - 1).max(initial=0.0))
 
 
 def _norm_readers(layer: LayerTensors) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (norm, what reads it) of this layer, or of what stands behind all layers."""
+    """Yield (norm, roles of the products that read it) of this layer, or after all layers."""
     model = layer.context.models["a"]
     if not layer.start:
         if layer.pairs.get("output.weight") is not None and not model.hyper["tied_embeddings"]:
@@ -269,18 +288,21 @@ def _norm_readers(layer: LayerTensors) -> Iterator[tuple[str, tuple[str, ...]]]:
 
 
 def _norm_gains(layer: LayerTensors, weight: str) -> "tuple[Array, Array]":
-    """Return both sides' factors of a norm: 1 + w where the block adds one."""
+    """Return (A's, B's) factors of a norm: 1 + w where the block adds one."""
     plus = layer.context.models["a"].spec.block.norm_offset
     return (layer.a[weight].astype(np.float64) + plus, layer.b[weight].astype(np.float64) + plus)
 
 
 def _moved_by_factor(layer: LayerTensors, role: str, factor: "Array") -> bool:
-    """Return whether a role's values changed by a factor."""
+    """Return whether the factor is further from 1 than rounding explains."""
     return bool(np.abs(factor - 1).max(initial=0.0) > STRAY * layer.slack(role))
 
 
 def _row_folds(layer: LayerTensors) -> Iterator[Fold]:
-    """Multiply rows by what they changed by, the reader's columns by the inverse; yield these."""
+    """Yield the folds of one product's rows into the next product's columns.
+
+    Rows are multiplied by what they changed by, and the reader's columns by the inverse.
+    """
     hyper, block = layer.context.hyper[0], layer.context.models["a"].spec.block
     for first, second in LINEAR:
         attention = first == "attn_v"
@@ -291,12 +313,14 @@ def _row_folds(layer: LayerTensors) -> Iterator[Fold]:
         rows, reader = f"{first}.weight", f"{second}.weight"
         if not (layer.has(rows) and layer.has(reader)):
             continue
+        # The factor of each row, by least squares.
         x, y = layer.folded[rows].astype(np.float64), layer.b[rows].astype(np.float64)
         square = (x * x).sum(-1)
         factor = np.where(square > 0, (x * y).sum(-1) / np.where(square > 0, square, 1), 1.0)
         if not factor.all() or not _moved_by_factor(layer, rows, factor):
             continue
-        back = _spread_factor(layer, factor, reader) if attention else factor
+        # The reader's columns take the inverse factor.
+        back = _spread_factor(layer, factor) if attention else factor
         if back is None or back.shape[-1] != layer.a[reader].shape[-1]:
             continue
         sources = [rows]
@@ -308,8 +332,11 @@ def _row_folds(layer: LayerTensors) -> Iterator[Fold]:
         yield Fold(tuple(sources), (reader,), "scales_folded")
 
 
-def _spread_factor(layer: LayerTensors, factor: "Array", reader: str) -> "Array | None":
-    """Return v's factors at the columns of the output product: every query head's of its group."""
+def _spread_factor(layer: LayerTensors, factor: "Array") -> "Array | None":
+    """Return v's factors at the columns of the output product: each query head has its group's.
+
+    None if the heads do not divide.
+    """
     hyper = layer.context.hyper[0]
     heads, kv = int(hyper["n_heads"]), int(hyper["n_kv_heads"])
     if heads % kv or len(factor) % kv:
@@ -320,7 +347,7 @@ def _spread_factor(layer: LayerTensors, factor: "Array", reader: str) -> "Array 
 def _equal_explanations(
     layer: LayerTensors, fold: Fold, roles: Sequence[str]
 ) -> dict[str, Finding]:
-    """Return the explanation of every tensor of a fold that is undone everywhere."""
+    """Return {tensor key: finding} of a fold that is undone everywhere."""
     text = NORMS if fold.cause == "norm_folded" else SCALES
     source, readers = fold.sources[0], ", ".join(fold.readers)
     line = f"{source} is divided by factors, and the columns of {readers} multiplied by them"
@@ -339,7 +366,7 @@ def _equal_explanations(
 
 
 def _partial_explanations(layer: LayerTensors, fold: Fold) -> dict[str, Finding]:
-    """Return the explanation of a fold that some readers undo and others do not."""
+    """Return {tensor key: finding} of a fold that some readers undo and others do not."""
     text = (
         f"factors were moved out of {fold.sources[0]} into {', '.join(fold.readers)}, but not into "
         f"{', '.join(fold.kept)}, which reads it too"
@@ -358,7 +385,10 @@ def _partial_explanations(layer: LayerTensors, fold: Fold) -> dict[str, Finding]
 
 
 def _kept_norm_explanations(layer: LayerTensors, changed: set[str]) -> dict[str, Finding]:
-    """Return the explanation of products that hold a norm's weights, while the norm kept them."""
+    """Return {tensor key: finding} of products with a norm's weights that the norm has, too.
+
+    `changed` are the roles that some fold changed; their norms are left out.
+    """
     found: dict[str, Finding] = {}
     for norm, readers in _norm_readers(layer):
         weight = f"{norm}.weight"
@@ -367,6 +397,7 @@ def _kept_norm_explanations(layer: LayerTensors, changed: set[str]) -> dict[str,
         gain, _ = _norm_gains(layer, weight)
         if not gain.all() or not _moved_by_factor(layer, weight, gain):
             continue
+        # The weights may be in the products of either side.
         for label, factor in (("B", gain), ("A", 1 / gain)):
             chosen = [f"{role}.weight" for role in readers if layer.has(f"{role}.weight")]
             held = [

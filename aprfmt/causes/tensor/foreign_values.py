@@ -20,7 +20,7 @@ from aprfmt.tensors import norms
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
-LEAST = 1024  # values below which nothing can be told
+LEAST = 1024  # values below which nothing can be said
 MOST = 1 << 22  # values that are looked at
 MOST_SORTED = 1 << 16  # values whose distribution is looked at
 WINDOW = 1 << 20
@@ -41,9 +41,13 @@ class ForeignVerdict:
 
 
 def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
-    """Compare two tensors of one role. Raises AprfmtError if one cannot be read."""
+    """Return whether the second tensor is another one and not a damaged copy, with the reason.
+
+    Raises AprfmtError if one cannot be read.
+    """
     if first.shape != second.shape or not first.size:
         return ForeignVerdict(False, "the shapes differ")
+    # A constant tensor was never filled.
     for label, side, other in (("B", second, first), ("A", first, second)):
         value = _constant_value(side)
         if value is not None and _constant_value(other) is None:
@@ -57,6 +61,7 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
         return ForeignVerdict(
             False, f"{x.size} values are too few to tell another tensor from damage"
         )
+    # Size and spread must be those of a weight, or of an initialisation.
     drawn = _initial_distribution(y)
     sizes = [float(np.sqrt(np.mean(values**2))) for values in (x, y)]
     ratio = sizes[1] / sizes[0] if sizes[0] else float("inf")
@@ -68,6 +73,7 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
     apart = spreads[1] / np.maximum(spreads[0], 1e-30)
     if not drawn and not bool(((apart >= SPREADS[0]) & (apart <= SPREADS[1])).all()):
         return ForeignVerdict(False, "B's values are spread unlike A's: damage as well")
+    # Values of another tensor do not correlate with the right ones.
     limit = RELATED + 4 / x.size**0.5
     values, magnitudes = _correlation(x, y), _correlation(*(_centred_magnitudes(v) for v in (x, y)))
     if abs(values) > limit or abs(magnitudes) > limit:
@@ -76,6 +82,7 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
             f"B's values are related to A's (correlation {values:.2g}, of their sizes "
             f"{magnitudes:.2g}): an earlier state of it, or damage",
         )
+    # Nor are they the right ones in another order.
     if _same_values_reordered(first, second, x, y):
         if first.encoding == second.encoding:
             return ForeignVerdict(
@@ -103,7 +110,10 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
 
 
 def _initial_distribution(values: "Array") -> str:
-    """Return what distribution values were drawn from, as an initialisation does; "" if none."""
+    """Return the distribution that values were drawn from by an initialisation, in words.
+
+    "" if none fits.
+    """
     y = np.sort(values, axis=None)
     if y.size > MOST_SORTED:
         y = y[:: y.size // MOST_SORTED]
@@ -167,13 +177,17 @@ def _centred_magnitudes(values: "Array") -> "Array":
 
 
 def _correlation(x: "Array", y: "Array") -> float:
+    """Return the correlation of two arrays; 0 if one is constant."""
     x, y = (v - v.mean() for v in (x, y))
     norm = float(norms.exact_norm(x) * norms.exact_norm(y))
     return norms.exact_dot(x, y) / norm if norm else 0.0
 
 
 def _same_values_reordered(a: RowReader, b: RowReader, x: "Array", y: "Array") -> bool:
-    """Say whether both have the same values in some order, up to their encodings' error."""
+    """Return whether both have the same values in some order, up to their encodings' error.
+
+    `x` and `y` are the tensors' sampled values, used if the encodings differ.
+    """
     if a.encoding == b.encoding:
         return _fingerprint(a) == _fingerprint(b)
     x, y = np.sort(x, axis=None), np.sort(y, axis=None)
@@ -182,7 +196,7 @@ def _same_values_reordered(a: RowReader, b: RowReader, x: "Array", y: "Array") -
 
 
 def _fingerprint(reader: RowReader) -> int:
-    """Return a hash of all values that does not depend on their order."""
+    """Return a 64-bit hash of all values that does not depend on their order."""
     total = 0
     for rows in _row_windows(reader):
         bits = np.ascontiguousarray(reader.take(rows), np.float32).view(np.uint32)

@@ -1,6 +1,6 @@
-"""The orders in which writers lay fused tensors: by part, by head, by group, row by row, by shard.
+"""The orders in which writers store fused tensors: by part, head, group, row or shard.
 
-An order has, for each place, the number of the canonical row that stands there: canonical is all of
+An order has, for each place, the number of the canonical row that is there: canonical is all of
 the first part, then all of the second, and so on.
 """
 
@@ -23,10 +23,10 @@ SHARDS = (2, 4, 8, 16, 3, 5, 6, 7)  # devices that tensor parallelism cuts a mat
 def layout_words(
     at: "Array", parts: Sequence[tuple[str, int]], kv_heads: int, outer: int = 1
 ) -> str:
-    """Return in words how rows `at` (numbers of A, at each place of B) stand; "" if not known.
+    """Return in words how rows `at` (numbers of A, at each place of B) are ordered.
 
-    `parts` are names and rows of what was fused; `outer` stacks (experts) repeat them. `kv_heads`
-    groups q, k and v, 0 for other parts.
+    "" if the order is not known. `parts` are names and rows of what was fused; `outer` stacks
+    (experts) repeat them. `kv_heads` groups q, k and v, 0 for other parts.
     """
     names = " ".join(name for name, _ in parts)
     whole = f"all {', then all '.join(name for name, _ in parts)}"
@@ -52,13 +52,16 @@ def fused_orders(parts: Sequence[tuple[str, int]], kv_heads: int) -> "Iterator[t
     sizes = [size for _, size in parts]
     starts = np.cumsum([0, *sizes]).tolist()
     every = [np.arange(starts[i], starts[i + 1]) for i in range(len(parts))]
+    # Whole parts in another order.
     for chosen in permutations(range(len(parts))):
         if list(chosen) != sorted(chosen):
             words = ", then ".join(f"all {parts[i][0]}" for i in chosen)
             yield words, np.concatenate([every[i] for i in chosen])
+    # Parts that alternate row by row.
     if len(set(sizes)) == 1:
         names = " ".join(name for name, _ in parts)
         yield f"[{names}] row by row", np.stack(every, 1).reshape(-1)
+    # Parts cut into equal units, by head, by group or by shard.
     units = [(kv_heads, "per KV group", "per head")] if kv_heads > 1 else []
     units += [(count, f"per part of {count} (tensor parallel)", "") for count in SHARDS]
     for count, grouped, single in units:
@@ -74,7 +77,10 @@ def fused_orders(parts: Sequence[tuple[str, int]], kv_heads: int) -> "Iterator[t
 def _stacked_orders(
     parts: Sequence[tuple[str, int]], kv_heads: int, outer: int
 ) -> "Iterator[tuple[str, Array]]":
-    """Yield layouts inside every one of `outer` stacked tensors; rows are numbered part by part."""
+    """Yield (words, order) of layouts inside each of `outer` stacked tensors.
+
+    Rows are numbered part by part.
+    """
     inner = [(name, size // outer) for name, size in parts]
     count = sum(size for _, size in inner)
     # canonical number of row r of the fused expert e
@@ -93,7 +99,7 @@ def _stacked_orders(
 
 
 def _rotation_words(at: "Array", names: str) -> str:
-    """Return the rotation in words; "" if nothing is rotated."""
+    """Return a rotation of the rows `at` in words; "" if they are not rotated."""
     n = len(at)
     by = int(at[0])
     if by and np.array_equal(at, (np.arange(n) + by) % n):
@@ -102,14 +108,14 @@ def _rotation_words(at: "Array", names: str) -> str:
 
 
 def rotation_text(by: int, count: int, one: str = "row") -> str:
-    """Return a rotation in words; `by` is the number of the first row."""
+    """Return a rotation of `count` rows in words; `by` is the number of the first row."""
     by = by if by <= count // 2 else by - count
     half = "; the halves are exchanged" if 2 * abs(by) == count else ""
     return f"rotated by {by}: {one} i of B is {one} i{by:+d} of A, {abs(by)} come round{half}"
 
 
 def _block_order_words(at: "Array", names: str) -> str:
-    """Return an order of whole blocks, "" if single rows are scattered."""
+    """Return an order of whole blocks in words; "" if single rows are scattered."""
     size = 0
     for first, source, length in source_runs(at):
         size = gcd(size, gcd(gcd(first, source), length))

@@ -1,9 +1,9 @@
-"""Fused tensors whose rows stand in another order: looked for in all rows together, with biases.
+"""Fused tensors whose rows are in another order: searched in all rows together, with biases.
 
-q, k and v (or gate and up) of a file that fuses them are split before they are compared. Rows that
-a writer laid otherwise then end up in other parts, and each part alone looks like a tensor of
-another checkpoint. So the rows of all parts are matched together. One order for the weights and,
-where they moved too, the biases is one finding.
+q, k and v (or gate and up) of a file that fuses them are split before they are compared. Rows
+that a writer ordered otherwise then end up in other parts, and each part alone looks like a
+tensor of another checkpoint. So the rows of all parts are matched together. One order for the
+weights and, where they moved too, the biases is one finding.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -77,7 +77,7 @@ class RowOrder:
 def families(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield the tensors that a file may hold fused, of each layer."""
+    """Yield, for each layer and family of fused roles, a function that explains its rows."""
     layers = sorted({layer for key in rows for layer, _ in [split_key(key)] if layer is not None})
     for family in FAMILIES:
         for layer in layers:
@@ -91,10 +91,11 @@ def _explain_layer(
     family: FusedRoles,
     layer: int,
 ) -> dict[str, Finding]:
-    """Return the explanations of a layer's fused tensors whose rows moved."""
+    """Return {tensor key: finding} of a layer's fused tensors whose rows moved; or {}."""
     weights = _joined_pair(context, pairs, family.of("weight"), layer)
     biases = _joined_pair(context, pairs, family.of("bias"), layer)
-    order = _find_row_order(context, rows, family, weights)
+    # An order of the weights, which the biases may have followed.
+    order = _find_row_order(rows, family, weights)
     if order is not None and weights is not None:
         found = _order_explanations(weights, order, ())
         apart = biases is not None and any(
@@ -109,7 +110,8 @@ def _explain_layer(
             }
         alike = _order_explanations(biases, order, ("the biases moved with the weights",))
         return found | alike
-    order = _find_row_order(context, rows, family, biases)
+    # An order of the biases alone.
+    order = _find_row_order(rows, family, biases)
     if order is None or biases is None:
         return {}
     return _order_explanations(
@@ -140,21 +142,19 @@ def _joined_pair(
 
 
 def _part_keys(case: DifferingPair) -> tuple[str, ...]:
-    """Return the keys of the parts of a joined pair."""
+    """Return the tensor keys of the parts of a joined pair."""
     assert isinstance(case.a, JoinedRows)
     return case.a.keys
 
 
 def _find_row_order(
-    context: PairContext,
-    rows: Mapping[str, TensorDiff],
-    family: FusedRoles,
-    case: DifferingPair | None,
+    rows: Mapping[str, TensorDiff], family: FusedRoles, case: DifferingPair | None
 ) -> RowOrder | None:
-    """Return the order that makes all rows equal; None if no order does, or if nothing differs."""
+    """Return the order that makes all rows equal; None if none does, or if nothing differs."""
     if case is None or not any(rows[key].unexplained(WEAK) for key in _part_keys(case)):
         return None
     assert isinstance(case.a, JoinedRows)
+    # Find the source of every row of B in A's joined rows.
     at = find_sources(case.a, case.b, 0, case.slack())
     if at is None or (at < 0).mean() > 1 - FOUND:
         return None
@@ -163,16 +163,18 @@ def _find_row_order(
         return None
     if np.array_equal(at, own):
         return None
+    # The order must make all rows equal.
     after = case.distance(lambda index: case.a.take(at[index]), case.b.take, None, case.slack())
     if not after.equal(case.slack()):
         return None
-    return _name_row_order(context, family, case, at)
+    return _name_row_order(family, case, at)
 
 
-def _name_row_order(
-    context: PairContext, family: FusedRoles, case: DifferingPair, at: "Array"
-) -> RowOrder | None:
-    """Return the order of a family's rows with its cause and words; None without a name."""
+def _name_row_order(family: FusedRoles, case: DifferingPair, at: "Array") -> RowOrder | None:
+    """Return the order of a family's rows with its cause and words; None without a name.
+
+    `at` holds the row of A at each place of B.
+    """
     assert isinstance(case.a, JoinedRows)
     parts = [
         (name, reader.rows)
@@ -219,7 +221,7 @@ def _cut_shift(pool: JoinedRows, at: "Array") -> int:
 
 
 def _parts_crossed(pool: JoinedRows, at: "Array") -> list[tuple[int, int]]:
-    """Return the (part of the place, part of the row) pairs where they are not the same."""
+    """Return (part of the place, part of the row) pairs where the two are not the same part."""
     places = np.searchsorted(pool.starts, np.arange(len(at)), side="right")
     owners = np.searchsorted(pool.starts, at, side="right")
     apart = places != owners
@@ -234,7 +236,7 @@ def _moves_inside_part(pool: JoinedRows, part: int, at: "Array") -> bool:
 
 
 def segment_words(pool: JoinedRows, at: "Array") -> str:
-    """Return which rows stand where, run by run; runs at their own place are left out."""
+    """Return which rows are at which places, run by run; unmoved runs are left out."""
     said = []
     moved = [run for run in source_runs(at) if run[0] != run[1]]
     for first, source, length in moved[:SHOWN]:
@@ -250,7 +252,7 @@ def segment_words(pool: JoinedRows, at: "Array") -> str:
 def _order_explanations(
     case: DifferingPair, order: RowOrder, more: tuple[str, ...]
 ) -> dict[str, Finding]:
-    """Return an explanation for every part that the order changes; {} if it does not fit."""
+    """Return {tensor key: finding} of every part that the order changes; {} if it does not fit."""
     assert isinstance(case.a, JoinedRows) and isinstance(case.b, JoinedRows)
     found: dict[str, Finding] = {}
     if len(order.at) != case.a.rows:

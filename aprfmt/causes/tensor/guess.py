@@ -27,9 +27,9 @@ class Guess:
     `left` and `right` take row numbers (int array) of the tensor seen as [rows, last axis] and
     return values [n, columns]; they are equal if the guess is right. `rows` are the rows the guess
     concerns, None for all. `slack` is the relative L2 distance that counts as equal. `constant`
-    says that the statement itself is that one value stands everywhere: any other guess that gives
-    a single value explains nothing. `free` counts the numbers that were read from the values: as
-    many differing ones again have to judge them (`measure/proofs.py`).
+    says that the statement itself is that one value stands everywhere: any other guess that gives a
+    single value explains nothing. `free` counts the numbers that were read from the values: as many
+    differing ones again have to judge them (`measure/proofs.py`).
     """
 
     cause: str
@@ -49,8 +49,8 @@ class PairHypothesis:
 
     Rows are tried by `rank`, the lowest first; `because` is the reason for it. Rows of other
     packages come after ours. `shapes` rows are for tensors of different shapes. `part` rows are
-    also tried on only the rows that differ. `stored` rows compare bytes in pieces, and are all
-    that is tried on a vector of gigabytes.
+    also tried on only the rows that differ. `stored` rows compare bytes in pieces, and are all that
+    is tried on a vector of gigabytes.
     """
 
     causes: tuple[str, ...]

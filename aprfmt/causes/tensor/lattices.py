@@ -62,7 +62,7 @@ class StorageUnit(NamedTuple):
 
     @classmethod
     def of(cls, encoding: str) -> "StorageUnit":
-        """Return that of a plain type; decoded blocks are float32."""
+        """Return the unit of a plain float type; decoded blocks are float32."""
         unit = max(UNIT.get(encoding, 0.0), UNIT["F32"])
         return cls(ROUNDINGS * unit, 2.0**-24 if encoding == "F16" else 0.0)
 
@@ -74,7 +74,7 @@ class Grouping(NamedTuple):
     columns: int
 
     def __str__(self) -> str:
-        """Name it."""
+        """Return which elements share a scale, in words."""
         if not self.rows and not self.columns:
             return "the whole tensor"
         if not self.columns:
@@ -97,18 +97,20 @@ class FoundScheme:
 
     @property
     def name(self) -> str:
-        """Say the scheme in a few words."""
+        """Name of the scheme: its code, and which elements share a scale."""
         return f"{self.code.name}, one scale for {self.grouping}"
 
 
 @cache
 def code_books() -> tuple[CodeBook, ...]:
-    """Return every code that is looked for, the smallest first."""
+    """Return every code that is searched for, the smallest first."""
 
     def whole(bits: int) -> "Array":
+        """Return the integer entries from -(2**bits) + 1 to 2**bits - 1."""
         return np.arange(-(2**bits) + 1, 2**bits, dtype=np.float64)
 
     def of(values: "Array") -> "Array":
+        """Return the finite values of a code, each once, ascending."""
         values = np.asarray(values, np.float64)
         return np.unique(values[np.isfinite(values)])
 
@@ -149,7 +151,7 @@ def find_scheme(
     known: Sequence[tuple[CodeBook, Grouping]] = (),
     search: bool = True,
 ) -> FoundScheme | None:
-    """Return the scheme that values [rows, columns] were packed in, None where there is none.
+    """Return the scheme that values [rows, columns] were packed in; None if there is none.
 
     `encoding` is the plain type they are stored in; "F32" for decoded blocks. `known` schemes are
     tried first, all others only with `search`.
@@ -159,6 +161,7 @@ def find_scheme(
         return None
     unit = StorageUnit.of(encoding)
     every = ((code, grouping) for code in code_books() for grouping in groupings(*values.shape))
+    # Known schemes first, then every code with every grouping.
     for tried in (known, every if search else ()):
         for code, grouping in tried:
             if any(
@@ -175,7 +178,7 @@ def find_scheme(
 
 
 def _sample_cells(cells: "Array", count: int = CELLS) -> "Array":
-    """Return a few values of a few cells, the largest and the smallest of each among them."""
+    """Return some values of `count` cells, the largest and smallest of each cell included."""
     chosen = cells[np.unique(np.linspace(0, len(cells) - 1, count).astype(np.int64))]
     if chosen.shape[1] <= OF_CELL:
         return chosen
@@ -186,12 +189,13 @@ def _sample_cells(cells: "Array", count: int = CELLS) -> "Array":
 
 
 def _cell_may_fit(cell: "Array", code: CodeBook, unit: StorageUnit) -> bool:
-    """Say whether one cell [elements] has a scale, by all entries at once."""
+    """Return whether one cell [elements] fits the code with some scale."""
     moved = cell - (np.nanmin(cell) if code.offset else 0.0)
     size = np.nan_to_num(np.abs(moved))
     most = moved[int(size.argmax())]
     if not most:
         return False
+    # Let the largest value be each entry in turn.
     tops, turned = _top_entries(code)
     scale = np.abs(most / tops) if turned else most / tops
     loose = np.full(len(tops), unit.relative * np.nan_to_num(np.abs(cell)).max() * code.offset)
@@ -210,9 +214,10 @@ def share_of_fitting_cells(
 def fit_scheme(
     values: "Array", code: CodeBook, grouping: Grouping, unit: StorageUnit
 ) -> FoundScheme | None:
-    """Return the scheme with its scales if nearly all cells of the values fit it."""
+    """Return the scheme with its scales if nearly all cells of the values fit it; else None."""
     cells = split_cells(values, grouping)
     scales, bits = _scales(cells, code, unit)
+    # Nearly all cells must fit, too well for chance.
     fits = np.isfinite(bits)
     told = bits[fits & (scales != 0)]
     if fits.mean() < ALL or not told.size or np.median(told) < TOLD or told.sum() < ENOUGH:
@@ -227,7 +232,10 @@ def fit_scheme(
 
 
 def _share_at_rest(cells: "Array", scales: "Array", code: CodeBook) -> float:
-    """Return the share of values nearest to code 0, or to the minimum: one huge value moves all."""
+    """Return the share of values nearest to code 0, or to the minimum.
+
+    A share near 1 means that one huge value sets the scale of all.
+    """
     moved = cells - (np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0)
     first = np.abs(code.entries[code.entries != 0]).min()
     near = np.abs(moved) < first / 2 * np.abs(scales)[:, None]
@@ -235,7 +243,7 @@ def _share_at_rest(cells: "Array", scales: "Array", code: CodeBook) -> float:
 
 
 def _scales(cells: "Array", code: CodeBook, unit: StorageUnit) -> tuple["Array", "Array"]:
-    """Return the scale of every cell and how improbable its fit is in bits, -inf without a fit.
+    """Return (scale, improbability of the fit in bits) of every cell; -inf without a fit.
 
     The entry that a cell's largest value is may be any; the first that all others fit counts.
     """
@@ -280,9 +288,9 @@ def _scales(cells: "Array", code: CodeBook, unit: StorageUnit) -> tuple["Array",
 
 
 def _top_entries(code: CodeBook) -> tuple["Array", bool]:
-    """Return the entries that a largest value may be, the likeliest first.
+    """Return (entries that a largest value may be, likeliest first; whether signs are symmetric).
 
-    The second value says if the code has every entry with both signs: then one is enough.
+    If the code has every entry with both signs, only positive ones are returned.
     """
     turned = np.array_equal(code.entries, -code.entries[::-1])
     entries = code.entries[(code.entries > 0) | (not turned)]
@@ -294,14 +302,17 @@ def _top_entries(code: CodeBook) -> tuple["Array", bool]:
 def _improbability(
     cells: "Array", scale: "Array", code: CodeBook, unit: StorageUnit, loose: "Array"
 ) -> "Array":
-    """Return for each cell how improbable its fit is, in bits; -inf where it does not fit."""
+    """Return for each cell how improbable its fit is, in bits; -inf where it does not fit.
+
+    `cells` are [cells, elements], `scale` and `loose` (how far a minimum may be off) [cells].
+    """
     entries = code.entries
     at = cells / scale[:, None]
     near = np.clip(np.searchsorted((entries[:-1] + entries[1:]) / 2, at), 0, len(entries) - 1)
     gaps = np.diff(entries)
     gap = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0))[near]
     off = np.abs(at - entries[near])
-    # Zero is stored as it is: what is only small beside the scale is not zero.
+    # Zero is stored as it is: what is only small next to the scale is not zero.
     may = (2 * unit.relative * np.abs(entries[near]) + 1e-9) * (entries[near] != 0) + 1e-30
     may = may + ((2 * loose + unit.least) / np.abs(scale))[:, None]
     # Zero is an entry of every code: what was pruned or clipped to it fits any scheme.
@@ -327,7 +338,7 @@ def split_cells(values: "Array", grouping: Grouping) -> "Array":
 
 
 def spread_over_cells(cells: "Array", shape: tuple[int, ...], grouping: Grouping) -> "Array":
-    """Return one number a cell [cells] as an array of the matrix's shape."""
+    """Return one number for each cell [cells] as an array of the matrix's shape."""
     rows, columns = shape
     tall, wide = grouping.rows or rows, grouping.columns or columns
     grid = _cell_grid(cells, shape, grouping)
@@ -336,7 +347,7 @@ def spread_over_cells(cells: "Array", shape: tuple[int, ...], grouping: Grouping
 
 
 def _cell_grid(cells: "Array", shape: tuple[int, ...], grouping: Grouping) -> "Array":
-    """Return cells [cells, elements] as a matrix of a shape again."""
+    """Return one number for each cell [cells] as [cells of rows, cells of columns]."""
     rows = -(-shape[0] // (grouping.rows or shape[0]))
     found: Array = cells.reshape(rows, -1)
     return found
@@ -345,7 +356,7 @@ def _cell_grid(cells: "Array", shape: tuple[int, ...], grouping: Grouping) -> "A
 def _fit_lattice(
     values: "Array", cells: "Array", scales: "Array", code: CodeBook, grouping: Grouping
 ) -> Lattice:
-    """Return the lattice of a fit: ends are the values that are there."""
+    """Return the lattice of a fit: each value's step, and its cell's lowest and highest value."""
     entries = code.entries
     gaps = np.diff(entries)
     low = np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0
@@ -354,12 +365,14 @@ def _fit_lattice(
     near = np.clip(
         np.searchsorted((entries[:-1] + entries[1:]) / 2, np.nan_to_num(at)), 0, len(gaps)
     )
+    # A value's step is the larger gap to its neighbours in the code.
     gap = np.maximum(np.append(gaps, 0), np.insert(gaps, 0, 0))[near]
     step = np.abs(scales)[:, None] * gap
     tall, wide = grouping.rows or values.shape[0], grouping.columns or values.shape[1]
     down = -(-values.shape[0] // tall)
     back = step.reshape(down, -1, tall, wide).swapaxes(1, 2)
     steps = back.reshape(down * tall, -1)[: values.shape[0], : values.shape[1]]
+    # The lowest and the highest value of each cell.
     ends = [
         spread_over_cells(end(cells, axis=1), values.shape, grouping)
         for end in (np.nanmin, np.nanmax)

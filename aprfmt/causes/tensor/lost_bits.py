@@ -31,7 +31,7 @@ UNIFORM = {1: (0x00, 0xFF), 2: (0x00, 0x55, 0xAA, 0xFF), 4: tuple(17 * v for v i
 
 
 def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
-    """Find a member of codes that is one byte everywhere, all other members being sound.
+    """Yield the finding of a block member of codes that is one byte in all blocks.
 
     With these bits chosen for each value, and nothing else changed, every value is within a step of
     the other side's. Where the member holds all bits of the codes, that says little.
@@ -43,12 +43,14 @@ def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
         if side.encoding not in CODECS or row.block_size == 1 or row.row_layout or row.flat:
             continue
         places = _member_bytes(row.layout)
+        # A member that is the same byte in all blocks may be lost.
         for name, (start, stop) in places.items():
             bits = 8 * (stop - start) // row.block_size
             value = _constant_byte(case, side, start, stop, row.type_size)
             if bits not in UNIFORM or value not in UNIFORM[bits]:
                 continue
             alone = len(places) == 1
+            # Other bits of the codes must still be right.
             if not alone and not _is_restored(case, side, other, (start, stop), UNIFORM[bits]):
                 continue
             says = [
@@ -83,14 +85,17 @@ def _digits(lost: int, left: int) -> float:
 
 
 def _member_bytes(layout: str) -> dict[str, tuple[int, int]]:
-    """Return the bytes [start, stop) of a block that each member of codes takes."""
+    """Return {name: (start, stop)} of the bytes of a block that members of codes take."""
     return {name: place for name, place in member_places(layout).items() if name in CODES}
 
 
 def _constant_byte(
     case: DifferingPair, side: RowReader, start: int, stop: int, size: int
 ) -> int | None:
-    """Return the byte that a member is in all blocks, None where it is not one."""
+    """Return the byte that a member is in all blocks; None if it has several values.
+
+    `start` and `stop` are its place in a block of `size` bytes.
+    """
     value: int | None = None
     for index in case.windows(None):
         held = side.raw(index).reshape(-1, size)[:, start:stop]
@@ -108,7 +113,10 @@ def _is_restored(
     place: tuple[int, int],
     patterns: tuple[int, ...],
 ) -> bool:
-    """Return whether some choice of a member's bits brings every value within a step."""
+    """Return whether some choice of a member's bits brings every value within a step.
+
+    `place` are the member's bytes, `patterns` the bytes that are tried.
+    """
     size = encoding_row(side.encoding).type_size
     for index in case.windows(None):
         raw = side.raw(index).copy()
@@ -117,6 +125,7 @@ def _is_restored(
             return False
         theirs = to_float64(other.take(index)).reshape(-1)
         nearest: Array | None = None
+        # Choose for every value the bits that bring it nearest.
         for byte in patterns:
             raw.reshape(-1, size)[:, place[0] : place[1]] = byte
             values = to_float64(side.decoded(raw)).reshape(-1)

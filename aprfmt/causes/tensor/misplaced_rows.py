@@ -1,4 +1,4 @@
-"""Rows that stand elsewhere in A: the neighbour's, another layer's, an expert's, or twice."""
+"""Rows that are other rows of A: the neighbour's, another layer's, an expert's, or repeated."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,18 +47,20 @@ class RowRun:
 
 
 def explain_misplaced_rows(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Ask whether the differing rows of B are other rows of A: of any tensor of as many columns."""
+    """Yield the finding that B's differing rows are other rows of A, of any tensor as wide."""
     if case.numbers is not None or case.a.columns < COLUMNS or case.a.rows != case.b.rows:
         return
     pool = _all_rows(case.context, case.a, case.key)
     if pool is None:
         return
+    # Find each row of B among all rows of A.
     own = pool.starts[pool.keys.index(case.key)]
     at = find_sources(
         pool, case.b, own, 0.0 if case.a.encoding == case.b.encoding else case.slack()
     )
     if at is None:
         return
+    # Most of the rows that are not at their place must be found.
     moved = np.flatnonzero(at != own + np.arange(len(at)))
     known = moved[at[moved] >= 0]
     if not len(moved) or len(known) < MOST * len(moved) or not len(known):
@@ -71,6 +73,7 @@ def explain_misplaced_rows(case: DifferingPair) -> Iterator[Guess | Finding]:
     others = tuple(dict.fromkeys(run.key for run in found if run.key != case.key))
     lines = tuple(_run_text(case, run) for run in found[:SHOWN])
     lines += (f"{len(found) - SHOWN} more runs",) if len(found) > SHOWN else ()
+    # Some were not found: likely, not confirmed.
     if len(known) < len(moved):
         part = f"{len(known)} of the {len(moved)} rows that differ; the others stand nowhere in A"
         yield make_finding(
@@ -94,7 +97,10 @@ def explain_misplaced_rows(case: DifferingPair) -> Iterator[Guess | Finding]:
 
 
 def _source_runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]:
-    """Yield runs in which both the place and its source go on by one; first is an index."""
+    """Yield (index of the first place, source row, length) of runs of consecutive rows.
+
+    In a run both the place in B and its source in A grow by one.
+    """
     breaks = np.flatnonzero(np.diff(places) != 1) + 1
     edges = [0, *breaks.tolist(), len(places)]
     for start, stop in pairwise(edges):
@@ -122,14 +128,17 @@ def _runs_sentence(case: DifferingPair, found: list[RowRun]) -> str:
 
 
 def _run_text(case: DifferingPair, run: RowRun) -> str:
-    """Return one run of rows in words."""
+    """Return one run in words: rows of B, and the rows of A that they are."""
     of = "" if run.key == case.key else f" of {run.key}"
     name = numbered_text("row", run.at, run.at + run.count)
     return f"{name}: A's {numbered_text('row', run.there, run.there + run.count)}{of}"
 
 
 def _all_rows(context: "PairContext", like: RowReader, key: str) -> JoinedRows | None:
-    """Return all rows of A with so many columns, made once; None where they are too many."""
+    """Return all rows of A with as many columns as `like`; None if they are too many.
+
+    They are joined once for each number of columns. None too if tensor `key` is not among them.
+    """
     held = context.pools
     if like.columns not in held:
         chosen: dict[str, RowReader] = {}

@@ -70,9 +70,10 @@ TIED = ("output.weight", "token_embd.weight")  # a tied head equals the embeddin
 
 
 def guess_other_tensor(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that B has another tensor's values under this name: exchanged, renumbered or copied.
+    """Yield guesses that B has another tensor's values under this name.
 
-    Not of a tensor most rows of which are right: then it is damaged, whatever else is equal to it.
+    The tensors may be exchanged, renumbered or copied. Nothing for a tensor most rows of which are
+    right: then it is damaged, whatever else is equal to it.
     """
     context = case.context
     if case.a.columns > 1 and (
@@ -88,9 +89,9 @@ def guess_other_tensor(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _exchange_changes_nothing(case: DifferingPair, label: str, mine: RowReader, key: str) -> bool:
-    """Say whether this side has equal values under both names, so that exchanging changes nothing.
+    """Return whether a side has equal values under both names: exchanging changes nothing.
 
-    A head that is a copy of the embedding is a cause of its own.
+    False for a head that is a copy of the embedding, which is another cause.
     """
     twin = case.context.reader(label.lower(), key)
     equal = twin is not None and twin.shape == mine.shape and _same_sample(twin, mine)
@@ -98,7 +99,7 @@ def _exchange_changes_nothing(case: DifferingPair, label: str, mine: RowReader, 
 
 
 def _is_copy_of_other(case: DifferingPair, label: str, key: str) -> bool:
-    """Say whether a tensor of B holds a copy of another one, from which A's own is apart."""
+    """Return whether B's tensor is a copy of its tensor `key`, from which A's is different."""
     own = case.context.reader("a", key)
     if label != "B" or own is None or own.shape != case.a.shape:
         return False
@@ -109,16 +110,21 @@ def _is_copy_of_other(case: DifferingPair, label: str, key: str) -> bool:
 def _guess_renamed(
     case: DifferingPair, label: str, mine: RowReader, key: str, other: RowReader
 ) -> Guess:
-    """Return the guess that `label`'s tensor of this role is the other file's tensor `key`."""
+    """Return the guess that `label`'s tensor of this role is the other file's tensor `key`.
+
+    `mine` is the tensor here, `other` the one under `key`.
+    """
     layer, role = split_key(case.key)
     layer_there, role_there = split_key(key)
     told, there = ("B", "A") if label == "B" else ("A", "B")
     back = "a" if label == "A" else "b"
+    # Does the tensor of that name hold this one's values in turn?
     returned = case.context.reader(back, key)
     held = case.a if label == "B" else case.b
     exchanged = (
         returned is not None and returned.shape == held.shape and _same_sample(returned, held)
     )
+    # Name it: a tied head, another layer's tensor, or another role's.
     if not exchanged and (case.key, key) == TIED:
         cause = "tied_embedding"
         text = f"{told}'s head has the values of the embedding; {there} has a head of its own"
@@ -146,13 +152,14 @@ def _guess_renamed(
 
 
 def _same_sample(x: RowReader, y: RowReader) -> bool:
+    """Return whether two tensors agree at a few fixed places, within their encodings."""
     a, b = sample_line(x), sample_line(y)
     norm = max(norms.exact_norm(a), norms.exact_norm(b))
     return norms.exact_norm(a - b) <= 1.5 * pair_noise(x.encoding, y.encoding) * norm
 
 
 def explain_renamed(key: str, label: str, context: "PairContext") -> Finding | None:
-    """Explain a tensor that only one file has: the other file may have it under another name.
+    """Return the finding that the other file has this tensor under another name, or None.
 
     `label` is the file that has the key, "a" or "b".
     """
@@ -160,11 +167,13 @@ def explain_renamed(key: str, label: str, context: "PairContext") -> Finding | N
     mine = context.reader(label, key)
     if mine is None:
         return None
+    # Tensors that the other file alone has, and that look equal.
     for other in context.alike(there, mine):
         row = context.results.get(other)
         reader = context.reader(there, other)
         if row is None or row.verdict != f"ONLY_IN_{there.upper()}" or reader is None:
             continue
+        # Compare all values.
         a, b = (mine, reader) if label == "a" else (reader, mine)
         case = DifferingPair(key, a, b, context)
         case.known = False
@@ -182,7 +191,7 @@ def explain_renamed(key: str, label: str, context: "PairContext") -> Finding | N
 
 
 def guess_zero_bias(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that a bias is all zeros on one side, so that adding it does nothing."""
+    """Yield the guess that a bias is all zeros on one side, so that adding it does nothing."""
     if not case.role.endswith(".bias") or case.numbers is not None:
         return
     for label, mine, sample in (("B", case.b, case.sample_b), ("A", case.a, case.sample_a)):
@@ -197,10 +206,10 @@ def guess_zero_bias(case: DifferingPair) -> Iterator[Guess]:
 
 
 def explain_constant_side(case: DifferingPair) -> Iterator[Finding]:
-    """Find a side that holds one value everywhere, where the other does not or holds another.
+    """Yield the finding that one of two differing sides holds a single value everywhere.
 
-    What value stands there is known; which operation made it is not, as any function of one number
-    gives one number.
+    The value is known; which operation made it is not, as any function of one number gives one
+    number.
     """
     for label, sample in (("B", case.sample_b), ("A", case.sample_a)):
         value = _constant_value(case, label, sample)
@@ -214,7 +223,7 @@ def explain_constant_side(case: DifferingPair) -> Iterator[Finding]:
 
 
 def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Guess that B's tensor is the base's, or unrelated while others are equal."""
+    """Yield guesses that a tensor is the base's, and the finding that it relates to nothing."""
     context = case.context
     for label, mine, other in (("B", case.b, "A"), ("A", case.a, "B")):
         base = context.reader("base", case.key) if case.numbers is None else None
@@ -225,12 +234,14 @@ def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
             )
     if case.numbers is not None:
         return  # siblings are compared for whole tensors only
+    # Most other tensors must be equal, and this one different throughout.
     verdicts = [row.verdict for key, row in context.results.items() if key != case.key]
     equal = sum(verdict in EQUAL or verdict == "WITHIN" for verdict in verdicts)
     apart = case.before
     far = row_distances(case.sample_a, case.sample_b) > 2 * case.slack()
     if not verdicts or equal < 0.5 * len(verdicts) or far.mean() < 0.5:
         return
+    # Judge whether the tensor is another one or a damaged copy.
     judged = judge_foreign(case.a, case.b)
     what = (
         "looks taken from another checkpoint"
@@ -254,7 +265,7 @@ def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
 
 
 def _constant_value(case: DifferingPair, label: str, sample: "Array") -> float | None:
-    """Return the value of a constant side of at least two values; None if it is not constant."""
+    """Return the value of a constant side of at least two values; None if not constant."""
     if sample.size < 2 or np.ptp(to_float64(sample)) != 0:
         return None
     value = float(sample.flat[0])

@@ -20,13 +20,14 @@ FINE = 0.02  # largest noise of the other encoding for which a restored value pr
 
 
 def explain_outliers(case: DifferingPair) -> Iterator[Finding]:
-    """Guess that few values are damaged (beyond one step), and find the bit that was flipped."""
+    """Yield the finding of few values beyond one step, with the bit that was flipped."""
     a, b = case.a, case.b
     if a.encoding == b.encoding or case.numbers is not None:
         return
     found = _values_beyond_step(case)
     if not found:
         return
+    # List the values beyond one step.
     shape = case.shape or (1,)
     places = [[int(i) for i in np.unravel_index(at, shape)] for at, _, _ in found]
     shown = "; ".join(
@@ -39,6 +40,7 @@ def explain_outliers(case: DifferingPair) -> Iterator[Finding]:
         "transformation",
         f"{many} of {case.before.count} further apart: {shown}",
     )
+    # One flipped bit of either side may explain all of them.
     for label, side, other in (("B", b, a), ("A", a, b)):
         bit = flipped_bit_text(side, other, [at for at, _, _ in found])
         if bit is not None:
@@ -54,7 +56,7 @@ def explain_outliers(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _values_beyond_step(case: DifferingPair) -> list[tuple[int, float, float]]:
-    """Return (flat index, value of A, of B) beyond one step; empty if there are too many."""
+    """Return (flat index, value of A, value of B) beyond one step; [] if too many."""
     found: list[tuple[int, float, float]] = []
     start = 0
     for x, y, steps in value_chunks(case.a.side, case.b.side):
@@ -71,10 +73,14 @@ def _values_beyond_step(case: DifferingPair) -> list[tuple[int, float, float]]:
 
 
 def flipped_bit_text(side: RowReader, other: RowReader, at: list[int]) -> str | None:
-    """Return, in words, the one bit whose flip repairs all these places, or None."""
+    """Return, in words, the one bit whose flip repairs all these places, or None.
+
+    `at` are flat element numbers; they must be of one block of `side`.
+    """
     row = encoding_row(side.encoding.split("+")[0])
     if row.row_header or side.row_bytes is None or len({i // row.block_size for i in at}) != 1:
         return None
+    # Read the one block that holds all these places.
     flat = at[0] // row.block_size * row.block_size
     line, column = divmod(flat, side.columns)
     if side.columns > 1 and side.columns % row.block_size:
@@ -83,6 +89,7 @@ def flipped_bit_text(side: RowReader, other: RowReader, at: list[int]) -> str | 
     raw = side.raw(index).reshape(-1, row.type_size)[column // row.block_size]
     whole = to_float64(other.take(index)).reshape(-1)
     theirs = whole[column : column + row.block_size]
+    # Flip each of its bits in turn and decode all variants.
     count = 8 * row.type_size
     tried = np.repeat(raw[None, :], count, axis=0)
     bits = np.arange(count)
@@ -92,6 +99,7 @@ def flipped_bit_text(side: RowReader, other: RowReader, at: list[int]) -> str | 
     values = np.nan_to_num(to_float64(values), nan=np.inf, posinf=np.inf, neginf=-np.inf)
     with np.errstate(invalid="ignore", over="ignore"):
         away = np.abs(values - theirs[None, :]).max(axis=1)
+    # The nearest variant must be within the rounding of both encodings.
     best = int(np.argmin(away))
     noise = storage_noise(side.encoding) + storage_noise(other.encoding)
     if not away[best] <= 2.0 * noise * float(np.abs(whole).max(initial=0.0)):

@@ -27,7 +27,7 @@ from aprfmt.tensors.runs import RunBytes
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
 
-CONTENT = 64  # bytes from which what stands in a range says where it came from
+CONTENT = 64  # bytes from which a range's content says where it came from
 SEARCHED = 2 << 30  # bytes looked through, of both files
 STEP = 8 << 20
 WILD = 30.0  # values so much larger than the largest of A's are no weights
@@ -43,12 +43,14 @@ class ByteSpan:
 
 
 def explain_overwritten(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether all but a few ranges of bytes are equal, and what stands in those."""
+    """Yield findings if all but a few ranges of bytes are equal, with what is in those."""
     best: tuple[list[ByteSpan], RunBytes, RunBytes | bytes] | None = None
+    # Take the byte order in which the difference has fewer ranges.
     for a, b, _ in byte_layouts(case):
         found = _differing_spans(a, b)
         if found and (best is None or len(found) < len(best[0])):
             best = found, b, a
+    # No ranges of bytes: look for columns, or for damage seen through values.
     if best is None:
         yield from _explain_columns(case)
         if case.a.encoding != case.b.encoding:
@@ -60,6 +62,7 @@ def explain_overwritten(case: DifferingPair) -> Iterator[Finding]:
     spans, b, _ = best
     if b is case.b.bytes:
         yield from _explain_units(case, spans)
+    # Say what each range holds, and whether that must be damage.
     spans = _with_content(case, spans, b)
     known = [span for span in spans if span.holds]
     sure = all(span.holds or _is_surely_damage(case, span, b) for span in spans)
@@ -83,10 +86,11 @@ def explain_overwritten(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _explain_units(case: DifferingPair, spans: list[ByteSpan]) -> Iterator[Finding]:
-    """Ask for whole rows or experts that were never written, or left as they were once."""
+    """Yield the finding of whole rows or experts that were never written, or are older."""
     size = case.b.row_bytes or 0
     if case.a.columns == 1 or not size:
         return
+    # Extend the ranges to whole rows or experts.
     one = size * case.shape[1] if len(case.shape) == 3 else size
     firsts = [span.start // one for span in spans]
     lasts = [-(-span.stop // one) for span in spans]
@@ -96,12 +100,13 @@ def _explain_units(case: DifferingPair, spans: list[ByteSpan]) -> Iterator[Findi
         return
     name = "expert" if len(case.shape) == 3 else "row"
     shown = ", ".join(numbered_text(name, a, b) for a, b in zip(firsts, lasts, strict=True))
+    # They may be constant, or of another tensor.
     values = case.b.take(rows)
     text = ""
     if values.size > 1 and np.ptp(to_float64(values)) == 0 and (name == "expert" or values.any()):
         value = float(values.flat[0])
         text = f"{shown}: B holds {value:g} everywhere there, and was never filled"
-    elif all(_covers_whole_units(case, span, one) for span in spans):
+    elif all(_covers_whole_units(span, one) for span in spans):
         judged = judge_foreign(SelectedRows(case.a, rows), SelectedRows(case.b, rows))
         if judged.sure:
             text = f"{shown}: other values, as of another state of training: {judged.says}"
@@ -113,18 +118,19 @@ def _explain_units(case: DifferingPair, spans: list[ByteSpan]) -> Iterator[Findi
         )
 
 
-def _covers_whole_units(case: DifferingPair, span: ByteSpan, one: int) -> bool:
-    """Say whether a range reaches from near the first to near the last byte of whole units."""
+def _covers_whole_units(span: ByteSpan, one: int) -> bool:
+    """Return whether a range nearly covers whole units of `one` bytes."""
     return span.start % one < GAP and -span.stop % one < GAP
 
 
 def _explain_columns(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether some columns alone differ, and were never filled."""
+    """Yield the finding that only some columns differ, and that they were never filled."""
     columns = case.a.columns
     if columns == 1 or case.a.rows != case.b.rows or case.a.encoding != case.b.encoding:
         return
     apart = np.zeros(columns, bool)
     held = np.zeros(columns, bool)
+    # Find the columns that differ, and whether B has values there.
     for rows in case.windows(None):
         x, y = case.a.take(rows), case.b.take(rows)
         apart |= (x != y).any(axis=0)
@@ -133,6 +139,7 @@ def _explain_columns(case: DifferingPair) -> Iterator[Finding]:
             return
     if not apart.any() or held[apart].any():
         return
+    # Say the columns as ranges.
     chosen = np.flatnonzero(apart)
     ends = np.flatnonzero(np.diff(chosen) != 1)
     firsts, lasts = chosen[np.append(0, ends + 1)], chosen[np.append(ends, len(chosen) - 1)]
@@ -159,7 +166,7 @@ def _span_text(case: DifferingPair, span: ByteSpan, b: RunBytes) -> str:
 
 
 def _file_place(b: RunBytes, span: ByteSpan) -> str:
-    """Return where a range of B stands in its file, in words."""
+    """Return where a range of B is in its file, in words."""
     tensor, at = b.locate(span.start)
     begin = tensor.info.offset + at
     even = common_alignment(begin, begin + span.stop - span.start)
@@ -174,6 +181,7 @@ def _differing_spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
     """Return the ranges of differing bytes; [] if they are too many or too much."""
 
     def apart() -> "Iterator[Array]":
+        """Yield the places of differing bytes, ascending, window by window."""
         for start in range(0, len(b), STEP):
             stop = min(len(b), start + STEP)
             x = np.frombuffer(copy_bytes(a, start, stop), np.uint8)
@@ -185,6 +193,7 @@ def _differing_spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
                     side.drop(start, stop)
             yield at
 
+    # Join near places to ranges.
     found = join_places(apart(), GAP, SPANS)
     if not found:
         return []
@@ -194,9 +203,9 @@ def _differing_spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
 
 
 def join_places(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]] | None:
-    """Join places that are at most `gap` apart to [start, stop); None if that makes over `most`.
+    """Return [start, stop) ranges of places that have gaps of at most `gap` between them.
 
-    `apart` are ascending arrays of places, window by window.
+    `apart` are ascending arrays of places, window by window. None if there are over `most` ranges.
     """
     found: list[list[int]] = []
     for at in apart:
@@ -216,7 +225,7 @@ def join_places(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]
 
 
 def _with_content(case: DifferingPair, spans: list[ByteSpan], b: RunBytes) -> list[ByteSpan]:
-    """Return the ranges with what they hold, where that is simple or stands elsewhere too."""
+    """Return the ranges with what they hold, if that is simple or is found elsewhere too."""
     made, unknown = [], []
     for span in spans:
         text = ""
@@ -233,7 +242,7 @@ def _with_content(case: DifferingPair, spans: list[ByteSpan], b: RunBytes) -> li
 
 
 def _simple_content(data: bytes) -> str:
-    """Return what a range holds: one byte everywhere, or a pattern that comes again."""
+    """Return what bytes hold, in words: one byte everywhere, or a repeated pattern; else ""."""
     if set(data) == {0, 0x80}:
         return "all zero, with signs"
     if len(set(data)) == 1:
@@ -247,7 +256,11 @@ def _simple_content(data: bytes) -> str:
 def _find_copies(
     case: DifferingPair, searched: dict[int, bytes], b: RunBytes, spans: list[ByteSpan]
 ) -> dict[int, str]:
-    """Return where in either file these bytes stand a second time."""
+    """Return {number of the range: where in either file its bytes are a second time}.
+
+    `searched` are the ranges' bytes by number.
+    """
+    # Search for a short piece of each range that is unlikely to occur twice.
     needles = {}
     for i, data in searched.items():
         at = len(data) // 2 - min(ANCHOR, len(data)) // 2
@@ -256,6 +269,7 @@ def _find_copies(
             needles[i] = at, needle
     found: dict[int, str] = {}
     left = SEARCHED
+    # Look through all stored tensors of both files.
     for label in ("b", "a"):
         for tensor in case.context.stored(label):
             size = tensor.info.nbytes
@@ -286,7 +300,11 @@ def _match_text(
     data: bytes,
     own: tuple[LazyTensor | None, int],
 ) -> str:
-    """Say where a tensor contains all of `data`, in words; "" if it does not."""
+    """Return where a tensor contains all of `data`, in words; "" if it does not.
+
+    `window` are its bytes from `start`. `needle` is the part of `data` at place `at` that is
+    searched for. `own` is the place of the data itself, which does not count.
+    """
     here = window.find(needle)
     while here >= 0:
         begin = start + here - at
@@ -299,7 +317,10 @@ def _match_text(
 
 
 def _is_surely_damage(case: DifferingPair, span: ByteSpan, b: RunBytes) -> bool:
-    """Say whether a range of unknown origin must be damage: disk pages, or values no weight has."""
+    """Return whether a range of unknown origin must be damage.
+
+    It is if it covers disk pages, or holds values that no weight has.
+    """
     if b is case.b.bytes:
         place = range_in_file(case.b, span.start, span.stop)
         even = common_alignment(place[1], place[2]) if place is not None else 0

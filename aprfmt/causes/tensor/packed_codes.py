@@ -60,15 +60,16 @@ ALIKE = 0.6  # correlation from which an order is worth a fit
 
 
 def _errors_in_steps(copy: PackedCopy) -> "Array":
-    """Return (y - x) in steps, 0 where there is no step."""
+    """Return (y - x) in steps of the copy, 0 where there is no step."""
     step = copy.lattice.step
     return np.where(step > 0, (copy.y - copy.x) / np.where(step > 0, step, 1.0), 0.0)
 
 
 def explain_zero_points(copy: PackedCopy) -> Iterator[Finding]:
-    """Find zero points that are off by one, or by another whole number, in all or some groups."""
+    """Yield the finding of zero points off by one whole number, in all or some groups."""
     if not copy.bits:
         return
+    # Find the whole number of steps by which the cells are off.
     middle = np.nanmedian(copy_cells(copy, _errors_in_steps(copy)), axis=1)
     whole = np.round(middle)
     usual = int(np.median(whole[whole != 0])) if whole.any() else 0
@@ -76,6 +77,7 @@ def explain_zero_points(copy: PackedCopy) -> Iterator[Finding]:
         return
     whole = np.where(np.abs(middle - usual) <= np.abs(middle), usual, 0)
     off = spread_over_copy(copy, whole) * copy.lattice.step
+    # Say it, with the usual reason for such a number.
     many, way = abs(usual), "low" if usual > 0 else "high"
     said = "one" if many == 1 else str(many)
     says = f"{copy.whose} zero points are {said} too {way}: every value is {said} step"
@@ -97,12 +99,13 @@ def explain_zero_points(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def explain_group_zero_points(copy: PackedCopy) -> Iterator[Finding]:
-    """Find zero points that are off by a whole number of its own in every group."""
+    """Yield the finding of zero points off by a whole number that differs between groups."""
     if not copy.bits:
         return
     whole = np.round(np.nanmedian(copy_cells(copy, _errors_in_steps(copy)), axis=1))
     if not whole.any():
         return
+    # Move every cell by its own number of steps.
     off = spread_over_copy(copy, whole) * copy.lattice.step
     says = f"{copy.whose} zero points are those of other groups, or other numbers"
     numbers = f"off by {whole.min():+.0f} to {whole.max():+.0f} steps"
@@ -119,7 +122,7 @@ def explain_group_zero_points(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def explain_signs(copy: PackedCopy) -> Iterator[Finding]:
-    """Find codes whose highest bit has the other meaning: signed ones read with an offset."""
+    """Yield the finding that signed codes were read as codes with an offset, or the reverse."""
     if not copy.bits:
         return
     half = 1 << copy.bits - 1
@@ -146,7 +149,7 @@ def explain_signs(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def explain_fp8_variant(copy: PackedCopy) -> Iterator[Finding]:
-    """Find bytes of one 8-bit float that were decoded as another, then scaled.
+    """Yield the finding that bytes of one 8-bit float were decoded as another, then scaled.
 
     Not where a factor a cell explains the values as they were read: two tables may differ by a
     factor alone (E4M3FNUZ is half of E4M3 but for one code), which a free scale takes up.
@@ -170,20 +173,23 @@ def explain_fp8_variant(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def _reread_codes(copy: PackedCopy, read: "Array", table: "Array") -> tuple["Array", Lattice]:
-    """Return a copy's values, and their lattice, with their codes' bytes read by another table.
+    """Return (values, lattice) of a copy with its codes' bytes read by another table.
 
-    The scale of a cell is known up to powers of two, and each gives other bytes: the one that comes
-    nearest to the source is taken, for each cell by itself. A cell without any is infinite.
+    `read` is the table that they were read by. The scale of a cell is known up to powers of two,
+    and each gives other bytes: the one that comes nearest to the source is taken, for each cell by
+    itself. A cell without any is infinite.
     """
     finite = np.flatnonzero(np.isfinite(read))
     order = finite[np.argsort(read[finite], kind="stable")]
     levels = read[order]
     best = np.full(copy.y.shape, np.inf)
     step, least = np.ones(copy.y.shape), np.full(copy.scales.size, np.inf)
+    # Try each power of two as the factor on the cells' scales.
     for power in range(-POWERS, POWERS // 8):
         unit = spread_over_copy(copy, np.where(copy.scales != 0, copy.scales * 2.0**power, 1.0))
         near = np.searchsorted((levels[:-1] + levels[1:]) / 2, copy.y / unit)
         values = table[order[near]]
+        # A cell counts only if all its values are numbers of the table.
         right = np.isclose(levels[near] * unit, copy.y, rtol=2.0**-6, atol=0)
         values = np.where(right, values, np.nan)
         valid = np.isfinite(
@@ -193,6 +199,7 @@ def _reread_codes(copy: PackedCopy, read: "Array", table: "Array") -> tuple["Arr
             continue
         values = np.nan_to_num(values)
         factor = spread_over_copy(copy, cell_factors(copy, values))
+        # Keep for each cell the power that comes nearest to the source.
         apart = np.nansum(
             (copy_cells(copy, values * factor) - copy_cells(copy, copy.x)) ** 2, axis=1
         )
@@ -220,7 +227,7 @@ def _float_lattice(values: "Array", table: "Array", factor: "Array") -> Lattice:
 
 @cache
 def _known_orders() -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return the orders that codes of a word or a block are met in, by what they are."""
+    """Return (words, order) of the orders that codes of a word or a block are met in."""
     awq = (0, 2, 4, 6, 1, 3, 5, 7)
     back = tuple(sorted(range(8), key=awq.__getitem__))
     rows = [
@@ -243,12 +250,12 @@ def _known_orders() -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def explain_input_order(copy: PackedCopy) -> Iterator[Finding]:
-    """Find codes that stand in another order along the inputs, in words or in blocks."""
+    """Yield the finding of codes in another order along the inputs, in words or blocks."""
     yield from _explain_orders(copy, 1, _known_orders())
 
 
 def explain_output_order(copy: PackedCopy) -> Iterator[Finding]:
-    """Find codes that stand in another order along the outputs, in words."""
+    """Yield the finding of codes in another order along the outputs, in words."""
     if copy.rows is None:
         yield from _explain_orders(copy, 0, [row for row in _known_orders() if len(row[1]) <= WORD])
 
@@ -256,7 +263,10 @@ def explain_output_order(copy: PackedCopy) -> Iterator[Finding]:
 def _explain_orders(
     copy: PackedCopy, axis: int, patterns: Sequence[tuple[str, tuple[int, ...]]]
 ) -> Iterator[Finding]:
-    """Find codes that stand in one of these orders along an axis."""
+    """Yield the finding of codes that are in one of these orders along an axis.
+
+    `axis` is 0 for outputs and 1 for inputs; `patterns` are (words, order).
+    """
     size = copy.y.shape[axis]
     for text, pattern in patterns:
         if size % len(pattern):
@@ -277,7 +287,10 @@ def _explain_orders(
 
 
 def _confirm_order(copy: PackedCopy, says: str) -> Finding | None:
-    """Confirm an order, with scales that moved with the codes, that did not, or as zero points."""
+    """Return the finding of an order, or None if the errors are not those of a right copy.
+
+    `copy` has its codes reordered already. Scales, then zero points too, may have stayed.
+    """
     found = copy.explained("packing_order", (says,), copy.y, copy.lattice)
     if found is None:
         factor = spread_over_copy(copy, cell_factors(copy, copy.y))
@@ -293,6 +306,6 @@ def _confirm_order(copy: PackedCopy, says: str) -> Finding | None:
 
 
 def _row_correlation(x: "Array", y: "Array") -> float:
-    """Return the correlation of a few rows."""
+    """Return the correlation of x and y over a few rows."""
     few = np.unique(np.linspace(0, len(x) - 1, 32).astype(np.int64))
     return float(np.corrcoef(x[few].reshape(-1), y[few].reshape(-1))[0, 1])

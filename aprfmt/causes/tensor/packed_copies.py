@@ -40,10 +40,10 @@ SAME_SCHEME = 0.9  # the source must not fit the copy's scheme in more of its gr
 class PackedCopy:
     """A source `x` and its copy `y` (float64 [rows, columns]), the copy's lattice and cells.
 
-    `scheme` says in words what it is, `whose` the side; `again` that it was decoded again.
-    `rows` are the numbers of those looked at, None for all. `bits` are those of its codes, 0 for
-    codes that are no integers, `scales` one number a cell. A copy that is not `finite` has no
-    lattice that means anything: only its parts may be read in another way.
+    `scheme` says in words what it is, `whose` the side; `again` that it was decoded again. `rows`
+    are the numbers of those looked at, None for all. `bits` are those of its codes, 0 for codes
+    that are no integers, `scales` one number a cell. A copy that is not `finite` has no lattice
+    that means anything: only its parts may be read in another way.
     """
 
     case: DifferingPair
@@ -63,20 +63,24 @@ class PackedCopy:
 
     @property
     def other(self) -> str:
-        """The other side's genitive."""
+        """Genitive of the other side, "A's" or "B's"."""
         return "A's" if self.whose == "B's" else "B's"
 
     def explained(
         self, cause: str, says: tuple[str, ...], y: "Array", lattice: Lattice, free: int = 0
     ) -> Finding | None:
-        """Return the explanation if values and lattice put right are as near as copies are."""
+        """Return the finding if the repaired values are as near as copies are, else None.
+
+        `y` and `lattice` are the repaired values and their lattice; `free` counts numbers found on
+        the values.
+        """
         after = fit_errors(self.x, y, lattice)
         if not self.better(after):
             return None
         return explain_copy(self, cause, says, after, free)
 
     def better(self, after: Fit) -> bool:
-        """Say whether errors are those of a right copy, and what they were before is less so."""
+        """Return whether errors are those of a right copy, and clearly smaller than before."""
         gone = after.relative <= GONE * fit_errors(self.x, self.y, self.lattice).relative
         return bool(after.how) and (gone or not self.finite)
 
@@ -84,7 +88,7 @@ class PackedCopy:
 def explain_copy(
     copy: PackedCopy, cause: str, says: tuple[str, ...], after: Fit, free: int = 0
 ) -> Finding:
-    """Return the explanation whose remaining errors are those of a right copy.
+    """Return the finding whose remaining errors are those of a right copy.
 
     Nothing is then left beyond the bound; the distance itself is in the evidence. `free` counts the
     numbers that were found on the values. A value within its step says about as much as its code.
@@ -104,7 +108,7 @@ def explain_copy(
 
 
 def packed_copies(case: DifferingPair) -> Iterator[PackedCopy]:
-    """Yield the sides that are copies on a lattice, B first; each is looked for once."""
+    """Yield the sides that are copies on a lattice, B first; the search runs once for a pair."""
     if case.copies is None:
         case.copies = list(_find_copies(case))
     yield from case.copies
@@ -114,6 +118,7 @@ def _find_copies(case: DifferingPair) -> Iterator[PackedCopy]:
     """Yield the sides of a pair that are copies on a lattice."""
     if case.a.columns < lattices.NARROWEST or case.numbers is not None:
         return
+    # Of large tensors only some rows are read.
     rows = _sampled_rows(case.a)
     for source, reader, whose in ((case.a, case.b, "B's"), (case.b, case.a, "A's")):
         index = np.arange(reader.rows) if rows is None else rows
@@ -122,6 +127,7 @@ def _find_copies(case: DifferingPair) -> Iterator[PackedCopy]:
         known, finite = reader.side.lattice, bool(np.isfinite(y).all())
         if not (np.isfinite(x).all() and x.any() and y.any()):
             continue
+        # The encoding itself gives the lattice.
         if known is not None:
             lattice = Lattice(
                 *(np.asarray(part, np.float64).reshape(-1, reader.columns)[index] for part in known)
@@ -144,6 +150,7 @@ def _find_copies(case: DifferingPair) -> Iterator[PackedCopy]:
                 finite,
             )
             continue
+        # Otherwise search for a scheme in the values.
         made = _scheme_of_one_side(case, x, y, source, reader) if finite else None
         if made is None and finite and reader.columns % FLAT and not x.size % FLAT:
             x, y = x.reshape(-1, FLAT), y.reshape(-1, FLAT)  # blocks that run over row ends
@@ -169,12 +176,12 @@ def _find_copies(case: DifferingPair) -> Iterator[PackedCopy]:
 
 
 def is_plain_float(reader: RowReader) -> bool:
-    """Say whether a tensor is stored as plain floats."""
+    """Return whether a tensor is stored as plain floats."""
     return reader.encoding in UNIT
 
 
 def _sampled_rows(reader: RowReader) -> "Array | None":
-    """Return row numbers of a large tensor in runs of TILE, None for all."""
+    """Return row numbers of a large tensor in runs of TILE; None for all rows."""
     if reader.size <= MOST or reader.rows <= TILE:
         return None
     runs = max(1, MOST // reader.columns // TILE)
@@ -186,7 +193,10 @@ def _sampled_rows(reader: RowReader) -> "Array | None":
 def _scheme_of_one_side(
     case: DifferingPair, x: "Array", y: "Array", source: RowReader, reader: RowReader
 ) -> lattices.FoundScheme | None:
-    """Return the scheme that only one side was packed in, as its values show."""
+    """Return the scheme that only one side was packed in, as its values show; None if none.
+
+    `x` are the source's values, `y` those of the side that may be packed.
+    """
     seen = case.context.schemes
     known = tuple(seen.found)
     row = encoding_row(reader.encoding.split("+")[0])
@@ -206,7 +216,7 @@ def _scheme_of_one_side(
 
 
 def _code_table(reader: RowReader) -> CodeTable:
-    """Return what the codes of a packed weight count as."""
+    """Return the numbers that the codes of a packed weight mean."""
     packed = reader.side.stored[0].packed
     codes: CodeTable | None = None if packed is None else packed().codes()
     assert codes is not None, "a lattice without codes"
@@ -219,7 +229,7 @@ def _code_bits(codes: CodeTable) -> int:
 
 
 def _cell_scales(lattice: Lattice, grouping: Grouping, codes: CodeTable) -> "Array":
-    """Return the scale of every cell [cells]: the distance of its ends over that of its codes'."""
+    """Return the scale of every cell [cells]: the width of its range over that of its codes."""
     wide = lattices.split_cells(np.abs(lattice.high - lattice.low), grouping)
     with np.errstate(all="ignore"):
         found: Array = np.nan_to_num(np.nanmedian(wide, axis=1)) / np.ptp(
@@ -229,7 +239,7 @@ def _cell_scales(lattice: Lattice, grouping: Grouping, codes: CodeTable) -> "Arr
 
 
 def grouping_of(lattice: Lattice) -> Grouping:
-    """Return the cells in which a lattice has one low and one high end."""
+    """Return the cells in which a lattice has one lowest and one highest value."""
     across = np.flatnonzero(
         ((np.diff(lattice.low, axis=1) != 0) | (np.diff(lattice.high, axis=1) != 0)).any(0)
     )
@@ -247,21 +257,21 @@ def copy_cells(copy: PackedCopy, values: "Array") -> "Array":
 
 
 def spread_over_copy(copy: PackedCopy, numbers: "Array") -> "Array":
-    """Return one number a cell as an array of the copy's shape."""
+    """Return one number for each cell as an array of the copy's shape."""
     return lattices.spread_over_cells(numbers, copy.y.shape, copy.grouping)
 
 
 def scale_lattice(
     lattice: Lattice, factor: "Array | float", offset: "Array | float" = 0.0
 ) -> Lattice:
-    """Return a lattice whose values are multiplied and moved."""
+    """Return the lattice of values times `factor` plus `offset`."""
     return Lattice(
         lattice.step * np.abs(factor), lattice.low * factor + offset, lattice.high * factor + offset
     )
 
 
 def reorder_lattice(lattice: Lattice, rows: "Array | slice", columns: "Array | slice") -> Lattice:
-    """Return a lattice with rows and columns in another order."""
+    """Return a lattice with its rows and columns taken in this order."""
     return Lattice(*(part[rows][:, columns] for part in lattice))
 
 

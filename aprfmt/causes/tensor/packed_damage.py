@@ -35,7 +35,7 @@ class DamagedRun(NamedTuple):
     zero: bool
 
     def says(self) -> str:
-        """As evidence has it; bytes count from the file's start."""
+        """Return the run as a line of evidence; byte numbers count from the file's start."""
         name, at = self.part.info.name, self.part.info.offset + self.start
         if self.stop - self.start == 1:
             return f"byte {at} of {name}: {self.bits} bit{'s' if self.bits > 1 else ''} differ"
@@ -44,7 +44,7 @@ class DamagedRun(NamedTuple):
 
 
 def explain_damaged_parts(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether all but a few short runs of the parts' bytes are equal."""
+    """Yield the finding if all but a few short runs of the parts' bytes are equal."""
     a, b = case.a.side, case.b.side
     if len(a.stored) != 1 or len(b.stored) != 1 or a.encoding != b.encoding:
         return
@@ -76,7 +76,7 @@ def explain_damaged_parts(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _differing_runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
-    """Return the runs of a part that differ; None where they are too many or too long."""
+    """Return the runs of a part that differ; None if they are too many or too long."""
     info = b.info
     size = info.nbytes
     if a.info.nbytes != size:
@@ -85,11 +85,13 @@ def _differing_runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
     longest = max(SHORT, line)
 
     def apart() -> "Iterator[Array]":
+        """Yield the places of differing bytes, ascending, window by window."""
         for start in range(0, size, STEP):
             stop = min(size, start + STEP)
             x, y = (np.frombuffer(side.raw(start, stop), np.uint8) for side in (a, b))
             yield np.flatnonzero(x != y) + start
 
+    # Join near bytes to runs; long runs are no damage.
     places = join_places(apart(), GAP, RUNS)
     if places is None:
         return None

@@ -12,7 +12,7 @@ from aprfmt.measure.findings import Finding
 
 
 def explain_quantization(case: DifferingPair) -> Iterator[Finding]:
-    """Find that a side is the other quantized, and perhaps decoded again."""
+    """Yield a finding for each side that is the other quantized, and perhaps decoded again."""
     for copy in packed_copies(case):
         if not copy.finite:
             continue
@@ -24,7 +24,7 @@ def explain_quantization(case: DifferingPair) -> Iterator[Finding]:
 
 
 def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
-    """Find what is wrong with a packed copy."""
+    """Yield findings of what is wrong with a packed copy."""
     for copy in packed_copies(case):
         if copy.finite and fit_errors(copy.x, copy.y, copy.lattice).how:
             continue
@@ -52,14 +52,14 @@ def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
 
 
 def explain_unrelated_scales(case: DifferingPair) -> Iterator[Finding]:
-    """Find scales that go with the right ones in no known way, once nothing else explains them."""
+    """Yield the finding of wrong scales that relate to the right ones in no known way."""
     for copy in packed_copies(case):
         if copy.finite and not fit_errors(copy.x, copy.y, copy.lattice).how:
             yield from packed_scales.explain_scales(copy, related=False)
 
 
 def explain_output_order(case: DifferingPair) -> Iterator[Finding]:
-    """Find codes in another order along the outputs, once no order of heads explains the rows."""
+    """Yield the finding of codes in another order along the outputs."""
     for copy in packed_copies(case):
         if copy.finite and not fit_errors(copy.x, copy.y, copy.lattice).how:
             yield from packed_codes.explain_output_order(copy)

@@ -79,7 +79,7 @@ class PartReading(NamedTuple):
 
 
 def _change_part(parts: Parts, suffix: str, change: "Callable[[Array], Array]") -> Parts:
-    """Return parts with one of them changed."""
+    """Return {suffix: the part with its bytes changed by `change`}, for one part of a weight."""
     part = parts[suffix]
     raw = np.frombuffer(part.raw, np.uint8)
     return {suffix: part._replace(raw=np.ascontiguousarray(change(raw)).tobytes())}
@@ -88,18 +88,22 @@ def _change_part(parts: Parts, suffix: str, change: "Callable[[Array], Array]") 
 def _reorder_nibbles(
     order: tuple[int, ...], *suffixes: str, codes: bool = True
 ) -> Callable[[PackedWeight], PackedWeight | None]:
-    """Return a change that puts the nibbles of every word of these parts in another order.
+    """Return a change of a packed weight: nibbles of every word in another order.
 
-    `codes`: those of the codes as well; without them a weight must have one of the parts.
+    The change returns None for a weight without 4-bit codes or without these parts. `suffixes` are
+    the parts besides the codes. `codes`: those of the codes as well; without them a weight must
+    have one of the parts.
     """
 
     def reordered(raw: "Array") -> "Array":
+        """Return the bytes of one part with the nibbles of every word reordered."""
         both = np.stack([raw & 15, raw >> 4], -1).reshape(-1, len(order))[:, list(order)]
         pairs = both.reshape(-1, 2)
         joined: Array = pairs[:, 0] | pairs[:, 1] << 4
         return joined
 
     def change(weight: PackedWeight) -> PackedWeight | None:
+        """Return the weight with reordered parts; None if the reading means nothing."""
         table = weight.codes()
         if table is None or table.bits != 4:
             return None
@@ -117,9 +121,10 @@ def _reorder_nibbles(
 
 
 def _relabel_floats(name: str) -> Callable[[PackedWeight], PackedWeight | None]:
-    """Return a change that reads 8-bit floats as those of another encoding."""
+    """Return a change that reads 8-bit floats as those of the encoding `name`."""
 
     def change(weight: PackedWeight) -> PackedWeight | None:
+        """Return the relabelled weight; None if it holds no such floats."""
         main = weight.parts[weight.dialect.main]
         if not main.encoding.startswith("F8_E") or main.encoding == name:
             return None
@@ -129,7 +134,7 @@ def _relabel_floats(name: str) -> Callable[[PackedWeight], PackedWeight | None]:
 
 
 def _other_gptq_format(weight: PackedWeight) -> PackedWeight | None:
-    """Return a GPTQ weight read by the other rule of zero points."""
+    """Return a GPTQ weight read by the other rule of zero points; None for other weights."""
     if weight.dialect.name != "gptq":
         return None
     now = weight.config.get("checkpoint_format", "gptq")
@@ -137,7 +142,7 @@ def _other_gptq_format(weight: PackedWeight) -> PackedWeight | None:
 
 
 def _ignore_activation_order(weight: PackedWeight) -> PackedWeight | None:
-    """Return a weight with an order of activation read without it."""
+    """Return a weight read without its g_idx; None if it has none."""
     for suffix in (".g_idx", ".weight_g_idx"):
         if suffix in weight.parts:
             return weight._replace(parts={k: v for k, v in weight.parts.items() if k != suffix})
@@ -177,7 +182,7 @@ READINGS: tuple[PartReading, ...] = (
 
 
 def explain_part_reading(copy: PackedCopy) -> Iterator[Finding]:
-    """Find a reading of the stored parts that gives the source."""
+    """Yield the finding of a way to read the stored parts that gives the source."""
     view = copy.reader.side
     if view.lattice is not None:
         weights = [t.packed() for t in view.stored if t.packed is not None]
@@ -195,7 +200,7 @@ def explain_part_reading(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def explain_unscaled_codes(copy: PackedCopy) -> Iterator[Finding]:
-    """Find that the source holds the copy's codes as numbers: its scales were not applied.
+    """Yield the finding that the source holds the copy's codes as numbers, without scales.
 
     All of them must be equal, to the bit.
     """
@@ -227,7 +232,10 @@ def explain_unscaled_codes(copy: PackedCopy) -> Iterator[Finding]:
 def _confirm_reading(
     copy: PackedCopy, reading: PartReading, weights: list[PackedWeight], free: int = 0
 ) -> Finding | None:
-    """Return the explanation by a reading that gives the source; None if it does not."""
+    """Return the finding of a reading that gives the source; None if it does not.
+
+    `weights` are the weights read that way; `free` counts numbers found on the values.
+    """
     view = copy.reader.side
     try:
         values = [weight.decode() for weight in weights]
@@ -237,6 +245,7 @@ def _confirm_reading(
         return None
     if not np.isfinite(y).all() or any(part is None for part in parts):
         return None
+    # Judge the errors in the steps of the weights as read now.
     index = np.arange(copy.reader.rows) if copy.rows is None else copy.rows
     wide = [view.undone(list(arrays)) for arrays in zip(*(p for p in parts if p), strict=True)]
     lattice = Lattice(*(np.asarray(part).reshape(-1, y.shape[-1])[index] for part in wide))
@@ -247,7 +256,7 @@ def _confirm_reading(
 
 
 def _explain_groups(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[Finding]:
-    """Find the group of every input of a GPTQ weight: an index that is missing or wrong."""
+    """Yield the finding of a GPTQ weight whose inputs belong to other groups: g_idx is wrong."""
     if len(weights) != 1 or weights[0].dialect.name != "gptq" or copy.rows is not None:
         return
     weight = weights[0]
@@ -256,15 +265,18 @@ def _explain_groups(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[F
         return
 
     def read(index: "Array") -> PackedWeight:
+        """Return the weight with this group index for its inputs."""
         raw = np.ascontiguousarray(index, np.int32).tobytes()
         return weight.altered({".g_idx": StoredPart(raw, "I32", (inputs,))})
 
+    # Decode with every input in each group, and take the nearest for each input.
     best, least = np.zeros(inputs, np.int32), np.full(inputs, np.inf)
     for group in range(groups):
         y = copy.reader.side.undone([read(np.full(inputs, group)).decode()])
         error = ((np.asarray(y, np.float64).reshape(copy.x.shape) - copy.x) ** 2).sum(0)
         better = error < least
         best[better], least[better] = group, error[better]
+    # Ascending groups mean another group size; others a wrong index.
     counts = np.bincount(best, minlength=groups)
     runs = bool((np.diff(best) >= 0).all())
     says = (
@@ -283,7 +295,7 @@ def _explain_groups(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[F
 
 
 def _explain_block_fields(copy: PackedCopy) -> Iterator[Finding]:
-    """Find fields of GGUF blocks that are exchanged or have the other sign."""
+    """Yield the finding of GGUF block fields that are exchanged or have the other sign."""
     view = copy.reader.side
     codec = CODECS[view.encoding] if view.encoding in CODECS else None
     if codec is None or codec.layout is None or view.data is None or copy.rows is not None:
@@ -307,9 +319,10 @@ def _explain_block_fields(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def _exchange_members(*pair: str) -> "Callable[[Array], Array | None]":
-    """Return what gives blocks with two members exchanged."""
+    """Return a function that exchanges two members of blocks; it gives None without them."""
 
     def change(blocks: "Array") -> "Array | None":
+        """Return a copy of the blocks with the members exchanged, or None."""
         if not set(pair) <= set(blocks.dtype.names or ()):
             return None
         made = blocks.copy()
@@ -323,9 +336,10 @@ def _exchange_members(*pair: str) -> "Callable[[Array], Array | None]":
 def _change_members(
     change: "Callable[[Array], Array]", *names: str
 ) -> "Callable[[Array], Array | None]":
-    """Return what gives blocks with the members `names` changed; None where they have none."""
+    """Return a function that changes the members `names` of blocks; it gives None without them."""
 
     def made(blocks: "Array") -> "Array | None":
+        """Return a copy of the blocks with the members changed, or None."""
         chosen = [name for name in names if name in (blocks.dtype.names or ())]
         if not chosen:
             return None
@@ -343,7 +357,10 @@ def _swap_nibbles(values: "Array") -> "Array":
 
 
 def _unmix_nibbles(blocks: "Array") -> "Array | None":
-    """Return blocks whose nibbles were written as every second value, in two halves."""
+    """Return blocks with bytes of two neighbours rearranged to bytes of two halves.
+
+    None for blocks without `qs`.
+    """
     if "qs" not in (blocks.dtype.names or ()) or blocks["qs"].ndim != 2:
         return None
     made, qs = blocks.copy(), blocks["qs"]

@@ -59,14 +59,17 @@ FEW_COLUMNS = 1 << 24  # products tried to find the group of every input
 
 
 def cell_factors(copy: PackedCopy, y: "Array") -> "Array":
-    """Return the least-squares factor of every cell [cells]; 1 for a cell of zeros."""
+    """Return the least-squares factor from `y` to the source in every cell [cells].
+
+    It is 1 for a cell of zeros.
+    """
     mine, source = (np.nan_to_num(lattices.split_cells(v, copy.grouping)) for v in (y, copy.x))
     square, product = (mine * mine).sum(1), (mine * source).sum(1)
     return np.where(square > 0, product / np.where(square > 0, square, 1.0), 1.0)
 
 
 def cell_factors_and_offsets(copy: PackedCopy) -> tuple["Array", "Array"]:
-    """Return the least-squares factor and offset of every cell [cells]."""
+    """Return (factor, offset) of least squares from copy to source in every cell [cells]."""
     mine, source = (lattices.split_cells(v, copy.grouping) for v in (copy.y, copy.x))
     m, s = np.nanmean(mine, axis=1), np.nanmean(source, axis=1)
     away = np.nan_to_num(mine - m[:, None])
@@ -77,10 +80,10 @@ def cell_factors_and_offsets(copy: PackedCopy) -> tuple["Array", "Array"]:
 
 
 def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Finding]:
-    """Find scales that are wrong: a factor a cell makes the errors usual.
+    """Yield the finding of wrong scales: one factor for each cell makes the errors usual.
 
-    With `related` only those of which it can be said how they go with the right ones. Cells may be
-    smaller than those the stored scales show, which may be one number for all.
+    `related`: only scales whose relation to the right ones has a name; otherwise only those without
+    one. Cells may be smaller than those the stored scales show, which may be one number for all.
     """
     seen = []
     for grouping in (copy.grouping, *lattices.groupings(*copy.y.shape)):
@@ -88,6 +91,7 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
             continue
         seen.append(grouping)
         finer = replace(copy, grouping=grouping, scales=_scales_of_cells(copy, grouping))
+        # Repair every cell by its least-squares factor, and see whether errors become usual.
         factor = cell_factors(finer, finer.y)
         if not (np.isfinite(factor).all() and factor.all()):
             continue
@@ -96,6 +100,7 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
         if not copy.better(after):
             continue
         wrong = np.abs(factor - 1) > NEAR
+        # Name what was done to the scales by comparing them with the repaired ones.
         relation = _scale_relation(finer, finer.scales * factor, wrong, after.relative)
         if bool(relation) != related or (
             not relation and np.ptp(factor) <= NEAR * np.abs(factor).mean()
@@ -110,7 +115,7 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
 
 
 def _cells_fit_inside(grouping: Grouping, copy: PackedCopy) -> bool:
-    """Say whether these cells fit inside the copy's own."""
+    """Return whether cells of this grouping are no larger than the copy's own."""
     own = copy.grouping
     tall, wide = own.rows or copy.y.shape[0], own.columns or copy.y.shape[1]
     rows, columns = grouping.rows or copy.y.shape[0], grouping.columns or copy.y.shape[1]
@@ -118,7 +123,7 @@ def _cells_fit_inside(grouping: Grouping, copy: PackedCopy) -> bool:
 
 
 def _scales_of_cells(copy: PackedCopy, grouping: Grouping) -> "Array":
-    """Return the copy's scale in every cell of a finer grouping."""
+    """Return the copy's scale in every cell [cells] of a finer grouping."""
     return np.asarray(
         np.nanmax(lattices.split_cells(spread_over_copy(copy, copy.scales), grouping), axis=1)
     )
@@ -128,10 +133,12 @@ NESTED = "each is too small by one number: the offset of nested absmax was lost"
 
 
 def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: float) -> str:
-    """Say how stored scales go with the right ones [cells]; "" where they do in no known way.
+    """Return how stored scales relate to the right ones [cells], in words; "" if unknown.
 
-    A factor is known to about the copy's relative error over the root of a cell's elements.
+    `wrong` marks the cells [cells] whose factor is not 1. A factor is known to about the copy's
+    relative error over the root of a cell's elements.
     """
+    # Scales that have no effect.
     if _are_fp8_codes(copy):
         return "they are ignored, as if each were 1"
     stored = copy.scales
@@ -139,6 +146,7 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
     apart = float(np.median(np.abs(right / stored - 1)))
 
     def near(x: "Array", y: "Array") -> bool:
+        """Return whether x is y in most cells, and clearly nearer than stored scales are."""
         off = float(np.median(np.abs(x / y - 1)))
         return off < limit and off < 0.5 * apart
 
@@ -146,11 +154,13 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
         return "they are ignored, as if each were 1"
     if np.abs(stored - 1).max() < LEAST:
         return "they are ignored, as if each were 1"
+    # Scales that are inverted.
     if near(stored * right, np.ones_like(right)):
         return "they are inverted: 1/s stands for s"
     product = stored * right
     if stored.size > 2 and near(product, np.full_like(right, np.median(product))):
         return "they are inverted, up to one factor"
+    # Scales at other places of the grid.
     rows = -(-copy.y.shape[0] // (copy.grouping.rows or copy.y.shape[0]))
     grid, true = stored.reshape(rows, -1), right.reshape(rows, -1)
     moved = _scale_move(grid, true, near)
@@ -176,8 +186,8 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
 def _are_fp8_codes(copy: PackedCopy) -> bool:
     """Return whether all values are numbers of the 8-bit float that the copy's codes are of.
 
-    The scale of float codes shows in the values up to a power of two: where the finest codes do
-    not occur it is found to be 2, or 4, though it is 1.
+    The scale of float codes shows in the values up to a power of two: where the finest codes do not
+    occur it is found to be 2, or 4, though it is 1.
     """
     tables = (kind for kind in fp8.OF_TWO_SIGNS if kind.name.removeprefix("F8_") in copy.scheme)
     table = next(tables, None)
@@ -185,7 +195,11 @@ def _are_fp8_codes(copy: PackedCopy) -> bool:
 
 
 def _scale_move(grid: "Array", true: "Array", near: "Callable[[Array, Array], bool]") -> str:
-    """Say how scales stand elsewhere than they should: shifted, turned; "" where they do not."""
+    """Return how scales are at wrong places, in words: shifted, transposed, reversed; else "".
+
+    `grid` are the stored scales and `true` the right ones, [cells of rows, of columns]. `near`
+    compares two such grids.
+    """
     for shift in (1, -1):
         for axis, what in ((1, "group"), (0, "row of groups"), (None, "group")):
             size = grid.size if axis is None else grid.shape[axis]
@@ -204,13 +218,15 @@ def _scale_move(grid: "Array", true: "Array", near: "Callable[[Array, Array], bo
 
 
 def explain_minima(copy: PackedCopy) -> Iterator[Finding]:
-    """Find what is added to each group's values wrong: another sign, lost, or scales exchanged."""
+    """Yield the finding of wrong minima: another sign, lost, or scales exchanged."""
     factor, offset = cell_factors_and_offsets(copy)
     if not (np.isfinite(factor).all() and np.isfinite(offset).all() and (factor > 0).all()):
         return
+    # At least half of the cells must be clearly off.
     off_by = np.nanmean(copy_cells(copy, np.abs(copy.x - copy.y) / copy.lattice.step), axis=1)
     if not (off_by > OFF).mean() >= 0.5:
         return  # damage of some groups, which no relation of all explains
+    # Repair offsets alone, then factors and offsets together.
     only = np.nanmean(copy_cells(copy, copy.x - copy.y), axis=1)
     for k, h in ((np.ones_like(only), only), (factor, offset)):
         wide, off = spread_over_copy(copy, k), spread_over_copy(copy, h)
@@ -227,10 +243,11 @@ def explain_minima(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def explain_scales_above_minima(copy: PackedCopy) -> Iterator[Finding]:
-    """Find scales that are wrong where minima are right: a factor on what stands above each."""
+    """Yield the finding of wrong scales over right minima: a factor on what is above each."""
     low = np.nanmin(copy_cells(copy, copy.lattice.low), axis=1)
     if not low.any() or not np.isfinite(low).all():
         return
+    # Fit one factor to what lies above the minimum of each cell.
     base = spread_over_copy(copy, low)
     mine, source = (np.nan_to_num(copy_cells(copy, values - base)) for values in (copy.y, copy.x))
     square = (mine * mine).sum(1)
@@ -252,7 +269,7 @@ def explain_scales_above_minima(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def _minima_relation(copy: PackedCopy, factor: "Array", offset: "Array") -> str:
-    """Say how factors and offsets of cells go with the minima that are stored."""
+    """Return how factors and offsets of cells relate to the stored minima, in words; or ""."""
     low = np.nanmin(copy_cells(copy, copy.lattice.low), axis=1)
     step = np.nanmedian(copy_cells(copy, copy.lattice.step), axis=1)
     wrong = (np.abs(factor - 1) > NEAR) | (np.abs(offset) > step / 2)
@@ -260,8 +277,10 @@ def _minima_relation(copy: PackedCopy, factor: "Array", offset: "Array") -> str:
         return ""  # damage of some blocks: nothing that was done to all
 
     def near(x: "Array", y: "Array") -> bool:
+        """Return whether x and y are less than 0.3 steps apart in most cells."""
         return bool(np.median(np.abs(x - y)) < 0.3 * np.median(step) * np.median(factor))
 
+    # Only offsets are wrong: the minima themselves.
     if near(factor, np.ones_like(factor)) and (factor == 1).all():
         if near(offset, -2 * low):
             return "minima have the other sign: added where they are taken away"
@@ -282,7 +301,7 @@ def _minima_relation(copy: PackedCopy, factor: "Array", offset: "Array") -> str:
 
 
 def explain_input_scales(copy: PackedCopy) -> Iterator[Finding]:
-    """Find inputs that have another group's scale: an order of activation that was ignored."""
+    """Yield the finding of inputs with another group's scale: g_idx was ignored."""
     rows, count = copy.y.shape
     wide = copy.grouping.columns
     if copy.grouping.rows != 1 or not wide or not copy.bits or count % wide:
@@ -290,6 +309,7 @@ def explain_input_scales(copy: PackedCopy) -> Iterator[Finding]:
     groups = count // wide
     if groups < 2 or rows * count * groups > FEW_COLUMNS:
         return
+    # Find for every input the group whose scale fits it best.
     stored = copy.scales.reshape(rows, groups)
     own = np.arange(count) // wide
     best, least = own.copy(), np.full(count, np.inf)
@@ -298,6 +318,7 @@ def explain_input_scales(copy: PackedCopy) -> Iterator[Finding]:
         error = ((copy.y * ratio - copy.x) ** 2).sum(0)
         better = error < least
         best[better], least[better] = group, error[better]
+    # Repair all inputs at once and judge the errors.
     ratio = stored[:, best] / stored[:, own]
     found = copy.explained(
         "group_index",

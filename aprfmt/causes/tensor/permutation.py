@@ -29,19 +29,24 @@ class FoundLines:
 
     @property
     def full(self) -> bool:
-        """Say whether every line was found."""
+        """Return whether every line was found."""
         return len(self.index) == self.count
 
 
 def find_rows(case: DifferingPair) -> FoundLines | None:
-    """Return the places of A's rows in B; of tensors with many rows, of the sample's only."""
+    """Return the places of A's rows in B; for many rows, of the sample's rows only.
+
+    None if fewer than half of the sample's rows are found.
+    """
     slack = 2 * case.slack() + 1e-6
+    # Vectors by value; many equal rows by their bytes.
     if case.a.columns == 1:
         return _match_by_sorting(case)
     if case.b.rows != case.a.rows:
         return None
     if case.a.rows > MATCHED and case.slack() == 0 and case.a.row_bytes == case.b.row_bytes:
         return _match_by_hash(case)
+    # Others by random projections: the sample's rows first.
     rng = np.random.default_rng(16)
     onto = rng.standard_normal((case.a.columns, PROJECTIONS))
     b = _project_rows(case.b, case, onto)
@@ -51,13 +56,17 @@ def find_rows(case: DifferingPair) -> FoundLines | None:
     if case.a.rows > MATCHED:
         known = first >= 0
         return FoundLines(case.sample[known], first[known], case.a.rows, 0)
+    # Then all rows.
     every = np.arange(case.a.rows)
     at = nearest_rows(_project_rows(case.a, case, onto), b, slack, every)
     return FoundLines(every[at >= 0], at[at >= 0], case.a.rows, 0)
 
 
 def _match_by_hash(case: DifferingPair) -> FoundLines | None:
-    """Match rows by their bytes; a row keeps its number if several rows are equal."""
+    """Return the places of A's rows in B by their bytes; None if most are not found.
+
+    A row keeps its number if several rows are equal.
+    """
     if case.a.row_bytes is None:
         return None
     known: dict[bytes, int] = {}
@@ -79,7 +88,7 @@ def _match_by_hash(case: DifferingPair) -> FoundLines | None:
 
 
 def find_columns(case: DifferingPair) -> FoundLines | None:
-    """Return the places of A's columns in B, compared on the sample's rows."""
+    """Return the places of A's columns in B, by the sample's rows; None if few are found."""
     columns = case.a.columns
     if not 1 < columns <= MATCHED or case.b.columns != columns:
         return None
@@ -94,7 +103,10 @@ def find_columns(case: DifferingPair) -> FoundLines | None:
 
 
 def _match_by_sorting(case: DifferingPair) -> FoundLines | None:
-    """Match the values of a vector by sorting; equal values keep their place if possible."""
+    """Return the places of a vector's values by sorting; None if the values differ.
+
+    Equal values keep their place if possible.
+    """
     if case.a.size > MATCHED or case.a.size != case.b.size:
         return None
     every = np.arange(case.a.rows)
@@ -113,7 +125,7 @@ def _match_by_sorting(case: DifferingPair) -> FoundLines | None:
 
 
 def _project_rows(side: RowReader, case: DifferingPair, onto: "Array") -> "Array":
-    """Return a side's rows multiplied by a vector."""
+    """Return a side's rows multiplied by the matrix `onto`: [rows, PROJECTIONS]."""
     return np.concatenate(
         [np.nan_to_num(to_float64(side.take(rows))) @ onto for rows in case.windows(None)]
     )
@@ -123,7 +135,7 @@ def _project_rows(side: RowReader, case: DifferingPair, onto: "Array") -> "Array
 
 
 def adjacent_pair_order(count: int, heads: int) -> "Array":
-    """Return p: split-half row i of each head is row p[i] in adjacent-pair order."""
+    """Return p [count]: split-half row i of each head is row p[i] in adjacent-pair order."""
     size = count // heads
     inside = np.arange(size).reshape(size // 2, 2).T.reshape(-1)
     return (np.arange(heads)[:, None] * size + inside[None, :]).reshape(-1)
@@ -145,14 +157,14 @@ def head_counts(case: DifferingPair, count: int) -> list[int]:
 
 
 def permutation_fits(found: FoundLines, p: "Array") -> bool:
-    """Say whether a permutation agrees with every line found."""
+    """Return whether a permutation agrees with every line found."""
     return bool((p[found.index] == found.at).all())
 
 
 def rope_pair_permutations(
     case: DifferingPair, found: FoundLines
 ) -> "Iterator[tuple[int, str, Array]]":
-    """Yield (heads, words, p) where halves for adjacent pairs explain the rows: A[i] = B[p[i]]."""
+    """Yield (heads, words, p) where halves for adjacent pairs explain rows: A[i] = B[p[i]]."""
     for heads in head_counts(case, found.count):
         p = adjacent_pair_order(found.count, heads)
         if permutation_fits(found, p):
@@ -164,7 +176,10 @@ def rope_pair_permutations(
 def regrouped_orders(
     case: DifferingPair, found: FoundLines, right: int
 ) -> "Iterator[tuple[int, str, Array]]":
-    """Yield (heads, words, p) of pairs made for one number of heads and undone for another."""
+    """Yield (heads, words, p) of pairs made for one head count and undone for another.
+
+    `right` is the true number of heads; A[i] = B[p[i]].
+    """
     if found.count % (2 * right):
         return
     own = adjacent_pair_order(found.count, right)
@@ -181,7 +196,10 @@ def regrouped_orders(
 
 
 def block_permutation(found: FoundLines, size: int) -> "Array | None":
-    """Return q: block b of A is block q[b] of B; None if a block is not moved as a whole."""
+    """Return q: block b of A is block q[b] of B; None if a block is not moved as a whole.
+
+    Blocks have `size` lines.
+    """
     if size < 1 or found.count % size or found.count == size:
         return None
     if not bool((found.at % size == found.index % size).all()):
@@ -194,12 +212,15 @@ def block_permutation(found: FoundLines, size: int) -> "Array | None":
 
 
 def expand_blocks(q: "Array", size: int) -> "Array":
-    """Return the permutation of single rows that moves whole blocks."""
+    """Return the permutation of single rows that moves whole blocks of `size` rows."""
     return (q[:, None] * size + np.arange(size)[None, :]).reshape(-1)
 
 
 def constant_shift(found: FoundLines) -> int | None:
-    """Return k if every line found is k further down (k < 0: up), with wrap-around; else None."""
+    """Return k if every line found is k further down, with wrap-around; else None.
+
+    A negative k is a shift up.
+    """
     away = np.unique((found.at - found.index) % found.count)
     if len(away) != 1 or away[0] == 0:
         return None

@@ -36,10 +36,11 @@ def make_finding(
     *,
     confirmed: bool = True,
 ) -> Finding:
-    """Return why two tensors differ, a hypothesis's answer.
+    """Return the finding of why two tensors differ, with its verdict and proof.
 
-    `evidence` are sentences, the general one first. `before` and `after` are the distances as
-    stored and with the defect removed. `confirmed` says that nothing else is looked for.
+    `evidence` are sentences, the general one first. `before` and `after` are the relative distances
+    as stored and with the defect removed. `where` are tensor keys. `confirmed` says that no other
+    hypothesis is tried.
     """
     verdict = verdict_of(cause, () if after is None else (after,))
     return Finding(
@@ -58,7 +59,10 @@ def make_finding(
 
 
 def verdict_of(cause: str, after: Sequence[float]) -> Verdict:
-    """Return a cause's verdict; an equal function with roundings of its own is precision."""
+    """Return a cause's verdict; "precision" for an equal function that was rounded.
+
+    `after` are the distances that remain. An unknown cause is a bug.
+    """
     if cause not in CAUSES:
         return "bug"  # a cause that another package's hypothesis names, and no row describes
     verdict = CAUSES[cause].verdict
@@ -66,7 +70,7 @@ def verdict_of(cause: str, after: Sequence[float]) -> Verdict:
 
 
 def prove_guess(case: "DifferingPair", guess: "Guess", count: int, share: float) -> Proof:
-    """Return what a guess shows that gives `share` of the `count` values that differed."""
+    """Return the proof of a guess that explains `share` of the `count` values that differed."""
     if guess.constant:
         return Proof(count, share, 0, math.inf)
     rows = np.arange(case.a.rows) if guess.rows is None else guess.rows
@@ -76,12 +80,15 @@ def prove_guess(case: "DifferingPair", guess: "Guess", count: int, share: float)
 
 
 def prove_values(values: Any, count: int, free: int, slack: float, share: float = 1.0) -> Proof:
-    """Return what a change shows that gives values like these, within `slack` or to the bit."""
+    """Return the proof of a change that gives these values within relative distance `slack`.
+
+    `free` of the `count` values were used to find its numbers. A slack of 0 means to the bit.
+    """
     return Proof(count, share, free, _usual_bits(values, slack))
 
 
 def prove_bytes(data: bytes, count: int, free: int, share: float = 1.0) -> Proof:
-    """Return what a change shows that gives `count` bytes to the bit; `data` are some of them."""
+    """Return the proof of a change that gives `count` bytes to the bit; `data` are some of them."""
     return Proof(count, share, free, math.log2(min(BYTE, max(1, len(set(data))))))
 
 
@@ -91,12 +98,12 @@ def made_on(count: float, share: float = 1.0) -> Proof:
 
 
 def within_accused(count: float, share: float = 1.0) -> Proof:
-    """Return the proof of a change that holds within steps of the accused side's own."""
+    """Return the proof of a change that holds within quantization steps of the accused side."""
     return Proof(count, share, 0, math.inf, accused=True)
 
 
 def _usual_bits(values: Any, slack: float) -> float:
-    """Return how many digits values have on average, none finer than `slack`."""
+    """Return how many binary digits values have on average, none finer than `slack`."""
     flat = to_float64(values).reshape(-1)
     most = -math.log2(slack) if 0 < slack < 1 else math.inf
     return float(np.minimum(significant_bits(flat), most).mean()) if flat.size else 0.0

@@ -65,14 +65,16 @@ NORMS = 1e-4  # relative difference of two norms that a rearrangement of floats 
 
 
 def guess_transposed(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that rows and columns are exchanged, in the data or only in the shape."""
+    """Yield guesses that rows and columns are exchanged, in the data or only in the shape."""
     a, b = case.a, case.b
     if len(a.shape) < 2 or a.shape[:-2] != b.shape[:-2] or a.size > TRANSPOSED:
         return
+    # Equal shapes: the values alone may be transposed.
     if a.shape[-2:] != b.shape[:-3:-1]:
         if a.shape == b.shape:
             yield from guess_transposed_inside(case)
         return
+    # Exchanged shapes: compare a corner of both first.
     few = min(8, *a.shape[-2:])
     at_a = np.linspace(0, a.shape[-2] - 1, few).astype(np.int64)
     at_b = np.linspace(0, b.shape[-2] - 1, few).astype(np.int64)
@@ -88,6 +90,7 @@ def guess_transposed(case: DifferingPair) -> Iterator[Guess]:
     if a.shape == b.shape:
         yield from guess_transposed_inside(case)
         return
+    # Or only the shape is exchanged, and the values keep their order.
     width = min(a.columns, b.columns)
     first = np.zeros(1, np.int64)
     if samples_agree(a.take(first)[:, :width], b.take(first)[:, :width], slack):
@@ -101,7 +104,10 @@ def guess_transposed(case: DifferingPair) -> Iterator[Guess]:
 
 
 def guess_rearranged(case: DifferingPair) -> Iterator[Guess]:
-    """Guess another order of rows, then columns: rope pairs, heads, experts, an offset, or any."""
+    """Yield guesses of another order of rows, then of columns.
+
+    The order may be of rope pairs, heads or experts, an offset, or any.
+    """
     if case.a.rows != case.b.rows or case.a.columns != case.b.columns:
         return
     ratio = case.before.norms
@@ -115,7 +121,8 @@ def guess_rearranged(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Guess]:
-    """Yield the named kinds of a rearrangement that was found, likely ones first."""
+    """Yield guesses that name a rearrangement that was found, likely names first."""
+    # Whole blocks, then a shift.
     enough = len(found.index) >= permutation.FOUND * found.count or found.count > len(found.index)
     what = "rows" if found.axis == 0 else "columns"
     if case.a.columns == 1:
@@ -128,6 +135,7 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
     k = permutation.constant_shift(found)
     if k is not None and found.count > 2:
         yield from _guess_shift(case, found, k, what)
+    # Orders that rope pairs explain, for the right and for a wrong head count.
     rotated = case.role.startswith(ROTATED) or not case.context.hyper
     for heads, way, p in permutation.rope_pair_permutations(case, found) if rotated else ():
         yield _pairing_guess(case, found, heads, way, p, what)
@@ -142,6 +150,7 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
     if not whole:
         return
     yield from _guess_inside_blocks(case, found)
+    # At last any order, by its first moves.
     moved = found.index[found.index != found.at]
     label = case.row_name if found.axis == 0 else str
     pairs = ", ".join(
@@ -156,17 +165,17 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
 def _permutation_guess(
     cause: str, says: tuple[str, ...], case: DifferingPair, axis: int, p: "Array"
 ) -> Guess:
-    """Return the guess that lines along an axis stand in the order `p`."""
+    """Return the guess that line i of A along `axis` is line p[i] of B."""
     b = case.b
     right = _take_in_order(b, p) if axis == 0 else (lambda rows: b.take(rows)[:, p])
     return case.guess(cause, says, "B", right, free=_order_numbers(case, p))
 
 
 def _order_numbers(case: DifferingPair, p: "Array") -> int:
-    """Return how many numbers an order of lines is; 0 where the values themselves prove it.
+    """Return how many numbers an order of lines is; 0 if the values themselves prove it.
 
-    A line of several values proves its place, and so does a value that stands nowhere else. Any
-    two zeros may be exchanged.
+    A line of several values proves its place, and so does a value that occurs only once. Any two
+    zeros may be exchanged.
     """
     moved = np.flatnonzero(p != np.arange(len(p)))
     if case.a.size > len(p):
@@ -176,17 +185,20 @@ def _order_numbers(case: DifferingPair, p: "Array") -> int:
 
 
 def _take_in_order(reader: RowReader, p: "Array") -> Take:
-    """Return how to take rows in the order `p`."""
+    """Return a function from row numbers to rows p[numbers]."""
     return lambda rows: reader.take(p[rows])
 
 
 def take_rows_from(reader: RowReader, start: int) -> Take:
-    """Return how to take rows, counted from row `start`."""
+    """Return a function from row numbers to rows, counted from row `start`."""
     return lambda rows: reader.take(rows + start)
 
 
 def _guess_shift(case: DifferingPair, found: FoundLines, k: int, what: str) -> Iterator[Guess]:
-    """Guess that all lines are shifted by `k`."""
+    """Yield guesses that all lines are shifted by `k`, with and without wrap-around.
+
+    `what` says the lines in words, such as "rows".
+    """
     one = what.removesuffix("s")
     around = (np.arange(found.count) + k) % found.count
     text = f"{one} i of A is {one} i{k:+d} of B"
@@ -200,7 +212,7 @@ def _guess_shift(case: DifferingPair, found: FoundLines, k: int, what: str) -> I
 
 
 def guess_value_offset(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that values are shifted along their rows (a shift seen through other encodings)."""
+    """Yield the guess that values are shifted along their rows, seen through encodings."""
     x, y = case.sample_a, case.sample_b
     width = case.a.columns
     if width < 4 * ALONG or x.shape != y.shape:
@@ -229,7 +241,7 @@ def _shift_columns(x: "Array", k: int) -> "Array":
 
 
 def _take_shifted(reader: RowReader, k: int) -> Take:
-    """Return how to take rows whose values are shifted by `k`."""
+    """Return a function from row numbers to rows without their first k (or last -k) values."""
     return lambda rows: _shift_columns(reader.take(rows), k)
 
 
@@ -244,7 +256,11 @@ def expected_heads(case: DifferingPair, count: int) -> int | None:
 def _pairing_guess(
     case: DifferingPair, found: FoundLines, heads: int, way: str, p: "Array", what: str
 ) -> Guess:
-    """Return the guess that rope pairs of `heads` heads were reordered."""
+    """Return the guess that rope pairs of `heads` heads were reordered by `p`.
+
+    `way` says the two orders in words. It is named a wrong head count if `heads` is not the
+    model's.
+    """
     right = expected_heads(case, found.count)
     text = f"{what} of each head: {way}"
     if right is None or right == heads:
@@ -259,12 +275,13 @@ def _pairing_guess(
 
 
 def _guess_blocks(case: DifferingPair, found: FoundLines, what: str) -> Iterator[Guess]:
-    """Guess that whole blocks of rows, such as heads, stand in another order."""
+    """Yield the guess that whole blocks of lines, such as heads, are in another order."""
     if case.role.startswith(("ffn_gate_inp", "exp_probs_b")) and found.axis == 0:
         yield _block_order_guess(case, found, found.at, 1, "expert_order", "the router's experts")
         return
     if not case.role.startswith("attn_"):
         return
+    # Sizes that a head may have.
     right = expected_heads(case, found.count)
     counts = case.sizes("n_heads", "n_kv_heads") if right is None else [right]
     dims = case.sizes("head_dim") if right is None else []
@@ -293,7 +310,7 @@ def _guess_blocks(case: DifferingPair, found: FoundLines, what: str) -> Iterator
 
 
 def _guess_expert_order(case: DifferingPair) -> Iterator[Guess]:
-    """Guess another order of the experts in a stack, each recognised by its first row."""
+    """Yield the guess of another order of the experts in a stack, known by their first rows."""
     if len(case.shape) != 3 or case.numbers is not None:
         return
     count, size = case.shape[0], case.shape[1]
@@ -309,7 +326,7 @@ def _guess_expert_order(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _guess_inside_blocks(case: DifferingPair, found: FoundLines) -> Iterator[Guess]:
-    """Guess the same rearrangement inside every block: nibbles or bytes of blocks misread."""
+    """Yield the guess of one rearrangement inside every block: nibbles or bytes misread."""
     if found.axis == 0:
         return
     for size in (size for size in BLOCKS if found.count % size == 0 and found.count > size):
@@ -330,14 +347,14 @@ def _guess_inside_blocks(case: DifferingPair, found: FoundLines) -> Iterator[Gue
 def _block_order_guess(
     case: DifferingPair, found: FoundLines, q: "Array", size: int, cause: str, what: str
 ) -> Guess:
-    """Return the guess that blocks of `size` lines stand in the order `q`."""
+    """Return the guess that block b of A is block q[b] of B, for blocks of `size` lines."""
     shown = ", ".join(str(i) for i in q[:16].tolist()) + (" ..." if len(q) > 16 else "")
     says = (f"{what} stand in another order", f"A's order, as numbers of B: {shown}")
     return _permutation_guess(cause, says, case, found.axis, permutation.expand_blocks(q, size))
 
 
 def guess_repeated_heads(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that one side repeats every key or value head (shapes differ)."""
+    """Yield guesses that one side repeats every key or value head (shapes differ)."""
     a, b = case.a, case.b
     if len(a.shape) > 2 or len(a.shape) != len(b.shape) or a.columns != b.columns:
         return
@@ -346,6 +363,7 @@ def guess_repeated_heads(case: DifferingPair) -> Iterator[Guess]:
     small, other, large, label = (a, "A", b, "B") if a.rows < b.rows else (b, "B", a, "A")
     if small.rows == 0 or large.rows % small.rows or not case.role.startswith(("attn_k", "attn_v")):
         return
+    # Try both orders of the repeated heads.
     times = large.rows // small.rows
     for size in case.sizes("head_dim"):
         if small.rows % size:
@@ -366,7 +384,7 @@ def guess_repeated_heads(case: DifferingPair) -> Iterator[Guess]:
 
 
 def guess_row_range(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that one side is a range of the other's rows (shapes differ)."""
+    """Yield the guess that one side is a range of the other's rows (shapes differ)."""
     a, b = case.a, case.b
     if a.columns != b.columns or a.columns == 1 or a.rows == b.rows:
         return

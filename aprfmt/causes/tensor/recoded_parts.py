@@ -28,12 +28,13 @@ _WHOLE_BYTES = (2, 4, 8)  # bits of codes that no byte's end cuts
 
 
 def explain_recoded_zero_points(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether one value of the zero points became another everywhere, and all else is equal."""
+    """Yield the finding that one zero point value became another everywhere, all else equal."""
     a, b = case.a.side, case.b.side
     packed = b.stored[0].packed if len(b.stored) == 1 and len(a.stored) == 1 else None
     suffix = next((name for name in _ZEROS if name in b.parts), "")
     if packed is None or not suffix or a.encoding != b.encoding or a.parts.keys() != b.parts.keys():
         return
+    # All other parts must be equal.
     codes = packed().codes()
     pair = a.parts[suffix], b.parts[suffix]
     if codes is None or codes.bits not in _WHOLE_BYTES or pair[1].info.nbytes > MOST:
@@ -42,6 +43,7 @@ def explain_recoded_zero_points(case: DifferingPair) -> Iterator[Finding]:
         return
     if pair[0].info.nbytes != pair[1].info.nbytes:
         return
+    # One old value became one new value, in all places.
     x, y = (_unpack_codes(part, codes.bits) for part in pair)
     changed = x != y
     old, new = np.unique(x[changed]), np.unique(y[changed])
@@ -61,13 +63,13 @@ def explain_recoded_zero_points(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _parts_equal(a: "LazyTensor", b: "LazyTensor") -> bool:
-    """Return whether two parts hold the same bytes."""
+    """Return whether two parts hold the same bytes under the same label and shape."""
     same = a.info.encoding == b.info.encoding and a.info.shape == b.info.shape
     return same and bytes(a.raw()) == bytes(b.raw())
 
 
 def _unpack_codes(part: "LazyTensor", bits: int) -> "Array":
-    """Return the codes of a part as integers."""
+    """Return the codes of a part as integers [bytes, codes of a byte]."""
     raw = np.frombuffer(part.raw(), np.uint8)
     mask = np.uint8((1 << bits) - 1)
     return np.stack([raw >> np.uint8(at) & mask for at in range(0, 8, bits)], -1)

@@ -44,7 +44,7 @@ KERNELS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 
 
 def explain_initial_rates(case: DifferingPair) -> Iterator[Finding]:
-    """Find rates that stand as training begins: log(1), log(2), ... (Mamba's A_log)."""
+    """Yield the finding of rates at their first values: log(1), log(2), ... (Mamba's A_log)."""
     if case.role != "ssm_a.weight" or case.numbers is not None or case.a.rows != case.b.rows:
         return
     import numpy as np
@@ -66,7 +66,7 @@ def explain_initial_rates(case: DifferingPair) -> Iterator[Finding]:
 
 
 def guess_value_head_order(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that one side has the value heads with the key heads running fastest."""
+    """Yield guesses that one side has value heads with the key heads running fastest."""
     step, a, b = TILED.get(case.role), case.a, case.b
     if step is None or not case.context.hyper or (a.rows, a.columns) != (b.rows, b.columns):
         return
@@ -78,6 +78,7 @@ def guess_value_head_order(case: DifferingPair) -> Iterator[Guess]:
         text = f"{side} has the value heads tiled, the key heads running fastest"
 
         def moved(rows: "Array", order: "Array" = order) -> "Array":
+            """Return these rows of A with the value heads in the order."""
             return a.take(rows)[:, order] if step.axis else a.take(order[rows])
 
         yield case.guess("value_heads", (text,), "A", moved)
@@ -86,7 +87,7 @@ def guess_value_head_order(case: DifferingPair) -> Iterator[Guess]:
 def _value_head_orders(
     step: Tiled, count: int, hp: Mapping[str, object]
 ) -> Iterator[tuple[str, "Array"]]:
-    """Yield which side is tiled, and the places in A of B's rows or columns; none if both agree."""
+    """Yield (side that is tiled, places in A of B's rows or columns); none if both agree."""
     import numpy as np
 
     along = Tiled(step.size, step.before)
@@ -98,7 +99,7 @@ def _value_head_orders(
 
 
 def guess_tap_order(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that every kernel of a convolution stands the other way round."""
+    """Yield the guess that every kernel of a convolution is reversed."""
     a, b = case.a, case.b
     if case.role not in KERNELS or (a.rows, a.columns) != (b.rows, b.columns) or a.columns < 2:
         return

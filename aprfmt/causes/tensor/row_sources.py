@@ -27,6 +27,7 @@ class JoinedRows(ComputedRows):
     """The rows of several tensors of equal columns, one tensor after the other."""
 
     def __init__(self, keys: Sequence[str], readers: Sequence[RowReader]) -> None:
+        """Join the rows of `readers`, the tensors `keys`, in this order."""
         super().__init__(readers[0].side)
         self.keys, self.readers = tuple(keys), tuple(readers)
         self.starts = (0, *accumulate(reader.rows for reader in readers))
@@ -49,16 +50,16 @@ class JoinedRows(ComputedRows):
 
     @cached_property
     def hashes(self) -> "Array":
-        """The hash of every row's values (uint64 [rows])."""
+        """Hash of every row's values (uint64 [rows])."""
         return np.concatenate([row_hashes(reader) for reader in self.readers])
 
     def owner(self, row: int) -> tuple[str, int]:
-        """Return the key of the tensor a row belongs to, and the row's number there."""
+        """Return (key of the tensor a row belongs to, the row's number there)."""
         i = int(np.searchsorted(self.starts, row, side="right")) - 1
         return self.keys[i], row - self.starts[i]
 
     def drop(self) -> None:
-        """Release what is kept, and the mapped pages."""
+        """Release decoded values and the mapped pages."""
         for reader in self.readers:
             reader.drop()
 
@@ -80,11 +81,11 @@ def row_hashes(reader: RowReader) -> "Array":
 
 
 def find_sources(pool: RowReader, rows: RowReader, own: int, slack: float) -> "Array | None":
-    """Return for every row of `rows` the row of `pool` it equals (int64), -1 where there is none.
+    """Return for every row of `rows` the row of `pool` it equals (int64), -1 if there is none.
 
-    Row i is expected at `own` + i, and said to stand there if it does; among several equal rows the
-    one that goes on where the row before stood is taken. None where the rows were rounded, and are
-    too many to look for the nearest.
+    Row i is expected at `own` + i, which is preferred. Among several equal rows the one that
+    follows the row before is taken. None where the rows were rounded, and are too many to search
+    for the nearest.
     """
     expected = own + np.arange(rows.rows)
     if slack == 0:
@@ -110,7 +111,10 @@ def find_sources(pool: RowReader, rows: RowReader, own: int, slack: float) -> "A
 
 
 def _nearest_values(x: "Array", y: "Array", expected: "Array", slack: float) -> "Array":
-    """Return the nearest value of `y` for every value of `x`, -1 where none is near enough."""
+    """Return the place in `y` of the nearest value for each of `x`; -1 if none is near enough.
+
+    `expected` are preferred places.
+    """
     order = np.argsort(y, kind="stable")
     at = np.clip(np.searchsorted(y[order], x), 1, len(y) - 1)
     below, above = order[at - 1], order[at]
@@ -123,7 +127,11 @@ def _nearest_values(x: "Array", y: "Array", expected: "Array", slack: float) -> 
 
 
 def _match_hashes(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
-    """Return for every hash of `mine` its place among `theirs`, -1 where there is none."""
+    """Return the place in `theirs` of every hash of `mine`; -1 if there is none.
+
+    `expected` are preferred places.
+    """
+    # Look up every hash among the sorted ones.
     order = np.argsort(theirs, kind="stable")
     ordered = theirs[order]
     at = np.searchsorted(ordered, mine)
@@ -131,6 +139,7 @@ def _match_hashes(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
     equal = np.zeros(len(mine), bool)
     equal[there] = ordered[at[there]] == mine[there]
     found = np.where(equal, order[np.minimum(at, len(order) - 1)], -1)
+    # Prefer the expected place, then the row after the one before.
     inside = expected < len(theirs)
     stays = np.zeros(len(mine), bool)
     stays[inside] = theirs[expected[inside]] == mine[inside]
@@ -143,9 +152,9 @@ def _match_hashes(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
 
 
 def source_runs(at: "Array") -> list[tuple[int, int, int]]:
-    """Return (first row, its source, length) of every run of rows that stand together.
+    """Return (first row, its source, length) of every run of consecutive sources.
 
-    A run of unknown rows has the source -1.
+    `at` holds the source of each row. A run of unknown rows has the source -1.
     """
     if not len(at):
         return []
@@ -161,9 +170,9 @@ def match_rows(a: "Array", b: "Array", slack: float) -> "Array":
 
 
 def nearest_rows(a: "Array", b: "Array", slack: float, own: "Array") -> "Array":
-    """Return for every line of `a` the nearest line of `b`, -1 where none is near enough.
+    """Return for every row of `a` the nearest row of `b`; -1 if none is near enough.
 
-    `own` are the lines' own numbers in `b`, which are preferred if near enough.
+    `own` are the rows' own numbers in `b`, which are preferred if near enough.
     """
     found = np.full(len(a), -1, np.int64)
     norm = np.einsum("ij,ij->i", b, b)

@@ -58,7 +58,7 @@ STORED = 64 << 20  # bytes up to which A is laid out as B stores it
 
 
 def _half_float_offsets(encoding: str) -> list[int]:
-    """Return where the 16-bit floats of a block stand, which a converter swaps."""
+    """Return the byte offsets of the 16-bit floats in a block, whose byte order may be wrong."""
     found, at = [], 0
     for kind, width in block_numbers(encoding_row(encoding).layout):
         found += [at] * (kind == "f2")
@@ -67,12 +67,17 @@ def _half_float_offsets(encoding: str) -> list[int]:
 
 
 def guess_dtype_mislabel(case: DifferingPair) -> Iterator[Guess]:
-    """Ask for the same bytes under another label, or values made by reading them so."""
+    """Yield guesses that bytes of one type were read under the label of another.
+
+    Either both files hold the same bytes, or one holds values that were made by such a reading.
+    """
     a, b = case.a, case.b
+    # The same bytes under two labels.
     if a.encoding != b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
         says = f"B's bytes read as {a.encoding} instead of {b.encoding} are A's values"
         read = lambda rows: b.decoded(b.raw(rows), a.encoding)  # noqa: E731
         yield case.guess("dtype_mislabel", (says,), "B", read, 0.0)
+    # Values that were made by reading one 16-bit type as the other.
     for label, side, other, mine in (("A", a, b, case.sample_a), ("B", b, a, case.sample_b)):
         told = "B" if label == "A" else "A"
         for first in SIXTEEN:
@@ -87,6 +92,7 @@ def guess_dtype_mislabel(case: DifferingPair) -> Iterator[Guess]:
                 _read_bits_as(side, first, second),
                 pair_noise(second, other.encoding),
             )
+    # Bytes of one encoding under another label of the same size.
     for label, side, other in (("B", b, a), ("A", a, b)):
         for name in _same_size_encodings(side):
             if name == other.encoding and side.row_bytes == other.row_bytes:
@@ -100,9 +106,9 @@ def guess_dtype_mislabel(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _same_size_encodings(side: RowReader) -> Iterator[str]:
-    """Yield the encodings whose rows take the same bytes, so that a label can be taken for another.
+    """Yield encodings whose rows take as many bytes as this side's, so that labels can mix up.
 
-    Plain numbers of 16 bits, and blocks whose rows are decoded one by one.
+    They are plain numbers of 16 bits, and blocks whose rows are decoded one by one.
     """
     own = encoding_row(side.encoding)
     if side.row_bytes is None or len(side.shape) < 2:
@@ -120,12 +126,12 @@ def _same_size_encodings(side: RowReader) -> Iterator[str]:
 
 
 def _read_as(side: RowReader, name: str) -> Take:
-    """Return how to take a side's rows with its bytes read as an encoding."""
+    """Return a function from row numbers to the side's rows with its bytes read as `name`."""
     return lambda rows: side.decoded(side.raw(rows), name)
 
 
 def _fits_16_bits(values: "Array", encoding: str) -> bool:
-    """Say whether values are stored in a 16-bit type without loss."""
+    """Return whether float32 values survive storage in a 16-bit type without loss."""
     if values.dtype != np.float32:
         return False
     again = decode(encoding, encode(encoding, values), values.shape)
@@ -133,9 +139,10 @@ def _fits_16_bits(values: "Array", encoding: str) -> bool:
 
 
 def _read_bits_as(side: RowReader, first: str, second: str) -> Take:
-    """Return how to take values of one type whose bits are read as another."""
+    """Return a function from row numbers to rows whose `first` bits are read as `second`."""
 
     def take(rows: "Array") -> "Array":
+        """Return the reread rows of these row numbers."""
         if side.encoding == first and side.row_bytes is not None:
             return side.decoded(side.raw(rows), second)
         values = side.take(rows)
@@ -145,7 +152,7 @@ def _read_bits_as(side: RowReader, first: str, second: str) -> Take:
 
 
 def guess_byte_order(case: DifferingPair) -> Iterator[Guess]:
-    """Ask for every value, or every block's scales, in the other byte order."""
+    """Yield guesses that every value, or every block's scales, is in the other byte order."""
     for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
         row = encoding_row(side.encoding.split("+")[0])
         whole = bool(row.numpy) or side.encoding in SIXTEEN
@@ -167,10 +174,14 @@ def guess_byte_order(case: DifferingPair) -> Iterator[Guess]:
 
 
 def take_byte_swapped(side: RowReader, whole: bool) -> Take:
-    """Return how to take rows with every value (or block's halves) in the other byte order."""
+    """Return a function from row numbers to rows in the other byte order.
+
+    `whole`: every value is swapped; otherwise only the 16-bit floats of blocks.
+    """
     row = encoding_row(side.encoding)
 
     def take(rows: "Array") -> "Array":
+        """Return the byte-swapped and decoded rows of these row numbers."""
         raw = side.raw(rows).copy()
         blocks = raw.reshape(-1, row.type_size)
         if whole:
@@ -187,7 +198,7 @@ def take_byte_swapped(side: RowReader, whole: bool) -> Take:
 
 
 def explain_bit_rot(case: DifferingPair) -> Iterator[Finding]:
-    """Ask for a few damaged bits, or one run of lost bytes, all else being equal."""
+    """Yield the finding of a few damaged bits, or one run of lost bytes, all else being equal."""
     a, b = case.a, case.b
     if a.encoding == b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
         found = None
@@ -200,11 +211,16 @@ def explain_bit_rot(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) -> Finding | None:
-    """Compare the streams; None where more than FEW_BYTES differ, unless they are one lost run."""
+    """Return the finding of damaged bytes, or None where the difference is another.
+
+    Beyond FEW_BYTES differing bytes only one run of zeros in B counts as damage. `a` and `b` are
+    both sides' bytes in one order.
+    """
     first = last = -1
     places: list[int] = []
     lost = True  # all of B between the first and the last difference is zero
     count = 0
+    # Compare window by window, and give up once the difference is no damage.
     for start in range(0, len(a), 1 << 20):
         stop = min(len(a), start + (1 << 20))
         x = np.frombuffer(copy_bytes(a, start, stop), np.uint8)
@@ -223,6 +239,7 @@ def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) 
             return None
     if not count:
         return None
+    # Many bytes: one run of zeros, or nothing that this function explains.
     if count > FEW_BYTES:
         # All of it zero is a tensor never written; a run inside is damage.
         if last - first + 1 > len(a) - len(a) // KEPT:
@@ -233,6 +250,7 @@ def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) 
         return _damage_explanation(
             case, f"bytes {first} to {last} are zero in B ({last - first + 1} bytes)", where, True
         )
+    # Few bytes: changes that have a name come before damaged bits.
     if _elements_exchanged(case, places):
         text = f"values are exchanged, each is as it was: {_elements_text(case, places)}"
         return _damage_explanation(case, text, (), True, named=True)
@@ -243,6 +261,7 @@ def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) 
         return None  # of a row or a column: the hypothesis of factors says which
     if turned:
         return _damage_explanation(case, turned, (), True, named=True)
+    # Otherwise name the bits, if they are few.
     flips = []
     for place in places:
         changed = copy_bytes(a, place, place + 1)[0] ^ b.window(place, place + 1)[0]
@@ -258,12 +277,15 @@ def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) 
 
 
 def _block_count(case: DifferingPair) -> int:
-    """Return how many blocks, of plain types how many values, a tensor has."""
+    """Return the number of blocks in the tensor; for plain types the number of values."""
     return max(1, case.before.count // encoding_row(case.b.encoding).block_size)
 
 
 def _are_whole_lines(case: DifferingPair, places: list[int]) -> bool:
-    """Return whether the differing values are whole rows, or whole columns, of a matrix."""
+    """Return whether the differing values are whole rows, or whole columns, of a matrix.
+
+    `places` are byte offsets.
+    """
     rows, columns = case.a.rows, case.a.columns
     at = np.array(places) // encoding_row(case.b.encoding).type_size
     if min(rows, columns) < NARROW:
@@ -275,7 +297,7 @@ def _are_whole_lines(case: DifferingPair, places: list[int]) -> bool:
 def _turned_signs_text(
     case: DifferingPair, a: RunBytes | bytes, b: RunBytes, places: list[int]
 ) -> str:
-    """Return that the signs of some values are turned and nothing else differs, "" if it is not."""
+    """Return a sentence if all that differs is the sign of some values, else ""."""
     row = encoding_row(case.b.encoding)
     if case.b.encoding not in SIGNED or any(
         at % row.type_size != row.type_size - 1 for at in places
@@ -291,7 +313,7 @@ def _turned_signs_text(
 
 
 def _elements_exchanged(case: DifferingPair, places: list[int]) -> bool:
-    """Return whether the elements at some differing bytes are the same ones in another order."""
+    """Return whether the elements at differing bytes are the same ones in another order."""
     row = encoding_row(case.b.encoding)
     starts = sorted({at // row.type_size * row.type_size for at in places})
     if row.block_size != 1 or len(starts) < 2 or case.a.bytes is None or case.b.bytes is None:
@@ -306,7 +328,7 @@ def _elements_exchanged(case: DifferingPair, places: list[int]) -> bool:
 
 
 def _is_whole_experts(case: DifferingPair, start: int, stop: int) -> bool:
-    """Say whether a range is whole experts of a stack."""
+    """Return whether bytes [start, stop) are nearly whole experts of a stacked tensor."""
     size = (case.b.row_bytes or 0) * case.shape[1] if len(case.shape) == 3 else 0
     return bool(size) and start % size < size // 8 and -stop % size < size // 8
 
@@ -319,7 +341,10 @@ def _is_zero(data: RunBytes, start: int, stop: int) -> bool:
 def _damage_explanation(
     case: DifferingPair, text: str, more: tuple[str, ...], confirmed: bool, named: bool = False
 ) -> Finding:
-    """Return the finding of damage; `named`: what happened is known, and is said first."""
+    """Return the finding of damage, with `text` and the sentences `more` as evidence.
+
+    `named`: what happened has a name, and comes first.
+    """
     general = "all other bytes are equal: damage or an edit, no transformation"
     first = (text, "all other bytes are equal") if named else (general, text)
     proof = made_on(case.before.changed) if confirmed else None
@@ -335,13 +360,13 @@ def _damage_explanation(
 
 
 def _element_of_byte(case: DifferingPair, at: int) -> tuple[int, ...]:
-    """Return the index of the first element a byte of the logical tensor belongs to."""
+    """Return the index of the first element that byte `at` of the logical tensor belongs to."""
     element = _block_of_byte(case, at)[0] * encoding_row(case.b.encoding).block_size
     return tuple(int(i) for i in np.unravel_index(element, case.shape or (1,)))
 
 
 def _block_of_byte(case: DifferingPair, at: int) -> tuple[int, int]:
-    """Return the block that a byte of the logical tensor is of, and its place there.
+    """Return (block number, place in the block) of byte `at` of the logical tensor.
 
     A place below 0 is in the header in front of the block's row.
     """
@@ -355,7 +380,7 @@ def _block_of_byte(case: DifferingPair, at: int) -> tuple[int, int]:
 
 
 def _elements_text(case: DifferingPair, places: list[int]) -> str:
-    """Return the elements at some bytes in words."""
+    """Return the elements (or blocks) at some byte offsets in words, at most three by index."""
     found = list(dict.fromkeys(_element_of_byte(case, at) for at in places))
     plain = encoding_row(case.b.encoding).block_size == 1
     what = "value" if plain else "block"
@@ -365,7 +390,7 @@ def _elements_text(case: DifferingPair, places: list[int]) -> str:
 
 
 def _element_text(case: DifferingPair, index: tuple[int, ...], plain: bool) -> str:
-    """Return the index of an element, and of a plain one both sides' values."""
+    """Return an element's index, and for a plain type both sides' values."""
     if not plain:
         return str(list(index))
     flat = int(np.ravel_multi_index(index, case.shape or (1,)))
@@ -374,6 +399,10 @@ def _element_text(case: DifferingPair, index: tuple[int, ...], plain: bool) -> s
 
 
 def _flip_text(case: DifferingPair, at: int, bit: int) -> str:
+    """Return which bit of which value or block differs, with its offset in B's file.
+
+    `at` is a byte offset in the logical tensor.
+    """
     row = encoding_row(case.b.encoding)
     inside = _block_of_byte(case, at)[1]
     place = list(_element_of_byte(case, at))
@@ -391,7 +420,7 @@ def _flip_text(case: DifferingPair, at: int, bit: int) -> str:
 
 
 def _value_text(reader: RowReader, flat: int) -> str:
-    """Return the value of this number in row-major order as text: integers with all digits."""
+    """Return element `flat` (row-major) as text; integers with all digits."""
     if encoding_row(reader.encoding).numpy == "complex64":
         return str(reader.side[np.unravel_index(flat, reader.shape)])
     row, column = divmod(flat, reader.columns)
@@ -400,17 +429,18 @@ def _value_text(reader: RowReader, flat: int) -> str:
 
 
 def _file_offset(side: RowReader, at: int) -> tuple[str, int]:
-    """Return the stored name and the offset in the file of a byte of the logical tensor."""
+    """Return (stored tensor name, offset in the file) of byte `at` of the logical tensor."""
     tensor, inside = side.bytes.locate(at)
     return tensor.info.name, tensor.info.offset + inside
 
 
 def _explain_float_bits(case: DifferingPair) -> Finding | None:
-    """Explain values stored in two types that are equal but for single bits of float32."""
+    """Return the finding of single float32 bits that differ between two encodings, or None."""
     a, b = case.a, case.b
     if case.before.changed > FEW_BITS or not case.before.changed:
         return None
     flips = []
+    # List every bit that differs, with its element and both values.
     for rows in case.windows(None):
         x, y = a.take(rows), b.take(rows)
         if x.dtype != np.float32 or y.dtype != np.float32:
@@ -437,7 +467,10 @@ def _explain_float_bits(case: DifferingPair) -> Finding | None:
 
 
 def byte_layouts(case: DifferingPair) -> Iterator[tuple[RunBytes | bytes, RunBytes, str]]:
-    """Yield (A's bytes, B's bytes, B's stored name): in logical order, then as B stores them."""
+    """Yield (A's bytes, B's bytes, B's stored name): in logical order, then as B stores them.
+
+    Nothing if the encodings differ; the second only if B's file orders elements otherwise.
+    """
     a, b = case.a, case.b
     if a.encoding != b.encoding or a.row_bytes is None or a.row_bytes != b.row_bytes:
         return
@@ -449,7 +482,10 @@ def byte_layouts(case: DifferingPair) -> Iterator[tuple[RunBytes | bytes, RunByt
 
 
 def _bytes_as_stored(case: DifferingPair, side: View) -> bytes | None:
-    """Return A's bytes in the order B's file stores them, None where that decodes or is long."""
+    """Return A's bytes in the order B's file stores them; None if they are too many.
+
+    None too if the layout step decodes values. `side` is B's view.
+    """
     a = case.a
     steps = side.layout
     if len(side.stored) != 1 or len(side.roles) != 1 or len(a.bytes) > STORED:
@@ -459,6 +495,7 @@ def _bytes_as_stored(case: DifferingPair, side: View) -> bytes | None:
     row = encoding_row(a.encoding)
     flat = np.frombuffer(a.bytes.window(0, len(a.bytes)), np.uint8)
     shape = case.shape if row.block_size == 1 else case.shape[:-1]
+    # Move whole elements, or whole rows of blocks, without decoding.
     cell = row.type_size if row.block_size == 1 else a.row_bytes or 0
     cells = flat.view(np.dtype((np.void, cell))).reshape(shape)
     arrays = to_stored(steps, [cells], case.context.models["b"].hyper)
@@ -466,7 +503,7 @@ def _bytes_as_stored(case: DifferingPair, side: View) -> bytes | None:
 
 
 def copy_bytes(data: RunBytes | bytes, start: int, stop: int) -> bytes:
-    """Return bytes [start, stop), copied."""
+    """Return a copy of bytes [start, stop)."""
     return bytes(data.window(start, stop) if isinstance(data, RunBytes) else data[start:stop])
 
 

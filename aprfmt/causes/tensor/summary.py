@@ -12,7 +12,10 @@ from aprfmt.measure.records import EQUAL, TensorDiff
 
 
 def summarize_explanations(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]:
-    """Return the findings about differing tensors: confirmed first, then most tensors first."""
+    """Return the findings about differing tensors: confirmed first, then most tensors first.
+
+    Explanations of many tensors that say the same become one finding.
+    """
     groups: dict[tuple[str, str, bool], list[TensorDiff]] = {}
     for tensor in tensors:
         found = tensor.explanation
@@ -24,7 +27,7 @@ def summarize_explanations(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]
 
 
 def _finding_key(found: Finding) -> tuple[str, str, bool]:
-    """Return the key that explanations of one finding share."""
+    """Return (cause, sentence, confirmed), equal for explanations that are one finding."""
     if found.cause == "layer_order":
         return found.cause, "", found.confirmed
     if found.cause == "swapped_tensors" and len(found.where) > 1:
@@ -38,7 +41,10 @@ def _finding_key(found: Finding) -> tuple[str, str, bool]:
 def _make_finding(
     cause: str, text: str, confirmed: bool, rows: Sequence[TensorDiff], equal: Set[str]
 ) -> Finding:
-    """Return the finding of explanations that are one."""
+    """Return one finding for the tensors `rows` with the same explanation.
+
+    `equal` are the keys of tensors that are equal in both files.
+    """
     if cause == "layer_order":
         says, detail = _layers_sentence(rows, equal), ""
     else:
@@ -51,7 +57,7 @@ def _make_finding(
 
 
 def add_measurements(finding: Finding, rows: Sequence[TensorDiff]) -> Finding:
-    """Return a finding with the places, distances and evidence of these of its tensors."""
+    """Return a finding with the places, distances and evidence of these tensors."""
     made = [row.explanation for row in rows if row.explanation is not None]
     before = [row.residual_before for row in made if row.residual_before is not None]
     after = [row.residual_after for row in made if row.residual_after is not None]
@@ -73,14 +79,14 @@ def add_measurements(finding: Finding, rows: Sequence[TensorDiff]) -> Finding:
 
 
 def _first_detail(rows: Sequence[TensorDiff]) -> str:
-    """Return what the first tensor's explanation says of it alone, "" where it says no more."""
+    """Return what the first tensor's explanation says of it alone; "" if no more."""
     found = rows[0].explanation
     more = () if found is None else found.evidence[1:2]
     return "".join(more if len(rows) == 1 else (f"{rows[0].key}: {text}" for text in more))
 
 
 def _proof(rows: Sequence[TensorDiff]) -> Proof | None:
-    """Return what holds for all of these tensors, with the share of their values that comes out.
+    """Return the proof that holds for all of these tensors, with the share explained.
 
     None where one of them is located only. What judges the least judged of them judges all.
     """
@@ -110,6 +116,7 @@ def _layers_sentence(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
             counts[there] = counts.get(there, 0) + 1
             if row.explanation.where[1] in equal:
                 copied[row.explanation.evidence[0][0], layer] = there
+    # A layer counts as the one that most of its tensors are from.
     whole = {layer: max(counts, key=lambda k: counts[k]) for layer, counts in moved.items()}
     tensors = {layer: sum(counts.values()) for layer, counts in moved.items()}
     said: list[str] = []
@@ -120,11 +127,13 @@ def _layers_sentence(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
             each = f"{many} tensor{'s' if many > 1 else ''} each"
             said.append(f"layers {layer} and {there} are exchanged ({each})")
             done |= {layer, there}
+    # Copies, after exchanged pairs.
     for (side, layer), there in sorted(copied.items(), key=lambda item: item[0][1]):
         if whole[layer] == there and layer not in done:
             own = f"{tensors[layer]} tensor{'s' * (tensors[layer] > 1)}"
             said.append(f"layer {layer} of {side} is a copy of layer {there} ({own})")
             done.add(layer)
+    # All other moves in one list.
     rest = {layer: there for layer, there in sorted(whole.items()) if layer not in done}
     if rest:
         shown = ", ".join(f"{layer} is {there}" for layer, there in list(rest.items())[:12])

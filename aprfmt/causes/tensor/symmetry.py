@@ -121,7 +121,7 @@ SYMMETRIES: tuple[Symmetry, ...] = (
 def moved_layers(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield the layers in which a tensor alone looks misordered, once for each symmetry."""
+    """Yield functions that explain layers with a misordered tensor, one for each symmetry."""
     suspects = {
         (layer, role)
         for row in rows.values()
@@ -142,7 +142,8 @@ def _explain_layer(
     symmetry: Symmetry,
     layer: int,
 ) -> dict[str, Finding]:
-    """Return the explanations of a layer's tensors; {} unless all of them moved together."""
+    """Return {tensor key: finding} of a layer's tensors; {} unless all moved together."""
+    # All tensors that the symmetry orders must be there, in equal shapes.
     start = f"L{layer}."
     here = {key.removeprefix(start): pair for key, pair in pairs.items() if key.startswith(start)}
     members = list(_tensors_of_layer(symmetry, here))
@@ -155,6 +156,7 @@ def _explain_layer(
         if a is None or b is None or a.shape != b.shape:
             return {}
         cases[role] = DifferingPair(start + role, RowReader(a), RowReader(b), context)
+    # Find the order of each unit (heads, neurons, experts).
     counts = _unit_counts(context, symmetry, cases)
     orders: dict[str, Array] = {}
     for unit in symmetry.rows:
@@ -166,6 +168,7 @@ def _explain_layer(
         orders[unit] = order
     if not _orders_are_consistent(orders):
         return {}
+    # The orders must make every tensor equal.
     found = {}
     for unit, role, axis in members:
         case = cases[role]
@@ -185,7 +188,7 @@ def _explain_layer(
 def _tensors_of_layer(
     symmetry: Symmetry, here: Mapping[str, TensorPair]
 ) -> Iterator[tuple[str, str, int]]:
-    """Yield (unit, role, axis) of the tensors a layer has."""
+    """Yield (unit, role, axis) of the tensors of a symmetry that a layer has."""
     for axis, groups in ((0, symmetry.rows), (1, symmetry.columns)):
         for unit, roles in groups.items():
             yield from ((unit, role, axis) for role in roles if role in here)
@@ -194,7 +197,7 @@ def _tensors_of_layer(
 def _unit_counts(
     context: PairContext, symmetry: Symmetry, cases: Mapping[str, DifferingPair]
 ) -> dict[str, int]:
-    """Return the number of each unit; {} if not known, or if units are not interchangeable."""
+    """Return {unit: how many}; {} if not known, or if units are not interchangeable."""
     if not context.hyper:
         return {}
     hyper = context.hyper[0]
@@ -219,6 +222,7 @@ def _find_unit_order(
 ) -> "Array | None":
     """Return the place in B of each unit of A (int64 [count]); None if not known."""
     still = True
+    # The first changed tensor whose rows are units gives the order.
     for own, role, axis in members:
         case = cases[role]
         if own != unit or axis != 0 or case.a.columns == 1 or case.a.rows % count:
@@ -239,12 +243,15 @@ def _find_unit_order(
 
 
 def _has_shared_head_norm(case: DifferingPair, context: PairContext) -> bool:
-    """Say whether a q/k-norm has one weight for all heads, so that their order does not matter."""
+    """Return whether the tensor is a q/k-norm with one weight for all heads.
+
+    The order of heads then does not matter.
+    """
     return case.role.endswith("_norm.weight") and case.a.size == context.hyper[0]["head_dim"]
 
 
 def _orders_are_consistent(orders: "Mapping[str, Array]") -> bool:
-    """Say whether something moved, and every query head still has its key head."""
+    """Return whether something moved, and every query head still has its key head."""
     if all(np.array_equal(order, np.arange(len(order))) for order in orders.values()):
         return False
     if "key head" not in orders:
@@ -258,10 +265,14 @@ def _orders_are_consistent(orders: "Mapping[str, Array]") -> bool:
 def _order_explanation(
     case: DifferingPair, symmetry: Symmetry, unit: str, order: "Array", p: "Array", axis: int
 ) -> Finding | None:
-    """Return the explanation if the order makes the whole tensor equal."""
+    """Return the finding if the order makes the whole tensor equal, else None.
+
+    `order` is that of the units, `p` the same for single rows (axis 0) or columns (axis 1).
+    """
     b = case.b
 
     def right(rows: "Array") -> "Array":
+        """Return the rows of B in the order of A."""
         return b.take(p[rows]) if axis == 0 else b.take(rows)[:, p]
 
     slack = case.slack()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def samples_agree(x: "Array", y: "Array", slack: float) -> bool:
-    """Say whether two samples are equal: to the bit, or within the slack."""
+    """Return whether two samples are equal: to the bit, or within the slack."""
     if slack == 0:
         return bool(np.array_equal(x, y, equal_nan=True))
     x, y = to_float64(x), to_float64(y)
@@ -25,15 +25,17 @@ def samples_agree(x: "Array", y: "Array", slack: float) -> bool:
 
 
 def guess_transposed_inside(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that the values were written transposed, whole or head by head, under one shape."""
+    """Yield the guess that values were written transposed, whole or by heads, under one shape."""
     a, b = case.a, case.b
     rows, columns = a.shape[-2:]
     size = rows * columns
+    # Compare a few values before all of them.
     probe = np.linspace(0, size - 1, min(64, size)).astype(np.int64)
     here = _values_at_places(b, probe, columns)
     counts = [1] if case.numbers is None else []
     if case.role.startswith("attn_"):
         counts += [h for h in case.sizes("n_heads", "n_kv_heads") if h > 1]
+    # Transposed as a whole, or block by block of each head.
     for heads in dict.fromkeys(counts):
         for cut, across in ((rows, False), (columns, True)):
             if cut % heads or (heads == 1 and (across or rows == columns)):
@@ -52,13 +54,13 @@ def guess_transposed_inside(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _take_reordered(side: RowReader, order: "Array") -> Take:
-    """Return how to take rows of matrices whose values stand in another order."""
+    """Return a function from row numbers to rows of matrices with values in another order."""
     flat = (-1, len(order))
     return lambda rows: side.whole.reshape(flat)[:, order].reshape(side.rows, -1)[rows]
 
 
 def _values_at_places(side: RowReader, at: "Array", columns: int) -> "Array":
-    """Return the values at flat numbers of the first matrix."""
+    """Return the values at flat (row-major) numbers of the first matrix."""
     lines, places = np.unique(at // columns, return_inverse=True)
     found: Array = side.take(lines)[places, at % columns]
     side.side.drop()
@@ -66,7 +68,7 @@ def _values_at_places(side: RowReader, at: "Array", columns: int) -> "Array":
 
 
 def _transposed_places(p: "Array", rows: int, columns: int, heads: int, across: bool) -> "Array":
-    """Return which flat numbers of a matrix stand at `p` if its heads' blocks are turned.
+    """Return the flat numbers of the values that are at `p` if heads' blocks are transposed.
 
     A block is some rows of a head, or (`across`) its columns.
     """

@@ -42,6 +42,7 @@ class ValueFunction:
 
 
 def _softplus(x: "Array") -> "Array":
+    """Return log(1 + exp(x))."""
     found: Array = np.logaddexp(0.0, x)
     return found
 
@@ -63,7 +64,7 @@ def _value_functions() -> tuple[ValueFunction, ...]:
 
 
 def guess_value_function(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that one side's values are a function of the other's, one by one."""
+    """Yield guesses that one side's values are a function of the other's, one by one."""
     a, b = case.a, case.b
     x, y = to_float64(case.sample_a), to_float64(case.sample_b)
     if a.encoding not in UNIT or b.encoding not in UNIT or x.size < LEAST:
@@ -84,12 +85,12 @@ def guess_value_function(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _take_applied(source: RowReader, function: Take) -> Take:
-    """Return how to take rows with a function applied to their values."""
+    """Return a function from row numbers to function(rows), in float64."""
     return lambda rows: function(to_float64(source.take(rows)))
 
 
 def _samples_agree(made: "Array", wanted: "Array", slack: float) -> bool:
-    """Say whether two samples agree, in norm and value by value."""
+    """Return whether two samples agree value by value within 4 times `slack`."""
     if not np.isfinite(made).all():
         return False
     norm = max(norms.exact_norm(made), norms.exact_norm(wanted))
@@ -99,7 +100,7 @@ def _samples_agree(made: "Array", wanted: "Array", slack: float) -> bool:
 
 
 def _guess_constant_offset(case: DifferingPair, slack: float) -> Iterator[Guess]:
-    """Guess that one number was added to every value."""
+    """Yield the guess that one number was added to every value."""
     x, y = to_float64(case.sample_a), to_float64(case.sample_b)
     apart = y - x
     usual = float(np.sqrt(np.mean(np.maximum(x * x, y * y))))
@@ -114,7 +115,7 @@ def _guess_constant_offset(case: DifferingPair, slack: float) -> Iterator[Guess]
 
 
 def guess_prefix(case: DifferingPair) -> Iterator[Guess]:
-    """Guess that one vector is the beginning, or another part, of the other (shapes differ)."""
+    """Yield the guess that one vector is a part of the other (shapes differ)."""
     a, b = case.a, case.b
     if a.columns != 1 or b.columns != 1 or a.rows == b.rows or len(a.shape) != len(b.shape):
         return

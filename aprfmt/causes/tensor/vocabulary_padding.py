@@ -1,4 +1,4 @@
-"""Rows behind the vocabulary: an embedding and a head that one side pads to a round number."""
+"""Padding rows after the vocabulary: an embedding and a head that one side makes longer."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
@@ -40,12 +40,13 @@ STEP = 1 << 20  # values compared at a time
 def tables(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield the embedding and the head of other shapes: both are padded, or neither is."""
+    """Yield one function that explains the embedding and head, where their shapes differ."""
     chosen = [pairs[key] for key in ROLES if key in pairs and rows[key].verdict == "SHAPE_DIFFERS"]
     yield partial(_both_padded, context, [pair for pair in chosen if pair.a and pair.b])
 
 
 def _both_padded(context: PairContext, chosen: Sequence[TensorPair]) -> dict[str, Finding]:
+    """Return {tensor key: finding} if every one of these tables is padded, else {}."""
     found: dict[str, Finding] = {}
     for pair in chosen:
         assert pair.a is not None and pair.b is not None
@@ -60,7 +61,7 @@ def _both_padded(context: PairContext, chosen: Sequence[TensorPair]) -> dict[str
 
 
 def _explain_padding(context: PairContext, key: str, a: View, b: View) -> Finding | None:
-    """Compare the rows that both have; None if they differ, or if ids reach the others."""
+    """Return the finding of padding rows; None if the common rows differ or ids reach the rest."""
     first, second = RowReader(a), RowReader(b)
     if first.columns != second.columns or first.rows == second.rows:
         return None
@@ -68,6 +69,7 @@ def _explain_padding(context: PairContext, key: str, a: View, b: View) -> Findin
     slack = pair_noise(first.encoding, second.encoding)
     step = max(1, STEP // first.columns)
     worst = 0.0
+    # The rows that both have must be equal.
     for start in range(0, few, step):
         rows = np.arange(start, min(few, start + step))
         x, y = to_float64(first.take(rows)), to_float64(second.take(rows))
@@ -76,6 +78,7 @@ def _explain_padding(context: PairContext, key: str, a: View, b: View) -> Findin
         if apart > slack or (not slack and not np.array_equal(x, y)):
             return None
         worst = max(worst, apart)
+    # The tokenizer must have no ids for the other rows.
     known = [
         n for n in (_vocabulary_size(context.models[side]) for side in ("a", "b")) if n is not None
     ]
@@ -92,7 +95,7 @@ def _explain_padding(context: PairContext, key: str, a: View, b: View) -> Findin
 
 
 def _vocabulary_size(model: "Model") -> int | None:
-    """Return how many ids a model's tokenizer has; None where it has none, or it cannot be read."""
+    """Return how many ids a model's tokenizer has; None if it has none that can be read."""
     try:
         found = tokenizer_facts(model)
     except AprfmtError:
@@ -102,7 +105,7 @@ def _vocabulary_size(model: "Model") -> int | None:
 
 
 def _padding_content(side: RowReader, start: int) -> str:
-    """Return what the rows from `start` hold."""
+    """Return what the rows from `start` hold, in words."""
     values = to_float64(side.take(np.arange(start, side.rows)))
     if not values.any():
         return "zeros"

@@ -32,7 +32,7 @@ CAUSE_ROWS = (
 )  # fmt: skip
 
 # In the order in which findings are named. Where the kind or the whole vocabulary is another one,
-# it stands for the rows behind it whose parts it holds.
+# it covers the later rows whose parts it holds.
 _LISTED = (
     pre_tokenizer.kind_difference,
     vocabulary_lists.vocabulary_difference,
@@ -79,13 +79,17 @@ class TokensReport:
 
 
 def compare_tokens(a: Model, b: Model) -> TokensReport:
-    """Compare the tokenizers of two open models; what cannot be read is said, not raised."""
+    """Return the comparison of two open models' tokenizers.
+
+    What cannot be read is listed in `not_checked`, not raised.
+    """
     sides: list[StatedTokenizer | None] = []
     for label, model in (("A", a), ("B", b)):
         try:
             sides.append(stated_tokenizer(model))
         except AprfmtError as error:
             return TokensReport(not_checked=(f"tokenizer: {label}'s cannot be read: {error}",))
+    # A side without a tokenizer is not compared.
     mine, theirs = sides
     if mine is None or theirs is None:
         lacking = " and ".join(label for label, side in zip("AB", sides, strict=True) if not side)
@@ -112,9 +116,10 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
 
 
 def with_engine_types(side: StatedTokenizer, other: StatedTokenizer) -> StatedTokenizer:
-    """Return lists with the types that llama.cpp gives to what looks like an end of a turn.
+    """Return the side with control types that llama.cpp gives to tokens that look like turn ends.
 
-    Only where the other side has a control token: what both leave a plain piece stays one.
+    Only for a GGUF's lists, and where the other side has a control token: what both leave a plain
+    piece stays one.
     """
     if not side.lists or side.carried.model.key_style != "gguf":
         return side
@@ -126,9 +131,10 @@ def with_engine_types(side: StatedTokenizer, other: StatedTokenizer) -> StatedTo
 
 
 def _without_counterpart(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[NotCompared]:
-    """Yield the tokens without a row of each side, where the other side has lists.
+    """Yield a row for each side with tokens that the other side's lists have no place for.
 
-    A GGUF's lists are as long as the embedding: its writers leave such tokens out.
+    These are tokens without an embedding row. A GGUF's lists are as long as the embedding: its
+    writers leave such tokens out.
     """
     for label, side, other in (("A", a, b), ("B", b, a)):
         rowless = vocabulary_lists.tokens_without_row(side)
@@ -151,7 +157,8 @@ def _added_token_ids(*sides: StatedTokenizer) -> tuple[int, ...]:
 
 
 def compare_stated(mine: StatedTokenizer, theirs: StatedTokenizer) -> TokensReport:
-    """Compare two tokenizers. Raises FormatError for one that cannot be read."""
+    """Return the comparison of two tokenizers. Raises FormatError for one that cannot be read."""
+    # Differences known to have no effect become notes.
     every = list(_listed_differences(mine, theirs))
     still = tuple(row for row in every if row.still)
     found = [row for row in every if not row.still]
@@ -166,15 +173,18 @@ def compare_stated(mine: StatedTokenizer, theirs: StatedTokenizer) -> TokensRepo
     mine, theirs = with_empty_merges(mine), with_empty_merges(theirs)
     unseen: list[Difference] = []
     missing: tuple[str, ...] = ()
+    # Where texts cannot be encoded, no probe can show a difference of encoding.
     if not _can_encode(mine, theirs):
         unseen = [row for row in found if set(row.parts) & set(ENGINE)]
         missing = (f"tokenizer: texts were not encoded: {_kinds_text(mine, theirs)}",)
+    # Where all probes are split alike, unsure differences are notes, too.
     unsure = [row for row in found if not row.sure and set(row.parts) <= set(ENGINE)]
     if unsure and (unseen or splits_are_equal(mine, theirs)):
         still = (*still, *unsure)
     else:
         unsure = []
     found = [row for row in found if row not in unsure and row not in unseen]
+    # Measure the effect of the others on the probes.
     findings = [replace(row, probed=False) for row in unseen if row not in unsure]
     findings += measure_effects(mine, theirs, found) if found else []
     kept = tuple(row for row in findings if row.shown or row.sure)
@@ -185,7 +195,10 @@ def compare_stated(mine: StatedTokenizer, theirs: StatedTokenizer) -> TokensRepo
 
 
 def _can_encode(a: StatedTokenizer, b: StatedTokenizer) -> bool:
-    """Say whether texts can be encoded on both sides; beside lists, only what GGUF's lists say."""
+    """Return whether texts can be encoded on both sides, as far as comparing needs it.
+
+    Two tokenizer.json always can. If one side has lists, both must be BPE or SPM.
+    """
     if not a.lists and not b.lists:
         return True
     return all(side.encodes and side.vocabulary.kind in ("bpe", "spm") for side in (a, b))
@@ -224,7 +237,7 @@ def _unknown_template_tokens(a: StatedTokenizer, b: StatedTokenizer) -> tuple[st
 
 
 def compare_carried(side: StatedTokenizer, model: Model) -> TokensReport | None:
-    """Return what a carried tokenizer.json says otherwise than the lists; None if nothing."""
+    """Return what a GGUF's embedded tokenizer.json says otherwise than its lists, or None."""
     if not side.lists:
         return None
     own = stated_tokenizer(model, carried_json=True)
@@ -240,7 +253,10 @@ _CARRIED = ("tokens", "kind", "token_type", "pre", "add_space_prefix", "normaliz
 
 
 def _join_reports(report: TokensReport, own: TokensReport) -> TokensReport:
-    """Return a report with the finding about the carried tokenizer.json behind its own."""
+    """Return a report with the finding about the embedded tokenizer.json added last.
+
+    `own` is the comparison of the embedded file with the lists.
+    """
     first = own.findings[0]
     name = "tokenizer.huggingface.json"
     says = "; ".join(
@@ -258,9 +274,9 @@ def _join_reports(report: TokensReport, own: TokensReport) -> TokensReport:
 
 
 def counts(a: Vocabulary, b: Vocabulary) -> Mapping[str, int]:
-    """Return what differs of two vocabularies by number; only what is not zero.
+    """Return how many tokens and merges of two vocabularies differ, by name; zeros are left out.
 
-    Tokens are compared id by id, those behind the shorter list are on one side only. A merge counts
+    Tokens are compared id by id, those after the shorter list are on one side only. A merge counts
     as moved where it has to change its place to bring the merges of both sides into one order.
     """
     mine, theirs = list(a.merges or ()), list(b.merges or ())
@@ -279,7 +295,7 @@ def counts(a: Vocabulary, b: Vocabulary) -> Mapping[str, int]:
 
 
 def _longest_rising(values: Sequence[int]) -> int:
-    """Return how many of some distinct numbers rise in their order, at most."""
+    """Return the length of the longest rising subsequence of distinct numbers."""
     ends: list[int] = []
     for value in values:
         at = bisect_left(ends, value)

@@ -56,9 +56,10 @@ class ProbeBench:
     _rendered: dict[tuple[Any, ...], Mapping[str, tuple[str, str]]] = field(default_factory=dict)
 
     def read(self, parts: TokenizerParts) -> Readings:
-        """Return every reading by its label."""
+        """Return every reading of a tokenizer made of these parts, by label."""
         engine, found = self._encoded(parts)
         found = found | _readings_without_text(parts)
+        # Conversations as text, and their ids.
         texts = self.chats(parts)
         for name, (status, text) in texts.items():
             found["chat", name] = (status, text if status == "ok" else "")
@@ -67,11 +68,14 @@ class ProbeBench:
         return found
 
     def engine(self, parts: TokenizerParts) -> Engine | None:
-        """Return the engine made of parts; None where none can be made."""
+        """Return the engine made of parts; None if none can be made."""
         return self._encoded(parts)[0]
 
     def chats(self, parts: TokenizerParts) -> Mapping[str, tuple[str, str]]:
-        """Return the conversations as the template renders them; one error if it renders none."""
+        """Return {conversation: (status, text)} as the template renders them.
+
+        Without a template it is empty. If the template cannot be read, one entry holds the error.
+        """
         template = parts["template"]
         if template is None:
             return {}
@@ -89,6 +93,10 @@ class ProbeBench:
         return self._rendered[key]
 
     def _encoded(self, parts: TokenizerParts) -> tuple[Engine | None, Readings]:
+        """Return (engine, readings of all texts) of these parts; made once for each combination.
+
+        The engine is None if none can be made; the only reading is then the error.
+        """
         if not self.encodes:
             return None, {}
         key = tuple(id(parts[name]) for name in ENGINE)
@@ -101,6 +109,7 @@ class ProbeBench:
         return self._engines[key][:2]
 
     def _split(self, engine: Engine) -> Readings:
+        """Return the ids of every probe text, by label."""
         found: Readings = {}
         for text in (*self.texts, *self.also):
             found["text", text] = tuple(engine.encode(text, False, True))
@@ -110,7 +119,10 @@ class ProbeBench:
 
 
 def build_engine(parts: TokenizerParts, where: str) -> Engine:
-    """Return the engine of parts. Raises FormatError if the library refuses them."""
+    """Return the encoding engine of parts. Raises FormatError if the library refuses them.
+
+    `where` names the source in messages.
+    """
     if parts["options"]["type"] == SCORED:
         return SpmEngine(vocabulary_of(parts), where)
     normalizer, (pre, ignores) = parts["normalizer"], parts["pre_tokenizer"]
@@ -128,7 +140,7 @@ def build_engine(parts: TokenizerParts, where: str) -> Engine:
 
 
 def _readings_without_text(parts: TokenizerParts) -> Readings:
-    """Return the readings that need no text: ids, ends, what is put around a text, settings."""
+    """Return readings that need no text: special ids, ends, ids put around a text, settings."""
     found: Readings = {
         (role, ""): parts[f"role:{role}"][0] for role in IDS if role not in ("unk", "sep", "mask")
     }
@@ -174,14 +186,14 @@ class Effect:
 
     @property
     def shown(self) -> bool:
-        """True if it changes a reading, and taking every listed difference away leaves none."""
+        """True if it changes a reading, and no reading differs without the listed differences."""
         return bool(self.labels) and self.after == 0.0
 
 
 def group_effects(
     bench: ProbeBench, a: TokenizerParts, b: TokenizerParts, groups: Sequence[Sequence[str]]
 ) -> list[Effect]:
-    """Return the effect of each group of parts on the readings."""
+    """Return the effect of each group of parts on the readings, in the order of `groups`."""
     reference = bench.read(a)
     every = [name for group in groups for name in group]
     rest = differing_labels(reference, bench.read(exchange_parts(b, a, every)))
@@ -201,7 +213,7 @@ def group_effects(
 def measure_split_effect(
     bench: ProbeBench, a: TokenizerParts, b: TokenizerParts, group: Sequence[str]
 ) -> Effect:
-    """Return the effect of a group on what texts are split into before merging.
+    """Return the effect of a group of parts on the words that texts are split into.
 
     With a vocabulary of short pieces another splitting may leave the ids of every probe as they
     are; what the pre-tokenizer itself gives differs even then.
@@ -215,7 +227,7 @@ def measure_split_effect(
 
 
 def read_words(bench: ProbeBench, parts: TokenizerParts) -> Readings:
-    """Return every probe text's words; none where the engine of these parts has no words."""
+    """Return the words of every probe text, by label; {} if the engine does not give words."""
     engine = bench.engine(parts)
     if not isinstance(engine, HfEngine):
         return {}
@@ -223,14 +235,15 @@ def read_words(bench: ProbeBench, parts: TokenizerParts) -> Readings:
 
 
 def _share_of_probes(labels: Sequence[SideLabel], reference: Readings) -> float:
-    """Return the share of the reference's probes that these labels are."""
+    """Return the number of labels over the number of the reference's readings."""
     return len(labels) / max(1, len(reference))
 
 
 def measure_effects(
     a: StatedTokenizer, b: StatedTokenizer, found: Sequence[Difference]
 ) -> list[Difference]:
-    """Return each difference with its effect on the probes."""
+    """Return each difference with what it does to the probes: shares, and one example."""
+    # Build both sides' parts and the probe texts.
     groups = [row.parts for row in found]
     listed = {name for group in groups for name in group}
     splits = bool(listed & set(ENGINE))
@@ -241,6 +254,7 @@ def measure_effects(
     special = special_texts_of(texts, a, b)
     bench = ProbeBench(texts, special, where, encodes=splits)
     every = group_effects(bench, mine, theirs, groups)
+    # Differences that no text shows are tried on the pieces' own texts.
     unseen = any(
         not effect.labels and _BY_PIECES & set(group)
         for effect, group in zip(every, groups, strict=True)
@@ -250,6 +264,7 @@ def measure_effects(
         also = piece_texts(map(plain_text, tokens))
         bench = ProbeBench(texts, special, where, also)
         every = group_effects(bench, mine, theirs, groups)
+    # A pre-tokenizer that changes no id may still split texts in another way.
     every = [
         measure_split_effect(bench, mine, theirs, row.parts)
         if row.cause == "pre_tokenizer" and row.sure and not effect.labels
@@ -274,7 +289,7 @@ def measure_effects(
 def _first_example(
     bench: ProbeBench, a: TokenizerParts, b: TokenizerParts, effect: Effect
 ) -> tuple[str, ...]:
-    """Return what both sides make of the first probe that shows a difference; () without one."""
+    """Return what A and B make of the first probe that shows a difference; () without one."""
     for label in sorted(effect.labels, key=_label_order):
         kind, text = label
         if kind in ("text", "as text"):
@@ -294,19 +309,21 @@ def _first_example(
 
 
 def _rendered_chat(bench: ProbeBench, parts: TokenizerParts, name: str) -> str:
+    """Return a conversation as text, or in brackets why it is not rendered."""
     every = bench.chats(parts)
     status, text = every.get(name) or next(iter(every.values()), ("none", "no template"))
     return text if status == "ok" else f"({status}: {text})"
 
 
 def _label_order(label: SideLabel) -> tuple[int, int]:
-    """Return the order of labels: texts before chats, short ones first."""
+    """Return a sort key of labels: texts before chats, short ones first."""
     kinds = ("text", "as text", "words", "chat", "tokenizer")
     rank = kinds.index(label[0]) if label[0] in kinds else len(kinds)
     return rank, len(label[1]) if rank < 3 else 0
 
 
 def _split_text(bench: ProbeBench, parts: TokenizerParts, text: str, parse_special: bool) -> str:
+    """Return the tokens and ids of a text as one line, at most 40 tokens and 8 ids."""
     engine = bench.engine(parts)
     if engine is None:
         return "nothing"
@@ -316,6 +333,7 @@ def _split_text(bench: ProbeBench, parts: TokenizerParts, text: str, parse_speci
 
 
 def _words_text(bench: ProbeBench, parts: TokenizerParts, text: str) -> str:
+    """Return the words that a text is split into as one line, at most 40."""
     engine = bench.engine(parts)
     assert isinstance(engine, HfEngine)
     found = engine.words(text)
@@ -324,15 +342,17 @@ def _words_text(bench: ProbeBench, parts: TokenizerParts, text: str) -> str:
 
 
 def _readable_token(token: str) -> str:
+    """Return a token's text with control characters escaped, without quotes."""
     return repr(plain_text(token) or token)[1:-1]
 
 
 def _short_ids(ids: Sequence[int]) -> str:
+    """Return ids as text, at most 8 of them."""
     return " ".join(map(str, ids[:8])) + (" ..." if len(ids) > 8 else "")
 
 
 def splits_are_equal(a: StatedTokenizer, b: StatedTokenizer) -> bool:
-    """Say whether scores and a tokenizer.json, each read in its own way, split all probes alike."""
+    """Return whether a list vocabulary with scores and a tokenizer.json split all probes alike."""
     files, lists = (b, a) if a.lists else (a, b)
     if files.data is None or not lists.lists or lists.vocabulary.scores is None:
         return False

@@ -1,4 +1,4 @@
-"""Where a part of a tokenizer stands, in the words of its format."""
+"""Where a part of a tokenizer is stored, in the words of its format."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ _JSON: Mapping[str, str] = {
 
 
 def part_place(side: StatedTokenizer, part: str) -> tuple[str, ...]:
-    """Return the key or `FILE: KEY` of a part, alone in a tuple."""
+    """Return the key (GGUF) or `FILE: KEY` of a tokenizer's part, alone in a tuple."""
     if side.lists:
         return (_LISTS[part],)
     config = side.carried.tokenizer_config

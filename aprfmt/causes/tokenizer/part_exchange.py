@@ -1,4 +1,4 @@
-"""The exchangeable parts of a tokenizer: one of B's can stand in A's tokenizer, and the reverse."""
+"""The exchangeable parts of a tokenizer: one of B's can replace A's, and the reverse."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -20,10 +20,11 @@ TokenizerParts = dict[str, Any]
 def tokenizer_parts(
     side: StatedTokenizer, other: StatedTokenizer, *, engine: bool = True
 ) -> TokenizerParts:
-    """Return a side's parts; what lists beside a tokenizer.json cannot say is the other side's.
+    """Return a side's tokenizer as {part name: value}, to be exchanged with the other side's.
 
-    Without `engine`, those only that encoding does not need, and the added tokens. Raises
-    FormatError or UnsupportedError where the vocabulary cannot be built.
+    What lists cannot say is taken from the other side's tokenizer.json. Without `engine`, only the
+    parts that encoding does not need, and the added tokens. Raises FormatError or UnsupportedError
+    where the vocabulary cannot be built.
     """
     if not engine:
         made: TokenizerParts = {
@@ -49,7 +50,7 @@ def _merge_pairs(merges: Sequence[str] | None) -> list[tuple[str, str]]:
 
 
 def _parts_from_json(side: StatedTokenizer) -> TokenizerParts:
-    """Return the parts of a tokenizer.json."""
+    """Return the encoding parts of a tokenizer.json."""
     assert side.data is not None
     model = side.data["model"]
     raw = model.get("merges")
@@ -75,7 +76,7 @@ def _parts_from_json(side: StatedTokenizer) -> TokenizerParts:
 
 
 def _parts_from_lists(side: StatedTokenizer) -> TokenizerParts:
-    """Return the parts of lists beside other lists, as llama.cpp reads them: not normalised."""
+    """Return the encoding parts of lists as llama.cpp reads them, for two sides with lists."""
     if side.vocabulary.kind == "spm" and side.vocabulary.merges is None:
         return _parts_with_scores(side)
     data = tokenizer_json(side.vocabulary, side.carried.where)
@@ -100,7 +101,7 @@ SCORED = "scores"  # the type of a vocabulary that joins by scores; SpmEngine re
 
 
 def _parts_with_scores(side: StatedTokenizer) -> TokenizerParts:
-    """Return the parts of lists whose pieces join by scores."""
+    """Return the encoding parts of lists whose pieces join by scores."""
     own = side.vocabulary
     return {
         "pieces": own.tokens,
@@ -114,7 +115,10 @@ def _parts_with_scores(side: StatedTokenizer) -> TokenizerParts:
 
 
 def vocabulary_of(parts: TokenizerParts) -> Vocabulary:
-    """Return the vocabulary of parts that join by scores; types are cut or filled to the pieces."""
+    """Return the vocabulary of parts that join by scores.
+
+    Types and scores are cut or filled to the number of pieces.
+    """
     count = len(parts["pieces"])
     kinds = [*parts["added"][:count], *[NORMAL] * (count - len(parts["added"]))]
     scores = parts["scores"]
@@ -135,28 +139,30 @@ def vocabulary_of(parts: TokenizerParts) -> Vocabulary:
 
 
 def control_ids(parts: TokenizerParts) -> dict[str, int]:
-    """Return the ids of control tokens by their text."""
+    """Return {text: id} of the control tokens."""
     if parts["options"]["type"] == SCORED:
         rows = zip(parts["pieces"], parts["added"], strict=False)
         return {token: i for i, (token, kind) in enumerate(rows) if kind == CONTROL}
     return {row["content"]: row["id"] for row in parts["added"] if row["special"]}
 
 
-# --- lists beside a tokenizer.json ---------------------------------------------------------------
+# --- lists compared with a tokenizer.json --------------------------------------------------------
 
 
 def _parts_beside_json(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
-    """Return the parts of lists as they stand beside the other side's tokenizer.json."""
+    """Return the encoding parts of lists in the form of the other side's tokenizer.json."""
     like = _parts_from_json(other)
     vocabulary = side.vocabulary
     made = dict(like)
     tokens = _pieces_as_in_json(side, other)
+    # Pieces in the form of the tokenizer.json: a mapping, or pairs with scores.
     if isinstance(like["pieces"], Mapping):
         made["pieces"] = {token: i for i, token in enumerate(tokens)}
     elif tokens[: len(like["pieces"])] != [row[0] for row in like["pieces"]]:
         scores = vocabulary.scores or [0.0] * len(tokens)
         count = len(like["pieces"])
         made["pieces"] = [list(row) for row in zip(tokens, scores, strict=True)][:count]
+    # Merges of the lists, or made from their scores.
     if vocabulary.merges is not None:
         made["merges"] = _merge_pairs(vocabulary.merges)
     elif vocabulary.scores is not None and like["merges"] and vocabulary.kind == "spm":
@@ -165,6 +171,7 @@ def _parts_beside_json(side: StatedTokenizer, other: StatedTokenizer) -> Tokeniz
         made["merges"] = []
     made["added"] = _added_tokens(side, like["added"])
     made["normalizer"] = _comparable_normalizer(side, other, like["normalizer"])
+    # A pre-tokenizer that differs is built from llama.cpp's rules.
     if vocabulary.kind == "bpe" and other.data is not None:
         if pre.splitting_of(other.data) != pre.row_splitting(vocabulary.pre):
             row = pre.PRE_TOKENIZERS[vocabulary.pre]
@@ -178,7 +185,7 @@ def _parts_beside_json(side: StatedTokenizer, other: StatedTokenizer) -> Tokeniz
 
 
 def _pieces_as_in_json(side: StatedTokenizer, other: StatedTokenizer) -> list[str]:
-    """Return the lists' pieces as the tokenizer.json spells them, where both say one piece."""
+    """Return the lists' pieces as the tokenizer.json spells them, where both mean one piece."""
     own = other.vocabulary.tokens
     return [
         own[i] if i < len(own) and token == like else token
@@ -193,6 +200,7 @@ def _pieces_as_in_json(side: StatedTokenizer, other: StatedTokenizer) -> list[st
 
 
 def _pieces_with_fillers(tokens: Sequence[str], side: StatedTokenizer) -> list[str]:
+    """Return pieces cut or filled with "" to the size of the side's vocabulary."""
     size = len(side.vocabulary.tokens)
     return [*tokens[:size], *[""] * (size - len(tokens))]
 
@@ -200,7 +208,10 @@ def _pieces_with_fillers(tokens: Sequence[str], side: StatedTokenizer) -> list[s
 def _added_tokens(
     side: StatedTokenizer, rows: Sequence[Mapping[str, object]]
 ) -> list[dict[str, object]]:
-    """Return the tokens that lists split off whole; flags they cannot say are the other side's."""
+    """Return the rows of tokens that lists split off whole.
+
+    `rows` are the other side's, whose flags are taken where lists cannot say them.
+    """
     known = {row["content"]: row for row in rows}
     found = []
     for i, (token, kind) in enumerate(
@@ -220,7 +231,10 @@ def _added_tokens(
 
 
 def _comparable_normalizer(side: StatedTokenizer, other: StatedTokenizer, node: object) -> object:
-    """Return the other side's normalizer, without steps that llama.cpp would not make."""
+    """Return the other side's normalizer, without steps that llama.cpp would not make.
+
+    `node` is that normalizer in JSON. None if no step is left.
+    """
     steps = [dict(step) for step in pre.flatten(node, "normalizers") if step.get("type") in UNSAID]
     want = side.vocabulary.add_space_prefix
     if want != other.vocabulary.add_space_prefix and side.vocabulary.kind == "spm":
@@ -245,9 +259,10 @@ def _with_blank_prefix(node: object, want: bool) -> object:
 
 
 def _end_parts(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
-    """Return special ids with texts, what is put around a text, the template, and settings."""
+    """Return the parts around a text: special ids, frame, chat template, generation settings."""
     crossed = side.lists and not other.lists
     made: TokenizerParts = {}
+    # Special ids with their texts.
     for role in IDS:
         i = side.vocabulary.engine_ids.get(role)
         text = side.texts.get(f"{role}_token")
@@ -259,6 +274,7 @@ def _end_parts(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
     pair = other.pair if side.pair is None else side.pair
     judged = side.judges_pairs or other.judges_pairs
     made |= {"text": side.text_names, "pair": pair if judged else None}
+    # Settings that a GGUF has no keys for are the other side's.
     source = other if crossed else side
     said = source.carried.parse("generation_config.json") if not source.lists else {}
     made["generation"] = {
@@ -289,7 +305,7 @@ def exchange_parts(
 
 
 def with_empty_merges(side: StatedTokenizer) -> StatedTokenizer:
-    """Return lists that state no merges as ones with none, which can be built."""
+    """Return lists without merges as lists with an empty list of merges, which can be built."""
     if side.lists and side.vocabulary.kind == "bpe" and side.vocabulary.merges is None:
         return replace(side, vocabulary=replace(side.vocabulary, merges=[]))
     return side

@@ -67,7 +67,7 @@ _IDLE = ("trim_offsets",)  # settings of a pre-tokenizer that move offsets and n
 
 
 def kind_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the kind of vocabulary."""
+    """Yield the difference of the kinds of vocabulary (BPE, SPM, ...); none if they are one."""
     x, y = a.vocabulary.kind, b.vocabulary.kind
     if x == y or (is_list_and_json(a, b) and {x, y} == {"unigram", "spm"}):
         return
@@ -92,7 +92,7 @@ def kind_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
 
 
 def _keys_of_kind(a: StatedTokenizer, b: StatedTokenizer, kind: str) -> tuple[str, ...]:
-    """Return the keys under which B's pieces are read as A reads its own."""
+    """Return KEY=VALUE for `aprfmt set` under which B's pieces are read as A reads its own."""
     keys = {MODEL.gguf: GGUF_MODELS[kind]}
     if (
         kind == "bpe"
@@ -128,7 +128,7 @@ def option_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diffe
 
 
 def prefix_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the blank put before a text, of vocabularies that spell blanks."""
+    """Yield the difference of the blank put before a text, for two SPM vocabularies."""
     x, y = a.vocabulary.add_space_prefix, b.vocabulary.add_space_prefix
     if x == y or not a.vocabulary.kind == b.vocabulary.kind == "spm":
         return
@@ -183,18 +183,18 @@ def pre_tokenizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator
 
 
 def _only_ignore_merges_differs(left: Splitting | None, right: Splitting | None) -> bool:
-    """Say whether only ignore_merges differs."""
+    """Return whether the steps are equal, so that at most ignore_merges differs."""
     return left is not None and right is not None and left[0] == right[0]
 
 
 def _missing_text(side: StatedTokenizer) -> str:
-    """Return a remark on a GGUF that lacks its `pre` key, "" for others."""
+    """Return a remark on a GGUF that lacks its `pre` key; "" for others."""
     absent = side.lists and side.vocabulary.kind == "bpe" and side.carried.value(PRE) is None
     return " (the key is missing; llama.cpp takes default)" if absent else ""
 
 
 def _splitting_of(side: StatedTokenizer) -> Splitting | None:
-    """Return what can be compared of the splitting; None for a name that is not known."""
+    """Return the steps of a side's splitting for comparing; None for an unknown name."""
     if side.vocabulary.kind != "bpe" and (side.lists or side.vocabulary.kind == "spm"):
         return ((), False)
     if side.data is None:
@@ -206,7 +206,7 @@ def _splitting_of(side: StatedTokenizer) -> Splitting | None:
 
 
 def _cleaned_steps(nodes: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], ...]:
-    """Return steps as comparable rows, without keys that change nothing."""
+    """Return (kind, settings as text) of steps, without settings that change no id."""
     rows = [{key: value for key, value in node.items() if key not in _IDLE} for node in nodes]
     return tuple(("unknown", str(sorted(row.items(), key=str))) for row in rows)
 
@@ -263,7 +263,7 @@ def normalizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
 
 
 def _comparable_steps(side: StatedTokenizer, other: StatedTokenizer) -> tuple[tuple[str, str], ...]:
-    """Return the comparable steps of a normalizer, without those only one of the forms can say."""
+    """Return (type, settings as text) of normalizer steps that both formats can say."""
     if side.data is None:
         return ()
     skip = UNSAID if other.lists else ()

@@ -40,7 +40,7 @@ _LONG = 200  # characters of a piece
 
 
 def probe_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
-    """Return the probe texts for two tokenizers: the fixed ones and those made of differences."""
+    """Return the probe texts for two tokenizers: fixed ones and those made of differences."""
     found = dict.fromkeys(TEXTS)
     specials = _special_texts(a) | _special_texts(b)
     for token in list(specials)[:_MOST]:
@@ -52,14 +52,14 @@ def probe_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
 
 
 def piece_texts(texts: Iterable[str]) -> list[str]:
-    """Return the texts of a vocabulary's pieces, at most some thousand of them, spread evenly."""
+    """Return the texts of a vocabulary's pieces, at most some thousand, spread evenly."""
     every = [text for text in texts if text and "\ufffd" not in text and len(text) <= _LONG]
     step = max(1, len(every) // _SAMPLE)
     return every[::step]
 
 
 def plain_text(token: str) -> str:
-    """Return the text of a piece in byte-level or SentencePiece spelling; "" if it is no text."""
+    """Return the text of a piece in byte-level or SentencePiece spelling; "" if none."""
     if BLANK in token:
         return token.replace(BLANK, " ")
     if all(character in _BYTES for character in token):
@@ -71,13 +71,13 @@ def plain_text(token: str) -> str:
 
 
 def special_texts_of(texts: Sequence[str], a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
-    """Return the texts in which a token split off whole is written."""
+    """Return those of `texts` that contain a token which is split off whole."""
     specials = _special_texts(a) | _special_texts(b)
     return [text for text in texts if any(token in text for token in specials)]
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return GPT-2's spelling of bytes as characters."""
+    """Return {character: byte} of GPT-2's spelling of bytes."""
     shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     found = {chr(byte): byte for byte in shown}
     hidden = (byte for byte in range(256) if byte not in shown)
@@ -89,7 +89,7 @@ _BYTES = _byte_alphabet()
 
 
 def _special_texts(side: StatedTokenizer) -> dict[str, None]:
-    """Return the texts of a side's special tokens, in order."""
+    """Return the texts of a side's added tokens as the keys of a dict, in order."""
     rows = side.added
     if rows:
         return {row["content"]: None for row in rows if row["content"].strip()}
@@ -98,7 +98,7 @@ def _special_texts(side: StatedTokenizer) -> dict[str, None]:
 
 
 def _merge_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
-    """Return texts of merges that one side lacks, or that stand elsewhere."""
+    """Return texts of merges that one side lacks, or that have another rank."""
     left, right = (list(side.vocabulary.merges or ()) for side in (a, b))
     if left == right:
         return []
@@ -110,7 +110,7 @@ def _merge_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
 
 
 def _differing_piece_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
-    """Return texts of pieces that stand at other ids or have another score or type."""
+    """Return texts of pieces that have another id, score or type."""
     rows = []
     for side in (a, b):
         v = side.vocabulary
@@ -124,7 +124,7 @@ def _differing_piece_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
 
 
 def _is_valid_text(text: str) -> bool:
-    """Return whether a text can be encoded as UTF-8."""
+    """Return whether a text is not empty and can be encoded as UTF-8."""
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -59,7 +59,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
 def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield one difference for each special id that the sides state differently, or B lost."""
+    """Yield one difference for each special id that differs or is missing on one side."""
     for role in IDS:
         x, y = (_effective_id(side, other, role) for side, other in ((a, b), (b, a)))
         if x == y:
@@ -79,15 +79,15 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
             f"{role} is {shown[0]} in A, {shown[1]} in B{_effect_of_default(b, role)}",
             x,
             y,
-            mend=_mending_assignment(a, b, role, x),
+            mend=_mending_assignment(b, role, x),
         )
 
 
 def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> int | None:
-    """Return the id that a side's readers go by: where a GGUF states none, llama.cpp's own.
+    """Return the id of a role that programs use: for a GGUF without one, llama.cpp's default.
 
-    That one counts where it does something: an end always does, BOS where it is put before a text
-    or the chat template writes it. Where the other side states none either, nothing was lost.
+    The default counts where it does something: an end always does, BOS where it is put before a
+    text or the chat template writes it. Where the other side has no id either, nothing was lost.
     """
     i = side.vocabulary.ids.get(role)
     stated = role not in side.vocabulary.taken
@@ -99,25 +99,23 @@ def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> i
 
 
 def _effect_of_default(side: StatedTokenizer, role: str) -> str:
-    """Return what comes of an id that B does not state; "" for a stated one."""
+    """Return what follows from an id that B's file lacks, in words; "" for one that it has."""
     if role not in side.vocabulary.taken:
         return ""
     return "; a generation ends there" if role == "eos" else "; texts begin with it"
 
 
-def _mending_assignment(
-    a: StatedTokenizer, b: StatedTokenizer, role: str, wanted: int | None
-) -> tuple[str, ...]:
-    """Return the key of a GGUF with A's id, as `aprfmt set` takes it; () where that is no key."""
+def _mending_assignment(b: StatedTokenizer, role: str, wanted: int | None) -> tuple[str, ...]:
+    """Return KEY=VALUE that gives B A's id by `aprfmt set`; () if B is no GGUF."""
     if not b.lists or wanted is None or b.carried.model.key_style != "gguf":
         return ()
     return (f"{IDS[role].gguf}={wanted}",)
 
 
 def _same_text_moved(a: StatedTokenizer, b: StatedTokenizer, x: int, y: int) -> bool:
-    """Say whether a role names one text on both sides, which stands elsewhere among B's tokens.
+    """Return whether a role names one text on both sides that has another id in B.
 
-    Where roles are stated as texts, the text's place is a difference of the tokens, found there.
+    Where roles are given as texts, the text's place is a difference of the tokens, found there.
     """
     ours, theirs = a.vocabulary.tokens, b.vocabulary.tokens
     if a.lists or b.lists or x >= len(ours) or y >= len(theirs) or ours[x] != theirs[y]:
@@ -135,15 +133,15 @@ def _role_text(side: StatedTokenizer, role: str, i: int | None) -> str:
 
 
 def _token_text(side: StatedTokenizer, i: int) -> str:
-    """Return the text of an id, or that there is none."""
+    """Return an id with its text, or a remark that it has no token."""
     tokens = side.vocabulary.tokens
     return f"{i} ({shorten(tokens[i], 30)})" if i < len(tokens) else f"{i} (no token)"
 
 
 def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield ids that differ between the config.json files, without what `roles` found already.
+    """Yield ids that differ between the config.json files and not between the tokenizers.
 
-    Ends that generation_config.json states for both stand for config.json's.
+    A difference of eos is marked as without effect where both sides stop at the same ids.
     """
     left, right = (side.carried.model.config or {} for side in (a, b))
     if a.lists or b.lists:
@@ -167,12 +165,13 @@ def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
 
 
 def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the differences of what is put before and behind a text."""
+    """Yield the differences of the ids put before and after a text."""
     rows = (("begins", "add_bos", "bos", 0), ("ends", "add_eos", "eos", 1))
     for part, cause, role, at in rows:
         left, right = (frame_roles(side)[at] for side in (a, b))
         if a.frame[at] == b.frame[at] or left == right or _agrees_with_processor(a, b, at):
             continue
+        # More than BOS or EOS alone differs.
         if {left, right} != {(role,), ()}:
             yield _frame_difference(a, b, part, at)
             continue
@@ -182,6 +181,7 @@ def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
         for label, side, puts in (("A", a, x), ("B", b, y)):
             if at == 0 and puts and "bos_token" in (side.template or ""):
                 says += f"; {label}'s chat template writes it too, so that it stands there twice"
+        # A default that no file states is a note, not a finding.
         ids = [side.vocabulary.ids.get(role) for side in (a, b)]
         parts = (part, "pair", f"role:{role}") if None in ids else (part, "pair")
         unsaid = _is_default_bos(a, b, part)
@@ -238,7 +238,7 @@ FrameIds = tuple[int | str, ...]
 
 
 def frame_roles(side: StatedTokenizer) -> tuple[FrameIds, FrameIds]:
-    """Return the ids before and behind a text, the side's own BOS and EOS by their role."""
+    """Return (ids before, ids after a text); the side's own BOS and EOS by their role."""
     ids = side.vocabulary.engine_ids
     names = {ids[role]: role for role in ("eos", "bos") if role in ids}
     before, after = side.frame
@@ -249,7 +249,10 @@ def frame_roles(side: StatedTokenizer) -> tuple[FrameIds, FrameIds]:
 
 
 def _frame_difference(a: StatedTokenizer, b: StatedTokenizer, part: str, at: int) -> Difference:
-    """Return the difference of frames that is more than BOS or EOS on one side alone."""
+    """Return the difference of frames that is more than BOS or EOS on one side alone.
+
+    `at` is 0 for what comes before a text and 1 for what comes after.
+    """
     x, y = a.frame[at], b.frame[at]
     where = ("before", "behind")[at]
     says = f"the frame {where} a text is {_ids_text(a, x)} in A, {_ids_text(b, y)} in B"
@@ -262,12 +265,12 @@ def _frame_difference(a: StatedTokenizer, b: StatedTokenizer, part: str, at: int
 
 
 def _ids_text(side: StatedTokenizer, ids: Sequence[int]) -> str:
-    """Return ids with their texts."""
+    """Return ids with their texts; "nothing" for none."""
     return ", ".join(_token_text(side, i) for i in ids) or "nothing"
 
 
 def _repeated_id_text(x: Sequence[int], y: Sequence[int]) -> str:
-    """Say that one side puts an id more often than the other puts it at all."""
+    """Return a clause that one side repeats an id more often than the other; "" if none does."""
     for label, more, less in (("B", y, x), ("A", x, y)):
         for i in dict.fromkeys(more):
             if more.count(i) > 1 and 0 < less.count(i) < more.count(i):
@@ -276,7 +279,7 @@ def _repeated_id_text(x: Sequence[int], y: Sequence[int]) -> str:
 
 
 def _wrong_ids_text(label: str, side: StatedTokenizer) -> str:
-    """Return that a post-processor puts the id of another token; "" where none does."""
+    """Return a clause that a post-processor puts the id of another token; "" if none does."""
     found = stale_ids(side)
     if not found:
         return ""
@@ -292,7 +295,7 @@ def _frame_keys(side: StatedTokenizer, part: str, at: int) -> tuple[str, ...]:
 
 
 def _is_default_bos(a: StatedTokenizer, b: StatedTokenizer, part: str) -> bool:
-    """Say whether lists put BOS by default alone, beside a tokenizer.json that does not.
+    """Return whether lists put BOS by default only, and the tokenizer.json does not.
 
     gguf-py writes the flag only for a post-processor that puts it.
     """
@@ -307,7 +310,7 @@ def _is_default_bos(a: StatedTokenizer, b: StatedTokenizer, part: str) -> bool:
 
 
 def _agrees_with_processor(a: StatedTokenizer, b: StatedTokenizer, at: int) -> bool:
-    """Say whether lists agree with the post-processor of a tokenizer.json that contradicts itself.
+    """Return whether lists agree with the post-processor of a tokenizer.json against its flags.
 
     tokenizer_config.json's flag and the post-processor are read by different loaders.
     """
@@ -318,7 +321,7 @@ def _agrees_with_processor(a: StatedTokenizer, b: StatedTokenizer, at: int) -> b
 
 
 def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the chat templates."""
+    """Yield the difference of the chat templates; none if they are equal."""
     x, y = a.template, b.template
     if x == y:
         return
@@ -358,6 +361,7 @@ def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
     if not left or not right:
         yield from _end_differences(a, b)
         return
+    # Settings whose values in effect differ, then ids that both state.
     apart = [
         key
         for key, default in GENERATION.items()
@@ -388,7 +392,7 @@ def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
 def _end_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of the ends where one side has no generation_config.json.
 
-    transformers stops at what the configuration states, never at the tokenizer's own end.
+    transformers stops at the ids in the configuration, never at the tokenizer's own end.
     """
     if a.stops == b.stops:
         return

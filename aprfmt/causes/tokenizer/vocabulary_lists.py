@@ -62,9 +62,8 @@ class Difference:
     `name` is the fact's name in `diff`, `parts` are the parts (causes.tokenizer.part_exchange) that
     taking it away replaces, `where` the places, B's first. `sure` says that it is a difference
     whether a probe shows it or not; otherwise it counts only if one does: two formats spell one
-    thing apart.
-    `still` is a difference known to have no effect. `mend` are KEY=VALUE for `aprfmt set`, which
-    give B what A has.
+    thing apart. `still` is a difference known to have no effect. `mend` are KEY=VALUE for `aprfmt
+    set`, which give B what A has.
 
     What it does is measured later. `shown`: a probe shows it, and none is left once all differences
     are taken away. `probed` is False where texts could not be encoded, so that nothing could show
@@ -91,12 +90,12 @@ class Difference:
 
 
 def value_text(value: object) -> str:
-    """Return a value as a report shows it."""
+    """Return a value as text of at most 60 characters."""
     return shorten(repr(value), 60)
 
 
 def is_list_and_json(a: StatedTokenizer, b: StatedTokenizer) -> bool:
-    """Say whether one side is read by lists and the other by a tokenizer.json."""
+    """Return whether one side is read by lists and the other by a tokenizer.json."""
     return a.lists != b.lists
 
 
@@ -122,12 +121,18 @@ def comparable_pieces(side: StatedTokenizer, other: StatedTokenizer) -> list[str
 
 
 def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield one difference for all ids whose pieces differ; ids without a token are left out."""
+    """Yield one difference for all ids whose pieces differ; none if no piece does.
+
+    Fillers and added tokens are left out. If most pieces differ, it covers all parts of the
+    tokenizer, as that of another model.
+    """
     mine, theirs = comparable_pieces(a, b), comparable_pieces(b, a)
     skip = {row["content"] for row in (*a.added, *b.added)} if not is_list_and_json(a, b) else set()
     size = max(len(mine), len(theirs))
+    # Fill both lists to one length.
     mine += ["[PAD0]"] * (size - len(mine))
     theirs += ["[PAD0]"] * (size - len(theirs))
+    # Ids whose pieces differ, without fillers and added tokens.
     apart = [
         i
         for i, (x, y) in enumerate(zip(mine, theirs, strict=True))
@@ -140,13 +145,14 @@ def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
         return
     first = apart[0]
     shared = len(set(mine) & set(theirs))
+    # Mostly other pieces are another model's tokenizer.
     if min(len(apart), size - shared) > _OTHER_SHARE * size:
         what = f"B has the tokenizer of another model: {len(apart)} of {size} pieces differ"
         parts: tuple[str, ...] = ("pieces", "merges", "scores", "added", "pre_tokenizer",
                                   "normalizer", "options")  # fmt: skip
     else:
         kinds = [list(side.vocabulary.types) for side in (a, b)]
-        whole = (a.lists or b.lists) and kinds[0] == kinds[1]  # types stand by id, too
+        whole = (a.lists or b.lists) and kinds[0] == kinds[1]  # types are by id, too
         what, parts = (
             _moved_text(mine, theirs, apart),
             ("pieces", "added") if whole else ("pieces",),
@@ -167,7 +173,7 @@ def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
 
 
 def tokens_without_row(side: StatedTokenizer) -> Mapping[int, str]:
-    """Return the tokens of a tokenizer.json for which the embedding has no row, by id.
+    """Return {id: token} of a tokenizer.json's tokens for which the embedding has no row.
 
     Loaders that clip the vocabulary to the rows drop them; others fail when a text has one.
     """
@@ -181,7 +187,7 @@ def tokens_without_row(side: StatedTokenizer) -> Mapping[int, str]:
 
 
 def rowless_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the tokens without a row, of two tokenizer.json."""
+    """Yield the difference of the tokens without an embedding row, of two tokenizer.json."""
     if a.lists or b.lists:
         return
     stated = {
@@ -207,7 +213,10 @@ def rowless_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator
 
 
 def _moved_text(mine: Sequence[str], theirs: Sequence[str], apart: Sequence[int]) -> str:
-    """Say how pieces at other ids relate: cut, shifted, exchanged, reordered, or other ones."""
+    """Return how pieces at other ids relate: cut, shifted, exchanged, reordered, or others.
+
+    `apart` are the ids that differ.
+    """
     first, size = apart[0], len(mine)
     if all(_FILLER.fullmatch(theirs[i]) for i in apart):
         return f"B lacks {len(apart)} of A's pieces"
@@ -228,7 +237,10 @@ def _moved_text(mine: Sequence[str], theirs: Sequence[str], apart: Sequence[int]
 
 
 def merge_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the merges; lists without merges are compared by their scores."""
+    """Yield the difference of the merges; none if they are equal.
+
+    Where only one side has merges and a side joins by scores, it counts only if a probe shows it.
+    """
     mine, theirs = a.vocabulary.merges, b.vocabulary.merges
     if mine == theirs:
         return
@@ -244,6 +256,7 @@ def merge_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
             sure=False,
         )
         return
+    # Find the first merge that differs.
     where = (*part_place(b, "merges"), *part_place(a, "merges"))
     left, right = list(mine or ()), list(theirs or ())
     first = next(
@@ -262,7 +275,7 @@ def merge_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
 
 
 def _merges_text(mine: Sequence[str], theirs: Sequence[str], first: int) -> str:
-    """Return in words how two lists of merges differ."""
+    """Return in words how two lists of merges differ; `first` is the first differing place."""
     if not theirs:
         return f"B has no merges, A has {len(mine)}"
     if first == len(theirs):
@@ -293,6 +306,7 @@ def score_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
                 0,
             )
         return
+    # Pieces that both sides have, with other scores.
     left, right = _scores_by_piece(a, b), _scores_by_piece(b, a)
     apart = [
         token
@@ -302,6 +316,7 @@ def score_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
     if not apart:
         return
     first = apart[0]
+    # Where only their order matters and is equal, nothing differs in effect.
     both = [token for token in left if token in right]
     still = a.vocabulary.kind == "spm" and _score_ranks(left, both) == _score_ranks(right, both)
     flat = len({right[token] for token in apart}) == 1
@@ -325,7 +340,7 @@ def _score_ranks(scored: Mapping[str, float], tokens: Sequence[str]) -> list[int
 
 
 def _scores_by_piece(side: StatedTokenizer, other: StatedTokenizer) -> dict[str, float]:
-    """Return the score of each normal piece."""
+    """Return {piece: score} of the normal pieces."""
     rows = zip(
         comparable_pieces(side, other),
         side.vocabulary.types,
@@ -342,6 +357,7 @@ def type_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
     """Yield the difference of token types, where at least one side has lists."""
     if not a.lists and not b.lists:
         return
+    # Tokens that both sides have, with types that disagree.
     left = dict(zip(comparable_pieces(a, b), a.vocabulary.types, strict=True))
     right = dict(zip(comparable_pieces(b, a), b.vocabulary.types, strict=True))
     apart = [
@@ -370,16 +386,17 @@ def type_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
 
 
 def _untyped_text(b: StatedTokenizer) -> str:
-    """Say that B states no types at all; "" if it does."""
+    """Return a remark on a GGUF that has no token types; "" for others."""
     absent = b.lists and b.carried.model.key_style == "gguf" and b.carried.value(TYPES) is None
     return " (the key is missing: llama.cpp takes every token for a normal one)" if absent else ""
 
 
 def _types_agree(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bool:
-    """Say whether two types say one thing; a tokenizer.json's special token is a control token.
+    """Return whether two types of a token mean the same, as lists and tokenizer.json say them.
 
-    A token that looks special may be a control token by the lists where a tokenizer.json makes it
-    one that a user added; the other way round the two differ.
+    A tokenizer.json's special token is a control token. A token that looks special may be a control
+    token by the lists where a tokenizer.json makes it one that a user added; the other way round
+    the two differ.
     """
     if x == y or _FILLER.fullmatch(token):
         return True
@@ -401,6 +418,7 @@ def added_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
     if left == right:
         return
     where = (*part_place(b, "added"), *part_place(a, "added"))
+    # Tokens that B lacks, that it adds, and that have other flags or ids.
     lost = [text for text in left if text not in right]
     new = [text for text in right if text not in left]
     other = [text for text in left if text in right and left[text] != right[text]]
@@ -433,7 +451,7 @@ def _only_normalized_differs(
     right: AddedTokens,
     other: Sequence[str],
 ) -> bool:
-    """Say whether only the flag `normalized` differs, where nothing is normalised."""
+    """Return whether only the flag `normalized` differs, and nothing is normalised."""
     if any(side.data and side.data.get("normalizer") for side in (a, b)):
         return False
     return all(

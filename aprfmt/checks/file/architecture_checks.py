@@ -1,4 +1,4 @@
-"""Checks against the architecture: is every tensor there, of its shape, and plausible."""
+"""Checks against the architecture: whether every tensor is there, of its shape, and plausible."""
 
 from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.spec import ArchSpec, split_key
@@ -16,7 +16,7 @@ from aprfmt.tensors.view import View
 
 
 def check_architecture(ctx: CheckContext) -> Result:
-    """Check that names and keys fit the tables of the architecture the file names."""
+    """Return a finding unless names and keys fit the architecture that the file names."""
     kind = ctx.model.kind
     if kind is not None and kind.foreign:
         found = f"is {kind.says(ctx.model)}"
@@ -46,7 +46,10 @@ def check_architecture(ctx: CheckContext) -> Result:
 
 
 def check_completeness(ctx: CheckContext) -> Result:
-    """Check that every tensor the configuration demands is there, biases and head included."""
+    """Return a finding for each tensor that the configuration requires and the file lacks.
+
+    Biases and the head are required too. A tensor that may be missing is a warning.
+    """
     found = ctx.resolution.coverage
     expected = f"all {found.expected} tensors of the configuration"
     findings = [
@@ -78,7 +81,7 @@ def check_completeness(ctx: CheckContext) -> Result:
 
 
 def check_shapes(ctx: CheckContext) -> Result:
-    """Check that every tensor has the shape that the configuration gives it."""
+    """Return a finding for each tensor whose shape is not that of the configuration."""
     todo = "weights and configuration disagree: aprfmt diff SOURCE FILE says which changed"
     findings = [
         Finding(key, f"shape {list(has)}", f"{list(wanted)}", todo)
@@ -88,7 +91,7 @@ def check_shapes(ctx: CheckContext) -> Result:
 
 
 def check_unexpected(ctx: CheckContext) -> Result:
-    """Look for tensors that the architecture has no place for, and at its draft head's."""
+    """Return a warning for each tensor without a role, and for a draft head that cannot run."""
     findings = [
         Finding(
             item.name,
@@ -111,7 +114,7 @@ def check_unexpected(ctx: CheckContext) -> Result:
 
 
 def check_unread(ctx: CheckContext) -> Result:
-    """Look for files, index entries and keys that no table lists: nothing here reads them."""
+    """Return a finding for each file, index entry and key that nothing reads or that is wrong."""
     index = {one.kind for one in ctx.model.relations} & {"index"}
     # An index that does not fit its shards is one finding, of the check `shards`.
     others = [
@@ -142,14 +145,17 @@ def check_unread(ctx: CheckContext) -> Result:
 
 
 def find_disagreements(resolution: Resolution, where: str) -> list[Finding]:
-    """Return where keys, configuration and tensors say different things of one value."""
+    """Return a warning for each value that keys, configuration and tensors give differently.
+
+    `where` is the file, as the findings name it.
+    """
     said = [(where, text) for text in resolution.report.conflicts]
     said += [(note.where, note.text) for note in resolution.notes]
     return [Finding(*each, "one value from every source", level="warning") for each in said]
 
 
 def check_hyperparameters(ctx: CheckContext) -> Result:
-    """Check that keys, configuration and tensors say the same of the forward pass."""
+    """Return a warning for each hyperparameter that keys, configuration and tensors disagree on."""
     resolution = ctx.resolution
     assumed = len(resolution.report.assumed)
     rule = f", {assumed} of them by a rule of the format's readers" if assumed else ""
@@ -164,9 +170,10 @@ _WORDS = {"std": "standard deviation", "rms": "root mean square"}
 
 
 def check_role_bounds(ctx: CheckContext) -> Result:
-    """Check that embeddings and norms have statistics of trained weights.
+    """Return a finding for each embedding and norm whose size is not that of trained weights.
 
-    Those are bounded that have a usual size; biases may be as large as they like.
+    Only roles with a usual size are bounded; biases may have any. Raises NotRun where there are
+    none stored as numbers.
     """
     resolution = ctx.resolution
     findings, seen = [], 0
@@ -196,10 +203,10 @@ def check_role_bounds(ctx: CheckContext) -> Result:
 
 
 def filled(ctx: CheckContext) -> Result:
-    """Check that no matrix holds one value throughout: it was never filled, or lost on the way.
+    """Return a finding for each matrix that holds one value throughout: it was never filled.
 
-    A layer that adds nothing because both its output matrices are zeros is one that was put in
-    between on purpose (LLaMA Pro), and a warning.
+    A layer whose two output matrices are both zeros adds nothing. Such layers are inserted on
+    purpose (LLaMA Pro), so that is a warning. Raises NotRun where no matrix is stored as numbers.
     """
     resolution = ctx.resolution
     seen, flat = 0, {}
@@ -214,6 +221,7 @@ def filled(ctx: CheckContext) -> Result:
             flat[key] = 0.0 if stats.zeros == stats.count else stats.mean
     if not seen:
         raise NotRun("no matrix is stored as numbers")
+    # Zeros in both output matrices of a layer are on purpose; anything else was lost.
     findings = []
     for key, value in flat.items():
         layer, role = split_key(key)
@@ -236,7 +244,10 @@ _ADDED_TO_STREAM = ("attn_output.weight", "ffn_down.weight")
 
 
 def _stats(ctx: CheckContext, logical: View) -> Stats | None:
-    """Return the statistics of a role stored as one tensor of numbers; None for other roles."""
+    """Return the statistics of a role that is stored as one tensor of finite numbers, else None.
+
+    NaN and infinities are reported by another check.
+    """
     if len(logical.stored) != 1:
         return None
     row = ctx.census.get(logical.stored[0].info.name)
@@ -246,6 +257,6 @@ def _stats(ctx: CheckContext, logical: View) -> Stats | None:
 
 
 def _offset(logical: View, spec: ArchSpec) -> float:
-    """Return what the forward pass adds to a stored norm weight: gemma's checkpoints need 1."""
+    """Return what the forward pass adds to a norm weight as stored; 1 for gemma's checkpoints."""
     steps = logical.layout
     return spec.block.norm_offset - sum(step.amount for step in steps if isinstance(step, Added))

@@ -1,4 +1,4 @@
-"""Files of writers that are known to have been faulty: how to tell one, and what to do about it.
+"""Recognizes files of writers that are known to have written wrong files.
 
 One row a fault. What cannot be told from the file itself has no row.
 """
@@ -15,9 +15,9 @@ from aprfmt.model import Model
 
 @dataclass(frozen=True, slots=True)
 class WriterFault:
-    """A writer that wrote wrong files: who and when, what is wrong, where that is known from.
+    """A writer that wrote wrong files: who and when, what is wrong, and the source of that.
 
-    `formats` are those it wrote; `made(model)` says whether a file is one of its.
+    `formats` are those it wrote. `made(model)` returns whether a file is one of its files.
     """
 
     id: str
@@ -31,7 +31,10 @@ class WriterFault:
 
 
 def _realizar_converter(model: Model) -> bool:
-    """Look for flags of QUANTIZED alone, no footer, GGUF names, its own key for the layers."""
+    """Return whether an APR file is one that realizar's GGUF converter wrote.
+
+    Its traits: the flag QUANTIZED alone, no footer, GGUF names, its own key for the layer count.
+    """
     source: Any = model.source
     return (
         source.header.flags == 0x0020
@@ -42,10 +45,12 @@ def _realizar_converter(model: Model) -> bool:
 
 
 def _checkpoint(model: Model) -> bool:
+    """Return whether an APR file is a training checkpoint of entrenar."""
     return model.metadata.get("format") == "entrenar-checkpoint"
 
 
 def _legacy_codes(model: Model) -> bool:
+    """Return whether a tensor of an APR file has another dtype code than its encoding has now."""
     source: Any = model.source
     entries = [entry for shard in source.shards for entry in shard.parsed.entries]
     rows = ((find_encoding(entry.info.encoding), entry.code) for entry in entries)
@@ -53,6 +58,7 @@ def _legacy_codes(model: Model) -> bool:
 
 
 def _no_pre(model: Model) -> bool:
+    """Return whether a GGUF with a BPE vocabulary does not name its pre-tokenizer."""
     kind = model.metadata.get("tokenizer.ggml.model")
     tokens = "tokenizer.ggml.tokens" in model.metadata
     return kind == "gpt2" and tokens and "tokenizer.ggml.pre" not in model.metadata
@@ -86,7 +92,7 @@ FAULTS: tuple[WriterFault, ...] = (
 
 
 def check_writer(ctx: CheckContext) -> Result:
-    """Look for traits of writers whose files are known to be wrong."""
+    """Return a finding for each known fault of a writer that the file shows."""
     faults = [fault for fault in FAULTS if ctx.model.format in fault.formats]
     findings = [
         Finding(

@@ -16,15 +16,15 @@ from aprfmt.model.relations import file_relations
 
 
 def _parsed(source: Any) -> list[Any]:
-    """Return the structure of every file."""
+    """Return the parsed header of every file of a model."""
     return [shard.parsed for shard in source.shards]
 
 
 def check_layout(ctx: CheckContext) -> Result:
-    """Collect what the reader found wrong (a failure each) and remarked on (a warning each).
+    """Return a failure for each thing that makes reading unsafe, a warning for each other oddity.
 
-    A failure is what makes reading unsafe: tensors that overlap, offsets and sizes outside the
-    file, duplicates, headers and metadata that cannot be read.
+    Unsafe are tensors that overlap, offsets and sizes outside the file, duplicates, headers and
+    metadata that cannot be read.
     """
     notes = [note for parsed in _parsed(ctx.model.source) for note in parsed.notes]
     findings = [_damaged(one) for one in ctx.model.damage]
@@ -43,6 +43,7 @@ def check_layout(ctx: CheckContext) -> Result:
 
 
 def _damaged(damage: Damage) -> Finding:
+    """Return a damage of a file as a finding, with the tensors that cannot be read for it."""
     names = damage.tensors
     lost = ""
     if names:
@@ -53,7 +54,10 @@ def _damaged(damage: Damage) -> Finding:
 
 
 def check_checksum(ctx: CheckContext) -> Result:
-    """Check every byte by the checksum behind the data; NotRun where a file has none."""
+    """Return a finding for each file whose bytes do not match its own checksum.
+
+    Raises NotRun where a file has none.
+    """
     source: Any = ctx.model.source
     matches = source.footer_matches()
     if matches is False:
@@ -74,7 +78,10 @@ def check_checksum(ctx: CheckContext) -> Result:
 
 
 def check_side_manifest(ctx: CheckContext) -> Result:
-    """Check every byte by the hashes that `hash --write` left beside the model."""
+    """Return a finding for each difference from the manifest that `hash --write` put next to it.
+
+    Raises NotRun where there is no manifest.
+    """
     path = manifest.manifest_path(ctx.model.path)
     if not path.is_file():
         raise NotRun(f"there is no {path.name}; `aprfmt hash --write` makes one")
@@ -93,7 +100,10 @@ def check_side_manifest(ctx: CheckContext) -> Result:
 
 
 def check_padding(ctx: CheckContext) -> Result:
-    """Check that what stands between header and tensors is zeros."""
+    """Return a warning for each file with bytes other than zero between its parts.
+
+    Raises NotRun for a damaged file.
+    """
     if ctx.model.damage:
         raise NotRun("the file is damaged, so which bytes belong to nothing is not known")
     findings = []
@@ -107,7 +117,7 @@ def check_padding(ctx: CheckContext) -> Result:
 
 
 def _first_stray(shard: Shard[Any]) -> str:
-    """Return a sentence for the first byte that belongs to nothing and is not zero."""
+    """Return the first byte between parts that is not zero, in words; "" where there is none."""
     for first, piece in bytes_between(shard.data, sorted(shard.parsed.regions())):
         rest = bytes(piece).lstrip(b"\0")
         if rest:
@@ -116,7 +126,10 @@ def _first_stray(shard: Shard[Any]) -> str:
 
 
 def check_alignment(ctx: CheckContext) -> Result:
-    """Check that every tensor begins at a multiple of 64, as most writers have it."""
+    """Return a warning for each file with tensors that do not begin at a multiple of 64.
+
+    Most writers of APR begin them there.
+    """
     findings = []
     for path, parsed in zip(ctx.model.source.files, _parsed(ctx.model.source), strict=True):
         infos = [entry.info for entry in parsed.entries if entry.info.nbytes]
@@ -133,7 +146,11 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suff
 
 
 def check_shards(ctx: CheckContext) -> Result:
-    """Check that a set's index, names and files agree, and that no file beside it is left over."""
+    """Return a finding for each disagreement of a set's index, names and files.
+
+    A file with a name of the set that does not belong to it is a warning. Raises NotRun for a model
+    in one file.
+    """
     source: Any = ctx.model.source
     own = {id(note) for parsed in _parsed(source) for note in parsed.notes}
     of_set: list[Note] = [note for note in source.notes if id(note) not in own]
@@ -170,7 +187,7 @@ def check_shards(ctx: CheckContext) -> Result:
 
 
 def _strays(members: set[str], folder: Path) -> list[str]:
-    """Return names beside a set that belong to its pattern (stem and suffix) and not to it."""
+    """Return the names in `folder` that have a set's stem and suffix but are not its members."""
     patterns = {(m["stem"], m["suffix"]) for name in members if (m := _SHARD.fullmatch(name))}
     found = []
     for path in sorted(folder.iterdir()):
@@ -181,7 +198,10 @@ def _strays(members: set[str], folder: Path) -> list[str]:
 
 
 def check_names(ctx: CheckContext) -> Result:
-    """Look for control, invisible and reversing characters in names of tensors and keys."""
+    """Return a warning for each name with control, invisible or reversing characters.
+
+    The names are those of tensors and of metadata keys.
+    """
     findings = []
     every = [("tensor", name) for name in ctx.model.source.tensors]
     every += [("metadata key", key) for key in ctx.model.metadata]

@@ -18,7 +18,10 @@ ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time
 
 
 def token_types(ctx: CheckContext) -> Result:
-    """Check that the marks of the chat template are tokens that are split off a text whole."""
+    """Return a finding for each token of the chat template that is not split off a text whole.
+
+    Its type must be CONTROL or USER_DEFINED. Raises NotRun where no template writes a token.
+    """
     missing = absent_types(ctx.carried)
     findings = []
     if missing is not None:
@@ -46,7 +49,10 @@ def token_types(ctx: CheckContext) -> Result:
 
 
 def _template(ctx: CheckContext) -> tuple[StatedTokenizer | None, list[Mark]]:
-    """Return the tokenizer as its readers take it, and the marks of its template; once."""
+    """Return (the tokenizer that readers of this format use, tokens that its template writes).
+
+    (None, []) where it cannot be read. It is read once for a context.
+    """
     if "marks" not in ctx.kept:
         try:
             side = ctx.stated
@@ -58,11 +64,11 @@ def _template(ctx: CheckContext) -> tuple[StatedTokenizer | None, list[Mark]]:
 
 
 def token_rows(ctx: CheckContext) -> Result:
-    """Check that tokens which a chat needs have rows that were trained.
+    """Return a finding for tokens that a chat needs and whose rows were never trained.
 
-    They are the marks that the template writes, and the ends of a generation. A row of zeros, two
-    equal rows, and one that is the mean of all rows were made when the vocabulary grew, and never
-    learned. The head is asked only for the ends, which alone the model has to write.
+    They are the tokens that the template writes, and those that end a generation. A row of zeros,
+    two equal rows, and one that is the mean of all rows were made when the vocabulary grew, and
+    never learned. The head is checked only for the ends, which alone the model has to write.
     """
     _ = ctx.carried
     side, found = _template(ctx)
@@ -84,8 +90,12 @@ def token_rows(ctx: CheckContext) -> Result:
 
 
 def _untrained(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
-    """Yield a finding for rows of zeros, for equal ones, and for the mean of all rows."""
+    """Yield a finding for rows of zeros, for equal rows, and for rows that are the mean of all.
+
+    `tensor` is [vocab, hidden], `wanted` is {token id: its text}.
+    """
     size, width = tensor.shape[0], tensor.shape[1]
+    # One pass over the rows: their sum, and the rows that are asked for.
     total, rows = np.zeros(width), {}
     for start, stop, values in tensor.chunks(ELEMENTS_AT_ONCE):
         total += values.sum(axis=0, dtype=np.float64)
@@ -97,6 +107,7 @@ def _untrained(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
         yield Finding(
             name, f"rows of zeros: {_named(zero, wanted)}", "rows that were trained", todo
         )
+    # Rows of zeros are equal too, and are named above.
     alike: dict[bytes, list[int]] = {}
     for i, row in rows.items():
         if i not in zero:
@@ -109,6 +120,7 @@ def _untrained(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
                 "a row of its own for each, trained",
                 todo,
             )
+    # Some tools give new tokens the mean of all rows; few rows have no meaningful mean.
     mean = total / max(size, 1)
     length = float(np.linalg.norm(mean))
     near = [
@@ -129,4 +141,5 @@ def _untrained(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
 
 
 def _named(ids: list[int], texts: dict[int, str]) -> str:
+    """Return tokens as a short list of texts with their ids."""
     return list_names([f"{texts[i]!r} ({i})" for i in ids])

@@ -1,4 +1,4 @@
-"""Scales no quantizer writes: NaN and infinity, and sub-scales or sums that contradict a block.
+"""Finds scales that no quantizer writes: NaN, infinity, and sums that contradict their block.
 
 ggml's own check of quantized rows (`ggml_validate_row_data`) refuses NaN and infinite scales; the
 rest follows from the layouts. A block with such a scale decodes to garbage, all of it.
@@ -22,10 +22,10 @@ _EXPONENTS = {2: 0x7C00, 4: 0x7F800000}  # all ones: NaN or infinity, by bytes o
 def first_bad_block(
     encoding: str, raw: memoryview, row_bytes: int | None = None
 ) -> tuple[int, str] | None:
-    """Return (block, what is wrong) of the first bad block in whole blocks, or None.
+    """Return (block index, what is wrong) of the first bad block in whole blocks, or None.
 
-    Encodings without scales have none; of those with a scale in front of every row, of
-    `row_bytes`, it is the row. Raises UnsupportedError for one without a codec.
+    None also for encodings without scales. Of encodings with a scale before every row of
+    `row_bytes`, the index is that of the row. Raises UnsupportedError for one without a codec.
     """
     found = codec(encoding)
     layout = found.layout
@@ -52,11 +52,18 @@ def first_bad_block(
 
 
 def header_is_bad(encoding: str, header: memoryview) -> bool:
-    """Say whether the float32 scale in front of a flat encoding (APR_Q8) is NaN or infinite."""
+    """Return whether the float32 scale before a flat encoding (APR_Q8) is NaN or infinite.
+
+    `encoding` is not used: there is one such encoding.
+    """
     return int.from_bytes(header[:4], "little") & _EXPONENTS[4] == _EXPONENTS[4]
 
 
 def _not_finite(values: Any) -> Any:
+    """Return bool [blocks]: whether a float field of the block is NaN or infinite.
+
+    `values` has the field of every block, [blocks] or [blocks, n].
+    """
     size = values.dtype.itemsize
     bits = values.view(f"<u{size}")
     ones = _EXPONENTS[size]
@@ -64,25 +71,29 @@ def _not_finite(values: Any) -> Any:
 
 
 def _any_in_block(bad: Any) -> Any:
+    """Return bool [blocks]: whether any element of the block is True."""
     return bad.reshape(len(bad), -1).any(axis=1) if bad.ndim > 1 else bad
 
 
 def _mxfp4(blocks: "Blocks") -> Any:
+    """Return bool [blocks]: whether the E8M0 scale is 0xff, which is NaN."""
     return blocks["e"] == 0xFF
 
 
 def _nvfp4(blocks: "Blocks") -> Any:
+    """Return bool [blocks]: whether a UE4M3 scale is NaN (0x7f) or has a sign bit."""
     return _any_in_block(blocks["d"] >= 0x7F)
 
 
 def _iq1_m(blocks: "Blocks") -> Any:
-    """Look at the float16 that the top nibbles of four words make."""
+    """Return bool [blocks]: whether the float16 in the top nibbles of four words is not finite."""
     top = blocks["scales"] >> 12
     bits = top[:, 1] << 4 | top[:, 2] << 8 | top[:, 3] << 12
     return bits & _EXPONENTS[2] == _EXPONENTS[2]
 
 
 def _q8_1(blocks: "Blocks") -> Any:
+    """Return bool [blocks]: whether `s` is not the scale times the sum of the block's codes."""
     total = blocks["qs"].sum(axis=1, dtype=np.int32)
     with np.errstate(all="ignore"):
         expected = blocks["d"].astype(np.float32) * total
@@ -92,12 +103,13 @@ def _q8_1(blocks: "Blocks") -> Any:
 
 
 def _q8_k(blocks: "Blocks") -> Any:
+    """Return bool [blocks]: whether `bsums` are not the sums of 16 codes each."""
     sums = blocks["qs"].reshape(-1, 16, 16).sum(axis=2, dtype=np.int32)
     return _any_in_block(sums != blocks["bsums"])
 
 
 def _tq1_0(blocks: "Blocks") -> Any:
-    """Look for bytes that do not encode five (in qh: four) base-3 digits."""
+    """Return bool [blocks]: whether a byte does not encode five (in qh: four) base-3 digits."""
     five, four = np.ones(256, bool), np.ones(256, bool)
     five[[(number * 256 + 242) // 243 for number in range(243)]] = False
     four[[(number * 3 * 256 + 242) // 243 for number in range(81)]] = False

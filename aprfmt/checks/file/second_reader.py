@@ -1,10 +1,10 @@
-"""The official libraries as second readers: what `gguf` and `safetensors` make of the same file.
+"""Compares what aprfmt reads of a file with what the official library reads of it.
 
-Names, types, shapes and the bytes of every tensor are held against ours. A library runs in a child
-process with limits, reads the file by itself, and sends facts and digests, a tensor at a time.
-
-Where the two disagree, the file is asked by a third reading, which is a few lines long: one entry
-of the header, as the format's text has it. What fits it is right; who says something else is named.
+The libraries are `gguf` and `safetensors`. Names, types, shapes and the bytes of every tensor are
+compared. A library runs in a child process with limits, reads the file by itself, and sends facts
+and digests, a tensor at a time. Where the two disagree, a third reading of a few lines decides: one
+entry of the header, as the format's text has it. What fits it is right, and the other is named as
+outside the specification.
 """
 
 import json
@@ -55,8 +55,8 @@ class Disagreement:
 
     `tensor` is "" where it is of the file as a whole. `what` is "opens", "present", "type",
     "shape", "place" or "bytes"; `ours` and `theirs` are what aprfmt and the library say. `outside`
-    names who is outside the specification ("the file", "aprfmt", the library, or "not decided")
-    and `because` how that was found.
+    names who is outside the specification ("the file", "aprfmt", the library, or "not decided") and
+    `because` says how that was found.
     """
 
     file: str
@@ -79,7 +79,7 @@ class NotRead:
 
 @dataclass(slots=True)
 class SecondReading:
-    """What the library said: tensors in all, those that agree in everything, and all others."""
+    """What the library read: how many tensors, how many agree in everything, and the others."""
 
     library: str
     tensors: int = 0
@@ -89,10 +89,10 @@ class SecondReading:
 
 
 def check_second_reader(ctx: CheckContext) -> Result:
-    """Let the format's official library read every file, and compare tensor by tensor.
+    """Return a finding for each thing the format's official library reads differently.
 
-    A disagreement fails, but where the library alone is outside the specification: that is a
-    warning. Raises NotRun where the library did not read every tensor.
+    A disagreement fails, but where the library alone is outside the specification it is a warning.
+    Raises NotRun where the library did not read every tensor.
     """
     reading = read_again(ctx)
     findings = [_finding(one, reading.library) for one in reading.disagreements]
@@ -105,6 +105,7 @@ def check_second_reader(ctx: CheckContext) -> Result:
 
 
 def _finding(one: Disagreement, library: str) -> Finding:
+    """Return a disagreement as a finding, with who is outside the specification."""
     place = f"{one.file}: {one.tensor}" if one.tensor else one.file
     said = f"{one.what}: aprfmt has {one.ours}, {library} {one.theirs}"
     return Finding(
@@ -117,7 +118,7 @@ def _finding(one: Disagreement, library: str) -> Finding:
 
 
 def read_again(ctx: CheckContext) -> SecondReading:
-    """Return what the library says of the model's files; made once for a context.
+    """Return what the library says of the model's files, read once for a context.
 
     Raises NotRun where the format has no such library, or the file is not on this machine.
     """
@@ -128,6 +129,10 @@ def read_again(ctx: CheckContext) -> SecondReading:
 
 
 def _read_files(ctx: CheckContext) -> SecondReading:
+    """Return the library's reading of every file, compared with aprfmt's.
+
+    Raises NotRun where the format has no such library, or a file is not on this machine.
+    """
     kind = ctx.model.format
     if kind not in LIBRARIES:
         raise NotRun(f"there is no official library of the format {kind} to ask")
@@ -149,7 +154,7 @@ def _read_files(ctx: CheckContext) -> SecondReading:
 
 @dataclass(frozen=True, slots=True)
 class _Stored:
-    """One tensor as a header has it: `encoding` is the format's own code, `offset` absolute.
+    """One tensor's entry in a header: `encoding` is the format's own code, `offset` absolute.
 
     `nbytes` is None where the format leaves it to the encoding's block.
     """
@@ -161,9 +166,13 @@ class _Stored:
 
 
 class _Comparison:
-    """One file: the library's rows, as they come, against ours."""
+    """Compares the library's rows of one file with aprfmt's, as they come, into `reading`."""
 
     def __init__(self, kind: str, shard: Shard[Any], reading: SecondReading) -> None:
+        """Prepare aprfmt's tensors of one file, by the names that the file stores.
+
+        `kind` is the format, `reading` what results are added to.
+        """
         self._kind, self._shard, self._reading = kind, shard, reading
         self._file = str(shard.file.path)
         parsed = shard.parsed
@@ -176,7 +185,7 @@ class _Comparison:
         }
 
     def run(self) -> Iterator[int]:
-        """Compare everything; yield bytes compared, after each tensor."""
+        """Compare everything, and yield the number of bytes compared after each tensor."""
         said, raised, ended = _ENDED, False, False
         for row in _rows_of_child(self._kind, self._shard.file):
             if "library" in row:
@@ -187,6 +196,7 @@ class _Comparison:
                 ended = True
             else:
                 yield self._compare(row)
+        # What the library has not named is missing for it; what aprfmt calls damage, it accepts.
         if ended:
             for name in self._left:
                 self._differ(name, "present", "it once", "no such tensor")
@@ -206,9 +216,10 @@ class _Comparison:
             self._stopped(said, raised)
 
     def _stopped(self, said: str, raised: bool) -> None:
-        """Report a library that did not read to the end; `raised` is by an error of its own.
+        """Record that the library did not read to the end; `raised` if by an error of its own.
 
-        A library that needs more than it may have has decided nothing about a file that is sound.
+        `said` is the reason. A library that needs more memory or time than it may have has decided
+        nothing about a file that aprfmt finds sound.
         """
         self._reading.not_read.append(NotRead(self._file, f"{len(self._left)} tensors", said))
         parsed = self._shard.parsed
@@ -225,8 +236,9 @@ class _Comparison:
             )
 
     def _compare(self, row: Mapping[str, Any]) -> int:
-        """Hold a row of the library against ours; return the bytes of the tensor."""
+        """Compare a row of the library with aprfmt's tensor; return the tensor's bytes."""
         name = str(row["name"])
+        # Names first: one that is unknown, or comes twice, has no facts to compare.
         if name not in self._ours:
             self._differ(name, "present", "no such tensor", "it once")
             return 0
@@ -245,6 +257,7 @@ class _Comparison:
             if ours != theirs:
                 self._differ(name, what, _shown(ours), _shown(theirs))
                 same = False
+        # Bytes are compared only where the library can read them and the header facts agree.
         if "lacks" in row:
             self._reading.not_read.append(
                 NotRead(self._file, name, f"{self._reading.library} has no {row['lacks']}")
@@ -256,6 +269,11 @@ class _Comparison:
         return info.nbytes
 
     def _same_bytes(self, info: TensorInfo, row: Mapping[str, Any]) -> bool:
+        """Return whether the library's digest and size are those of the stored bytes.
+
+        A difference is recorded. `info` is aprfmt's tensor, `row` the library's. Raises where the
+        file has changed meanwhile.
+        """
         file, stop = self._shard.file, info.offset + info.nbytes
         found = sha256(file.windows(info.offset, stop))
         if found == row["sha256"] and row["nbytes"] == info.nbytes:
@@ -271,11 +289,15 @@ class _Comparison:
         return False
 
     def _facts(self, info: TensorInfo) -> _Stored:
+        """Return a tensor as a header entry: the format's code, shape and offset."""
         row = find_encoding(info.encoding)
         return _Stored(_code(self._kind, row), tuple(info.shape), info.offset)
 
     def _differ(self, name: str, what: str, ours: str, theirs: str) -> None:
-        """Report a difference; the header itself says whose it is."""
+        """Record a difference, with who is outside the specification by the header itself.
+
+        The arguments are those of `Disagreement`; an empty name is the file as a whole.
+        """
         outside, because = self._decide(name, what, ours, theirs)
         shown = shorten(name, 200)
         self._reading.disagreements.append(
@@ -283,7 +305,10 @@ class _Comparison:
         )
 
     def _decide(self, name: str, what: str, ours: str, theirs: str) -> tuple[str, str]:
-        """Return who is outside the specification, and why."""
+        """Return (who is outside the specification, how that was found).
+
+        The header's own entry decides.
+        """
         if name in self._broken:
             return _THE_FILE, f"aprfmt says: {shorten(self._broken[name], 200)}"
         try:
@@ -309,23 +334,25 @@ class _Comparison:
         return self._who(truth == ours, f"the header has {truth}")
 
     def _who(self, ours_fit: bool, because: str) -> tuple[str, str]:
+        """Return (the library where aprfmt's reading fits the header, else aprfmt; `because`)."""
         return (self._reading.library if ours_fit else _OURS), because
 
 
 def _shown(value: object) -> str:
+    """Return a value as text of at most 200 characters."""
     return shorten(str(value), 200)
 
 
 def _code(kind: str, row: Encoding) -> str | int | None:
-    """Return a format's own code of an encoding."""
+    """Return the code that a format has for an encoding: ggml's number, or safetensors' dtype."""
     return row.ggml if kind == "gguf" else row.safetensors
 
 
 def header_entries(kind: str, shard: Shard[Any]) -> dict[str, tuple[_Stored, int]]:
-    """Return each tensor's entry in a header, and how often it has one, by the format's text alone.
+    """Return {tensor name: (its header entry, how often the header has it)}.
 
-    Layout sources: the format section of safetensors' README; `gguf_tensor_info_t` of ggml's page
-    on GGUF.
+    It is read by the format's text alone. Layout sources: the format section of safetensors'
+    README; `gguf_tensor_info_t` of ggml's page on GGUF. `kind` is the format, gguf or safetensors.
     """
     found: dict[str, tuple[_Stored, int]] = {}
     for name, stored in (_gguf_entries if kind == "gguf" else _safetensors_entries)(shard):
@@ -334,6 +361,7 @@ def header_entries(kind: str, shard: Shard[Any]) -> dict[str, tuple[_Stored, int
 
 
 def _gguf_entries(shard: Shard[Any]) -> Iterator[tuple[str, _Stored]]:
+    """Yield (name, entry) of each tensor info of a GGUF header; shapes are outermost first."""
     parsed = shard.parsed
     start, stop = parsed.table
     table, order, at = bytes(shard.file.view[start:stop]), parsed.order, 0
@@ -348,6 +376,7 @@ def _gguf_entries(shard: Shard[Any]) -> Iterator[tuple[str, _Stored]]:
 
 
 def _safetensors_entries(shard: Shard[Any]) -> Iterator[tuple[str, _Stored]]:
+    """Yield (name, entry) of each tensor of a safetensors header, duplicates included."""
     raw = bytes(shard.file.view[: PREFIX + min(MAX_HEADER, shard.parsed.header_size)])
     (length,) = struct.unpack_from("<Q", raw)
     pairs: list[tuple[str, Any]] = json.loads(raw[PREFIX : PREFIX + length], object_pairs_hook=list)
@@ -362,7 +391,11 @@ def _safetensors_entries(shard: Shard[Any]) -> Iterator[tuple[str, _Stored]]:
 
 
 def _rows_of_child(kind: str, file: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield what the library's process says of a file; it ends with this generator."""
+    """Yield the rows that the library's process sends about a file.
+
+    The process is killed when the generator ends, or after its time. `kind` is the format. Raises
+    NotRun where it cannot start.
+    """
     seconds = _CPU_SECONDS + file.size // _BYTES_A_SECOND
     request = {
         "path": import_path(), "format": kind, "file": str(file.path.absolute()),
@@ -386,6 +419,7 @@ def _rows_of_child(kind: str, file: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _answers(child: "subprocess.Popen[bytes]", request: bytes) -> Iterator[Mapping[str, Any]]:
+    """Send the request to a child process, and yield its answers, a JSON object a line."""
     assert child.stdin is not None and child.stdout is not None
     try:
         child.stdin.write(request)

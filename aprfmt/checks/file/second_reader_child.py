@@ -1,8 +1,8 @@
-"""The process in which an official library opens a file; started by `second_reader.py`.
+"""The child process in which an official library opens a file for `second_reader.py`.
 
 The first line of stdin has the import path, the limits, the format and the file. The answers are
-JSON lines: `library` (name and version), a row for each tensor as the library gives it, then
-`end`, or `stopped` with the reason; `raised` says that this is an error of the library's own. The
+JSON lines: `library` (name and version), a row for each tensor as the library gives it, then `end`,
+or `stopped` with the reason; `raised` says that this is an error of the library's own. The
 libraries have no limits, so that the process has them: what needs more may end it without a word.
 """
 
@@ -26,13 +26,15 @@ def read_gguf(path: str) -> Iterator[Row]:
     import gguf
     import numpy as np
 
+    # Tensors of types that the library has not are set aside, so that it reads the others.
     known = {int(kind) for kind in gguf.GGMLQuantizationType}
     lacking: list[Row] = []
 
     class Reader(gguf.GGUFReader):
-        """The library's reader; one type that it has not would keep it from all other tensors."""
+        """The library's reader, without tensors of unknown types, which would stop it."""
 
         def _build_tensors(self, start_offs: int, fields: list[Any]) -> None:
+            """Build the tensors of known types; those of others are added to `lacking`."""
             there = []
             for each in fields:
                 kind = int(each.parts[4][0])
@@ -66,7 +68,7 @@ _NUMPY_LACKS = (
 
 
 def name_types() -> None:
-    """Give this process's numpy the small float types, for `safetensors` to find them there."""
+    """Add the small float types to this process's numpy, where `safetensors` looks for them."""
     import ml_dtypes  # numpy then also knows bfloat16 by its name
     import numpy as np
 
@@ -98,7 +100,10 @@ def read_safetensors(path: str) -> Iterator[Row]:
 
 
 def _hashed(file: Any, name: str, part: Any) -> Row:
-    """Return size and digest of a tensor's bytes, a band of its rows at a time."""
+    """Return {nbytes, offset, sha256} of a tensor's bytes, read a band of rows at a time.
+
+    `part` is the tensor `name` of the open `file` as a slice.
+    """
     import numpy as np
 
     shape = part.get_shape()
@@ -117,7 +122,11 @@ READERS = {"gguf": read_gguf, "safetensors": read_safetensors}
 
 
 def answers(kind: str, path: str, memory: int) -> Iterator[Row]:
-    """Yield every answer to one request; `memory` is the limit in bytes, which the text names."""
+    """Yield every answer to a request, as JSON objects.
+
+    `memory` is the process's limit in bytes, for the message. `kind` is the format, which is also
+    the library's name.
+    """
     from importlib.metadata import version
 
     try:
@@ -133,7 +142,7 @@ def answers(kind: str, path: str, memory: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    """Answer the request on stdin."""
+    """Read a request from stdin, and write its answers to stdout, a JSON object a line."""
     request = json.loads(sys.stdin.buffer.readline())
     sys.path[:] = request["path"]
     from aprfmt.base.resource_limits import limit_resources

@@ -1,4 +1,4 @@
-"""Checks of a file against what it was made of."""
+"""The check of a file against the model it was made of."""
 
 from typing import TYPE_CHECKING
 
@@ -9,7 +9,11 @@ if TYPE_CHECKING:
 
 
 def check_accounted(ctx: "CheckContext") -> Result:
-    """Account for everything in the source: copied, transformed, or dropped as the file records."""
+    """Return a finding for each part of the source that the file lost without a record of it.
+
+    All others are copied, transformed, or dropped as the file records. Raises NotRun without a
+    source.
+    """
     from aprfmt.conversion.accounting import account_for_source, recorded_omissions
 
     if ctx.source is None:

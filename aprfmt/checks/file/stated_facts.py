@@ -1,4 +1,4 @@
-"""Checks of what a file says about itself against what it holds."""
+"""Checks that what a file says about its tensors is true of them."""
 
 import math
 from collections import Counter
@@ -34,7 +34,7 @@ _IQ_FALLBACK = "IQ4_NL"  # of every IQ type whose blocks do not fit a row
 
 
 def file_types() -> dict[int, str]:
-    """Return general.file_type -> the encoding it claims, from the tables that write it."""
+    """Return {general.file_type: the encoding it claims}, by the tables that write it."""
     found = {row.file_type: row.name for row in ENCODINGS.values() if row.file_type is not None}
     for scheme in SCHEMES.values():
         if scheme.file_type is not None:
@@ -43,7 +43,11 @@ def file_types() -> dict[int, str]:
 
 
 def check_file_type(ctx: CheckContext) -> Result:
-    """Check the stated file type: most weights have it, or of a mixture at least some."""
+    """Return a finding unless the tensors have the encoding that general.file_type claims.
+
+    Most weights have a float type; of a mixture at least some have its encoding. Raises NotRun
+    where the file claims none that is known.
+    """
     metadata = ctx.model.metadata
     if _FILE_TYPE not in metadata:
         raise NotRun(f"the file states no {_FILE_TYPE}")
@@ -60,6 +64,7 @@ def check_file_type(ctx: CheckContext) -> Result:
     if claimed is None:
         raise NotRun(f"{_FILE_TYPE} {stated!r} is not known; most weights are {main}")
     share = f"{most / counts.total():.1%} of the weights are {main}"
+    # A mixture has its encoding in some tensors, a float type in most weights.
     findings = []
     quantized = not ENCODINGS[claimed].numpy
     if quantized and not counts.keys() & _with_fallbacks(claimed):
@@ -88,7 +93,7 @@ def check_file_type(ctx: CheckContext) -> Result:
 
 
 def _weights(model: Model) -> Counter[str]:
-    """Return elements of matrices by encoding."""
+    """Return {encoding: number of elements} over the model's matrices."""
     counts: Counter[str] = Counter()
     for tensor in model.values():
         if len(tensor.shape) > 1:
@@ -98,7 +103,7 @@ def _weights(model: Model) -> Counter[str]:
 
 
 def _with_fallbacks(claimed: str) -> set[str]:
-    """Return an encoding and those a mixture takes where a row is no whole number of blocks."""
+    """Return an encoding and those that a mixture uses where a row is no multiple of its block."""
     found = {claimed, *_MIXED.get(claimed, ())}
     if claimed.startswith("IQ"):
         found.add(_IQ_FALLBACK)
@@ -109,7 +114,10 @@ def _with_fallbacks(claimed: str) -> set[str]:
 
 
 def check_quantization(ctx: CheckContext) -> Result:
-    """Check that config.json names a quantization exactly if weights are packed that way."""
+    """Return findings unless config.json claims a quantization exactly if weights are packed so.
+
+    Raises NotRun where neither config.json nor tensors are about packed weights.
+    """
     config = packing_config(ctx.model)
     if config is None:
         raise NotRun("there is no config.json")
@@ -184,7 +192,7 @@ _SPARSE = (".bitmask", ".compressed")
 
 
 def _claimed(section: Mapping[str, Any]) -> set[str]:
-    """Return the encodings that a quantization section promises; none for one we cannot tell."""
+    """Return the encodings that a quantization section promises; none if it cannot be told."""
     if section.get("load_in_4bit") or section.get("_load_in_4bit"):
         kind = section.get("bnb_4bit_quant_type", "fp4")  # bitsandbytes' default
         return {str(kind).upper()}
@@ -200,7 +208,10 @@ _DTYPES: Mapping[str, str] = {
 
 
 def check_activation_scales(ctx: CheckContext) -> Result:
-    """Look for packed weights without the scale of activations that others packed alike have."""
+    """Return a warning for packed weights without the activation scale that similar ones have.
+
+    Similar are those of one encoding. Raises NotRun where no weight is packed.
+    """
     found: dict[str, tuple[list[str], list[str]]] = {}
     for name, view in ctx.model.items():
         if view.stored[0].packed is not None:
@@ -225,7 +236,10 @@ def check_activation_scales(ctx: CheckContext) -> Result:
 
 
 def check_dtype(ctx: CheckContext) -> Result:
-    """Check that float weights beside a config.json have the dtype it names."""
+    """Return a warning unless most float weights have the dtype that config.json names.
+
+    Raises NotRun where it names none, or there are no float matrices.
+    """
     config = ctx.model.config
     if config is None or ctx.model.folder is None:
         raise NotRun("there is no config.json beside the weights")
@@ -253,7 +267,10 @@ def check_dtype(ctx: CheckContext) -> Result:
 
 
 def check_counts(ctx: CheckContext) -> Result:
-    """Check that numbers a file states about its tensors are those of its tensors."""
+    """Return a warning for each count or shape in the metadata that is not that of the tensors.
+
+    Raises NotRun where the file states none.
+    """
     metadata = ctx.model.metadata
     held = {name: tensor.shape for name, tensor in ctx.model.items()}
     findings, seen = [], 0

@@ -1,4 +1,4 @@
-"""The vocabulary of a model as it is stored."""
+"""Reads the vocabulary of a model as it is stored, from metadata lists or tokenizer.json."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,11 +13,11 @@ from aprfmt.tokenizer.keys import MERGES, SCORES, TOKENS, TYPES
 
 @dataclass(frozen=True)
 class StoredVocabulary:
-    """A vocabulary as stored: `tokens` by id (None for an id without one), where they stand.
+    """A vocabulary as stored: `tokens` by id (None for an id without one), and their place.
 
-    `lists` are the lengths of what must be as long as the tokens. `plain` counts the ids up to the
-    last token that was not added to the vocabulary; `own` is False for a tokenizer.json, whose ids
-    need not be dense.
+    `lists` are the lengths of lists that must be as long as the tokens. `plain` counts the ids up
+    to the last token that was not added to the vocabulary. `own` is False for a tokenizer.json,
+    whose ids need not be dense.
     """
 
     where: str
@@ -29,7 +29,7 @@ class StoredVocabulary:
 
 
 def read_vocabulary(carried: Carried) -> StoredVocabulary:
-    """Return the stored vocabulary, the metadata's lists before a tokenizer.json.
+    """Return the stored vocabulary: the metadata's lists, else tokenizer.json.
 
     Raises FormatError for damaged ones, NotRun where neither holds tokens.
     """
@@ -49,6 +49,7 @@ def read_vocabulary(carried: Carried) -> StoredVocabulary:
 
 
 def _from_json(carried: Carried, data: Mapping[str, Any]) -> StoredVocabulary:
+    """Return the vocabulary of a parsed tokenizer.json; FormatError where it is damaged."""
     model = data.get("model")
     if not isinstance(model, Mapping):
         raise FormatError(f"{carried.origin}: has no object `model`; it is no tokenizer.json")

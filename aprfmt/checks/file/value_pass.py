@@ -14,12 +14,12 @@ from aprfmt.model import Model
 from aprfmt.tensors.stats import Accumulator, Stats, tensor_stats
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
-WINDOW = 16 << 20  # bytes looked at, and then dropped, at a time
+WINDOW = 16 << 20  # bytes decoded, and then dropped, at a time
 
 
 @dataclass(frozen=True, slots=True)
 class TensorScan:
-    """What the pass saw of one stored tensor.
+    """What the pass found in one stored tensor.
 
     `stats` is None for integers (nothing can be wrong with one) and where `unread` says why not.
     `scale` names the first bad block, `odd` a bad byte of a bool.
@@ -33,11 +33,11 @@ class TensorScan:
 
 
 def block_windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
-    """Yield (first block, rows or blocks as a tensor) of a stored one, about WINDOW bytes each.
+    """Yield (index of the first block, a window of blocks as a tensor), about WINDOW bytes each.
 
-    Of rows that have a scale in front, the first row.
-
-    Pages behind are dropped. A header in front of the blocks (APR_Q8) is part of every window.
+    For encodings with a scale before each row, and for padded rows, windows are whole rows; the
+    index is that of the row where each row has such a scale. A header before all blocks (APR_Q8) is
+    part of every window. A window's pages are dropped before the next.
     """
     info = tensor.info
     row = encoding_row(info.encoding)
@@ -71,7 +71,7 @@ def block_windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
 
 
 def scan_values(model: Model, progress: Progress | None = None) -> dict[str, TensorScan]:
-    """Look at every stored tensor once; nothing the size of a tensor is held."""
+    """Return {name: what one pass over the tensor's bytes found}; no tensor is held whole."""
     tensors = model.source.tensors
     total = sum(tensor.info.nbytes for tensor in tensors.values())
     done = 0
@@ -79,6 +79,7 @@ def scan_values(model: Model, progress: Progress | None = None) -> dict[str, Ten
     for name, tensor in tensors.items():
 
         def report(count: int, before: int = done) -> None:
+            """Call `progress` with the bytes done in all; `count` are those of this tensor."""
             if progress is not None:
                 progress(before + count, total)
 
@@ -88,6 +89,7 @@ def scan_values(model: Model, progress: Progress | None = None) -> dict[str, Ten
 
 
 def _look(tensor: LazyTensor, report: Callable[[int], None]) -> TensorScan:
+    """Return what a pass over one tensor's bytes finds; `report` is called with its bytes done."""
     info = tensor.info
     if damage := tensor_damage(tensor):
         return TensorScan(info, unread=damage)
@@ -99,6 +101,7 @@ def _look(tensor: LazyTensor, report: Callable[[int], None]) -> TensorScan:
         return TensorScan(info, odd=_bad_bool(tensor))
     if dtype.lstrip("u").startswith("int"):
         return TensorScan(info)
+    # Decode in windows, for statistics and the first bad scale.
     row = encoding_row(info.encoding)
     total, scale, done = Accumulator(), "", 0
     try:
@@ -121,6 +124,7 @@ def _look(tensor: LazyTensor, report: Callable[[int], None]) -> TensorScan:
 
 
 def _bad_bool(tensor: LazyTensor) -> str:
+    """Return the first byte of a bool tensor that is neither 0 nor 1, in words; "" for none."""
     for start in range(0, tensor.info.nbytes, WINDOW):
         stop = min(start + WINDOW, tensor.info.nbytes)
         data = bytes(tensor.raw(start, stop))

@@ -1,4 +1,4 @@
-"""Checks of the stored values: what the one pass over them found."""
+"""Checks of the stored values, by what one pass over all of them found."""
 
 from aprfmt.arch.binding import bind_names
 from aprfmt.base.encodings import find_encoding as encoding_row
@@ -9,7 +9,10 @@ from aprfmt.tensors.stats import tensor_stats
 
 
 def check_values(ctx: CheckContext) -> Result:
-    """Check that every value is a number; computed buffers (masks) may hold infinities."""
+    """Return a finding for each tensor with NaN or infinities; a mask may hold infinities.
+
+    Raises NotRun where a tensor cannot be decoded, or there are none.
+    """
     buffers = _buffers(ctx)
     findings, counted, unread = [], 0, []
     for name, row in ctx.census.items():
@@ -45,7 +48,10 @@ def check_values(ctx: CheckContext) -> Result:
 
 
 def _buffers(ctx: CheckContext) -> frozenset[str]:
-    """Return the stored names of what is computed, not learned, where the architecture knows."""
+    """Return the stored names of computed buffers, such as masks.
+
+    It is empty for an unknown architecture.
+    """
     try:
         style = ctx.model.style
         return frozenset(bind_names(ctx.spec, style, tuple(ctx.model)).buffers if style else ())
@@ -54,7 +60,10 @@ def _buffers(ctx: CheckContext) -> frozenset[str]:
 
 
 def check_block_scales(ctx: CheckContext) -> Result:
-    """Look for scales, sub-scales and sums of blocks that no quantizer writes."""
+    """Return a finding for each tensor with a scale or sum that no quantizer writes.
+
+    Raises NotRun where no tensor has blocks with scales.
+    """
     seen, findings = 0, []
     for name, row in ctx.census.items():
         if row.stats is None or not _has_scales(row.info.encoding):
@@ -69,6 +78,7 @@ def check_block_scales(ctx: CheckContext) -> Result:
                     "get the file again, or quantize again",
                 )
             )
+    # bitsandbytes stores absmax in a tensor of its own, which cannot be negative.
     for name, tensor in ctx.model.items():
         for suffix, part in tensor.parts.items():
             if not suffix.endswith("absmax"):
@@ -90,12 +100,16 @@ def check_block_scales(ctx: CheckContext) -> Result:
 
 
 def _has_scales(encoding: str) -> bool:
+    """Return whether an encoding is of blocks with scales."""
     row = encoding_row(encoding)
     return row.known and not row.numpy and not row.safetensors
 
 
 def check_packed(ctx: CheckContext) -> Result:
-    """Check that every weight that is several tensors decodes: its parts are there and fit."""
+    """Return a finding for each weight of several tensors that does not decode to finite values.
+
+    Raises NotRun where there are none, or one's dialect is not supported.
+    """
     findings: list[Finding] = []
     seen = 0
     for name, tensor in ctx.model.items():
@@ -114,6 +128,7 @@ def check_packed(ctx: CheckContext) -> Result:
             continue
         finally:
             tensor.drop()
+        # A part that is itself not finite is reported by the checks of values and scales.
         parts = [ctx.census[part.info.name] for part in tensor.parts.values()]
         known = any(row.scale or (row.stats and row.stats.nan + row.stats.inf) for row in parts)
         if (stats.nan or stats.inf) and not known:

@@ -1,4 +1,4 @@
-"""Checks of the tokenizer as it is stored: lists, sizes, ids, merges, and the chat template.
+"""Checks of the tokenizer as stored: lists, sizes, ids, merges, and the chat template.
 
 What is read here is the file's own lists, fillers and ids beyond the end included: building the
 tokenizer forgives some of that.
@@ -34,7 +34,10 @@ _MANY = 20  # findings of one kind; the rest is counted
 
 
 def check_lists(ctx: CheckContext) -> Result:
-    """Check that the vocabulary builds: lists of their lengths, every token once."""
+    """Return a finding for lists of wrong length, duplicate tokens, and pieces of another kind.
+
+    Raises AprfmtError where none of these is wrong and the tokenizer cannot be built.
+    """
     words = read_vocabulary(ctx.carried)
     findings = [
         Finding(
@@ -65,7 +68,7 @@ def check_lists(ctx: CheckContext) -> Result:
 
 
 def _of_another_kind(ctx: CheckContext) -> list[Finding]:
-    """Return a finding where the pieces are spelled as another kind of vocabulary spells them."""
+    """Return [finding] where pieces are spelled as in another kind of vocabulary, else []."""
     try:
         side = ctx.stated
     except AprfmtError:
@@ -94,7 +97,7 @@ def _of_another_kind(ctx: CheckContext) -> list[Finding]:
 
 
 def _has_ids(carried: Carried) -> bool:
-    """Say whether the special ids are numbers at all."""
+    """Return whether the special ids can be read as numbers."""
     try:
         carried.ids()
     except FormatError:
@@ -103,7 +106,10 @@ def _has_ids(carried: Carried) -> bool:
 
 
 def check_size(ctx: CheckContext) -> Result:
-    """Check that every token has a row of the embedding; in GGUF every row has a token."""
+    """Return a finding unless every token has a row of the embedding.
+
+    In GGUF every row must have a token as well. Added placeholders without a row are a warning.
+    """
     rows, origin = _rows(ctx)
     words = ctx.words
     count = len(words.tokens)
@@ -132,7 +138,7 @@ _DENSE = ("gguf",)
 
 
 def _rows(ctx: CheckContext) -> tuple[int, str]:
-    """Return the rows of the embedding as stored, and its name."""
+    """Return (number of rows of the stored embedding, its stored name); NotRun without one."""
     resolution = ctx.resolution
     logical = resolution.roles.get("token_embd.weight")
     if logical is None or not logical.shape:
@@ -141,7 +147,7 @@ def _rows(ctx: CheckContext) -> tuple[int, str]:
 
 
 def check_ids(ctx: CheckContext) -> Result:
-    """Check that every special id is that of a token."""
+    """Return a finding for each special id that is no token's, or is missing where it is needed."""
     words = ctx.words
     count = len(words.tokens)
     stated = [(ctx.carried.where + f": {role}", i) for role, i in ctx.carried.ids().items()]
@@ -170,7 +176,7 @@ def check_ids(ctx: CheckContext) -> Result:
 
 
 def _stale(ctx: CheckContext) -> list[Finding]:
-    """Return a finding for each id of the post-processor that is not that of the token it names."""
+    """Return a finding for each id in the post-processor that is not that of the token it names."""
     try:
         side = ctx.stated
     except AprfmtError:
@@ -194,9 +200,10 @@ def _stale(ctx: CheckContext) -> list[Finding]:
 
 
 def _unstopped(ctx: CheckContext) -> list[Finding]:
-    """Return a finding where the template ends a turn with an id at which no generation stops.
+    """Return [finding] where the template ends a turn with a token that stops no generation.
 
-    Base models come with a chat template, too: their own eos is another token, and it is a warning.
+    It is a warning where nothing contradicts it: base models come with a chat template too, and
+    their own eos is another token.
     """
     try:
         found = unstopped_turn(ctx.carried)
@@ -213,12 +220,12 @@ def _unstopped(ctx: CheckContext) -> list[Finding]:
 
 
 def _configured(ctx: CheckContext) -> list[tuple[str, int]]:
-    """Return the ids that config.json and generation_config.json state, by place."""
+    """Return (place, id) of the ids that config.json and generation_config.json set."""
     return [(where, i) for where, i in _said(ctx) if type(i) is int and i >= 0]
 
 
 def _no_ids(ctx: CheckContext) -> list[Finding]:
-    """Return a finding for each value that stands in place of an id and is not an id."""
+    """Return a finding for each value of an id's key that is not an id."""
     return [
         Finding(
             where,
@@ -232,7 +239,10 @@ def _no_ids(ctx: CheckContext) -> list[Finding]:
 
 
 def _said(ctx: CheckContext) -> list[tuple[str, Any]]:
-    """Return what config.json and generation_config.json say where ids stand; -1 means none."""
+    """Return (place, value) of the bos, eos and pad keys of both configuration files.
+
+    None where a key is missing; -1 means none in these files. A list gives an item for each value.
+    """
     found = []
     for name, source in (
         ("config.json", ctx.model.config or {}),
@@ -246,7 +256,10 @@ def _said(ctx: CheckContext) -> list[tuple[str, Any]]:
 
 
 def check_merges(ctx: CheckContext) -> Result:
-    """Check that every merge joins two tokens to a third."""
+    """Return a finding for each merge that does not join two tokens to a third.
+
+    Raises NotRun for a vocabulary without merges.
+    """
     words = ctx.words
     if words.merges is None:
         raise NotRun("the vocabulary has no merges")
@@ -266,9 +279,9 @@ def check_merges(ctx: CheckContext) -> Result:
 
 
 def _unmade(ctx: CheckContext) -> list[Finding]:
-    """Return a finding where merges were cut: many pieces are made by none of them.
+    """Return [finding] where many pieces are made by no merge, so that merges were lost; else [].
 
-    Only of byte-level vocabularies, in which merging alone makes a piece of several characters.
+    Only for byte-level BPE, in which merges alone make a piece of several characters.
     """
     try:
         side = ctx.stated
@@ -298,7 +311,10 @@ def _unmade(ctx: CheckContext) -> list[Finding]:
 
 
 def round_trip(ctx: CheckContext) -> Result:
-    """Check that texts come back from their ids, where the tokenizer changes no text on the way."""
+    """Return a finding for each sample text that does not come back from its token ids.
+
+    Raises NotRun for a tokenizer that changes texts, or that does not build.
+    """
     try:
         side = ctx.stated
         engine = None if side is None else _own_engine(ctx, side)
@@ -306,6 +322,7 @@ def round_trip(ctx: CheckContext) -> Result:
         raise NotRun("the tokenizer does not build; see the check tokenizer") from error
     if side is None or engine is None:
         raise NotRun("a tokenizer of this kind does not keep texts as they are")
+    # Only texts that the normalizer keeps and the vocabulary can spell must come back.
     steps = flatten((side.data or {}).get("normalizer"), "normalizers")
     changing = [str(step.get("type")) for step in steps if step.get("type") not in _KEEPING]
     if changing:
@@ -330,9 +347,9 @@ def round_trip(ctx: CheckContext) -> Result:
 
 
 def _spelled(text: str, vocabulary: Vocabulary) -> bool:
-    """Say whether a vocabulary has a piece for every character of a text, or falls back to bytes.
+    """Return whether a vocabulary has a piece for every character of a text, or byte pieces.
 
-    The blank is left out: under the wrong kind it is the one that has none.
+    Blanks are left out: under the wrong kind of vocabulary they are what has no piece.
     """
     if vocabulary.kind == "bpe":
         letters = {byte: letter for letter, byte in byte_level_alphabet().items()}
@@ -343,7 +360,10 @@ def _spelled(text: str, vocabulary: Vocabulary) -> bool:
 
 
 def _own_engine(ctx: CheckContext, side: StatedTokenizer) -> Engine | None:
-    """Return the engine of what the format's readers go by; None for a kind that alters texts."""
+    """Return the tokenizer engine that programs reading this format would use.
+
+    None for a kind that alters texts, or for broken merges.
+    """
     if not side.encodes or side.vocabulary.kind not in KIND_NAMES or _wrong_merges(ctx.words):
         return None
     if side.lists:
@@ -358,6 +378,7 @@ ROUND_TRIPS = ("Hello world, this is a test.", "7 42 1234 x**2", "na\u00efve caf
 
 
 def _wrong_merges(words: StoredVocabulary) -> list[tuple[int, Any]]:
+    """Return (index, merge) of the merges that do not join two tokens to a third."""
     known = {token for token in words.tokens if token is not None}
     wrong: list[tuple[int, Any]] = []
     for number, merge in enumerate(words.merges or ()):
@@ -372,7 +393,11 @@ def _wrong_merges(words: StoredVocabulary) -> list[tuple[int, Any]]:
 
 
 def check_template(ctx: CheckContext) -> Result:
-    """Check that the chat template only joins texts, and names no token the vocabulary lacks."""
+    """Return a finding for chat template code that does more than join texts.
+
+    So is a template that is not jinja2, and a control token that the vocabulary lacks. Raises
+    NotRun without a template.
+    """
     text = ctx.model.carried.chat_template()
     if text is None:
         raise NotRun("the model carries no chat template")
@@ -396,7 +421,7 @@ def check_template(ctx: CheckContext) -> Result:
 
 
 def _unknown_tokens(ctx: CheckContext) -> list[Finding]:
-    """Return a finding for each control token that the template writes and no id stands for."""
+    """Return a finding for each control token that the template writes and the vocabulary lacks."""
     try:
         side = ctx.stated
     except AprfmtError:

@@ -1,4 +1,4 @@
-"""Baselines: whether a model got worse since one was written."""
+"""The gate that compares a model's gates and numbers with those of a baseline file."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -11,7 +11,10 @@ from aprfmt.inference.loss import is_in_bits
 
 
 def check_baseline(subject: ModelUnderTest) -> Result:
-    """Compare the gates of this run with a baseline file."""
+    """Return the checks that no gate and no number got worse than in the baseline file.
+
+    Raises NotRun where no baseline was given.
+    """
     if subject.baseline is None:
         raise NotRun("no baseline was given; make one with --save-baseline FILE")
     return Result(checks=list(compare_baseline(subject.baseline, subject.done)))
@@ -20,9 +23,9 @@ def check_baseline(subject: ModelUnderTest) -> Result:
 def compare_baseline(before: Mapping[str, Any], now: Iterable[Answer]) -> Iterable[Check]:
     """Yield a check for each gate of a baseline, and for each number of the gates that ran.
 
-    A gate that passed before and is gone, or passes no more, is a FAIL.
-
-    A gate that was not wanted this time is NOT_RUN.
+    A gate that passed before and is missing, or passes no more, is a FAIL. A gate that was not
+    asked for this time is NOT_RUN. `before` is {gate: its outcome and measures}. `now` are the
+    answers of this run.
     """
     results = {gate.name: gate for gate in now}
     for name, old in before.items():
@@ -46,6 +49,10 @@ def compare_baseline(before: Mapping[str, Any], now: Iterable[Answer]) -> Iterab
 
 
 def _moved(key: str, row: Mapping[str, Any], gate: Answer) -> Check:
+    """Return the check that a number moved no further than its tolerance in the baseline.
+
+    `row` is the baseline's record of the number, `gate` the answer that may have it now.
+    """
     measure = gate.measures.get(key)
     unit, old = row.get("unit", ""), row["value"]
     if old is None or measure is None:

@@ -1,8 +1,8 @@
-"""Baselines: what a model scored before, and whether it got worse since.
+"""Reads and writes baseline files: what the gates of a model found before.
 
 The file is a JSON object of `format` 1: for every gate its outcome, and every number with unit,
-tolerance and the reason for it. Tolerances are read from the file, so a user may change them.
-Wall times are kept out: they say more about the machine than about the model.
+tolerance and the reason for it. Tolerances are read from the file, so a user may change them. Wall
+times are left out: they say more about the machine than about the model.
 """
 
 import json
@@ -24,7 +24,7 @@ MAX_BYTES = 16 << 20
 
 
 def to_json(report: QaReport) -> dict[str, Any]:
-    """Return what a baseline file holds of a report."""
+    """Return the JSON of a baseline file for a report; numbers that are not finite are None."""
     return {
         "format": FORMAT,
         "model": report.subject,
@@ -45,18 +45,21 @@ def to_json(report: QaReport) -> dict[str, Any]:
 
 
 def save(report: QaReport, path: Path, *, force: bool = False) -> None:
-    """Write a baseline file; OutputError where it exists and `force` is not given."""
+    """Write a report as a baseline file; OutputError where it exists and `force` is not given."""
     with FileSet(force=force) as files:
         files.create(path).write((json.dumps(to_json(report), indent=1) + "\n").encode())
 
 
 def read(path: Path) -> Mapping[str, Any]:
-    """Return the gates of a baseline file; FormatError for a file that is not one."""
+    """Return {gate: outcome and measures} of a baseline file; FormatError for any other file."""
     return parse(load_file(path, max_bytes=MAX_BYTES), path)
 
 
 def parse(data: Any, path: Path) -> Mapping[str, Any]:
-    """Return the gates in a baseline's JSON value; `path` begins the messages. FormatError."""
+    """Return {gate: outcome and measures} of a baseline's JSON value; FormatError for another.
+
+    `path` begins the messages.
+    """
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise FormatError(f'{path}: expected a baseline of "format": {FORMAT}')
     gates = data.get("gates")
@@ -66,6 +69,7 @@ def parse(data: Any, path: Path) -> Mapping[str, Any]:
 
 
 def _sound(gate: Any) -> bool:
+    """Return whether a value is the record of a gate: an outcome, and measures with tolerances."""
     if not isinstance(gate, Mapping) or not isinstance(gate.get("measures"), Mapping):
         return False
     if gate.get("outcome") not in ("PASS", "FAIL", "NOT_RUN"):
@@ -83,5 +87,5 @@ def _sound(gate: Any) -> bool:
 
 
 def _is_number(value: Any) -> bool:
-    """Say whether a value is a number that a float holds."""
+    """Return whether a value is a number that a float can hold."""
     return type(value) in (int, float) and abs(value) <= sys.float_info.max

@@ -1,4 +1,4 @@
-"""Gates on one forward pass: its logits, its loss, and that calls leave nothing behind."""
+"""Gates on one forward pass: its logits, its loss, and that calls do not affect each other."""
 
 import zlib
 from collections.abc import Sequence
@@ -26,7 +26,7 @@ STEPS = 6  # tokens run one by one
 
 
 def check_logits(subject: ModelUnderTest) -> Result:
-    """Judge the logits of a short text: finite everywhere, the last row spread and peaked."""
+    """Return the checks of a short text's logits: all finite, the last row spread and peaked."""
     rows = subject.session.logits(subject.probe)
     last = rows[-1].astype(np.float64)
     std = float(last.std())
@@ -51,7 +51,7 @@ def check_logits(subject: ModelUnderTest) -> Result:
 
 
 def check_loss(subject: ModelUnderTest) -> Result:
-    """Measure the loss of each golden text in nats, and hold it to bounds on both sides."""
+    """Return the checks of each golden text's loss in nats, which is bounded on both sides."""
     kind: Literal["trained", "random"]
     kind = "random" if subject.request.random_weights else "trained"
     texts = subject.golden.texts or (GoldenText("harbour", TEXT),)
@@ -70,6 +70,12 @@ def check_loss(subject: ModelUnderTest) -> Result:
 
 
 def _ids(subject: ModelUnderTest, text: GoldenText) -> list[int]:
+    """Return the token ids of a golden text.
+
+    For an untrained model without a tokenizer they are the probe's.
+
+    Raises NotRun where there are none.
+    """
     if subject.tokenizer is not None and text.text is not None:
         return subject.tokenizer.encode(text.text)
     if text.ids is not None:
@@ -80,7 +86,7 @@ def _ids(subject: ModelUnderTest, text: GoldenText) -> list[int]:
 
 
 def _allowed(subject: ModelUnderTest) -> float:
-    """Return how far a stated loss may be off: quantized weights, or float16, cost something."""
+    """Return how many nats a golden loss may be off; more for quantized weights or half floats."""
     plain = all(find_encoding(tensor.encoding).block_size == 1 for tensor in subject.model.values())
     exact = subject.session.backend.dtype in ("float32", "float64")
     return bounds.LOSS_GIVEN if plain and exact else bounds.LOSS_QUANTIZED
@@ -89,10 +95,10 @@ def _allowed(subject: ModelUnderTest) -> float:
 def measure_loss(
     session: Session, ids: Sequence[int], where: str, prefix: int = 0
 ) -> tuple[MeanLoss, list[float]]:
-    """Return the loss of a text, and the means against the token itself, the next, the one after.
+    """Return (the loss of a text, mean losses against the token itself, the next, the one after).
 
-    The three are over the same rows, so that they can be compared: labels are the next token.
-    The first `prefix` tokens stand before every window.
+    The three are over the same rows, so that they can be compared: labels are the next token. The
+    first `prefix` tokens are put before every window.
     """
     sample = Sample(where, ids, prefix=prefix)
     planned, _ = plan_windows([sample], window_size(int(session.hp["context_length"])))
@@ -107,7 +113,11 @@ def judge_loss(
     kind: Literal["trained", "random"],
     allowed: float,
 ) -> list[Check]:
-    """Return the checks of one text's loss; a stated loss replaces the bound on good ones."""
+    """Return the checks of one text's loss; a golden loss replaces the bound on good losses.
+
+    `shifts` are the losses against the token itself, the next, and the one after. `allowed` is in
+    nats. `kind` says whether the model is trained or random.
+    """
     checks = assess_loss(found, kind, text.name)
     if text.nats is not None and found.tokens:
         uniform, off = found.uniform, abs(found.nats - text.nats)
@@ -155,7 +165,11 @@ def judge_loss(
 
 
 def check_state(subject: ModelUnderTest) -> Result:
-    """Ask the same before and after other work: equal bits, in this session and a fresh one."""
+    """Return the checks that equal calls give equal bits, before and after other calls.
+
+    They are in one session and in a fresh one. A stepped pass must equal a whole one, and another
+    prompt must give other logits. Raises NotRun for too few tokens or logits that are not finite.
+    """
     session, ids = subject.session, subject.probe
     if len(ids) < 4:
         raise NotRun(f"the probe has {len(ids)} tokens; give a golden text of at least 4")
@@ -203,22 +217,24 @@ def check_state(subject: ModelUnderTest) -> Result:
 
 
 def float_bits(values: Numbers) -> Numbers:
-    """Return the numbers as unsigned integers: NaN compares by its bits."""
+    """Return an array's bits as unsigned integers, so that NaN compares by its bits."""
     return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 
 
 def _difference(a: Numbers, b: Numbers) -> str:
+    """Return how many of the numbers differ, in words."""
     count = int(np.count_nonzero(a != b))
     return f"{count} of {a.size} logits differ" if count else "equal bits"
 
 
 def _bound(session: Session) -> Tolerance:
+    """Return the tolerance between two passes of a session's dtype."""
     dtype = session.backend.dtype
     return tolerance(dtype, dtype, moe=bool(session.hp["n_experts"]))
 
 
 def _stepped(session: Session, ids: Sequence[int]) -> Check:
-    """Hold prefill and steps through the cache to rounding."""
+    """Return the check that steps through the key-value cache give what a whole pass gives."""
     whole = session.prefill(ids)[-1]
     session.prefill(ids[:-STEPS] or ids[:1])
     for token in ids[max(len(ids) - STEPS, 1) :]:

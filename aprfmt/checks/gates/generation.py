@@ -1,7 +1,7 @@
-"""The gate on generated text: golden answers, gibberish, stop tokens, and whose fault it is.
+"""The gate on generated text: golden answers, gibberish, stop tokens, and what is at fault.
 
-A forward pass that agrees does not make generation right: templates, stop tokens and the cache
-are only seen here.
+A forward pass that agrees does not make generation right: templates, stop tokens and the cache are
+only seen here.
 """
 
 import ast
@@ -27,7 +27,10 @@ SHOWN = 60  # characters of an answer in a message
 
 @dataclass(frozen=True)
 class Generated:
-    """What a model made of a prompt; `stop` is the stop token that ended it, None at the limit."""
+    """A model's answer to a prompt; `stop` is the stop token that ended it, None at the limit.
+
+    `prompt` is the rendered text, `ids` include the stop token.
+    """
 
     prompt: str
     prompt_ids: tuple[int, ...]
@@ -37,7 +40,11 @@ class Generated:
 
 
 def check_golden_output(subject: ModelUnderTest) -> Result:
-    """Generate greedily from every golden prompt; compare, look for gibberish, name the side."""
+    """Return the checks of greedy answers to all golden prompts, and what is at fault.
+
+    Each answer is compared and searched for gibberish. Where one fails, another copy of the model
+    answers too. Raises NotRun without a tokenizer or prompts.
+    """
     tokenizer = subject.need_tokenizer()
     prompts = subject.golden.prompts
     if not prompts:
@@ -83,7 +90,7 @@ def check_golden_output(subject: ModelUnderTest) -> Result:
 
 
 def _seen(checks: Sequence[Check]) -> str:
-    """Return what a PASS rests on: answers read, compared and ended, of how many."""
+    """Return words on a PASS: how many answers were read, as expected, ended by a stop token."""
     rows: dict[str, list[Check]] = {}
     for one in checks:
         rows.setdefault(one.name.rpartition("-")[2], []).append(one)
@@ -96,6 +103,7 @@ def _seen(checks: Sequence[Check]) -> str:
 
 
 def _bad(checks: Sequence[Check]) -> bool:
+    """Return whether a check failed."""
     return any(each.outcome == "FAIL" for each in checks)
 
 
@@ -103,19 +111,25 @@ def _bad(checks: Sequence[Check]) -> bool:
 
 
 class _Remembering(Sampler):
-    """A sampler that keeps what it drew, the stop token included."""
+    """A sampler that records the tokens it draws, the stop token included."""
 
     def __init__(self, sampling: Sampling) -> None:
+        """Start without drawn tokens; `sampling` is that of the base class."""
         super().__init__(sampling)
         self.drawn: list[int] = []
 
     def __call__(self, logits: Any) -> int:
+        """Return the token drawn from logits [vocab], after recording it."""
         self.drawn.append(super().__call__(logits))
         return self.drawn[-1]
 
 
 def generate(session: Session, tokenizer: Tokenizer, prompt: GoldenPrompt) -> Generated:
-    """Answer a prompt greedily; stop tokens and template are the model's own."""
+    """Return a model's greedy answer to a prompt, with its own chat template and stop tokens.
+
+    Raises NotRun for a prompt that does not fit the context, FormatError for an id outside the
+    embedding.
+    """
     if prompt.messages:
         text, ids = tokenizer.chat(prompt.messages)
     else:
@@ -139,7 +153,7 @@ def generate(session: Session, tokenizer: Tokenizer, prompt: GoldenPrompt) -> Ge
 def check_prompt(
     session: Session, tokenizer: Tokenizer, prompt: GoldenPrompt
 ) -> tuple[list[Check], Generated | None]:
-    """Return the checks of one prompt, and its answer."""
+    """Return (the checks of one prompt, its answer or None where there is none)."""
     try:
         answer = generate(session, tokenizer, prompt)
     except NotRun as reason:
@@ -158,7 +172,7 @@ def check_prompt(
 
 
 def judge_answer(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> list[Check]:
-    """Compare an answer with what is expected of it, and look for gibberish."""
+    """Return the checks of an answer: its prompt, readability, end, and expected content."""
     checks = []
     if prompt.messages and prompt.prompt is not None:
         checks.append(
@@ -200,7 +214,10 @@ def judge_answer(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) 
 
 
 def _end(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> Check:
-    """Return PASS where a stop token ended the answer; whether one would have come is not known."""
+    """Return PASS where a stop token ended the answer, NOT_RUN where the limit did.
+
+    Whether a stop token would have come later is not known.
+    """
     name, count = f"{prompt.name}-end", len(answer.ids)
     if answer.stop is not None:
         token = tokenizer.decode([answer.stop], skip_special=False)
@@ -215,6 +232,10 @@ def _end(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> Check
 
 
 def _expected(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> Check:
+    """Return the check that an answer has the tokens, text or code that is expected.
+
+    A wrong answer is NOT_RUN where the expected tokens lead by too little to say anything.
+    """
     name, todo = f"{prompt.name}-answer", "compare the model with its source: aprfmt diagnose"
     wrong = ""
     if prompt.output_ids is not None and answer.ids != prompt.output_ids:
@@ -243,7 +264,7 @@ def _expected(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> 
 
 
 def python_fault(text: str, functions: Sequence[str]) -> str:
-    """Say why a text is not Python that defines these functions, "" if it is.
+    """Return why a text is not Python that defines these functions; "" if it is.
 
     The last lines may be cut off: as few of them as it takes are left out.
     """
@@ -260,10 +281,12 @@ def python_fault(text: str, functions: Sequence[str]) -> str:
 
 
 def _ids(ids: Sequence[int]) -> str:
+    """Return token ids as text: their number and the first eight."""
     return f"{len(ids)} ids: {' '.join(map(str, ids[:8]))}{' ...' if len(ids) > 8 else ''}"
 
 
 def _short(text: str) -> str:
+    """Return a text in quotes, cut to SHOWN characters."""
     return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
 
 
@@ -273,7 +296,11 @@ def _short(text: str) -> str:
 def _other_side(
     subject: ModelUnderTest, typical: Mapping[str, GoldenPrompt]
 ) -> tuple[str | None, dict[tuple[str, str], bool | None]]:
-    """Ask the model of `--against`, else a copy in another format, one prompt of each form."""
+    """Return (name of another copy, {(copy, form): whether its answers pass}).
+
+    It is the model of `--against`, else a copy converted to another format; it answers one prompt
+    of each form in `typical`. (None, {}) where there is no other copy.
+    """
     try:
         if subject.other is not None:
             model, name = subject.other, f"{subject.other.format} (--against)"
@@ -295,7 +322,10 @@ def _other_side(
 
 
 def faulty_side(cells: Mapping[tuple[str, str], bool | None], here: str, there: str | None) -> str:
-    """Name what is at fault from which of {here, there} x {direct, chat} pass."""
+    """Return what is at fault, in words, by which of {here, there} x {direct, chat} pass.
+
+    `cells` is {(copy, form): passed, or None if not asked}. `there` is None without another copy.
+    """
     mine = {form: cells.get((here, form)) for form in FORMS}
     if there is None:
         if mine["chat"] is False and mine["direct"]:
@@ -319,5 +349,6 @@ def faulty_side(cells: Mapping[tuple[str, str], bool | None], here: str, there: 
 
 
 def _cells(cells: Mapping[tuple[str, str], bool | None]) -> str:
+    """Return which copies passed in which form, as words."""
     words = {True: "PASS", False: "FAIL", None: "NOT-RUN"}
     return ", ".join(f"{side} {form} {words[passed]}" for (side, form), passed in cells.items())

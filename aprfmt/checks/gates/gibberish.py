@@ -1,4 +1,4 @@
-"""Whether an answer is gibberish, by its text and by its tokens; each signal gives a sentence.
+"""Decides whether an answer is gibberish, by its text and tokens; each sign is a sentence.
 
 A working model's text in another script than its prompt's is no defect in itself, so the share of
 non-ASCII characters counts only where the prompt has few of them.
@@ -18,10 +18,10 @@ def gibberish_signals(
     ids: Sequence[int] = (),
     spelled: Callable[[Sequence[int]], str] | None = None,
 ) -> list[str]:
-    """Return what marks the text as gibberish, a sentence each; nothing for ordinary text.
+    """Return a sentence for each sign that a text is gibberish; [] for ordinary text.
 
-    `ids` are the tokens of the answer, and `spelled` gives their text, special tokens included:
-    a loop of tokens that have no text, or broken characters, shows in them alone.
+    `ids` are the tokens of the answer, and `spelled` returns their text, special tokens included: a
+    loop of tokens that have no text, or broken characters, shows in them alone.
     """
     repeats = _repeats(text)
     if not repeats and spelled is not None:
@@ -31,6 +31,7 @@ def gibberish_signals(
 
 
 def _foreign(text: str, prompt: str) -> str:
+    """Return a sentence if most characters are not ASCII though the prompt's are; else ""."""
     if len(text) < GIBBERISH.foreign_length or _share(prompt) > GIBBERISH.foreign_share:
         return ""
     share = _share(text)
@@ -38,14 +39,15 @@ def _foreign(text: str, prompt: str) -> str:
 
 
 def _share(text: str) -> float:
+    """Return the share of characters that are not ASCII; 0 for an empty text."""
     return sum(not char.isascii() for char in text) / len(text) if text else 0.0
 
 
 def _repeats(text: str) -> str:
-    """Find a fragment three times in a row; runs of one byte (rules, indents) are none.
+    """Return a sentence on a fragment that is three times in a row; "" without one.
 
-    Fragments have up to 16 bytes, or up to a quarter of the text. Long ones without a letter or a
-    digit are rules of tables.
+    Runs of one byte (rules, indents) do not count. Fragments have up to 16 bytes, or up to a
+    quarter of the text. Long ones without a letter or a digit are rules of tables.
     """
     data = text.encode("utf-8", "surrogatepass")
     low, high = GIBBERISH.fragment
@@ -60,7 +62,10 @@ def _repeats(text: str) -> str:
 
 
 def _repeated_tokens(ids: Sequence[int], spelled: Callable[[Sequence[int]], str]) -> str:
-    """Find tokens that stand three times in a row, up to a quarter of all at a time."""
+    """Return a sentence on tokens that are three times in a row; "" without such.
+
+    A loop has up to a quarter of all tokens. `spelled` returns the text of tokens.
+    """
     row = tuple(ids)
     for start, size, times in _loops(row, 1, int(len(row) * GIBBERISH.longest)):
         shown = spelled(row[start : start + size])
@@ -71,14 +76,14 @@ def _repeated_tokens(ids: Sequence[int], spelled: Callable[[Sequence[int]], str]
 
 
 def _loops(row: Sequence[Any], low: int, high: int) -> Iterable[tuple[int, int, int]]:
-    """Yield (start, size, times) of what stands several times in a row, short fragments first.
+    """Yield (start, size, times) of fragments that are several times in a row, shortest first.
 
     A run of equal places one fragment apart, long enough for three copies, covers a fragment that
-    begins at a multiple of its size: only those are looked at, so that a text of n items takes
-    about n log n steps.
+    begins at a multiple of its size. Only those are tried, so that a text of n items takes about n
+    log n steps. A fragment has `low` to `high` items.
     """
     for size in range(low, min(high, len(row) // GIBBERISH.times) + 1):
-        seen = 0  # the end of the run that was looked at last
+        seen = 0  # the end of the last run that was measured
         for at in range(size, len(row) - size + 1, size):
             if at < seen or row[at] != row[at - size]:
                 continue
@@ -96,10 +101,12 @@ def _loops(row: Sequence[Any], low: int, high: int) -> Iterable[tuple[int, int, 
 
 
 def _short(text: str) -> str:
+    """Return a text in quotes, cut to SHOWN characters."""
     return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
 
 
 def _broken(text: str) -> str:
+    """Return a sentence if a text has many U+FFFD; else ""."""
     whole = text.removesuffix("\ufffd")  # the last token may end inside a character
     count = whole.count("\ufffd")
     if count * GIBBERISH.broken_every > len(whole):
@@ -108,6 +115,7 @@ def _broken(text: str) -> str:
 
 
 def _same(text: str) -> str:
+    """Return a sentence if nearly all of a text is one character; else ""."""
     dense = "".join(text.split())
     if len(dense) < GIBBERISH.same_length:
         return ""

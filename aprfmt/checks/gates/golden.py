@@ -1,4 +1,4 @@
-"""The golden file: prompts, what a model answers to them, and the losses of texts.
+"""Reads the golden file: prompts with expected answers, and texts with expected losses.
 
 A JSON object, at most 16 MB. `greedy` is a list of prompts, each with
 
@@ -22,13 +22,13 @@ from aprfmt.errors import FormatError
 from aprfmt.formats.bounded_json import load_file
 from aprfmt.model import Model
 
-NAME = "golden.json"  # beside the weights
+NAME = "golden.json"  # in the folder of the weights
 FORMAT = 1
 MAX_BYTES = 16 << 20
 MAX_TOKENS = 64
 MOST = 1e9  # of any number here
 MOST_TOKENS = 1 << 20  # longer than any context in use
-# Written for this purpose: ordinary English that stands in no training set.
+# Written for this purpose: ordinary English that is in no training set.
 TEXT = (
     "The harbour master counted nineteen boats before breakfast, and wrote the number on a slate "
     "that hung beside the stove. It had rained in the night; the planks were dark, and two gulls "
@@ -56,12 +56,12 @@ class GoldenPrompt:
 
     @property
     def form(self) -> str:
-        """`chat` or `direct`."""
+        """The form of the prompt: "chat" for messages, "direct" for a text."""
         return "chat" if self.messages else "direct"
 
     @property
     def expects(self) -> bool:
-        """Whether anything is expected of the answer's content."""
+        """Whether the content of the answer is prescribed in any way."""
         given = (self.output_ids, self.output_text, self.parses)
         return any(item is not None for item in given) or bool(self.contains)
 
@@ -79,7 +79,7 @@ class GoldenText:
 
 @dataclass(frozen=True)
 class GoldenFile:
-    """What a model is asked; `origin` is the file, or what stands in for one."""
+    """The prompts and texts for a model; `origin` is the file's path, or words for DEFAULT."""
 
     origin: str
     prompts: tuple[GoldenPrompt, ...]
@@ -99,7 +99,7 @@ DEFAULT = GoldenFile(
 
 
 def find_golden(model: Model, given: Path | None) -> GoldenFile:
-    """Return the golden file that was given, or the model folder's own, or DEFAULT."""
+    """Return the golden file `given`, else golden.json of the model's folder, else DEFAULT."""
     if given is not None:
         return read_golden(given)
     if model.folder is not None and (model.folder.path / NAME).is_file():
@@ -108,12 +108,15 @@ def find_golden(model: Model, given: Path | None) -> GoldenFile:
 
 
 def read_golden(path: Path) -> GoldenFile:
-    """Return a golden file; FormatError names the entry and key that is wrong."""
+    """Return a golden file's prompts and texts; FormatError names the entry and key at fault."""
     return parse(load_file(path, max_bytes=MAX_BYTES), path)
 
 
 def parse(data: Any, path: Path) -> GoldenFile:
-    """Return what a golden file's JSON value says; `path` begins the messages. FormatError."""
+    """Return the prompts and texts in a golden file's JSON value; FormatError for another.
+
+    `path` begins the messages.
+    """
     if not isinstance(data, Mapping) or data.get("format", FORMAT) != FORMAT:
         raise FormatError(f'{path}: expected an object with "format": {FORMAT}')
     prompts = [_prompt(row, path) for row in _rows(data, "greedy", path)]
@@ -124,6 +127,7 @@ def parse(data: Any, path: Path) -> GoldenFile:
 
 
 def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, Any]]:
+    """Return the list of entries under a key; FormatError for a name that is missing or twice."""
     rows = data.get(key, [])
     if not isinstance(rows, list) or not all(
         isinstance(row, Mapping) and isinstance(row.get("name"), str) for row in rows
@@ -136,7 +140,9 @@ def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, An
 
 
 def _prompt(row: Mapping[str, Any], path: Path) -> GoldenPrompt:
+    """Return an entry of `greedy` as a prompt; FormatError names the key at fault."""
     where = f"{path}: {row['name']:.80}"
+    # Check each key before it is used: the file is written by hand.
     messages = row.get("messages", [])
     if not isinstance(messages, list) or not all(
         isinstance(m, Mapping) and all(isinstance(m.get(k), str) for k in ("role", "content"))
@@ -171,6 +177,7 @@ def _prompt(row: Mapping[str, Any], path: Path) -> GoldenPrompt:
 
 
 def _text(row: Mapping[str, Any], path: Path) -> GoldenText:
+    """Return an entry of `losses` as a text; FormatError where it has neither text nor ids."""
     where = f"{path}: {row['name']:.80}"
     text, ids = _value(row, "text", str, where), _ids(row, "ids", where)
     if text is None and ids is None:
@@ -186,6 +193,10 @@ def _text(row: Mapping[str, Any], path: Path) -> GoldenText:
 
 
 def _value(row: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
+    """Return row[key], None where it is missing; FormatError for another type or a huge number.
+
+    `kind` is a type or a tuple of types.
+    """
     value = row.get(key)
     if value is not None and (not isinstance(value, kind) or isinstance(value, bool)):
         words = {int: "a whole number", str: "text"}
@@ -198,6 +209,7 @@ def _value(row: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
 
 
 def _ids(row: Mapping[str, Any], key: str, where: str) -> tuple[int, ...] | None:
+    """Return row[key] as token ids, None where it is missing; FormatError for anything else."""
     value = row.get(key)
     if value is None:
         return None
@@ -207,6 +219,7 @@ def _ids(row: Mapping[str, Any], key: str, where: str) -> tuple[int, ...] | None
 
 
 def _strings(value: Any, key: str, where: str) -> tuple[str, ...]:
+    """Return a list of texts as a tuple; FormatError for anything else."""
     if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
         raise FormatError(f"{where}: {key} is no list of texts")
     return tuple(value)

@@ -1,4 +1,4 @@
-"""What the gates work on: the open model, its session, tokenizer and copies, each made once."""
+"""What the gates of `qa` work on: the open model, its session, tokenizer and copies."""
 
 import shutil
 import tempfile
@@ -24,7 +24,7 @@ from aprfmt.model.completeness import check_predicts
 from aprfmt.tokenizer import Tokenizer, tokenizer_facts
 
 PROBE_TOKENS = 24  # of the prompt on which forward passes are compared
-ROOM = 8  # positions left for steps behind it
+ROOM = 8  # positions left for decoding steps after it
 
 
 class RequestOptions(TypedDict, total=False):
@@ -47,13 +47,13 @@ class RequestOptions(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class QaRequest:
-    """What was asked for.
+    """What `aprfmt qa` was asked for.
 
-    `choice` is where every gate runs, `also` are runs to compare it with; `against` is another
-    copy of the model. `random_weights` says the model is untrained: only loss bounds of such a
-    model are asked. `memory` is the budget in bytes for decoded weights of one session.
-    `allow_missing` are patterns of required roles that may be missing. `strict`
-    makes warnings failures; `accept` are `unread:PATTERN`s of items that no gate fails for.
+    `choice` is where every gate runs, `also` are runs to compare it with; `against` is another copy
+    of the model. `random_weights` says the model is untrained: only loss bounds of such a model
+    apply. `memory` is the budget in bytes for decoded weights of one session. `allow_missing` are
+    patterns of required roles that may be missing. `strict` makes warnings failures; `accept` are
+    `unread:PATTERN`s of items that no gate fails for.
     """
 
     path: Path
@@ -73,9 +73,10 @@ class QaRequest:
 
 
 class ModelUnderTest(CheckContext):
-    """The model under test; a context manager that closes everything it opened."""
+    """The model under test, and what its gates share; closes everything that it opened."""
 
     def __init__(self, request: QaRequest, model: Model) -> None:
+        """Start without copies, session or answers; `model` is open and closed with this object."""
         super().__init__(model, request.arch, accept=request.accept)
         self.request = request
         self.done: list[Answer] = []  # the gates before this one
@@ -84,7 +85,10 @@ class ModelUnderTest(CheckContext):
 
     @classmethod
     def open(cls, request: QaRequest) -> "ModelUnderTest":
-        """Open the model; raises for one that is unreadable or of an unknown architecture."""
+        """Return the model under test, opened with its golden file, baseline and other copy.
+
+        Raises AprfmtError where one of these cannot be read, or the architecture is not known.
+        """
         model = open_model(request.path, arch=request.arch, allow_missing=request.allow_missing)
         try:
             model.remember()
@@ -106,18 +110,19 @@ class ModelUnderTest(CheckContext):
 
     @cached_property
     def golden(self) -> GoldenFile:
-        """What is asked of the model."""
+        """The prompts and texts for the model."""
         return find_golden(self.model, self.request.golden)
 
     @cached_property
     def session(self) -> Session:
-        """A session where the gates run, open until the subject is closed."""
+        """The session in which the gates run the model, open until the subject is closed."""
         return self._stack.enter_context(self.open_session(self.model))
 
     def open_session(self, model: Model, choice: DeviceChoice | None = None) -> Session:
-        """Open a session with a backend of its own; the caller closes it (a context manager).
+        """Return a new session with its own backend, which the caller closes (a context manager).
 
-        Ends the gate as NOT_RUN for an encoder, which predicts no tokens.
+        `choice` is the device, by default the one that all gates use. Raises NotRun for an encoder,
+        which predicts no tokens.
         """
         try:
             check_predicts(model.spec, model.path)
@@ -133,18 +138,18 @@ class ModelUnderTest(CheckContext):
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
-        """The model's tokenizer; None where it carries none. A damaged one raises FormatError."""
+        """The model's tokenizer; None where it has none. A damaged one raises FormatError."""
         return self.model.tokenizer if tokenizer_facts(self.model, quick=True) else None
 
     def need_tokenizer(self) -> Tokenizer:
-        """Return the tokenizer, or end the gate as NOT_RUN."""
+        """Return the tokenizer; NotRun where the model has none."""
         if self.tokenizer is None:
             raise NotRun("the model carries no tokenizer; put tokenizer.json beside it")
         return self.tokenizer
 
     @cached_property
     def probe(self) -> list[int]:
-        """Token ids on which forward passes are compared: real text where there is a tokenizer."""
+        """Token ids for passes to compare: a golden text, else ids spread over the vocabulary."""
         hyper = self.model.hyper
         vocab, context = int(hyper["vocab_size"]), int(hyper["context_length"])
         found: list[int] = []
@@ -160,7 +165,10 @@ class ModelUnderTest(CheckContext):
         return found[: max(min(PROBE_TOKENS, context - ROOM), 2)]
 
     def copy(self, format: str) -> Model:
-        """Return the model converted to a format, open; AprfmtError where that cannot be done."""
+        """Return the model converted to a format, open; AprfmtError where that cannot be done.
+
+        Each format is converted once.
+        """
         if format not in self._copies:
             try:
                 target = self._folder / f"copy{FORMATS[format].extensions[0]}"
@@ -185,7 +193,7 @@ class ModelUnderTest(CheckContext):
 
     @cached_property
     def _folder(self) -> Path:
-        """A temporary folder, if the copies fit; else NOT_RUN."""
+        """The temporary folder of copies; NotRun where they do not fit the disk."""
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="aprfmt-qa-")))
         needed = 2 * sum(tensor.nbytes for tensor in self.model.values())
         free = shutil.disk_usage(folder).free
@@ -196,7 +204,7 @@ class ModelUnderTest(CheckContext):
         return folder
 
     def open_other(self, path: Path) -> Model:
-        """Open another copy of the model until the subject is closed."""
+        """Return another copy of the model, open until the subject is closed."""
         request = self.request
         model = self._stack.enter_context(
             open_model(path, arch=request.arch, allow_missing=request.allow_missing)
@@ -215,5 +223,5 @@ class ModelUnderTest(CheckContext):
         return None if self.request.baseline is None else read(self.request.baseline)
 
     def outcome_of(self, gate: str) -> str | None:
-        """Return the outcome of a gate that was asked before, None where it was not."""
+        """Return the outcome of a gate that ran before this one, None where it did not."""
         return next((result.outcome for result in self.done if result.name == gate), None)

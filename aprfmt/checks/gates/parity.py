@@ -1,4 +1,4 @@
-"""Gates that hold one model against itself: in the other formats, and on other devices."""
+"""Gates that compare one model with itself: in other formats, and on other devices."""
 
 from collections.abc import Collection, Iterator
 from typing import Any
@@ -38,7 +38,10 @@ FINITE = "aprfmt trace names the first point that is not finite"
 
 
 def check_format_parity(subject: ModelUnderTest) -> Result:
-    """Convert to every other format and compare bytes, capture points and logits."""
+    """Return the checks that copies in every other format have equal bytes, points and logits.
+
+    The copy of `--against` is compared too; it may be in a coarser encoding.
+    """
     checks: list[Check] = []
     mine = _Run.of(subject, subject.model)
     for name in writable_formats(own=True):
@@ -60,15 +63,16 @@ def check_format_parity(subject: ModelUnderTest) -> Result:
 
 
 class _Run:
-    """Hashes of all points of a pass, and its logits."""
+    """Hashes of all capture points of a pass over the probe, and its logits [tokens, vocab]."""
 
     @classmethod
     def of(cls, subject: ModelUnderTest, model: Model) -> "_Run":
-        """Run the probe through a model, in a session of its own."""
+        """Return the result of a pass over the probe, in a new session of the model."""
         with subject.open_session(model) as session:
             return cls(session, subject.probe)
 
     def __init__(self, session: Session, ids: list[int]) -> None:
+        """Run the token ids through a session: once for the points' hashes, once for all logits."""
         trace = session.trace(
             ids, tuple(session.points), hashes=True, stop=False, logits_rows="all"
         )
@@ -77,6 +81,10 @@ class _Run:
 
 
 def _same(subject: ModelUnderTest, mine: _Run, copy: Model, name: str) -> Iterator[Check]:
+    """Yield the checks that a converted copy has equal tensors, facts, points and logits.
+
+    `mine` is the pass of the model under test, `name` the copy's format.
+    """
     report = diff_models(subject.model, copy, explain=False)
     yield _tensors(
         report,
@@ -93,7 +101,10 @@ def _same(subject: ModelUnderTest, mine: _Run, copy: Model, name: str) -> Iterat
 def _tensors(
     report: DiffReport, name: str, fine: Collection[str], expected: str, todo: str
 ) -> Check:
-    """Hold every tensor's verdict to those that are `fine`; what else differs is not asked here."""
+    """Return the check that every tensor's verdict is one of `fine`; other fields do not count.
+
+    `expected` and `todo` are texts of the check.
+    """
     wrong = [t.key for t in report.worst() if t.verdict not in fine]
     said = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items() if count)
     return check(
@@ -106,6 +117,7 @@ def _tensors(
 
 
 def _facts(report: DiffReport, name: str) -> Check:
+    """Return the check that hyperparameters and token ids are equal."""
     rows = [row for row in (*report.hyperparameters, *report.tokenizer) if row.decisive]
     found = [f"{row.name} {row.a!r} | {row.b!r}" for row in rows]
     return check(
@@ -118,6 +130,10 @@ def _facts(report: DiffReport, name: str) -> Check:
 
 
 def _runs(mine: _Run, theirs: _Run, name: str) -> Iterator[Check]:
+    """Yield the checks that two passes have equal bits at every point, and equal logits.
+
+    `mine` is the pass of the model under test, `theirs` the copy's.
+    """
     wrong = [key for key, digest in mine.hashes.items() if theirs.hashes.get(key) != digest]
     yield check(
         f"{name}-points",
@@ -140,7 +156,10 @@ def _runs(mine: _Run, theirs: _Run, name: str) -> Iterator[Check]:
 
 
 def _against(subject: ModelUnderTest, mine: _Run, other: Model) -> Iterator[Check]:
-    """Compare with the copy the user gave: equal, or the same model in a coarser encoding."""
+    """Yield the checks that the copy of --against is equal, or the same in a coarser encoding.
+
+    `mine` is the pass of the model under test.
+    """
     report = diff_models(subject.model, other, explain=False)
     yield _facts(report, "against")
     yield _tensors(
@@ -159,7 +178,12 @@ def _against(subject: ModelUnderTest, mine: _Run, other: Model) -> Iterator[Chec
 
 
 def _encoded(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
-    """Bound what a coarser encoding costs; it is no rounding of a run: no tolerance explains it."""
+    """Return the check that a coarser encoding costs no more loss than it may.
+
+    The difference is no rounding of a run, so no tolerance of runs applies. `labels` are the tokens
+    after each row. `mine` and `theirs` are logits [tokens, vocab] of the model under test and of
+    the copy.
+    """
     expected = f"at most {tolerances.MAX_CE_LOSSY} nats apart"
     odd = count_nonfinite(mine, theirs)
     if odd is not None:
@@ -182,6 +206,10 @@ def _encoded(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
 
 
 def _loss(logits: Numbers, labels: list[int]) -> float:
+    """Return the mean cross entropy in nats of logits [tokens, vocab] without the last row.
+
+    `labels` are the tokens after each row.
+    """
     return float(np.mean(cross_entropy(logits[:-1], labels)))
 
 
@@ -189,7 +217,10 @@ def _loss(logits: Numbers, labels: list[int]) -> float:
 
 
 def check_device_parity(subject: ModelUnderTest) -> Result:
-    """Run the same tokens on every device asked for, and compare points, logits and loss."""
+    """Return the checks that every device asked for gives the same points, logits and loss.
+
+    Raises NotRun where there is only one device.
+    """
     request = subject.request
     others = list(request.also)
     reference = choose_device()  # numpy on the CPU, float32
@@ -214,6 +245,10 @@ def check_device_parity(subject: ModelUnderTest) -> Result:
 def _pair(
     subject: ModelUnderTest, other: Session, choice: DeviceChoice
 ) -> tuple[list[Check], Measure]:
+    """Return (the checks of one device against the model's own, the distance of their logits).
+
+    `other` is a session on the device `choice`.
+    """
     ids = subject.probe
     mine, theirs = subject.session, other
     a, b = mine.logits(ids).astype(np.float64), theirs.logits(ids).astype(np.float64)
@@ -237,10 +272,11 @@ def _pair(
 def _logits(
     a: Numbers, b: Numbers, labels: list[int], bound: tolerances.Tolerance, other: str
 ) -> tuple[list[Check], float]:
-    """Hold the logits of this run against the reference's; returns their distance as well.
+    """Return (checks of logits `a` against the reference `b`, their relative L2).
 
-    NaN or infinity has no distance and no loss: it fails by its place, even where both sides have
-    it alike, and what would be counted from it is not.
+    NaN or infinity has no distance and no loss. It fails by its place, even where both sides have
+    it alike, and the other checks are NOT_RUN. `labels` are the tokens after each row, `bound` is
+    the tolerance, `other` names the reference.
     """
     within = f"at most {bound.rel_l2:g} ({bound.reason})"
     odd = count_nonfinite(a, b)
@@ -282,7 +318,10 @@ def _logits(
 
 
 def _flips(a: Numbers, b: Numbers) -> list[int]:
-    """Return the rows whose likeliest tokens differ by more than the rows' own difference."""
+    """Return the rows whose likeliest tokens differ by more than the rows' own difference.
+
+    `a` and `b` are logits [tokens, vocab].
+    """
     rows = []
     for at, (x, y) in enumerate(zip(a, b, strict=True)):
         slack = 2 * float(np.max(np.abs(x - y)))
@@ -298,7 +337,8 @@ def _first_point(
 ) -> str | None:
     """Return the first capture point beyond its tolerance, None where there is none.
 
-    What is not finite on one side is placed: index, count, values.
+    For a value that is not finite on one side, its index, count and values are added. `mine` and
+    `theirs` are sessions, `other` names the second; `moe` says that the model has experts.
     """
     traces = []
     for session in (mine, theirs):

@@ -1,4 +1,4 @@
-"""The gates together, to find out whether a file can be trusted.
+"""Runs the gates of `qa` on a model, to find out whether a file can be trusted.
 
     report = run("model.gguf")
     report.exit_code, report.gate("loss").outcome
@@ -43,10 +43,10 @@ def run(
     progress: GateProgress | None = None,
     **options: Unpack[RequestOptions],
 ) -> QaReport:
-    """Put a model through the gates.
+    """Return the answers of all gates on a model.
 
-    `only` and `skip` are names of gates; what is left out is in the report as NOT_RUN. Beside
-    `only`, the gate whose own input is given (`also`, `against`, `baseline`) is asked too. With
+    `only` and `skip` are names of gates; what is left out is in the report as NOT_RUN. In addition
+    to `only`, the gate whose own input is given (`also`, `against`, `baseline`) is run too. With
     fewer than `min_run` answers the report fails. `options` are the fields of
     aprfmt.checks.gates.model_under_test.QaRequest: arch, choice (where to run), also, against,
     golden, baseline, random_weights, threads, memory, deterministic, strict (warnings fail, too),
@@ -83,7 +83,7 @@ def run(
 
 
 def _answer(row: CheckRow, subject: ModelUnderTest, wanted: bool) -> Answer:
-    """Ask a gate that is wanted and whose ground holds."""
+    """Return a gate's answer; NOT_RUN if it is not `wanted`, or the tensor contract failed."""
     if not wanted:
         return make_answer(row, Result(), LEFT_OUT)
     if row.needs == "session" and subject.outcome_of(CONTRACT) == "FAIL":
@@ -92,7 +92,7 @@ def _answer(row: CheckRow, subject: ModelUnderTest, wanted: bool) -> Answer:
 
 
 def save_baseline(report: QaReport, path: Path | str, *, force: bool = False) -> None:
-    """Write what a report found as a baseline file; OutputError where it exists."""
+    """Write a report as a baseline file; OutputError where it exists, unless `force`."""
     save(report, Path(path), force=force)
 
 
@@ -101,9 +101,9 @@ _INPUTS = {"also": "device-parity", "against": "format-parity", "baseline": BASE
 
 
 def _asked(request: QaRequest, only: Collection[str], skip: Collection[str]) -> set[str]:
-    """Return the gates the user named, or gave the input of: they may not go missing silently.
+    """Return the gates that the user named or gave the input of, which must not stay NOT_RUN.
 
-    Raises UsageError where one of them is left out nevertheless.
+    Raises UsageError where one of them is skipped all the same.
     """
     asked = set(only)
     if request.golden and not only:  # beside --only its texts serve whichever gates were named

@@ -20,7 +20,7 @@ from aprfmt.model import Model
 
 
 def check_tensor_contract(subject: ModelUnderTest) -> Result:
-    """Hold the tensors to what configuration and architecture demand: names, shapes, encodings."""
+    """Return the checks that all tensors of the configuration exist, fit and can be decoded."""
     model, found = subject.model, subject.resolution.coverage
     checks = [
         *repeat_result(subject, "completeness", "tensors-complete", strict=subject.request.strict),
@@ -46,7 +46,10 @@ def check_tensor_contract(subject: ModelUnderTest) -> Result:
 
 
 def check_official_library(subject: ModelUnderTest) -> Result:
-    """Have the format's official library read every file, and hold each tensor against ours."""
+    """Return the check that the format's official library reads each tensor as aprfmt does.
+
+    Raises NotRun for a format without such a library.
+    """
     checks = list(
         repeat_result(subject, "second_reader", "library-agrees", strict=subject.request.strict)
     )
@@ -57,7 +60,7 @@ def check_official_library(subject: ModelUnderTest) -> Result:
 
 
 def _head(model: Model) -> Check:
-    """Say where the logits come from: a missing head is the embedding."""
+    """Return the check that the model has a head: its own, or the tied embedding."""
     tied = bool(model.hyper["tied_embeddings"])
     name = "token_embd.weight" if tied else "output.weight"
     found = f"{model.hyper['vocab_size']} logits from {name}{' (tied)' if tied else ''}"
@@ -65,12 +68,12 @@ def _head(model: Model) -> Check:
 
 
 def _against_tensors(text: str) -> bool:
-    """Say whether a conflict is one of keys with tensors, which this gate reports."""
+    """Return whether the text of a conflict is about keys against tensors."""
     return "the tensors say" in text
 
 
 def _presence(subject: ModelUnderTest) -> Check:
-    """Report keys that say something else than the tensors show (biases, head, vocabulary)."""
+    """Return the check that keys say what the tensors show of biases, head and vocabulary."""
     found = [text for text in _disagreements(subject) if _against_tensors(text)]
     return check(
         "keys-fit-tensors",
@@ -82,10 +85,12 @@ def _presence(subject: ModelUnderTest) -> Check:
 
 
 def _disagreements(subject: ModelUnderTest) -> list[str]:
+    """Return the conflicts of keys, configuration and tensors, a text each."""
     return [one.found for one in find_disagreements(subject.resolution, subject.where)]
 
 
 def _decodable(model: Model) -> Check:
+    """Return the check that every tensor's encoding has a codec."""
     bad = []
     for tensor in model.values():
         if all(stored.decode is not None for stored in tensor.stored):
@@ -107,7 +112,7 @@ def _decodable(model: Model) -> Check:
 
 
 def check_metadata(subject: ModelUnderTest) -> Result:
-    """Ask whether hyperparameters and tokenizer facts can be a working model's."""
+    """Return the checks that hyperparameters and tokenizer facts can be a working model's."""
     model = subject.model
     return Result(
         checks=[*_hyperparameters(model), _conflicts(subject), *_tokenizer(subject)],
@@ -123,10 +128,15 @@ _STATED = ("norm_eps", "rope_theta", "n_heads")
 
 
 def _plain(value: Value) -> Any:
+    """Return a value with a tuple as a list."""
     return list(value) if isinstance(value, tuple) else value
 
 
 def _hyperparameters(model: Model) -> Iterator[Check]:
+    """Yield checks that hyperparameters are in usual ranges and query heads divide evenly.
+
+    Without a config.json also that none the pass needs was taken from a default.
+    """
     hp = model.hyper
     rotary = model.spec.block.position == "rope"
     rows = [("norm_eps", bounds.EPS), ("context_length", bounds.CONTEXT)]
@@ -166,6 +176,7 @@ def _hyperparameters(model: Model) -> Iterator[Check]:
 
 
 def _conflicts(subject: ModelUnderTest) -> Check:
+    """Return the check that nothing contradicts, and that opening the model warned of nothing."""
     said = [text for text in _disagreements(subject) if not _against_tensors(text)]
     said += [note.text for note in subject.model.notes if note.level == "warning"]
     return check(
@@ -178,6 +189,7 @@ def _conflicts(subject: ModelUnderTest) -> Check:
 
 
 def _tokenizer(subject: ModelUnderTest) -> Iterator[Check]:
+    """Yield checks that the vocabulary fits, special ids exist, and there is a stop token."""
     tokenizer = subject.tokenizer
     if tokenizer is None:
         yield not_run("tokenizer", "the model carries no tokenizer")

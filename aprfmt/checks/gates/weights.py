@@ -1,7 +1,7 @@
-"""The gate on what weights look like: statistics by role, inside the bounds of bounds.py.
+"""The gate on statistics of weights, by role, inside the bounds of bounds.py.
 
-Statistics find weights that were never filled, were read under another type, or lost a scale.
-They prove nothing about single elements: that is what `aprfmt diff` is for.
+Statistics find weights that were never filled, were read under another type, or lost a scale. They
+prove nothing about single elements: that is what `aprfmt diff` is for.
 """
 
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time
 
 @dataclass(frozen=True)
 class RoleStats:
-    """One tensor's statistics, and what its bounds are held against."""
+    """One tensor's statistics, and the numbers of them that are bounded."""
 
     key: str
     stats: Stats
@@ -32,7 +32,7 @@ class RoleStats:
 
 
 def check_init_statistics(subject: ModelUnderTest) -> Result:
-    """Bound mean, deviation, norm and zeros of every tensor by the part it plays."""
+    """Return the checks that mean, deviation, norm and zeros of every tensor fit its role."""
     model = subject.model
     arch, block = model.spec.name, model.spec.block
     by_role: dict[str, list[RoleStats]] = {}
@@ -58,7 +58,7 @@ def check_init_statistics(subject: ModelUnderTest) -> Result:
 
 
 def logical_stats(tensor: View) -> Stats:
-    """Return the statistics of a logical tensor, without decoding it whole where steps allow."""
+    """Return the statistics of a logical tensor, decoded in pieces."""
     if tensor.moves is not None and len(tensor.roles) == 1:
         return merge_stats(tensor_stats(stored) for stored in tensor.stored)  # moved, not changed
     accumulator = Accumulator()
@@ -68,7 +68,7 @@ def logical_stats(tensor: View) -> Stats:
 
 
 def _judge(role: str, rows: list[RoleStats], bound: RoleBounds) -> Check:
-    """Return one check for all tensors of a role."""
+    """Return the check that all tensors of a role are inside its bounds."""
     wrong: list[str] = []
     for row in rows:
         if row.stats.nan or row.stats.inf:
@@ -87,13 +87,13 @@ def _judge(role: str, rows: list[RoleStats], bound: RoleBounds) -> Check:
 
 
 def _joined(rows: list[RoleStats]) -> dict[str, float]:
-    """Return mean and deviation over all layers."""
+    """Return {"mean", "std"} over all tensors of a role; {} where no value is finite."""
     stats = merge_stats(row.stats for row in rows)
     return {} if stats.mean is None or stats.std is None else {"mean": stats.mean, "std": stats.std}
 
 
 def _row(rows: list[RoleStats]) -> dict[str, Any]:
-    """Return what JSON says of a role: its statistics over all layers, and their ranges."""
+    """Return a role's JSON: number of tensors, statistics over all, range of each number."""
     names = ("mean", "std", "rms", "absmax")
     return {
         "tensors": len(rows),
@@ -104,7 +104,7 @@ def _row(rows: list[RoleStats]) -> dict[str, Any]:
 
 
 def _dead_rows(tensor: View) -> Check:
-    """Hold the embedding's rows of zeros to a bound: padding leaves a few, a lost half many."""
+    """Return the check that few rows of the embedding [vocab, hidden] are zeros, as padding is."""
     dead = 0
     for *_, rows in tensor.chunks(ELEMENTS_AT_ONCE):
         dead += int(np.count_nonzero(np.linalg.norm(rows, axis=-1) < bounds.DEAD_ROW_L2))

@@ -62,6 +62,7 @@ _GRID_OF = {
 
 @cache
 def _hand_over_grids() -> None:
+    """Give the C extension the lattices of the IQ encodings, once."""
     from aprfmt.codecs import iq_grids
 
     for name in set(_GRID_OF.values()):
@@ -69,11 +70,13 @@ def _hand_over_grids() -> None:
 
 
 def _decoders() -> Mapping[str, Callable[..., None]]:
+    """Return {encoding: kernel(raw, out, stream)} of all decoders in the extension."""
     rows = {name: partial(_kernels.decode, row[0]) for name, row in _DECODERS.items()}
     return rows | {"APR_Q8": _kernels.decode_apr_q8}
 
 
 def _check_decoder(name: str, kernel: Callable[..., None]) -> str:
+    """Return "" if a kernel decodes golden blocks right, else what is wrong with it."""
     from aprfmt.codecs.native import golden
 
     row = ENCODINGS[name]
@@ -93,6 +96,7 @@ def _check_decoder(name: str, kernel: Callable[..., None]) -> str:
 
 
 def _encoders() -> "Mapping[tuple[str, str], Encoder]":
+    """Return {(encoding, "fused" or "strict"): encoder} of all encoders in the extension."""
     from aprfmt.codecs.native.encoders import Encoder
 
     return {
@@ -103,6 +107,7 @@ def _encoders() -> "Mapping[tuple[str, str], Encoder]":
 
 
 def _check_encoder(key: tuple[str, str], encoder: "Encoder") -> str:
+    """Return "" if an encoder makes the golden blocks, else what is wrong with it."""
     from aprfmt.codecs.native import golden
 
     row = ENCODINGS[key[0]]
@@ -130,15 +135,15 @@ ENCODERS: "Mapping[tuple[str, str], Encoder]" = CheckedTable(
 
 
 def check() -> Mapping[str, str]:
-    """Check every kernel; returns those that failed, by name, with the reason."""
+    """Check every kernel and return {name: reason} of those that failed."""
     len(KERNELS), len(ENCODERS)
     return DISABLED
 
 
 def force(level: str) -> None:
-    """Use the kernels of one of LEVELS, or the best of them ("best").
+    """Switch all kernels to one of LEVELS, or to the best of them ("best"); meant for tests.
 
-    Meant for tests. Raises CodecError where the processor cannot run them.
+    Kernels are checked again. Raises CodecError where the processor cannot run them.
     """
     global CPU
     _kernels.force(level)
@@ -152,11 +157,11 @@ def force(level: str) -> None:
 def matmul(encoding: str, x: "Array", raw: Any, out: "Array", threads: int = 1) -> None:
     """Fill `out` [tokens, rows] with x [tokens, columns] times encoded `raw` [rows, columns].
 
-    All arithmetic is float32 on the decoded weights; nothing decoded is kept. `x` and `out` are
+    All arithmetic is float32 on the decoded weights, which are not stored. `x` and `out` are
     contiguous float32, `raw` holds whole rows of blocks. A result depends on its row and its
     token alone, not on the other tokens or on `threads`: elements 32k + 8j + i of the row are
     added to lane i of sum j in order of k by fused multiply-adds (on the generic level product and
-    sum round apart), the sums as (0 + 1) + (2 + 3), their lanes as
+    sum are rounded separately), the sums as (0 + 1) + (2 + 3), their lanes as
     ((0 + 4) + (2 + 6)) + ((1 + 5) + (3 + 7)).
 
     Raises CodecError where lengths do not fit, KeyError for an encoding without a kernel.
@@ -165,23 +170,30 @@ def matmul(encoding: str, x: "Array", raw: Any, out: "Array", threads: int = 1) 
 
 
 def matmuls(jobs: "Sequence[tuple[str, Array, Any, Array]]", threads: int = 1) -> None:
-    """Do several products (encoding, x, raw, out) of equally many tokens as `matmul` does each."""
+    """Fill the outputs of several products (encoding, x, raw, out), each as `matmul` does.
+
+    All have the same number of tokens.
+    """
     numbered = tuple((number(encoding), x, raw, out) for encoding, x, raw, out in jobs)
     if numbered and (tokens := math.prod(numbered[0][1].shape[:-1])):
         products(numbered, tokens, threads)
 
 
 def number(encoding: str) -> int:
-    """Return what `products` calls a kernel by; KeyError for an encoding without one."""
+    """Return the number by which `products` calls a kernel.
+
+    Raises KeyError for an encoding without one.
+    """
     KERNELS[encoding]
     return _DECODERS[encoding][0]
 
 
 def products(jobs: "tuple[tuple[int, Array, Any, Array], ...]", tokens: int, threads: int) -> None:
-    """Do at most eight products (number, x, raw, out) as `matmul` does each, in one go.
+    """Fill the outputs of at most eight products (kernel number, x, raw, out) in one call.
 
-    The work is shared between threads that wait actively for a moment before they sleep, so a
-    decoding step's products of some ten microseconds gain from them too.
+    Each is computed as by `matmul`. The work is shared between threads that wait actively for a
+    moment before they sleep, so a decoding step's products of some ten microseconds gain from them
+    too.
     """
     _kernels.matmuls(jobs, tokens, threads)
 
@@ -193,7 +205,7 @@ def stats(x: Any, threads: int = 1) -> "Moments":
 
 
 def changes_of(encoding: str, before: Any, raw: Any) -> tuple[int, int, int]:
-    """Return what `changes` does of float32 `before` and encoded bytes.
+    """Return (changed, overflowed, underflowed) values of float32 `before` in encoded bytes `raw`.
 
     Raises CodecError where lengths do not fit, KeyError for an encoding without such a kernel.
     """
@@ -202,23 +214,26 @@ def changes_of(encoding: str, before: Any, raw: Any) -> tuple[int, int, int]:
 
 
 def recodes(encoding: str) -> bool:
-    """Say whether `recode_packed` makes an encoding: one of single elements, with both kernels."""
+    """Return whether `recode_packed` can make an encoding.
+
+    It must store single elements and have both a decoder and an encoder.
+    """
     row = ENCODINGS[encoding]
     return row.block_size == 1 and encoding in KERNELS and (encoding, "fused") in ENCODERS
 
 
 def recode_packed(encoding: str, out: Any, *weight: Any) -> tuple[int, int, int]:
-    """Fill the bytes `out` with a packed weight's rows in an encoding that `recodes` is true of.
+    """Fill the bytes `out` with a packed weight's rows in an encoding for which `recodes` is True.
 
-    `weight` is what `decode_packed` takes before its output. Returns what `changes` does of the
-    decoded rows and `out`. Raises CodecError where lengths do not fit.
+    `weight` is what `decode_packed` takes before its output. Returns (changed, overflowed,
+    underflowed) values. Raises CodecError where lengths do not fit.
     """
     to = ENCODERS[encoding, "fused"].index
     return _kernels.recode_packed(to, _DECODERS[encoding][0], out, *weight)
 
 
 def stats_of(encoding: str, raw: Any, count: int, threads: int = 1) -> "Moments":
-    """Return the moments of `count` elements of encoded bytes; nothing decoded is kept.
+    """Return the moments of `count` elements of encoded bytes; the decoded values are not kept.
 
     The result does not depend on `threads`. Raises CodecError where lengths do not fit, KeyError
     for an encoding without a kernel.

@@ -1,4 +1,4 @@
-"""The native encoders behind the codecs' own checks; numpy is imported when one is called."""
+"""The native encoders as objects, with the codecs' checks; numpy is imported when one is called."""
 
 from collections.abc import Mapping
 
@@ -10,24 +10,27 @@ from aprfmt.errors import CodecError
 
 
 class Encoder:
-    """One encoding in one arithmetic: `fma` is "fused" or "strict"."""
+    """The native encoder of one encoding in one arithmetic: `fma` is "fused" or "strict"."""
 
     def __init__(self, index: int, name: str, block_size: int, type_size: int, fma: str) -> None:
+        """Set what the extension says of the encoder; `index` is its number there."""
         self.index, self.name, self.fma = index, name, fma
         self.block_size, self.type_size = block_size, type_size
 
     def into(self, x: object, out: object, columns: int, importance: object = None) -> None:
-        """Fill the bytes `out` from float32 `x`, rows of `columns`; nothing else is looked at.
+        """Fill the bytes `out` from float32 `x`, rows of `columns` elements.
+
+        Values are not checked.
 
         Raises CodecError where lengths do not fit.
         """
         _kernels.encode(self.index, x, out, columns, importance, self.fma == "fused")
 
     def __call__(self, x: Array, *, importance: Array | None = None) -> Mapping[str, bytes]:
-        """Return the parts of float32 `x` [..., columns], as the numpy codec of this name.
+        """Return {"": bytes} of float32 `x` [..., columns], equal to what the numpy codec returns.
 
-        Raises CodecError for another dtype, rows that are no whole blocks, an importance matrix
-        of another width, and, unless an element is a block, NaN and infinity.
+        Raises CodecError for another dtype, rows that are no whole blocks, an importance matrix of
+        another width, and, unless an element is a block, NaN and infinity.
         """
         rows = as_rows(self.name, x)
         columns = rows.shape[1]
@@ -36,6 +39,7 @@ class Encoder:
                 f"{self.name} rows must be a multiple of {self.block_size} elements, "
                 f"found {columns}"
             )
+        # Check the importance and the values, unless each element is a block.
         weights = None
         if self.block_size > 1:
             if importance is not None:

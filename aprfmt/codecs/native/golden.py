@@ -1,4 +1,4 @@
-"""What each kernel must make of fixed input, as CRC-32 of the bytes that come out.
+"""Fixed inputs of the native kernels, and the CRC-32 of what each must make of them.
 
 The digests were made by the numpy codecs, which tests hold to gguf, libgguf and bitsandbytes;
 tests/codecs/test_native_golden.py makes them again. A kernel that a compiler got wrong is found on
@@ -29,7 +29,7 @@ def raw_bytes(count: int) -> bytes:
 
 
 def blocks_of(block_size: int) -> int:
-    """Return how many blocks a check decodes: three, or enough plain elements for a tail."""
+    """Return how many blocks a check decodes: three, or 67 where a block is one element."""
     return 3 if block_size > 1 else 67
 
 
@@ -46,7 +46,7 @@ def values() -> "array[float]":
 
 @cache
 def importance() -> "array[float]":
-    """Return COLUMNS positive weights."""
+    """Return COLUMNS positive importances, the encoders' other input."""
     return array("f", [1 + byte for byte in raw_bytes(COLUMNS)])
 
 

@@ -11,9 +11,10 @@ PART = 1 << 17
 
 
 class Moments(NamedTuple):
-    """Counts, sum, squares about the mean and extremes; NaN and infinities are only counted.
+    """Counts, sum, squared deviations and extremes of values; NaN and infinities are only counted.
 
     `least` and `most` are infinity and -infinity if no value is finite; `zeros` counts +0 and -0.
+    `about` is the sum of squared deviations from the mean.
     """
 
     elements: int = 0
@@ -33,7 +34,7 @@ class Moments(NamedTuple):
 
     @property
     def std(self) -> float:
-        """The deviation with divisor n; NaN if no value is finite."""
+        """The standard deviation of the finite values, divisor n; NaN if there are none."""
         return math.sqrt(self.about / self.finite) if self.finite else math.nan
 
     @property
@@ -43,11 +44,11 @@ class Moments(NamedTuple):
 
     @property
     def l2(self) -> float:
-        """The root of the sum of squares."""
+        """The root of the sum of squares of the finite values."""
         return math.sqrt(self.about + self.total * self.mean) if self.finite else 0.0
 
     def joined(self, other: "Moments") -> "Moments":
-        """Return the moments of both (Chan, Golub and LeVeque, 1983)."""
+        """Return the moments of the values of both (Chan, Golub and LeVeque, 1983)."""
         n, m = self.finite, other.finite
         apart = other.mean - self.mean if n and m else 0.0
         between = apart * apart * n * m / (n + m) if n and m else 0.0

@@ -11,14 +11,16 @@ DISABLED: dict[str, str] = {}
 
 
 class CheckedTable(Mapping[K, V], Generic[K, V]):
-    """Rows whose `check` returns "" on first use; one that fails is absent and named in DISABLED.
+    """A mapping of kernels, each checked by `check` on its first use ("" if it passes).
 
-    `make` gives the rows, when the first is asked for.
+    A kernel that fails is absent and named in DISABLED. `make` returns the rows, when the first is
+    asked for.
     """
 
     def __init__(
         self, make: Callable[[], Mapping[K, V]], check: Callable[[K, V], str], label: str
     ) -> None:
+        """Set how rows are made and checked; `label` formats a key as the name in DISABLED."""
         self._make = make
         self._check = check
         self._label = label
@@ -45,12 +47,12 @@ class CheckedTable(Mapping[K, V], Generic[K, V]):
         return row
 
     def __iter__(self) -> Iterator[K]:
-        """Give the keys that pass; runs the checks that have not run."""
+        """Return an iterator over the keys that pass; runs the checks that have not run."""
         return (key for key in self.rows if key in self)
 
     def __len__(self) -> int:
         return sum(1 for _ in self)
 
     def forget(self) -> None:
-        """Check every row again before its next use."""
+        """Forget which rows passed, so that each is checked again before its next use."""
         self._passed.clear()

@@ -12,7 +12,10 @@ _MAGICS = (layout.MAGIC, *layout.LEGACY_MAGICS, *layout.REFUSED_MAGICS)
 
 
 def recognise(head: bytes, size: int) -> bool:
-    """Say whether a file is APR of any kind, or the manifest of an APR set."""
+    """Return whether a file is APR of any kind, or the manifest of an APR set.
+
+    `size` is not used: all formats have a function of this signature.
+    """
     if head.startswith(_MAGICS):
         return True
     return head.lstrip()[:1] == b"{" and b'"shard_count"' in head and b'"filename"' in head

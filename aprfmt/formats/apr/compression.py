@@ -1,8 +1,9 @@
-"""Compressed files as one loader frames them: a plain header, one compressed piece from byte 64.
+"""Decompresses APR files as one loader writes them: a plain header, then one compressed piece.
 
 LZ4: u32 uncompressed length, then a raw LZ4 block. Zstd: an ordinary frame. After expansion the
-header's offsets apply. No known v2 writer makes such files, nor does aprfmt. The flag alone proves
-nothing, since the reference writer sets it on uncompressed files.
+header's offsets apply. No known v2 writer makes such files, nor does aprfmt. The flag alone
+proves nothing, since the reference writer sets it on uncompressed files.
+
 Source of the block layout: the LZ4 block format description of the lz4 project.
 """
 
@@ -20,7 +21,7 @@ _MAX_ZSTD_WINDOW = 128 << 20  # what the zstd command line accepts without being
 
 
 def expand_file(buffer: memoryview, flags: int, where: str) -> bytearray:
-    """Return the whole plain file: header, then everything expanded.
+    """Return the bytes of the uncompressed file: header, then everything expanded.
 
     Raises FormatError for damaged data, UnsupportedError beyond the size limit or without the
     package that expands Zstd.
@@ -34,6 +35,7 @@ def expand_file(buffer: memoryview, flags: int, where: str) -> bytearray:
 
 
 def _refuse_size(where: str, size: int, limit: int) -> UnsupportedError:
+    """Return the UnsupportedError of a file that expands beyond the limit."""
     return UnsupportedError(
         f"{where}: expands to {size} bytes or more, the limit for its size is {limit}; "
         "no model shrinks that far"
@@ -41,6 +43,7 @@ def _refuse_size(where: str, size: int, limit: int) -> UnsupportedError:
 
 
 def _expand_lz4(head: bytes, packed: memoryview, limit: int, where: str) -> bytearray:
+    """Return header `head` and the expanded LZ4 block; FormatError if it is damaged."""
     size = int.from_bytes(packed[:4], "little")
     if size > limit:
         raise _refuse_size(where, size, limit)
@@ -60,7 +63,7 @@ def _expand_lz4(head: bytes, packed: memoryview, limit: int, where: str) -> byte
 
 
 def _lz4_block(block: memoryview, out: bytearray, end: int) -> None:
-    """Append a raw LZ4 block to `out`; IndexError if damaged, or if `out` passes `end` bytes."""
+    """Append an expanded raw LZ4 block to `out`; IndexError if damaged or beyond `end` bytes."""
     base, at, stop = len(out), 0, len(block)
     while at < stop:
         token = block[at]
@@ -85,6 +88,7 @@ def _lz4_block(block: memoryview, out: bytearray, end: int) -> None:
 
 
 def _lz4_length(block: memoryview, at: int, nibble: int) -> tuple[int, int]:
+    """Return (length, offset after it) of a sequence, which begins in a token's four bits."""
     length = nibble
     if nibble == 15:
         while True:
@@ -97,6 +101,7 @@ def _lz4_length(block: memoryview, at: int, nibble: int) -> tuple[int, int]:
 
 
 def _expand_zstd(head: bytes, packed: memoryview, limit: int, where: str) -> bytearray:
+    """Return header `head` and the expanded Zstd frame; FormatError if it is damaged."""
     try:
         import zstandard
     except ImportError as error:

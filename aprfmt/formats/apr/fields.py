@@ -1,4 +1,4 @@
-"""The header, metadata and index of an APR v2 file, field by field."""
+"""Lists the header, metadata and index of an APR v2 file, field by field."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from aprfmt.formats.header_field import HeaderField, sequential_fields
 
 
 def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
-    """Yield the 64 header bytes, the metadata, every index entry, and the footer."""
+    """Yield the fields of the 64 header bytes, the metadata, every index entry, the footer."""
     parsed = parse(buffer, where, damaged=True)
     header = parsed.header
     flags = f"0x{header.flags:04x} {' '.join(header.flag_names)}".strip()
@@ -35,6 +35,7 @@ def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
     )
     text = str(parsed.metadata_raw[:240], "utf-8", "replace")
     yield HeaderField(header.metadata_offset, header.metadata_size, "metadata", shorten(text, 60))
+    # The entries have no fixed length: each is skipped to find the next.
     cursor = Cursor(parsed.buffer, where, header.index_offset)
     for entry in parsed.entries:
         start = cursor.offset

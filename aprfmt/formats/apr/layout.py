@@ -1,4 +1,4 @@
-"""APR v2 on disk: header, flags, index entries, dtype codes, metadata keys; for reader and writer.
+"""The layout of an APR v2 file: header, flags, index entries, dtype codes; for reader and writer.
 
 Layout source: the public APR v2 description of the aprender project (format module and its
 contract file `apr-format-v2.yaml`). Integers are little-endian, offsets count from the start of
@@ -81,7 +81,7 @@ _SUPERBLOCK = 256  # K-quants: the only blocks whose rows a writer pads
 
 
 def can_store(row: Encoding) -> bool:
-    """Say whether the format has a code for an encoding."""
+    """Return whether the format has a dtype code for an encoding."""
     return row.apr is not None
 
 
@@ -91,13 +91,13 @@ def align_size(count: int) -> int:
 
 
 def padding_bytes(count: int) -> bytes:
-    """Return the zeros that follow `count` bytes."""
+    """Return the zero bytes that pad `count` bytes to a multiple of 64."""
     return bytes(align_size(count) - count)
 
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """The first 64 bytes."""
+    """The first 64 bytes of an APR v2 file."""
 
     magic: bytes
     major: int
@@ -113,11 +113,11 @@ class Header:
 
     @classmethod
     def unpack(cls, raw: bytes | memoryview) -> "Header":
-        """Read a header from its 64 bytes."""
+        """Return the header in its 64 bytes."""
         return cls(*_HEADER.unpack(raw))
 
     def pack(self) -> bytes:
-        """Return the 64 bytes with the present value of `checksum`."""
+        """Return the 64 bytes of the header; its checksum is written without being computed."""
         return _HEADER.pack(
             self.magic,
             self.major,
@@ -134,23 +134,26 @@ class Header:
 
     @property
     def computed_checksum(self) -> int:
-        """CRC-32 (zlib's) over the header without its checksum field."""
+        """The CRC-32 (zlib's) that the header's bytes have, without its checksum field."""
         raw = self.pack()
         return zlib.crc32(raw[CRC_AT + 4 :], zlib.crc32(raw[:CRC_AT]))
 
     def sealed(self) -> "Header":
-        """Return the header with its checksum computed."""
+        """Return a copy of the header with its checksum computed."""
         return replace(self, checksum=self.computed_checksum)
 
     @property
     def flag_names(self) -> tuple[str, ...]:
-        """Names of the flag bits that are set; undefined bits as `0x1000`."""
+        """The names of the flag bits that are set; undefined bits as `0x1000`."""
         bits = (1 << at for at in range(16) if self.flags >> at & 1)
         return tuple(FLAGS.get(bit, f"0x{bit:04x}") for bit in bits)
 
 
 def fresh_header(flags: int, count: int, metadata_size: int, index_size: int) -> Header:
-    """Return the sealed header the reference writer makes for these sizes."""
+    """Return the header, with its checksum, that the reference writer makes for these sizes.
+
+    `count` is the number of tensors, `metadata_size` and `index_size` are in bytes.
+    """
     index_offset = HEADER_SIZE + align_size(metadata_size)
     return Header(
         MAGIC,
@@ -169,7 +172,7 @@ def fresh_header(flags: int, count: int, metadata_size: int, index_size: int) ->
 def pack_entry(
     name: bytes, code: int, shape: Sequence[int], data_offset: int, nbytes: int
 ) -> bytes:
-    """Return one index entry; `data_offset` counts from the header's data_offset."""
+    """Return the bytes of one index entry; `data_offset` counts from the header's data_offset."""
     return struct.pack(
         f"<H{len(name)}sBB{len(shape)}QQQ",
         len(name),
@@ -184,7 +187,10 @@ def pack_entry(
 
 @dataclass(frozen=True, slots=True)
 class PossibleSize:
-    """One possible size in bytes of a shape: rows padded to whole superblocks, or flat."""
+    """One possible size in bytes of a shape: rows padded to whole superblocks, or flat.
+
+    `row_bytes` is None if rows do not begin at whole blocks.
+    """
 
     nbytes: int
     row_bytes: int | None
@@ -210,7 +216,10 @@ def possible_sizes(row: Encoding, shape: Sequence[int]) -> tuple[PossibleSize, .
 def resolve_encoding(
     code: int, shape: Sequence[int], nbytes: int
 ) -> tuple[str, PossibleSize] | None:
-    """Return the encoding a dtype code means for this shape and size; None if no meaning fits."""
+    """Return (encoding, size) that a dtype code means for this shape and size in bytes.
+
+    None if no meaning of the code fits.
+    """
     for name in CODES.get(code, ()):
         for fit in possible_sizes(ENCODINGS[name], shape):
             if fit.nbytes == nbytes:
@@ -219,7 +228,7 @@ def resolve_encoding(
 
 
 def expected_sizes(code: int, shape: Sequence[int]) -> str:
-    """Return the sizes a code could have for a shape, for a message: `F64 16, Q4_1 20`."""
+    """Return the bytes that a code means for a shape, for a message: `F64 16, Q4_1 20`."""
     found: list[str] = []
     for name in CODES[code]:
         sizes = sorted({fit.nbytes for fit in possible_sizes(ENCODINGS[name], shape)})

@@ -1,8 +1,8 @@
-"""APR v2 metadata: the typed keys, their aliases, and JSON spelled as the reference spells it.
+"""APR v2 metadata: the typed keys, their aliases, and JSON text as the reference writes it.
 
-One compact JSON object: typed keys in the order of TYPED, then everything else in insertion order
-at the top level. Source: the metadata struct of the aprender project and its serializer (floats in
-shortest round-trip form of their own width, as the ryu algorithm prints them).
+One compact JSON object: typed keys in the order of TYPED, then everything else in insertion
+order at the top level. Source: the metadata struct of the aprender project and its serializer
+(floats in shortest round-trip form of their own width, as the ryu algorithm prints them).
 """
 
 import math
@@ -33,10 +33,12 @@ class TypedKey:
 
 
 def _is_uint(value: Value) -> bool:
+    """Return whether a value is an int from 0 to 2^64 - 1, not a bool."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 64
 
 
 def _is_number(value: Value) -> bool:
+    """Return whether a value is an int or a float, not a bool."""
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -113,12 +115,15 @@ _NAMES = (*(key.name for key in TYPED), *(alias for group in ALIASES.values() fo
 
 
 def typed_keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return the typed keys and their aliases, which are the same for every architecture."""
+    """Return {typed key or alias: ()}; `architectures` changes nothing in APR.
+
+    Other formats of the same interface have keys that depend on the architecture.
+    """
     return dict.fromkeys(_NAMES, ())
 
 
 def type_mismatches(metadata: Mapping[str, Value]) -> list[str]:
-    """Return a sentence for every typed key whose value has another JSON type.
+    """Return a sentence for every typed key whose value has another JSON type than it should.
 
     The reference refuses such a file; here it is a warning.
     """
@@ -133,7 +138,7 @@ def type_mismatches(metadata: Mapping[str, Value]) -> list[str]:
 def canonical_metadata(metadata: Mapping[str, Value | TypedValue], where: str) -> dict[str, Value]:
     """Return the metadata for writing: plain values, one name per alias group.
 
-    Nulls of typed keys and of aliases are left out, and an alias that repeats the value of its
+    Left out are nulls of typed keys and of aliases, and an alias that repeats the value of its
     canonical name. Raises ConversionError if both have different values, and for typed keys of
     another type.
     """
@@ -159,9 +164,9 @@ def canonical_metadata(metadata: Mapping[str, Value | TypedValue], where: str) -
 
 
 def spell_metadata(metadata: Mapping[str, Value], where: str) -> bytes:
-    """Return the JSON bytes of canonical metadata.
+    """Return the JSON bytes of canonical metadata, as the reference writes them.
 
-    Raises ConversionError for values JSON cannot hold (NaN, infinities, foreign types).
+    Raises ConversionError for values JSON cannot express (NaN, infinities, foreign types).
     """
     parts: list[str] = []
     for key in TYPED:
@@ -177,6 +182,7 @@ def spell_metadata(metadata: Mapping[str, Value], where: str) -> bytes:
             text = _spell(value, where, key.name, 1)
         if text:
             parts.append(f'"{key.name}":{text}')
+    # All other keys follow, in their order.
     for name, value in metadata.items():
         if name not in TYPED_NAMES:
             parts.append(f"{dumps(name)}:{_spell(value, where, name, 1)}")
@@ -184,7 +190,10 @@ def spell_metadata(metadata: Mapping[str, Value], where: str) -> bytes:
 
 
 def spell_float32(value: float, where: str, key: str) -> str:
-    """Return the shortest decimal that reads back as this float32, as ryu prints it."""
+    """Return the shortest decimal that reads back as this float32, as ryu prints it.
+
+    ConversionError, naming `where` and `key`, for NaN and infinities.
+    """
     try:
         narrow: float = struct.unpack("<f", struct.pack("<f", value))[0]
     except OverflowError:
@@ -197,7 +206,10 @@ def spell_float32(value: float, where: str, key: str) -> str:
 
 
 def spell_float64(value: float, where: str, key: str) -> str:
-    """Return the shortest decimal that reads back as this float64, as ryu prints it."""
+    """Return the shortest decimal that reads back as this float64, as ryu prints it.
+
+    ConversionError, naming `where` and `key`, for NaN and infinities.
+    """
     _refuse_non_finite(value, where, key)
     if value == 0:
         return "-0.0" if math.copysign(1, value) < 0 else "0.0"
@@ -210,6 +222,7 @@ def spell_float64(value: float, where: str, key: str) -> str:
 
 
 def _refuse_non_finite(value: float, where: str, key: str) -> None:
+    """Raise ConversionError for NaN and infinities, which JSON cannot express."""
     if not math.isfinite(value):
         raise ConversionError(
             f"{where}: metadata key {key!r} holds {value}, which JSON cannot say; "
@@ -218,7 +231,7 @@ def _refuse_non_finite(value: float, where: str, key: str) -> None:
 
 
 def _shortest32(value: float) -> tuple[str, int]:
-    """Return digits and power of ten of the shortest decimal of a positive float32."""
+    """Return (digits, power of ten) of the shortest decimal of a positive float32."""
     for precision in range(1, 10):
         mantissa, _, power = f"{value:.{precision - 1}e}".partition("e")
         nearest = int(mantissa.replace(".", ""))
@@ -240,7 +253,7 @@ def _shortest32(value: float) -> tuple[str, int]:
 
 
 def _decimal(digits: str, exponent: int, low: int, high: int) -> str:
-    """Print digits x 10^exponent; plain notation while the point stays within (low, high]."""
+    """Return digits x 10^exponent as text; plain while the point stays within (low, high]."""
     point = len(digits) + exponent
     if exponent >= 0 and point <= high:
         return digits + "0" * exponent + ".0"
@@ -253,6 +266,7 @@ def _decimal(digits: str, exponent: int, low: int, high: int) -> str:
 
 
 def _spell(value: Value, where: str, key: str, depth: int) -> str:
+    """Return a value as JSON text, floats as ryu prints them; ConversionError if it has none."""
     if depth > _MAX_DEPTH:
         raise ConversionError(
             f"{where}: metadata key {key!r} nests deeper than {_MAX_DEPTH}; drop it"

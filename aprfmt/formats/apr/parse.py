@@ -1,7 +1,8 @@
 """From bytes to the structure of one APR v2 file; no file is opened and no tensor read here.
 
-Order of checks as in the reference: length, magic, header checksum, version, layout flag, metadata,
-index; then our own: sizes, overlap, end. Faults that leave the rest readable go to `Parsed.faults`.
+Order of checks as in the reference: length, magic, header checksum, version, layout flag,
+metadata, index; then our own: sizes, overlap, end. Faults that leave the rest readable go to
+`Parsed.faults`.
 """
 
 import struct
@@ -27,7 +28,7 @@ _JSON_INDEX = b"[{"  # one loader's dump writes its index as JSON
 def parse(buffer: Region, where: str, *, partial: bool = False, damaged: bool = False) -> ParsedApr:
     """Return the structure of the APR v2 file in `buffer`; `where` begins every message.
 
-    `partial` lists tensors that lie beyond the end of a truncated file, with a warning. `damaged`
+    `partial` lists tensors that are beyond the end of a truncated file, with a warning. `damaged`
     collects faults that leave the rest readable in `faults`; without it the first fault raises.
     Raises FormatError, TruncatedError or UnsupportedError.
     """
@@ -44,7 +45,7 @@ def parse(buffer: Region, where: str, *, partial: bool = False, damaged: bool = 
 def _parse_compressed(
     buffer: Region, header: Header, legacy: bool, partial: bool, faults: Faults
 ) -> ParsedApr:
-    """Parse a file whose flags say that it is compressed.
+    """Return the structure of a file whose flags say that it is compressed.
 
     The reference writer sets the flags on uncompressed files, so that reading is tried first.
     """
@@ -71,13 +72,17 @@ def _parse_compressed(
 
 
 def _read_header(buffer: Region, where: str, faults: Faults) -> tuple[Header, bool]:
-    """Return the checked header, and whether its magic is a legacy one."""
+    """Return (the checked header, whether its magic is a legacy one).
+
+    Adds a fault for a wrong checksum; UnsupportedError for other versions and formats.
+    """
     if len(buffer) < HEADER_SIZE:
         raise TruncatedError(
             f"{where}: has {len(buffer)} bytes, an APR header has {HEADER_SIZE}; the file is cut"
         )
     header = Header.unpack(buffer[:HEADER_SIZE])
     intact = header.checksum == header.computed_checksum
+    # Other formats share the legacy magics: only a valid checksum makes it APR.
     if header.magic != layout.MAGIC:
         legacy = header.magic in layout.LEGACY_MAGICS
         if legacy and intact and (header.major, header.minor) == layout.VERSION:
@@ -105,6 +110,7 @@ def _read_header(buffer: Region, where: str, faults: Faults) -> tuple[Header, bo
 
 
 def _check_flags(header: Header, where: str) -> Header:
+    """Return the header; UnsupportedError if its flags say that tensors are column-major."""
     if header.flags & BITS["LAYOUT_COLUMN_MAJOR"]:
         raise UnsupportedError(
             f"{where}: flag LAYOUT_COLUMN_MAJOR is set; APR v2 tensors are row-major (LAYOUT-002), "
@@ -116,6 +122,10 @@ def _check_flags(header: Header, where: str) -> Header:
 def _parse_plain(
     buffer: Region, header: Header, legacy: bool, partial: bool, faults: Faults
 ) -> ParsedApr:
+    """Return the structure of an uncompressed file with this header.
+
+    `legacy`: its magic is an old one. `partial` as in `parse`.
+    """
     parsed = ParsedApr(faults.where, buffer, len(buffer), header, faults)
     _note_header(parsed, legacy)
     metadata = _read_metadata(parsed)
@@ -132,6 +142,7 @@ def _parse_plain(
 
 
 def _note_header(parsed: ParsedApr, legacy: bool) -> None:
+    """Add the notes about the header: old magic, version, odd flags, reserved bytes."""
     header = parsed.header
     if legacy:
         parsed.warn(
@@ -153,7 +164,10 @@ def _note_header(parsed: ParsedApr, legacy: bool) -> None:
 
 
 def _read_metadata(parsed: ParsedApr) -> dict[str, Value]:
-    """Return the metadata; {} if they cannot be read and faults are collected."""
+    """Return the metadata; {} if they cannot be read and faults are collected.
+
+    Sets `parsed.metadata_end`.
+    """
     header = parsed.header
     try:
         metadata = _metadata(parsed)
@@ -165,6 +179,10 @@ def _read_metadata(parsed: ParsedApr) -> dict[str, Value]:
 
 
 def _metadata(parsed: ParsedApr) -> dict[str, Value]:
+    """Return the metadata's JSON object; FormatError if it is none.
+
+    Keys that occur twice and typed keys of another type are warnings.
+    """
     header, where = parsed.header, parsed.where
     cursor = Cursor(parsed.buffer, where)
     if header.metadata_offset < HEADER_SIZE:
@@ -195,12 +213,14 @@ def _metadata(parsed: ParsedApr) -> dict[str, Value]:
 
 
 def _read_index(parsed: ParsedApr) -> None:
+    """Read all index entries into `parsed`, with faults and warnings about names and codes."""
     cursor = _find_index(parsed)
     seen: set[bytes] = set()
     last, unsorted = b"", ""
     legacy: dict[str, list[str]] = {}
     for raw_name, entry in _entries(cursor, parsed):
         name = entry.info.name
+        # Names must be unique and sorted by their bytes.
         if raw_name in seen:
             what = f"{parsed.where}: {tensor_label(name)} stands twice in the index"
             parsed.faults.add(FormatError(f"{what}; names must be unique"), name)
@@ -227,7 +247,7 @@ def _read_index(parsed: ParsedApr) -> None:
 
 
 def _find_index(parsed: ParsedApr) -> Cursor:
-    """Return a cursor at the index; FormatError if the header's offset for it is impossible."""
+    """Return a cursor at the index; FormatError if the header's offset or count is impossible."""
     header, where = parsed.header, parsed.where
     start = header.index_offset
     metadata_end = parsed.metadata_end
@@ -252,7 +272,7 @@ def _find_index(parsed: ParsedApr) -> Cursor:
 
 
 def _entries(cursor: Cursor, parsed: ParsedApr) -> Iterator[tuple[bytes, IndexEntry]]:
-    """Yield every entry with its name's bytes.
+    """Yield (bytes of the name, entry) of every index entry.
 
     An entry that cannot be read ends the list: entries have no fixed length, so the place of the
     next one is not known.
@@ -278,7 +298,10 @@ def _entries(cursor: Cursor, parsed: ParsedApr) -> Iterator[tuple[bytes, IndexEn
 def _read_entry(
     cursor: Cursor, number: int, data_offset: int, parsed: ParsedApr
 ) -> tuple[bytes, IndexEntry]:
-    """Read one entry; also returns the name's bytes, by which entries are sorted and unique."""
+    """Return (bytes of the name, index entry number `number`); its faults are reported.
+
+    Entries are sorted by the name's bytes, which must be unique.
+    """
     where = cursor.where
     what, at = f"index entry {number}", cursor.offset
     raw_name = bytes(cursor.take(cursor.uint(2, what), f"name of {what}"))
@@ -290,6 +313,7 @@ def _read_entry(
             f"{where}: {tensor} at offset {at} has {ndim} dimensions, "
             f"the limit is {MAX_DIMS}; the index is damaged"
         )
+    # The code alone is ambiguous: shape and size decide which encoding it means.
     shape = struct.unpack(f"<{ndim}Q", cursor.take(8 * ndim, f"shape of {tensor}"))
     offset, nbytes = _ENTRY_TAIL.unpack(cursor.take(_ENTRY_TAIL.size, f"extent of {tensor}"))
     encoding, row_bytes = f"type#{code}", None
@@ -315,6 +339,10 @@ def _read_entry(
 
 
 def _decode_name(raw: bytes, at: int, what: str, parsed: ParsedApr) -> str:
+    """Return a tensor's name; one that is not UTF-8 is escaped and a fault.
+
+    One that the reference writer cut inside a character is only a warning.
+    """
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""APR v2 files, and sets of shards, as sources."""
+"""Opens APR v2 files, and sets of shards, as sources."""
 
 from collections.abc import Mapping
 from contextlib import ExitStack, closing
@@ -13,17 +13,17 @@ from aprfmt.remote.paths import parse_location
 
 
 def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> AprSource:
-    """Open an APR v2 file; a shard, or the manifest of a set, opens the whole set.
+    """Return an open APR v2 model; a shard, or the manifest of a set, opens the whole set.
 
     `partial` opens truncated files and incomplete sets: `notes` say what is missing, and reading a
     cut tensor raises TruncatedError. `damaged` collects faults that leave the rest readable in
-    `damage`.
-    Raises FormatError (TruncatedError, UnsupportedError).
+    `damage`. Raises FormatError (TruncatedError, UnsupportedError).
     """
     path = parse_location(path)
     with ExitStack() as stack:
 
         def read(file_path: Path) -> AprShard:
+            """Return the open shard at a path; it is closed if anything raises later."""
             file = open_bytes(file_path)
             stack.callback(file.close)
             parsed = parse(file.view, str(file_path), partial=partial, damaged=damaged)
@@ -44,9 +44,10 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
 def open_buffer(
     buffer: Buffer, path: Path, *, partial: bool = False, damaged: bool = False
 ) -> AprSource:
-    """Open the bytes of one APR v2 file, without the other shards of a set. `path` begins messages.
+    """Return an open source of one file's bytes in memory, without other shards of a set.
 
-    Raises FormatError (TruncatedError, UnsupportedError).
+    `path` begins the messages; `partial` and `damaged` as in `open_source`. Raises FormatError
+    (TruncatedError, UnsupportedError).
     """
     file = BufferFile(buffer, path)
     parsed = parse(file.view, str(path), partial=partial, damaged=damaged)
@@ -54,5 +55,6 @@ def open_buffer(
 
 
 def _is_manifest(path: Path) -> bool:
+    """Return whether a file begins as JSON, which only the manifest of a set does."""
     with closing(open_bytes(path)) as file:
         return bytes(file.view[:64]).lstrip()[:1] == b"{"

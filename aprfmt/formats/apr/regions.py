@@ -1,4 +1,4 @@
-"""Where the parts of one APR v2 file lie: overlap, holes, alignment, and the end of the file."""
+"""Checks where the parts of one APR v2 file are: overlap, holes, alignment, end of the file."""
 
 from collections.abc import Sequence
 from itertools import pairwise
@@ -11,7 +11,7 @@ from aprfmt.formats.damage import report_overlap, tensor_label
 
 
 def check_regions(parsed: ParsedApr) -> None:
-    """Report overlap; remark on holes and on unaligned tensors."""
+    """Report overlap, remark on holes and unaligned tensors, and set `parsed.end`."""
     header = parsed.header
     fixed = [
         (0, HEADER_SIZE, "the header"),
@@ -33,7 +33,10 @@ def check_regions(parsed: ParsedApr) -> None:
 
 
 def _check_overlap(parsed: ParsedApr, fixed: Sequence[tuple[int, int, str]]) -> None:
-    """Report parts of the file that share bytes, and tensors that lie in one of them."""
+    """Report parts of the file that share bytes, and tensors that overlap one of them.
+
+    `fixed` are (start, stop, name) of the parts other than tensors.
+    """
     for (_, end, before), (start, stop, name) in pairwise(sorted(fixed)):
         if start < end:
             error = f"{name} ({start}..{stop}) overlaps {before}, which ends at {end}"
@@ -50,6 +53,7 @@ def _check_overlap(parsed: ParsedApr, fixed: Sequence[tuple[int, int, str]]) -> 
 
 
 def _note_holes(parsed: ParsedApr, regions: Sequence[tuple[int, int, str]]) -> None:
+    """Warn about unused bytes between parts; `regions` are (start, stop, name), sorted."""
     holes = 0
     for (_, end, before), (start, _, name) in pairwise(regions):
         if start > align_size(end):
@@ -61,7 +65,10 @@ def _note_holes(parsed: ParsedApr, regions: Sequence[tuple[int, int, str]]) -> N
 
 
 def check_end(parsed: ParsedApr, partial: bool) -> None:
-    """Hold the file's end to the end of its data: cut, without its footer, or with more behind."""
+    """Report a file that ends before its data, without its footer, or with bytes after it.
+
+    With `partial` a cut file is only a warning.
+    """
     missing = parsed.end - parsed.size
     if missing > 0:
         every = parsed.sound()

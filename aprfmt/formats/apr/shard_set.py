@@ -1,4 +1,4 @@
-"""Opening sets of APR shards: by their manifest, or by one shard and the names of the others."""
+"""Opens sets of APR shards: by their manifest, or by one shard and the names of the others."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,7 +14,11 @@ _OF_ONE_FILE = frozenset({"sharding", "total_size", "param_count"})  # may diffe
 
 
 def open_manifest(path: Path, read: Callable[[Path], AprShard], partial: bool) -> AprSource:
-    """Open all shards a manifest names; FormatError if the manifest and the files disagree."""
+    """Return the open model of all shards that a manifest names.
+
+    `read` opens one shard. `partial` allows missing ones, each with a note. FormatError if the
+    manifest and the files disagree.
+    """
     members = read_manifest(path)
     paths = [one.path for one in members]
     refuse_mixed(path, paths)
@@ -28,6 +32,7 @@ def open_manifest(path: Path, read: Callable[[Path], AprShard], partial: bool) -
                 Note("warning", str(path), f"{one.path.name} is missing beside it", "missing_shard")
             )
             continue
+        # The manifest must list the shard's tensors; another size is only noted.
         shard = read(one.path)
         stored = {entry.info.name for entry in shard.parsed.entries}
         if stored != one.tensors:
@@ -54,12 +59,16 @@ def open_manifest(path: Path, read: Callable[[Path], AprShard], partial: bool) -
 def open_siblings(
     path: Path, opened: AprShard, read: Callable[[Path], AprShard], partial: bool
 ) -> AprSource:
-    """Open the set an opened shard belongs to, by the pattern of its name."""
+    """Return the open model of the set that an opened shard belongs to, by its file name.
+
+    `read` opens one shard. `partial` allows missing ones, each with a note.
+    """
     place = stated_shard_number(opened.parsed)
     if place is None:
         return AprSource(path, [opened])
     paths = sibling_paths(path, place)
     what = f"is shard {place.number} of {place.count}"
+    # Without the pattern the others cannot be found.
     if paths is None:
         if partial:
             note = Note(
@@ -95,7 +104,7 @@ def open_siblings(
 
 
 def _joined(path: Path, shards: Sequence[AprShard], count: int, notes: Sequence[Note]) -> AprSource:
-    """Return the set's source; FormatError if the shards' own numbers do not make one set."""
+    """Return the set's source; FormatError unless the shards' numbers make one set of `count`."""
     seen: set[int] = set()
     for shard in shards:
         place = stated_shard_number(shard.parsed) or ShardNumber(0, 1)
@@ -109,7 +118,7 @@ def _joined(path: Path, shards: Sequence[AprShard], count: int, notes: Sequence[
 
 
 def _contradictions(shards: Sequence[AprShard]) -> list[Note]:
-    """Return a warning for every typed key on which shards disagree; the first one counts."""
+    """Return a warning for every typed key whose value in a shard differs from the first one's."""
     first = shards[0]
     found: list[Note] = []
     for key in (key.name for key in TYPED if key.name not in _OF_ONE_FILE):

@@ -1,8 +1,8 @@
 """APR models in several files: shard names, the manifest, and which files belong together.
 
-Every shard is a complete file whose metadata holds `sharding`. Upstream fixes no file names; its
-tests use `STEM-00000-of-00002.apr`, counted from 0, its documents count from 1, and the manifest's
-name is free. Ours are `STEM-00000-of-00002.apr` and `STEM-manifest.json`.
+Every shard is a complete file whose metadata have `sharding`. Upstream fixes no file names; its
+tests use `STEM-00000-of-00002.apr`, counted from 0, its documents count from 1, and the
+manifest's name is free. Ours are `STEM-00000-of-00002.apr` and `STEM-manifest.json`.
 """
 
 import re
@@ -35,12 +35,15 @@ def shard_stem(name: str) -> str:
 
 
 def manifest_name(stem: str) -> str:
-    """Return the file name of our manifests."""
+    """Return the file name of the manifest that we write for shards named after `stem`."""
     return f"{stem}-manifest.json"
 
 
 def make_manifest(shards: Sequence[tuple[str, int, Sequence[str]]]) -> dict[str, Value]:
-    """Return the manifest of (file name, file size, stored tensor names) in shard order."""
+    """Return the JSON object of a manifest.
+
+    `shards` are (file name, bytes, stored tensor names) in shard order.
+    """
     return {
         "version": MANIFEST_VERSION,
         "shard_count": len(shards),
@@ -64,12 +67,15 @@ class ManifestShard:
 
 
 def read_manifest(path: Path) -> list[ManifestShard]:
-    """Return the shards a manifest names, in order; FormatError if it contradicts itself."""
+    """Return the shards that a manifest file names, in order.
+
+    Raises FormatError if it contradicts itself.
+    """
     return parse_manifest(bounded_json.load_file(path, MAX_INDEX), path)
 
 
 def parse_manifest(value: Any, path: Path) -> list[ManifestShard]:
-    """Return the shards of a manifest's JSON value, in order; FormatError, as `read_manifest`."""
+    """Return the shards of a manifest's JSON value, in order; FormatError for a contradiction."""
     where = str(path)
     if not isinstance(value, dict) or not isinstance(value.get("shards"), list):
         raise FormatError(f"{where}: has no array 'shards'; expected an APR shard manifest")
@@ -82,6 +88,7 @@ def parse_manifest(value: Any, path: Path) -> list[ManifestShard]:
     weight_map = value.get("weight_map")
     if not isinstance(weight_map, dict):
         raise FormatError(f"{where}: has no object 'weight_map'; expected an APR shard manifest")
+    # The counts, the map and the lists of the shards have to agree.
     stated = {"shard_count": len(members), "tensor_count": len(weight_map)}
     for key, found in stated.items():
         if value.get(key) != found:
@@ -101,10 +108,12 @@ def parse_manifest(value: Any, path: Path) -> list[ManifestShard]:
 
 
 def _is_index(value: Any, at: int) -> bool:
+    """Return whether a value is the int `at`, not a bool."""
     return type(value) is int and value == at
 
 
 def _member(manifest_path: Path, at: int, shard: Any) -> ManifestShard:
+    """Return shard number `at` of a manifest from its JSON object; FormatError if it is none."""
     where = f"{manifest_path}: shard {at}"
     if not isinstance(shard, dict):
         raise FormatError(f"{where} is {type(shard).__name__}; expected an object")
@@ -122,14 +131,14 @@ def _member(manifest_path: Path, at: int, shard: Any) -> ManifestShard:
 
 @dataclass(frozen=True, slots=True)
 class ShardNumber:
-    """The shard number and the number of shards that a file states."""
+    """The shard number, counted from 0, and the number of shards that a file's metadata give."""
 
     number: int
     count: int
 
 
 def stated_shard_number(parsed: ParsedApr) -> ShardNumber | None:
-    """Return what a file's metadata says about shards, or None for a single-file model.
+    """Return the shard number in a file's metadata, None for a single-file model.
 
     Raises FormatError for a number outside the count.
     """
@@ -148,9 +157,9 @@ def stated_shard_number(parsed: ParsedApr) -> ShardNumber | None:
 
 
 def sibling_paths(path: Path, place: ShardNumber) -> list[Path] | None:
-    """Return the paths of the whole set by this shard's name, or None if it has another pattern.
+    """Return the paths of all shards, derived from this shard's name; None for other names.
 
-    Names may count from 0 or from 1: this shard's stated number tells which.
+    Names may count from 0 or from 1: the number `place` in this shard's metadata decides.
     """
     match = _NAME.fullmatch(path.name)
     if match is None or int(match["count"]) != place.count:

@@ -1,4 +1,4 @@
-"""An open APR v2 file, or the open shards of a set."""
+"""The sources of APR v2 models: one open file, or the open shards of a set."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,20 +14,20 @@ from aprfmt.formats.shard_set import join_tensors
 
 
 class AprShard(mapped_file.Shard[ParsedApr]):
-    """One open file and its structure; the tensors are the logical ones, in index order."""
+    """One open APR file and its structure; its tensors are the logical ones, in index order."""
 
     __slots__ = ()
 
     @property
     def data(self) -> ByteSource:
-        """The file, or what it was expanded to."""
+        """The file's bytes, decompressed if need be: tensors' offsets count in them."""
         expanded = self.parsed.expanded
         return BufferFile(self.parsed.buffer[:], self.file.path) if expanded else self.file
 
     def footer_matches(self, known: int | None = None) -> bool | None:
-        """Read the whole file and compare its checksum; None if the file ends without one.
+        """Return whether the file's checksum is right; None if the file ends without one.
 
-        `known` is the CRC-32 of all bytes of the file, where they were read before.
+        Reads the whole file, unless `known` is the CRC-32 of all its bytes.
         """
         parsed = self.parsed
         if parsed.footer == "missing":
@@ -45,7 +45,8 @@ class AprShard(mapped_file.Shard[ParsedApr]):
         return False
 
     def _crc(self, start: int, stop: int, crc: int) -> int:
-        for window in self.data.windows(start, stop):  # a compressed file's bytes lie in memory
+        """Return the CRC-32 up to `stop`, where `crc` is that of the bytes before `start`."""
+        for window in self.data.windows(start, stop):  # a compressed file's bytes are in memory
             crc = crc32(window, crc)
         return crc
 
@@ -69,9 +70,9 @@ class AprShard(mapped_file.Shard[ParsedApr]):
 class AprSource(mapped_file.MappedSource[AprShard]):
     """An open APR model: one file, or all shards of a set.
 
-    `tensors` are logical: encodings APR has no code for are joined back under their own name and
-    shape. `metadata` is the first file's, without `aprfmt.tensors` and, for a set, `sharding`;
-    nulls stay (they mean absent). `shards` are the open files with their structures.
+    `tensors` are logical: tensors of encodings that APR has no code for have their own name and
+    shape again. `metadata` is the first file's, without `aprfmt.tensors` and, for a set,
+    `sharding`; nulls stay (they mean absent). `shards` are the open files with their structures.
     """
 
     format = "apr"
@@ -79,6 +80,7 @@ class AprSource(mapped_file.MappedSource[AprShard]):
     types: Mapping[str, str] = {}
 
     def __init__(self, path: Path, shards: Sequence[AprShard], notes: Sequence[Note] = ()) -> None:
+        """Take the open shards in order; join their tensors if there are several."""
         super().__init__(path, shards, notes)
         first = shards[0].parsed
         self.metadata: Mapping[str, Value] = first.metadata
@@ -94,19 +96,23 @@ class AprSource(mapped_file.MappedSource[AprShard]):
 
     @property
     def metadata_raw(self) -> bytes:
-        """The first file's metadata bytes, unchanged."""
+        """The bytes of the first file's metadata."""
         return bytes(self.shards[0].parsed.metadata_raw)
 
     def footer_state(self) -> FooterState:
-        """Say, without reading data, whether every file ends with its checksum."""
+        """Return "present" if every file ends with its checksum, else the first other state.
+
+        No tensor data is read.
+        """
         states = [shard.parsed.footer for shard in self.shards]
         return next((state for state in states if state != "present"), "present")
 
     def footer_matches(self, known: Mapping[Path, int] | None = None) -> bool | None:
-        """Read every byte and compare the checksums; mapped pages are released on the way.
+        """Return whether the checksums of all files are right.
 
-        False: some file does not match. None: no mismatch, but some file has no checksum. `known`
-        has the CRC-32 of files of which every byte was read already.
+        False: that of some file is wrong. None: none is wrong, but some file has no checksum. Reads
+        every byte, and releases mapped pages on the way. `known` has the CRC-32 of files of which
+        every byte was read already.
         """
         found = [shard.footer_matches((known or {}).get(shard.file.path)) for shard in self.shards]
         return False if False in found else None if None in found else True
@@ -119,5 +125,8 @@ class AprSource(mapped_file.MappedSource[AprShard]):
 
 
 def footer_matches(source: Source, known: Mapping[Path, int] | None = None) -> bool | None:
-    """Compare an open file's bytes with its footer; None for a source of no file."""
+    """Return whether an open model's checksums are right; None if it is not of APR files.
+
+    See `AprSource.footer_matches`.
+    """
     return source.footer_matches(known) if isinstance(source, AprSource) else None

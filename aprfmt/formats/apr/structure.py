@@ -21,11 +21,12 @@ class IndexEntry:
 
 @dataclass(slots=True)
 class ParsedApr(Structure):
-    """The structure of one file.
+    """The structure of one APR v2 file.
 
-    `buffer` holds the plain file: the one given, or the expanded one. `infos` are the logical
-    tensors in index order, `entries` the stored ones. `end` is where the padded data ends and the
-    footer begins; `size` is the plain file's length. Metadata that cannot be read end at 0.
+    `buffer` has the uncompressed file's bytes. `infos` are the logical tensors in index order,
+    `entries` the stored ones. `end` is where the padded data ends and the
+    footer begins; `size` is the uncompressed file's length. `metadata_end` is 0 for metadata that
+    cannot be read.
     """
 
     where: str
@@ -44,7 +45,7 @@ class ParsedApr(Structure):
 
     @property
     def metadata_raw(self) -> memoryview:
-        """The metadata's bytes, unchanged from the file."""
+        """The bytes of the metadata's JSON."""
         start = self.header.metadata_offset
         return self.buffer[start : start + self.header.metadata_size]
 
@@ -56,7 +57,7 @@ class ParsedApr(Structure):
         return "missing" if self.size <= self.end else "trailing"
 
     def regions(self) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of everything that has a meaning; the rest should be zeros."""
+        """Yield (start, stop) of header, metadata, index, tensors; the rest should be zeros."""
         header = self.header
         yield 0, HEADER_SIZE
         yield header.metadata_offset, header.metadata_offset + header.metadata_size
@@ -65,5 +66,5 @@ class ParsedApr(Structure):
             yield entry.info.offset, entry.info.offset + entry.info.nbytes
 
     def sound(self) -> list[TensorInfo]:
-        """Return the stored tensors, not the logical ones, without a fault so far."""
+        """Return the infos of the stored tensors (not the logical ones) without a fault."""
         return [e.info for e in self.entries if e.info.name not in self.faults.broken]

@@ -46,8 +46,9 @@ _NOT_KEPT = (
 class AprSink(sequential.SequentialSink):
     """An APR v2 model being written; see `aprfmt.base.protocols.Sink`.
 
-    Metadata is canonical (`apr.metadata`): ConversionError for values JSON cannot hold and for
-    typed keys of another type.
+    Metadata is canonical (`apr.metadata`): ConversionError for values JSON cannot express and for
+    typed keys of another type. `max_shard_size` limits a file's tensor bytes. `like` is an open
+    source whose bytes between the tensors are kept if the plan is the same.
     """
 
     def __init__(
@@ -59,12 +60,13 @@ class AprSink(sequential.SequentialSink):
         max_shard_size: int | None = None,
         like: AprSource | None = None,
     ) -> None:
+        """Prepare to write `path`; nothing is opened before `plan`."""
         super().__init__(path, force=force, files=files)
         self._limit = max_shard_size
         self._like = like
 
     def order(self, infos: Sequence[TensorInfo]) -> list[TensorInfo]:
-        """Return the order to plan and write in: by name, or the order of `like`."""
+        """Return the tensors in the order to plan and write them: by name, or that of `like`."""
         if self._like is None or len(self._like.shards) > 1:
             return layout.storage_order(infos)
         places = {info.name: (info.offset, info.nbytes) for info in _infos(self._like)}
@@ -74,6 +76,7 @@ class AprSink(sequential.SequentialSink):
     def _lay_out(
         self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
     ) -> Sequence[sequential.FileProgram]:
+        """Return the programs of the files: a copy of `like`, one fresh file, or shards."""
         where, like = str(self._path), self._like
         same = like is not None and _same_metadata(like, metadata)
         if like is not None and same and _unchanged(like, infos, self._limit):
@@ -84,6 +87,7 @@ class AprSink(sequential.SequentialSink):
         flags = _flags(metadata, infos) | (
             like.header.flags & ~_NOT_KEPT if like is not None else 0
         )
+        # Unchanged metadata are copied byte by byte even if the tensors change.
         if like is not None and same and len(parts) == 1:
             if _described(infos) == _described(_infos(like)):
                 return [_fresh(self._path, like.metadata_raw, infos, flags)]
@@ -99,7 +103,10 @@ class AprSink(sequential.SequentialSink):
     def _set(
         self, plain: Mapping[str, Value], parts: Sequence[Sequence[TensorInfo]], flags: int
     ) -> list[sequential.FileProgram]:
-        """Return the shards and their manifest; only the first shard has the custom keys."""
+        """Return the programs of the shards and their manifest.
+
+        `parts` are the tensors of each shard. Only the first shard has the custom keys.
+        """
         where, count = str(self._path), len(parts)
         if count > MAX_SHARDS:
             raise ConversionError(
@@ -110,6 +117,7 @@ class AprSink(sequential.SequentialSink):
         total = sum(info.nbytes for part in parts for info in part)
         programs: list[sequential.FileProgram] = []
         rows: list[tuple[str, int, Sequence[str]]] = []
+        # Every shard repeats the typed keys; only the first one has the others.
         for number, part in enumerate(parts):
             sharding = {"shard_count": count, "shard_index": number, "total_size": total}
             kept = {k: v for k, v in plain.items() if number == 0 or k in TYPED_NAMES}
@@ -135,11 +143,11 @@ def open_sink(
     like: Any = None,
     **options: Any,
 ) -> AprSink:
-    """Start writing `path`.
+    """Return a sink that writes an APR v2 model to `path`.
 
     More than `max_shard_size` tensor bytes become STEM-00000-of-0000N.apr and STEM-manifest.json.
     `like` is an open APR source whose bytes are kept if the plan is the same. With `files` the
-    sink writes into that set, and the set's owner publishes it.
+    sink writes into that set, and the set's owner publishes it. UsageError for other options.
     """
     if options:
         raise UsageError(f"{path}: APR files are not written with {', '.join(options)}")
@@ -147,10 +155,12 @@ def open_sink(
 
 
 def _infos(source: AprSource) -> list[TensorInfo]:
+    """Return the tensor infos of an open source, in its order."""
     return [tensor.info for tensor in source.tensors.values()]
 
 
 def _spell(metadata: Mapping[str, Value], where: str) -> bytes:
+    """Return metadata as the file's JSON bytes; ConversionError if they are too long."""
     raw = spell_metadata(metadata, where)
     if len(raw) > _MAX_METADATA:
         raise ConversionError(
@@ -160,12 +170,15 @@ def _spell(metadata: Mapping[str, Value], where: str) -> bytes:
 
 
 def _described(infos: Iterable[TensorInfo]) -> dict[str, Value]:
-    """Return the metadata entry for tensors that the format has no code for."""
+    """Return the metadata entry {key: record} for tensors that the format has no code for.
+
+    Empty if there are none. They are stored as bytes under another name.
+    """
     return unsupported_encodings.carried_record(infos, layout.can_store)
 
 
 def _check(info: TensorInfo, where: str) -> None:
-    """Raise ConversionError for a tensor that APR cannot hold."""
+    """Raise ConversionError for a tensor that an APR file cannot store."""
     what = f"{where}: {tensor_label(info.name)}"
     stored = unsupported_encodings.stored_info(info, layout.can_store)
     length = len(_name(stored))
@@ -196,6 +209,7 @@ def _check(info: TensorInfo, where: str) -> None:
 
 
 def _name(info: TensorInfo) -> bytes:
+    """Return a tensor's name as UTF-8; ConversionError for half of a surrogate pair."""
     try:
         return info.name.encode("utf-8")
     except UnicodeEncodeError:
@@ -207,7 +221,10 @@ def _name(info: TensorInfo) -> bytes:
 def _fresh(
     path: Path, metadata: bytes, infos: Sequence[TensorInfo], flags: int
 ) -> sequential.FileProgram:
-    """Return one complete file: data in the order of `infos`, index sorted by name."""
+    """Return the program of a new file: data in the order of `infos`, index sorted by name.
+
+    `metadata` are the JSON bytes, `flags` those of the header.
+    """
     stored = [unsupported_encodings.stored_info(info, layout.can_store) for info in infos]
     sequential.check_unique(stored, str(path))
     entries: list[tuple[bytes, bytes]] = []
@@ -233,7 +250,7 @@ def _fresh(
 
 
 def _flags(metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]) -> int:
-    """Return the flags that are true of a fresh file."""
+    """Return the header flags that are true of a new file."""
     quantized = any(not find_encoding(info.encoding).numpy for info in infos)
     return (
         BITS["LAYOUT_ROW_MAJOR"]
@@ -243,7 +260,10 @@ def _flags(metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInf
 
 
 def _same_metadata(like: AprSource, metadata: Mapping[str, Value | TypedValue]) -> bool:
-    """Say whether the metadata equal those of `like`; compared as JSON, as 1 == True in Python."""
+    """Return whether the metadata equal those of `like`, compared as JSON.
+
+    In Python 1 == True, so that dicts would not do.
+    """
     if len(like.shards) > 1:
         return False
     plain = {k: v.value if isinstance(v, TypedValue) else v for k, v in metadata.items()}
@@ -251,7 +271,7 @@ def _same_metadata(like: AprSource, metadata: Mapping[str, Value | TypedValue]) 
 
 
 def _unchanged(like: AprSource, infos: Sequence[TensorInfo], limit: int | None) -> bool:
-    """Say whether the plan has the tensors of `like`, a single plain file, in its data order."""
+    """Return whether the plan has the tensors of `like`, a single plain file, in its data order."""
     parsed = like.shards[0].parsed
     if parsed.expanded or parsed.size < parsed.end:
         return False
@@ -271,7 +291,7 @@ def _unchanged(like: AprSource, infos: Sequence[TensorInfo], limit: int | None) 
 
 
 def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> sequential.FileProgram:
-    """Return a copy of `like`: all bytes between the tensors verbatim, then the footer.
+    """Return the program of a copy of `like`: bytes between the tensors verbatim, then the footer.
 
     The footer's checksum is computed from what is written, unless the source's own footer is
     wrong: a copy of a damaged file must not get a valid checksum.
@@ -281,6 +301,7 @@ def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> sequentia
     ours = [parsed.infos[info.name] for info in infos]
     data = min((info.offset for info in ours if info.nbytes), default=parsed.end)
     at = data
+    # Bytes between the tensors are copied, each tensor becomes a slot.
     body: list[sequential.Segment] = []
     for info in ours:
         if info.nbytes:
@@ -292,6 +313,7 @@ def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> sequentia
     if parsed.footer == "present":
 
         def settle(computed: bytes) -> bytes:
+            """Return the computed checksum, or the source's if its bytes do not match that."""
             damaged = computed != after and like.footer_matches() is False
             return after if damaged else computed
 

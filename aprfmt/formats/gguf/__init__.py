@@ -14,7 +14,7 @@ _KEYS = lazy_function("aprfmt.formats.gguf.known_keys:known_keys")
 
 
 def can_store_value(value: Any) -> bool:
-    """Say whether a plain value fits a GGUF key: text, numbers, and arrays of one kind of them."""
+    """Return whether a plain value fits a GGUF key: text, number, or list of one kind of them."""
     if isinstance(value, list):
         return (
             bool(value) and len({type(item) for item in value}) == 1 and can_store_value(value[0])

@@ -1,8 +1,9 @@
-"""Metadata arrays that stay in the file: numbers, strings and arrays of arrays.
+"""Lazy sequences over a GGUF file's metadata arrays: numbers, strings and arrays of arrays.
 
-Opening a file has to find where an array ends, so strings are stepped over once; every 64th place
-is kept, and nothing is decoded before it is asked for. All of them are sequences that are valid
-until the source is closed, and can be copied into another file as they are (`stored`).
+Opening a file has to find where an array ends, so strings are stepped over once. The offset of
+every 64th is stored, and nothing is decoded before it is asked for. All of them are sequences
+that are valid until the source is closed, and their bytes can be copied into another file
+without decoding (`stored`).
 """
 
 import operator
@@ -24,17 +25,17 @@ from aprfmt.formats.cursor import (
 from aprfmt.formats.damage import Faults
 from aprfmt.formats.gguf.layout import ARRAY, BOOL, STRING, TYPE_BY_ID, TYPE_BY_NAME, ValueType
 
-STRIDE = 64  # places kept: one of so many; a look-up steps over at most 63 neighbours
-_WINDOW = 1 << 20  # bools looked at in one go
-_CHUNK = 4096  # numbers decoded in one go
+STRIDE = 64  # the offset of every 64th element is stored; a look-up skips at most 63
+_WINDOW = 1 << 20  # bools checked at a time
+_CHUNK = 4096  # numbers decoded at a time
 _NATIVE = "<" if sys.byteorder == "little" else ">"
 
 
 class StoredArray(Sequence[Any]):
-    """An array value as it lies in the file.
+    """An array value of the metadata whose elements are decoded from the file when asked for.
 
     `type` is its full name (`array:float32`), `order` the byte order ("<" or ">"), `stored` the
-    value's bytes as the file has them (element type, count, elements), `raw` those of the elements.
+    value's bytes in the file (element type, count, elements), `raw` those of the elements.
     Comparing two of the same type and order compares bytes, anything else compares elements.
     """
 
@@ -53,22 +54,24 @@ class StoredArray(Sequence[Any]):
 
     @property
     def stored(self) -> memoryview:
-        """The whole value as stored, without the u32 that says it is an array."""
+        """The bytes of the whole value: element type, count, elements, without the u32 "array"."""
         return self._buffer[self._start - ARRAY.size : self._end]
 
     @property
     def raw(self) -> memoryview:
-        """The elements as stored."""
+        """The bytes of the elements, in the file's byte order."""
         return self._buffer[self._start : self._end]
 
     def tolist(self) -> list[Any]:
-        """Return all elements, decoded; arrays as lists too."""
+        """Return all elements decoded, in a list; elements that are arrays become lists too."""
         return list(self)
 
     def _element(self, index: int) -> Any:
+        """Return element `index`, decoded; subclasses say how."""
         raise NotImplementedError
 
     def _cursor(self, offset: int) -> Cursor:
+        """Return a cursor at a file offset inside the array that reports no faults again."""
         cursor = Cursor(self._buffer, self.where, offset, self._end)
         cursor.order = self.order
         cursor.faults = Faults(self.where, True)  # opening has judged the values
@@ -82,6 +85,7 @@ class StoredArray(Sequence[Any]):
     @overload
     def __getitem__(self, index: slice) -> tuple[Any, ...]: ...
     def __getitem__(self, index: int | slice) -> Any:
+        """Return one element, or a tuple for a slice; IndexError beyond the ends."""
         if isinstance(index, slice):
             return tuple(self._element(at) for at in range(*index.indices(self._count)))
         at = operator.index(index)
@@ -91,6 +95,7 @@ class StoredArray(Sequence[Any]):
         return self._element(at)
 
     def __eq__(self, other: object) -> bool:
+        """Return whether another sequence has equal elements; same type and order: equal bytes."""
         if isinstance(other, StoredArray) and (other.type, other.order) == (self.type, self.order):
             return self.stored == other.stored
         if isinstance(other, Sequence) and not isinstance(other, str | bytes | bytearray):
@@ -104,24 +109,27 @@ class StoredArray(Sequence[Any]):
 
 
 class NumberArray(StoredArray):
-    """Numbers or bools of one size."""
+    """A lazy array of numbers or bools."""
 
     __slots__ = ()
 
     def _element(self, index: int) -> Any:
+        """Return number `index`, decoded."""
         at = self._start + index * self.element.size
         return struct.unpack_from(self.order + self.element.letter, self._buffer, at)[0]
 
     def __iter__(self) -> Iterator[Any]:
+        """Yield all numbers, decoded _CHUNK at a time."""
         step = _CHUNK * self.element.size
         for at in range(self._start, self._end, step):
             yield from self._decode(self._buffer[at : min(at + step, self._end)])
 
     def tolist(self) -> list[Any]:
-        """Return all numbers."""
+        """Return all numbers in a list."""
         return self._decode(self.raw)
 
     def _decode(self, raw: memoryview) -> list[Any]:
+        """Return the numbers in a run of the elements' bytes."""
         if self.order == _NATIVE or self.element.size == 1:
             return raw.cast(self.element.letter).tolist()  # type: ignore[call-overload, no-any-return]
         swapped = array(self.element.letter, raw.tobytes())
@@ -130,15 +138,17 @@ class NumberArray(StoredArray):
 
 
 class StringArray(StoredArray):
-    """Strings; bytes that are not UTF-8 come as surrogate escapes, so nothing is lost."""
+    """A lazy array of strings; bytes that are not UTF-8 become surrogate escapes."""
 
     __slots__ = ("_marks",)
 
     def __init__(self, cursor: Cursor, start: int, count: int, marks: "array[int]") -> None:
+        """Take an array that ends at the cursor; `marks` are the offsets of every 64th string."""
         super().__init__(cursor, start, STRING, count)
         self._marks = marks
 
     def _element(self, index: int) -> str:
+        """Return string `index`: steps from the stored offset before it, at most 63 strings."""
         length_at = struct.Struct(f"{self.order}Q").unpack_from
         at = self._marks[index // STRIDE]
         for _ in range(index % STRIDE):
@@ -147,6 +157,7 @@ class StringArray(StoredArray):
         return str(self._buffer[at + 8 : at + 8 + length], "utf-8", "surrogateescape")
 
     def __iter__(self) -> Iterator[str]:
+        """Yield all strings in order."""
         length_at = struct.Struct(f"{self.order}Q").unpack_from
         buffer, at = self._buffer, self._start
         for _ in range(self._count):
@@ -158,7 +169,7 @@ class StringArray(StoredArray):
 class NestedArray(StoredArray):
     """Arrays, each with an element type of its own; elements are StoredArrays.
 
-    `type` goes on as far as all elements agree: `array:array:int32`, or `array:array`.
+    `type` names as many levels as all elements agree on: `array:array:int32`, or `array:array`.
     """
 
     __slots__ = ("_marks",)
@@ -166,27 +177,33 @@ class NestedArray(StoredArray):
     def __init__(
         self, cursor: Cursor, start: int, count: int, marks: "array[int]", inner: str
     ) -> None:
+        """Take an array that ends at the cursor; `marks` are the offsets of every 64th element.
+
+        `inner` is the part of the type's name that all elements share.
+        """
         super().__init__(cursor, start, ARRAY, count)
         self._marks = marks
         self.type += inner
 
     def _element(self, index: int) -> StoredArray:
+        """Return array `index`: steps from the stored offset before it, at most 63 arrays."""
         cursor = self._cursor(self._marks[index // STRIDE])
         _walk_arrays(cursor, index % STRIDE, "array")
         return read_array(cursor, "array")
 
     def tolist(self) -> list[Any]:
-        """Return lists in lists; the depth was judged on opening."""
+        """Return lists in lists; opening has checked the depth."""
         return [item.tolist() for item in self]
 
     def __iter__(self) -> Iterator[StoredArray]:
+        """Yield the inner arrays in order."""
         cursor = self._cursor(self._start)
         for _ in range(self._count):
             yield read_array(cursor, "array")
 
 
 def read_type(cursor: Cursor, what: str) -> ValueType:
-    """Read a u32 value type. Raises FormatError for an id that GGUF does not have."""
+    """Return the value type of the next u32 id; FormatError for an id that GGUF does not have."""
     at = cursor.offset
     found = cursor.uint(4, what)
     if found not in TYPE_BY_ID:
@@ -198,9 +215,9 @@ def read_type(cursor: Cursor, what: str) -> ValueType:
 
 
 def read_array(cursor: Cursor, what: str) -> StoredArray:
-    """Read an array value and move past it; only its structure (and bools) are looked at.
+    """Return an array value at the cursor and move past it; nothing but bools is decoded.
 
-    Raises FormatError or TruncatedError.
+    `what` names it in messages. Raises FormatError or TruncatedError.
     """
     element, count = _read_head(cursor, what)
     start = cursor.offset
@@ -215,12 +232,14 @@ def read_array(cursor: Cursor, what: str) -> StoredArray:
 
 
 def _read_head(cursor: Cursor, what: str) -> tuple[ValueType, int]:
+    """Return (element type, element count) of an array; FormatError for an unlikely count."""
     element = read_type(cursor, f"the element type of {what}")
     limit = min(MAX_ARRAY, MAX_METADATA // element.size)
     return element, cursor.count(8, element.size, f"the element count of {what}", limit)
 
 
 def _skip_numbers(cursor: Cursor, element: ValueType, count: int, what: str) -> None:
+    """Move the cursor past `count` numbers; bools other than 0 and 1 are reported as faults."""
     start = cursor.offset
     cursor.skip(count * element.size, what)
     if element is BOOL:
@@ -232,7 +251,10 @@ def _skip_numbers(cursor: Cursor, element: ValueType, count: int, what: str) -> 
 
 
 def report_bool(cursor: Cursor, what: str, at: int, found: int) -> None:
-    """Report a byte that is not 0 or 1 to the cursor's faults."""
+    """Add a fault to the cursor's for a bool whose byte `found` is not 0 or 1.
+
+    `at` is its offset, `what` names the key.
+    """
     error = FormatError(
         f"{cursor.where}: {what} has a bool of {found} at offset {at}; GGUF has 0 and 1; "
         "the file is damaged"
@@ -241,7 +263,7 @@ def report_bool(cursor: Cursor, what: str, at: int, found: int) -> None:
 
 
 def _walk_strings(cursor: Cursor, count: int, what: str) -> "array[int]":
-    """Step over `count` strings; returns the offset of every 64th."""
+    """Move past `count` strings; return the offset of every 64th."""
     marks = array("Q")
     length_at = struct.Struct(f"{cursor.order}Q").unpack_from
     for done in range(0, count, STRIDE):
@@ -262,13 +284,16 @@ def _walk_strings(cursor: Cursor, count: int, what: str) -> "array[int]":
 
 
 def _walk_carefully(cursor: Cursor, steps: int, done: int, what: str) -> None:
-    """Step over strings one by one, to name the one that is too long."""
+    """Move past strings one by one, so that the error names the one that is too long.
+
+    `done` is the index of the first of the `steps` strings.
+    """
     for number in range(done, done + steps):
         cursor.skip(read_length(cursor, f"{what}[{number}]"), f"{what}[{number}]")
 
 
 def read_length(cursor: Cursor, what: str) -> int:
-    """Read the length of a string. Raises FormatError beyond MAX_STRING bytes."""
+    """Return the length of a string in bytes; FormatError beyond MAX_STRING."""
     at = cursor.offset
     length = cursor.uint(8, f"the length of {what}")
     if length > MAX_STRING:
@@ -280,9 +305,9 @@ def read_length(cursor: Cursor, what: str) -> int:
 
 
 def _walk_arrays(cursor: Cursor, count: int, what: str) -> tuple["array[int]", str]:
-    """Step over `count` arrays, which may hold arrays, without recursion.
+    """Move past `count` arrays, which may hold arrays, without recursion.
 
-    Returns the offset of every 64th, and the part of the type's name that all of them share.
+    Returns (offset of every 64th, the part of the type's name that all of them share).
     """
     marks = array("Q")
     levels: list[set[str]] = []  # element types met at each level
@@ -318,6 +343,7 @@ def _walk_arrays(cursor: Cursor, count: int, what: str) -> tuple["array[int]", s
 
 
 def _shared_name(levels: Sequence[set[str]]) -> str:
+    """Return the type name of as many levels as have one element type: ":int32", or ""."""
     name = ""
     for found in levels:
         if len(found) > 1:

@@ -1,10 +1,10 @@
-"""Big-endian tensor data turned into little-endian, for every encoding ggml has.
+"""Converts big-endian tensor data to little-endian, for every encoding ggml has.
 
 What has a byte order is what ggml's decoder reads as one number (ggml-common.h for the members,
-ggml-quants.c where it copies four bytes into a uint32_t): the layouts of the encoding table say so,
-for the high bits of Q5_0 and Q5_1 and the sign words of IQ2_XXS and IQ3_XXS too. Upstream's own
-converter covers F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K, Q1_0, TQ2_0, MXFP4 and NVFP4, and agrees
-on all of them.
+ggml-quants.c where it copies four bytes into a uint32_t): the layouts of the encoding table say
+so, for the high bits of Q5_0 and Q5_1 and the sign words of IQ2_XXS and IQ3_XXS too. Upstream's
+own converter covers F32, F16, BF16, Q4_0, Q8_0, Q4_K, Q6_K, Q1_0, TQ2_0, MXFP4 and NVFP4, and
+agrees on all of them.
 """
 
 from collections.abc import Callable
@@ -36,6 +36,7 @@ def swapper(encoding: str) -> Callable[[memoryview], bytes]:
     moved = [(at, source) for at, source in enumerate(order) if at != source]
 
     def swap(blocks: memoryview) -> bytes:
+        """Return a copy of the blocks with every number's bytes reversed."""
         given = bytes(blocks)
         result = bytearray(given)
         for at, source in moved:
@@ -46,7 +47,7 @@ def swapper(encoding: str) -> Callable[[memoryview], bytes]:
 
 
 class SwappedTensor(StoredTensor):
-    """A tensor of a big-endian file; `raw` gives little-endian bytes, made for the range asked."""
+    """A tensor of a big-endian file; `raw` returns little-endian bytes, made for each range."""
 
     __slots__ = ()
 

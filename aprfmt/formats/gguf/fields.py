@@ -1,4 +1,4 @@
-"""The header of a GGUF file, field by field."""
+"""Lists the header of a GGUF file, field by field."""
 
 from collections.abc import Iterator
 
@@ -11,7 +11,7 @@ from aprfmt.formats.header_field import HeaderField, sequential_fields
 
 
 def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
-    """Yield magic, version and counts, then every key's value, then the tensor table."""
+    """Yield the fields of magic, version and counts, every key's value, the tensor table."""
     parsed = parse(buffer, where, damaged=True)
     tensors, keys = parsed.counts
     yield from sequential_fields(
@@ -26,6 +26,7 @@ def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
         value = parsed.metadata[key]
         shown = shorten(value, 60) if isinstance(value, str) else shorten(repr(value), 60)
         yield HeaderField(field.start, field.end - field.start, f"{key} ({field.type})", shown)
+    # The lines have no fixed length: each is read to find the next.
     cursor = Cursor(buffer, where, parsed.table[0])
     cursor.order = parsed.order
     for _ in range(tensors):

@@ -1,7 +1,8 @@
-"""Type ids of forks: which of several meanings of an id a file's bytes have, and missing headers.
+"""Type ids of llama.cpp's forks: which of several meanings of an id a file's bytes have.
 
-An id says nothing of who gave it. Where two meanings of one are known, the bytes between a tensor
-and the next one settle it, and a key of the file where they do not; what stays in doubt is said.
+An id does not say which program gave it. Where two meanings of one are known, the bytes between
+a tensor and the next one decide, and a key of the file where they do not. Where both fail, the
+doubt is reported. Missing row headers are found in the same way.
 """
 
 import math
@@ -18,7 +19,7 @@ from aprfmt.formats.gguf.layout import align_size
 
 @dataclass(frozen=True, slots=True)
 class TableLine:
-    """A line of the tensor table; `offset` counts from the data section."""
+    """A line of the tensor table; `offset` counts from the start of the data section."""
 
     name: str
     shape: tuple[int, ...]
@@ -28,20 +29,20 @@ class TableLine:
 
 @dataclass(frozen=True, slots=True)
 class TensorExtents:
-    """The bytes each tensor can have: up to the next one, or to the end of the file."""
+    """The bytes that each tensor can have: up to the next one, or to the end of the file."""
 
     starts: Sequence[int]  # sorted, each once
     end: int  # of the data section
     alignment: int
 
     def of(self, entry: TableLine) -> tuple[int, bool]:
-        """Return the bytes from a tensor's start to the next, and whether it is the last."""
+        """Return (bytes from a tensor's start to the next one's, whether it is the last)."""
         after = bisect_right(self.starts, entry.offset)
         last = after == len(self.starts)
         return (self.end if last else self.starts[after]) - entry.offset, last
 
     def fits(self, entry: TableLine, nbytes: int | None) -> bool:
-        """Say whether exactly so many bytes, and their padding, are there."""
+        """Return whether a tensor has exactly `nbytes` with their padding; False for None."""
         if nbytes is None:
             return False
         room, last = self.of(entry)
@@ -52,18 +53,20 @@ class TensorExtents:
 def resolve_fork_types(
     entries: Sequence[TableLine], room: TensorExtents, metadata: Mapping[str, object]
 ) -> tuple[list[TableLine], dict[int, str]]:
-    """Return the entries, of another encoding where an id means that here, and what to say of it.
+    """Return (entries, their encodings replaced where bytes show it; {type id: message}).
 
-    What is said is by type id.
+    An id whose bytes fit another meaning gets an encoding that is not decoded.
     """
     found, said = list(entries), {}
     for number, claims in CONTESTED.items():
         mine = [e for e in entries if e.row.ggml == number and _elements(e)]
         if not mine:
             continue
+        # Which meanings of the id do the bytes of all its tensors fit?
         own = mine[0].row
         upstream = own.known and _all_fit(mine, room, own)
         others = [claim for claim in claims if _all_fit(mine, room, claim.measure)]
+        # A key of the file that names the fork outweighs llama.cpp's own meaning.
         keyed = [
             claim for claim in others if claim.key and metadata.get(claim.key[0]) == claim.key[1]
         ]
@@ -73,6 +76,7 @@ def resolve_fork_types(
         what = (
             f"{count_phrase(names, 'tensor')} of ggml type {number}, first {tensor_label(names[0])}"
         )
+        # More bytes than any known meaning takes: the tensors cannot be decoded.
         if not others and own.known and all(_more(entry, room, own) for entry in mine):
             found = _undecided(found, number)
             said[number] = (
@@ -81,6 +85,7 @@ def resolve_fork_types(
             )
         if not others:
             continue
+        # Both fit: llama.cpp's meaning is used, and the doubt is reported.
         if upstream:
             said[number] = (
                 f"{what}: read as {own.name}; as many bytes would be {_either(others)}, and no key "
@@ -95,27 +100,30 @@ def resolve_fork_types(
 
 
 def _undecided(entries: Iterable[TableLine], number: int) -> list[TableLine]:
-    """Return the entries, those of this type id of an encoding that is not decoded."""
+    """Return the entries, with an encoding that is not decoded for those of this type id."""
     return [
         replace(e, row=unknown_encoding(number)) if e.row.ggml == number else e for e in entries
     ]
 
 
 def _more(entry: TableLine, room: TensorExtents, kind: Encoding) -> bool:
-    """Say whether a tensor has more bytes than an encoding takes, its padding included."""
+    """Return whether a tensor has more bytes than an encoding takes with its padding."""
     nbytes = _bytes(entry, kind)
     return nbytes is not None and room.of(entry)[0] > align_size(nbytes, room.alignment)
 
 
 def _elements(entry: TableLine) -> int:
+    """Return the number of a tensor's elements."""
     return math.prod(entry.shape)
 
 
 def _all_fit(entries: Iterable[TableLine], room: TensorExtents, kind: Encoding | TypeSize) -> bool:
+    """Return whether the bytes of all these tensors fit an encoding or a fork's type."""
     return all(room.fits(entry, _bytes(entry, kind)) for entry in entries)
 
 
 def _bytes(entry: TableLine, kind: Encoding | TypeSize) -> int | None:
+    """Return a tensor's bytes in an encoding; None if its rows are not whole blocks."""
     if isinstance(kind, TypeSize):
         return kind.nbytes(entry.shape)
     columns = entry.shape[-1] if entry.shape else 1
@@ -123,11 +131,12 @@ def _bytes(entry: TableLine, kind: Encoding | TypeSize) -> int | None:
 
 
 def _either(claims: Sequence[TypeClaim]) -> str:
+    """Return the names of several meanings of an id, joined by "or"."""
     return " or ".join(map(str, claims))
 
 
 def undecoded_notes(entries: Iterable[TableLine], room: TensorExtents) -> Iterator[str]:
-    """Yield what to say of each type without a codec among these entries."""
+    """Yield a message for each type among these entries that has no codec here."""
     strange: dict[Encoding, list[TableLine]] = {}
     for entry in entries:
         if not entry.row.known:
@@ -146,12 +155,12 @@ def undecoded_notes(entries: Iterable[TableLine], room: TensorExtents) -> Iterat
 
 
 def count_phrase(names: Sequence[str], noun: str) -> str:
-    """Return "1 tensor is", "2 tensors are" of names."""
+    """Return "1 tensor is" or "2 tensors are" for a list of names."""
     return f"1 {noun} is" if len(names) == 1 else f"{len(names)} {noun}s are"
 
 
 def missing_row_header(entry: TableLine, nbytes: int, room: TensorExtents) -> str:
-    """Return what is wrong with a tensor that has no room for its row headers, "" if it has.
+    """Return what is wrong with a tensor whose row headers are missing, "" if they are there.
 
     gguf-py knew no row headers before September 2026: what it wrote again is short by them.
     """

@@ -1,8 +1,9 @@
 """Which value types llama.cpp's converter gives the keys it knows.
 
-Its readers refuse a key of another type, so a plain Python value gets the type from here. `*` is
-the architecture. Strings are apart: a str is always one. Taken from gguf-py's GGUFWriter, which
-a test compares; a key may be in two rows, one for a number and one for a list.
+Its readers refuse a key of another type, so a plain Python value gets its type from this table.
+`*` is the architecture. Strings are a list of their own: a str is always one. Taken from
+gguf-py's GGUFWriter, which a test compares; a key may be in two rows, one for a number and one
+for a list.
 """
 
 from collections.abc import Mapping, Sequence
@@ -129,7 +130,7 @@ _BY_KEY: Mapping[tuple[str, bool], str] = {
 
 
 def known_type(key: str, is_list: bool) -> str | None:
-    """Return the type of a well-known key for a number or for a list, None for other keys.
+    """Return the GGUF type of a well-known key for a number or for a list, None for other keys.
 
     A list under a key that is a float elsewhere is a list of floats.
     """
@@ -143,7 +144,10 @@ def known_type(key: str, is_list: bool) -> str | None:
 
 
 def known_keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return every known key with the types it may have; `*` stands for a number or any word."""
+    """Return {key: types it may have} of every known key; `*` stands for a number or any word.
+
+    Keys of an architecture are given for each of `architectures`.
+    """
     found: dict[str, tuple[str, ...]] = {}
     for (key, _), kind in _BY_KEY.items():
         found[key] = (*found.get(key, ()), kind)

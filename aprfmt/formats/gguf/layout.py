@@ -1,4 +1,4 @@
-"""GGUF on disk: header, value types, tensor entries - for both directions.
+"""The layout of a GGUF file: header, value types, tensor entries; for reader and writer.
 
 Source: the GGUF page of the ggml project (docs/gguf.md) and what its C reader enforces
 (ggml/src/gguf.cpp). Versions 2 and 3 have one layout; 3 says that big-endian files exist.
@@ -8,8 +8,8 @@ Source: the GGUF page of the ggml project (docs/gguf.md) and what its C reader e
     tensors: string name | u32 n_dims | u64 dims[n_dims] (fastest first) | u32 type | u64 offset
     padding to the alignment | data; offsets count from here
 
-A string is a u64 length and UTF-8 bytes without a terminator. An array is a u32 element type, a u64
-count and the elements; an element that is an array brings its own type and count.
+A string is a u64 length and UTF-8 bytes without a terminator. An array is a u32 element type, a
+u64 count and the elements; an element that is an array brings its own type and count.
 """
 
 import re
@@ -49,11 +49,12 @@ class ValueType:
 
     @property
     def fixed(self) -> bool:
-        """True for numbers and bools, False for strings and arrays."""
+        """True for numbers and bools, False for strings and arrays, whose size varies."""
         return self.letter != ""
 
 
 def _number(name: str, id: int, letter: str) -> ValueType:
+    """Return the value type of a number, its size derived from the struct letter."""
     return ValueType(name, id, letter, struct.calcsize(f"<{letter}"))
 
 
@@ -106,22 +107,25 @@ def align_size(count: int, alignment: int) -> int:
 
 
 def encoding_of(ggml_id: int) -> Encoding:
-    """Return the encoding row of a ggml type id, an unknown one as `type#142`."""
+    """Return the encoding of a ggml type id; an unknown one is named like `type#142`."""
     return BY_GGML.get(ggml_id) or unknown_encoding(ggml_id)
 
 
 def pack_header(tensors: int, keys: int) -> bytes:
-    """Return the little-endian header of a file of the version we write."""
+    """Return the 24 little-endian header bytes of a file of the version we write."""
     return struct.pack("<4sIQQ", MAGIC, VERSION, tensors, keys)
 
 
 def pack_string(raw: bytes) -> bytes:
-    """Return a string as stored: its length, then its bytes."""
+    """Return a string's stored bytes: its length, then its bytes."""
     return struct.pack("<Q", len(raw)) + raw
 
 
 def pack_tensor(name: bytes, shape: Sequence[int], ggml_id: int, data_offset: int) -> bytes:
-    """Return a tensor entry; `shape` is row-major, `data_offset` counts from the data section."""
+    """Return the bytes of a tensor's line in the table.
+
+    `shape` is row-major, `data_offset` counts from the data section.
+    """
     dims = tuple(reversed(shape))
     tail = struct.pack(f"<I{len(dims)}QIQ", len(dims), *dims, ggml_id, data_offset)
     return pack_string(name) + tail

@@ -1,4 +1,4 @@
-"""The key-value part of a GGUF file, read: structure at once, strings and arrays when asked for."""
+"""The key-value part of a GGUF file: structure read at once, strings and arrays when needed."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
@@ -16,14 +16,14 @@ _LARGE = 1 << 20  # values whose pages are given back once they have been steppe
 
 
 class StoredNaN(float):
-    """A float32 that is no number, with its bits: a float64, as Python has it, loses some."""
+    """A float32 NaN with its bits: a Python float is a float64, which loses some of them."""
 
     raw: bytes  # little-endian
 
 
 @dataclass(frozen=True, slots=True)
 class MetadataField:
-    """One value: its type's full name, where its bytes lie, and for all but strings the value."""
+    """One value: its type's full name, where its bytes are, and the value unless a string."""
 
     type: str
     start: int
@@ -43,6 +43,7 @@ class Metadata(Mapping[str, Value]):
         self.fields: dict[str, MetadataField] = {}
 
     def __getitem__(self, key: str) -> Value:
+        """Return the value of a key; a string is decoded from the file."""
         field = self.fields[key]
         if field.type == STRING.name:
             return str(self.buffer[field.start + 8 : field.end], "utf-8", "surrogateescape")
@@ -59,14 +60,14 @@ class Metadata(Mapping[str, Value]):
 
     @property
     def types(self) -> dict[str, str]:
-        """Value types by key: `uint32`, `string`, `array:string`, `array:array:int32`."""
+        """{key: value type}: `uint32`, `string`, `array:string`, `array:array:int32`."""
         return {key: field.type for key, field in self.fields.items()}
 
 
 def read_metadata(cursor: Cursor, count: int, drop: Drop | None) -> Metadata:
-    """Read `count` keys and step over their values; the first of equal keys counts.
+    """Return the next `count` keys, with their values skipped; the first of equal keys counts.
 
-    Raises FormatError or TruncatedError.
+    `drop` is called with (start, stop) of large values. Raises FormatError or TruncatedError.
     """
     metadata = Metadata(cursor.buffer)
     begin = cursor.offset
@@ -77,6 +78,7 @@ def read_metadata(cursor: Cursor, count: int, drop: Drop | None) -> Metadata:
         if key in metadata.fields:
             error = f"{cursor.where}: {what} at offset {at} stands twice; keys must be unique"
             cursor.faults.add(FormatError(error))
+        # Values are skipped, not decoded; the first of equal keys counts.
         field = _read_value(cursor, arrays.read_type(cursor, what), what)
         metadata.fields.setdefault(key, field)
         if cursor.offset - begin > MAX_METADATA:
@@ -91,6 +93,7 @@ def read_metadata(cursor: Cursor, count: int, drop: Drop | None) -> Metadata:
 
 
 def _read_key(cursor: Cursor, number: int) -> str:
+    """Return key number `number` and move past it; FormatError for an impossible length."""
     at = cursor.offset
     length = cursor.uint(8, f"the length of key {number}")
     if not 0 < length <= MAX_KEY_BYTES:
@@ -105,6 +108,10 @@ def _read_key(cursor: Cursor, number: int) -> str:
 
 
 def _read_value(cursor: Cursor, kind: ValueType, what: str) -> MetadataField:
+    """Return the field of the next value, of type `kind`, and move past it.
+
+    Strings and arrays are not decoded. `what` names the key in messages.
+    """
     start = cursor.offset
     value: Value = None
     if kind is ARRAY:

@@ -1,8 +1,8 @@
 """From a buffer to the structure of one GGUF file: no path, no mapping, no tensor bytes.
 
-Everything is judged by the C reader's rules; where it refuses what can be read without doubt
-(holes, another data order, long names), the file opens with a note that says so. What leaves the
-rest readable goes to `Parsed.faults`.
+Everything is checked by the C reader's rules. Where it refuses what can be read without doubt
+(holes, another data order, long names), the file opens with a note that says so. Faults that
+leave the rest readable go to `Parsed.faults`.
 """
 
 import math
@@ -31,7 +31,7 @@ from aprfmt.formats.gguf.metadata import Drop, Metadata, read_metadata
 
 @dataclass(slots=True)
 class ParsedGguf(Structure):
-    """The structure of one file.
+    """The structure of one GGUF file.
 
     `order` is "<" or ">". `infos` are in the table's order with absolute offsets. The data section
     begins at `data_offset`, the tensor table takes the bytes `table`; `end` is where the last
@@ -53,7 +53,7 @@ class ParsedGguf(Structure):
     table: tuple[int, int] = (0, 0)
 
     def regions(self) -> Iterator[tuple[int, int]]:
-        """Yield (start, stop) of everything that has a meaning; the rest should be zeros."""
+        """Yield (start, stop) of header, table and tensors; bytes outside them should be zeros."""
         yield 0, self.table[1]
         for info in self.infos.values():
             yield info.offset, info.offset + info.nbytes
@@ -69,10 +69,10 @@ def parse(
 ) -> ParsedGguf:
     """Return the structure of the GGUF file in `buffer`; `where` begins every message.
 
-    `partial` lists tensors that lie beyond the end of a truncated file, with a warning; what
-    stands before the data must be whole. `damaged` collects what leaves the rest readable in
-    `faults`; without it the first fault raises. `drop` is told which large values have been
-    stepped over. Raises FormatError, TruncatedError or UnsupportedError.
+    `partial` lists tensors that are beyond the end of a truncated file, with a warning; everything
+    before the data must be whole. `damaged` collects faults that leave the rest readable in
+    `faults`; without it the first fault raises. `drop` is called with the ranges of large values
+    that were skipped. Raises FormatError, TruncatedError or UnsupportedError.
     """
     cursor = Cursor(buffer, where)
     cursor.faults = Faults(where, damaged)
@@ -83,6 +83,7 @@ def parse(
 
 
 def _parse(cursor: Cursor, partial: bool, drop: Drop | None) -> ParsedGguf:
+    """Return the structure of the file at the cursor; adds tolerable faults to its faults."""
     version = _read_version(cursor)
     tensors = cursor.count(8, layout.SMALLEST_TENSOR, "the tensor count")
     keys = cursor.count(8, layout.SMALLEST_KEY, "the key count")
@@ -121,7 +122,10 @@ def _parse(cursor: Cursor, partial: bool, drop: Drop | None) -> ParsedGguf:
 
 
 def _read_version(cursor: Cursor) -> int:
-    """Read magic and version, and take the byte order from the version's empty half."""
+    """Return the version after the magic, and set the cursor's byte order.
+
+    A version is small, so that the half of its bytes that is zero shows the order.
+    """
     magic = bytes(cursor.take(4, "the magic"))
     if magic != layout.MAGIC:
         raise FormatError(
@@ -144,6 +148,7 @@ def _read_version(cursor: Cursor) -> int:
 
 
 def _alignment(metadata: Metadata, where: str) -> int:
+    """Return the alignment that the metadata gives; FormatError if it is no power of two."""
     key = layout.ALIGNMENT_KEY
     if key not in metadata:
         return layout.DEFAULT_ALIGNMENT
@@ -158,6 +163,7 @@ def _alignment(metadata: Metadata, where: str) -> int:
 
 
 def _read_table(cursor: Cursor, count: int, alignment: int) -> list[TableLine]:
+    """Return the lines of the tensor table, whose names must be unique."""
     entries: list[TableLine] = []
     seen: set[str] = set()
     for number in range(count):
@@ -183,7 +189,7 @@ def _read_table(cursor: Cursor, count: int, alignment: int) -> list[TableLine]:
 
 
 def _read_entry(cursor: Cursor, name: str, at: int, alignment: int) -> TableLine:
-    """Read what follows the name in a line of the table that begins at `at`."""
+    """Return the line of the table that begins at offset `at`; its name is read already."""
     tensor = tensor_label(name)
     ndim = cursor.uint(4, tensor)
     if ndim > MAX_DIMS:
@@ -197,6 +203,7 @@ def _read_entry(cursor: Cursor, name: str, at: int, alignment: int) -> TableLine
 
 
 def _too_many(ndim: int) -> str:
+    """Return the words for a tensor of too many dimensions."""
     return f"has {ndim} dimensions, GGUF has at most {layout.MAX_DIMS}"
 
 
@@ -217,16 +224,20 @@ def _objection(dims: Sequence[int], ggml_id: int, offset: int, alignment: int) -
 
 
 def _countable(dims: Sequence[int]) -> bool:
+    """Return whether the sizes and their product are below 2^63."""
     return max(dims, default=0) <= MAX_INT64 and math.prod(dims) < MAX_INT64
 
 
 def _place(
     parsed: ParsedGguf, entries: Sequence[TableLine], room: TensorExtents, partial: bool
 ) -> None:
-    """Give every tensor its bytes; one of unknown layout takes all up to the next."""
+    """Add the TensorInfo of every line to `parsed.infos`, with offset and size in bytes.
+
+    A tensor of an encoding that is not known gets all bytes up to the next tensor.
+    """
     for entry in entries:
         if entry.name in parsed.infos:
-            continue  # stands twice
+            continue  # listed twice
         if not _countable(entry.shape):
             nbytes = 0
         elif entry.row.known:
@@ -270,6 +281,7 @@ def _gap(parsed: ParsedGguf, entry: TableLine, starts: Sequence[int], partial: b
 
 
 def _known_size(parsed: ParsedGguf, entry: TableLine) -> int:
+    """Return a tensor's size in bytes; 0, with a fault, if its shape does not fit the encoding."""
     try:
         return entry.row.nbytes(entry.shape)
     except CodecError as error:
@@ -281,6 +293,10 @@ def _known_size(parsed: ParsedGguf, entry: TableLine) -> int:
 def _note_entries(
     parsed: ParsedGguf, entries: Sequence[TableLine], room: TensorExtents, said: Mapping[int, str]
 ) -> None:
+    """Add the notes about the table: byte order, long names, encodings, order of the data.
+
+    `said` are texts about encodings that forks number differently, by ggml id.
+    """
     if parsed.order == ">":
         parsed.remark("big-endian; tensor bytes are given in little-endian order")
     names = [e.name for e in entries if len(e.name.encode()) > layout.MAX_NAME_BYTES]
@@ -304,7 +320,7 @@ def _note_entries(
 
 
 def _check_overlap(parsed: ParsedGguf) -> None:
-    """Report tensors that share bytes; warn about bytes that belong to none."""
+    """Report tensors that share bytes, warn about bytes of no tensor, and set `parsed.end`."""
     infos = [info for info in parsed.sound() if info.nbytes]
     report_overlap(infos, parsed.faults)
     if not parsed.faults.damage:
@@ -314,6 +330,7 @@ def _check_overlap(parsed: ParsedGguf) -> None:
 
 
 def _note_holes(parsed: ParsedGguf, infos: Iterable[TensorInfo]) -> None:
+    """Warn about unused bytes between tensors, which are given in the order of their offsets."""
     holes: list[tuple[int, str]] = []
     end = parsed.data_offset
     for info in infos:
@@ -334,12 +351,17 @@ def _note_holes(parsed: ParsedGguf, infos: Iterable[TensorInfo]) -> None:
 
 
 def _is_beyond(info: TensorInfo, parsed: ParsedGguf) -> bool:
+    """Return whether a tensor ends beyond the file's end; an empty one, whether it starts there."""
     if info.nbytes:
         return info.offset + info.nbytes > parsed.size
     return info.offset > max(align_size(parsed.end, parsed.alignment), parsed.size)
 
 
 def _check_end(parsed: ParsedGguf, partial: bool) -> None:
+    """Report tensors that the file's end cuts, and note bytes after the data or missing padding.
+
+    With `partial` cut tensors are only a warning.
+    """
     beyond = [info for info in parsed.sound() if _is_beyond(info, parsed)]
     if beyond:
         first = beyond[0]

@@ -1,4 +1,4 @@
-"""GGUF files, and splits of them, as sources."""
+"""Opens GGUF files, and splits of them, as sources."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -23,6 +23,7 @@ class GGUFSource(MappedSource[GgufShard]):
     format = "gguf"
 
     def __init__(self, path: Path, shards: Sequence[GgufShard], notes: Sequence[Note] = ()) -> None:
+        """Take the open shards in order; the first one has the metadata."""
         super().__init__(path, shards, notes)
         first = shards[0].parsed
         self.version = str(first.version)
@@ -36,13 +37,12 @@ class GGUFSource(MappedSource[GgufShard]):
 
 
 def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> GGUFSource:
-    """Open a GGUF file; any shard of a split opens the whole model.
+    """Return an open GGUF model; any shard of a split opens the whole model.
 
-    `partial` lists truncated files and incomplete splits: what is missing is said in `notes`, and
-    asking for the bytes of a cut tensor raises TruncatedError. `damaged` goes on past what leaves
-    the rest readable; `damage` says what that is.
-    Raises FormatError (TruncatedError, UnsupportedError) for what is not GGUF, for a missing shard,
-    and for a set whose shards disagree or were left half written.
+    `partial` lists truncated files and incomplete splits: `notes` say what is missing, and asking
+    for the bytes of a cut tensor raises TruncatedError. `damaged` collects faults that leave the
+    rest readable in `damage`. Raises FormatError (TruncatedError, UnsupportedError) for what is not
+    GGUF, for a missing shard, and for a set whose shards disagree or were left half written.
     """
     from aprfmt.formats.shard_set import refuse_mixed
 
@@ -50,16 +50,19 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     with ExitStack() as stack:
 
         def read(shard_path: Path) -> GgufShard:
+            """Return the open shard at a path; it is closed if anything raises later."""
             file = open_bytes(shard_path)
             stack.callback(file.close)
             where = str(shard_path)
             parsed = parse(file.view, where, partial=partial, damaged=damaged, drop=file.drop)
             return GgufShard(file, parsed)
 
+        # The opened shard gives the names of the others.
         opened = read(path)
         names = sibling_names(path, opened.parsed)
         if len(names) > 1:
             refuse_mixed(path, [path.with_name(name) for name in names])
+        # Remote files are looked up at once, which stores whether each exists.
         map_paths([path.with_name(name) for name in names], lambda sibling: sibling.is_file())
         shards, notes = [], []
         for name in names:
@@ -86,9 +89,10 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
 def open_buffer(
     buffer: Buffer, path: Path, *, partial: bool = False, damaged: bool = False
 ) -> GGUFSource:
-    """Open the bytes of one GGUF file; of a split that file alone. `path` begins the messages.
+    """Return an open source of one file's bytes in memory, without other shards of a split.
 
-    Raises FormatError (TruncatedError, UnsupportedError).
+    `path` begins the messages; `partial` and `damaged` as in `open_source`. Raises FormatError
+    (TruncatedError, UnsupportedError).
     """
     file = BufferFile(buffer, path)
     parsed = parse(file.view, str(path), partial=partial, damaged=damaged)

@@ -28,18 +28,18 @@ if TYPE_CHECKING:
 
 
 class GgufShard(mapped_file.Shard["ParsedGguf"]):
-    """One file of a source, and its structure."""
+    """One open file of a GGUF model, and its structure."""
 
     __slots__ = ()
 
     @property
     def whole(self) -> type[mapped_file.StoredTensor]:
-        """A tensor that turns its bytes where the file is big-endian."""
+        """The class of an undamaged tensor: one that swaps bytes if the file is big-endian."""
         return SwappedTensor if self.parsed.order == ">" else mapped_file.StoredTensor
 
 
 def _whole(parsed: "ParsedGguf", key: str) -> int | None:
-    """Return an integer key of a split, None where it is absent. Raises FormatError."""
+    """Return an integer key of a split, None where it is absent; FormatError for other values."""
     value: Value = parsed.metadata.get(key)
     if value is None:
         return None
@@ -52,10 +52,10 @@ def _whole(parsed: "ParsedGguf", key: str) -> int | None:
 
 
 def sibling_names(path: Path, parsed: "ParsedGguf") -> list[str]:
-    """Return the names of all files of the model that `path` belongs to, in order.
+    """Return the file names of the model that `path` belongs to, in order.
 
-    Without a split, the file alone. Raises FormatError where the split's keys and the
-    file's name disagree: the other files' names could then not be told.
+    Without a split, that of the file alone. Raises FormatError where the split's keys and the
+    file's name disagree: then the other files' names are not known.
     """
     count = _whole(parsed, SPLIT_COUNT)
     if count is None or count < 2:
@@ -77,9 +77,9 @@ def sibling_names(path: Path, parsed: "ParsedGguf") -> list[str]:
 
 
 def check_set(shards: Sequence[GgufShard], *, complete: bool) -> None:
-    """Refuse shards that do not belong together. Raises FormatError.
+    """Raise FormatError for shards that do not belong together.
 
-    Shards that are not `complete` are not counted.
+    Tensors are counted only if the set is `complete`.
     """
     first = shards[0].parsed
     seen: dict[str, str] = {}
@@ -115,10 +115,10 @@ def check_set(shards: Sequence[GgufShard], *, complete: bool) -> None:
 def divide_tensors(
     costs: Sequence[tuple[int, int]], heads: tuple[int, int], alignment: int, limit: int
 ) -> list[int]:
-    """Return how many tensors each file takes, in order, so that none is larger than `limit`.
+    """Return how many tensors each file gets, in order, so that none is larger than `limit`.
 
     `costs` are (bytes in the tensor table, padded bytes of data), `heads` the bytes before the
-    table in the first file and in the others. A tensor is never cut, so a file that holds only one
+    table in the first file and in the others. A tensor is never cut, so a file with only one
     may be larger.
     """
     counts = [0]

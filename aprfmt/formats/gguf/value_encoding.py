@@ -1,9 +1,9 @@
-"""Python values to GGUF metadata values.
+"""Encodes Python values as GGUF metadata values.
 
-A value is `TypedValue`, or its type comes from the table of known keys, or from Python's own: bool,
-str, int (uint32, else uint64; negative int32, else int64; in lists int32 first, as gguf-py has it),
-float (float32, as gguf-py has it), bytes (array:uint8), and lists of these. An array that a reader
-handed out is copied as it is.
+A value is `TypedValue`, or its type comes from the table of known keys, or from Python's own:
+bool, str, int (uint32, else uint64; negative int32, else int64; in lists int32 first, as in
+gguf-py), float (float32, as in gguf-py), bytes (array:uint8), and lists of these. An array that
+a reader returned is copied without decoding.
 """
 
 import struct
@@ -38,7 +38,7 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
 
 
 def encode_key(key: str) -> bytes:
-    """Return a key as stored. Raises ConversionError for a key that GGUF cannot store."""
+    """Return a key's stored bytes, length first; ConversionError if GGUF cannot store it."""
     try:
         raw = key.encode()
     except UnicodeEncodeError:
@@ -52,9 +52,9 @@ def encode_key(key: str) -> bytes:
 
 
 def encode_value(key: str, value: Value | TypedValue) -> list[Piece]:
-    """Return a value as stored, with its type before it, in pieces to write one after the other.
+    """Return the stored bytes of a value, its type first, in pieces to write one after the other.
 
-    Raises ConversionError for a value that its type cannot hold.
+    Raises ConversionError for a value that its type cannot store.
     """
     name = value.type if isinstance(value, TypedValue) else type_of(key, value)
     plain = value.value if isinstance(value, TypedValue) else value
@@ -67,7 +67,7 @@ def encode_value(key: str, value: Value | TypedValue) -> list[Piece]:
 
 
 def type_of(key: str, value: Value) -> str:
-    """Return the type a plain value is written as. Raises ConversionError if there is none."""
+    """Return the name of the GGUF type a plain value is written as; ConversionError if none."""
     if isinstance(value, StoredArray):
         return value.type
     known = known_type(key, _is_list(value))
@@ -75,14 +75,20 @@ def type_of(key: str, value: Value) -> str:
 
 
 def _names() -> str:
+    """Return the names of GGUF's types, for a message."""
     return ", ".join(layout.TYPE_BY_NAME) + " (array:uint8 and so on)"
 
 
 def _is_list(value: Value) -> bool:
+    """Return whether a value is a sequence other than a str."""
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _infer(value: Value, what: str, ints: Sequence[str], depth: int) -> str:
+    """Return the GGUF type of a Python value by its class.
+
+    `ints` are the integer types to try in order, `depth` how many lists the value is inside of.
+    """
     if isinstance(value, StoredArray):
         return value.type
     if isinstance(value, bool):
@@ -95,6 +101,7 @@ def _infer(value: Value, what: str, ints: Sequence[str], depth: int) -> str:
         return layout.STRING.name
     if isinstance(value, bytes | bytearray):
         return "array:uint8"
+    # Lists get the type of their elements.
     if not _is_list(value):
         raise ConversionError(
             f"{what}: GGUF has no type for {type(value).__name__}; it has {_names()}"
@@ -105,6 +112,7 @@ def _infer(value: Value, what: str, ints: Sequence[str], depth: int) -> str:
 
 
 def _infer_element(values: Sequence[Value], what: str, depth: int) -> str:
+    """Return the GGUF type of a list's elements; ConversionError if they have no common type."""
     kinds = {type(value) for value in values}
     if not kinds:
         raise ConversionError(
@@ -127,6 +135,7 @@ def _infer_element(values: Sequence[Value], what: str, depth: int) -> str:
 
 
 def _infer_int(low: int, high: int, what: str, names: Sequence[str]) -> str:
+    """Return the first integer type that stores `low` to `high`; ConversionError if none."""
     for name in names:
         if _BOUNDS[name][0] <= low and high <= _BOUNDS[name][1]:
             return name
@@ -134,6 +143,10 @@ def _infer_int(low: int, high: int, what: str, names: Sequence[str]) -> str:
 
 
 def _pack(kind: layout.ValueType, inner: str, value: Value, what: str, depth: int) -> list[Piece]:
+    """Return the stored bytes of a value of type `kind`, without the type, in pieces.
+
+    `inner` is the element type of an array, `depth` how many arrays the value is inside of.
+    """
     if kind is layout.ARRAY:
         return _pack_array(inner, value, what, depth)
     if kind is layout.STRING:
@@ -144,13 +157,14 @@ def _pack(kind: layout.ValueType, inner: str, value: Value, what: str, depth: in
 
 
 def _pack_array(inner: str, value: Value, what: str, depth: int) -> list[Piece]:
-    """Return element type, count and elements; `inner` is the element type's full name."""
+    """Return element type, count and elements in pieces; `inner` names the element type."""
     if depth > MAX_NESTING:
         _too_deep(what)
     if isinstance(value, bytes | bytearray):
         value = memoryview(value)
     if not isinstance(value, Sequence | memoryview) or isinstance(value, str):
         raise ConversionError(f"{what}: is {type(value).__name__}, its type array:{inner}")
+    # An array of a file in the same order is copied without decoding.
     if isinstance(value, StoredArray) and value.type == f"array:{inner}" and value.order == "<":
         return [value.stored]
     head, _, rest = inner.partition(":")
@@ -158,6 +172,7 @@ def _pack_array(inner: str, value: Value, what: str, depth: int) -> list[Piece]:
         raise ConversionError(f"{what}: there is no element type {inner!r}; GGUF has {_names()}")
     if len(value) > MAX_ARRAY:
         raise ConversionError(f"{what}: {len(value)} elements, the limit is {MAX_ARRAY}")
+    # Numbers and strings are packed together, arrays one by one with their own type.
     element = layout.TYPE_BY_NAME[head]
     pieces: list[Piece] = [struct.pack("<IQ", element.id, len(value))]
     if isinstance(value, NumberArray) and value.element is element:
@@ -174,7 +189,7 @@ def _pack_array(inner: str, value: Value, what: str, depth: int) -> list[Piece]:
 
 
 def _swapped(value: NumberArray) -> bytes:
-    """Return a big-endian array's numbers in little-endian order, bit by bit."""
+    """Return a big-endian array's numbers in little-endian order; every bit is kept."""
     raw = value.raw.tobytes()
     if value.element.size == 1:
         return raw
@@ -184,11 +199,13 @@ def _swapped(value: NumberArray) -> bytes:
 
 
 def _chunks(values: Sequence[Value] | memoryview) -> Iterator[Sequence[Value]]:
+    """Yield runs of at most _CHUNK values."""
     for start in range(0, len(values), _CHUNK):
         yield values[start : start + _CHUNK]
 
 
 def _pack_numbers(kind: layout.ValueType, values: Sequence[Value], what: str) -> bytes:
+    """Return numbers as little-endian bytes; ConversionError for one that the type cannot store."""
     for value in values:
         # Python's True is 1 to struct, and any object is a bool to it.
         if isinstance(value, bool) is not (kind is layout.BOOL):
@@ -207,6 +224,7 @@ def _pack_numbers(kind: layout.ValueType, values: Sequence[Value], what: str) ->
 
 
 def _pack_text(value: Value, what: str) -> bytes:
+    """Return a string's stored bytes, length first; ConversionError if it is none or too long."""
     if not isinstance(value, str | bytes):
         raise ConversionError(f"{what}: is {type(value).__name__}, its type is string")
     try:
@@ -221,4 +239,5 @@ def _pack_text(value: Value, what: str) -> bytes:
 
 
 def _too_deep(what: str) -> NoReturn:
+    """Raise ConversionError: lists are nested too deep."""
     raise ConversionError(f"{what}: lists are nested deeper than {MAX_NESTING} levels")

@@ -23,8 +23,8 @@ from aprfmt.formats.sequential import FileProgram, Segment, SequentialSink, Tens
 class GGUFSink(SequentialSink):
     """A GGUF model being written; see `aprfmt.base.protocols.Sink`.
 
-    The `split.*` keys and the alignment of the metadata become our own. ConversionError for what
-    GGUF cannot hold.
+    The `split.*` keys and the alignment of the metadata are replaced by our own. ConversionError
+    for what GGUF cannot store.
     """
 
     def __init__(
@@ -36,6 +36,7 @@ class GGUFSink(SequentialSink):
         max_shard_size: int | None = None,
         alignment: int | None = None,
     ) -> None:
+        """Prepare to write `path`; nothing is opened before `plan`."""
         super().__init__(path, force=force, files=files)
         self._limit = max_shard_size
         self._alignment_wish = alignment
@@ -43,6 +44,7 @@ class GGUFSink(SequentialSink):
     def _lay_out(
         self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
     ) -> Sequence[FileProgram]:
+        """Return the programs of the files: one, or those of a split."""
         for info in infos:
             _check(info)
         plain = {key: value for key, value in metadata.items() if key not in layout.SPLIT_TYPES}
@@ -67,7 +69,11 @@ class GGUFSink(SequentialSink):
         return found[0] if found else self._path.stem
 
     def _choose_alignment(self, metadata: dict[str, Value | TypedValue]) -> int:
-        """Return the alignment: as asked, else the metadata's, else 32; the key is set to it."""
+        """Return the alignment in bytes: as asked, else the metadata's, else 32.
+
+        Sets the key in `metadata` unless it is the default and absent. UsageError if it is not a
+        power of two.
+        """
         given = metadata.get(layout.ALIGNMENT_KEY)
         given = given.value if isinstance(given, TypedValue) else given
         chosen = self._alignment_wish if self._alignment_wish is not None else given
@@ -88,12 +94,16 @@ class GGUFSink(SequentialSink):
     def _divide(
         self, infos: Sequence[TensorInfo], first: int, rest: int, alignment: int
     ) -> list[Sequence[TensorInfo]]:
-        """Deal the tensors out to files; `first` and `rest` are the bytes of their metadata."""
+        """Return the tensors of each file; `first` and `rest` are bytes of metadata.
+
+        `first` are those of the first file, `rest` those of every other one.
+        """
         if self._limit is None:
             return [infos]
         if self._limit <= 0:
             raise UsageError(f"{self._path}: a shard size of {self._limit} bytes; give a size > 0")
         costs = [(len(_entry(i, 0)), layout.align_size(i.nbytes, alignment)) for i in infos]
+        # First without split keys: if one file is enough, it has none.
         whole = divide_tensors(costs, (layout.HEADER_SIZE + first,) * 2, alignment, self._limit)
         if len(whole) == 1:
             return [infos]
@@ -118,12 +128,12 @@ def open_sink(
     files: FileSet | None = None,
     **options: Any,
 ) -> GGUFSink:
-    """Start writing `path`.
+    """Return a sink that writes a GGUF model to `path`.
 
     A model that does not fit into one file of `max_shard_size` bytes becomes STEM-00001-of-0000N;
     a file is larger only if a single tensor is. `alignment` (bytes, a power of two) is by default
-    the one the metadata states, else 32. With `files` the sink writes into that set, and whoever
-    owns it publishes.
+    the one in the metadata, else 32. With `files` the sink writes into that set, and whoever
+    owns it publishes. UsageError for other options.
     """
     if options:
         raise UsageError(f"{path}: GGUF files are not written with {', '.join(options)}")
@@ -135,7 +145,7 @@ def open_sink(
 def _program(
     path: Path, metadata: Mapping[str, Sequence[Piece]], infos: Sequence[TensorInfo], alignment: int
 ) -> FileProgram:
-    """Return one file.
+    """Return the program of one file: header, metadata, tensor table, tensors.
 
     Nothing follows the last tensor where its encoding is unknown: a reader takes all that is left
     for such a tensor.
@@ -157,11 +167,15 @@ def _program(
 
 
 def _encode(key: str, value: Value | TypedValue) -> list[Piece]:
+    """Return the stored bytes of a key and its value, in pieces."""
     return [encode_key(key), *encode_value(key, value)]
 
 
 def _encode_split(number: int, count: int, tensors: int) -> dict[str, list[Piece]]:
-    """Return the keys of one shard of a split of `tensors` tensors; it counts from 0."""
+    """Return {key: stored pieces} of the split keys of shard `number`, counted from 0.
+
+    `tensors` is the number of tensors in all shards.
+    """
     values = {layout.SPLIT_NO: number, layout.SPLIT_COUNT: count, layout.SPLIT_TENSORS: tensors}
     return {
         key: _encode(key, TypedValue(value, layout.SPLIT_TYPES[key]))
@@ -170,10 +184,12 @@ def _encode_split(number: int, count: int, tensors: int) -> dict[str, list[Piece
 
 
 def _bytes(metadata: Mapping[str, Sequence[Piece]]) -> int:
+    """Return the number of bytes of encoded metadata."""
     return sum(len(piece) for pieces in metadata.values() for piece in pieces)
 
 
 def _name(info: TensorInfo) -> bytes:
+    """Return a tensor's name as UTF-8; ConversionError for lone surrogates."""
     try:
         return info.name.encode()
     except UnicodeEncodeError:
@@ -183,13 +199,14 @@ def _name(info: TensorInfo) -> bytes:
 
 
 def _entry(info: TensorInfo, data_offset: int) -> bytes:
+    """Return the bytes of a tensor's line in the table; its name must be valid."""
     code = find_encoding(info.encoding).ggml
     assert code is not None  # judged by _check
     return layout.pack_tensor(_name(info), info.shape, code, data_offset)
 
 
 def _check(info: TensorInfo) -> None:
-    """Refuse what no GGUF reader would take. Raises ConversionError."""
+    """Raise ConversionError for a tensor that no GGUF reader would accept."""
     what = f"tensor {shorten(info.name, 100)!r}"
     if len(_name(info)) > layout.MAX_NAME_BYTES:
         raise ConversionError(

@@ -1,4 +1,4 @@
-"""The header of a file of torch.save, field by field: records of the archive, or its storages."""
+"""Lists a file of torch.save field by field: records of the archive, or its storages."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +10,7 @@ from aprfmt.formats.pytorch.storages import read_contents
 
 
 def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
-    """Yield the records of an archive by their place; of the older forms, their storages."""
+    """Yield a field for each record of an archive by offset; in older forms, for each storage."""
     file = BufferFile(buffer[0 : len(buffer)], Path(where))
     contents = read_contents(file, where)
     if contents.records:

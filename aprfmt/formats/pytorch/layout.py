@@ -1,4 +1,4 @@
-"""How a file of torch.save is recognised: zip archives, the older two forms, and an index.
+"""Recognises files of torch.save: zip archives, the older two forms, and an index.
 
 Sources: torch/serialization.py (`MAGIC_NUMBER`, `_legacy_load`, `_load`), and
 caffe2/serialize/inline_container.cc.
@@ -19,7 +19,7 @@ _LOCAL_NAME = 30  # where the name begins in a local header of zip
 
 
 def is_zip(head: bytes) -> bool:
-    """Say whether a file begins as an archive of torch.save does, by its first record's name."""
+    """Return whether a file begins as an archive of torch.save, by its first record's name."""
     if not head.startswith(b"PK\x03\x04") or len(head) < _LOCAL_NAME:
         return False
     size = int.from_bytes(head[26:28], "little")
@@ -27,18 +27,18 @@ def is_zip(head: bytes) -> bool:
 
 
 def is_legacy(head: bytes) -> bool:
-    """Say whether a file begins with the pickled magic number, in any protocol since 2."""
+    """Return whether a file begins with the pickled magic number, in any protocol since 2."""
     return head[:1] == b"\x80" and head[1:2] in b"\x02\x03\x04\x05" and _MAGIC in head[2:24]
 
 
 def is_tar(head: bytes) -> bool:
-    """Say whether a file is a tar archive whose first member is one of the oldest form's."""
+    """Return whether a file is a tar archive whose first member is one of the oldest form's."""
     name = head[:100].split(b"\0")[0].removeprefix(b"./")
     return head[257:262] == b"ustar" and name in TAR_MEMBERS
 
 
 def is_index(head: bytes) -> bool:
-    """Say whether a file is the index of a sharded model in pickles."""
+    """Return whether a file is the index of a model whose shards are pickles."""
     return (
         head.lstrip()[:1] == b"{"
         and b'"weight_map"' in head
@@ -47,5 +47,8 @@ def is_index(head: bytes) -> bool:
 
 
 def recognise(head: bytes, size: int) -> bool:
-    """Say whether a file is one of torch.save, or an index of such."""
+    """Return whether a file is one of torch.save, or an index of such; `size` is not used.
+
+    All formats have a function of this signature.
+    """
     return is_zip(head) or is_legacy(head) or is_tar(head) or is_index(head)

@@ -1,6 +1,7 @@
 """The functions whose calls torch.save writes, by name: what each call describes.
 
-A row checks its arguments and raises ValueError for others. Arguments as in torch/_utils.py.
+A row of the table takes the call's arguments, returns a description of the result and raises
+ValueError for other arguments. Nothing is called. Arguments as in torch/_utils.py.
 """
 
 import struct
@@ -26,9 +27,9 @@ _NUMPY = {"f8": "d", "f4": "f", "f2": "e", "i8": "q", "i4": "i", "i2": "h", "i1"
 
 
 def describe_call(function: GlobalName, args: tuple[Any, ...]) -> Any:
-    """Return what a call describes; None where the function is not in the table.
+    """Return the description of a call's result; None if the function is not in the table.
 
-    Raises ValueError for arguments that the function is not given.
+    Raises ValueError for arguments that torch.save does not give the function.
     """
     row = _CALLS.get(str(function))
     if row is None:
@@ -40,19 +41,21 @@ def describe_call(function: GlobalName, args: tuple[Any, ...]) -> Any:
 
 
 def dtype_of(value: Any) -> str:
-    """Return the name of a dtype that a pickle names as torch.NAME."""
+    """Return the name of the dtype that a pickled torch.NAME means; ValueError for another."""
     if isinstance(value, GlobalName) and value.module == "torch" and value.name in DTYPES:
         return value.name
     raise ValueError(f"{describe_value(value)} is no dtype that is read here")
 
 
 def _whole(value: Any, what: str) -> int:
+    """Return a value as an int from 0 to 2**62; ValueError naming `what` for another."""
     if type(value) is not int or not 0 <= value < _LIMIT:
         raise ValueError(f"{what} is {describe_value(value) if type(value) is not int else value}")
     return value
 
 
 def _numbers(value: Any, what: str) -> tuple[int, ...]:
+    """Return a list of sizes as a tuple; ValueError for a value or a length out of range."""
     if not isinstance(value, tuple | list) or len(value) > MAX_DIMS:
         raise ValueError(f"{what} is {describe_value(value)}, expected at most {MAX_DIMS} integers")
     return tuple(_whole(each, what) for each in value)
@@ -67,6 +70,10 @@ def _tensor(
     hooks: Any = None,
     metadata: Any = None,
 ) -> TensorValue:
+    """Return the description of `torch._utils._rebuild_tensor_v2`: a strided view of a storage.
+
+    Gradient and hooks do not change its values.
+    """
     if not isinstance(storage, Storage):
         raise ValueError(f"the storage is {describe_value(storage)}")
     return _of(storage, storage.dtype, offset, size, stride, metadata)
@@ -75,6 +82,10 @@ def _tensor(
 def _of(
     storage: Storage | None, dtype: str, offset: Any, size: Any, stride: Any, metadata: Any = None
 ) -> TensorValue:
+    """Return a TensorValue of dtype, offset, size and stride (in elements) in a storage.
+
+    `metadata` may say that the values are to be conjugated or negated.
+    """
     shape, strides = _numbers(size, "the size"), _numbers(stride, "the stride")
     if len(shape) != len(strides):
         raise ValueError(f"{len(shape)} sizes and {len(strides)} strides")
@@ -94,12 +105,20 @@ def _tensor_v3(
     dtype: Any,
     metadata: Any = None,
 ) -> TensorValue:
+    """Return the description of a view whose dtype is not that of its storage.
+
+    Gradient and hooks do not change its values.
+    """
     if not isinstance(storage, Storage):
         raise ValueError(f"the storage is {describe_value(storage)}")
     return _of(storage, dtype_of(dtype), offset, size, stride, metadata)
 
 
 def _parameter(data: Any, requires_grad: Any = True, hooks: Any = None, state: Any = None) -> Any:
+    """Return the description of a parameter: that of its data, with its attributes added.
+
+    Gradient and hooks do not change its values.
+    """
     if not isinstance(data, TensorValue | SparseTensorValue):
         raise ValueError(f"the data is {describe_value(data)}")
     if isinstance(data, TensorValue) and not data.kind:
@@ -118,6 +137,10 @@ def _quantized(
     requires_grad: Any = False,
     hooks: Any = None,
 ) -> TensorValue:
+    """Return the description of a quantized tensor, with its scales and zero points.
+
+    Gradient and hooks do not change its values.
+    """
     found = _tensor(storage, offset, size, stride)
     if (
         not isinstance(quantizer, tuple)
@@ -138,6 +161,10 @@ def _quantized(
 
 
 def _meta(dtype: Any, size: Any, stride: Any, requires_grad: Any = False) -> TensorValue:
+    """Return the description of a tensor on the meta device, which has no values.
+
+    Its gradient does not matter.
+    """
     return _of(None, dtype_of(dtype), 0, size, stride)
 
 
@@ -151,13 +178,17 @@ def _wrapper(
     device: Any,
     requires_grad: Any,
 ) -> TensorValue:
+    """Return the description of a wrapper subclass, which has no storage of its own.
+
+    Layout, device and gradient do not matter for it.
+    """
     found = _of(None, dtype_of(dtype), offset, size, stride)
     found.kind = describe_value(kind)
     return found
 
 
 def _of_type(function: Any, kind: Any, args: Any, state: Any) -> Any:
-    """Describe a subclass: the tensor that it is made from, its class, and its attributes."""
+    """Return the description of a tensor subclass: its tensor, its class and its attributes."""
     if not isinstance(function, GlobalName) or not isinstance(args, tuple):
         raise ValueError(f"it is made by {describe_value(function)}")
     if str(function) not in _CALLS:
@@ -175,13 +206,14 @@ def _of_type(function: Any, kind: Any, args: Any, state: Any) -> Any:
 
 
 def _attributes(tensor: TensorValue, state: Any) -> None:
-    """Note the attributes in a state: a dict, or a tuple of one and of slots."""
+    """Add the attributes in a state (a dict, or a tuple of a dict and of slots) to a tensor."""
     for table in state if isinstance(state, tuple) else (state,):
         if isinstance(table, PickledDict):
             tensor.parts |= {key: value for key, value in table.pairs if isinstance(key, str)}
 
 
 def _sparse(layout: Any, data: Any) -> SparseTensorValue:
+    """Return the description of a sparse tensor: its parts by name, its layout and shape."""
     if not isinstance(layout, str) or not isinstance(data, tuple) or len(data) < 3:
         raise ValueError(f"its layout is {describe_value(layout)}, its data {describe_value(data)}")
     coo = layout == "torch.sparse_coo"
@@ -202,11 +234,17 @@ def _sparse(layout: Any, data: Any) -> SparseTensorValue:
 
 
 def _nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> SparseTensorValue:
+    """Return the description of a nested tensor: its buffer, sizes, strides and offsets."""
     parts = {"buffer": buffer, "sizes": sizes, "strides": strides, "storage_offsets": offsets}
     return SparseTensorValue("nested", parts, {"layout": "nested"})
 
 
 def _table(pairs: Any = None, *more: Any) -> PickledDict:
+    """Return a dict of the pairs that a dict class was called with; ValueError for no pairs.
+
+    A class as `pairs` (the default factory of a defaultdict) counts as no pairs; `more` arguments
+    are ignored.
+    """
     if isinstance(pairs, PickledDict):
         return PickledDict(list(pairs.pairs))
     if pairs is None or isinstance(pairs, GlobalName):
@@ -218,12 +256,14 @@ def _table(pairs: Any = None, *more: Any) -> PickledDict:
 
 
 def _members(values: Any = ()) -> list[Any]:
+    """Return the values that set, frozenset or list was called with, as a list."""
     if not isinstance(values, list | tuple):
         raise ValueError(f"it is given {describe_value(values)}")
     return list(values)
 
 
 def _encode(text: Any, coding: Any = "utf-8") -> bytes:
+    """Return the bytes of `_codecs.encode(text, coding)`; ValueError for another coding."""
     if not isinstance(text, str) or coding not in ("latin1", "latin-1", "utf-8", "ascii"):
         raise ValueError(f"it is given {describe_value(text)} and {coding!r:.40}")
     try:
@@ -233,6 +273,7 @@ def _encode(text: Any, coding: Any = "utf-8") -> bytes:
 
 
 def _octets(value: Any = b"", *more: Any) -> bytes:
+    """Return the bytes that `bytes` or `bytearray` was called with."""
     if isinstance(value, str) and more and more[0] in ("latin-1", "latin1"):
         return _encode(value, "latin1")
     if not isinstance(value, bytes) or more:
@@ -241,6 +282,7 @@ def _octets(value: Any = b"", *more: Any) -> bytes:
 
 
 def _complex(real: Any, imaginary: Any = 0.0) -> complex:
+    """Return a complex number; ValueError unless its parts are numbers."""
     if not all(isinstance(each, int | float) for each in (real, imaginary)):
         raise ValueError(f"it is given {describe_value(real)}")
     try:
@@ -250,22 +292,29 @@ def _complex(real: Any, imaginary: Any = 0.0) -> complex:
 
 
 def _same(value: Any, *more: Any) -> Any:
+    """Return the text that torch.device or a layout was called with, whatever `more` is."""
     if not isinstance(value, str):
         raise ValueError(f"it is given {describe_value(value)}")
     return value
 
 
 def _reconstructor(kind: Any, base: Any, state: Any) -> PickledObject:
+    """Return an empty object of a class; ValueError unless the class may be described.
+
+    The other two arguments of copyreg's function are not used: the state comes later.
+    """
     if not isinstance(kind, GlobalName) or not is_value_class(kind):
         raise ValueError(f"it makes {describe_value(kind)}")
     return PickledObject(kind)
 
 
 def _numpy_dtype(code: Any, *more: Any) -> PickledObject:
+    """Return an object that stands for numpy.dtype(code); `more` arguments are ignored."""
     return PickledObject(GlobalName("numpy", "dtype"), (code,))
 
 
 def _numpy_scalar(dtype: Any, data: Any = b"") -> Any:
+    """Return the Python number of a numpy scalar's bytes; ValueError for an unknown dtype."""
     code = dtype.args[0] if isinstance(dtype, PickledObject) and dtype.args else None
     row = _NUMPY.get(code) if isinstance(code, str) else None
     if row is None or not isinstance(data, bytes) or len(data) != struct.calcsize("<" + row):
@@ -275,6 +324,10 @@ def _numpy_scalar(dtype: Any, data: Any = b"") -> Any:
 
 
 def _numpy_array(kind: Any, *more: Any) -> PickledObject:
+    """Return an object that stands for a numpy array; its values come as its state.
+
+    `more` arguments are ignored.
+    """
     if not isinstance(kind, GlobalName):
         raise ValueError(f"it makes {describe_value(kind)}")
     return PickledObject(kind)

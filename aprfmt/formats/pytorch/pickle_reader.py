@@ -1,8 +1,9 @@
-"""A pickle read as a description: an interpreter of the opcodes that torch.save writes.
+"""Reads a pickle as a description of values: interprets the opcodes that torch.save writes.
 
-Nothing is imported, called or made. A name becomes a `GlobalName`, a call of one in the table of
-`pickle_calls` becomes what that function would describe, a class becomes a `PickledObject`. Every
-other opcode is an error. Source of the opcodes: the comments of CPython's Lib/pickletools.py.
+Nothing is imported, called or made. A name becomes a `GlobalName`. A call of a function in the
+table of `pickle_calls` becomes a description of its result. An instance of a class becomes a
+`PickledObject`. Every other opcode is an error. Source of the opcodes: the comments of CPython's
+Lib/pickletools.py.
 """
 
 import struct
@@ -34,9 +35,10 @@ PLAIN_CLASSES = frozenset(
 
 
 class Stream:
-    """The bytes of a file from an offset on, for one pickle after another."""
+    """The bytes [start, end) of a file, read forward for one pickle after another."""
 
     def __init__(self, region: Region, start: int, end: int, where: str) -> None:
+        """Start at `start` of `region`; `where` begins every error message."""
         self.where = where
         self.at = start
         self.end = end
@@ -45,7 +47,10 @@ class Stream:
         self._chunk = memoryview(b"")
 
     def take(self, count: int, what: str) -> memoryview:
-        """Return the next bytes; TruncatedError where there are not so many."""
+        """Return the next `count` bytes and move past them; TruncatedError if fewer remain.
+
+        `what` names them in the message.
+        """
         at = self.at
         if count > self.end - at:
             raise TruncatedError(
@@ -60,11 +65,11 @@ class Stream:
         return self._chunk[at - self._base : stop - self._base]
 
     def uint(self, size: int, what: str) -> int:
-        """Return the next little-endian unsigned integer."""
+        """Return the next `size` bytes as a little-endian unsigned integer."""
         return int.from_bytes(self.take(size, what), "little")
 
     def line(self, what: str) -> str:
-        """Return the text up to the next line feed, which has to come soon."""
+        """Return the text up to the next line feed; FormatError above MAX_NAME bytes."""
         found = bytearray()
         start = self.at
         while (byte := self.take(1, what)[0]) != 10:
@@ -77,10 +82,11 @@ class Stream:
         return self._text(found, what)
 
     def text(self, count: int, what: str) -> str:
-        """Return the next bytes as text; pickles spell half surrogate pairs, too."""
+        """Return the next `count` bytes as text; pickles may spell lone surrogates."""
         return self._text(self.take(count, what), what)
 
     def _text(self, data: bytearray | memoryview, what: str) -> str:
+        """Return bytes decoded as UTF-8, lone surrogates allowed; FormatError if they are not."""
         try:
             return str(data, "utf-8", "surrogatepass")
         except UnicodeDecodeError:
@@ -94,10 +100,11 @@ _STOP = object()
 
 
 class Unpickler:
-    """Reads one pickle of a stream; `load` returns its description.
+    """Reads one pickle of a stream; `load` returns the description of its value.
 
-    `call(function, args)` describes a call, None where the function is not in the table.
-    `resolve` describes a persistent id. `imports` collects every name, in order.
+    `call(function, args)` describes the result of a call, None where the function is not in the
+    table. `resolve` describes the object of a persistent id. `imports` collects the names of all
+    globals, in order.
     """
 
     def __init__(
@@ -107,6 +114,7 @@ class Unpickler:
         resolve: Callable[[Any], Any],
         imports: dict[str, None],
     ) -> None:
+        """Prepare to read the next pickle of `stream`; the arguments are explained at the class."""
         self.stream = stream
         self._call = call
         self._resolve = resolve
@@ -119,20 +127,21 @@ class Unpickler:
     # --- messages -----------------------------------------------------------------------------
 
     def _name(self) -> str:
+        """Return the name of the opcode that is being read, for a message."""
         from pickletools import opcodes
 
         names = [op.name for op in opcodes if op.code == chr(self._code)]
         return f"opcode {names[0]}" if names else f"byte {self._code:#04x}"
 
     def _wrong(self, found: str) -> FormatError:
-        """Return the error of a pickle that no pickler writes."""
+        """Return the FormatError of a pickle that no pickler writes; `found` says what is wrong."""
         return FormatError(
             f"{self.stream.where}: {self._name()} at byte {self._begin} {found}; the pickle is "
             "damaged, or made by hand: get the file again"
         )
 
     def _refused(self, found: str) -> UnsupportedError:
-        """Return the error of what is no description of values."""
+        """Return the UnsupportedError of an opcode that does more than describe values."""
         return UnsupportedError(
             f"{self.stream.where}: {self._name()} at byte {self._begin} {found}; expected only "
             "what torch.save writes for tensors, containers and numbers. Loading this file may run "
@@ -142,17 +151,19 @@ class Unpickler:
     # --- the stack ----------------------------------------------------------------------------
 
     def _pop(self) -> Any:
+        """Return the top value and remove it from the stack; FormatError if there is none."""
         if not self._stack or self._stack[-1] is _MARK:
             raise self._wrong("finds nothing on the stack")
         return self._stack.pop()
 
     def _top(self) -> Any:
+        """Return the top value and leave it on the stack; FormatError if there is none."""
         if not self._stack or self._stack[-1] is _MARK:
             raise self._wrong("finds nothing on the stack")
         return self._stack[-1]
 
     def _marked(self) -> list[Any]:
-        """Take everything above the last mark."""
+        """Return the values above the last mark, in order; removes them and the mark."""
         for at in range(len(self._stack) - 1, -1, -1):
             if self._stack[at] is _MARK:
                 found = self._stack[at + 1 :]
@@ -163,7 +174,10 @@ class Unpickler:
     # --- the loop -----------------------------------------------------------------------------
 
     def load(self) -> Any:
-        """Return the description; FormatError with opcode and position for anything else."""
+        """Return the description of the value; FormatError with opcode and position.
+
+        UnsupportedError for an opcode that is not in the table, or more than MAX_OPCODES of them.
+        """
         take, opcodes = self.stream.take, _OPCODES
         for _ in range(MAX_OPCODES):
             self._begin = self.stream.at
@@ -182,14 +196,17 @@ class Unpickler:
         )
 
     def _push(self, value: Any) -> None:
+        """Put a value on the stack."""
         self._stack.append(value)
 
     def _proto(self) -> None:
+        """Check the protocol number (2 to 5); UnsupportedError for another."""
         protocol = self.stream.uint(1, "a protocol")
         if not 2 <= protocol <= 5:
             raise self._refused(f"names protocol {protocol}, which torch.save does not write")
 
     def _frame(self) -> None:
+        """Check that a frame's length fits the file; TruncatedError if not. Frames need no more."""
         size = self.stream.uint(8, "a frame's length")
         if size > self.stream.end - self.stream.at:
             raise TruncatedError(
@@ -198,43 +215,53 @@ class Unpickler:
             )
 
     def _int(self, size: int, signed: bool = False) -> None:
+        """Push the next `size` bytes as a little-endian integer."""
         data = self.stream.take(size, "an integer")
         self._push(int.from_bytes(data, "little", signed=signed))
 
     def _long(self, size: int) -> None:
+        """Push an integer whose byte count precedes it in `size` bytes."""
         count = self.stream.uint(size, "an integer's length")
         if count > MAX_LONG:
             raise self._wrong(f"has an integer of {count} bytes; at most {MAX_LONG} are read")
         self._int(count, signed=True)
 
     def _float(self) -> None:
+        """Push the next eight bytes as a big-endian float64."""
         self._push(struct.unpack(">d", self.stream.take(8, "a number"))[0])
 
     def _unicode(self, size: int) -> None:
+        """Push a text whose byte count precedes it in `size` bytes."""
         count = self.stream.uint(size, "a text's length")
         self._push(self.stream.text(count, "a text"))
 
     def _bytes(self, size: int) -> None:
+        """Push bytes whose count precedes them in `size` bytes."""
         count = self.stream.uint(size, "a length of bytes")
         self._push(bytes(self.stream.take(count, "bytes")))
 
     def _get(self, size: int) -> None:
+        """Push the memo whose number is in the next `size` bytes; FormatError if it is unset."""
         key = self.stream.uint(size, "a memo's number")
         if key not in self._memo:
             raise self._wrong(f"reads memo {key}, which nothing was put in")
         self._push(self._memo[key])
 
     def _put(self, size: int) -> None:
+        """Store the top value as the memo whose number is in the next `size` bytes."""
         self._memo[self.stream.uint(size, "a memo's number")] = self._top()
 
     def _memoize(self) -> None:
+        """Store the top value as the next memo, numbered by how many there are."""
         self._memo[len(self._memo)] = self._top()
 
     def _tuple(self, count: int) -> None:
+        """Replace the top `count` values with a tuple of them, in the order they were pushed."""
         found = [self._pop() for _ in range(count)]
         self._push(tuple(reversed(found)))
 
     def _append(self, values: list[Any]) -> None:
+        """Append values to the list on top of the stack, or to the rows of an object there."""
         target = self._top()
         if isinstance(target, PickledObject):
             target = target.rows
@@ -243,6 +270,7 @@ class Unpickler:
         target.extend(values)
 
     def _set_items(self, values: list[Any]) -> None:
+        """Add (key, value, key, value, ...) to the dict or the object's items on top."""
         target = self._top()
         if isinstance(target, PickledObject):
             target = target.items
@@ -253,22 +281,27 @@ class Unpickler:
         target.pairs.extend(zip(values[::2], values[1::2], strict=True))
 
     def _one(self) -> None:
+        """Append the top value to the list below it."""
         self._append([self._pop()])
 
     def _pair(self) -> None:
+        """Set the item of the top two values (key, then value) in the dict below them."""
         value = self._pop()
         self._set_items([self._pop(), value])
 
     def _global(self, module: str, name: str) -> None:
+        """Push the name of a class or function, and record it in `imports`; nothing is imported."""
         found = GlobalName(MODULES.get(module, module), name)
         self._imports[str(found)] = None
         self._push(found)
 
     def _global_lines(self) -> None:
+        """Push the global whose module and name are the next two lines."""
         module = self.stream.line("a module's name")
         self._global(module, self.stream.line("a name"))
 
     def _global_stack(self) -> None:
+        """Push the global whose module and name are the top two values, both texts."""
         name, module = self._pop(), self._pop()
         if not isinstance(module, str) or not isinstance(name, str):
             raise self._wrong(
@@ -279,6 +312,7 @@ class Unpickler:
         self._global(module, name)
 
     def _persistent(self) -> None:
+        """Replace the persistent id on top of the stack with the description of its object."""
         try:
             self._push(self._resolve(self._pop()))
         except ValueError as error:
@@ -287,6 +321,10 @@ class Unpickler:
             raise self._wrong(str(error)) from None
 
     def _reduce(self) -> None:
+        """Replace (function, arguments) on the stack with the description of the call's result.
+
+        UnsupportedError if the function is not in the table and no class that only holds values.
+        """
         args, function = self._pop(), self._pop()
         if not isinstance(function, GlobalName) or not isinstance(args, tuple):
             raise self._wrong(f"calls {describe_value(function)} with {describe_value(args)}")
@@ -303,6 +341,10 @@ class Unpickler:
         self._push(found)
 
     def _new_object(self) -> None:
+        """Replace (class, arguments) on the stack with an empty dict or a described object.
+
+        UnsupportedError if the class may do more than hold values.
+        """
         args, kind = self._pop(), self._pop()
         if not isinstance(kind, GlobalName) or not isinstance(args, tuple):
             raise self._wrong(f"makes {describe_value(kind)} with {describe_value(args)}")
@@ -314,6 +356,7 @@ class Unpickler:
         self._push(PickledObject(kind, args))
 
     def _build(self) -> None:
+        """Store the top value as the state of the object below it; a dict's state is dropped."""
         state, target = self._pop(), self._top()
         if isinstance(target, PickledObject):
             target.state = state
@@ -323,13 +366,14 @@ class Unpickler:
             raise self._wrong(f"sets the state of {describe_value(target)}")
 
     def _discard(self) -> None:
+        """Remove the top of the stack, a mark too; FormatError if the stack is empty."""
         if not self._stack:
             raise self._wrong("finds nothing on the stack")
         self._stack.pop()
 
 
 def describe_value(value: Any) -> str:
-    """Return what a described value is, for a message."""
+    """Return a noun phrase for a described value, for a message: "a dict", "an object of X"."""
     if value is _MARK:
         return "a mark"
     if isinstance(value, GlobalName):
@@ -342,10 +386,10 @@ def describe_value(value: Any) -> str:
 
 
 def is_value_class(kind: GlobalName) -> bool:
-    """Say whether a class may be one that only holds values.
+    """Return whether instances of a class may be described: it only holds values.
 
-    A class of another package is described by its name. Of the standard library, which has classes
-    and functions that act, those of PLAIN_CLASSES are.
+    A class of a package outside the standard library is described by its name. The standard
+    library has classes and functions that act, so only those of PLAIN_CLASSES are described.
     """
     return kind.module.partition(".")[0] not in sys.stdlib_module_names or (
         str(kind) in PLAIN_CLASSES

@@ -1,6 +1,7 @@
-"""What a pickle of torch.save describes: tensors, storages, tables and objects, none of them made.
+"""Descriptions of what a torch.save pickle contains: tensors, storages, dicts and objects.
 
-Source: torch/_utils.py, torch/_tensor.py and torch/serialization.py (names and arguments).
+None of them is made. Source: torch/_utils.py, torch/_tensor.py and torch/serialization.py (names
+and arguments).
 """
 
 from collections.abc import Mapping
@@ -66,7 +67,7 @@ STORAGES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class GlobalName:
-    """A name that a pickle would have imported."""
+    """A module and a name in it that loading the pickle would import."""
 
     module: str
     name: str
@@ -77,7 +78,10 @@ class GlobalName:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Storage:
-    """Bytes that tensors share, by key; `start` is an offset in bytes where it is part of them."""
+    """A described storage: bytes that tensors share, by key.
+
+    `start` is the offset in bytes of a view of the storage.
+    """
 
     key: str
     dtype: str
@@ -87,11 +91,11 @@ class Storage:
 
 @dataclass(slots=True, eq=False)
 class TensorValue:
-    """A tensor: offset and strides are in elements of `dtype`, as torch counts them.
+    """A described tensor: offset and strides are in elements of `dtype`, as torch counts them.
 
     `storage` is None for one without data (meta). `kind` is the class where that is no plain
-    tensor; `facts` what belongs to it beside numbers, `parts` the tensors that do, by suffix.
-    `shifts` are the lazy bits of torch that change its numbers: "conj", "neg".
+    tensor; `facts` are its numbers and texts by name, `parts` the tensors that belong to it, by
+    suffix. `shifts` are the lazy bits of torch that change its numbers: "conj", "neg".
     """
 
     storage: Storage | None
@@ -107,18 +111,18 @@ class TensorValue:
 
 @dataclass(slots=True, eq=False)
 class PickledDict:
-    """A dict of any kind, as pairs in the order they were set."""
+    """A described dict of any class, as (key, value) pairs in the order they were set."""
 
     pairs: list[tuple[Any, Any]] = field(default_factory=list)
 
     def get(self, key: str) -> Any:
-        """Return what was set last under a text; None without it."""
+        """Return the value that was set last under a text key; None without it."""
         return next((value for name, value in reversed(self.pairs) if name == key), None)
 
 
 @dataclass(slots=True, eq=False)
 class SparseTensorValue:
-    """A tensor in a layout other than strided, or a nested one: its parts, and facts on it."""
+    """A described tensor in a layout other than strided, or a nested one: its parts and facts."""
 
     kind: str
     parts: dict[str, Any]
@@ -127,7 +131,10 @@ class SparseTensorValue:
 
 @dataclass(slots=True, eq=False)
 class PickledObject:
-    """An object of a class that is only named: arguments, state, and what was set or appended."""
+    """A described object of a class that is not imported.
+
+    Its constructor's arguments, its state, and items and list elements that were added.
+    """
 
     kind: GlobalName
     args: tuple[Any, ...] = ()

@@ -1,4 +1,4 @@
-"""Files of torch.save, and models in several of them by their index, as sources."""
+"""Opens files of torch.save, and models in several of them by their index, as sources."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +18,7 @@ _SHOWN = 12  # names of a note
 
 
 class ParsedPickle(Structure):
-    """What the structure of one file has in every format; damage raises."""
+    """The structure of one file: tensors, notes and regions. Damage raises when it is opened."""
 
     def __init__(
         self, where: str, infos: dict[str, TensorInfo], notes: list[Note], contents: PickleContents
@@ -28,7 +28,7 @@ class ParsedPickle(Structure):
         self._contents = contents
 
     def regions(self) -> list[tuple[int, int]]:
-        """Return the parts of the file as (start, stop); between them is padding."""
+        """Return the parts of the file as (start, stop), in order; between them is padding."""
         return self._contents.regions()
 
 
@@ -36,6 +36,7 @@ class PickledFile:
     """One open file: its tensors and values by path, and the names that its pickle imports."""
 
     def __init__(self, file: ByteSource) -> None:
+        """Read everything but the tensors' bytes of an open file. Raises FormatError."""
         where = str(file.path)
         self.file = file
         self.contents: PickleContents = read_contents(file, where)
@@ -52,13 +53,13 @@ class PickledFile:
 
     @property
     def data(self) -> ByteSource:
-        """What the tensors' offsets count in."""
+        """The bytes in which the tensors' offsets count: the file itself."""
         return self.file
 
     def footer_matches(self) -> bool | None:
         """Return whether every record has the CRC-32 that the archive's directory says.
 
-        None where the file carries none: the older forms, and archives saved with
+        None where the file has none: the older forms, and archives saved with
         torch.serialization.set_crc32_options(False), whose records all say 0.
         """
         from aprfmt.base.crc import crc32
@@ -76,11 +77,12 @@ class PickledFile:
 
     @property
     def imports(self) -> tuple[str, ...]:
-        """The names that loading its pickle would import, in the order of the file."""
+        """The names that loading the file's pickle would import, in the order of the file."""
         return tuple(self.contents.imports)
 
 
 def _notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
+    """Return the notes about a file: tensors without data, subclasses, objects, views."""
     path, notes = str(opened.file.path), []
     absent = [name for name, value in found.tensors.items() if value.storage is None]
     if absent:
@@ -116,7 +118,7 @@ def _notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
 
 
 def first_names(names: Sequence[str]) -> str:
-    """Return the first names, and how many more there are."""
+    """Return the first 12 names as text, with the number of those left out."""
     more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
     return ", ".join(shorten(name, 100) for name in names[:_SHOWN]) + more
 
@@ -124,8 +126,8 @@ def first_names(names: Sequence[str]) -> str:
 class PytorchSource:
     """An open model of torch.save: one file, or all files that an index names.
 
-    `metadata` are the single values beside the tensors, by path. `imports` are the names that
-    loading it with pickle would import; nothing here does.
+    `metadata` are the values of the pickle that are not tensors, by path. `imports` are the names
+    that loading it with pickle would import; nothing here does.
     """
 
     format = "pytorch"
@@ -140,6 +142,7 @@ class PytorchSource:
         index_metadata: Mapping[str, Value],
         notes: Sequence[Note] = (),
     ) -> None:
+        """Take the opened files, in order, and their joined tensors."""
         self.path = path
         self.shards = tuple(opened)
         self.files = tuple(each.file.path for each in opened)
@@ -178,9 +181,10 @@ class PytorchSource:
 
 
 def open_source(path: Path, *, partial: bool = False) -> PytorchSource:
-    """Open one file of torch.save, or all files of an index. Raises FormatError.
+    """Return the open model of one torch.save file, or of all files of an index.
 
-    `partial` allows files of an index that are missing; a file itself has to be whole.
+    `partial` allows files of an index that are missing; a file itself has to be whole. Raises
+    FormatError.
     """
     path = parse_location(path)
     file = open_bytes(path)
@@ -199,7 +203,10 @@ def open_source(path: Path, *, partial: bool = False) -> PytorchSource:
 
 
 def open_index(path: Path, *, partial: bool = False) -> PytorchSource:
-    """Open every file that a `*.bin.index.json` names, as one model; they must agree on tensors."""
+    """Return the open model of every file that a `*.bin.index.json` names; they must agree.
+
+    With `partial`, missing files are noted. FormatError if a file lacks a tensor of the index.
+    """
     from aprfmt.formats.shard_index import existing_files, open_files, read_index
     from aprfmt.formats.shard_set import join_tensors
 
@@ -210,6 +217,7 @@ def open_index(path: Path, *, partial: bool = False) -> PytorchSource:
         homes, notes = existing_files(path, homes, "files")
     with open_files(path, homes, PickledFile) as opened:
         tensors = join_tensors([(one.file.path, one.tensors) for one in opened.values()], str(path))
+        # The index and the files have to agree on every tensor.
         for name, home in index.weight_map.items():
             if home in opened and name not in opened[home].tensors:
                 raise FormatError(
@@ -228,13 +236,14 @@ def open_index(path: Path, *, partial: bool = False) -> PytorchSource:
 def check_record_checksums(source: PytorchSource, known: Mapping[Path, int]) -> bool | None:
     """Return whether every record of the archives has the CRC-32 that its directory says.
 
-    See `PickledFile.footer_matches`.
+    None where a file has none; see `PickledFile.footer_matches`. `known` is not used: formats with
+    a checksum of the whole file get the CRC-32 of each file there.
     """
     return source.footer_matches()
 
 
 def refuse_writing(path: Path, **options: object) -> None:
-    """Raise UnsupportedError: this format is only read."""
+    """Raise UnsupportedError: this format is only read. `options` are those of every sink."""
     raise UnsupportedError(
         f"{path}: files of torch.save are read here, not written, as others have to run code to "
         "load them; write .safetensors: torch loads it with safetensors.torch.load_file"

@@ -1,4 +1,4 @@
-"""Tensors and single values of a described state by their path: `model.layers.0.weight`."""
+"""Tensors and single values of a described pickle by their path: `model.layers.0.weight`."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ from aprfmt.formats.pytorch.pickle_values import (
 )
 
 MAX_DEPTH = 100  # containers in containers
-MAX_VISITS = 2_000_000  # values that are looked at; one that is shared counts each time
+MAX_VISITS = 2_000_000  # values visited; one that is shared counts each time
 MAX_PATH = 4096  # characters of a name
 ALONE = "tensor"  # the name of a tensor that is all the file holds
 _MODULE = ("_parameters", "_buffers", "_modules")  # of a pickled module, none of them in its names
@@ -23,9 +23,10 @@ _SCALARS = (str, int, float, bool, type(None))
 
 
 class Flattened:
-    """What a description holds: `tensors` and `values` by path, `classes` with their counts."""
+    """The content of a description: `tensors` and `values` by path, `classes` with their counts."""
 
     def __init__(self, value: Any, where: str) -> None:
+        """Collect the tensors and values inside the description `value` of a pickle."""
         self.where = where
         self.tensors: dict[str, TensorValue] = {}
         self.values: dict[str, Any] = {}
@@ -34,6 +35,11 @@ class Flattened:
         self._walk(value, (), 0)
 
     def _walk(self, value: Any, path: tuple[str, ...], depth: int) -> None:
+        """Add a value and everything inside it under `path`; `depth` counts containers.
+
+        Errors for too many values or too deep nesting, which also ends containers inside
+        themselves.
+        """
         self._visits += 1
         if self._visits > MAX_VISITS:
             raise UnsupportedError(
@@ -66,6 +72,7 @@ class Flattened:
             self._value(path, shorten(str(value), 200))
 
     def _table(self, table: PickledDict, path: tuple[str, ...], depth: int) -> None:
+        """Add the items of a dict; of equal keys the last one counts."""
         last = {}
         for key, value in table.pairs:
             last[_key(key)] = value
@@ -73,6 +80,7 @@ class Flattened:
             self._walk(value, (*path, name), depth + 1)
 
     def _list(self, values: list[Any] | tuple[Any, ...], path: tuple[str, ...], depth: int) -> None:
+        """Add a list of scalars as one value, any other list element by element."""
         if all(isinstance(each, _SCALARS) for each in values):
             self._visits += len(values)
             self._value(path, list(values))
@@ -81,6 +89,11 @@ class Flattened:
             self._walk(value, (*path, str(number)), depth + 1)
 
     def _object(self, value: PickledObject, path: tuple[str, ...], depth: int) -> None:
+        """Add the state and items of an object, and count its class.
+
+        A module's parameters and submodules have no key of their own in the path, its settings are
+        left out.
+        """
         name = str(value.kind)
         self.classes[name] = self.classes.get(name, 0) + 1
         rows = value.state if isinstance(value.state, tuple) else (value.state,)
@@ -101,6 +114,7 @@ class Flattened:
             self._list(value.args, (*path, "args"), depth)
 
     def _tensor(self, value: TensorValue, path: tuple[str, ...], depth: int) -> None:
+        """Add a tensor, and the tensors among its attributes; FormatError for a name used twice."""
         inner = {suffix: part for suffix, part in value.parts.items() if _holds_tensors(part)}
         if value.storage is not None or not inner:
             name = self._name(path) or ALONE
@@ -117,6 +131,7 @@ class Flattened:
         self._facts(value.facts, path)
 
     def _facts(self, facts: dict[str, Any], path: tuple[str, ...]) -> None:
+        """Add the scalars and lists of integers among a tensor's facts as values."""
         for key, fact in facts.items():
             if isinstance(fact, _SCALARS) or (
                 isinstance(fact, list) and all(isinstance(each, int) for each in fact)
@@ -124,10 +139,12 @@ class Flattened:
                 self._value((*path, key), fact)
 
     def _value(self, path: tuple[str, ...], value: Any) -> None:
+        """Add a single value under its path; the first value of a path counts."""
         if path or not isinstance(value, list):
             self.values.setdefault(self._name(path) or "value", value)
 
     def _name(self, path: tuple[str, ...]) -> str:
+        """Return a path joined by dots; FormatError if it is too long."""
         name = ".".join(path)
         if len(name) > MAX_PATH:
             raise FormatError(
@@ -149,7 +166,7 @@ def _key(key: Any) -> str:
 
 
 def _holds_tensors(value: Any) -> bool:
-    """Say whether an attribute of a tensor is one, or holds some one level below."""
+    """Return whether an attribute of a tensor is a tensor, or a container with one in it."""
     if isinstance(value, TensorValue | SparseTensorValue):
         return True
     if isinstance(value, PickledDict):

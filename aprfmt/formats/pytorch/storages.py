@@ -1,7 +1,7 @@
-"""Where the bytes of storages lie, in each of the three forms of a file; what its pickle describes.
+"""Where the bytes of a PyTorch file's storages are, in each of its three forms, and its pickle.
 
-Sources: torch/serialization.py: `_save` and `_load` (zip), `_legacy_save` and `_legacy_load` (the
-form with a magic number, and the oldest in a tar archive).
+Sources: torch/serialization.py: `_save` and `_load` (zip), `_legacy_save` and `_legacy_load`
+(the form with a magic number, and the oldest in a tar archive).
 """
 
 import struct
@@ -27,13 +27,13 @@ from aprfmt.formats.pytorch.pickle_values import (
 from aprfmt.formats.pytorch.zip_archive import ZipRecord, read_directory
 
 MAX_PICKLE = 256 << 20
-_PROTOCOL = 1001  # the number behind the magic number
+_PROTOCOL = 1001  # the number after the magic number
 _BLOCK = 512  # of tar
 
 
 @dataclass(slots=True)
 class PickleContents:
-    """What a file holds: the described value, and bytes [start, stop) of every storage by key."""
+    """The described value of a file, and the bytes [start, stop) of every storage by key."""
 
     form: str
     value: Any
@@ -46,8 +46,8 @@ class PickleContents:
     def regions(self) -> list[tuple[int, int]]:
         """Return the parts of the file as (start, stop), in order.
 
-        A local header is padded to align its record, so it reaches up to that. What follows the
-        last record is the directory. The older forms have no gaps.
+        A local header is padded to align its record, so each part ends where the next header
+        begins. After the last record is the directory. The older forms have no gaps: one part.
         """
         if not self.records:
             return [(0, self.size)]
@@ -57,7 +57,7 @@ class PickleContents:
 
 
 def read_contents(file: ByteSource, where: str) -> PickleContents:
-    """Read everything but the storages' bytes. Raises FormatError."""
+    """Return everything of a file but the storages' bytes. Raises FormatError."""
     head = bytes(file.view[: min(4096, file.size)])
     if is_zip(head):
         return _zip(file, where)
@@ -65,13 +65,17 @@ def read_contents(file: ByteSource, where: str) -> PickleContents:
 
 
 class Resolver:
-    """Storages by key, as persistent ids declare them: every time the same."""
+    """Describes storages by the persistent ids of a pickle, and collects them by key."""
 
     def __init__(self) -> None:
         self.storages: dict[str, Storage] = {}
 
     def __call__(self, given: Any) -> Any:
-        """Return the storage of ('storage', class, key, place, elements), with a view in six."""
+        """Return the Storage of ('storage', class, key, place, elements[, view]).
+
+        ValueError for any other persistent id, or a key that was declared with another size. A
+        ('module', class, ...) gives the class.
+        """
         if not isinstance(given, tuple) or not given or not isinstance(given[0], str):
             raise ValueError(
                 f"has a persistent id that is {describe_value(given)}, no tuple of a kind"
@@ -114,7 +118,7 @@ class Resolver:
 
 
 def storage_dtype(kind: Any) -> str:
-    """Return the dtype of a storage class; ValueError for any other name."""
+    """Return the dtype name of a storage class; ValueError for any other name."""
     if (
         isinstance(kind, GlobalName)
         and kind.name in STORAGES
@@ -125,6 +129,7 @@ def storage_dtype(kind: Any) -> str:
 
 
 def _zip(file: ByteSource, where: str) -> PickleContents:
+    """Return the contents of a zip file, the form that torch.save writes today."""
     records = read_directory(file, where)
     pickles = [name for name in records if name.count("/") == 1 and name.endswith("/data.pkl")]
     if len(pickles) != 1:
@@ -141,6 +146,7 @@ def _zip(file: ByteSource, where: str) -> PickleContents:
         raise FormatError(
             f"{where}: {pickles[0]} has {record.size} bytes; at most {MAX_PICKLE} are read"
         )
+    # The pickle declares the storages; each has a record of its own.
     imports: dict[str, None] = {}
     resolver = Resolver()
     stream = Stream(file.view, record.start, record.start + record.size, f"{where}: {pickles[0]}")
@@ -158,6 +164,7 @@ def _zip(file: ByteSource, where: str) -> PickleContents:
                 f"has {held.size}; the file is damaged"
             )
         places[key] = (held.start, held.start + storage.nbytes)
+    # Files of old versions have no record of the byte order: they are little-endian.
     order = records.get(root + "byteorder")
     said = (
         b"little"
@@ -170,13 +177,16 @@ def _zip(file: ByteSource, where: str) -> PickleContents:
 
 
 def _legacy(file: ByteSource, where: str) -> PickleContents:
+    """Return the contents of a file with a magic number, the form before zip files."""
     imports: dict[str, None] = {}
     resolver = Resolver()
     stream = Stream(file.view, 0, file.size, where)
 
     def load() -> Any:
+        """Return the next pickle of the file."""
         return Unpickler(stream, describe_call, resolver, imports).load()
 
+    # Five pickles follow each other: three of the header, the value, the storages' keys.
     magic, protocol, system = load(), load(), load()
     if magic != MAGIC or protocol != _PROTOCOL:
         raise FormatError(f"{where}: its magic number or protocol is another; it is damaged")
@@ -184,6 +194,7 @@ def _legacy(file: ByteSource, where: str) -> PickleContents:
     value, keys = load(), load()
     if not isinstance(keys, list) or len(keys) > MAX_COUNT:
         raise FormatError(f"{where}: its list of storages is {describe_value(keys)}; it is damaged")
+    # Then the bytes of each storage, in the order of the keys.
     places: dict[str, tuple[int, int]] = {}
     at = stream.at
     for key in keys:
@@ -193,7 +204,7 @@ def _legacy(file: ByteSource, where: str) -> PickleContents:
                 f"{where}: its list of storages has {describe_value(key)} that no tensor has, or "
                 "twice"
             )
-        at = _counted(file, at, storage, places, swapped, where)
+        at = _counted(file, at, storage, places, where)
     for key in resolver.storages:
         if key not in places:
             raise FormatError(f"{where}: holds no bytes of storage {shorten(key, 40)!r}")
@@ -201,14 +212,9 @@ def _legacy(file: ByteSource, where: str) -> PickleContents:
 
 
 def _counted(
-    file: ByteSource,
-    at: int,
-    storage: Storage,
-    places: dict[str, tuple[int, int]],
-    swapped: bool,
-    where: str,
+    file: ByteSource, at: int, storage: Storage, places: dict[str, tuple[int, int]], where: str
 ) -> int:
-    """Note where a storage lies behind its count of elements; return where it ends."""
+    """Add the place of a storage whose count of elements is at offset `at`; return its end."""
     shown = shorten(storage.key, 40)
     if at + 8 > file.size:
         raise TruncatedError(f"{where}: ends before storage {shown!r}; get it again")
@@ -232,7 +238,7 @@ def _counted(
 
 
 def _members(file: ByteSource, where: str) -> dict[str, tuple[int, int]]:
-    """Return bytes [start, stop) of the members of a tar archive."""
+    """Return {name: (start, stop)} of the files in a tar archive."""
     found: dict[str, tuple[int, int]] = {}
     at = 0
     while at + _BLOCK <= file.size:
@@ -245,6 +251,7 @@ def _members(file: ByteSource, where: str) -> dict[str, tuple[int, int]]:
             raise FormatError(f"{where}: no tar header at byte {at}; the file is damaged")
         if at + _BLOCK + size > file.size:
             raise TruncatedError(f"{where}: ends inside {shorten(name, 40)!r}; get it again")
+        # Only regular files count; folders and links have no bytes.
         if head[156:157] in (b"0", b"\0"):
             if name in found:
                 raise FormatError(f"{where}: has {shorten(name, 40)!r} twice; it is damaged")
@@ -256,7 +263,7 @@ def _members(file: ByteSource, where: str) -> dict[str, tuple[int, int]]:
 
 
 def _tar_size(text: bytes) -> int | None:
-    """Return a size in octal, or in the binary form that GNU tar has for large ones."""
+    """Return a tar header's size, in octal or GNU's binary form; None if it is neither."""
     if text[:1] == b"\x80":
         return int.from_bytes(text[1:], "big")
     plain = text.strip(b" \0")
@@ -264,9 +271,10 @@ def _tar_size(text: bytes) -> int | None:
 
 
 class _Tar:
-    """The members of the oldest form, read one after another."""
+    """Reads the members of the oldest form, a tar archive, one after another."""
 
     def __init__(self, file: ByteSource, where: str) -> None:
+        """Read the archive's list of members; the other attributes are filled by `read_...`."""
         self.file, self.where = file, where
         self.members = _members(file, where)
         self.imports: dict[str, None] = {}
@@ -275,7 +283,7 @@ class _Tar:
         self.places: dict[str, tuple[int, int]] = {}
 
     def stream(self, name: str) -> Stream:
-        """Return the bytes of one member."""
+        """Return a stream of one member's bytes; FormatError if the archive has no such member."""
         if name not in self.members:
             raise FormatError(f"{self.where}: has no member {name!r}; expected one of torch.save")
         start, stop = self.members[name]
@@ -286,6 +294,7 @@ class _Tar:
         return Unpickler(stream, describe_call, self._resolve, self.imports).load()
 
     def _resolve(self, given: Any) -> Any:
+        """Return the tensor or storage of a persistent id; ValueError for an unknown one."""
         if isinstance(given, tuple) and len(given) == 4 and given[0] == "module":
             return given[1]
         key = str(given) if isinstance(given, str | int) else None
@@ -298,7 +307,7 @@ class _Tar:
         )
 
     def count(self, stream: Stream) -> int:
-        """Return a pickled count."""
+        """Return the next pickle of a member, which must be a count."""
         found = self.load(stream)
         if type(found) is not int or not 0 <= found <= MAX_COUNT:
             raise FormatError(
@@ -307,7 +316,10 @@ class _Tar:
         return found
 
     def read_storages(self) -> None:
-        """Read (key, place, class), the number of elements, and skip the elements; then views."""
+        """Read the storages' sizes and places, and the views of them, into this object.
+
+        Each storage is a pickled (key, place, class), the number of elements, and the elements.
+        """
         stream = self.stream("storages")
         for _ in range(self.count(stream)):
             row = self.load(stream)
@@ -330,6 +342,7 @@ class _Tar:
             stream.at = start + nbytes
             self.places[key] = (start, start + nbytes)
             self.storages[key] = Storage(key, dtype, nbytes)
+        # After the storages there may be views, which share their bytes.
         views = self.load(stream) if stream.at < stream.end else []
         for row in views if isinstance(views, list) else [views]:
             whole = self.storages.get(str(row[1])) if _is_view(row) else None
@@ -342,7 +355,11 @@ class _Tar:
             self.storages[str(row[0])] = view
 
     def read_tensors(self) -> None:
-        """Read (key, storage, class), then dimensions, sizes, strides and offset as numbers."""
+        """Read the descriptions of the tensors into this object.
+
+        Each is a pickled (key, storage, class), then dimensions, sizes, strides and offset as
+        numbers.
+        """
         stream = self.stream("tensors")
         for _ in range(self.count(stream)):
             row = self.load(stream)
@@ -363,6 +380,7 @@ class _Tar:
 
 
 def _is_view(row: Any) -> bool:
+    """Return whether a value is (key, key of the storage, offset, elements)."""
     return (
         isinstance(row, tuple)
         and len(row) == 4
@@ -372,6 +390,7 @@ def _is_view(row: Any) -> bool:
 
 
 def _tar(file: ByteSource, where: str) -> PickleContents:
+    """Return the contents of a tar archive, the oldest form."""
     tar = _Tar(file, where)
     system = tar.load(tar.stream("sys_info"))
     swapped = isinstance(system, PickledDict) and system.get("little_endian") is False

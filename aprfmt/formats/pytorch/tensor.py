@@ -1,4 +1,4 @@
-"""Tensors of torch.save: as their bytes lie, made row by row from strides, or without any."""
+"""Tensors of torch.save as lazy tensors: mapped bytes, views made row by row, or none."""
 
 import math
 from typing import TYPE_CHECKING
@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 from aprfmt.base.encodings import find_encoding
 from aprfmt.base.protocols import ByteSource, LazyTensor, TensorInfo
 from aprfmt.base.text_escape import shorten
-from aprfmt.errors import FormatError, TruncatedError, UnsupportedError, UsageError
+from aprfmt.errors import TruncatedError, UnsupportedError, UsageError
 from aprfmt.formats.mapped_file import DamagedTensor, StoredTensor
 from aprfmt.formats.pytorch.pickle_values import DTYPES, TensorValue
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-# Bytes that a view may have beside those of the file: strides of 0 repeat a byte without end.
+# Bytes that a view may have more than the file: strides of 0 repeat a byte without end.
 REPEATED = 64 << 20
 
 
 class StridedTensor(LazyTensor):
-    """A view of a storage whose elements do not lie in row-major order, or need a change of bits.
+    """A view of a storage whose elements are not in row-major order, or whose bits change.
 
     Its bytes are made when they are asked for, by slices of the first axis longer than one.
     """
@@ -36,11 +36,15 @@ class StridedTensor(LazyTensor):
         place: tuple[int, int],
         swapped: bool,
     ) -> None:
+        """Take a described tensor; `place` are (start, stop) of its storage in the file.
+
+        `swapped`: the file is big-endian.
+        """
         self._file, self.info, self._value = file, info, value
         self._place, self._swapped = place, swapped
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Return bytes [start, stop) of the numbers in row-major order."""
+        """Return bytes [start, stop) of the numbers in row-major, little-endian order."""
         stop = self.info.nbytes if stop is None else stop
         if not 0 <= start <= stop <= self.info.nbytes:
             raise ValueError(f"{self.info.name}: bytes {start}..{stop} of {self.info.nbytes}")
@@ -64,10 +68,15 @@ class StridedTensor(LazyTensor):
         return memoryview(made).toreadonly().cast("B")[start - first * row : stop - first * row]
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Release the pages of the storage: its rows may lie anywhere in it."""
+        """Release the pages of the whole storage: its rows may be anywhere in it."""
         self._file.drop(*self._place)
 
     def _gather(self, held: memoryview, axes: list[tuple[int, int]], size: int) -> bytes:
+        """Return the bytes of a strided view of `held`, in row-major order.
+
+        `axes` are (count, stride in elements), `size` is an element's bytes. Swaps bytes of
+        big-endian files, and negates or conjugates as the tensor asks.
+        """
         import numpy as np
 
         unit = np.dtype(f"u{size}") if size <= 8 else np.dtype((np.void, size))
@@ -80,6 +89,7 @@ class StridedTensor(LazyTensor):
         number = size // 2 if pair else size
         if self._swapped and number > 1:
             found = found.reshape(-1, number)[:, ::-1].reshape(-1)
+        # Sign bits are flipped as integers, which keeps NaN bits.
         numbers = np.ascontiguousarray(found).view(f"<u{number}")
         sign = np.array(1 << (8 * number - 1), numbers.dtype)
         if "neg" in self._value.shifts:
@@ -91,7 +101,10 @@ class StridedTensor(LazyTensor):
 
 
 def tensor_info(name: str, value: TensorValue, where: str, start: int) -> TensorInfo:
-    """Return name, shape, encoding and bytes of a tensor; `start` is where its storage lies."""
+    """Return name, shape, encoding, offset and bytes of a described tensor.
+
+    `start` is the offset of its storage in the file.
+    """
     code, size, last = DTYPES[value.dtype]
     row = find_encoding(code)
     shape = value.shape if last == 1 else (*value.shape, last)
@@ -112,13 +125,18 @@ def open_tensor(
     places: dict[str, tuple[int, int]],
     swapped: bool,
 ) -> LazyTensor:
-    """Return a described tensor. Raises FormatError where its storage is too short for it."""
+    """Return the lazy tensor of a description; reading one without data raises.
+
+    `places` are (start, stop) of storages by key. Raises TruncatedError where a storage is too
+    short for it, UnsupportedError for a view that repeats bytes too often.
+    """
     where = f"{file.path}: tensor {shorten(name, 100)!r}"
     count, size = math.prod(value.shape), DTYPES[value.dtype][1]
     if value.storage is None:
         info = tensor_info(name, value, str(file.path), 0)
         text = f"{where} has no data in the file (a meta tensor); save it with its data"
         return AbsentTensor(file, info, UnsupportedError(text))
+    # The last element must be inside the storage.
     start, stop = places[value.storage.key]
     start += value.storage.start
     info = tensor_info(name, value, str(file.path), start)
@@ -129,6 +147,7 @@ def open_tensor(
             f"{where} of shape {list(value.shape)[:8]} reaches to byte {reach * size} of storage "
             f"{shorten(value.storage.key, 40)!r}, which has {value.storage.nbytes} bytes"
         )
+    # Bytes in order are mapped; anything else is made when it is read.
     units = size // 2 if value.dtype.startswith("complex") else size
     if not value.shifts and not (swapped and units > 1) and _contiguous(pairs):
         return StoredTensor(file, info)
@@ -141,7 +160,10 @@ def open_tensor(
 
 
 def _contiguous(pairs: list[tuple[int, int]]) -> bool:
-    """Say whether elements lie in row-major order, or there are none."""
+    """Return whether elements are in row-major order, or there are none.
+
+    `pairs` are (size, stride) of the axes.
+    """
     step = 1
     if any(n == 0 for n, _ in pairs):
         return True
@@ -153,11 +175,8 @@ def _contiguous(pairs: list[tuple[int, int]]) -> bool:
 
 
 class AbsentTensor(DamagedTensor):
-    """A tensor that a file describes and has no bytes of."""
+    """A tensor that a file describes without having its bytes: reading it raises."""
 
     __slots__ = ()
 
     spoilt = False
-
-    def __init__(self, file: ByteSource, info: TensorInfo, error: FormatError) -> None:
-        super().__init__(file, info, error)

@@ -1,6 +1,6 @@
-"""The directory of a zip archive of torch.save: where every record's bytes lie, checked.
+"""The directory of a zip archive of torch.save: where every record's bytes are, checked.
 
-torch stores records uncompressed and aligned, so that they are mapped as they lie. A record that is
+torch stores records uncompressed and aligned, so that they can be mapped. A record that is
 compressed or encrypted is refused, as are two that share bytes. Layout source: PKWARE's
 APPNOTE.TXT, sections 4.3.7 (local header), 4.3.12 (directory), 4.3.14 to 4.3.16 (its end).
 """
@@ -22,15 +22,18 @@ _ENTRY = struct.Struct("<4s6H3I5H2I")
 _END = struct.Struct("<4s4H2IH")
 _LONG_END = struct.Struct("<4sQ2H2I4Q")
 _LONG_LOCATOR = struct.Struct("<4sIQI")
-_COMMENT = 65535  # bytes of the longest comment behind the end
-_NARROW, _WIDE = 0xFFFF, 0xFFFFFFFF  # in a field whose value stands in a zip64 field
+_COMMENT = 65535  # bytes of the longest comment after the end
+_NARROW, _WIDE = 0xFFFF, 0xFFFFFFFF  # in a field whose value is in a zip64 field
 _MAX_DIRECTORY = 256 << 20
-_DESCRIPTOR = 8  # the flag of a local header whose sizes stand behind the data
+_DESCRIPTOR = 8  # the flag of a local header whose sizes follow the data
 
 
 @dataclass(frozen=True, slots=True)
 class ZipRecord:
-    """One file of the archive: its bytes are [start, start + size) of the whole."""
+    """One file of the archive: its bytes are [start, start + size) of the archive.
+
+    `header` is the offset of its local header.
+    """
 
     name: str
     header: int
@@ -40,7 +43,7 @@ class ZipRecord:
 
 
 def read_directory(file: ByteSource, where: str) -> dict[str, ZipRecord]:
-    """Return the records by name, in the order of the directory.
+    """Return {name: record}, in the order of the directory.
 
     Reads the end of the file, the directory and every local header. Raises FormatError for what
     does not fit together, UnsupportedError for compressed and encrypted records.
@@ -64,11 +67,15 @@ def read_directory(file: ByteSource, where: str) -> dict[str, ZipRecord]:
 
 
 def _name_end(entry: ZipRecord) -> int:
+    """Return the offset at which the name in a record's local header ends."""
     return entry.header + _LOCAL.size + len(entry.name.encode("utf-8", "surrogateescape"))
 
 
 def _end(view: Region, size: int, where: str) -> tuple[int, int, int, int]:
-    """Return (number of entries, start and size of the directory, where it has to end)."""
+    """Return (number of entries, directory's start, its size, its end).
+
+    Read from the end of the file; `size` is the file's. Raises TruncatedError or FormatError.
+    """
     base = max(0, size - _END.size - _COMMENT - _LONG_LOCATOR.size)
     tail = bytes(view[base:size])
     at = tail.rfind(END)
@@ -110,7 +117,7 @@ def _end(view: Region, size: int, where: str) -> tuple[int, int, int, int]:
 
 
 def _entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
-    """Yield what the directory says; `start` is not known yet."""
+    """Yield the record of every directory entry; its `start` is 0, not known yet."""
     count, begin, length, _ = _end(view, size, where)
     data = bytes(view[begin : begin + length])
     at = 0
@@ -119,6 +126,7 @@ def _entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
             raise FormatError(
                 f"{where}: no record of the zip directory at byte {begin + at}; it is damaged"
             )
+        # Fixed fields, then name, extra fields and comment of the lengths they give.
         row = _ENTRY.unpack_from(data, at)
         flags, method, crc, packed, plain = row[3], row[4], row[7], row[8], row[9]
         name_size, extra_size, comment_size, disk, header = *row[10:14], row[16]
@@ -130,6 +138,7 @@ def _entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
         extra = data[at + _ENTRY.size + name_size : stop - comment_size]
         plain, packed, header = _widened(extra, (plain, packed, header), where)
         shown = shorten(text, 100)
+        # The bytes must be stored plainly, so that they can be mapped.
         if flags & 1:
             raise UnsupportedError(f"{where}: {shown!r} is encrypted; decrypt the file first")
         if method:
@@ -137,6 +146,7 @@ def _entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
                 f"{where}: {shown!r} is compressed (method {method}, {packed} bytes to {plain}); "
                 "torch.save stores records as they are: save it again with torch, or zip it with -0"
             )
+        # Sizes must agree, and the record must end before the directory.
         if packed != plain or disk not in (0, _NARROW):
             raise FormatError(
                 f"{where}: {shown!r} is stored in {packed} bytes and said to have {plain}; "
@@ -154,9 +164,10 @@ def _entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
 
 
 def _widened(extra: bytes, values: tuple[int, ...], where: str) -> list[int]:
-    """Return the sizes and the offset, those of a zip64 field where it has them."""
+    """Return the sizes and the offset, those that do not fit 32 bits from the zip64 field."""
     if _WIDE not in values:
         return list(values)
+    # Extra fields are (kind, size, bytes); kind 1 has the 64-bit values, in order.
     at = 0
     while at + 4 <= len(extra):
         kind, size = struct.unpack_from("<2H", extra, at)
@@ -179,7 +190,10 @@ def _widened(extra: bytes, values: tuple[int, ...], where: str) -> list[int]:
 
 
 def _local(entry: ZipRecord, head: bytes, size: int, where: str) -> ZipRecord:
-    """Return the record with the place of its bytes, as its local header gives it."""
+    """Return the record with the start of its bytes, from its local header `head`.
+
+    FormatError if the local header contradicts the directory. `size` is the file's.
+    """
     what = f"{where}: {shorten(entry.name, 100)!r}"
     if len(head) < _LOCAL.size or head[:4] != LOCAL:
         raise FormatError(f"{what}: no local zip header at byte {entry.header}; it is damaged")
@@ -205,7 +219,7 @@ def _local(entry: ZipRecord, head: bytes, size: int, where: str) -> ZipRecord:
 
 
 def _refuse_overlap(records: Mapping[str, ZipRecord], where: str) -> None:
-    """Raise FormatError where two records share bytes, which makes a small file a large one."""
+    """Raise FormatError if two records share bytes, which would make a small file a large one."""
     for before, after in pairwise(sorted(records.values(), key=lambda row: row.header)):
         if before.start + before.size > after.header:
             raise FormatError(

@@ -12,10 +12,10 @@ from aprfmt.formats.safetensors.reader import open_source
 
 
 def recognise(head: bytes, size: int) -> bool:
-    """Say whether a file is safetensors, whole or damaged, or the index of a sharded model.
+    """Return whether a file is safetensors, whole or damaged, or the index of a sharded model.
 
     A file begins with the header's length in eight bytes; in a text file these eight bytes would
-    be a number larger than any file.
+    be a number larger than any file. `size` is not used.
     """
     if is_json(head):
         return b'"weight_map"' in head and b".safetensors" in head

@@ -1,4 +1,4 @@
-"""The header of a safetensors file, field by field."""
+"""Lists the header of a safetensors file, field by field."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ from aprfmt.formats.safetensors.parse import parse
 
 
 def header_fields(buffer: Region, where: str) -> Iterator[HeaderField]:
-    """Yield the header's length, its JSON and its padding, then where every tensor lies."""
+    """Yield the fields of the header's length, its JSON, its padding, and of every tensor."""
     parsed = parse(buffer, where, damaged=True)
     raw = bytes(parsed.header_raw[PREFIX:])
     spelled = raw.rstrip(b" ")

@@ -1,7 +1,7 @@
-"""Where the index of a sharded model does not fit the shards beside it.
+"""Finds where the index of a sharded model does not fit the shards in its folder.
 
-Loaders open the file that the index names for a tensor and look nowhere else. So a tensor in
-another shard, or in a file that no index names, is not found though it is there.
+Loaders open the file that the index names for a tensor and search no other. So a tensor in
+another shard, or in a file that no index names, is not found although it is there.
 """
 
 import re
@@ -21,7 +21,7 @@ REMEDY = "aprfmt repair --index"
 
 @dataclass(frozen=True, slots=True)
 class IndexFault:
-    """One kind of fault: the sentence, every tensor or file of it, examples (listed, found)."""
+    """One kind of fault: the sentence, all tensors or files concerned, examples (listed, found)."""
 
     says: str
     where: tuple[str, ...]
@@ -34,10 +34,11 @@ def check_map(
     stored: Mapping[str, set[str]],
     faults: list[IndexFault] | None,
 ) -> None:
-    """Hold a weight map to the names that each shard stores.
+    """Compare a weight map with the names that each shard stores.
 
-    What does not fit goes to `faults`; without them FormatError is raised for the first.
+    Faults are added to `faults`; if that is None, FormatError is raised for the first.
     """
+    # moved: in another shard; absent: in none; loose: not in the index.
     homes = {name: file for file, names in stored.items() for name in names}
     moved = [name for name, file in weight_map.items() if homes.get(name, file) != file]
     absent = [name for name, file in weight_map.items() if file in stored and name not in homes]
@@ -66,6 +67,10 @@ def _refuse(
     absent: Sequence[str],
     loose: Sequence[str],
 ) -> None:
+    """Raise FormatError for the first tensor that the index gets wrong; nothing if there is none.
+
+    `homes` maps each stored name to its file.
+    """
     todo = f"make the index anew: {REMEDY} {path.parent}"
     for name in (*absent, *moved):
         there = f"it is in {homes[name]}" if name in homes else "no other shard does"
@@ -83,9 +88,10 @@ def _refuse(
 def replacing_shards(
     path: Path, homes: Mapping[str, Path], faults: list[IndexFault] | None
 ) -> dict[str, Path] | None:
-    """Return the whole set of shards beside an index that names no file that is there; else None.
+    """Return {name: path} of the complete set of shards in the folder of a stale index.
 
-    Without `faults` FormatError says so instead.
+    None if a file that the index names exists, or no other set is complete. Without `faults`
+    FormatError is raised instead.
     """
     if is_remote(path) or any(home.exists() for home in homes.values()):
         return None
@@ -107,7 +113,7 @@ def replacing_shards(
 
 
 def complete_set(path: Path) -> dict[str, Path]:
-    """Return the one whole numbered set of shards of an index's stem in its folder, or {}."""
+    """Return {name: path} of the one complete numbered set of shards of an index, or {}."""
     sets: dict[str, dict[str, Path]] = {}
     for one in sorted(path.parent.iterdir()):
         match = SHARD.fullmatch(one.name)
@@ -118,7 +124,7 @@ def complete_set(path: Path) -> dict[str, Path]:
 
 
 def unlisted_files(path: Path, stored: Mapping[str, set[str]]) -> Iterator[IndexFault]:
-    """Yield the files beside a set that are named like it, and whose tensors it does not hold."""
+    """Yield a fault for each file named like the shards whose tensors no shard has."""
     if is_remote(path):
         return
     held = {name for names in stored.values() for name in names}
@@ -138,11 +144,12 @@ def sibling_files(path: Path) -> list[Path]:
 
 
 def _many(names: Sequence[str]) -> str:
+    """Return the number of tensors in words: "2 tensors"."""
     return f"{len(names)} tensor{'s' * (len(names) != 1)}"
 
 
 def _names(path: Path) -> list[str]:
-    """Return the names of a file's tensors, none where it cannot be read."""
+    """Return the names of a file's tensors, an empty list where it cannot be read."""
     try:
         file = open_bytes(path)
     except OSError:

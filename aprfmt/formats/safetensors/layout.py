@@ -1,4 +1,4 @@
-"""safetensors on disk: a length, a JSON header, contiguous data - for both directions.
+"""The layout of a safetensors file: a length, a JSON header, data; for reader and writer.
 
 8 bytes little-endian header length N, N bytes of JSON, then the tensors' bytes without a gap.
 Layout source: the format section of the safetensors README and the reference's own checks.
@@ -28,22 +28,24 @@ _RANKS = {BY_SAFETENSORS[dtype].name: rank for rank, dtype in enumerate(DTYPE_OR
 
 
 def element_bits(row: Encoding) -> int:
-    """Return the bits of one element; every encoding of the format has a whole number."""
+    """Return the bits of one element of an encoding, always a whole number in this format."""
     return 8 * row.type_size // row.block_size
 
 
 def can_store(row: Encoding) -> bool:
-    """Say whether the format has a dtype for an encoding."""
+    """Return whether the format has a dtype for an encoding."""
     return bool(row.safetensors)
 
 
 def storage_order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
     """Return the tensors in the order the reference writes them: widest dtypes first, then names.
 
-    Encodings that the format lacks stand where their bytes do (unsupported_encodings.py).
+    Encodings that the format lacks are sorted by the dtype their bytes are stored as
+    (unsupported_encodings.py).
     """
 
     def place(info: TensorInfo) -> tuple[int, bytes]:
+        """Return (rank of the stored dtype, negated; the stored name's bytes)."""
         stored = stored_info(info, can_store)
         return -_RANKS[stored.encoding], stored.name.encode("utf-8", "surrogatepass")
 
@@ -51,7 +53,7 @@ def storage_order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
 
 
 def spell_header(metadata: Mapping[str, str], infos: Sequence[TensorInfo]) -> bytes:
-    """Return the length and the padded JSON header; data lies in the order of `infos`."""
+    """Return the length and the padded JSON header of a file with data in the order of `infos`."""
     header: dict[str, Value] = {METADATA: dict(metadata)} if metadata else {}
     at = 0
     for info in infos:
@@ -68,12 +70,12 @@ def spell_header(metadata: Mapping[str, str], infos: Sequence[TensorInfo]) -> by
 
 
 def fill_header(head: bytes, size: int) -> bytes:
-    """Return a header that takes `size` bytes, by spaces at its end."""
+    """Return the header `head` (length and JSON) made `size` bytes long with spaces at its end."""
     return (size - PREFIX).to_bytes(PREFIX, "little") + head[PREFIX:].ljust(size - PREFIX)
 
 
 def is_json(head: bytes) -> bool:
-    """Say whether a file is JSON: an index.
+    """Return whether a file's first bytes are those of JSON: an index.
 
     A header's length can begin with b"{", too (123, or 31520 after a space), but in any length that
     a file can have one of the eight bytes is zero, and JSON has no zero bytes.

@@ -34,10 +34,12 @@ _BLANKS = (b" ", b"\t", b"\n", b"\r")  # JSON allows them before the brace, the 
 
 @dataclass(slots=True)
 class ParsedSafe(Structure):
-    """The structure of one file; `infos` in the header's own order, offsets absolute.
+    """The structure of one safetensors file.
 
-    `header_size` counts the JSON with its padding, `end` is where the last tensor ends. `stored`
-    are the tensors as the header has them, where some are carried as bytes; else it is empty.
+    `infos` are in the header's own order, offsets absolute. `header_size` counts the JSON with its
+    padding, `end` is where the last tensor ends. Tensors of encodings without a safetensors dtype
+    are stored as bytes: then `stored` are the tensors as the header lists them, and `carried` maps
+    a tensor's name to that of its bytes. Both are empty otherwise.
     """
 
     where: str
@@ -54,12 +56,12 @@ class ParsedSafe(Structure):
 
     @property
     def data_offset(self) -> int:
-        """Where the tensors begin."""
+        """The offset of the first tensor byte."""
         return PREFIX + self.header_size
 
     @property
     def header_raw(self) -> memoryview:
-        """The length, the JSON and its padding, unchanged from the file."""
+        """The bytes of the length, the JSON and its padding."""
         return self.buffer[: self.data_offset]
 
 
@@ -80,10 +82,12 @@ def parse(
 
 
 def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
+    """Return the structure of a file; adds tolerable faults to `faults`, raises the others."""
     where, size = faults.where, len(buffer)
     if size < PREFIX:
         raise TruncatedError(f"{where}: has {size} bytes, the header's length alone takes {PREFIX}")
     length = int.from_bytes(buffer[:PREFIX], "little")
+    # A header that is too long may be intact: that is said differently from damage.
     if MAX_HEADER < length <= size - PREFIX and bytes(buffer[PREFIX : PREFIX + 1]) == b"{":
         raise FormatError(
             f"{where}: its header has {length} bytes, the format allows {MAX_HEADER}. This is a "
@@ -100,11 +104,13 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
             f"{where}: header length at offset 0 is {length}, {size - PREFIX} bytes follow; "
             "the file is cut or damaged"
         )
+    # Nearly all headers have the compact form, which is read without JSON objects.
     raw = read_prefix(buffer, PREFIX + length)[PREFIX : PREFIX + length]
     _refuse_zeros(raw, f"{where}: header at offset {PREFIX}")
     parsed = _of_compact(raw, ParsedSafe(where, buffer, size, length, {}, faults))
     if parsed is None:
         parsed = _of_json(bytes(raw), ParsedSafe(where, buffer, size, length, {}, faults))
+    # If the tensors follow each other in order, neither overlap nor gap is possible.
     metadata, end = parsed.metadata, _end_of_row(parsed)
     if end is None:
         report_overlap(parsed.sound(), faults)
@@ -120,7 +126,7 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
 
 
 def _of_json(raw: bytes, parsed: ParsedSafe) -> ParsedSafe:
-    """Fill in metadata and tensors by parsing the header as JSON, whatever it holds."""
+    """Return `parsed` with metadata and tensors of a header parsed as JSON, whatever it holds."""
     where, faults = parsed.where, parsed.faults
     header = _read_header(raw, f"{where}: header at offset {PREFIX}", faults)
     twice = header.keys_twice if isinstance(header, bounded_json.DuplicateKeys) else frozenset()
@@ -148,10 +154,10 @@ _BETWEEN = b'},"'  # an entry's end and the next one's name
 
 
 def _of_compact(raw: memoryview, parsed: ParsedSafe) -> ParsedSafe | None:
-    """Fill in metadata and tensors of a header without fault or space; None for any other.
+    """Return `parsed` with metadata and tensors of a header without fault or space, else None.
 
     Nearly all files have such a header, and it may have a million entries: one expression reads
-    them by the window, without the objects that JSON would make of all of them at once.
+    them window by window, without the objects that JSON would make of all of them at once.
     """
     first = bytes(raw[:WINDOW])
     at = 1
@@ -165,7 +171,7 @@ def _of_compact(raw: memoryview, parsed: ParsedSafe) -> ParsedSafe | None:
     for text in _entry_windows(raw, at):
         rows = [] if text is None else _ENTRY.findall(text)
         count += len(rows)
-        # Matches do not overlap: where their lengths make up the window, nothing lies between.
+        # Matches do not overlap: where their lengths make up the window, nothing is between them.
         if (
             text is None
             or not rows
@@ -181,13 +187,13 @@ def _of_compact(raw: memoryview, parsed: ParsedSafe) -> ParsedSafe | None:
 
 
 def _compact_metadata(first: bytes, where: str) -> tuple[dict[str, str], int] | None:
-    """Return the metadata at a header's beginning, and where the next entry begins.
+    """Return (metadata at a header's beginning, offset of the next entry).
 
     None where it is odd in any way, or longer than a window.
     """
     try:
         text = first.decode("utf-8", "ignore")
-        start = len(METADATA) + 4  # behind the brace, the key and its colon
+        start = len(METADATA) + 4  # after the brace, the key and its colon
         _, end = json.JSONDecoder().raw_decode(text, start)
         size = len(text[:end].encode())
         value = bounded_json.loads(first[start:size], where, max_bytes=WINDOW)
@@ -198,13 +204,17 @@ def _compact_metadata(first: bytes, where: str) -> tuple[dict[str, str], int] | 
 
 
 def _entry_windows(raw: memoryview, at: int) -> Iterator[str | None]:
-    """Yield the text of whole entries from a place on, each with its comma; None for other text."""
+    """Yield texts of whole entries from offset `at` on, each entry with its comma.
+
+    None for text that is not UTF-8 or not closed by a brace.
+    """
     end = len(raw)
     while end > at and raw[end - 1] == ord(" "):
         end -= 1
     if end <= at or raw[0] != ord("{") or raw[end - 1] != ord("}"):
         yield None
         return
+    # Each window is cut after its last whole entry; the last one gets a comma, too.
     while at < end - 1:
         piece = bytes(raw[at : min(at + WINDOW, end - 1)])
         if at + len(piece) == end - 1:
@@ -219,7 +229,10 @@ def _entry_windows(raw: memoryview, at: int) -> Iterator[str | None]:
 
 
 def _join(parsed: ParsedSafe) -> None:
-    """Give tensors that the format has no dtype for their own names, encodings and shapes."""
+    """Give tensors that were stored as bytes their own names, encodings and shapes.
+
+    Changes `parsed`. A table that cannot be read is a warning, and the tensors stay bytes.
+    """
     where, stored = parsed.where, parsed.infos
     text = parsed.metadata.pop(unsupported_encodings.KEY)
     try:
@@ -244,7 +257,7 @@ def _join(parsed: ParsedSafe) -> None:
 
 
 def _refuse_zeros(raw: memoryview, where: str) -> None:
-    """Raise FormatError for a large header that holds a zero byte, before it is copied whole.
+    """Raise FormatError for a large header with a zero byte, before all of it is copied.
 
     JSON has none: a file whose pages were never written has nothing else. A small header costs
     little to parse, and the parser says more.
@@ -261,15 +274,16 @@ def _refuse_zeros(raw: memoryview, where: str) -> None:
 
 
 class _Entries:
-    """Reads entries without a fault, which nearly all are: a header may have a million."""
+    """Reader of the entries without a fault, which nearly all are: a header may have a million."""
 
     def __init__(self, data_offset: int) -> None:
+        """Start without known dtypes; `data_offset` is where the tensors begin in the file."""
         self._base = data_offset
         # dtype and shape -> encoding, shape, bytes, bytes of a row
         self._known: dict[Any, tuple[str, tuple[int, ...], int, int | None]] = {}
 
     def sound(self, name: str, entry: Any) -> TensorInfo | None:
-        """Return the tensor of an entry, None where `_info` has to look at it."""
+        """Return the tensor of an entry, None if it has any fault: `_read_any_entry` reports it."""
         if type(entry) is not dict or tuple(entry) != FIELDS:
             return None
         dtype, shape, offsets = entry.values()
@@ -289,7 +303,10 @@ class _Entries:
         return TensorInfo(name, sizes, encoding, self._base + start, nbytes, row_bytes)
 
     def compact(self, rows: list[tuple[str, ...]], infos: dict[str, TensorInfo]) -> bool:
-        """Add the tensors of entries whose parts are texts; False where `_info` has to look."""
+        """Add the tensors of entries given as texts to `infos`; return False if any has a fault.
+
+        A row is (name, dtype, sizes, begin, end).
+        """
         known, base, make = self._known, self._base, TensorInfo
         for name, dtype, sizes, begin, end in rows:
             start, found = int(begin), known.get((dtype, sizes))
@@ -303,7 +320,10 @@ class _Entries:
         return True
 
     def _judge(self, key: Any, entry: Any) -> tuple[str, tuple[int, ...], int, int | None] | None:
-        """Remember a dtype and shape that first come with an entry that has no fault."""
+        """Return (encoding, shape, bytes, row bytes) of a new dtype and shape; remembers it.
+
+        None if the entry has a fault.
+        """
         row, shape, (start, stop), wrong = _judged(entry)
         if wrong or row is None:
             return None
@@ -312,7 +332,10 @@ class _Entries:
 
 
 def _end_of_row(parsed: ParsedSafe) -> int | None:
-    """Return where tensors end that lie in the header's order without gap or overlap, else None."""
+    """Return the end of the last tensor if all follow each other in header order, else None.
+
+    None for any gap, overlap or broken tensor.
+    """
     at = parsed.data_offset
     for info in parsed.infos.values():
         if info.offset != at:
@@ -322,6 +345,10 @@ def _end_of_row(parsed: ParsedSafe) -> int | None:
 
 
 def _read_header(raw: bytes, where: str, faults: Faults) -> dict[str, Any]:
+    """Return the header's JSON object; adds faults of its first and last byte.
+
+    When faults are collected, names that occur twice are marked instead of refused.
+    """
     first = raw[:1]
     if first != b"{":
         found = f"0x{first.hex()}" if first else "nothing"
@@ -362,7 +389,7 @@ def _metadata(value: Any, faults: Faults) -> dict[str, str]:
 
 
 def _info(name: str, entry: Any, parsed: ParsedSafe) -> TensorInfo:
-    """Return the tensor of an entry; a damaged entry gives as much as can be read."""
+    """Return the tensor of an entry, as far as it can be read; adds its fault if it has one."""
     row, shape, extent, wrong = _judged(entry)
     if wrong:
         error = FormatError(f"{parsed.where}: {tensor_label(name)}{wrong}")
@@ -375,7 +402,8 @@ def _info(name: str, entry: Any, parsed: ParsedSafe) -> TensorInfo:
 
 
 def _judged(entry: Any) -> tuple[Encoding | None, tuple[int, ...], tuple[int, int], str]:
-    """Return encoding, shape, data_offsets and what is wrong with an entry ("" if nothing is)."""
+    """Return (encoding or None, shape, data_offsets, fault in words or "") of an entry."""
+    # Unknown fields are a fault that leaves the rest readable; missing ones do not.
     if not isinstance(entry, dict) or entry.keys() != set(FIELDS):
         found = ", ".join(shorten(key, 40) for key in entry) if isinstance(entry, dict) else entry
         wrong = f" has {shorten(str(found), 200)}; expected {', '.join(FIELDS)}"
@@ -402,7 +430,7 @@ def _judged(entry: Any) -> tuple[Encoding | None, tuple[int, ...], tuple[int, in
 
 
 def _size_error(row: Encoding, shape: Sequence[int], extent: tuple[int, int]) -> str:
-    """Return what is wrong with the sizes of an entry; "" if they are consistent."""
+    """Return what is wrong with shape and offsets of an entry; "" if they fit each other."""
     begin, end = extent
     shown = shorten(str(shape), 200)
     count = 1
@@ -425,11 +453,12 @@ def _size_error(row: Encoding, shape: Sequence[int], extent: tuple[int, int]) ->
 
 
 def _is_sizes(value: Any) -> bool:
+    """Return whether a value is a list of non-negative integers below 2**64."""
     return isinstance(value, list) and all(type(item) is int and 0 <= item < U64 for item in value)
 
 
 def _check_gaps(parsed: ParsedSafe) -> None:
-    """Report bytes that belong to no tensor, and empty tensors inside others."""
+    """Add faults for bytes that belong to no tensor, and for empty tensors inside others."""
     faults = parsed.faults
     if any(one.tensors for one in faults.damage):
         return  # bytes of damaged ones would look like gaps
@@ -447,6 +476,10 @@ def _check_gaps(parsed: ParsedSafe) -> None:
 
 
 def _check_end(parsed: ParsedSafe, partial: bool) -> None:
+    """Add a fault for bytes after the last tensor, or for tensors that the file's end cuts.
+
+    With `partial` a cut file is only a warning.
+    """
     faults = parsed.faults
     missing = parsed.end - parsed.size
     if missing < 0 and not faults.broken:
@@ -470,7 +503,10 @@ def _check_end(parsed: ParsedSafe, partial: bool) -> None:
 
 
 def merge_metadata(shards: Mapping[str, Mapping[str, str]]) -> tuple[dict[str, str], list[Note]]:
-    """Return the metadata of all shards together, the first shard's values first, and warnings."""
+    """Return (metadata of all shards together, warnings for values that differ).
+
+    The first shard's value wins.
+    """
     merged: dict[str, str] = {}
     notes: list[Note] = []
     for where, metadata in shards.items():

@@ -1,4 +1,4 @@
-"""safetensors files, and sharded models by their index, as sources."""
+"""Opens safetensors files, and sharded models by their index, as sources."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,7 +19,7 @@ from aprfmt.remote.paths import is_remote, parse_location
 
 
 class SafeShard(mapped_file.Shard[ParsedSafe]):
-    """One open file and its structure."""
+    """One open safetensors file and its structure."""
 
     __slots__ = ()
 
@@ -29,7 +29,7 @@ class SafetensorsSource(mapped_file.MappedSource[SafeShard]):
 
     `metadata` is `__metadata__` (strings only), merged over the shards of a sharded model.
     `index_metadata` is that of the index, `weight_map` its entries (tensor -> file); both are {}
-    without an index. `index_faults` are where the index does not fit the shards, in a set opened
+    without an index. `index_faults` say where the index does not fit the shards, in a set opened
     with `damaged`. The format has no version.
     """
 
@@ -47,6 +47,7 @@ class SafetensorsSource(mapped_file.MappedSource[SafeShard]):
         index_faults: Sequence[IndexFault] = (),
         weight_map: Mapping[str, str] | None = None,
     ) -> None:
+        """Take the open shards, in order, and their joined tensors."""
         merged, more = merge_metadata(
             {str(shard.file.path): shard.parsed.metadata for shard in shards}
         )
@@ -59,12 +60,12 @@ class SafetensorsSource(mapped_file.MappedSource[SafeShard]):
 
     @property
     def header_raw(self) -> bytes:
-        """The first file's length and header, unchanged."""
+        """The bytes of the first file's length and header."""
         return bytes(self.shards[0].parsed.header_raw)
 
 
 def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> SafetensorsSource:
-    """Open one safetensors file (a shard alone), or all shards of an index.
+    """Return one open safetensors file (a shard alone), or all shards of an index.
 
     `partial` lists a file whose data is cut; reading a cut tensor then raises TruncatedError.
     `damaged` collects faults that leave the rest readable in `damage`. Raises FormatError for a
@@ -87,7 +88,10 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
 def open_buffer(
     buffer: Buffer, path: Path, *, partial: bool = False, damaged: bool = False
 ) -> SafetensorsSource:
-    """Open the bytes of one safetensors file; `path` begins the messages. Raises FormatError."""
+    """Return an open source of one file's bytes in memory; `path` begins the messages.
+
+    `partial` and `damaged` as in `open_source`. Raises FormatError.
+    """
     file = BufferFile(buffer, path)
     parsed = parse(file.view, str(path), partial=partial, damaged=damaged)
     shard = SafeShard(file, parsed)
@@ -95,13 +99,12 @@ def open_buffer(
 
 
 def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> SafetensorsSource:
-    """Open every shard that a `*.safetensors.index.json` names, as one model.
+    """Return the open model of every shard that a `*.safetensors.index.json` names.
 
-    Index and shards must agree on every tensor. `partial` allows missing and truncated shards; what
-    is missing is said in `notes`. `damaged` is for the shards as in `open_source`, and collects
-    what the index has wrong in `index_faults`: tensors are then taken from where they are, and an
-    index that names no file that is there gives way to a whole set of shards beside it. Raises
-    FormatError.
+    Index and shards must agree on every tensor. `partial` allows missing and truncated shards, each
+    with a note. `damaged` is for the shards as in `open_source`, and collects the index's faults in
+    `index_faults`: tensors are then taken from the shard that has them. An index that names no
+    existing file is then replaced by a complete set of shards in its folder. Raises FormatError.
     """
     from aprfmt.formats.shard_index import existing_files, open_files, read_index
     from aprfmt.formats.shard_set import join_tensors
@@ -120,6 +123,7 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
         homes, notes = existing_files(path, homes, "shards")
 
     def read(file: ByteSource) -> SafeShard:
+        """Return an open file as a shard with its structure."""
         parsed = parse(file.view, str(file.path), partial=partial, damaged=damaged)
         return SafeShard(file, parsed)
 
@@ -145,6 +149,6 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
 
 
 def _stored(shard: SafeShard) -> set[str]:
-    """Return the names of a shard's tensors as its header has them."""
+    """Return the names of a shard's tensors that its header has."""
     parsed = shard.parsed
     return {parsed.carried.get(name, name) for name in parsed.infos}

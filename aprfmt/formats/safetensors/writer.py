@@ -32,10 +32,11 @@ _SHARD = re.compile(r"(?P<stem>.+)-[0-9]{5}-of-[0-9]{5}")
 class SafetensorsSink(SequentialSink):
     """A safetensors model being written; see `aprfmt.base.protocols.Sink`.
 
-    Tensors are planned in the order of `order`. Metadata holds strings only, and gets `format: pt`
-    if it lacks the key. ConversionError for what the format cannot hold, unless its bytes may be
-    carried (unsupported_encodings.py); then `format` says so, and loaders that look at it refuse
-    the file.
+    Tensors are planned in the order of `order`. Metadata are strings only, and get `format: pt`
+    if they lack the key. ConversionError for what the format cannot store. With `carry`, tensors of
+    encodings without a dtype are stored as bytes (unsupported_encodings.py); then `format` says so,
+    and loaders that check it refuse the file. `like` is an open source whose header is kept if the
+    plan is the same.
     """
 
     def __init__(
@@ -48,13 +49,14 @@ class SafetensorsSink(SequentialSink):
         like: SafetensorsSource | None = None,
         carry: bool = False,
     ) -> None:
+        """Prepare to write `path`; nothing is opened before `plan`."""
         super().__init__(path, force=force, files=files)
         self._limit = max_shard_size
         self._carries = carry or (like is not None and any(s.parsed.carried for s in like.shards))
         self._like = like if like is not None and len(like.shards) == 1 else None
 
     def order(self, infos: Sequence[TensorInfo]) -> list[TensorInfo]:
-        """Return the order to plan and write in: the reference's, or that of `like`.
+        """Return the tensors in the order to plan them: the reference's, or that of `like`.
 
         The order of `like` is used only if it has exactly the planned tensors.
         """
@@ -66,15 +68,18 @@ class SafetensorsSink(SequentialSink):
     def _lay_out(
         self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
     ) -> Sequence[FileProgram]:
+        """Return the programs of the files: with the header of `like`, a new one, or shards."""
         where = str(self._path)
         texts = _texts(metadata, where)
         like = self._like
         in_place = like is not None and _in_order_of(like, infos)
+        # An unchanged plan keeps the header of `like` byte by byte.
         if like is not None and in_place and self._same_file(like, texts, infos):
             return [FileProgram(self._path, like.header_raw, _rooms(infos))]
         texts.setdefault(_FORMAT_KEY, _FORMAT)
         for info in infos:
             _check(stored_info(info, layout.can_store) if self._carries else info, where)
+        # `format` tells loaders whether all tensors have dtypes of the format.
         if not all(layout.can_store(find_encoding(info.encoding)) for info in infos):
             texts[_FORMAT_KEY] = _CARRIES
         elif texts[_FORMAT_KEY] == _CARRIES:
@@ -92,7 +97,7 @@ class SafetensorsSink(SequentialSink):
     def _same_file(
         self, like: SafetensorsSource, texts: Mapping[str, str], infos: Sequence[TensorInfo]
     ) -> bool:
-        """Say whether metadata and sharding are those of the one file `like`."""
+        """Return whether metadata and sharding are those of the one file `like`."""
         if self._limit is not None and sum(info.nbytes for info in infos) > self._limit:
             return False
         return dumps(dict(like.metadata)) == dumps(dict(texts))
@@ -100,7 +105,10 @@ class SafetensorsSink(SequentialSink):
     def _set(
         self, texts: Mapping[str, str], parts: Sequence[Sequence[TensorInfo]]
     ) -> list[FileProgram]:
-        """Return the shards and their index; only the first shard has keys other than `format`."""
+        """Return the programs of the shards and their index.
+
+        `parts` are the tensors of each shard. Only the first shard has keys other than `format`.
+        """
         count = len(parts)
         stem = _stem(self._path.name)
         programs: list[FileProgram] = []
@@ -129,12 +137,12 @@ def open_sink(
     carry: bool = False,
     **options: Any,
 ) -> SafetensorsSink:
-    """Start writing `path`.
+    """Return a sink that writes a safetensors model to `path`.
 
     More than `max_shard_size` tensor bytes become shards with an index. `like` is an open
     safetensors source whose header is kept if the plan is the same. `carry` lets bytes of encodings
     without a dtype be stored under another name. With `files` the sink writes
-    into that set, and the set's owner publishes it.
+    into that set, and the set's owner publishes it. UsageError for other options.
     """
     if options:
         raise UsageError(f"{path}: safetensors files are not written with {', '.join(options)}")
@@ -144,6 +152,7 @@ def open_sink(
 
 
 def _texts(metadata: Mapping[str, Value | TypedValue], where: str) -> dict[str, str]:
+    """Return the metadata as {key: text}; ConversionError unless all are UTF-8 strings."""
     texts: dict[str, str] = {}
     for key, value in metadata.items():
         text = value.value if isinstance(value, TypedValue) else value
@@ -159,6 +168,7 @@ def _texts(metadata: Mapping[str, Value | TypedValue], where: str) -> dict[str, 
 
 
 def _encodable(text: str) -> bool:
+    """Return whether a text can be encoded as UTF-8: it has no lone surrogates."""
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
@@ -167,7 +177,7 @@ def _encodable(text: str) -> bool:
 
 
 def _check(info: TensorInfo, where: str) -> None:
-    """Raise ConversionError for a tensor that the format cannot hold."""
+    """Raise ConversionError for a tensor that the format cannot store."""
     what = f"{where}: {tensor_label(info.name)}"
     row = find_encoding(info.encoding)
     if not row.safetensors:
@@ -196,6 +206,10 @@ def _check(info: TensorInfo, where: str) -> None:
 
 
 def _program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) -> FileProgram:
+    """Return the program of one file: its header, then the tensors.
+
+    ConversionError if the header is too long.
+    """
     described = carried_record(infos, layout.can_store)
     if described:
         texts = {**texts, KEY: dumps(described[KEY])}
@@ -209,10 +223,12 @@ def _program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) 
 
 
 def _rooms(infos: Sequence[TensorInfo]) -> list[TensorSlot]:
+    """Return the slots of the tensors, in order."""
     return [TensorSlot(info.name, info.nbytes) for info in infos]
 
 
 def _same_tensors(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:
+    """Return whether `like` has exactly the planned names, with equal shapes and encodings."""
     known = like.shards[0].parsed.infos
     return len(known) == len(infos) and all(
         info.name in known
@@ -223,7 +239,7 @@ def _same_tensors(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:
 
 
 def _in_order_of(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:
-    """Say whether the plan has the tensors of `like` in the same order."""
+    """Return whether the plan has the tensors of `like` in the same order."""
     if not _same_tensors(like, infos):
         return False
     places = like.shards[0].parsed.infos
@@ -232,6 +248,7 @@ def _in_order_of(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:
 
 
 def _stem(name: str) -> str:
+    """Return the name that shards begin with: without suffix and without a shard number."""
     stem = name.removesuffix(".safetensors")
     match = _SHARD.fullmatch(stem)
     return match["stem"] if match else stem

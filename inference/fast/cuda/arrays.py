@@ -20,10 +20,10 @@ class Flat:
 
 
 def flat(x: Any, dtype: str | None = None) -> Flat:
-    """Return the memory of a torch tensor, a cupy array, or anything with `__dlpack__`.
+    """Return address, size and dtype of a torch tensor, a cupy array or a `__dlpack__` object.
 
-    Nothing is copied. `dtype` gives the type of the elements if the array's own dtype does not
-    (bfloat16 kept as uint16). Raises CodecError for memory that is not contiguous.
+    Nothing is copied. `dtype` gives the type of the elements if the array's dtype does not
+    (bfloat16 stored as uint16). Raises CodecError for memory that is not contiguous.
     """
     if isinstance(x, Flat):
         return x
@@ -41,7 +41,7 @@ def flat(x: Any, dtype: str | None = None) -> Flat:
 
 
 class _Stream:
-    """A stream as launches need it."""
+    """A raw stream handle with the attribute `ptr`, which CuPy's launches read."""
 
     def __init__(self, ptr: int) -> None:
         self.ptr = ptr
@@ -49,5 +49,5 @@ class _Stream:
 
 @lru_cache(maxsize=64)
 def stream_of(ptr: int | None) -> Any | None:
-    """Return a stream object for a raw stream handle; None is cupy's current stream."""
+    """Return an object with `ptr` for a raw stream handle; None for None, cupy's current stream."""
     return None if ptr is None else _Stream(ptr)

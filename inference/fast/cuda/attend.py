@@ -22,11 +22,12 @@ QUERY_BLOCK = 512
 
 
 class Attention:
-    """The attention operations of one dtype."""
+    """The attention operations of one dtype, on contiguous arrays."""
 
     def __init__(
         self, ops: Ops, brought: Brought, dtype: str, *, deterministic: bool, tf32: bool
     ) -> None:
+        """Take the kernels of the dtype and the copies to the device; no mask exists yet."""
         self._ops = ops
         self._brought = brought
         self._dtype = dtype
@@ -36,10 +37,11 @@ class Attention:
         self._masks: OrderedDict[Hashable, tuple[Any, Any]] = OrderedDict()
 
     def _empty(self, *shape: int) -> Array:
+        """Return an array of the dtype on the GPU, to be written whole."""
         return memory.arrays().empty(shape, memory.STORED[self._dtype])
 
     def mask(self, heads: Heads) -> Array:
-        """Return the mask on the GPU; the layers of a pass share it."""
+        """Return the mask [tokens, keys] as uint8 on the GPU; the layers of a pass share it."""
         recording = self._brought.recording
         if recording is not None:
             if heads.causal is None:
@@ -50,13 +52,16 @@ class Attention:
             return recording.masks[key]
         key = (id(heads.mask), heads.causal)
         if key not in self._masks:
-            self._masks[key] = (heads.mask, self._made(heads))  # kept, so that its id is not reused
+            self._masks[key] = (
+                heads.mask,
+                self._made(heads),
+            )  # holds the mask, so that its id is not reused
             while len(self._masks) > 4:
                 self._masks.popitem(last=False)
         return self._masks[key][1]
 
     def _made(self, heads: Heads) -> Array:
-        """Return the mask made on the GPU if it is causal, else brought there."""
+        """Return the mask [tokens, keys] as uint8: computed on the GPU if causal, else copied."""
         if heads.causal is None:
             return memory.put(np.ascontiguousarray(heads.mask).view(np.uint8))
         (before, window), (tokens, keys) = heads.causal, heads.mask.shape
@@ -74,7 +79,11 @@ class Attention:
         return mask
 
     def _row(self, keys: int, rows: int) -> tuple[int, int, Any]:
-        """Return (shared memory bytes, address of a buffer of `rows` rows, the buffer)."""
+        """Return (bytes of shared memory, address of a buffer of `rows` rows, the buffer).
+
+        A row of `keys` numbers lies in shared memory if it fits, else in the buffer; then the first
+        is 0. Without a buffer the others are 0 and None.
+        """
         size = keys * self._wide.itemsize
         if size <= SHARED_LIMIT - 1024:
             return size, 0, None
@@ -82,7 +91,10 @@ class Attention:
         return 0, memory.pointer(room), room
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Return the fused form; q, k, v are contiguous."""
+        """Return attention [tokens, heads, value_dim] of contiguous q, k and v.
+
+        A kernel computes few queries and deterministic runs, cuBLAS blocks of many queries.
+        """
         tokens, n_heads = q.shape[:2]
         if tokens < MANY_QUERIES or self._deterministic:
             return self._attend(q, k, v, heads)
@@ -96,6 +108,7 @@ class Attention:
         return out
 
     def _attend(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+        """Return attention [tokens, heads, value_dim], computed by a kernel query by query."""
         (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
         out = self._empty(tokens, n_heads, v.shape[-1])
         shared, rows, room = self._row(keys, tokens * n_heads)
@@ -123,10 +136,11 @@ class Attention:
 
     @staticmethod
     def _sinks(heads: Heads) -> int:
+        """Return the address of the sinks [heads], 0 if there are none."""
         return 0 if heads.sinks is None else memory.pointer(heads.sinks)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
-        """Return [heads, tokens, keys], scaled and capped."""
+        """Return q.k [heads, tokens, keys], scaled and soft-capped."""
         (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
         out = self._empty(n_heads, tokens, keys)
         if self._deterministic:
@@ -168,10 +182,11 @@ class Attention:
         return out
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Return the masked softmax."""
+        """Return the masked softmax of scores [heads, tokens, keys], a sink dropped."""
         return self._probs(scores, self.mask(heads), heads)
 
     def _probs(self, scores: Array, mask: Array, heads: Heads) -> Array:
+        """Return the softmax of scores [heads, tokens, keys] with a uint8 mask on the GPU."""
         n_heads, tokens, keys = scores.shape
         out = self._empty(n_heads, tokens, keys)
         shared, rows, room = self._row(keys, tokens * n_heads)
@@ -191,10 +206,10 @@ class Attention:
         return out
 
     def mix(self, probs: Array, v: Array) -> Array:
-        """Return [tokens, heads, value_dim]."""
+        """Return each head's values weighted by probs: [tokens, heads, value_dim]."""
         (n_heads, tokens, keys), (_, kv_heads, dv) = probs.shape, v.shape
         out = self._empty(tokens, n_heads, dv)
-        if self._deterministic:
+        if self._deterministic:  # a kernel whose sums do not depend on the number of queries
             shared, rows, room = self._row(keys, tokens * n_heads)
             self._ops.run(
                 "mix",
@@ -212,7 +227,7 @@ class Attention:
             del room
             return out
         group, item = n_heads // kv_heads, int(v.itemsize)
-        for g in range(group):
+        for g in range(group):  # one query head of every group at a time, in place
             gemm.product(
                 self._dtype,
                 memory.pointer(probs) + g * tokens * keys * item,

@@ -10,7 +10,7 @@ from aprfmt.inference.fast.cuda import cublas
 
 @cache
 def _library() -> Any | None:
-    """Return the library that torch loaded; None where it is not found."""
+    """Return the cuBLAS library that torch loaded, None where there is none."""
     if torch.version.cuda is None:
         return None
     try:
@@ -22,14 +22,16 @@ def _library() -> Any | None:
 def products(x: torch.Tensor, weights: torch.Tensor, columns: int) -> torch.Tensor:
     """Return x[i] times the weight [columns, depth] at address weights[i] transposed.
 
-    x is [n, rows, depth], contiguous; `weights` [n] are int64 on its device, of its dtype. The
-    result is [n, rows, columns]; sums are float32 (float64 in float64). Nothing waits.
+    x is [n, rows, depth], contiguous; `weights` [n] are int64 on its device, of matrices of its
+    dtype. The result is [n, rows, columns]; sums are float32 (float64 in float64). The host does
+    not wait.
     """
     n, rows, depth = x.shape
     y = torch.empty((n, rows, columns), dtype=x.dtype, device=x.device)
     item = x.element_size()
 
     def places(a: torch.Tensor, step: int) -> torch.Tensor:
+        """Return int64 [n] on the device: the addresses of a's n matrices, `step` bytes apart."""
         return torch.arange(n, device=x.device) * step + a.data_ptr()
 
     given, out = places(x, rows * depth * item), places(y, rows * columns * item)
@@ -49,7 +51,7 @@ def products(x: torch.Tensor, weights: torch.Tensor, columns: int) -> torch.Tens
 
 @cache
 def works(device: torch.device, dtype: torch.dtype) -> bool:
-    """Say whether such products come out right on a device; it is tried on a small one."""
+    """Return whether `products` comes out right on a device; tried once on a small example."""
     if _library() is None or str(dtype).removeprefix("torch.") not in cublas.TYPES:
         return False
     x = torch.arange(48, device=device).reshape(2, 3, 8).to(dtype)

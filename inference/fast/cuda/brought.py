@@ -1,4 +1,4 @@
-"""What a pass has on the GPU of the host's numbers; of a pass being recorded, its own inputs."""
+"""Copies the host's numbers to the GPU for a pass; a recorded pass gets them from its inputs."""
 
 from typing import Any
 
@@ -10,24 +10,28 @@ from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 
 
 class Brought:
-    """Numbers for one device; `recording` is the pass being recorded, or None."""
+    """Copies numbers to one device; `recording` has the inputs of a recorded pass, or is None."""
 
     def __init__(self) -> None:
+        """Start without a recording and without constants on the device."""
         self.recording: PassInputs | None = None
         self._constants: dict[tuple[str, bytes], Array] = {}
 
     @property
     def cached(self) -> Array | None:
-        """The number of valid positions, on the device, in a step being recorded; else None."""
+        """Count of valid cache positions, on the device, in a step being recorded; else None."""
         return None if self.recording is None else self.recording.cached
 
     def needs_host(self, what: str) -> None:
-        """Raise NotRecordable if a pass is being recorded."""
+        """Raise NotRecordable(what) if a pass is being recorded, for it may not read the host."""
         if self.recording is not None:
             raise NotRecordable(what)
 
     def rows(self, x: Numbers | Array) -> Array:
-        """Return numbers of rows as int64 on the device."""
+        """Return row numbers as int64 on the device.
+
+        In a pass being recorded they must be one of its inputs; NotRecordable is raised otherwise.
+        """
         if memory.is_device(x):
             return x
         if self.recording is None:
@@ -46,7 +50,10 @@ class Brought:
         return self._constants[key]
 
     def table(self, x: Numbers) -> Array:
-        """Return int64 numbers, flat; those of a pass being recorded are there when it is."""
+        """Return numbers as a flat int64 array on the device.
+
+        In a pass being recorded the array is allocated now and filled after the recording.
+        """
         flat = np.ascontiguousarray(x, np.int64).reshape(-1)
         if self.recording is None or self.recording.after is None:
             return memory.put(flat)

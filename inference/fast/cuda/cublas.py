@@ -38,7 +38,10 @@ _FACTORS: dict[str, Any] = {
 
 @cache
 def library(major: int) -> Any:
-    """Return the library of a CUDA version; OSError or AttributeError where it is not found."""
+    """Return the cuBLAS library of a CUDA major version, its functions' argument types set.
+
+    Raises OSError if the library is not found, AttributeError if it lacks a function.
+    """
     name = f"cublas64_{major}.dll" if os.name == "nt" else f"libcublas.so.{major}"
     found = ctypes.CDLL(name)
     for function, arguments in _ARGUMENTS.items():
@@ -47,14 +50,17 @@ def library(major: int) -> Any:
 
 
 def call(found: Any, name: str, *arguments: Any) -> None:
-    """Call a function of the library; RuntimeError for a status that is not success."""
+    """Call a function of the library; raises RuntimeError for a status that is not success."""
     status = getattr(found, name)(*arguments)
     if status:
         raise RuntimeError(f"{name}: status {status}")
 
 
 def _arithmetic(dtype: str, tf32: bool) -> tuple[int, int, int, int]:
-    """Return (type, arithmetic, address of one, address of zero)."""
+    """Return (cudaDataType_t, cublasComputeType_t, address of 1, address of 0) for a dtype.
+
+    The addresses are of host memory, in the type of the sums.
+    """
     wide = "float64" if dtype == "float64" else "float32"
     compute = _COMPUTE_64F if wide == "float64" else _COMPUTE_32F
     if tf32 and dtype == "float32":
@@ -82,7 +88,10 @@ def strided(
     steps: Sequence[int],
     tf32: bool,
 ) -> None:
-    """Set c to a times b of `places` (a, b, c), `batch` times; see gemm.product."""
+    """Set c to a times b, `batch` times; `places` are the addresses (a, b, c).
+
+    The other arguments are those of gemm.product, which explains them.
+    """
     kind, compute, one, zero = _arithmetic(dtype, tf32)
     call(
         found,
@@ -127,7 +136,8 @@ def addressed(
 ) -> None:
     """Set each c [rows, columns] to a [rows, depth] times b [columns, depth] transposed.
 
-    `places` are where the `count` addresses of a, b and c lie on the device.
+    `places` are three device addresses: of the arrays that hold the `count` addresses of a, of b
+    and of c.
     """
     kind, compute, one, zero = _arithmetic(dtype, tf32)
     call(

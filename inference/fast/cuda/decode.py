@@ -52,7 +52,7 @@ _LAUNCHES: Mapping[tuple[str, int], Launch] = {
 
 
 def launch_of(encoding: str, itemsize: int) -> Launch:
-    """Return the launch settings for an encoding and a size of output elements (8 as 4)."""
+    """Return the launch settings for an encoding and bytes of an output element (8 as 4)."""
     size = min(itemsize, 4)
     return _LAUNCHES.get((encoding, size), _STAGED[size])
 
@@ -102,6 +102,7 @@ def decode(
 
 @cache
 def _defines(encoding: str, launch: Launch) -> tuple[str, ...]:
+    """Return the texts for `#define` that compile decode.cu for an encoding and settings."""
     sizes = {"TILE": launch.tile, "DECODE_THREADS": launch.threads, "DECODE_BLOCKS": launch.blocks}
     defines = [f"{name} {size}" for name, size in sizes.items()]
     defines += ["DIRECT 1"] * launch.direct + ["BULK 1"] * launch.bulk
@@ -138,6 +139,7 @@ def decode_coded(
     if not to.count:
         return
     _check_output("4-bit", to)
+    # Blocks are a power of two, so the kernel shifts by its logarithm.
     tile, threads = CODED_LAUNCH[ITEM[to.dtype]]
     defines = (f"TILE {tile}", f"CODED_THREADS {threads}")
     kernel = function(CODED_FILES, f"decode_{to.dtype}", defines)
@@ -158,5 +160,6 @@ def decode_coded(
 
 
 def _check_output(what: str, out: Flat) -> None:
+    """Raise CodecError if `out` is not of a type that kernels write; `what` begins the message."""
     if out.dtype not in _OUTPUTS:
         raise CodecError(f"{what}: decodes to one of {', '.join(_OUTPUTS)}, found {out.dtype}")

@@ -60,9 +60,10 @@ def products(
     depth: int,
     tf32: bool = False,
 ) -> None:
-    """Set `count` matrices c [rows, columns] to a [rows, depth] times b [columns, depth] turned.
+    """Set `count` matrices c [rows, columns] to a [rows, depth] times b transposed.
 
-    Their addresses lie on the device, as int64 at `a`, `b` and `c`.
+    b is [columns, depth]. `a`, `b` and `c` are device addresses of int64 arrays, which hold the
+    matrices' addresses.
     """
     cublas.addressed(
         *_current(),
@@ -77,7 +78,7 @@ def products(
 
 
 def _current() -> tuple[Any, int]:
-    """Return cuBLAS and its handle on the current device, its products on the current stream."""
+    """Return (cuBLAS library, handle) of the current device, set to the current stream."""
     module = cupy()
     opened = _opened(module.cuda.runtime.getDevice())
     opened.follow(int(module.cuda.get_current_stream().ptr))
@@ -85,9 +86,13 @@ def _current() -> tuple[Any, int]:
 
 
 class _Opened:
-    """A handle whose workspace is given: cuBLAS allocates nothing, while a pass is recorded too."""
+    """A cuBLAS handle with a workspace from us, so that it allocates nothing in a recorded pass."""
 
     def __init__(self) -> None:
+        """Load cuBLAS, create a handle and allocate its workspace.
+
+        Raises BackendUnavailableError if the library is not found.
+        """
         import_module("cupy_backends.cuda.libs.cublas")  # loads the library
         major = int(cupy().cuda.runtime.runtimeGetVersion()) // 1000
         try:
@@ -105,7 +110,7 @@ class _Opened:
         self._stream = -1
 
     def follow(self, stream: int) -> None:
-        """Go to a stream, which takes the workspace away: it is given again."""
+        """Set the handle's stream, and its workspace again, which cublasSetStream resets."""
         if stream != self._stream:
             cublas.call(self.library, "cublasSetStream_v2", self.handle, stream)
             cublas.call(
@@ -116,4 +121,5 @@ class _Opened:
 
 @cache
 def _opened(device: int) -> _Opened:
+    """Return the handle of a device, created once; the device must be the current one."""
     return _Opened()

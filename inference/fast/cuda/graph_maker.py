@@ -8,7 +8,7 @@ from aprfmt.inference.backends.base import Numbers
 from aprfmt.inference.fast.cuda import memory
 from aprfmt.inference.fast.cuda.loader import cupy
 
-# cudaStreamCaptureMode: other threads may go on, and memory may grow meanwhile.
+# cudaStreamCaptureMode: other threads may use CUDA and allocate memory meanwhile.
 _RELAXED = 2
 
 
@@ -16,37 +16,43 @@ class CupyNumbers:
     """int64 numbers on the device and, pinned, on the host."""
 
     def __init__(self, count: int) -> None:
+        """Allocate `count` int64 numbers: zeros on the device, pinned memory on the host."""
         self.device = memory.arrays().zeros(count, "int64")
         pinned = cupy().cuda.alloc_pinned_memory(8 * count)
         self.host: Numbers = np.frombuffer(pinned, np.int64, count)
 
     def bring(self) -> None:
-        """Enqueue the copy to the device."""
+        """Enqueue the copy of `host` to `device` on the current stream."""
         _copy(memory.pointer(self.device), self.host.ctypes.data, self.host.nbytes, "HostToDevice")
 
     def fetch(self, x: object) -> None:
-        """Enqueue the copy of another array to the host."""
+        """Enqueue the copy of the device array `x` to `host` on the current stream."""
         _copy(self.host.ctypes.data, memory.pointer(x), self.host.nbytes, "DeviceToHost")
 
 
 def _copy(to: int, source: int, size: int, way: str) -> None:
+    """Enqueue a copy of `size` bytes between two addresses on the current stream.
+
+    `way` is HostToDevice or DeviceToHost, as in cudaMemcpyKind.
+    """
     runtime, stream = cupy().cuda.runtime, cupy().cuda.get_current_stream()
     runtime.memcpyAsync(to, source, size, getattr(runtime, f"memcpy{way}"), stream.ptr)
 
 
 class CupyGraphMaker:
-    """What records passes on the current device."""
+    """Records passes as CUDA graphs on the current device, by CuPy."""
 
     errors: tuple[type[Exception], ...] = (RuntimeError, MemoryError)
 
     def numbers(self, count: int) -> CupyNumbers:
-        """Return so many numbers."""
+        """Return `count` int64 numbers that a recorded pass reads on the device."""
         return CupyNumbers(count)
 
     def record(self, first: Callable[[], None], then: Callable[[], None]) -> Callable[[], None]:
-        """Call both on a stream of their own, record the second; return what replays it.
+        """Run `first`, record `then` as a CUDA graph, and return the function that replays it.
 
-        What both allocate is of a pool that lives as long as the graph.
+        Both run on a stream created here. What they allocate is of a memory pool that lives as long
+        as the graph.
         """
         module = cupy()
         pool, side = module.cuda.MemoryPool(), module.cuda.Stream(non_blocking=True)
@@ -61,11 +67,12 @@ class CupyGraphMaker:
                 graph = side.end_capture()
 
         def replay() -> None:
+            """Launch the recorded graph on the current stream."""
             assert pool is not None  # held as long as this can be called
             graph.launch(module.cuda.get_current_stream())
 
         return replay
 
     def wait(self) -> None:
-        """Wait for the device."""
+        """Wait until the current device has done everything that is enqueued."""
         cupy().cuda.Device().synchronize()

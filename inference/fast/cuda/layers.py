@@ -28,12 +28,13 @@ Tensor = Any
 
 
 def _kernel(name: str, dtype: str) -> Callable[..., None]:
+    """Return the kernel `name` compiled for a dtype."""
     real = TYPES[dtype]
     return function(FILES, name, (f"REAL {real}", f"STORED {real}"))
 
 
 def load(dtype: str) -> None:
-    """Compile and load every kernel on the current device."""
+    """Compile and load every kernel of a dtype on the current device."""
     for name in (*_NAMES, "rms_norm", "append", "act_mul", "softmax_causal", "attend"):
         _kernel(name, dtype)
 
@@ -49,7 +50,10 @@ def rms_norm(
     before: bool,
     stream: int,
 ) -> None:
-    """Fill y with the RMS norm of x [..., width] by its last axis."""
+    """Fill y with the RMS norm of x [..., width] over the last axis, times weight + offset.
+
+    `before`: rounded to the dtype before the weight, else after it.
+    """
     width = x.shape[-1]
     pieces = -(-width * x.element_size() // 16)
     threads = min(1024, -(-pieces // 32) * 32)
@@ -74,9 +78,11 @@ def rope(
     stepped: bool,
     stream: int,
 ) -> None:
-    """Rotate x and z [tokens, heads, dim] (heads of a token lie together) by one table.
+    """Fill x_out and z_out with x and z [tokens, heads, dim] rotated by one table.
 
-    `wide`: the table is float32 for any dtype. `stepped`: each product is rounded.
+    Heads of a token lie together. z and z_out are None for a single tensor. `table` is (cos, sin)
+    [tokens, pairs]. `wide`: the table is float32 for any dtype. `stepped`: each product is
+    rounded.
     """
     tokens, heads, dim = x.shape
     more = (
@@ -145,7 +151,10 @@ def act_mul(gate: Tensor, up: Tensor, y: Tensor, kind: str, *, dtype: str, strea
 
 
 def split_of(rows: int, columns: int, lane_elements: int) -> int:
-    """Return the number of warps that share a row: more for few long rows."""
+    """Return the number of warps that share a row: more for few long rows.
+
+    `lane_elements` are the elements a thread loads at a time.
+    """
     steps, split = columns // (32 * lane_elements), 1
     while split < WARPS and rows * split < BUSY_WARPS and steps >= 2 * split:
         split *= 2
@@ -162,9 +171,10 @@ def matvec(
     stream: int,
     residual: Tensor | None = None,
 ) -> None:
-    """Fill y with x times one to three weights [n, columns], one after another, plus biases.
+    """Fill y with x times one to three weights [n, columns], joined in order, plus biases.
 
-    Rows must be a multiple of 16 bytes long, and all tensors 16-byte aligned.
+    x is a single row. `residual` is added if given. Rows must be a multiple of 16 bytes long, and
+    all tensors 16-byte aligned.
     """
     columns = x.shape[-1]
     counts = [w.shape[0] for w in weights] + [0] * (3 - len(weights))
@@ -202,7 +212,10 @@ def matvec_gated(
     dtype: str,
     stream: int,
 ) -> None:
-    """Fill y with act(gate x) * (up x); the same conditions as matvec's."""
+    """Fill y with act(x @ gate) * (x @ up) of a single row x; `kind` is the activation.
+
+    Sizes and addresses must fit as for `matvec`.
+    """
     rows, columns = gate.shape
     split = split_of(rows, columns, 16 // x.element_size())
     added = [0 if b is None else b.data_ptr() for b in (gate_bias, up_bias)]
@@ -277,7 +290,7 @@ def attend(
     """Fill y [heads, v_dim] with one query's attention over a cache's buffers.
 
     It sees `cached` + 1 keys (int64 on the device), or `count` if `cached` is None. `parts`
-    has heads * SPLITS * (v_dim + 2) float32, `arrived` heads int32, all zero.
+    has heads * SPLITS * (v_dim + 2) float32 for partial results, `arrived` heads int32, all zero.
     """
     heads, dim, v_dim = q.shape[-2], q.shape[-1], values.shape[-1]
     _kernel("attend", dtype)(

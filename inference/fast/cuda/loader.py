@@ -26,7 +26,7 @@ _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 @cache
 def cupy() -> Any:
-    """Return the cupy module; BackendUnavailableError if it is missing says what to install."""
+    """Return the cupy module; BackendUnavailableError says what to install if it is missing."""
     try:
         import cupy as module
     except ImportError as error:
@@ -39,7 +39,7 @@ def cupy() -> Any:
 
 @cache
 def source(*names: str) -> str:
-    """Return the text of kernel files of this folder, joined in order."""
+    """Return the text of kernel files of this folder, joined in order, with #line marks."""
     folder = files("aprfmt.inference.fast.cuda")
     return "\n".join(
         f'#line 1 "{name}"\n' + (folder / name).read_text(encoding="utf-8") for name in names
@@ -47,7 +47,7 @@ def source(*names: str) -> str:
 
 
 def cache_folder() -> Path:
-    """Return the cache of compiled kernels: $APRFMT_KERNEL_CACHE or ~/.cache/aprfmt/kernels."""
+    """Return the folder of compiled kernels: $APRFMT_KERNEL_CACHE or ~/.cache/aprfmt/kernels."""
     chosen = os.environ.get("APRFMT_KERNEL_CACHE")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(chosen) if chosen else Path(home) / "aprfmt" / "kernels"
@@ -55,7 +55,11 @@ def cache_folder() -> Path:
 
 @cache
 def _compiled(names: tuple[str, ...], defines: tuple[str, ...], arch: str) -> bytes:
-    """Return a module's machine code for sm_`arch`, from the cache if it was compiled before."""
+    """Return the machine code of kernel files for sm_`arch`, from the cache if it is there.
+
+    `names` are the files, `defines` texts for `#define`. Raises BackendUnavailableError if they do
+    not compile.
+    """
     nvrtc = import_module("cupy_backends.cuda.libs.nvrtc")
     text = "".join(f"#define {define}\n" for define in defines) + source(*names)
     flags = (*_FLAGS, f"--gpu-architecture=sm_{arch}")
@@ -81,7 +85,10 @@ def _compiled(names: tuple[str, ...], defines: tuple[str, ...], arch: str) -> by
 
 
 def _keep(path: Path, code: bytes) -> None:
-    """Write a file atomically; if the folder cannot be written, the next run compiles again."""
+    """Write `code` to `path` atomically, and return nothing.
+
+    If the folder cannot be written the error is ignored: the next process compiles again.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
@@ -93,7 +100,10 @@ def _keep(path: Path, code: bytes) -> None:
 
 @cache
 def _module(device: int, names: tuple[str, ...], defines: tuple[str, ...]) -> Any:
-    """Return a module loaded on the current device."""
+    """Return CuPy's module of the kernel files `names`, compiled and loaded on device `device`.
+
+    It is loaded on the current device, which must be this one. `defines` are texts for `#define`.
+    """
     arch = str(cupy().cuda.Device(device).compute_capability)
     loaded = cupy().cuda.function.Module()
     loaded.load(_compiled(names, defines, arch))
@@ -104,7 +114,10 @@ def _module(device: int, names: tuple[str, ...], defines: tuple[str, ...]) -> An
 def _function(
     device: int, names: tuple[str, ...], name: str, defines: tuple[str, ...], shared: int
 ) -> Function:
-    """Return a kernel loaded on a device; a call takes a few microseconds."""
+    """Return the kernel `name` of kernel files `names`, loaded on a device; loaded once.
+
+    `shared` is the largest dynamic shared memory of a launch in bytes; 0 leaves CUDA's 48 KiB.
+    """
     found = _module(device, names, defines).get_function(name)
     if shared:
         limit = min(shared, int(attributes(device)["MaxSharedMemoryPerBlockOptin"]))
@@ -116,16 +129,18 @@ def _function(
 def function(
     names: tuple[str, ...], name: str, defines: tuple[str, ...] = (), *, shared: int = 0
 ) -> Function:
-    """Return a kernel on the current device. Integers are passed as int64, floats as double.
+    """Return a kernel on the current device, to be called as kernel(grid, block, args).
 
-    `shared` is the largest dynamic shared memory of a launch, needed if above 48 KiB.
+    Integers are passed as int64, floats as double. `names` are the kernel files, `defines` texts
+    for `#define`. `shared` is the largest dynamic shared memory of a launch in bytes, needed if
+    above 48 KiB.
     """
     return _function(cupy().cuda.runtime.getDevice(), names, name, defines, shared)
 
 
 @cache
 def attributes(device: int) -> Mapping[str, int]:
-    """Return a device's attributes by CUDA's names (MultiProcessorCount ...)."""
+    """Return {attribute name: number} of a device, by CUDA's names (MultiProcessorCount ...)."""
     found: Mapping[str, int] = cupy().cuda.Device(device).attributes
     return found
 

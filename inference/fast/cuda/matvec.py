@@ -95,7 +95,10 @@ def matvec(
 
 @lru_cache(maxsize=4096)
 def _sizes(encoding: str, nbytes: int, inputs: int, outputs: int) -> tuple[int, int, int]:
-    """Return tokens, rows and columns from the three sizes."""
+    """Return (tokens, rows, columns) from the bytes of the weight and the counts of x and out.
+
+    Raises CodecError if no number of vectors from 1 to MATVEC_TOKENS fits.
+    """
     row = ENCODINGS[encoding]
     elements, left = divmod(nbytes * row.block_size, row.type_size)
     for tokens in range(1, MATVEC_TOKENS + 1):

@@ -19,19 +19,20 @@ STORED = {"float32": "float32", "float64": "float64", "bfloat16": "uint16", "flo
 
 
 def arrays() -> Any:
-    """Return the array module: cupy."""
+    """Return the array module, cupy."""
     return cupy()
 
 
 def put(x: Any) -> Any:
-    """Copy a numpy array to the GPU."""
+    """Return a numpy array copied to the GPU."""
     return cupy().asarray(x)
 
 
 def later(size: int) -> tuple[Any, Callable[[Any], None]]:
-    """Return an array of int64, and the function that fills it after the pass was recorded.
+    """Return (int64 array [size], the function that fills it after the pass was recorded).
 
-    It is not taken from the pass's own pool: a replay's earlier operations write to that memory.
+    It is allocated outside the memory pool of the recording: earlier operations of a replay write
+    to that.
     """
     module = cupy()
     with module.cuda.using_allocator(module.get_default_memory_pool().malloc):
@@ -40,7 +41,7 @@ def later(size: int) -> tuple[Any, Callable[[Any], None]]:
 
 
 def get(x: Any) -> Any:
-    """Copy an array to the host; waits for enqueued work and raises errors that occurred in it."""
+    """Return an array copied to the host; waits for enqueued work and raises its errors."""
     return x.get()
 
 
@@ -55,12 +56,12 @@ def pointer(x: Any) -> int:
 
 
 def is_device(x: Any) -> bool:
-    """Say whether an array is in GPU memory."""
+    """Return whether an array is in GPU memory."""
     return isinstance(x, cupy().ndarray)
 
 
 def use_device(name: str) -> int:
-    """Make `cuda` or `cuda:N` the current device of this thread; return N.
+    """Make `cuda` or `cuda:N` the current device of this thread, and return N.
 
     Raises BackendUnavailableError if the device, the driver or CuPy is missing.
     """
@@ -85,11 +86,15 @@ def use_device(name: str) -> int:
 
 
 def _major(module: Any) -> int:
+    """Return the major version of the CUDA runtime that CuPy uses."""
     return int(module.cuda.runtime.runtimeGetVersion()) // 1000
 
 
 def facts(index: int) -> dict[str, Any]:
-    """Return a device's name, driver and memory, and the size of CuPy's pool, recordings aside."""
+    """Return {name: value} of a device: its name, driver and memory, and library versions.
+
+    `memory_peak` is the size of CuPy's pool in bytes, recorded passes not included.
+    """
     module = cupy()
     runtime = module.cuda.runtime
     free, total = runtime.memGetInfo()
@@ -106,10 +111,12 @@ def facts(index: int) -> dict[str, Any]:
 
 @cache
 def _device_name(index: int) -> str:
+    """Return the name of a device."""
     return str(cupy().cuda.runtime.getDeviceProperties(index)["name"].decode())
 
 
 def _version(number: int) -> str:
+    """Return CUDA's version number 1000 * major + 10 * minor as "major.minor"."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 

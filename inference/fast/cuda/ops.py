@@ -12,14 +12,18 @@ _C_NAMES = {"float32": "float", "float64": "double", "bfloat16": "bf16", "float1
 
 
 class Ops:
-    """The kernels of one dtype. Integers and addresses are passed as int64, floats as double."""
+    """The kernels of a forward pass for one dtype; integers go as int64, floats as double."""
 
     def __init__(self, dtype: str) -> None:
+        """Start with no kernel loaded; `dtype` is the type of the activations."""
         self._defines = (f"ELEMENT {_C_NAMES[dtype]}",)
         self._kernels: dict[tuple[str, int], Function] = {}  # for the backend's only device
 
     def run(self, name: str, grid: tuple[int, ...], *args: Any, shared: int = 0) -> None:
-        """Launch on a grid of blocks of GROUP threads with `shared` bytes of dynamic memory."""
+        """Launch the kernel `name` on `grid` blocks of GROUP threads.
+
+        `shared` is the dynamic shared memory in bytes. The kernel is compiled at the first call.
+        """
         large = SHARED_LIMIT if shared > 48 * 1024 else 0
         kernel = self._kernels.get((name, large))
         if kernel is None:
@@ -28,6 +32,10 @@ class Ops:
         kernel(grid, (GROUP,), args, shared_mem=shared)
 
     def over(self, name: str, count: int, *args: Any) -> None:
-        """Launch over `count` elements; `args` contain the count again if the kernel needs it."""
+        """Launch the kernel `name` with a thread for each of `count` elements; none if count is 0.
+
+        `args` contain the count again if the kernel needs it. Kernels loop past _MOST_BLOCKS
+        blocks.
+        """
         if count:
             self.run(name, (min(-(-count // GROUP), _MOST_BLOCKS),), *args)

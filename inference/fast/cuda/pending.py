@@ -22,6 +22,10 @@ class Workspace:
     """Memory shared by reductions; one per backend, used by one stream."""
 
     def __init__(self, brought: Brought) -> None:
+        """Allocate the buffer for single reductions; those for many come when needed.
+
+        `brought` copies the tables of jobs to the device.
+        """
         self._brought = brought
         self._room = memory.arrays().zeros(reduce.WORKSPACE, "float64")
         self._place = memory.pointer(self._room)
@@ -29,13 +33,19 @@ class Workspace:
         self._many: tuple[Any, Any] | None = None  # counters, pieces
 
     def _kernel(self, name: str, dtype: str) -> Any:
+        """Return the compiled kernel `name` (stats or stats_many) of a dtype, loaded once."""
         key = f"{name} {dtype}"
         if key not in self._kernels:
             self._kernels[key] = reduce.kernel(name, dtype)
         return self._kernels[key]
 
     def stats(self, dtype: str, jobs: list[PieceJob], pieces: int) -> None:
-        """Write the statistics of arrays of one dtype into their results."""
+        """Launch the statistics of arrays of one dtype, which write each job's result.
+
+        A job is (address, elements, elements of a piece, address of the result, first piece);
+        `pieces` is how many pieces all jobs have. A single job uses the kernel `stats`, several
+        `stats_many`.
+        """
         if len(jobs) == 1:
             place, count, size, result, _ = jobs[0]
             alone = (place, count, size, self._place, result)
@@ -55,6 +65,7 @@ class _NotEnqueued:
     """Arrays of one dtype whose statistics are not enqueued yet."""
 
     def __init__(self) -> None:
+        """Start with no jobs; `held` keeps arrays alive, `pieces` and `size` (bytes) are sums."""
         self.jobs: list[PieceJob] = []
         self.held: list[Any] = []
         self.pieces = self.size = 0
@@ -63,11 +74,16 @@ class _NotEnqueued:
 class CupyPending:
     """The statistics of one trace's values, in the order they were added.
 
-    A value must not be changed before `join` or `read`. `flat` returns an array, copied if it is
-    not contiguous, and its memory.
+    A value must not be changed before `join` or `read`. `flat(x)` returns (array, its memory): x
+    itself, or a copy if x is not contiguous.
     """
 
     def __init__(self, workspace: Workspace, flat: Callable[[Any], tuple[Any, Flat]]) -> None:
+        """Start with no values; results are allocated in chunks of _ROWS rows on the device.
+
+        `_rows` counts the results in use, `_next` is the address of the next one, and `_waiting`
+        holds by dtype the arrays that are not enqueued yet.
+        """
         self._workspace = workspace
         self._flat = flat
         self._found: list[int | Stats] = []  # an int: size of a pending value
@@ -103,6 +119,7 @@ class CupyPending:
             self._launch(dtype)
 
     def _launch(self, dtype: str) -> None:
+        """Launch the statistics of a dtype's waiting arrays, and start with none waiting."""
         waiting, self._waiting[dtype] = self._waiting[dtype], _NotEnqueued()
         self._workspace.stats(dtype, waiting.jobs, waiting.pieces)
 

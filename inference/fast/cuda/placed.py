@@ -32,21 +32,21 @@ PLAIN: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class Dense:
-    """[rows, columns] in the dtype of the arithmetic."""
+    """A decoded weight [rows, columns] in the dtype of the arithmetic."""
 
     values: Any
 
 
 @dataclass(frozen=True)
 class PlacedBlocks:
-    """Whole rows of blocks."""
+    """A weight's stored bytes in GPU memory: whole rows of blocks of an encoding."""
 
     encoding: str
     raw: Any  # uint8
     row_bytes: int
 
     def panel(self, start: int, stop: int, out: Flat) -> None:
-        """Decode rows [start, stop)."""
+        """Decode rows [start, stop) into `out`."""
         size = (stop - start) * self.row_bytes
         decode(
             self.encoding,
@@ -57,7 +57,10 @@ class PlacedBlocks:
 
 @dataclass(frozen=True)
 class CodedWeight:
-    """bitsandbytes' nibbles; absmax (1/64 of the elements) was decoded to float32 on the CPU."""
+    """A bitsandbytes 4-bit weight in GPU memory, its absmax decoded to float32 on the CPU.
+
+    `packed` holds the nibbles, `code` the 16 values, `saved` the dtype the weight was saved from.
+    """
 
     packed: Any
     absmax: Any
@@ -67,7 +70,7 @@ class CodedWeight:
     columns: int
 
     def panel(self, start: int, stop: int, out: Flat) -> None:
-        """Decode rows [start, stop), which begin at a block (`granule`) or are all rows."""
+        """Decode rows [start, stop) into `out`; they begin at a block (`granule`) or are all."""
         first, count = start * self.columns, (stop - start) * self.columns
         blocks = -(-count // self.blocksize)
         decode_coded(
@@ -80,7 +83,7 @@ class CodedWeight:
         )
 
     def rows(self, index: Any) -> "CodedWeight | None":
-        """Return these rows as a weight; None if rows share a block or a byte."""
+        """Return rows `index` as a weight; None if rows share a block or a byte."""
         if self.columns % self.blocksize:
             return None
         packed = self.packed.reshape(-1, self.columns // 2)[index]
@@ -103,8 +106,8 @@ Placed = Dense | PlacedBlocks | CodedWeight
 class Placer:
     """Places weights in the GPU memory of a backend.
 
-    `held` counts the bytes that stay there, `streamed` the tensors placed for one use only because
-    the budget is spent, `on_cpu` has the encodings of tensors that were decoded on the CPU.
+    `held` counts the bytes that stay there, `streamed` the placements for one use only because
+    the budget is spent, `on_cpu` {key: encoding} of weights that were decoded on the CPU.
     """
 
     backend: "Backend"
@@ -116,7 +119,7 @@ class Placer:
     _ready: "WeakKeyDictionary[Weight, Placed]" = field(default_factory=WeakKeyDictionary)
 
     def place(self, w: "Weight") -> Placed:
-        """Return a weight in GPU memory: kept if the budget allows, else for this use only."""
+        """Return a weight in GPU memory: held if the budget allows, else for this use only."""
         placed = self._ready.get(w)
         if placed is None:
             placed, make = self._try(w)
@@ -127,7 +130,7 @@ class Placer:
         return placed
 
     def kept(self, w: "Weight") -> Placed | None:
-        """Return a weight in GPU memory if it is or can be kept there."""
+        """Return a weight in GPU memory if the budget lets it stay there, else None."""
         return self._try(w)[0]
 
     def gather(self, w: "Weight", ids: Any) -> Any:
@@ -155,7 +158,10 @@ class Placer:
         return out
 
     def _gather_panels(self, w: "Weight", placed: Placed, ids: Any, out: Any) -> Any:
-        """Fill `out` from whole panels, for rows that do not begin at a block."""
+        """Return `out` filled with rows `ids`, decoded from whole panels.
+
+        Used where rows do not begin at a block.
+        """
         self.brought.needs_host("rows are chosen on the host")
         for start, stop, panel in self.panels(w, placed, self.backend.dtype):
             here = np.flatnonzero((ids >= start) & (ids < stop))
@@ -166,7 +172,7 @@ class Placer:
         return out
 
     def _try(self, w: "Weight") -> tuple[Placed | None, Callable[[], Placed]]:
-        """Return the weight if it is or can be kept, and a function that places it for one use."""
+        """Return (the weight if it is or can be held, else None; a function that places it)."""
         coded = w.coded()
         if coded is not None:
             size = coded.packed.nbytes + coded.absmax.nbytes
@@ -180,23 +186,32 @@ class Placer:
         shape = (w.n_rows, w.n_columns)
 
         def for_now() -> Placed:
+            """Return the weight decoded on the CPU and placed for one use."""
             return Dense(self.backend.array(_floats(w.numpy())).reshape(shape))
 
         return (None if held is None else Dense(held.reshape(shape))), for_now
 
     def _decodable(self, encoding: str) -> bool:
+        """Return whether weights of an encoding are placed as stored: decoded there, or plain."""
         return encoding in DECODED or PLAIN.get(encoding) == self.backend.dtype
 
     def _kept(
         self, w: "Weight", size: int, make: Callable[[], Placed]
     ) -> tuple[Placed | None, Callable[[], Placed]]:
+        """Return (the weight held under the budget or None, `make`, which places it).
+
+        `size` is the bytes that the budget counts.
+        """
+
         def counted() -> Placed:
+            """Return the weight placed by `make`, its bytes added to `held`."""
             self.held += size
             return make()
 
         return w.kept(self.backend, size, counted), make
 
     def _encoded(self, w: "Weight", raw: bytes | memoryview) -> Placed:
+        """Return a weight placed from its stored bytes: decoded if plain floats, else in blocks."""
         data = np.frombuffer(raw, np.uint8)
         plain = PLAIN.get(w.encoding)
         if plain == self.backend.dtype:
@@ -212,6 +227,7 @@ class Placer:
         return placed
 
     def _coded(self, w: "Weight", coded: "Coded") -> Placed:
+        """Return a 4-bit weight placed from its parts."""
         placed = CodedWeight(
             memory.put(coded.packed),
             memory.put(coded.absmax),
@@ -224,9 +240,10 @@ class Placer:
         return placed
 
     def panels(self, w: "Weight", placed: Placed, dtype: str) -> Iterator[tuple[int, int, Flat]]:
-        """Yield (start, stop, [stop - start, columns] in `dtype`), decoded if necessary.
+        """Yield (start, stop, rows [stop - start, columns] in `dtype`) of a weight, in order.
 
-        Each panel overwrites the one before. A Dense weight is always in its own dtype.
+        Rows are decoded into a buffer that each panel overwrites. A decoded weight comes whole; it
+        must be of `dtype`.
         """
         if isinstance(placed, Dense):
             yield 0, w.n_rows, Flat(memory.pointer(placed.values), int(placed.values.size), dtype)
@@ -245,15 +262,17 @@ class Placer:
             yield start, stop, out
 
     def _room(self, size: int) -> Any:
-        """Return the decode buffer, at least `size` bytes."""
+        """Return the decode buffer, at least `size` bytes; old ones stay for recorded passes."""
         if not self._buffers or self._buffers[-1].size < size:
             self._buffers.append(memory.arrays().empty(size, "uint8"))
         return self._buffers[-1]
 
 
 def _aligned(data: Any, dtype: str) -> bool:
+    """Return whether bytes begin at a multiple of the item size of `dtype`."""
     return int(data.ctypes.data) % np.dtype(memory.STORED[dtype]).itemsize == 0
 
 
 def _floats(values: Any) -> Any:
+    """Return values unchanged if they are floats, else as float32."""
     return values if values.dtype.kind == "f" else values.astype(np.float32)

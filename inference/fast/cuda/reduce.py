@@ -1,7 +1,7 @@
 """One-pass statistics of an array; results stay in GPU memory until read.
 
-Sums are float64 and their order is fixed, so every run gives the same bits. The
-definitions are those of aprfmt.tensors.stats.
+Sums are float64 and their order is fixed, so every run gives the same bits. The definitions are
+those of aprfmt.tensors.stats.
 """
 
 from collections.abc import Sequence
@@ -27,10 +27,12 @@ THREADS = 256  # reduce.cu
 def stats(
     x: Any, result: Any, workspace: Any, *, dtype: str | None = None, stream: int | None = None
 ) -> None:
-    """Write the statistics of x (float32, float64, bfloat16, float16) into `result`.
+    """Launch the statistics of x (float32, float64, bfloat16, float16), written to `result`.
 
     `result` holds RESULT float64. `workspace` holds WORKSPACE float64, zero before the first use,
-    and is used by one stream at a time. `to_stats` reads the result.
+    and is used by one stream at a time. `to_stats` reads the result. `dtype` is the element type
+    of an x stored as uint16; `stream` is a raw handle, None for the current one. Raises CodecError
+    if sizes or the type do not fit.
     """
     data, place, room = flat(x, dtype), flat(result), flat(workspace)
     if place.count < RESULT or room.count < WORKSPACE:
@@ -46,12 +48,15 @@ def stats(
 
 
 def kernel(name: str, dtype: str) -> Function:
-    """Return `stats` or `stats_many` of a dtype."""
+    """Return the compiled kernel `name` (`stats` or `stats_many`) of a dtype."""
     return function(_FILES, f"{name}_{dtype}")
 
 
 def split(count: int) -> tuple[int, int]:
-    """Return the number of pieces an array is reduced in, and their size, from its count alone."""
+    """Return (number of pieces, elements of a piece) in which an array of `count` is reduced.
+
+    They depend on the count alone, so that every run adds in the same order.
+    """
     size = max(_SMALLEST_PIECE, -(-count // _PIECES))
     size = -(-size // 1024) * 1024
     return max(1, -(-count // size)), size
@@ -65,7 +70,7 @@ def to_stats(count: int, result: Sequence[float]) -> Stats:
 def to_stats_of(counts: Sequence[int], results: Any) -> list[Stats]:
     """Return the statistics of arrays of these sizes from numpy results [rows, RESULT], in order.
 
-    There may be more results than sizes.
+    There may be more rows than sizes. Statistics are None where an array has no finite number.
     """
     n, origin, total, squares, least, most, nan, inf, zeros = results[: len(counts), :9].T
     whole = np.maximum(n, 1)
