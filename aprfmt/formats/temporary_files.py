@@ -102,7 +102,7 @@ def is_temporary(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def _alive(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     """Return whether a process with this id may be running; True where it cannot be known."""
     if os.name == "nt":
         return True  # on Windows os.kill(pid, 0) ends the process: go by the age instead
@@ -115,7 +115,7 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _stale(name: str, status: os.stat_result) -> bool:
+def _is_leftover(name: str, status: os.stat_result) -> bool:
     """Return whether a temporary file's run has ended: its process is gone, or the file is old.
 
     The age counts only for files of another host or container.
@@ -124,7 +124,7 @@ def _stale(name: str, status: os.stat_result) -> bool:
     if match is None:
         return False
     if match["place"] == host_id():  # not by age: the first shards of a long run are old
-        return not _alive(int(match["pid"]))
+        return not _is_running(int(match["pid"]))
     return time.time() - status.st_mtime > STALE_SECONDS
 
 
@@ -135,7 +135,7 @@ def remove_leftovers(folder: Path, needed: Collection[str]) -> None:
             with suppress(OSError):
                 if not entry.name.endswith(SUFFIX) or entry.name in needed:
                     continue
-                if _stale(entry.name, entry.stat(follow_symlinks=False)):
+                if _is_leftover(entry.name, entry.stat(follow_symlinks=False)):
                     remove(Path(entry.path))
 
 
@@ -144,23 +144,23 @@ def remove(path: Path) -> None:
 
     Only one folder deep, as outputs are; deeper folders belong to other programs.
     """
-    _remove(path, depth=1)
+    _remove_tree(path, depth=1)
 
 
-def _remove(path: Path, depth: int) -> None:
+def _remove_tree(path: Path, depth: int) -> None:
     """Remove a file, or a folder down to `depth` folders below it; ignores OSError."""
     with suppress(OSError):
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)
             return
-        folder = _descriptor(path)
+        folder = _open_for_emptying(path)
         if folder is not None:
-            _empty(folder, depth)
+            _empty_folder(folder, depth)
         else:
             for name in os.listdir(path):
                 with suppress(OSError):
                     if depth:
-                        _remove(path / name, depth - 1)
+                        _remove_tree(path / name, depth - 1)
                     else:
                         os.unlink(path / name)
         os.rmdir(path)
@@ -170,7 +170,7 @@ _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW"
 _BY_DESCRIPTOR = hasattr(os, "O_DIRECTORY") and {os.open, os.unlink, os.rmdir} <= os.supports_dir_fd
 
 
-def _descriptor(path: Path) -> int | None:
+def _open_for_emptying(path: Path) -> int | None:
     """Return a descriptor of a folder to be emptied, so that a link put in its place is harmless.
 
     None where the system cannot do that, or has no descriptor left. Raises OSError for a link.
@@ -183,13 +183,13 @@ def _descriptor(path: Path) -> int | None:
         return None
 
 
-def _empty(folder: int, depth: int) -> None:
+def _empty_folder(folder: int, depth: int) -> None:
     """Remove the contents of an open folder, `depth` folders deep, and close it."""
     try:
         for name in os.listdir(folder):
             with suppress(OSError):
                 if depth and stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
-                    _empty(os.open(name, _FOLDER, dir_fd=folder), depth - 1)
+                    _empty_folder(os.open(name, _FOLDER, dir_fd=folder), depth - 1)
                     os.rmdir(name, dir_fd=folder)
                 else:
                     os.unlink(name, dir_fd=folder)
@@ -242,7 +242,7 @@ def lock_folder(folder: Path) -> Iterator[LockedFolder]:
     On file systems without locks nothing is locked. Raises OutputError if another run holds it for
     `LOCK_SECONDS`. Not reentrant.
     """
-    fd = open_locked(folder, lambda: _open_folder(folder), lambda fd: _lock(fd, folder))
+    fd = open_locked(folder, lambda: _open_folder(folder), lambda fd: _lock_descriptor(fd, folder))
     try:
         yield LockedFolder(folder, fd)
     finally:
@@ -276,7 +276,7 @@ def open_locked(
     raise OutputError(f"{path}: is removed or exchanged again and again; end the run that does it")
 
 
-def _lock(fd: int, folder: Path) -> None:
+def _lock_descriptor(fd: int, folder: Path) -> None:
     """Lock an open folder, waiting up to LOCK_SECONDS; OutputError if another run has it."""
     try:
         import fcntl
@@ -311,7 +311,7 @@ def delay_signals() -> Iterator[None]:
         return
     held: list[int] = []
 
-    def hold(number: int, frame: FrameType | None) -> None:
+    def remember(number: int, frame: FrameType | None) -> None:
         """Remember a signal that came during the block."""
         held.append(number)
 
@@ -322,7 +322,7 @@ def delay_signals() -> Iterator[None]:
             handler = signal.getsignal(number)
             if number not in before and handler not in (None, signal.SIG_IGN):
                 before[number] = handler
-                signal.signal(number, hold)
+                signal.signal(number, remember)
         yield
     finally:
         for number, handler in before.items():

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from aprfmt.adapters.placing import _rules
+from aprfmt.adapters.placing import _prefix_rules
 from tests.adapters.golden import write
 from tests.cli.run import aprfmt as command
 
@@ -122,7 +122,7 @@ def test_every_prefix_that_is_tried_takes_the_wrong_one_away() -> None:
     """Of names that a base of another spelling says nothing of: all components in front of one."""
     base: Any = ["blk.0.attn_q.weight"]
     astray = ["thinker.llm.layers.0.q", "thinker.llm.layers.1.k"]
-    tried = [[rule(name) for name in astray] for rule in _rules(astray, base)]
+    tried = [[rule(name) for name in astray] for rule in _prefix_rules(astray, base)]
     tails = [[name.split(".", depth)[depth] for name in astray] for depth in (1, 2, 3)]
     with_model = [[f"model.{name}" for name in names] for names in (*tails, astray)]
     assert sorted(tried) == sorted([*tails, *with_model])

@@ -417,4 +417,4 @@ def test_groups_of_heads_are_read_without_a_number_as_transformers_reads_them() 
 def test_sections_that_are_no_numbers_name_their_key(name: str, held: list[Any]) -> None:
     facts = Facts("hf", {name: {"mrope_section": held}}, {})
     with pytest.raises(ArchError, match=rf"^{name}\.mrope_section: "):
-        rope_sections._hf(facts, {})
+        rope_sections._read_hf(facts, {})

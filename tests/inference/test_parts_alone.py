@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,18 +24,18 @@ from aprfmt.inference.dry.backend import DryBackend
 from aprfmt.inference.engines.graph import GraphReader
 from aprfmt.inference.engines.npz import NpzFile
 from aprfmt.inference.engines.rank_dims import Division
-from aprfmt.inference.engines.rank_joining import JoinedArray, _divided
+from aprfmt.inference.engines.rank_joining import JoinedArray, _join_by_dims
 from aprfmt.inference.evaluation import Sample, no_label_reason
 from aprfmt.inference.fast.cuda import loader, memory
 from aprfmt.inference.fast.cuda.attend import Attention
 from aprfmt.inference.fast.cuda.brought import Brought
 from aprfmt.inference.fast.dry_cuda import DryCuda
-from aprfmt.inference.fast.dry_host import DryNativeTorch, DryTorch, Products
+from aprfmt.inference.fast.dry_host import DryEncodedProducts, DryNativeTorch, DryTorch
 from aprfmt.inference.fast.encoded import ENCODED_ROWS, EncodedProducts
 from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 from aprfmt.inference.loss import MeanLoss
 from aprfmt.inference.parity import operations
-from aprfmt.inference.parity.bundle import bundle_of
+from aprfmt.inference.parity.bundle import choose_bundle
 from aprfmt.inference.parity.matched import ThroughRows
 from aprfmt.inference.replay.recorded_trace import neighbour_keys
 from aprfmt.inference.rows import StoredRows
@@ -84,7 +85,7 @@ def test_a_stated_loss_may_be_as_far_off_as_is_allowed(off: float) -> None:
     )
     (one,) = [each for each in checks if each.name == "loss-as-stated"]
     assert one.outcome == ("PASS" if off <= 0.25 else "FAIL")
-    assert math.isclose(found.uniform, math.log(100))
+    assert math.isclose(found.uniform_loss, math.log(100))
 
 
 @pytest.mark.parametrize("point", ["experts", "expert_w", "attn_out"])
@@ -127,7 +128,7 @@ def test_a_time_step_is_the_same_on_torch_and_numpy(bias: bool) -> None:
 @pytest.mark.parametrize("size", [64, 4096])
 def test_a_cap_takes_two_arrays_beside_its_result(size: int) -> None:
     run = DryBackend("cpu", "float32")
-    x = run.new((size, 8))
+    x = run.allocate((size, 8))
     before = run.account.peak
     run.softcap(x, 30.0)
     assert run.account.peak - before == 2 * x.nbytes
@@ -178,28 +179,28 @@ def test_what_a_dry_run_multiplies_as_it_is_stored_a_run_does(
             stored=lambda: raw,
         )  # fmt: skip
 
-    real = EncodedProducts(1)._look(weight(stored))
-    dry = Products([])
-    assert dry.covers(1, weight(ghost)) is (real is not None)
+    real = EncodedProducts(1)._find_stored(weight(stored))
+    dry = DryEncodedProducts([])
+    assert dry.use_kernel(1, weight(ghost)) is (real is not None)
     assert (real is not None) is (encoding in ("Q4_K", "Q8_0", "BF16") and len(shape) == 2)
-    assert not dry.covers(ENCODED_ROWS + 1, weight(ghost))
+    assert not dry.use_kernel(ENCODED_ROWS + 1, weight(ghost))
 
 
 def test_a_recorded_pass_brings_nothing_new_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay would read what the host had when it was recorded."""
-    monkeypatch.setattr(memory, "put", lambda x: ("put", x.tobytes()))
-    monkeypatch.setattr(memory, "is_device", lambda x: isinstance(x, tuple))
+    monkeypatch.setattr(memory, "copy_to_gpu", lambda x: ("put", x.tobytes()))
+    monkeypatch.setattr(memory, "is_on_gpu", lambda x: isinstance(x, tuple))
     brought = Brought()
     known, ids = np.array([1.0, 2.0]), np.arange(3)
     first = brought.constant(known, "float32")
     inputs = PassInputs(ids, ids.copy(), np.arange(10, 16), cached=None)
     brought.recording = inputs
     assert brought.constant(known, "float32") is first
-    assert np.array_equal(brought.rows(ids), [10, 11, 12])
+    assert np.array_equal(brought.row_numbers(ids), [10, 11, 12])
     news: tuple[Callable[[], Any], ...] = (
         lambda: brought.constant(np.array([3.0]), "float32"),
-        lambda: brought.rows(np.array([2, 1, 0])),
-        lambda: brought.needs_host("x"),
+        lambda: brought.row_numbers(np.array([2, 1, 0])),
+        lambda: brought.refuse_in_recording("x"),
     )
     for new in news:
         with pytest.raises(NotRecordable):
@@ -258,9 +259,9 @@ def test_a_reproduction_is_of_an_operation_that_was_taken_apart() -> None:
     found: Any = SimpleNamespace(runs=runs, model="m", ids=(1,), through=None, pairs=())
     for pairs in ([], [pair(None, "L0.q")], [pair(cell, "L0.k")], [pair(cell), pair(None)]):
         found.pairs = pairs
-        assert bundle_of(found, ("numpy", "numpy:float64")) is None and ran == []
+        assert choose_bundle(found, ("numpy", "numpy:float64")) is None and ran == []
     found.pairs = [pair(cell, "L0.k"), pair(cell, "L0.k", "L0.q"), pair(cell, "L0.q", first="L0.q")]
-    made = bundle_of(found, ("numpy", "numpy:float64"))
+    made = choose_bundle(found, ("numpy", "numpy:float64"))
     assert made is not None and (made.residual, made.bound, made.runs) == (
         0.5,
         0.1,
@@ -293,12 +294,12 @@ def test_a_dry_product_has_the_rows_of_a_product(
 ) -> None:
     """Few rows are multiplied as the weight is stored; of many it is decoded first."""
     run = DryNativeTorch("cpu", "float32")
-    ghost, x = run.new((4, 64)), run.new((rows, 64))
+    ghost, x = run.allocate((4, 64)), run.allocate((rows, 64))
     weight: Any = SimpleNamespace(
         encoding="Q8_0", shape=(4, 64), notes={}, part=None, n_rows=4, stored=lambda: ghost
     )
     monkeypatch.setattr(DryTorch, "linear", lambda self, x, w, bias: "decoded first")
-    found: Any = run.linear(x, weight, run.new((4,)) if bias else None)
+    found: Any = run.linear(x, weight, run.allocate((4,)) if bias else None)
     if rows > ENCODED_ROWS or native_kernels() is None:
         assert found == "decoded first"
     else:
@@ -310,9 +311,12 @@ def test_a_dry_gate_on_a_gpu_has_the_rows_of_its_input(rows: int) -> None:
     run = DryNativeTorch("cpu", "float32")
     weight: Any = SimpleNamespace(n_rows=4)
     dry: Any = SimpleNamespace(
-        _fused=True, held=lambda w: w, new=run.new, linear=lambda x, w, bias: run.new((len(x), 4))
+        _fused=True,
+        held=lambda w: w,
+        new=run.allocate,
+        linear=lambda x, w, bias: run.allocate((len(x), 4)),
     )
-    x = run.new((rows, 64))
+    x = run.allocate((rows, 64))
     gated = DryCuda.gated(dry, x, (weight, None), (weight, None), "silu", steps=False)
     assert gated.shape == (rows, 4)
 
@@ -323,11 +327,11 @@ def test_chunks_from_both_ends_come_back_in_order(ranks: int, axis: int) -> None
     """Context parallelism that gives rank i of n the chunks i and 2n-1-i of 2n."""
     whole = np.arange(144.0).reshape(12, 12)
     chunks = np.split(whole, 2 * ranks, axis=axis)
-    parts = {}
+    parts = []
     for rank in range(ranks):
         held = np.concatenate([chunks[rank], chunks[2 * ranks - 1 - rank]], axis=axis)
-        parts[rank] = JoinedArray("x", held.shape, "float64", lambda held=held: held)
-    joined = _divided("x", [parts[rank] for rank in range(ranks)], Division("cp", axis, "zigzag"))
+        parts.append(JoinedArray("x", held.shape, "float64", partial(np.copy, held)))
+    joined = _join_by_dims("x", parts, Division("cp", axis, "zigzag"))
     assert joined.shape == whole.shape and joined.how == "zigzag"
     assert np.array_equal(joined.read(), whole)
 
@@ -342,7 +346,7 @@ def test_points_of_a_layer_are_those_of_the_first_layer_too() -> None:
 def test_a_missing_cupy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     with pytest.raises(BackendUnavailableError, match=r"cupy cannot be imported .*install"):
-        loader.cupy.__wrapped__()
+        loader.load_cupy.__wrapped__()
 
 
 @pytest.mark.parametrize("fault", ["encrypted", "method"])

@@ -26,9 +26,9 @@ from aprfmt.model.ledger import (
     NotCompared,
     State,
     VerdictWords,
-    _reading_by_report,
-    ledger,
-    not_compared,
+    _key_reading,
+    list_not_compared,
+    make_ledger,
     pronounce,
 )
 from tests.cli.run import aprfmt as command
@@ -62,9 +62,9 @@ def test_every_combination_has_the_exit_of_the_table(differs: bool, counted: int
             assert found.says.startswith("equal") == bool(agrees), (states, found.says)
             for row in left:  # whatever decided the exit is named
                 if row.state in APART or (row.state == "unreadable" and found.exit == 2):
-                    assert row.says in found.says
+                    assert row.text in found.says
                 if row.state == "no counterpart" and found.exit == 0:
-                    assert row.says in found.says
+                    assert row.text in found.says
 
 
 def test_what_is_accepted_is_said() -> None:
@@ -246,10 +246,10 @@ def test_readings_of_a_key_by_the_report_of_an_architecture() -> None:
         "a": ("contradicted", "twice"), "b": ("hyperparameter", "rule"), "c": ("unread", ""),
         "c.x": ("unread", ""), "d.e": ("unread", ""), "d": None, "cx": None, "z": None,
     }  # fmt: skip
-    assert {key: _reading_by_report(report, key, None, "hf", "") for key in expected} == expected
-    assert _reading_by_report(None, "llama.x", None, "gguf", "llama.") == ("unread", "")
-    assert _reading_by_report(None, "general.x", None, "gguf", "llama.") is None
-    assert _reading_by_report(None, "x", None, "hf", "") is None
+    assert {key: _key_reading(report, key, None, "hf", "") for key in expected} == expected
+    assert _key_reading(None, "llama.x", None, "gguf", "llama.") == ("unread", "")
+    assert _key_reading(None, "general.x", None, "gguf", "llama.") is None
+    assert _key_reading(None, "x", None, "hf", "") is None
 
 
 def test_a_list_of_modules_that_cannot_be_read_is_not_equal(
@@ -274,7 +274,7 @@ def test_what_was_not_compared_has_one_order(demo_model: Path, tmp_path: Path) -
         (other / name).write_text(json.dumps(value | {"read_by": "nobody"}))
     (other / "notes.xyz").write_text("nobody reads this")
     with open_model(demo_model) as a, open_model(other) as b:
-        sides = ledger(a), ledger(b)
-    rows = not_compared(*sides)
+        sides = make_ledger(a), make_ledger(b)
+    rows = list_not_compared(*sides)
     assert len({row.kind for row in rows}) == 4
-    assert not_compared(*sides, KINDS[::-1]) == rows
+    assert list_not_compared(*sides, KINDS[::-1]) == rows

@@ -19,7 +19,7 @@ from aprfmt.tokenizer import isolated, pre
 from aprfmt.tokenizer.expense import (
     MOST_GROWTH,
     MOST_REPEATS,
-    _growth,
+    _growth_factor,
     costly_reason,
     unbounded_reason,
 )
@@ -127,7 +127,7 @@ def test_a_tokenizer_that_ended_a_child_is_not_tried_again(monkeypatch: pytest.M
         first.encode("e", False, True)
     assert other.encode("b", False, True) == [0], "another file is another tokenizer"
     assert again.size == 3 and again.token(0) == "b" and again.token(9) is None
-    monkeypatch.setattr(IsolatedEngine, "_ask", lambda *of: pytest.fail("the child was asked"))
+    monkeypatch.setattr(IsolatedEngine, "_send_request", lambda *of: pytest.fail("the child was asked"))
     for call in (lambda: again.encode("b", False, True), lambda: again.decode([0], True)):
         with pytest.raises(FormatError, match="here: the tokenizer needs more than"):
             call()
@@ -217,7 +217,7 @@ def test_no_chain_makes_more_than_the_bound(steps: list[tuple[str, str]], text: 
     grown = made.normalizer.normalize_str(text)
     bound = 1
     for row in rows:
-        bound *= _growth(row)
+        bound *= _growth_factor(row)
     assert len(grown.encode()) <= bound * len(text.encode())
 
 
@@ -232,7 +232,7 @@ def test_the_bound_of_every_step_holds_for_every_character() -> None:
             for i in range(0x20000)
             if not 0xD800 <= i < 0xE000
         )
-        assert most <= _growth({"type": kind}) <= MOST_GROWTH
+        assert most <= _growth_factor({"type": kind}) <= MOST_GROWTH
 
 
 def test_no_child_is_left() -> None:
