@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import subprocess
 
 _CHILD = Path(__file__).with_name("engine_child.py")
-_COSTLY = ("encode", "words", "decode")  # calls that a text may make endless
+_COSTLY = ("encode", "split_words", "decode")  # calls that a text may make endless
 _ended: set[bytes] = set()  # digests of tokenizers whose child one of these calls has ended
 
 
@@ -103,17 +103,17 @@ class IsolatedEngine(HfEngine):
 
     def added_token_flags(self) -> dict[str, Mapping[str, bool]]:
         """Return {token: {flag: value}} of the added tokens, which are split off whole."""
-        return dict(self._call_child("added"))
+        return dict(self._call_child("added_token_flags"))
 
     def add_tokens(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add tokens given by content and flags, or change the flags of existing ones."""
         self._tokens.clear()
-        self._call_child("add", [dict(row) for row in rows])
+        self._call_child("add_tokens", [dict(row) for row in rows])
 
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids of special tokens."""
-        return frozenset(self._call_child("special"))
+        return frozenset(self._call_child("special_ids"))
 
     @property
     def size(self) -> int:
@@ -126,7 +126,7 @@ class IsolatedEngine(HfEngine):
 
     def split_words(self, text: str) -> list[str]:
         """Return the normalised words that a text is split into before merging."""
-        return list(self._call_child("words", text))
+        return list(self._call_child("split_words", text))
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
         """Return the text of ids."""

@@ -157,7 +157,7 @@ class Values:
     def __init__(self, values: Any) -> None:
         self.found = np.asarray(values)
 
-    def values(self, key: str) -> Any:
+    def recorded_values(self, key: str) -> Any:
         return self.found
 
 
@@ -194,7 +194,9 @@ def test_masks_are_tried_in_every_layer_and_in_each_that_lies_between(
     monkeypatch.setattr("aprfmt.diagnosis.search.solve_masks", lambda rows, tokens: ["mask"])
     monkeypatch.setattr("aprfmt.diagnosis.search.row_solvers", lambda case: [])
     view = SimpleNamespace(calls=[SimpleNamespace(op="probs")], tolerance=1e-3)
-    case = SimpleNamespace(view=view, rows=range(5), tokens=5, by_row=lambda view: np.ones(5))
+    case = SimpleNamespace(
+        view=view, rows=range(5), tokens=5, distances_by_row=lambda view: np.ones(5)
+    )
     steps = list(Search._row_steps(cast(Any, SimpleNamespace(case=case))))
     each = [frozenset({layer}) for layer in range(layers)] if layers > 1 else []
     assert [step.layers for step in steps] == [None, *each]
@@ -213,7 +215,7 @@ def test_changes_of_different_things_are_joined_and_none_twice() -> None:
     search: Any = SimpleNamespace(
         nearness=lambda view: 0.0, case=SimpleNamespace(view=None), runs=100,
         singles=[TriedSteps((step,), 1.0, 1.0 + at / 8) for at, step in enumerate(steps)],
-        _settled=lambda best, others: best, solves=lambda tried: False, measure=measure,
+        _with_best_values=lambda best, others: best, solves=lambda tried: False, measure=measure,
     )  # fmt: skip
     assert Search._join_changes(search) == []
     assert measured[0] == (steps[4], steps[0])
@@ -237,9 +239,9 @@ def test_a_step_that_agrees_further_takes_the_place_of_another(
     monkeypatch.setattr(examine, "_furthest_in_scope", reaching)
     joined = TriedSteps((first, second), 0.1, 2.0)
     search: Any = SimpleNamespace(
-        run=lambda: [joined], needed=lambda joined: [(first, 0.3), (second, 0.4)],
-        alike=lambda steps, step: [better] if step is first else [],
-        instead=lambda steps, step: [],
+        run=lambda: [joined], necessary_steps=lambda joined: [(first, 0.3), (second, 0.4)],
+        same_cause_steps=lambda steps, step: [better] if step is first else [],
+        other_cause_steps=lambda steps, step: [],
     )  # fmt: skip
     view = SimpleNamespace(key="L0.q")
     monkeypatch.setattr(

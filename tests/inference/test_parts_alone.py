@@ -93,10 +93,10 @@ def test_a_stated_loss_may_be_as_far_off_as_is_allowed(off: float) -> None:
 def test_only_whole_values_of_experts_are_routed(point: str, masked: bool) -> None:
     put: list[str] = []
     reader: Any = SimpleNamespace(
-        _scales_q=lambda node: None,
-        places=lambda node: [SimpleNamespace(point=point, layer=0, columns=None)],
+        _layer_of_query_scale=lambda node: None,
+        points_of_node=lambda node: [SimpleNamespace(point=point, layer=0, columns=None)],
         _add_routed=lambda place, values: put.append("routed"),
-        _put=lambda place, cut, mask: put.append("put"),
+        _record=lambda place, cut, mask: put.append("put"),
     )
     seen = np.ones(2, bool) if masked else None
     GraphReader.add(reader, SimpleNamespace(scale=None), np.zeros(2, np.float32), seen)  # type: ignore[arg-type]
@@ -176,7 +176,7 @@ def test_what_a_dry_run_multiplies_as_it_is_stored_a_run_does(
     def weight(raw: Any) -> Any:
         return SimpleNamespace(
             encoding=encoding, shape=shape, notes={}, part=None, n_rows=4, piecewise=False,
-            stored=lambda: raw,
+            stored_bytes=lambda: raw,
         )  # fmt: skip
 
     real = EncodedProducts(1)._find_stored(weight(stored))
@@ -296,7 +296,7 @@ def test_a_dry_product_has_the_rows_of_a_product(
     run = DryNativeTorch("cpu", "float32")
     ghost, x = run.allocate((4, 64)), run.allocate((rows, 64))
     weight: Any = SimpleNamespace(
-        encoding="Q8_0", shape=(4, 64), notes={}, part=None, n_rows=4, stored=lambda: ghost
+        encoding="Q8_0", shape=(4, 64), notes={}, part=None, n_rows=4, stored_bytes=lambda: ghost
     )
     monkeypatch.setattr(DryTorch, "linear", lambda self, x, w, bias: "decoded first")
     found: Any = run.linear(x, weight, run.allocate((4,)) if bias else None)
@@ -312,8 +312,8 @@ def test_a_dry_gate_on_a_gpu_has_the_rows_of_its_input(rows: int) -> None:
     weight: Any = SimpleNamespace(n_rows=4)
     dry: Any = SimpleNamespace(
         _fused=True,
-        held=lambda w: w,
-        new=run.allocate,
+        decoded_weight=lambda w: w,
+        allocate=run.allocate,
         linear=lambda x, w, bias: run.allocate((len(x), 4)),
     )
     x = run.allocate((rows, 64))

@@ -127,6 +127,7 @@ def test_a_tokenizer_that_ended_a_child_is_not_tried_again(monkeypatch: pytest.M
         first.encode("e", False, True)
     assert other.encode("b", False, True) == [0], "another file is another tokenizer"
     assert again.size == 3 and again.token(0) == "b" and again.token(9) is None
+    assert again.special_ids == frozenset() and set(again.added_token_flags()) == {"c"}
     monkeypatch.setattr(IsolatedEngine, "_send_request", lambda *of: pytest.fail("the child was asked"))
     for call in (lambda: again.encode("b", False, True), lambda: again.decode([0], True)):
         with pytest.raises(FormatError, match="here: the tokenizer needs more than"):
