@@ -77,7 +77,9 @@ def command(
     if reference is not None:
         from aprfmt.cli import logprobs
 
-        return logprobs.compare(model, reference, loaded, tokens, where, out, answer_dtype)
+        return logprobs.compare_logprob_sides(
+            model, reference, loaded, tokens, where, out, answer_dtype
+        )
     if answer_dtype is not None:
         raise UsageError("--answer-dtype goes with --reference, whose arithmetic it states")
     if loaded is not None:

@@ -19,16 +19,17 @@ if TYPE_CHECKING:
 SHOWN = 8  # positions with the largest differences
 
 
-def compare(
+def compare_logprob_sides(
     model: str, reference: Path, loaded: Path | None, tokens: run_options.TokenOptions,
     where: run_options.WhereOptions, out: Path | None, stated: str | None = None,
 ) -> int:  # fmt: skip
     """Compare log-probabilities with `reference`, print a table, and return the exit code.
 
-    `stated` is the arithmetic of answers, which do not say it. They are those of a run of the model, or of the file `loaded` if given. `out` is refused: it
-    writes logits of a run. Raises UsageError where the two are of different tokens.
+    `stated` is the arithmetic of answers, which do not say it. This side is a run of the model, or
+    the file `loaded` if given. `out` is refused: it writes logits of a run. Raises
+    UsageError where the two are of different tokens.
     """
-    from aprfmt.measure.logprob_tables import compare_logprobs, of_logits
+    from aprfmt.measure.logprob_tables import compare_logprobs, rows_from_logits
 
     if out is not None:
         raise UsageError("--out writes a run's logits; leave --reference out")
@@ -57,16 +58,16 @@ def compare(
         else:
             run_options.check_ids(run.model, ids)
             name, own = model, run.request.choice.dtype
-            mine = of_logits(ids, run.session.logits(ids), range(len(ids)), model)
+            mine = rows_from_logits(ids, run.session.logits(ids), range(len(ids)), model)
         # Compare at the positions that both have, within rounding of their dtypes.
-        bound, exact = bounds(run.model, (mine, theirs), (own, dtype))
+        bound, exact = logit_bounds(run.model, (mine, theirs), (own, dtype))
         table = compare_logprobs(mine, theirs, bound, exact)
         if not table.compared:
             raise FormatError(
                 f"{reference}: none of its positions is one of {name}; expected log-probabilities "
                 "of the same tokens"
             )
-        verdict = pronounced(table, str(loaded or reference))
+        verdict = table_verdict(table, str(loaded or reference))
         body: dict[str, Any] = {
             "here": name, "reference": str(reference),
             "tokens": {"ids": ids, "text": None}, "logprobs": table.to_json(),
@@ -78,7 +79,7 @@ def compare(
     )  # fmt: skip
 
 
-def bounds(
+def logit_bounds(
     model: "Model", sides: "tuple[Side, Side]", dtypes: tuple[str | None, str | None]
 ) -> "tuple[Threshold, Threshold | None]":
     """Return (bound of the coarser arithmetic, bound in float32 where one is not known).
@@ -120,24 +121,24 @@ def read_side(
     """
     from aprfmt.inference.engines.logprobs import is_logprobs, read_logprobs
     from aprfmt.inference.engines.opening import open_trace
-    from aprfmt.measure.logprob_tables import of_logits
+    from aprfmt.measure.logprob_tables import rows_from_logits
 
     if not path.exists():
         raise UsageError(f"{path}: there is no such file")
     if is_logprobs(path):
-        return read_logprobs(path, ids, token_ids(model)), None
+        return read_logprobs(path, ids, piece_to_ids(model)), None
     trace = stack.enter_context(open_trace(path, ids, model))
-    record, values = trace.find("logits"), trace.values("logits")
+    record, values = trace.find_record("logits"), trace.recorded_values("logits")
     known = trace.run.get("ids") or ids
     if record is None or values is None or known is None:
         what = "logits" if values is None else "token ids"
         raise FormatError(f"{path}: holds no {what}; expected rows of logits and their tokens")
     positions = record.positions or tuple(range(len(values)))
     says = trace.run.get("format") != "captures"
-    return of_logits(known, values, positions, str(path)), record.dtype if says else None
+    return rows_from_logits(known, values, positions, str(path)), record.dtype if says else None
 
 
-def token_ids(model: "Model") -> Any:
+def piece_to_ids(model: "Model") -> Any:
     """Return a function (text, bytes or None) -> token ids that decode to this text.
 
     The vocabulary is decoded once, at the first call.
@@ -161,7 +162,7 @@ def token_ids(model: "Model") -> Any:
     return ids
 
 
-def pronounced(table: "LogprobTable", answer: str) -> "Pronounced":
+def table_verdict(table: "LogprobTable", answer: str) -> "Pronounced":
     """Return the verdict over the positions that both sides have, naming those left out.
 
     It is not decided where the arithmetic of `answer` would decide it and is not known.
@@ -203,26 +204,33 @@ def show(table: "LogprobTable", verdict: "Pronounced", reference: str) -> None:
     text, style = headline(table, verdict)
     render.say(text, style=style)
     if table.first is not None:
-        render.say(f"first position beyond: {_position(table)}", style="bad")
+        render.say(f"first position beyond: {_first_position_text(table)}", style="bad")
     worst = sorted(table.rows, key=lambda row: -row.largest)[:SHOWN]
     cells = [
-        (str(row.position), "-" if row.token is None else str(row.token), _number(row.here),
-         _number(row.reference), _number(row.difference), f"{row.largest:.3g}", f"{row.kl:.3g}")
+        (
+            str(row.position),
+            "-" if row.token is None else str(row.token),
+            _number_text(row.here),
+            _number_text(row.reference),
+            _number_text(row.difference),
+            f"{row.largest:.3g}",
+            f"{row.kl:.3g}",
+        )
         for row in sorted(worst, key=lambda row: row.position)
-    ]  # fmt: skip
+    ]
     headers = ("position", "next token", "here", "reference", "difference", "largest", "KL")
     render.table(cells, headers, "rrrrrrr")
     if len(table.rows) > len(worst):
         render.line(f"the {len(worst)} largest of {len(table.rows)} (--json has all)", style="dim")
 
 
-def _position(table: "LogprobTable") -> str:
+def _first_position_text(table: "LogprobTable") -> str:
     """Return the first position beyond the tolerance, and its distance, as words."""
     assert table.first is not None
     return f"{table.first.position}, {table.first.largest:.3g} apart"
 
 
-def _number(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     """Return a number with four decimals, "-" for None."""
     return "-" if value is None else f"{value:.4f}"
 
@@ -232,5 +240,5 @@ def answer(table: "LogprobTable", verdict: "Pronounced", reference: str) -> "lis
     text, style = headline(table, verdict)
     lines: list[Line] = [(f"{text} (against {reference})", style)]
     if table.first is not None:
-        lines.append((f"  first position beyond: {_position(table)}", "bad"))
+        lines.append((f"  first position beyond: {_first_position_text(table)}", "bad"))
     return lines

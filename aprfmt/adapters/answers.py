@@ -1,7 +1,7 @@
 """Answers whether B is the base A with an adapter merged: once, twice, in every shard.
 
-For each weight the adapter changes, B is held against A with the change, as `merge_faults` does.
-The rest of B is compared with A as `diff` does.
+For each weight that the adapter changes, B is compared with A plus the change, as
+`merge_faults` does. The rest of B is compared with A as `diff` does.
 """
 
 from collections import Counter
@@ -23,11 +23,11 @@ from aprfmt.adapters.merge_faults import (
     Judged,
     Merge,
     OtherChange,
-    holder_of_change,
+    find_added_change,
     judge_merge,
     scale_factors,
 )
-from aprfmt.adapters.merging import MergedTensor, merged_model, merged_values
+from aprfmt.adapters.merging import MergedTensor, merge_adapter, merged_values
 from aprfmt.adapters.parameters import OTHER_ORDERS
 from aprfmt.adapters.reading import Adapter
 from aprfmt.arch.role_vocabulary import split_key
@@ -36,7 +36,14 @@ from aprfmt.errors import AprfmtError
 from aprfmt.measure.encoding_noise import storage_noise
 from aprfmt.model import Model, open_model
 from aprfmt.model.adapter_parts import adapter_parts, alpha_contradiction
-from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, ledger, pronounce
+from aprfmt.model.ledger import (
+    Compared,
+    NotCompared,
+    Pronounced,
+    VerdictWords,
+    make_ledger,
+    pronounce,
+)
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -52,7 +59,7 @@ _WORDS = VerdictWords("merged: ", "not merged as it should be: ", "not decided: 
 
 @dataclass(frozen=True)
 class ChangedWeight:
-    """One changed weight: B's shard, how many times the change lies in it, and what is left.
+    """One changed weight: B's shard, how many times the change is in it, and what remains.
 
     `times` is the projection of B - A on the change; `rest` the norm of what that leaves, relative
     to the change; `found` is "once", "twice", "N times", "subtracted", "not at all", "once or not
@@ -74,10 +81,10 @@ class ChangedWeight:
 
 @dataclass(frozen=True)
 class AdapterAnswer:
-    """The answer of one question: `found` of all weights, each of them, and what else differs.
+    """The answer: what was found in all weights, each of them, and what else differs.
 
-    `others` are tensors that the adapter does not change, and that differ. `says` are sentences
-    about them: whose change they hold, or in what they were quantized.
+    `found` holds for all weights. `others` are tensors that the adapter does not change, and that
+    differ. `says` are sentences about them: whose change they hold, or in what they were quantized.
     """
 
     adapter: str
@@ -103,31 +110,32 @@ class AdapterAnswer:
 
     @property
     def undecided(self) -> bool:
-        """True where B's type holds nothing of the change, so that merged or not is the same."""
+        """Whether B's type holds nothing of the change, so that merged or not is the same."""
         return self.found == EITHER and not self.others
 
     @property
     def differs(self) -> bool:
-        """True where B is not A with the adapter merged."""
-        return not (self.yes or self.undecided)
+        """Whether B is certainly not A with the adapter merged."""
+        return not (self.is_merged_once or self.undecided)
 
     @property
-    def yes(self) -> bool:
-        """True where B is A with the adapter once in every weight, and nothing else."""
+    def is_merged_once(self) -> bool:
+        """Whether B is A with the adapter once in every weight, and nothing else differs."""
         return self.found == ONCE and not self.others
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data for `--json`."""
         found = asdict(self)
         del found["left"], found["same"]
-        return {"merged": self.yes, **found}
+        return {"merged": self.is_merged_once, **found}
 
 
-def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffReport]":
-    """Return the answer, and the comparison of B with A plus the adapter."""
+def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffReport]":
+    """Return (answer, comparison of B with A plus the adapter)."""
     from aprfmt.compare import diff_models
 
-    model, opened, found = merged_model(a, adapter, again=True)
+    # A with the adapter, compared with B as `diff` compares.
+    model, opened, found = merge_adapter(a, adapter, again=True)
     with opened:
         report = diff_models(model, b, only=("tensors",), explain=False)
         changed = {
@@ -136,6 +144,7 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
         weights = []
         others = []
         same = 0
+        # Changed weights are judged one by one; of the others only differing ones count.
         for row in report.tensors:
             mine, theirs = model.find(row.key), b.find(row.key)
             touched = mine is not None and bool(changed.intersection(mine.names))
@@ -151,9 +160,11 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
                 others.append(row.key)
             else:
                 same += 1
+        # Stacked experts may have been merged with their ranks in another order.
         if any(pair.parameters for pair in found.pairs.values()):
             weights = _try_rank_orders(a, b, adapter, weights)
         others, says = _unexplained_others(model, b, others, changed)
+        # Sentences about contradictory alphas and renamed modules come first.
         apart = alpha_contradiction(found.config, adapter_parts(opened), opened)
         if apart:
             says = (f"judged by adapter_config.json: {apart}", *says)
@@ -169,10 +180,10 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
 def _unexplained_others(
     model: Model, b: Model, others: Sequence[str], changed: Set[str]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return the other tensors that differ by more than a quantized base, and what is known.
+    """Return (tensors that differ by more than a quantized base, sentences about all).
 
-    Those that hold the change of a weight are said by name. Those that are A's, quantized and
-    decoded, are no difference: it is the state of the base that was trained on.
+    Tensors that hold the change of another weight are named. Those that are A's, quantized and
+    decoded, are no difference: that is the state of the base that was trained on.
     """
     from aprfmt.compare import diff_models
 
@@ -195,20 +206,20 @@ def _unexplained_others(
         if mine is None or theirs is None or mine.shape != theirs.shape:
             continue
         plain, held = (one.numpy().astype(np.float64) for one in (mine, theirs))
-        whose = holder_of_change(plain, held, theirs.encoding, _other_changes(model, changed, key))
+        whose = find_added_change(plain, held, theirs.encoding, _other_changes(model, changed, key))
         if whose:
             says.append(f"{key} holds the change of {whose}")
     return left, tuple(says)
 
 
 def _unread_tensors(adapter: Path) -> Iterator[NotCompared]:
-    """Yield the tensors of an adapter that nothing reads: they may change the base.
+    """Yield the tensors of an adapter that nothing reads, which may change the base.
 
-    A merge takes every whole tensor of the base along, or is refused.
+    A merge copies every whole tensor of the base, or is refused.
     """
     with open_model(adapter) as opened:
         taken = set(adapter_parts(opened).whole.values())
-        for item in ledger(opened, ("tensor", "adapter tensor")).unread:
+        for item in make_ledger(opened, ("tensor", "adapter tensor")).unread:
             if item.name in taken:
                 continue
             yield NotCompared(item.kind, item.name, "only in A", item.of, "the adapter")
@@ -217,11 +228,11 @@ def _unread_tensors(adapter: Path) -> Iterator[NotCompared]:
 def _try_rank_orders(
     a: Model, b: Model, adapter: Path, weights: "list[ChangedWeight]"
 ) -> "list[ChangedWeight]":
-    """Return the weights, each with the order of ranks under which it is A with the change once."""
+    """Return the weights, re-judged under other orders of ranks where none fits so far."""
     for order in OTHER_ORDERS:
         if all(one.found not in (OTHERWISE, MORE) for one in weights):
             break
-        model, opened, _ = merged_model(a, adapter, again=True, order=order)
+        model, opened, _ = merge_adapter(a, adapter, again=True, order=order)
         with opened:
             for at, one in enumerate(weights):
                 mine, theirs = model.find(one.key), b.find(one.key)
@@ -234,7 +245,7 @@ def _try_rank_orders(
 
 
 def _changed_weight(key: str, b: View, judged: Judged) -> ChangedWeight:
-    """Return the record of a weight."""
+    """Return the ChangedWeight of a key, with the shard of B that holds it."""
     file = b.stored[0].path
     where = "" if file is None else file.name
     return ChangedWeight(
@@ -243,23 +254,27 @@ def _changed_weight(key: str, b: View, judged: Judged) -> ChangedWeight:
 
 
 def _merge_values(merged: View, b: View, close: bool) -> Merge:
-    """Return the values of one weight of both; `close`: B is A with the change, rounded."""
+    """Return base, change and B's values of one weight as a Merge.
+
+    `close`: `diff` found B equal to A with the change, up to rounding.
+    """
     plain, full = (merged_values(merged, times) for times in (0, 1))
     kinds = {one.base_encoding for one in merged.stored if isinstance(one, MergedTensor)}
     base = kinds.pop() if len(kinds) == 1 else "+".join(sorted(kinds))
     noise = max(storage_noise(one) for one in (b.encoding, base))
     theirs = b.numpy().astype(np.float64)
-    again = None
+    store_again = None
     if b.encoding not in FRACTIONS and not any(one.parts for one in b.stored):
 
-        def again(values: "F64") -> "F64 | None":
+        def store_again(values: "F64") -> "F64 | None":
+            """Return values encoded in B's packed type and decoded again."""
             return _store_through(b.encoding, values)
 
-    return Merge(plain, full - plain, theirs, b.encoding, base, close, noise, again)
+    return Merge(plain, full - plain, theirs, b.encoding, base, close, noise, store_again)
 
 
 def _store_through(kind: str, values: "F64") -> "F64 | None":
-    """Return values stored in a packed type and read again; None where it takes more than them."""
+    """Return values encoded in a packed type and decoded; None where it needs more than values."""
     held = np.ascontiguousarray(values, np.float32)
     try:
         return decode(kind, encode(kind, held)[""], held.shape).astype(np.float64)
@@ -268,7 +283,10 @@ def _store_through(kind: str, values: "F64") -> "F64 | None":
 
 
 def _wrong_scale_factors(view: View, found: Adapter) -> tuple[Factor, ...]:
-    """Return the factors of a wrong scale of a weight's pairs."""
+    """Return the factors by which usual mistakes with the scale multiply a weight's change.
+
+    () where the weight has pairs of different scales.
+    """
     pairs = [one.pair for one in view.stored if isinstance(one, MergedTensor)]
     if not pairs or any(one.scale != pairs[0].scale for one in pairs):
         return ()
@@ -290,10 +308,7 @@ def _wrong_scale_factors(view: View, found: Adapter) -> tuple[Factor, ...]:
 
 
 def _other_changes(model: Model, changed: Set[str], key: str) -> Iterator[OtherChange]:
-    """Yield the changes of other weights of the same shape, the likeliest place first.
-
-    Those of the same layer, and the same weight in the layers around it.
-    """
+    """Yield the changes of other weights of this shape, in this layer or the same weight nearby."""
     layer, role = split_key(key)
     own = model.find(key)
     for other, view in model.roles.items():
@@ -309,9 +324,9 @@ def _other_changes(model: Model, changed: Set[str], key: str) -> Iterator[OtherC
 
 
 def _shared_words(weights: Sequence[ChangedWeight]) -> str:
-    """Return what holds for all weights, or how often each word was found.
+    """Return what was found in all weights, or how often each word was found.
 
-    A weight whose type holds none of the change is as the others are, for it fits both.
+    A weight whose type holds none of the change fits both, and counts as the others.
     """
     decided = [each for each in weights if each.found != EITHER]
     if weights and not decided:

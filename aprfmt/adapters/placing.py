@@ -1,4 +1,4 @@
-"""Which stored weight of a base a pair of an adapter belongs to, and in which order of rows."""
+"""Finds the base's stored weight for each pair of an adapter, and its order of rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder, parameter_changes
-from aprfmt.adapters.reading import Adapter, Stored, factors
+from aprfmt.adapters.reading import Adapter, StoredPair, read_factors
 from aprfmt.adapters.vocabulary import vocabulary_tensors
 from aprfmt.arch.element_moves import to_logical, to_stored
 from aprfmt.arch.layout_steps import RowsPermuted
@@ -34,7 +34,7 @@ _UNTIE = (
 class LowRank:
     """The change of one stored weight [out, in]: scale * (b @ a), both float64.
 
-    With `magnitude` [out] (DoRA, float64) the changed weight's rows are given these lengths.
+    With `magnitude` [out] (DoRA, float64) the changed weight's rows are scaled to these lengths.
     Where experts are stacked in one weight, both factors have a first axis for them.
     """
 
@@ -50,11 +50,11 @@ class LowRank:
 
     @property
     def rank(self) -> int:
-        """Rank of the pair, of each expert's where there are several."""
+        """Rank of the pair; of one expert's where there are several."""
         return int(self.a.shape[-2])
 
-    def product(self, start: int, stop: int) -> Array:
-        """Return rows [start, stop) of b @ a; those of all experts are counted through."""
+    def product_rows(self, start: int, stop: int) -> Array:
+        """Return rows [start, stop) of b @ a; the rows of all experts are numbered through."""
         if self.a.ndim == 2:
             found: Array = self.b[start:stop] @ self.a
             return found
@@ -65,15 +65,18 @@ class LowRank:
         )
 
 
-def placed(adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER) -> dict[str, LowRank]:
-    """Return the pairs by the base's stored names; ConversionError if one fits none.
+def place_pairs(
+    adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER
+) -> dict[str, LowRank]:
+    """Return {stored name of the base: change}; ConversionError if a pair fits none.
 
     `order` is that in which the ranks of pairs for stacked experts are read.
     """
     found: dict[str, LowRank] = {}
     whole = whole_tensors(adapter, base)
 
-    def place(module: str, name: str, made: LowRank) -> None:
+    def add_change(module: str, name: str, made: LowRank) -> None:
+        """Add the change of a weight to the result, once name and shape are checked."""
         if name not in whole and name not in base:
             tied = name.endswith(_HEADS) and base.hyper["tied_embeddings"]
             raise ConversionError(
@@ -90,28 +93,31 @@ def placed(adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER) -> di
             raise ConversionError(f"{adapter.path}: two pairs for {name} of {base.path}")
         found[name] = made
 
+    # Pairs of whole modules, by name or by role.
     for module, pair in adapter.pairs.items():
         if pair.parameters:
             continue
-        name = stored_name(adapter, module, base)
+        name = weight_name(adapter, module, base)
         if name in base:
-            made = _as_stored(adapter, pair)
+            made = _pair_as_low_rank(adapter, pair)
         else:
-            name, made = _by_role(adapter, pair, name, base)
-        place(module, name, made)
+            name, made = _place_by_role(adapter, pair, name, base)
+        add_change(module, name, made)
+    # Pairs of single parameters: stacked experts.
     for name, pair, change in parameter_changes(adapter, base, order):
-        place(pair.module, name, LowRank(change.right, change.left, change.scale))
+        add_change(pair.module, name, LowRank(change.right, change.left, change.scale))
     return found
 
 
-def related(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
-    """Return an adapter under the base's names, and the one prefix that gave it others.
+def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
+    """Return (adapter with names changed to the base's, relation), or (adapter, None).
 
-    Loaders that find no such module leave the pair out, most of them without a word. Unchanged
+    Loaders that find no such module leave the pair out, most of them without a warning. Unchanged
     where the names fit, or where no one prefix makes all of them fit.
     """
     if adapter.spelling == "kohya":
         return adapter, None
+    # Names that the base does not have, and one prefix that makes all of them fit.
     every = [*adapter.pairs, *adapter.whole]
     astray = [name for name in every if not _has_place(adapter, name, base)]
     if not astray:
@@ -119,18 +125,19 @@ def related(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
     rule = next(
         (
             rule
-            for rule in _rules(astray, base)
+            for rule in _prefix_rules(astray, base)
             if all(_has_place(adapter, rule(name), base) for name in astray)
         ),
         None,
     )
     if rule is None:
         return adapter, None
+    # The relation says so, and the adapter is returned under the new names.
     apply = {name: rule(name) for name in astray}
     pairs = tuple((name, apply[name]) for name in astray)
     says = (
         f"{len(astray)} of {len(every)} modules of the adapter have names that {base.path} has "
-        f"not, so that loaders leave them out: {rule.says}"
+        f"not, so that loaders leave them out: {rule.text}"
     )
     remedy = command_line(
         "convert", opening_path(adapter.path), "OUT", "--base", opening_path(base.path)
@@ -146,8 +153,8 @@ def related(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
     ), relation
 
 
-def _rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:
-    """Yield prefixes that may stand in place of the base's, the likeliest first."""
+def _prefix_rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:
+    """Yield prefix rules that may turn these names into the base's, the likeliest first."""
     there = {name for stored in base for name in (stored, stored.rpartition(".")[0])}
     found = prefix_rule_onto(astray, there)
     if found is not None:
@@ -162,7 +169,7 @@ def _rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:
 
 
 def _has_place(adapter: Adapter, module: str, base: Model) -> bool:
-    """Return whether the base has the weight of a pair, or a whole tensor, as it spells them."""
+    """Return whether the base has the weight of a pair, or a whole tensor, of this name."""
     from aprfmt.arch.binding import bind_names
 
     plain, _ = unwrap_module(module)
@@ -181,8 +188,11 @@ def _has_place(adapter: Adapter, module: str, base: Model) -> bool:
     return any(found and found[0].roles[0] in base.roles for found in groups)
 
 
-def stored_name(adapter: Adapter, module: str, base: Model) -> str:
-    """Return the name of a pair's weight in the adapter's own spelling."""
+def weight_name(adapter: Adapter, module: str, base: Model) -> str:
+    """Return the name of a pair's weight in the adapter's own spelling.
+
+    Raises ConversionError for a kohya module that the base does not have.
+    """
     if adapter.spelling == "gguf":
         return module
     if adapter.spelling == "peft":
@@ -197,8 +207,9 @@ def stored_name(adapter: Adapter, module: str, base: Model) -> str:
     return max(ends, key=len)
 
 
-def _as_stored(adapter: Adapter, pair: Stored) -> LowRank:
-    a, b = factors(pair)
+def _pair_as_low_rank(adapter: Adapter, pair: StoredPair) -> LowRank:
+    """Return a pair's change [out, in]; factors are exchanged for fan_in_fan_out."""
+    a, b = read_factors(pair)
     magnitude = pair.parts.get("magnitude")
     if adapter.turned and not pair.embedding:
         if magnitude is not None:
@@ -208,8 +219,10 @@ def _as_stored(adapter: Adapter, pair: Stored) -> LowRank:
     return LowRank(a, b, pair.scale, lengths)
 
 
-def _by_role(adapter: Adapter, pair: Stored, name: str, base: Model) -> tuple[str, LowRank]:
-    """Return the base's name of a weight that it spells otherwise, and the pair in its rows."""
+def _place_by_role(
+    adapter: Adapter, pair: StoredPair, name: str, base: Model
+) -> tuple[str, LowRank]:
+    """Return (the base's name of the weight, the change with its rows in that layout)."""
     from aprfmt.arch.binding import bind_names, groups_for
 
     style = "gguf" if adapter.spelling == "gguf" else "hf"
@@ -223,15 +236,18 @@ def _by_role(adapter: Adapter, pair: Stored, name: str, base: Model) -> tuple[st
         raise ConversionError(
             f"{adapter.path}: {pair.module} has no place in {base.path}: {error}"
         ) from error
-    return there.stored[0], moved(_as_stored(adapter, pair), group, there, base, adapter)
+    return there.stored[0], reorder_rows(
+        _pair_as_low_rank(adapter, pair), group, there, base, adapter
+    )
 
 
-def moved(
+def reorder_rows(
     pair: LowRank, here: "BoundGroup", there: "BoundGroup", base: Model, adapter: Adapter
 ) -> LowRank:
-    """Return a pair with its rows in the order of another style; ConversionError where it cannot.
+    """Return a change with its rows in the order of another style.
 
-    Rows may be permuted: then those of `b` are, and the lengths.
+    Rows may be permuted: then those of `b` are, and the lengths. ConversionError for any other
+    difference in layout.
     """
     steps = (*here.binding.steps, *there.binding.steps)
     simple = all(isinstance(step, RowsPermuted) for step in steps)
@@ -241,21 +257,24 @@ def moved(
             "out otherwise: merge the adapter into a base in its own format"
         )
 
-    def turned(rows: Array) -> Array:
+    def permute_rows(rows: Array) -> Array:
+        """Return rows in the order of the other style."""
         logical = to_logical(here.binding.steps, [rows], base.hyper)
         return np.ascontiguousarray(to_stored(there.binding.steps, logical, base.hyper)[0])
 
-    lengths = None if pair.magnitude is None else turned(pair.magnitude)
-    return LowRank(pair.a, turned(pair.b), pair.scale, lengths)
+    lengths = None if pair.magnitude is None else permute_rows(pair.magnitude)
+    return LowRank(pair.a, permute_rows(pair.b), pair.scale, lengths)
 
 
 def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
-    """Return tensors that replace the base's, by its names; ConversionError for one it has not.
+    """Return {the base's name: tensor} of tensors that replace the base's.
 
     Tensors with a row for each token may have another number of them (`vocabulary.py`). A head that
-    equals the table of tokens is left out where the base has one for both.
+    equals the token embedding is left out where the base has one tensor for both. Raises
+    ConversionError for one that the base does not have.
     """
     found = {}
+    # Each whole tensor: the saved embedding, one of the base, or a tied head.
     for name, view in adapter.whole.items():
         plain = name.replace(".base_layer.", ".")
         if plain != name and plain in base:  # PEFT saves the table of tokens whose pair it has
@@ -276,6 +295,7 @@ def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
                 f"{adapter.path}: {name} is a whole tensor (modules_to_save) that {base.path} "
                 "does not have under this name; merge it into a base in the adapter's own format"
             )
+    # Shapes must be the base's, but for the number of tokens.
     rows = vocabulary_tensors(base)
     for name, view in found.items():
         here = base[name].shape
@@ -287,8 +307,8 @@ def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
     return found
 
 
-def _table_of(base: Model) -> str:
-    """Return the base's name of its table of tokens; "" without one."""
+def _embedding_name(base: Model) -> str:
+    """Return the base's name of its token embedding; "" without one."""
     try:
         view = base.roles.get("token_embd.weight")
     except ArchError:
@@ -297,11 +317,11 @@ def _table_of(base: Model) -> str:
 
 
 def _is_tied_head(adapter: Adapter, name: str, base: Model) -> bool:
-    """Return whether a whole tensor is a head that is the table of tokens.
+    """Return whether a whole tensor is an output head equal to the token embedding.
 
     Raises ConversionError where the base has one tensor for both, and the adapter two.
     """
-    table = _table_of(base)
+    table = _embedding_name(base)
     if not table or not base.hyper["tied_embeddings"] or not name.endswith(_HEADS):
         return False
     own = adapter.whole.get(table, base[table])

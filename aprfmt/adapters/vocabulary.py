@@ -1,6 +1,6 @@
-"""The vocabulary of a merge: an adapter that was trained on a table of tokens of another size.
+"""Adapters trained with a vocabulary of another size: the merged model's config and tokenizer.
 
-Trainers resize the table (tokens added, or padding cut) and save it whole with the adapter:
+Trainers resize the embedding (tokens added, or padding cut) and save it whole with the adapter:
 PEFT's save_embedding_layers and modules_to_save. The merge then has another vocabulary than the
 base: its config.json says so, and its tokenizer is the adapter's.
 """
@@ -29,7 +29,7 @@ _TOKENIZER = (
 
 
 def vocabulary_tensors(base: Model) -> Mapping[str, int]:
-    """Return the stored tensors that have a row for each token, and how many rows each has.
+    """Return {stored name: rows} of the tensors that have a row for each token.
 
     Only those are returned whose rows are tokens in the architecture's table and in the file.
     """
@@ -45,20 +45,22 @@ def vocabulary_tensors(base: Model) -> Mapping[str, int]:
     return found
 
 
-def grown_folder(
+def resized_folder(
     adapter: Adapter, whole: Mapping[str, View], base: Model
 ) -> tuple[HFFolder, Note] | None:
-    """Return the base's text files for a vocabulary of another size, and what is said of them.
+    """Return (the base's text files for another vocabulary size, a note), or None.
 
     None where the sizes are the base's. Raises ConversionError where not every tensor with a row
     for each token comes with the adapter, in one size, or where the base has no config.json.
     """
+    # Which tensors of the adapter have another number of rows than the base's.
     held = vocabulary_tensors(base)
     rows = {name: view.shape[0] for name, view in whole.items() if name in held}
     other = {name: count for name, count in rows.items() if count != held[name]}
     if not other:
         return None
     name, count = next(iter(other.items()))
+    # Every tensor with a row per token must come in the same new size.
     lacking = [each for each in held if rows.get(each) != count]
     says = f"{name} has {count} rows, one a token; that of {base.path} has {held[name]}"
     if lacking:
@@ -74,15 +76,16 @@ def grown_folder(
             f"{adapter.path}: {says}; a {base.format} has the vocabulary in its own keys: merge "
             "into the base's Hugging Face folder (--to safetensors), and convert that"
         )
+    # The new size goes into config.json, and the adapter's tokenizer along with it.
     texts = {**folder.texts}
-    config = _with_rows(json.loads(texts["config.json"]), count, base)
+    config = _with_vocab_size(json.loads(texts["config.json"]), count, base)
     texts["config.json"] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     own = _tokenizer_files(adapter.path.parent)
     if own:
         texts = {name: text for name, text in texts.items() if name not in _TOKENIZER} | own
     added = count - held[name]
     change = f"{added} tokens were added" if added > 0 else f"{-added} rows were cut"
-    tokenizer = _tokenizer_words(adapter, folder, own, count)
+    tokenizer = _tokenizer_text(adapter, folder, own, count)
     where = str(adapter.path)
     said = (
         f"the vocabulary has {count} rows, in config.json too ({held[name]} in {base.path}): "
@@ -94,8 +97,8 @@ def grown_folder(
     return replace(folder, config=config, texts=texts), note
 
 
-def _with_rows(config: dict[str, Any], count: int, base: Model) -> dict[str, Any]:
-    """Return config.json with another size of the vocabulary, where it is said."""
+def _with_vocab_size(config: dict[str, Any], count: int, base: Model) -> dict[str, Any]:
+    """Return config.json's keys with `vocab_size` set to `count` wherever the key is."""
     inner = config.get(_TEXT)
     if isinstance(inner, dict) and _KEY in inner:
         config = {**config, _TEXT: {**inner, _KEY: count}}
@@ -106,20 +109,23 @@ def _with_rows(config: dict[str, Any], count: int, base: Model) -> dict[str, Any
 
 
 def _tokenizer_files(folder: Path) -> dict[str, str]:
-    """Return the tokenizer's files of an adapter's folder; {} without a tokenizer.json."""
+    """Return {name: text} of the tokenizer files in an adapter's folder.
+
+    {} without a tokenizer.json.
+    """
     texts = read_folder(folder).texts if folder.is_dir() else {}
     if _JSON not in texts:
         return {}
     return {name: texts[name] for name in _TOKENIZER if name in texts}
 
 
-def _tokenizer_words(adapter: Adapter, base: HFFolder, own: Mapping[str, str], count: int) -> str:
-    """Return whose tokenizer goes with the merge; ConversionError for one with ids past the end."""
+def _tokenizer_text(adapter: Adapter, base: HFFolder, own: Mapping[str, str], count: int) -> str:
+    """Return a clause on whose tokenizer the merge gets; ConversionError if it has too many ids."""
     whose, texts = ("the adapter's", own) if own else ("the base's", base.texts)
     if _JSON not in texts:
         return f"neither {adapter.path.parent} nor {base.path} has a {_JSON}"
     where = str((adapter.path.parent if own else base.path) / _JSON)
-    size = _tokens(texts[_JSON], where)
+    size = _count_token_ids(texts[_JSON], where)
     if size > count:
         raise ConversionError(
             f"{adapter.path}: {where} has {size} tokens, and the table of the adapter {count} "
@@ -131,8 +137,8 @@ def _tokenizer_words(adapter: Adapter, base: HFFolder, own: Mapping[str, str], c
     return said
 
 
-def _tokens(text: str, where: str) -> int:
-    """Return the number of ids that a tokenizer.json needs: the highest one and one more."""
+def _count_token_ids(text: str, where: str) -> int:
+    """Return the number of ids that a tokenizer.json needs: the highest id plus one."""
     from aprfmt.tokenizer.hf_json import stored_vocab
 
     data = json_object(text, where)

@@ -42,7 +42,7 @@ class BlockSpec:
     (gemma3n). layer_scale: a number multiplies the stream after every layer (gemma4). indexer:
     attention reads `index_topk` keys that score best by the indexer's own heads, whose rotated
     elements are paired so (half: deepseek v3.2; interleaved: glm-5). recurrence: what mixes tokens
-    in place of attention, in `delta_layers` (gated_delta), `conv_layers` (short_conv: lfm2) or
+    in place of attention, in `delta_layers_rule` (gated_delta), `conv_layers` (short_conv: lfm2) or
     `ssm_layers` (mamba: a rate for each number of state; mamba2: heads) or `lightning_layers`
     (lightning: linear attention that decays by head: minimax). residual: attention's or the MLP's
     output is added to the stream itself, or, both times a factor, to the normed stream (norm:
@@ -104,13 +104,15 @@ class BlockSpec:
     def check(self) -> None:
         """Raise ArchError if a field has a value that its type does not list."""
         kinds = get_type_hints(BlockSpec)
-        for name, values in ((each.name, _allowed(kinds[each.name])) for each in fields(self)):
+        for name, values in (
+            (each.name, _allowed_values(kinds[each.name])) for each in fields(self)
+        ):
             if getattr(self, name) not in values:
                 raise ArchError(
                     f"block field {name} is {getattr(self, name)!r}; expected one of {values}"
                 )
 
 
-def _allowed(kind: Any) -> tuple[object, ...]:
+def _allowed_values(kind: Any) -> tuple[object, ...]:
     """Return the values of a field's type: those of a Literal, or both booleans."""
     return get_args(kind) or (False, True)

@@ -1,4 +1,4 @@
-"""`diff`: the union of both files' roles, each with one verdict, and the facts beside them."""
+"""`diff`: compares two models tensor by tensor, with their configuration and tokenizer."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -11,9 +11,9 @@ from aprfmt.base.metadata_values import short_value
 from aprfmt.base.protocols import Value
 from aprfmt.compare.diffs import SECTIONS, DiffReport
 from aprfmt.errors import UsageError
-from aprfmt.measure.alignment import Alignment, TensorPair, align, numbered_pairs
+from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import contradicted_values, is_part_of_b_alone
+from aprfmt.measure.named_causes import contradicted_values, has_trained_head
 from aprfmt.measure.prefetch import BytePrefetch
 from aprfmt.measure.records import DifferenceImage, FieldDiff, TensorDiff
 from aprfmt.measure.texts import (
@@ -25,7 +25,7 @@ from aprfmt.measure.texts import (
 )
 from aprfmt.model import Model, open_model
 from aprfmt.model.engine_state import is_engine_state, open_engine_state
-from aprfmt.model.ledger import Kind, NotCompared, ledger, not_compared
+from aprfmt.model.ledger import Kind, NotCompared, list_not_compared, make_ledger
 from aprfmt.model.relations import file_relations
 
 if TYPE_CHECKING:
@@ -67,19 +67,20 @@ def diff(
     images: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
-    """Compare two model files or folders, in any formats.
+    """Return the comparison of two model files or folders, in any formats.
 
     `base` is the float source: every quantized tensor is asked whether it derives from it byte for
     byte, given the importance matrix in the file `imatrix`, where one was used.
     `tensors` are PATTERNs in any spelling; UsageError where one matches nothing. `only` are
-    some of SECTIONS: what it leaves out is not looked at and stays empty, and in those it names
-    every difference counts (None: all are looked at). With `explain`
+    some of SECTIONS: the others are not compared and stay empty, and in those it names
+    every difference counts (None: all are compared). With `explain`
     every differing pair is tested against the hypotheses of causes.tensor; `images` is the
     number of worst tensors to make difference images of. Raises FormatError for a file of which
     nothing can be read; a tensor that cannot be read is UNREADABLE, and `report.damage` says what
     is wrong with the files.
     """
     with ExitStack() as opened:
+        # B may be the saved weights of an engine, read under A's names.
         first = opened.enter_context(open_model(a, arch=arch, damaged=True))
         held = isinstance(b, Path) and is_engine_state(b)
         second = opened.enter_context(
@@ -89,6 +90,7 @@ def diff(
         )
         if held:  # an engine's weights have no configuration and no tokenizer of their own
             only = ("tensors",) if only is None else only
+        # A float base lets every quantized tensor be checked by encoding again.
         oracle = None
         if base is not None:
             from aprfmt.measure.requantization import open_oracle
@@ -120,30 +122,32 @@ def diff_models(
     images: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
-    """Compare two open models; see `diff`."""
+    """Return the comparison of two open models; parameters as in `diff`."""
     from aprfmt.codecs.parallel import cpu_count
     from aprfmt.measure.activation_scales import differing_input_scales
     from aprfmt.measure.tensors import compare_pair
 
     asked = () if only is None else tuple(name for name in SECTIONS if name in only)
     only = SECTIONS if only is None else only
-    alignment = align(a, b)
-    pairs = _selected_pairs(a, b, alignment, tensors)
+    # Pair the tensors, and compare each pair; threads compare bytes ahead.
+    alignment = align_models(a, b)
+    pairs = _select_pairs(a, b, alignment, tensors)
     pairs = pairs if "tensors" in only else []
     imatrix = _has_imatrix(a.metadata) or _has_imatrix(b.metadata)
     results = []
-    tokens = _Tokens()
+    tokens = _TokenizerComparison()
     with BytePrefetch(pairs, cpu_count()) as bytes_of:
         if "tokenizer" in only:
             tokens = _compare_tokenizers(a, b)
         for number, pair in numbered_pairs(pairs):
-            result = compare_pair(pair, imatrix, bytes_of.of(number - 1))
+            result = compare_pair(pair, imatrix, bytes_of.comparer(number - 1))
             if oracle is not None:
-                result = oracle.judged(result, pair.a, pair.b, (a.metadata, b.metadata))
+                result = oracle.judge_if_readable(result, pair.a, pair.b, (a.metadata, b.metadata))
             results.append(result)
             pair.drop()
             if progress is not None:
                 progress(number, len(pairs))
+    # What made pairs differ, and images of the worst.
     found: tuple[Finding, ...] = ()
     not_tried: list[str] = []
     if explain:
@@ -153,6 +157,7 @@ def diff_models(
         from aprfmt.measure.difference_image import difference_images as made
 
         pictures = made(pairs, results, images)
+    # Remarks about the files, which are no differences.
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
     notes += [
         f"{model.path}: {one.text}"
@@ -161,13 +166,19 @@ def diff_models(
         if one.kind == "extension"
     ]
     notes += [*tokens.remarks, *not_tried]
+    # Items that no comparison by meaning covers: they decide the verdict as well.
     kinds: set[Kind] = set()
     if not tensors:
         kinds = {kind for section in only for kind in _KINDS[section]}
     of_tensors: set[Kind] = {"tensor"} if "tensors" in only else set()
-    ledgers = ledger(a, kinds | of_tensors), ledger(b, kinds | of_tensors)
+    ledgers = make_ledger(a, kinds | of_tensors), make_ledger(b, kinds | of_tensors)
     undone = [row for row in _uncompared_sections(a, b, alignment, tokens) if row.name in asked]
-    left = (*not_compared(*ledgers, kinds), *tokens.left, *differing_input_scales(pairs), *undone)
+    left = (
+        *list_not_compared(*ledgers, kinds),
+        *tokens.left,
+        *differing_input_scales(pairs),
+        *undone,
+    )
     spoken = "tokenizer" in only
     return DiffReport(
         str(a.path),
@@ -198,16 +209,16 @@ def diff_models(
         tuple(
             each
             for each in dict.fromkeys(one.cause for one in found)
-            if is_part_of_b_alone(each, a, b)
+            if has_trained_head(each, a, b)
         ),
         tuple(not_tried),
     )
 
 
 def _uncompared_sections(
-    a: Model, b: Model, alignment: Alignment, tokens: "_Tokens"
+    a: Model, b: Model, alignment: Alignment, tokens: "_TokenizerComparison"
 ) -> Iterator[NotCompared]:
-    """Yield the sections of fields that two models give no way to compare, and why."""
+    """Yield the sections (hyperparameters, tokenizer, metadata) that cannot be compared."""
     if not alignment.by_role:
         why = "the architecture of one is not known"
         yield NotCompared("config key", "hyperparameters", "unreadable", why)
@@ -219,9 +230,9 @@ def _uncompared_sections(
 
 
 def _section_counts(
-    a: Model, b: Model, alignment: Alignment, only: Collection[str], tokens: "_Tokens"
+    a: Model, b: Model, alignment: Alignment, only: Collection[str], tokens: "_TokenizerComparison"
 ) -> Mapping[str, int]:
-    """Return how many things each section but the tensors compared."""
+    """Return {what is compared: count} of every section but the tensors."""
     found = {}
     if "hyperparameters" in only and alignment.by_role:
         found["hyperparameters"] = len(dict.fromkeys((*a.hyper, *b.hyper)))
@@ -239,7 +250,7 @@ def _explain_rows(
     pairs: Sequence[TensorPair],
     results: list[TensorDiff],
 ) -> tuple[list[TensorDiff], tuple[Finding, ...], list[str]]:
-    """Return the rows with what made them differ, the causes they share, and what was not tried."""
+    """Return (rows with explanations, findings they share, sentences on what was not tried)."""
     if not any(row.verdict in EXPLAINED for row in results):
         return results, (), []
     from aprfmt.causes.tensor.explanation import explain_pairs, not_tried_lines
@@ -249,27 +260,31 @@ def _explain_rows(
     return known, summarize_explanations(known), not_tried_lines(not_tried)
 
 
-def _selected_pairs(
+def _select_pairs(
     a: Model, b: Model, alignment: Alignment, tensors: Sequence[str]
 ) -> list[TensorPair]:
-    """Return the pairs whose names fit the patterns, or all; UsageError where none fits."""
+    """Return the pairs whose names match the patterns, or all without patterns.
+
+    UsageError where a pattern matches none.
+    """
     from aprfmt.model.patterns import matching_indices
-    from aprfmt.model.resolve import spellings
+    from aprfmt.model.resolve import spellings_by_role
 
     pairs = list(alignment.pairs)
     if not tensors:
         return pairs
-    of_a, of_b = spellings(a), spellings(b)
+    of_a, of_b = spellings_by_role(a), spellings_by_role(b)
     names = [(*pair.spellings, *of_a.get(pair.key, ()), *of_b.get(pair.key, ())) for pair in pairs]
     return [pairs[i] for i in matching_indices(names, tensors, f"{a.path} and {b.path}")]
 
 
 def _has_imatrix(metadata: Mapping[str, Value]) -> bool:
+    """Return whether the metadata record an importance matrix."""
     return any(key.startswith("quantize.imatrix.") for key in metadata)
 
 
 def _differing_hyperparameters(a: Model, b: Model, alignment: Alignment) -> tuple[FieldDiff, ...]:
-    """List differing hyperparameters; all of them change the forward pass but the lengths."""
+    """Return the differing hyperparameters; all but the lengths change the forward pass."""
     if not alignment.by_role:
         return ()
     rows = []
@@ -296,8 +311,8 @@ def _differing_hyperparameters(a: Model, b: Model, alignment: Alignment) -> tupl
 
 
 @dataclass(frozen=True)
-class _Tokens:
-    """What comparing two tokenizers gave: rows, remarks, verdicts, and what was not compared."""
+class _TokenizerComparison:
+    """The comparison of two tokenizers; `both`: both sides have one that could be compared."""
 
     rows: tuple[FieldDiff, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -306,8 +321,8 @@ class _Tokens:
     both: bool = False
 
 
-def _compare_tokenizers(a: Model, b: Model) -> _Tokens:
-    """List what differs of the tokenizers, decisive where it counts; and what was not compared."""
+def _compare_tokenizers(a: Model, b: Model) -> _TokenizerComparison:
+    """Return what differs between the tokenizers, and what was not compared."""
     from aprfmt.causes.tokenizer.comparison import compare_tokens
 
     report = compare_tokens(a, b)
@@ -315,7 +330,7 @@ def _compare_tokenizers(a: Model, b: Model) -> _Tokens:
     lacking = uncompared_tokenizers(a, b, report)
     if len(report.carried) == 1:  # ids cannot be compared
         said = ("present", "absent") if report.carried == "A" else ("absent", "present")
-        return _Tokens((FieldDiff("tokenizer", *said),), (), verdicts, lacking)
+        return _TokenizerComparison((FieldDiff("tokenizer", *said),), (), verdicts, lacking)
     rows = []
     for one in report.findings:
         rows.append(FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0], decisive=True))
@@ -323,14 +338,14 @@ def _compare_tokenizers(a: Model, b: Model) -> _Tokens:
             rows.append(FieldDiff(f"{one.name}: shown by", one.example[0], one.example[-1]))
     rows += [FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0]) for one in report.notes]
     if not report.carried:
-        return _Tokens(tuple(rows), report.remarks, verdicts, lacking)
-    return _Tokens(
+        return _TokenizerComparison(tuple(rows), report.remarks, verdicts, lacking)
+    return _TokenizerComparison(
         tuple(rows), (*report.remarks, *report.not_checked), verdicts, lacking, bool(report.checked)
     )
 
 
 def _differing_metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:
-    """List differing metadata keys, where both files are of one format; reported only."""
+    """Return the differing metadata keys of two files of one format; for listing only."""
     if a.format != b.format:
         return ()
     rows = []
@@ -344,14 +359,14 @@ def _differing_metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:
 
 
 def _metadata_equal(left: Value, right: Value) -> bool:
-    """Say whether two metadata values are equal; arrays of one type are compared undecoded."""
+    """Return whether two metadata values are equal; arrays of one type are not decoded."""
     if type(left) is type(right):
         return bool(left == right)
-    return bool(plain_value(left) == plain_value(right))
+    return bool(hashable_value(left) == hashable_value(right))
 
 
-def plain_value(value: Value) -> Value:
-    """Return a metadata value as plain data that compares by value."""
+def hashable_value(value: Value) -> Value:
+    """Return a metadata value with sequences as tuples, to compare by value."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return value
     return tuple(value)

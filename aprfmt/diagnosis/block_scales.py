@@ -1,15 +1,15 @@
-"""Weights whose blocks or codes have scales beside them, as bitsandbytes' and GGUF's NVFP4 have.
+"""Finds the wrong part of packed weights whose scales are separate tensors (bitsandbytes, NVFP4).
 
-No claim of config.json is needed to read one, so nothing can be wrong but a part: each is put in
-its place from the reference, and the one after which the weight decodes to the reference's values
-is the cause.
+No claim of config.json is needed to read one, so nothing can be wrong but a part: each is
+replaced by the reference's, and the one after which the weight decodes to the reference's
+values is the cause.
 """
 
 from collections.abc import Iterator, Mapping
 
 from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import decode
-from aprfmt.codecs.credible import check_inputs, check_numbers
+from aprfmt.codecs.credible import check_block_scales, check_input_scale_tensors
 from aprfmt.diagnosis.packing_repairs import bad_scale_text, wrong_part
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
@@ -22,9 +22,9 @@ Wrong = tuple[str, str, bool]  # the cause, what is wrong, whether it was seen
 def find_wrong_scales(
     good: Model, bad: Model, names: set[str] | None
 ) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield (weight, cause, what is wrong, whether it was seen) for such weights of `bad`.
+    """Yield (weight, cause, what is wrong, confirmed) for such weights of `bad`.
 
-    `names` are those that cannot be read, None for every weight that is not joined.
+    `names` are those that cannot be read, None for every weight that is not joined from parts.
     """
     for name in names or [name for name in good if name not in bad or not bad[name].parts]:
         right, broken = (
@@ -32,15 +32,20 @@ def find_wrong_scales(
         )
         found: Iterator[Wrong] = iter(())
         if right is not None and right.parts and right.packed is None:
-            found = _wrong_parts_beside(right, bad.source.tensors)
+            found = _wrong_parts_by_reference(right, bad.source.tensors)
         elif broken is not None and broken.parts and broken.packed is None:
-            found = _wrong_parts_alone(broken)
+            found = _wrong_parts_without_reference(broken)
         for cause, says, sure in found:
             yield name, cause, says, sure
 
 
-def _wrong_parts_beside(right: LazyTensor, stored: Mapping[str, LazyTensor]) -> Iterator[Wrong]:
-    """Yield the parts that are not as those of the reference, where the codes are."""
+def _wrong_parts_by_reference(
+    right: LazyTensor, stored: Mapping[str, LazyTensor]
+) -> Iterator[Wrong]:
+    """Yield (cause, what is wrong, confirmed) for each part that differs from the reference's.
+
+    Yields nothing where the codes are missing or of another encoding.
+    """
     main = right.parts[""].info
     if main.name not in stored or stored[main.name].info.encoding != main.encoding:
         return
@@ -58,8 +63,8 @@ def _wrong_parts_beside(right: LazyTensor, stored: Mapping[str, LazyTensor]) -> 
             yield *wrong, _is_right_with_part(right, own, suffix)
 
 
-def _wrong_parts_alone(broken: LazyTensor) -> Iterator[Wrong]:
-    """Yield what is wrong with a weight by itself, beside a reference that is not packed."""
+def _wrong_parts_without_reference(broken: LazyTensor) -> Iterator[Wrong]:
+    """Yield (cause, what is wrong, False) for a weight whose reference is not packed."""
     wrong = [bad_scale_text(suffix, stored_part(part)) for suffix, part in broken.parts.items()]
     invalid = next(filter(None, wrong), "")
     try:
@@ -72,13 +77,15 @@ def _wrong_parts_alone(broken: LazyTensor) -> Iterator[Wrong]:
 def _is_right_with_part(
     right: LazyTensor, own: Mapping[str, LazyTensor | None], suffix: str
 ) -> bool:
-    """Say whether a weight with one part as the reference has it is the reference's."""
+    """Return whether the weight equals the reference's once part `suffix` is the reference's."""
     theirs = raw_parts(right)
     parts = {key: part.raw() for key, part in own.items() if part is not None}
     parts[suffix] = theirs[suffix]
     try:
-        check_numbers(parts)
-        check_inputs({key: part for key, part in own.items() if part and key != suffix})
+        check_block_scales(parts)
+        check_input_scale_tensors(
+            {key: part for key, part in own.items() if part and key != suffix}
+        )
         made, wanted = (
             decode(right.info.encoding, each, right.info.shape) for each in (parts, theirs)
         )

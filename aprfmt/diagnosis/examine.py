@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from aprfmt.base.registry import offered_items
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.accumulated_rounding import (
+    explain_by_arithmetic,
     first_directed_point,
-    with_stated_arithmetic,
-    with_supposed_arithmetic,
+    with_recorded_arithmetic,
 )
 from aprfmt.diagnosis.answers import (
     Divergence,
@@ -27,7 +27,7 @@ from aprfmt.diagnosis.rounded import TraceInArithmetic, arithmetic_of_products
 from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, is_wide, spanned_layers
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
-from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, record_points, shadow_pass
+from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, record_points, run_shadow_pass
 from aprfmt.measure.bounds import NMSE, NMSE_SLACK
 
 Array = NDArray[Any]
@@ -41,18 +41,23 @@ SUSPECTS: Mapping[str, str] = {
 RECHECKS = 16  # passes that judge earlier answers again
 _COMMON = {"add", "linear", *MOVES}  # operations of nearly every point
 LayerChanges = list[tuple[Change, Layers]]
-NEAR = 4  # usual mistakes beside which a run may be rounded
+NEAR = 4  # usual mistakes that are tried together with rounding
 NEARLY = 0.1  # such a mistake leaves this share of the difference at most
 FAINT = 0.8  # a mistake inside the rounding leaves this share of the difference at most
 
 
 def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
-    """Compare every point of a trace on the trace's own input, and explain the divergences."""
+    """Return the divergences of a trace, each point judged on the trace's own input.
+
+    In order of execution: the first wrong operation is explained by a change, the change is
+    applied, and the search continues with the next one.
+    """
     values = record_points(patched)
     for key, value in values.items():
         recorded.shapes.setdefault(key, value.shape)
     recorded, found = _read_in_its_arithmetic(patched, recorded)
     before = found
+    # Explain the first divergence, apply its change, and go on with the next one.
     guessed = ""
     start = (patched, recorded)
     known: set[str] = set()  # diverging points without an explanation
@@ -63,7 +68,7 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
         view = next((view for view in found.flagged if view.key not in known), None)
         if view is None or len(divergences) >= LIMIT:
             break
-        if view.alone:  # NaN and infinities cannot confirm a hypothesis
+        if view.one_sided_nonfinite:  # NaN and infinities cannot confirm a hypothesis
             known.add(view.key)
             divergences.append(Divergence(view, None, (), "nonfinite"))
             continue
@@ -71,7 +76,7 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
         elsewhere = find_other_capture_point(case)
         if elsewhere is not None:
             recorded = case.without(elsewhere.drop)
-            found = shadow_pass(patched, recorded)
+            found = run_shadow_pass(patched, recorded)
             then = next((view for view in found.flagged if view.key not in known), None)
             answer = Solution(elsewhere, None, 0.0, then, math.inf, patched, recorded)
             divergences.append(Divergence(view, answer))
@@ -88,26 +93,28 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
                 divergences += together
                 patched, recorded = _last_pass(together)
                 values = record_points(patched)
-                found = shadow_pass(patched, recorded)
+                found = run_shadow_pass(patched, recorded)
                 continue
             tried[view.key] = search.tried
             guess = (
                 None
                 if answers
-                else with_supposed_arithmetic(patched, recorded, found, search.nearest)
+                else explain_by_arithmetic(
+                    patched, recorded, found, search.smallest_remaining_share
+                )
             )
             mixed = None if answers or guess else find_faint_mistakes(case, search)
             if mixed is not None:
                 divergence, patched, recorded, guessed = mixed
                 divergences.append(divergence)
                 values = record_points(patched)
-                found = shadow_pass(patched, recorded)
+                found = run_shadow_pass(patched, recorded)
                 continue
             if guess is not None:
                 recorded, guessed = guess
-                found = shadow_pass(patched, recorded)
+                found = run_shadow_pass(patched, recorded)
                 before = before if divergences else found
-                start = (start[0], recorded.leaving(start[1].without))
+                start = (start[0], recorded.ignoring(start[1].without))
                 continue
         if not answers:
             likely = _likely_cause(case)
@@ -119,9 +126,10 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
         divergences.append(Divergence(view, best, _equally_good(answers, best, view)))
         patched, recorded = best.patched, best.recorded
         values = record_points(patched)
-        found = shadow_pass(patched, recorded)
+        found = run_shadow_pass(patched, recorded)
+    # A small difference with a direction is a fault too; then recheck all answers.
     if not divergences and not guessed:
-        divergences = faint_in(patched, recorded, found, values)
+        divergences = find_directed_mistake(patched, recorded, found, values)
     divergences = recheck_answers(divergences, *start, found)
     return Examined(tuple(divergences), before, found, values, view is not None, guessed)
 
@@ -129,14 +137,14 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
 def _read_in_its_arithmetic(
     patched: PatchedModel, recorded: RecordedTrace
 ) -> tuple[RecordedTrace, ShadowPass]:
-    """Return the trace read in the arithmetic that it shows, and the first shadowed pass."""
-    found = shadow_pass(patched, recorded)
+    """Return (trace read in the arithmetic that its values show, its shadow pass)."""
+    found = run_shadow_pass(patched, recorded)
     coarser = arithmetic_of_products(found)
     if coarser:
-        recorded = recorded.read_as(TraceInArithmetic(recorded.trace, coarser))
-        found = shadow_pass(patched, recorded)
-    grown = with_stated_arithmetic(patched, recorded, found)
-    return (recorded, found) if grown is recorded else (grown, shadow_pass(patched, grown))
+        recorded = recorded.with_trace(TraceInArithmetic(recorded.trace, coarser))
+        found = run_shadow_pass(patched, recorded)
+    grown = with_recorded_arithmetic(patched, recorded, found)
+    return (recorded, found) if grown is recorded else (grown, run_shadow_pass(patched, grown))
 
 
 def _equally_good(
@@ -158,7 +166,12 @@ def _equally_good(
 def _search_usual_mistakes(
     case: Mismatch, search: Search, answers: list[Solution], known: set[str]
 ) -> list[Divergence]:
-    """Look for usual mistakes; add single ones to `answers`, return joined ones as divergences."""
+    """Search for usual mistakes; return the divergences of several that only together explain.
+
+    Single mistakes that explain it are appended to `answers` instead, and [] is returned.
+    `known` are keys of divergences without an explanation.
+    """
+    # Single mistakes are answers like those of the table.
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
     found = search.run()
@@ -168,14 +181,17 @@ def _search_usual_mistakes(
             answer = _furthest_in_scope(case, [step], one.residual, known, order, here)
             if answer is not None:
                 answers.append(answer)
+    # Several together, only where no single one explains the point.
     joined = next((one for one in found if len(one.steps) > 1), None)
     if joined is None or answers:
         return []
-    needed = search.needed(joined)
+    needed = search.necessary_steps(joined)
     steps = [step for step, _ in needed]
     answer = _furthest_in_scope(case, steps, joined.residual, known, order, here)
     for at, step in enumerate(list(steps)):  # others of its cause may agree further
-        for other in search.alike(steps, step) if answer and answer.reach < math.inf else ():
+        for other in (
+            search.same_cause_steps(steps, step) if answer and answer.reach < math.inf else ()
+        ):
             tried = [*steps[:at], other, *steps[at + 1 :]]
             further = _furthest_in_scope(case, tried, joined.residual, known, order, here)
             if further is not None and answer is not None and further.reach > answer.reach:
@@ -183,13 +199,14 @@ def _search_usual_mistakes(
                 needed[at] = (other, needed[at][1])
     if answer is None:
         return []
+    # One divergence for each of the joined changes, with what else could be there.
     made = []
     for step, without in needed:
         layers = step.layers if answer.layers is None else answer.layers
         own = replace(answer, change=step.change, layers=layers)
         others = tuple(
             replace(answer, change=other.change, layers=other.layers)
-            for other in search.instead(steps, step)
+            for other in search.other_cause_steps(steps, step)
         )
         made.append(Divergence(replace(case.view, residual=without), own, others, joined=True))
     return made
@@ -203,18 +220,23 @@ def _furthest_in_scope(
     order: Mapping[str, int],
     here: int,
 ) -> Solution | None:
-    """Return these steps as an answer, in the layers in which the pass agrees furthest."""
+    """Return a Solution of these steps in the layers in which the pass agrees furthest, or None.
+
+    `order` is the place of each point in the pass, `here` that of the divergence.
+    """
+    # Within one layer each set of layers may be right; else the steps' own count.
     scopes: list[Layers | None] = [None]
     if len(spanned_layers(case)) <= 1 and case.layer >= 0:
         scopes = list(layer_scopes(case, replace(steps[0].change, scoped=True)))
     best: Solution | None = None
+    # Apply all steps, and see up to which point the pass agrees.
     for scope in scopes:
         patched, recorded = case.patched, case.recorded
         layers: Layers = steps[0].layers
         for step in steps:
             layers = scope if scope is not None and step.change.scoped else step.layers
             patched = step.change.make(patched, layers)
-        found = shadow_pass(patched, recorded)
+        found = run_shadow_pass(patched, recorded)
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _point_order(then, order))
         if reach > here and (best is None or reach > best.reach):
@@ -234,16 +256,17 @@ def _furthest_in_scope(
 
 
 def _last_pass(divergences: Sequence[Divergence]) -> tuple[PatchedModel, RecordedTrace]:
-    """Return the pass in which the last of several divergences is explained."""
+    """Return (patched model, trace) in which the last of several divergences is explained."""
     answer = divergences[-1].answer
     assert answer is not None
     return answer.patched, answer.recorded
 
 
 def _answer_rank(answer: Solution) -> tuple[float, bool, bool, float]:
-    """Rank answers by how far the pass agrees; a wrongly named point ranks after real changes.
+    """Return a sort key: the higher, the further the pass agrees with this answer.
 
-    Changes marked `general` come last.
+    A point recorded elsewhere ranks after real changes, changes marked `general` after specific
+    ones, and then the larger residual.
     """
     change = answer.change
     return (answer.reach, not change.general, change.cause != "capture_point", -answer.residual)
@@ -278,7 +301,7 @@ def _likely_cause(case: Mismatch) -> str:
 
 
 def _same_cause_divergences(case: Mismatch, likely: str) -> set[str]:
-    """Return the diverging keys with the same suspected cause."""
+    """Return the diverging keys that have the same suspected cause."""
     found = _same_point_divergences(case.view, case.found)
     if likely == "quantisation":
         for view in case.found.flagged:
@@ -288,7 +311,7 @@ def _same_cause_divergences(case: Mismatch, likely: str) -> set[str]:
 
 
 def _answers_of_table(case: Mismatch, known: set[str]) -> Iterator[Solution]:
-    """Yield, for every row of the table, the change with which the pass agrees furthest."""
+    """Yield, for each row of the hypothesis table, the change with which most points agree."""
     from aprfmt.causes.forward.table import TABLE
 
     order = {key: i for i, key in enumerate(case.found.views)}
@@ -310,7 +333,7 @@ def _answers_of_table(case: Mismatch, known: set[str]) -> Iterator[Solution]:
 def _verify_change(
     case: Mismatch, change: Change, known: set[str], order: Mapping[str, int], here: int
 ) -> Solution | None:
-    """Apply a change to the whole pass; None unless all points up to the divergence then agree."""
+    """Return the change as a Solution if with it all points up to the divergence agree, or None."""
     if change.drop:
         residual = 0.0
     else:
@@ -320,7 +343,7 @@ def _verify_change(
     best: Solution | None = None
     for layers in layer_scopes(case, change):
         patched, recorded = change.make(case.patched, layers), case.without(change.drop)
-        found = shadow_pass(patched, recorded)
+        found = run_shadow_pass(patched, recorded)
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _point_order(then, order))
         if reach > here and (best is None or reach > best.reach):
@@ -340,7 +363,7 @@ def _verify_change(
 
 
 def _point_order(view: ShadowPoint, order: Mapping[str, int]) -> float:
-    """Return a point's place in the order; a point the earlier pass lacks is at its layer's end."""
+    """Return the place of a point that the first pass lacks: the end of its layer."""
     same = [place for key, place in order.items() if key.startswith(f"L{view.layer}.")]
     return max(same, default=len(order)) + 0.5
 
@@ -358,7 +381,7 @@ def recheck_answers(
     not, and a point that agrees as it was recorded was not taken elsewhere. `patched` and
     `recorded` are those before any change, `final` the pass with all changes.
     """
-    divergences = [replace(d, doubtful=_doubtful(d, divergences)) for d in divergences]
+    divergences = [replace(d, doubtful=_is_doubtful(d, divergences)) for d in divergences]
     answered = [d for d in divergences if d.answer is not None]
     if sum(not d.answer.change.drop for d in answered if d.answer is not None) < 2:
         return divergences
@@ -366,28 +389,29 @@ def recheck_answers(
     left = RECHECKS
 
     def agrees(steps: LayerChanges) -> bool:
+        """Return whether with these changes no point disagrees that agrees in `final`."""
         nonlocal left
         left -= 1
-        found = shadow_pass(*_applied(patched, recorded, steps))
+        found = run_shadow_pass(*_apply_changes(patched, recorded, steps))
         return {view.key for view in found.flagged} <= bound
 
     kept: list[Divergence] = []
     for divergence in divergences:
         answer, others = divergence.answer, []
         rest = [d for d in divergences if d is not divergence]
-        if answer is not None and answer.change.drop and left > 0 and agrees(_steps(rest)):
+        if answer is not None and answer.change.drop and left > 0 and agrees(_chosen_changes(rest)):
             continue  # the point agrees as it was recorded: it was not taken elsewhere
         for other in divergence.others:
             own = replace(divergence, answer=other)
-            steps = _steps([own if d is divergence else d for d in divergences])
+            steps = _chosen_changes([own if d is divergence else d for d in divergences])
             if left <= 0 or agrees(steps):
                 others.append(other)
         kept.append(replace(divergence, others=tuple(others)))
     return kept
 
 
-def _doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> bool:
-    """Say whether a loose fit does not explain the same operations at another point.
+def _is_doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> bool:
+    """Return whether a loose fit leaves the same operations unexplained at another point.
 
     Several changes together, or one with a free value for every column, fit one point by chance
     where a change that nobody tried is the cause.
@@ -401,28 +425,29 @@ def _doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> bool
     )
 
 
-def _steps(divergences: Sequence[Divergence]) -> LayerChanges:
+def _chosen_changes(divergences: Sequence[Divergence]) -> LayerChanges:
+    """Return (change, layers) of each divergence that has an answer."""
     return [(d.answer.change, d.answer.layers) for d in divergences if d.answer is not None]
 
 
-def _applied(
+def _apply_changes(
     patched: PatchedModel, recorded: RecordedTrace, steps: LayerChanges
 ) -> tuple[PatchedModel, RecordedTrace]:
-    """Return the pass with changes made one after the other, and the trace without their keys."""
+    """Return (patched model with all changes, trace without the points they drop)."""
     without = set(recorded.without)
     for change, layers in steps:
         patched = change.make(patched, layers)
         without |= change.drop
-    return patched, recorded.leaving(without)
+    return patched, recorded.ignoring(without)
 
 
 def find_faint_mistakes(
     case: Mismatch, search: Search
 ) -> tuple[Divergence, PatchedModel, RecordedTrace, str] | None:
-    """Return the usual mistake that, once removed, leaves only rounding; None if no one does.
+    """Return (divergence, patched model, trace, arithmetic) of one mistake plus rounding, or None.
 
-    It has to take away nearly all of the difference; what it leaves has to be what TF32 or 16 bits
-    make, at every point and in every row.
+    The mistake has to explain nearly all of the difference. What it leaves has to be what TF32
+    or 16 bits make, at every point and in every row.
     """
     assert case.view.residual is not None
     near = sorted(search.singles, key=lambda one: one.residual)[:NEAR]
@@ -432,15 +457,13 @@ def find_faint_mistakes(
             break
         for layers in dict.fromkeys((one.steps[0].layers, *layer_scopes(case, change))):
             patched = change.make(case.patched, layers)
-            left = shadow_pass(patched, case.recorded)
+            left = run_shadow_pass(patched, case.recorded)
             guess = (
-                with_supposed_arithmetic(patched, case.recorded, left, 1.0)
-                if left.flagged
-                else None
+                explain_by_arithmetic(patched, case.recorded, left, 1.0) if left.flagged else None
             )
             if guess is not None:
                 recorded, says = guess
-                agrees = measure_agreement(case, shadow_pass(patched, recorded), change)
+                agrees = measure_agreement(case, run_shadow_pass(patched, recorded), change)
                 answer = Solution(
                     change, layers, one.residual, None, math.inf, patched, recorded, agrees
                 )
@@ -448,13 +471,13 @@ def find_faint_mistakes(
     return None
 
 
-def faint_in(
+def find_directed_mistake(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass, plain: Mapping[str, Array]
 ) -> list[Divergence]:
-    """Return the usual mistake that lies in a difference no larger than the run's own rounding.
+    """Return a divergence no larger than the run's own rounding that has a direction, or [].
 
-    It is never confirmed: taking it away takes away a part only. Where none does, it is not known
-    whether the run is only rounded, and that is said.
+    Its mistake is never confirmed: removing it removes a part of the difference only. Where no
+    mistake does, the divergence has no answer: it is not known whether the run is only rounded.
     """
     view = first_directed_point(patched, recorded, found)
     if view is None or not view.residual:

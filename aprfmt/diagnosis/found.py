@@ -1,4 +1,4 @@
-"""The records of a diagnosis: numbers and sentences, all of them in the JSON."""
+"""The records of a diagnosis: findings, evidence, points and the Diagnosis itself."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -36,7 +36,7 @@ DERIVED = ("derived", "lora_merge")  # the causes of other weights that were mad
 
 @dataclass(frozen=True)
 class Touched:
-    """The hyperparameters and role keys of a finding; empty where a pass reads none of it."""
+    """The hyperparameters and role keys that a finding is about; empty if a pass reads none."""
 
     hyper: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
@@ -44,14 +44,14 @@ class Touched:
 
 @dataclass
 class CoverageText:
-    """Sentences for the report; those of `not_reached` end with how to reach it, where one can."""
+    """Sentences of the report: what was run, compared without a run, and not reached by a probe."""
 
     run: list[str] = field(default_factory=list)
     compared: list[str] = field(default_factory=list)
     not_reached: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, list[str]]:
-        """Return plain data."""
+        """Return {"run", "compared_not_run", "not_reached"}: lists of distinct sentences."""
         return {
             "run": list(dict.fromkeys(self.run)),
             "compared_not_run": list(dict.fromkeys(self.compared)),
@@ -61,7 +61,7 @@ class CoverageText:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One piece of evidence: the level, a sentence, and the number."""
+    """One piece of evidence: the level, a sentence, its places, and a number if there is one."""
 
     level: Level
     says: str
@@ -74,10 +74,10 @@ class PointRow:
     """One capture point of both sides.
 
     `direct` is the relative L2 distance of the two runs, `shadow` that of the reference's
-    operation on the run's own input from the run's value; `gain` is `direct` over that of the
-    layer's input: what a spike has to be measured by. `apart` says that the two runs do not agree,
-    `beyond` that they do not or that an operation does not. `side` is whose shadow it is.
-    `nonfinite` places NaN and infinities: of the two runs, or of the shadow, whose A is the model.
+    operation on the run's own input from the run's value. `gain` is `direct` divided by that of
+    the layer's input. `apart`: the two runs do not agree. `beyond`: they do not, or an operation
+    does not. `side` is the side that `shadow` is about. `nonfinite` locates NaN and infinities: of
+    the two runs, or of the shadow pass, whose A is the model.
     """
 
     key: str
@@ -96,9 +96,9 @@ class PointRow:
 
 @dataclass(frozen=True)
 class Diagnosis(Tabular):
-    """Where two models, traces or runs first differ, and why. `exit_code` carries the verdict.
+    """The result of `diagnose`: where two models, traces or runs first differ, and why.
 
-    `complete`: with the confirmed causes taken away nothing but rounding is left; None where that
+    `complete`: with the confirmed causes removed nothing but rounding is left; None where that
     was not measured. `coverage` says what was run, compared without a run, and not reached.
     """
 
@@ -125,22 +125,23 @@ class Diagnosis(Tabular):
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of the findings; without one that counts, what the ledgers allow."""
+        """The worst verdict of the findings; "bug" or "not_comparable" if the ledgers demand it."""
         if self.reason:
             return "not_comparable"
         exit_code = self.pronounced.exit
-        if self._of_findings in ("same", "precision") and exit_code:
+        if self._findings_verdict in ("same", "precision") and exit_code:
             return "bug" if exit_code == 1 else "not_comparable"
-        return self._of_findings
+        return self._findings_verdict
 
     @property
-    def _of_findings(self) -> Verdict:
+    def _findings_verdict(self) -> Verdict:
+        """The worst verdict of the findings; "same" if there are none."""
         return worst_verdict(finding.verdict for finding in self.findings)
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict over both ledgers and what was compared."""
-        found = self._of_findings
+        """The verdict over the findings and the items of both models that were not compared."""
+        found = self._findings_verdict
         differs = found not in ("same", "precision")
         # That nothing at all was compared is `reason`: where it is "", something was.
         compared = Compared(differs, {"levels": (max(1, len(self.checked)),) * 2}, self.left)
@@ -149,10 +150,11 @@ class Diagnosis(Tabular):
 
     @property
     def lead(self) -> Finding | None:
-        """The first finding of the verdict's kind; of several roundings the largest.
+        """The most important finding of the verdict's kind; None if there are no findings.
 
-        A fault makes what comes after it differ too, so the first counts. Roundings stand side by
-        side: the one that moves the logits most, else the one of most tensors, says what B is.
+        A fault makes what comes after it differ too, so the first counts. Roundings are
+        independent:
+        the one that moves the logits most, else the one of most tensors, says what B is.
         """
         rows = [finding for finding in self.findings if finding.verdict == self.verdict]
         if self.verdict == "precision":
@@ -165,43 +167,46 @@ class Diagnosis(Tabular):
 
     @property
     def causes(self) -> tuple[NamedCause, ...]:
-        """Every cause as the record for the outside, in the files' own names; the lead first."""
+        """Every cause as a NamedCause, in the files' own names, the leading one first."""
         rows = sorted(self.findings, key=lambda row: row is not self.lead)
-        return tuple(row.named(self.stored) for row in rows)
+        return tuple(row.to_named_cause(self.stored) for row in rows)
 
     def table_rows(self) -> Sequence[Row]:
-        """Return a row a cause, the lead first."""
+        """Return one dict per cause, the leading one first."""
         return [cause.to_json() for cause in self.causes]
 
     @property
     def cause(self) -> str | None:
-        """The first cause; "none" for equal sides, None if the cause is not known."""
+        """The leading cause; "none" for equal sides, None if the cause is not known."""
         if self.lead is not None:
             return self.lead.cause or None
         return None if self.reason or self.verdict != "same" else "none"
 
     @property
     def first(self) -> str | None:
-        """The first capture point that shows the cause, or the first beyond its tolerance."""
+        """The first capture point that shows the leading cause, else the first one beyond.
+
+        None if there is none.
+        """
         if self.lead is not None and self.lead.first:
             return self.lead.first
         return next((row.key for row in self.points if row.beyond), None)
 
     @property
     def confidence(self) -> Confidence:
-        """The confidence of the first cause; without a difference, of what was compared."""
+        """The confidence of the leading cause; without findings "confirmed" or "unconfirmed"."""
         if self.lead is None:
             return "confirmed" if self.verdict in ("same", "not_comparable") else "unconfirmed"
         return self.lead.confidence
 
     @property
     def kind(self) -> DivergenceKind:
-        """The class: the verdict, or that of derived models and of what no probe reached."""
+        """The class of the answer: the verdict, or "derived" or "not_exercised"."""
         if self.verdict == "not_comparable":
             derived = self.lead is not None and self.lead.cause in DERIVED
             said = not self.reason or self.reason.startswith(KINDS["derived"])
             return "derived" if derived and said else "not_comparable"
-        if self.verdict == "bug" and self._of_findings != "bug":
+        if self.verdict == "bug" and self._findings_verdict != "bug":
             return "not_exercised"
         bugs = [finding for finding in self.findings if finding.verdict == "bug"]
         if bugs and all(finding.exercised == "not_exercised" for finding in bugs):
@@ -210,24 +215,24 @@ class Diagnosis(Tabular):
 
     @property
     def exit_code(self) -> int:
-        """0 same or precision, 1 bug, derived or not exercised, 2 not comparable."""
+        """0 for same or precision, 1 for bug, derived or not exercised, 2 for not comparable."""
         return EXIT[self.kind]
 
     @property
     def next(self) -> tuple[str, ...]:
-        """The next steps as commands, those of the first causes first."""
+        """The commands to run next, those of the first findings first, each once."""
         return tuple(dict.fromkeys(row.next for row in self.findings if row.next))
 
     @property
-    def unmended(self) -> str:
-        """What no command mends, in words; "" where one mends it, or nothing is to be mended.
+    def unrepaired_text(self) -> str:
+        """A sentence on what no command repairs; "" if one repairs it, or nothing is broken.
 
-        Of an engine's run nothing is said: what it computes stands in no file.
+        Nothing is said about an engine's run: what it computes is in no file.
         """
         if self.kind not in ("bug", "not_exercised"):
             return ""
         faults = [one for one in self.findings if one.verdict not in ("same", "precision")]
-        left = [one for one in faults if one.named({}).remedy is None]
+        left = [one for one in faults if one.to_named_cause({}).remedy is None]
         if not left or any(one.level in ("forward", "capture") for one in left):
             return ""
         known = all(one.certainty != "located" for one in left)
@@ -243,43 +248,43 @@ class Diagnosis(Tabular):
 
     @property
     def sentence(self) -> str:
-        """The verdict in a sentence."""
+        """The verdict, the leading cause and what was not compared, in one sentence."""
         lead = self.lead
         if self.reason:
             reason = self.reason.removeprefix(f"{KINDS[self.kind]}: ")
             return f"{KINDS[self.kind]}: {reason}"
         if lead is None and self.verdict != "same":
-            held = self._of_findings
-            return f"{KINDS[self.kind]}: {held} in what was compared{self._not_compared()}"
+            held = self._findings_verdict
+            return f"{KINDS[self.kind]}: {held} in what was compared{self._not_compared_clause()}"
         if lead is None:
             proof = "" if not self.proven else f"; {self.proven}"
-            return f"same: nothing that was compared differs{proof}{self._not_compared()}"
+            return f"same: nothing that was compared differs{proof}{self._not_compared_clause()}"
         words = {
             "precision": "precision: the same computation in other rounding",
             "same": "same: the same computation",
         }.get(self.kind, KINDS[self.kind])
         name = lead.cause or "no cause of the table fits"
-        says = lead.named(self.stored).says.removeprefix(f"{name}: ")
+        says = lead.to_named_cause(self.stored).says.removeprefix(f"{name}: ")
         known = "" if lead.certainty == "confirmed" else f" ({lead.certainty})"
         also = f"; {', '.join(lead.also)} would explain it as well" if lead.also else ""
         at = f", first seen at {lead.first}" if lead.first else ""
         more = len({f.cause for f in self.findings if f.verdict == self.verdict}) - 1
         others = f"; {more} more cause{'s' if more > 1 else ''} behind it" if more > 0 else ""
-        return f"{words}: {name}{known} - {says}{at}{also}{others}{self._left()}"
+        return f"{words}: {name}{known} - {says}{at}{also}{others}{self._remainder_clause()}"
 
-    def _not_compared(self) -> str:
-        """Return the words about what was not compared; "" where all was."""
+    def _not_compared_clause(self) -> str:
+        """Return the end of a sentence about items that were not compared; "" where all were."""
         left = self.pronounced.not_compared
         taken = [row for row in self.left if row not in left]
         return items_clause(left) + items_clause(taken, "; accepted, not compared")
 
     @property
     def proven(self) -> str:
-        """The sentence of a proof that both sides are equal, "" if there is none."""
+        """The sentence that proves both sides equal without a pass; "" if there is none."""
         return next((row.says for row in self.evidence if row.says.startswith("proven")), "")
 
-    def _left(self) -> str:
-        """Return the words about what the confirmed causes leave."""
+    def _remainder_clause(self) -> str:
+        """Return the end of a sentence about what is left without the confirmed causes; or ""."""
         lead = self.lead
         if lead is not None and lead.exercised == "below_rounding" and self.kind == "bug":
             return "; its effect on the logits of these probes is inside rounding"
@@ -291,7 +296,7 @@ class Diagnosis(Tabular):
         return f"; not complete: what is confirmed leaves a difference{left}"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the sentence, the causes, the next commands."""
+        """Return HTML for a notebook: the sentence, the causes, the next commands."""
         tones: Mapping[str, Tone] = {"same": "good", "precision": "good", "bug": "bad"}
         rows = [
             (one.cause or "unknown", one.confidence, ", ".join(one.where[:4]), one.first)
@@ -331,7 +336,7 @@ class Diagnosis(Tabular):
                 side: each.to_json() for side, each in zip("ab", self.ledgers or (), strict=False)
             },
             "next": list(self.next),
-            "unmended": self.unmended,
+            "unmended": self.unrepaired_text,
             "a": self.a,
             "b": self.b,
             "sentence": self.sentence,
@@ -347,5 +352,5 @@ class Diagnosis(Tabular):
 
 
 def cause_description(cause: str) -> str:
-    """Return the description of a cause, "" for none."""
+    """Return what a cause means, from the table of causes; "" for a name that is not in it."""
     return CAUSES[cause].means if cause in CAUSES else ""

@@ -1,8 +1,8 @@
-"""A run that has a part of another checkpoint: the head, the table of tokens, a norm, a layer.
+"""Finds one part of a run's model that is from another checkpoint: head, embedding, layer.
 
-So it is where weights are synchronised in part: a rollout engine keeps its old head. One part of
-the other checkpoint is put into the model at a time, and the one that gives the recorded values is
-the cause. No number is fitted to them.
+So it is where weights are synchronised in part: a rollout engine keeps its old head. One part
+of the other checkpoint is put into the model at a time, and the one that gives the recorded
+values is the cause. No number is fitted to them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ from aprfmt.causes import CAUSES
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
-from aprfmt.inference.replay.shadow import ShadowPass, record_points, shadow_pass
+from aprfmt.inference.replay.shadow import ShadowPass, record_points, run_shadow_pass
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import short_keys
@@ -28,23 +28,23 @@ _MOST_LAYERS = 48  # layers that are tried one by one
 def find_mixture(
     model: Model, other: Model, trace: Trace, ids: Sequence[int], dtype: str, label: str
 ) -> Finding | None:
-    """Return the finding that a run of `model` has one part of `other`, else None.
+    """Return the finding that a run of `model` has one part of `other`; None if it has not.
 
-    `label` is the run's side. None too where the run is that of `model` itself.
+    `label` is the run's side. None too where the run agrees with `model` itself.
     """
     recorded = RecordedTrace(trace, tuple(ids), {})
-    patched = PatchedModel.of(model, ids, dtype)
+    patched = PatchedModel.unpatched(model, ids, dtype)
     try:
         for key, value in record_points(patched).items():
             recorded.shapes.setdefault(key, value.shape)
-        before = shadow_pass(patched, recorded)
-        if not before.compared or _worst(before) <= 1:
+        before = run_shadow_pass(patched, recorded)
+        if not before.compared_count or _worst_distance(before) <= 1:
             return None
-        for keys in _parts(model, other):
+        for keys in _differing_parts(model, other):
             arrays = {key: np.asarray(other.roles[key].numpy(), dtype) for key in keys}
-            after = shadow_pass(patched.with_weights(arrays), recorded)
-            if _worst(after) <= 1:
-                return _finding(keys, other, before, after, label)
+            after = run_shadow_pass(patched.with_weights(arrays), recorded)
+            if _worst_distance(after) <= 1:
+                return _mixture_finding(keys, other, before, after, label)
     except AprfmtError:
         return None
     finally:
@@ -52,10 +52,10 @@ def find_mixture(
     return None
 
 
-def _parts(model: Model, other: Model) -> Iterator[tuple[str, ...]]:
-    """Yield the roles of each part in which both differ: what stands outside layers, then layers.
+def _differing_parts(model: Model, other: Model) -> Iterator[tuple[str, ...]]:
+    """Yield the role keys of each part in which both differ: those outside layers, then layers.
 
-    All weights of both at once are no part: that is the other checkpoint's own run.
+    All weights at once are not yielded: that is the other checkpoint's own run.
     """
     apart = [
         key
@@ -75,8 +75,8 @@ def _parts(model: Model, other: Model) -> Iterator[tuple[str, ...]]:
             yield tuple(keys)
 
 
-def _worst(found: ShadowPass) -> float:
-    """Return the largest distance of a point, as a share of what whole runs may differ by."""
+def _worst_distance(found: ShadowPass) -> float:
+    """Return the largest distance of a point, as a multiple of its tolerance; 0.0 if none."""
     return max(
         (
             view.residual / max(view.tolerance, view.whole_tolerance)
@@ -87,9 +87,10 @@ def _worst(found: ShadowPass) -> float:
     )
 
 
-def _finding(
+def _mixture_finding(
     keys: Sequence[str], other: Model, before: ShadowPass, after: ShadowPass, label: str
 ) -> Finding:
+    """Return the finding that `keys` of the run are those of `other`."""
     views: Mapping[str, float] = {
         key: view.residual for key, view in before.views.items() if view.residual is not None
     }

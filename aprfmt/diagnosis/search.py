@@ -1,10 +1,11 @@
-"""Tries the usual mistakes on a pass, alone and together, where a trace shows no single operation.
+"""The search for usual mistakes, alone and together, where no single operation can be tested.
 
 With outputs of layers, or logits alone, nothing can be solved from an operation's own input and
-output. So each change of the table is made in the reference pass. If none removes the difference,
-they are joined, beginning with what brings the values nearest. Nearness is the mean logarithm of
-the rows' distances, so that a change that makes the first rows agree exactly (a norm, where the
-rest differs by rope) counts for more than one that makes all rows a little better.
+output. So each change of the table is made in the reference pass. If none removes the
+difference, they are joined, beginning with what brings the values nearest. Nearness is the mean
+logarithm of the rows' distances, so that a change that makes the first rows agree exactly (a
+norm, where the rest differs by rope) counts for more than one that makes all rows a little
+better.
 """
 
 import math
@@ -46,21 +47,21 @@ ROUTED = ("experts", "expert_w", "router_margin")
 
 @dataclass(frozen=True)
 class SearchStep:
-    """One change in some layers."""
+    """A change in some layers; `whole`: in all layers that the change belongs to."""
 
     change: Change
     layers: Layers
     whole: bool = True  # in all layers that the change belongs to
 
     @property
-    def what(self) -> tuple[str, tuple[str, ...]]:
-        """What it changes: two steps that change the same thing are not joined."""
+    def changed_thing(self) -> tuple[str, tuple[str, ...]]:
+        """(cause, places) that it changes: two steps that change the same thing are not joined."""
         return (self.change.cause, self.change.where)
 
 
 @dataclass(frozen=True)
 class TriedSteps:
-    """Steps made together, the point's residual then, and how near the rows are (see above)."""
+    """Steps made together, the point's relative L2 then (`residual`), and its nearness."""
 
     steps: tuple[SearchStep, ...]
     residual: float
@@ -69,14 +70,17 @@ class TriedSteps:
 
 @dataclass
 class SearchBudget:
-    """The work that is left for all searches of one trace: 1 is that of one divergence."""
+    """The work that is left for all searches of one trace; 1.0 is the work at one divergence."""
 
     left: float = ALL
 
 
 @dataclass
 class Search:
-    """The search at one divergence. `runs` of `allowed` passes are left; `tried` are made."""
+    """The search at one divergence. `runs` of `allowed` passes are left, `tried` were made.
+
+    `singles` are the results of single changes.
+    """
 
     case: Mismatch
     budget: SearchBudget = field(default_factory=SearchBudget)
@@ -87,7 +91,7 @@ class Search:
     singles: list[TriedSteps] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Find out how many passes the model's size allows."""
+        """Set how many passes the model's size and the budget allow."""
         patched = self.case.patched
         held = sum(math.prod(patched.weights[key].shape) for key in patched.weights)
         share = len(spanned_layers(self.case)) / max(patched.n_layers, 1)
@@ -98,14 +102,14 @@ class Search:
     # --- one pass ---------------------------------------------------------------------------
 
     def measure(self, steps: tuple[SearchStep, ...]) -> TriedSteps | None:
-        """Run the pass with these steps; None if that is not possible, or the budget is spent."""
-        view = self.view(steps)
+        """Return the result of a pass with these steps; None if it fails or the budget is spent."""
+        view = self.run_with_steps(steps)
         if view is None or view.residual is None or not math.isfinite(view.residual):
             return None
         return TriedSteps(steps, view.residual, self.nearness(view))
 
-    def view(self, steps: tuple[SearchStep, ...]) -> ShadowPoint | None:
-        """Return the point's view with these steps."""
+    def run_with_steps(self, steps: tuple[SearchStep, ...]) -> ShadowPoint | None:
+        """Return the point in a pass with these steps; None if it fails or no passes are left."""
         if self.runs <= 0:
             return None
         self.runs -= 1
@@ -114,18 +118,18 @@ class Search:
         return self.case.attempt_all([(step.change, step.layers) for step in steps])
 
     def nearness(self, view: ShadowPoint) -> float:
-        """Return minus the mean decimal logarithm of the rows' distances."""
-        rows = self.case.by_row(view)[self.case.rows]
+        """Return the negative mean log10 of the rows' distances; higher is nearer."""
+        rows = self.case.distances_by_row(view)[self.case.rows]
         return -float(np.mean(np.log10(np.maximum(rows, self.case.view.tolerance / 10))))
 
     def solves(self, tried: TriedSteps) -> bool:
-        """Say whether steps remove the difference, and not only because it was small."""
+        """Return whether steps remove the difference, and not only because it was small."""
         assert self.case.view.residual is not None
         bound = min(self.case.view.tolerance, CLEAR * self.case.view.residual)
         return tried.residual <= bound
 
     @property
-    def nearest(self) -> float:
+    def smallest_remaining_share(self) -> float:
         """The share of the difference that the best single change leaves."""
         assert self.case.view.residual is not None
         left = min((one.residual for one in self.singles), default=self.case.view.residual)
@@ -134,27 +138,27 @@ class Search:
     # --- the search -------------------------------------------------------------------------
 
     def run(self, joined: bool = True) -> list[TriedSteps]:
-        """Return all single changes that remove the difference; else joined ones, the first."""
-        self.singles = list(self._measured(self._usual()))
+        """Return all single changes that remove the difference, else joined ones; or []."""
+        self.singles = list(self._measure_each(self._usual_steps()))
         found = [one for one in self.singles if self.solves(one)]
         if not found:
             most = int(FITTED * self.allowed)
-            alone = self._measured(self._in_one_layer(), most)
+            alone = self._measure_each(self._single_layer_steps(), most)
             found = [one for one in alone if self.solves(one)]
         if not found:
-            found = [one for one in self._measured(self._by_rows()) if self.solves(one)]
+            found = [one for one in self._measure_each(self._row_steps()) if self.solves(one)]
         if not found:
-            fitted = list(self._measured(self._fitted()))
+            fitted = list(self._measure_each(self._fitted_steps()))
             self.singles += fitted
             found = [one for one in fitted if self.solves(one)]
         if found or not joined:
             return found
         # Single layers take many passes; joined changes have their own share of them.
         self.runs = max(self.runs, int(JOINED * self.allowed))
-        return self._joined()
+        return self._join_changes()
 
-    def _measured(self, steps: Iterator[SearchStep], left: int = 0) -> Iterator[TriedSteps]:
-        """Yield the steps that can be made, until so many passes are left."""
+    def _measure_each(self, steps: Iterator[SearchStep], left: int = 0) -> Iterator[TriedSteps]:
+        """Yield the result of each step that can be made, until `left` passes are left."""
         for step in steps:
             if self.runs <= left:
                 return
@@ -162,36 +166,40 @@ class Search:
             if tried is not None:
                 yield tried
 
-    def _usual(self) -> Iterator[SearchStep]:
+    def _usual_steps(self) -> Iterator[SearchStep]:
+        """Yield the usual mistakes, in each group of layers in which they act on this point."""
         here, patched = spanned_layers(self.case), self.case.patched
-        for usual in self._changes():
+        for usual in self._usual_changes():
             for layers in layer_groups_of(patched, usual):
-                if (layers is None or layers & here) and acts(self.case, usual.change, layers):
+                if (layers is None or layers & here) and may_act(self.case, usual.change, layers):
                     yield SearchStep(usual.change, layers, layers == usual.layers)
 
-    def _changes(self) -> list[UsualMistake]:
+    def _usual_changes(self) -> list[UsualMistake]:
+        """Return the usual mistakes of this model, and the window that the rows suggest."""
         patched, found = self.case.patched, usual_mistakes(self.case.patched)
-        late = np.flatnonzero(self.case.by_row(self.case.view) > 2 * self.case.view.tolerance)
+        late = np.flatnonzero(
+            self.case.distances_by_row(self.case.view) > 2 * self.case.view.tolerance
+        )
         if len(late) and late[0] > 0 and not any(patched.hp["window_layers"]):
             found.append(added_window_mistake(patched, int(late[0])))
         return found
 
-    def _in_one_layer(self) -> Iterator[SearchStep]:
+    def _single_layer_steps(self) -> Iterator[SearchStep]:
         """Yield changes of single layers; every change in each layer, if several lie between."""
         here = sorted(spanned_layers(self.case))
         for usual in single_layer_mistakes(self.case.patched):
             if usual.layers is not None and usual.layers & {*here}:
-                if acts(self.case, usual.change, usual.layers):
+                if may_act(self.case, usual.change, usual.layers):
                     yield SearchStep(usual.change, usual.layers, False)
         if len(here) < 2:
             return
-        for usual in self._changes():
+        for usual in self._usual_changes():
             if usual.change.scoped:
                 for layer in here:
                     if usual.layers is None or layer in usual.layers:
                         yield SearchStep(usual.change, frozenset({layer}))
 
-    def _by_rows(self) -> Iterator[SearchStep]:
+    def _row_steps(self) -> Iterator[SearchStep]:
         """Yield masks, cached rows and positions that are solved from the rows that differ."""
         case = self.case
         ops = {call.op for call in case.view.calls}
@@ -201,7 +209,7 @@ class Search:
         if len(case.rows) != case.tokens or not ops & {"probs", "mix", "scores", "rope", "embed"}:
             return
         bound = AGREES * case.view.tolerance
-        rows = case.by_row(case.view)
+        rows = case.distances_by_row(case.view)
         here = sorted(spanned_layers(case))
         scopes: list[Layers] = [None]
         if len(here) > 1:
@@ -213,20 +221,21 @@ class Search:
         for op, solver in row_solvers(case):
             for layers in scopes:
                 if op in ops and (layers is None or op not in ("rope", "embed")):
-                    found = solve_rows(solver, self._rows_of, layers, rows, bound)
+                    found = solve_rows(solver, self._row_residuals, layers, rows, bound)
                     if found is not None:
                         yield SearchStep(found, layers)
 
-    def _rows_of(self, change: Change, layers: Layers) -> np.ndarray | None:
-        tried = self.view((SearchStep(change, layers),))
-        return None if tried is None else self.case.by_row(tried)
+    def _row_residuals(self, change: Change, layers: Layers) -> np.ndarray | None:
+        """Return the residual of every row of the point under a change; None if the pass fails."""
+        tried = self.run_with_steps((SearchStep(change, layers),))
+        return None if tried is None else self.case.distances_by_row(tried)
 
-    def _fitted(self) -> Iterator[SearchStep]:
-        """Yield changes with numbers that are improved until they fit."""
+    def _fitted_steps(self) -> Iterator[SearchStep]:
+        """Yield changes whose number is optimized: rope bases, attention scale, norm epsilon."""
         case, patched = self.case, self.case.patched
         for kind, layers in layers_of_rope_kinds(patched).items():
             for maker in (theta_change, position_divisor_change):
-                step = self._fit(
+                step = self._fit_number(
                     [
                         one
                         for one in self.singles
@@ -239,11 +248,12 @@ class Search:
                 yield from step
         for cause, make in (("attention_scale", score_scale_change), ("norm_eps", eps_change)):
             near = [one for one in self.singles if one.steps[0].change.cause == cause]
-            yield from self._fit(near, lambda v, make=make: make(case.patched, v), None)
+            yield from self._fit_number(near, lambda v, make=make: make(case.patched, v), None)
 
-    def _fit(
+    def _fit_number(
         self, near: Sequence[TriedSteps], make: object, layers: Layers
     ) -> Iterator[SearchStep]:
+        """Yield the change `make(number)` with the best number, if one of `near` comes close."""
         case = self.case
         assert case.view.residual is not None and callable(make)
         numbers = {}
@@ -254,17 +264,21 @@ class Search:
         if not numbers or min(numbers.values()) > 0.8 * case.view.residual:
             return
 
-        def placed(value: float) -> Change:
+        def make_in_layers(value: float) -> Change:
+            """Return the change for a number, restricted to the given layers."""
             change: Change = make(value)
             return replace(change, make=lambda patched, _: change.make(patched, layers))
 
         before = self.tried
-        for change in case.best_number(placed, numbers):
+        for change in case.best_number(make_in_layers, numbers):
             yield SearchStep(change, layers)
         self.runs -= max(0, 90 - (self.tried - before))
 
-    def _joined(self) -> list[TriedSteps]:
-        """Join changes: those that bring the rows nearest are continued first, up to DEEPEST."""
+    def _join_changes(self) -> list[TriedSteps]:
+        """Return the first joined changes that remove the difference, as a list of one; or [].
+
+        Changes that bring the rows nearest are continued first, up to DEEPEST.
+        """
         start = self.nearness(self.case.view)
         whole = [one for one in self.singles if one.steps[0].whole]
         steps = [one.steps[0] for one in whole if one.nearness != start]
@@ -272,13 +286,13 @@ class Search:
         done: set[frozenset[int]] = set()
         while front and self.runs > 0:
             front.sort(key=lambda one: one.nearness)
-            best = self._settled(front.pop(), steps)
+            best = self._with_best_values(front.pop(), steps)
             if self.solves(best):
                 return [best]
-            about = {step.what for step in best.steps}
+            about = {step.changed_thing for step in best.steps}
             for step in steps:
                 key = frozenset(map(id, (*best.steps, step)))
-                if step.what in about or key in done:
+                if step.changed_thing in about or key in done:
                     continue
                 done.add(key)
                 found = self.measure((*best.steps, step))
@@ -290,12 +304,12 @@ class Search:
                     front.append(found)
         return []
 
-    def _settled(self, tried: TriedSteps, steps: Sequence[SearchStep]) -> TriedSteps:
-        """Return joined changes with the best of the other values for each but the last one."""
+    def _with_best_values(self, tried: TriedSteps, steps: Sequence[SearchStep]) -> TriedSteps:
+        """Return joined changes with the best value of each but the last, tried one by one."""
         best = tried
         for at, step in enumerate(tried.steps[:-1]):
             for other in steps:
-                if other.what != step.what or other is step:
+                if other.changed_thing != step.changed_thing or other is step:
                     continue
                 found = self.measure((*best.steps[:at], other, *best.steps[at + 1 :]))
                 if found is not None and found.nearness > best.nearness:
@@ -304,8 +318,8 @@ class Search:
 
     # --- proving each of several ------------------------------------------------------------
 
-    def needed(self, answer: TriedSteps) -> list[tuple[SearchStep, float]]:
-        """Return the steps that the agreement needs, and the residual without each."""
+    def necessary_steps(self, answer: TriedSteps) -> list[tuple[SearchStep, float]]:
+        """Return (step, residual without it) of each step that the agreement needs."""
         steps, left = list(answer.steps), list(answer.steps)
         found: list[tuple[SearchStep, float]] = []
         self.runs = max(self.runs, 2 * len(steps))
@@ -319,8 +333,8 @@ class Search:
             found.append((step, self.case.view.residual if without is None else without.residual))
         return found
 
-    def alike(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
-        """Return other steps of the same cause that remove the difference in the place of one."""
+    def same_cause_steps(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
+        """Return other steps of the same cause that remove the difference in place of `step`."""
         rest = tuple(other for other in steps if other is not step)
         self.runs = max(self.runs, OTHERS // 10)
         tried = [
@@ -330,8 +344,8 @@ class Search:
         ]
         return [one.steps[-1] for one in tried if one is not None and self.solves(one)]
 
-    def instead(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
-        """Return steps of another cause that, in the place of one, remove the difference too."""
+    def other_cause_steps(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
+        """Return steps of other causes that remove the difference in place of `step`."""
         rest = tuple(other for other in steps if other is not step)
         found: dict[str, SearchStep] = {}
         self.runs = max(self.runs, min(OTHERS, self.allowed // 4))
@@ -350,18 +364,18 @@ class Search:
 
 
 def spanned_layers(case: Mismatch) -> frozenset[int]:
-    """Return the layers whose operations lie between the last points of the trace and this one."""
+    """Return the layers whose operations lie between the trace's last points and this one."""
     layers = {call.at.layer for call in case.view.calls if call.op not in MOVES}
     return frozenset(layer for layer in layers if 0 <= layer < case.patched.n_layers)
 
 
 def is_wide(case: Mismatch) -> bool:
-    """Say whether more operations lie before the point than hypotheses can solve."""
+    """Return whether more operations precede the point than hypotheses can solve."""
     return sum(call.op not in MOVES for call in case.view.calls) > FEW
 
 
 def _change_number(change: Change) -> float | None:
-    """Return the single number of a change, None where it has none or several."""
+    """Return the single number of a change, None where it has none."""
     for value in change.values.values():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
@@ -370,8 +384,8 @@ def _change_number(change: Change) -> float | None:
     return None
 
 
-def acts(case: Mismatch, change: Change, layers: Layers) -> bool:
-    """Say whether a change replaces something that the operations before the point use.
+def may_act(case: Mismatch, change: Change, layers: Layers) -> bool:
+    """Return whether a change replaces something that the operations before the point use.
 
     Changes of hyperparameters and of the block may act on anything.
     """
@@ -392,11 +406,11 @@ def acts(case: Mismatch, change: Change, layers: Layers) -> bool:
         return bool(ops & {"rope", "embed"})
     if after.taps != before.taps and ("add_weighted" in ops or case.view.point in ROUTED):
         return True
-    return _reads(case, after)
+    return _reads_replaced_weight(case, after)
 
 
-def _reads(case: Mismatch, after: PatchedModel) -> bool:
-    """Say whether an operation before the point reads a weight that was replaced."""
+def _reads_replaced_weight(case: Mismatch, after: PatchedModel) -> bool:
+    """Return whether an operation before the point reads a weight that was replaced."""
     replaced = after.replaced[len(case.patched.replaced) :]
     read = {each.key.partition("[")[0] for call in case.view.calls for each in call.weights}
     vectors = [each.shape for call in case.view.calls for each in call.vectors]

@@ -1,4 +1,4 @@
-"""The sides A and B: models, runs or saved traces; an ExitStack closes them."""
+"""The two sides of a comparison: each a model, a run of a model, or a saved trace."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -9,7 +9,7 @@ from typing import Literal
 from aprfmt.errors import FormatError
 from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.engines.opening import open_trace, trace_kind
-from aprfmt.inference.running import RunRequest, requested, traced
+from aprfmt.inference.running import RunRequest, make_request, run_and_trace
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import ANY
@@ -20,7 +20,7 @@ SideKind = Literal["model", "run", "trace"]
 
 @dataclass
 class Side:
-    """A or B. `model` has the weights it ran on, if known."""
+    """Side A or B as the user gave it (`text`); `model` has the weights it ran on, if known."""
 
     label: str
     text: str
@@ -30,28 +30,28 @@ class Side:
     request: RunRequest | None = None
 
     @property
-    def choice(self) -> DeviceChoice | None:
-        """Where it runs; None for a saved trace."""
+    def device_choice(self) -> DeviceChoice | None:
+        """The device it runs on; None for a saved trace."""
         return None if self.request is None else self.request.choice
 
 
 def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side:
-    """Open a model or the model of a run; a saved trace is recognised, but not read yet.
+    """Return a side with its model opened; a saved trace is recognised but not read yet.
 
     Raises UsageError for a missing file or an unknown run, FormatError for a damaged file.
     """
     path = Path(text)
     if path.exists() and trace_kind(path) is not None:
         return Side(label, text, "trace", path)
-    request = requested(text, arch=arch, allow_missing=ANY)
-    model = stack.enter_context(_open_model(request.model, arch))
-    model.remember()
+    request = make_request(text, arch=arch, allow_missing=ANY)
+    model = stack.enter_context(_open_tolerating_index(request.model, arch))
+    model.cache_remote_reads()
     kind: SideKind = "model" if str(request.model) == text else "run"
     return Side(label, text, kind, Path(request.model), model, request)
 
 
-def _open_model(path: Path | str, arch: str | None) -> Model:
-    """Open a model, also one whose index alone is wrong: its tensors are where they are."""
+def _open_tolerating_index(path: Path | str, arch: str | None) -> Model:
+    """Return the opened model, also one whose shard index alone is wrong."""
     try:
         return open_model(path, arch=arch, allow_missing=ANY)
     except FormatError:
@@ -62,7 +62,7 @@ def _open_model(path: Path | str, arch: str | None) -> Model:
         return model
 
 
-def trace_side(
+def open_side_trace(
     side: Side,
     ids: Sequence[int] | None,
     stack: ExitStack,
@@ -70,17 +70,21 @@ def trace_side(
     wanted: Sequence[str] | None = None,
     memory: int | None = None,
 ) -> Trace:
-    """Return a side's trace: read from the file, or made by running the model on `ids`."""
+    """Return a side's trace: read from the file, or made by running the model on `ids`.
+
+    `stack` closes it. `reference` is the model that the trace ran on, `wanted` the points to record
+    (None: the default ones), `memory` the bytes for decoded weights.
+    """
     if side.kind == "trace":
         return stack.enter_context(open_trace(side.path, ids, reference))
     assert side.request is not None
     asked = replace(
         side.request, ids=None if ids is None else tuple(ids), wanted=wanted, memory=memory
     )
-    return stack.enter_context(traced(asked, side.model))
+    return stack.enter_context(run_and_trace(asked, side.model))
 
 
 def trace_ids(trace: Trace) -> tuple[int, ...] | None:
-    """Return the token ids of a trace; None if it does not state them."""
+    """Return the token ids of a trace; None if it does not record them."""
     found = trace.run.get("ids")
     return None if found is None else tuple(int(i) for i in found)

@@ -1,14 +1,14 @@
-"""A configuration that cannot be read, beside one that can: which key was lost or changed."""
+"""Finds the lost or changed key of a configuration that cannot be read, by a good one."""
 
 import math
 from dataclasses import replace
 
 from aprfmt.arch.value_checks import same_value
 from aprfmt.causes.hyperparameters import hyper_causes
-from aprfmt.diagnosis.config_changes import differing_keys, read_with
-from aprfmt.diagnosis.flags import logits
+from aprfmt.diagnosis.config_changes import differing_keys, read_with_changes
+from aprfmt.diagnosis.flags import compute_logits
 from aprfmt.diagnosis.found import Evidence
-from aprfmt.diagnosis.mixing import make_pair
+from aprfmt.diagnosis.mixing import make_run_pair
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -21,10 +21,10 @@ from aprfmt.model.config_paths import GONE, Key, value_at_path
 _MOST = 64  # differing keys that are tried
 
 
-def with_restored_key(
+def read_with_restored_key(
     good: Model, bad: Model, label: str
 ) -> tuple[Model, Finding, Evidence] | None:
-    """Return `bad` with one key of its config.json as in `good`, and that key as a finding.
+    """Return (`bad` read with one key of `good`'s config.json, finding, evidence), or None.
 
     None where both can be read, where `good` cannot, or where no single key makes `bad` readable.
     """
@@ -41,7 +41,7 @@ def with_restored_key(
         return None
     apart = differing_keys(good.config, bad.folder.config)
     for path, value in [one for one in apart if one[1] is not GONE][:_MOST]:
-        made = read_with(bad, {path: value})
+        made = read_with_changes(bad, {path: value})
         cause = _cause_of_key(good, path)
         if cause and not refusal_reason(made) and not misfit_reason(made):
             return made, _key_finding(good, made, path, cause, label), Evidence("config", error)
@@ -49,7 +49,7 @@ def with_restored_key(
 
 
 def architecture_name(model: Model) -> str | None:
-    """Return the name of a model's architecture; None where its configuration is not read."""
+    """Return the name of a model's architecture; None where it cannot be determined."""
     try:
         return model.spec.name
     except ArchError:
@@ -57,7 +57,7 @@ def architecture_name(model: Model) -> str | None:
 
 
 def refusal_reason(model: Model) -> str:
-    """Return why a model's configuration cannot be read, "" if it can."""
+    """Return why a model's configuration cannot be read; "" if it can."""
     try:
         model.resolution  # noqa: B018
     except ArchError as error:
@@ -66,10 +66,7 @@ def refusal_reason(model: Model) -> str:
 
 
 def misfit_reason(model: Model) -> str:
-    """Return that a model's tensors have other shapes than its configuration gives, "" if not.
-
-    Several have: one alone may be damaged.
-    """
+    """Return that several tensors do not have the configured shapes; "" if at most one."""
     try:
         wrong = model.resolution.coverage.misshapen
     except ArchError:
@@ -85,10 +82,12 @@ def misfit_reason(model: Model) -> str:
 
 def _key_finding(good: Model, made: Model, path: Key, cause: str, label: str) -> Finding:
     """Return the finding of one key that was lost or changed."""
+    # Whether the restored key makes all hyperparameters equal, and the logits.
     equal = all(
         name in made.hyper and same_value(good.hyper[name], made.hyper[name]) for name in good.hyper
     )
     away, bound = _logit_distance(good, made)
+    # The finding names the key, and the other side's value.
     key = ".".join(path)
     name = f"{cause}.{path[-1]}" if len(path) > 1 else path[-1]
     other = "A" if label == "B" else "B"
@@ -115,20 +114,25 @@ def _key_finding(good: Model, made: Model, path: Key, cause: str, label: str) ->
 
 
 def _logit_distance(good: Model, made: Model) -> tuple[float, float]:
-    """Return how far logits of one side's weights are under both configurations; the bound."""
+    """Return (relative L2 of the logits under both configurations, tolerance).
+
+    Both passes use `good`'s weights; infinite if the sizes do not fit these.
+    """
     ids = choose_ids([good.hyper, made.hyper], long=False)
-    bound = make_pair(good, made).bound("logits", ("float32", "float32")).rel_l2
-    mine = PatchedModel.of(good, ids, "float32")
-    reference = logits(mine)
+    bound = make_run_pair(good, made).threshold_of("logits", ("float32", "float32")).rel_l2
+    mine = PatchedModel.unpatched(good, ids, "float32")
+    reference = compute_logits(mine)
     try:
-        read = logits(replace(PatchedModel.of(good, ids, "float32"), spec=made.spec, hp=made.hyper))
+        read = compute_logits(
+            replace(PatchedModel.unpatched(good, ids, "float32"), spec=made.spec, hp=made.hyper)
+        )
     except (AprfmtError, ValueError, IndexError):
         return math.inf, bound  # sizes that do not fit the weights
     return rel_l2(read, reference), bound
 
 
 def _cause_of_key(model: Model, path: Key) -> str:
-    """Return the cause that a key of the configuration means."""
+    """Return the name of the cause for a key of the configuration; "" if there is none."""
     read = model.resolution.report.read
     for end in range(len(path), 0, -1):
         name = read.get(".".join(path[:end]))

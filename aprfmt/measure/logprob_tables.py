@@ -1,8 +1,8 @@
-"""Log-probabilities of two runs of the same tokens, as one table by position.
+"""Compares the log-probabilities that two runs give for the same tokens, by position.
 
 A side has for each position the log-probabilities of some tokens, or of all. They are compared
-where both have them, after normalising: a row of logits is less its log-sum-exp, a row that adds
-to 1 already is taken as it is.
+where both have them, after normalising: a row of logits is reduced by its log-sum-exp, a row
+that adds up to 1 already is taken unchanged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,10 +31,10 @@ LEAST = -9999.0  # what vLLM writes for minus infinity
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Log-probabilities by position: of the token behind position p, given those up to it.
+    """Log-probabilities of some tokens: at position p of the token after p, given those up to p.
 
-    `ids` are all tokens. `rows` maps a position to the log-probabilities of tokens. `full` says
-    that a row has all tokens of the vocabulary.
+    `ids` are all tokens of the text. `rows` maps a position to {token: log-probability}. `full`: a
+    row has all tokens of the vocabulary. `whose` names the side.
     """
 
     ids: tuple[int, ...]
@@ -45,12 +45,12 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class LogprobRow:
-    """One position: the token behind it, both sides' log-probabilities, and their distance.
+    """One position: the token after it, both sides' log-probabilities, and their distance.
 
     `difference` is this side less the reference. `largest` is the largest difference of any shared
     token. `rms` is the root mean square of all, in units of what an error as large as the spread of
-    the logits makes of them. `kl` is the divergence KL(reference || this side) in nats over the
-    shared tokens, what is left of each row being one more.
+    the logits makes of them. `kl` is KL(reference || this side) in nats over the shared tokens; the
+    rest of each row counts as one more token.
     """
 
     position: int
@@ -66,7 +66,7 @@ class LogprobRow:
 
 @dataclass(frozen=True)
 class LogprobTable:
-    """All positions that both sides have, and what they come to."""
+    """The positions that both sides have, and their distance; `only_*` count the others."""
 
     rows: tuple[LogprobRow, ...]
     scaled: float  # root mean square of all differences in the units of a row's `rms`
@@ -78,12 +78,12 @@ class LogprobTable:
 
     @property
     def compared(self) -> int:
-        """How many positions have a token on both sides."""
+        """The number of positions with a token on both sides."""
         return len(self.rows)
 
     @property
     def worst(self) -> LogprobRow | None:
-        """The position with the largest difference."""
+        """The position with the largest difference; None without positions."""
         return max(self.rows, key=lambda row: row.largest, default=None)
 
     @property
@@ -109,7 +109,7 @@ class LogprobTable:
         return next((row for row in self.rows if not row.rms <= bound), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the table and its summary."""
+        """Return plain data: the summary, and the positions."""
         told = [row.difference for row in self.rows if row.difference is not None]
         kl = [row.kl for row in self.rows]
         return {
@@ -132,13 +132,15 @@ class LogprobTable:
         }
 
 
-def of_logits(ids: Sequence[int], logits: Numbers, positions: Sequence[int], whose: str) -> "Rows":
-    """Return rows of logits [positions, vocabulary] as log-probabilities."""
-    return Rows(tuple(ids), normalised(logits), tuple(positions), whose)
+def rows_from_logits(
+    ids: Sequence[int], logits: Numbers, positions: Sequence[int], whose: str
+) -> "LogprobMatrix":
+    """Return logits [positions, vocabulary] as rows of log-probabilities."""
+    return LogprobMatrix(tuple(ids), normalize_logits(logits), tuple(positions), whose)
 
 
-def normalised(logits: Numbers) -> Numbers:
-    """Return rows less their log-sum-exp, in float64; rows that add to 1 already as they are."""
+def normalize_logits(logits: Numbers) -> Numbers:
+    """Return logits less their log-sum-exp (float64); rows that add up to 1 are unchanged."""
     wide = np.asarray(logits, np.float64)
     if is_log_softmax(np.asarray(logits)):
         return wide
@@ -148,8 +150,8 @@ def normalised(logits: Numbers) -> Numbers:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """Whole rows of log-probabilities, [positions, vocabulary]."""
+class LogprobMatrix:
+    """Log-probabilities of all tokens, [positions, vocabulary]; `whose` names the side."""
 
     ids: tuple[int, ...]
     values: Numbers
@@ -157,11 +159,11 @@ class Rows:
     whose: str = ""
 
 
-Side = Logprobs | Rows
+Side = Logprobs | LogprobMatrix
 
 
-def _row(side: Side, position: int, tokens: Sequence[int] | None) -> dict[int, float]:
-    """Return a side's log-probabilities at a position: of these tokens, or those it lists."""
+def _row_as_dict(side: Side, position: int, tokens: Sequence[int] | None) -> dict[int, float]:
+    """Return {token: log-probability} at a position: of `tokens`, or of all that are listed."""
     if isinstance(side, Logprobs):
         held = side.rows[position]
         return dict(held) if tokens is None else {one: held[one] for one in tokens if one in held}
@@ -178,7 +180,8 @@ def has_16_bit_logits(side: Side) -> bool:
     """
     parts = []
     for at in side.rows if isinstance(side, Logprobs) else side.positions:
-        values = np.sort([one for one in _row(side, at, None).values() if one > LEAST])[::-1]
+        row = _row_as_dict(side, at, None)
+        values = np.sort([one for one in row.values() if one > LEAST])[::-1]
         parts.append(values[0] - values[1:64] if len(values) else values)
     apart = np.concatenate(parts) if parts else np.zeros(0)
     apart = apart[apart > _STEP / 2]
@@ -193,13 +196,13 @@ def logit_size(here: Side, reference: Side) -> float:
     the largest where it is not.
     """
     both = [here, reference]
-    full = next((side for side in both if isinstance(side, Rows)), None)
+    full = next((side for side in both if isinstance(side, LogprobMatrix)), None)
     if full is not None:
         values = np.where(np.isfinite(full.values), full.values, np.nan)
         values = values - np.nanmean(values, axis=-1, keepdims=True)
         spread = max(float(np.nanmean(np.nanstd(values, axis=-1))), 1e-6)
         return float(np.sqrt(np.mean(np.nanmax(np.abs(values), axis=-1) ** 2))) / spread
-    rows = [_row(side, at, None) for side in both if isinstance(side, Logprobs) for at in side.rows]
+    rows = [row for side in both if isinstance(side, Logprobs) for row in side.rows.values()]
     least = [min(max(row.values(), key=lambda x: -abs(x)), 0.0) for row in rows if row]
     return float(np.sqrt(np.mean(np.square(np.maximum(least, -32.0))))) if least else 1.0
 
@@ -214,17 +217,19 @@ def compare_logprobs(
     mine = list(here.rows) if isinstance(here, Logprobs) else list(here.positions)
     theirs = list(reference.rows) if isinstance(reference, Logprobs) else list(reference.positions)
     both = sorted(set(mine) & set(theirs))
-    spread = _spread(here, reference, both)
+    # The size of logits by which errors are scaled.
+    spread = _logit_spread(here, reference, both)
     reach = spread * logit_size(here, reference)
     rows, total, count, bits = [], 0.0, 0, True
     for at in both:
         few = here if isinstance(here, Logprobs) else reference
-        listed = list(_row(few, at, None)) if isinstance(few, Logprobs) else None
-        x, y = _row(here, at, listed), _row(reference, at, listed)
+        listed = list(_row_as_dict(few, at, None)) if isinstance(few, Logprobs) else None
+        x, y = _row_as_dict(here, at, listed), _row_as_dict(reference, at, listed)
         shared = [one for one in x if one in y]
         if not shared:
             continue
         a, b = np.array([x[one] for one in shared]), np.array([y[one] for one in shared])
+        # Differences count where both are finite; equal infinities are no difference.
         finite = np.isfinite(a) & np.isfinite(b) & (a > LEAST) & (b > LEAST)
         alike = (a == b) | (np.minimum(a, LEAST) == np.minimum(b, LEAST))
         apart = np.where(finite, np.abs(a - b), np.where(alike, 0.0, np.inf))
@@ -245,7 +250,7 @@ def compare_logprobs(
                 y[token] if told and token is not None else None,
                 x[token] - y[token] if told and token is not None else None,
                 float(apart.max()),
-                divergence(b[finite], a[finite]),
+                kl_divergence(b[finite], a[finite]),
                 len(shared),
                 float(np.sqrt(np.mean(scaled**2))),
             )
@@ -261,12 +266,12 @@ def compare_logprobs(
     )
 
 
-def _spread(here: Side, reference: Side, positions: Sequence[int]) -> float:
-    """Return the deviation of a row of logits, by whose size they were rounded.
+def _logit_spread(here: Side, reference: Side, positions: Sequence[int]) -> float:
+    """Return the standard deviation of the logits in a row, by which they were rounded.
 
-    Of two sides that list some tokens only, that of these; 1 nat at least.
+    For two sides that list some tokens only, that of the listed values, at least 1 nat.
     """
-    full = next((side for side in (reference, here) if isinstance(side, Rows)), None)
+    full = next((side for side in (reference, here) if isinstance(side, LogprobMatrix)), None)
     if full is not None:
         chosen = full.values[[full.positions.index(at) for at in positions]]
         chosen = np.where(np.isfinite(chosen), chosen, np.nan)
@@ -276,8 +281,8 @@ def _spread(here: Side, reference: Side, positions: Sequence[int]) -> float:
     return max(float(np.std(values)), 1.0) if values else 1.0
 
 
-def divergence(p: Numbers, q: Numbers) -> float:
-    """Return KL(p || q) in nats of some tokens' log-probabilities; the rest counts as one more."""
+def kl_divergence(p: Numbers, q: Numbers) -> float:
+    """Return KL(p || q) in nats of some tokens' log-probabilities; the rest counts as one token."""
     x, y = np.exp(p), np.exp(q)
     rest = max(0.0, 1.0 - float(x.sum())), max(0.0, 1.0 - float(y.sum()))
     found = float(np.sum(x * (p - q)))

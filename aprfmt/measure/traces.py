@@ -1,4 +1,4 @@
-"""Comparing two traces point by point: equal tokens, positions and counts, or a refusal."""
+"""Compares two traces point by point, and judges each point by its tolerance."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -16,8 +16,8 @@ from aprfmt.measure.tolerances import (
     UNIT,
     CalibratedBound,
     Threshold,
+    point_threshold,
     ratio_band,
-    threshold,
 )
 from aprfmt.measure.trace_rows import TraceOnSharedRows
 from aprfmt.measure.trace_view import (
@@ -25,10 +25,10 @@ from aprfmt.measure.trace_view import (
     TraceLike,
     backend_name,
     finer_weights_class,
+    records_token_ids,
     run_arithmetic,
     shows_routing,
-    states_token_ids,
-    unequal_ranks,
+    unequal_rank_sentences,
     unread_arrays,
 )
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PointDiff:
-    """One point of both traces. `why` says what keeps it from being compared, else "".
+    """The comparison of one point of two traces.
 
+    `why` says what prevents the comparison, else "".
     `rel_l2` is ||a-b|| / ||b||, b being the reference, and `rel_l2_finite` the same over what is
-    finite on both sides; `max_abs_diff` stands with the index; `max_over_rms` is it over the root
-    mean square of the reference. `values` says how many were looked at, `rows` of which token
+    finite on both sides; `max_at` is the index of `max_abs_diff`; `max_over_rms` is it over the
+    root mean square of the reference. `values` says how many were compared, `rows` of which token
     positions where the two hold others, or that rows are log-probabilities. `bits` says whether all
     are equal. `tolerance` bounds `rel_l2`, `max_tolerance` bounds `max_over_rms`, both for
     `reason`. `std_ratio` is a's deviation over b's on equal rows, `outside` whether it leaves its
-    band: a screen that says
-    where to look when only statistics were kept, and never a verdict. `nonfinite` places NaN and
-    infinities, indices in a's shape; one side alone having them is beyond every tolerance.
+    band: a hint where only statistics were recorded, and never a verdict. `nonfinite` locates NaN
+    and infinities, indices in a's shape; one side alone having them is beyond every tolerance.
     `by_position` is `rel_l2` of each token position's values alone, where that was asked for: None
-    of a position none of whose values are compared.
+    for a position none of whose values are compared.
     """
 
     key: str
@@ -76,13 +76,16 @@ class PointDiff:
 
     @property
     def with_sides_exchanged(self) -> "PointDiff":
-        """The same distances where B was measured against A: the counts of NaN keep their sides."""
+        """The same distances with the counts of NaN and infinities exchanged between the sides.
+
+        For points where B was measured against A.
+        """
         odd = self.nonfinite
-        return self if odd is None else replace(self, nonfinite=odd.exchanged)
+        return self if odd is None else replace(self, nonfinite=odd.with_sides_exchanged)
 
     @property
     def alone(self) -> bool:
-        """One side is not finite where the other holds something else."""
+        """Whether one side is not finite where the other holds something else."""
         return self.nonfinite is not None and self.nonfinite.alone > 0
 
 
@@ -99,7 +102,7 @@ class FirstToken:
     dump_pass: int | None = None
 
     @property
-    def says(self) -> str:
+    def text(self) -> str:
         """The token in words."""
         where = "" if self.dump_pass is None else f" (pass {self.dump_pass})"
         return (
@@ -112,7 +115,7 @@ _WORDS = VerdictWords("within tolerance", "beyond tolerance", "no verdict")
 
 @dataclass(frozen=True)
 class TraceDiff:
-    """All points in execution order, and the first one beyond its tolerance."""
+    """The comparison of two traces: all points in execution order, and the first one beyond."""
 
     points: tuple[PointDiff, ...]
     first: str | None
@@ -129,12 +132,12 @@ class TraceDiff:
 
     @property
     def compared(self) -> int:
-        """How many points had numbers on both sides."""
+        """The number of points with values on both sides."""
         return sum(point.rel_l2 is not None for point in self.points)
 
     @property
     def exit_code(self) -> int:
-        """0 all within, 1 one beyond, 2 nothing could be compared, or the tokens differ."""
+        """0 if all are within, 1 if one is beyond, 2 if nothing could be compared."""
         return self.pronounced.exit
 
     @property
@@ -147,7 +150,7 @@ class TraceDiff:
         return pronounce(_WORDS, Compared(differs, counts, (*apart, *self.left)))
 
     def to_json(self) -> dict[str, object]:
-        """Return plain data."""
+        """Return plain data: the summary, and all points."""
         return {
             "first": self.first,
             "compared": self.compared,
@@ -163,7 +166,7 @@ class TraceDiff:
 
 
 def check_ids(a: TraceLike, b: TraceLike) -> None:
-    """Raise UsageError where two traces are known to be of other tokens."""
+    """Raise UsageError where two traces are known to be of different token ids."""
     ids_a, ids_b = a.run.get("ids"), b.run.get("ids")
     if ids_a is not None and ids_b is not None and list(ids_a) != list(ids_b):
         at = next(
@@ -177,25 +180,29 @@ def check_ids(a: TraceLike, b: TraceLike) -> None:
 
 
 def unrecorded_tokens_sentences(a: TraceLike, b: TraceLike) -> tuple[str, ...]:
-    """Say which side does not record its tokens: it may be a run of other tokens, unnoticed."""
+    """Return a sentence for each side that does not record its token ids."""
     return tuple(
         f"token ids: {label} does not record them, so they were not checked"
         for label, trace in (("this trace", a), ("the reference", b))
-        if not states_token_ids(trace)
+        if not records_token_ids(trace)
     )
 
 
 def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
     """Return the keys that both traces have, in a's order.
 
-    A key that a has under other names (an alias, or the parts of a joined slot) stands behind
+    A key that a has under other names (an alias, or the parts of a joined slot) comes after
     the last of them.
     """
     order = {key: place for place, key in enumerate(a.records)}
-    places = {key: (order[key], 0) for key in a.records if b.find(key) is not None}
+    places = {key: (order[key], 0) for key in a.records if b.find_record(key) is not None}
     for key in b.records:
-        if key not in order and a.find(key) is not None:
-            named = [found.key for part in a.parts(key) if (found := a.find(part)) is not None]
+        if key not in order and a.find_record(key) is not None:
+            named = [
+                found.key
+                for part in a.slot_parts(key)
+                if (found := a.find_record(part)) is not None
+            ]
             places[key] = (max((order[name] for name in named if name in order), default=-1), 1)
     return sorted(places, key=places.__getitem__)
 
@@ -204,7 +211,7 @@ def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
 class RunPair:
     """Two runs, `a` and the reference `b`: all that a tolerance depends on besides the point.
 
-    Whatever compares values of two runs does it here, so that no two commands differ about a
+    Whatever compares values of two runs does it here, so that all commands agree about a
     point. `coarse` is half a unit of the last decimal of values that were printed.
     """
 
@@ -215,7 +222,7 @@ class RunPair:
     coarse: float = 0.0
 
     @classmethod
-    def of(
+    def from_traces(
         cls,
         a: TraceLike,
         b: TraceLike,
@@ -229,13 +236,13 @@ class RunPair:
         mixture = moe or shows_routing(a) or shows_routing(b)
         return cls(names, finer_weights_class(a, b), mixture, calibrated, coarse)
 
-    def bound(self, key: str, dtypes: tuple[str, str], point: str = "") -> Threshold:
-        """Return what the two may differ by at a key, computed in these dtypes.
+    def threshold_of(self, key: str, dtypes: tuple[str, str], point: str = "") -> Threshold:
+        """Return the bound of the distance at a key, computed in these dtypes.
 
-        `point` is the one that was recorded, where the key is another name of it.
+        `point` is the one that was recorded, where the key is an alias.
         """
         layer = key[1:].partition(".")[0]
-        return threshold(
+        return point_threshold(
             point or key.rpartition(".")[2], self.backends, dtypes, self.weights, moe=self.moe,
             depth=int(layer) if "." in key and layer.isdigit() else 0, calibrated=self.calibrated,
         )  # fmt: skip
@@ -244,12 +251,15 @@ class RunPair:
         self, key: str, dtypes: tuple[str, str], x: "Array", y: "Array",
         chosen: "Array | None" = None, shape: tuple[int, ...] | None = None, point: str = "",
     ) -> PointDiff:  # fmt: skip
-        """Say whether two values of a point agree: the one place where that is decided.
+        """Return the comparison of two values of a point: the one place where it is judged.
 
-        `x` and `y` have one size; those count that are `chosen` (bool, one each; None: all).
+        `x` and `y` have one size; only values that are `chosen` (bool array; None: all) count.
         Indices are of `shape`, x's own if None; `point` is as in `bound`.
         """
-        bound, shape = self.bound(key, dtypes, point), np.shape(x) if shape is None else shape
+        bound, shape = (
+            self.threshold_of(key, dtypes, point),
+            np.shape(x) if shape is None else shape,
+        )
         name, rows = point or key.rpartition(".")[2], ""
         if name == log_softmax.POINT and len(shape) > 1:
             sides = np.reshape(x, shape), np.reshape(y, shape)
@@ -274,10 +284,10 @@ def compare_traces(
     before: Mapping[str, int] | None = None, positions: bool = False,
     same_dtype: TraceLike | None = None,
 ) -> TraceDiff:  # fmt: skip
-    """Compare `a` with the reference `b`; UsageError where their tokens are not the same.
+    """Return the comparison of `a` with the reference `b`; UsageError for other tokens.
 
-    `before` are keys of which only rows of earlier token positions are looked at. `positions` asks
-    for each token position's own distance. `same_dtype` is a run of the reference in a's dtype:
+    `before` are keys of which only rows of earlier token positions are compared. `positions` asks
+    for each token position's distance. `same_dtype` is a run of the reference in a's dtype:
     `rounding_ratios` are then given.
     """
     check_ids(a, b)
@@ -285,7 +295,7 @@ def compare_traces(
         check_ids(same_dtype, b)
     keys = common_keys(a, b)
     mine, other = TraceOnSharedRows(a, b), TraceOnSharedRows(b, a)
-    between = RunPair.of(a, b, moe=moe, calibrated=calibrated)
+    between = RunPair.from_traces(a, b, moe=moe, calibrated=calibrated)
     points = [
         compare_point(key, mine, other, between, (before or {}).get(key), positions) for key in keys
     ]
@@ -293,45 +303,54 @@ def compare_traces(
     return TraceDiff(
         tuple(points),
         first,
-        tuple(key for key in a.records if b.find(key) is None),
-        tuple(key for key in b.records if a.find(key) is None),
+        tuple(key for key in a.records if b.find_record(key) is None),
+        tuple(key for key in b.records if a.find_record(key) is None),
         unrecorded_tokens_sentences(a, b),
-        tuple(key for key in keys if _have_other_rows(mine.find(key), other.find(key))),
+        tuple(
+            key for key in keys if _have_other_rows(mine.find_record(key), other.find_record(key))
+        ),
         unread_arrays(a, b),
-        unequal_ranks(a, b),
-        first_token(points, mine, other),
+        unequal_rank_sentences(a, b),
+        find_first_token(points, mine, other),
         {} if same_dtype is None else rounding_ratios(keys, mine, other, same_dtype),
     )
 
 
-def first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> FirstToken | None:
+def find_first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> FirstToken | None:
     """Return the earliest token at which one of the points is beyond; None where none is.
 
     Of several points that differ there, the first in the order of `points` counts.
     """
     found: FirstToken | None = None
     for point in points:
-        record, x, y = a.find(point.key), a.values(point.key), b.values(point.key)
+        record, x, y = (
+            a.find_record(point.key),
+            a.recorded_values(point.key),
+            b.recorded_values(point.key),
+        )
         if not point.beyond or point.why or record is None or x is None or y is None:
             continue
         if np.size(x) != np.size(y):
             continue
-        chosen = _present_values(a.mask(point.key), b.mask(point.key), np.size(x))
+        chosen = _present_values(a.values_mask(point.key), b.values_mask(point.key), np.size(x))
         rows = _distance_by_position(record, x, y, chosen) or ()
         for position, apart in zip(record.positions or (), rows, strict=False):
             if found is not None and position >= found.position:
                 break
             if apart is not None and not apart <= point.tolerance:
-                step = _pass_of(a, position)
+                step = _pass_of_token(a, position)
                 found = FirstToken(
-                    position, point.key, apart, _pass_of(b, position) if step is None else step
+                    position,
+                    point.key,
+                    apart,
+                    _pass_of_token(b, position) if step is None else step,
                 )
                 break
     return found
 
 
-def _pass_of(trace: TraceLike, position: int) -> int | None:
-    """Return the pass of a dump that computed a token, None for another trace."""
+def _pass_of_token(trace: TraceLike, position: int) -> int | None:
+    """Return the number of a dump's pass that computed a token; None for other traces."""
     dump = trace.run.get("dump")
     if not isinstance(dump, Mapping) or position not in dump.get("positions", ()):
         return None
@@ -342,15 +361,17 @@ def _pass_of(trace: TraceLike, position: int) -> int | None:
 def rounding_ratios(
     keys: Sequence[str], a: TraceLike, b: TraceLike, same_dtype: TraceLike
 ) -> dict[str, float]:
-    """Return |a - b| / |s - b| by key, `b` in float32 and `s` the same computation in a's dtype.
+    """Return {key: |a - b| / |s - b|}, `b` in float32 and `s` the same computation in a's dtype.
 
     About 1: as far off as rounding makes a right implementation. Source of the measure: the
     three-tensor comparison of AWS Neuron's equivalence framework. Infinite where `s` is exact and
-    `a` is not. Points that `s` lacks have none.
+    `a` is not. Points that `s` lacks are left out.
     """
     found = {}
     for key in keys:
-        values = [value for one in (a, b, same_dtype) if (value := one.values(key)) is not None]
+        values = [
+            value for one in (a, b, same_dtype) if (value := one.recorded_values(key)) is not None
+        ]
         if len(values) < 3 or len({np.size(one) for one in values}) > 1:
             continue
         x, y, s = (np.asarray(one, np.float64).reshape(-1) for one in values)
@@ -363,20 +384,24 @@ def compare_point(
     key: str, a: TraceLike, b: TraceLike, between: RunPair, before: int | None = None,
     positions: bool = False,
 ) -> PointDiff:  # fmt: skip
-    """Compare one key of both; `before` looks only at rows of earlier token positions."""
-    mine, other = a.find(key), b.find(key)
+    """Return the comparison of one key of both traces.
+
+    `before` restricts it to rows of earlier token positions. `positions` adds each token position's
+    distance.
+    """
+    mine, other = a.find_record(key), b.find_record(key)
     assert mine is not None and other is not None
     dtypes = record_dtypes(mine, other, a, b)
     why = _reason_not_comparable(mine, other)
     ratio = None if why else _std_ratio(mine, other)
     low, high = ratio_band(mine.point)
     outside = ratio is not None and not low <= ratio <= high
-    x, y = (None, None) if why else (a.values(key), b.values(key))
+    x, y = (None, None) if why else (a.recorded_values(key), b.recorded_values(key))
     if x is None or y is None:
         why, beyond = (why, False) if why else _reason_not_numbers(mine, other)
-        found = _uncompared_point(key, between.bound(key, dtypes, mine.point), why, beyond)
+        found = _uncompared_point(key, between.threshold_of(key, dtypes, mine.point), why, beyond)
     else:
-        chosen = _present_values(a.mask(key), b.mask(key), np.size(x))
+        chosen = _present_values(a.values_mask(key), b.values_mask(key), np.size(x))
         if before is not None:
             chosen &= _values_before(mine, before)
         shape = mine.shape or other.shape
@@ -387,14 +412,17 @@ def compare_point(
 
 
 def position_axis(point: str) -> int:
-    """Return which axis of a point's values is the token position."""
+    """Return the axis of a point's values that is the token position: 1 for scores, else 0."""
     return 1 if point in ("scores", "probs") else 0  # [heads, tokens, keys]
 
 
 def _distance_by_position(
     record: RecordLike, x: Array, y: Array, chosen: Array
 ) -> tuple[float | None, ...] | None:
-    """Return ||x-y|| / ||y|| of each token position; None where rows belong to no positions."""
+    """Return relative L2 per token position, None for a position without values.
+
+    None instead of a tuple where rows belong to no positions. `chosen` are the values that count.
+    """
     axis = position_axis(record.point)
     count = len(record.positions or ())
     if len(record.shape) <= axis or not count or record.shape[axis] != count:
@@ -415,22 +443,25 @@ def _distance_by_position(
 def record_dtypes(
     a: RecordLike, b: RecordLike, of_a: TraceLike, of_b: TraceLike
 ) -> tuple[str, str]:
-    """Return the arithmetic of two records of these traces."""
+    """Return the dtypes of the arithmetic of two records: "tf32" for products in TF32."""
     return run_arithmetic(of_a, a.dtype), run_arithmetic(of_b, b.dtype)
 
 
 def _uncompared_point(key: str, bound: Threshold, why: str, beyond: bool = False) -> PointDiff:
-    """Return a point without numbers, and why."""
+    """Return the PointDiff of a point without numbers, with the reason."""
     return PointDiff(key, None, None, None, bound.rel_l2, beyond, why)
 
 
 def _judge_point(
     found: PointDistance, key: str, discrete: bool, bound: Threshold, coarse: float
 ) -> PointDiff:
-    """Hold what was measured to the point's bound; printed values may be `coarse` off each."""
+    """Return the PointDiff of measured distances, judged by the point's bound.
+
+    Printed values may be off by `coarse` each. A `discrete` point (a choice) is never beyond.
+    """
     rms, odd = found.rms, found.nonfinite
     if found.count and not rms and not found.largest and not discrete:
-        why = odd.says("this side", "the reference") if odd else "zero on both sides"
+        why = odd.text("this side", "the reference") if odd else "zero on both sides"
         return replace(_uncompared_point(key, bound, f"{why}: nothing was measured"), nonfinite=odd)
     peak = found.largest / rms if rms else float("inf") if found.largest else 0.0
     share = coarse / rms if rms else 0.0
@@ -446,7 +477,7 @@ def _judge_point(
 
 
 def _reason_not_numbers(a: RecordLike, b: RecordLike) -> tuple[str, bool]:
-    """Say what keeps values from being compared, and whether one side alone is not finite."""
+    """Return (why values cannot be compared, whether only one side is not finite)."""
     why = "only statistics were kept; save the values"
     if a.stats is None or b.stats is None:
         return why, False
@@ -457,14 +488,14 @@ def _reason_not_numbers(a: RecordLike, b: RecordLike) -> tuple[str, bool]:
 
 
 def _std_ratio(a: RecordLike, b: RecordLike) -> float | None:
-    """Return a's standard deviation over b's, None where either is not known or 0."""
+    """Return a's standard deviation over b's, None where either is unknown or 0."""
     if a.stats is None or b.stats is None or not a.stats.std or not b.stats.std:
         return None
     return float(a.stats.std / b.stats.std)
 
 
 def _present_values(a: "Array | None", b: "Array | None", size: int) -> "Array":
-    """Return which values of both are there."""
+    """Return a bool array of `size`: the values that both masks have."""
     chosen = np.ones(size, np.bool_)
     for mask in (a, b):
         if mask is not None:
@@ -473,7 +504,7 @@ def _present_values(a: "Array | None", b: "Array | None", size: int) -> "Array":
 
 
 def _values_before(record: RecordLike, before: int) -> "Array":
-    """Return which values belong to token positions before a given one."""
+    """Return a bool array: the values of token positions before the given one."""
     size = int(np.prod(record.shape))
     if record.positions is None:
         return np.ones(size, np.bool_)
@@ -491,7 +522,7 @@ def _values_before(record: RecordLike, before: int) -> "Array":
 
 
 def _other_rows_text(a: tuple[int, ...], b: tuple[int, ...]) -> str:
-    """Say how the token positions of two records' rows differ."""
+    """Return how the token positions of two records' rows differ, as text."""
     if len(a) != len(b):
         return f"rows of {len(a)} positions against {len(b)}"
     row = next(i for i, (mine, other) in enumerate(zip(a, b, strict=True)) if mine != other)
@@ -501,12 +532,12 @@ def _other_rows_text(a: tuple[int, ...], b: tuple[int, ...]) -> str:
 
 
 def _have_other_rows(a: RecordLike | None, b: RecordLike | None) -> bool:
-    """Say whether two records hold other rows, or another number of values."""
+    """Return whether two records hold other rows, or another number of values."""
     return a is not None and b is not None and bool(_reason_not_comparable(a, b))
 
 
 def _reason_not_comparable(a: RecordLike, b: RecordLike) -> str:
-    """Say why two records cannot be compared, "" if they can."""
+    """Return why two records cannot be compared; "" if they can."""
     if a.positions is not None and b.positions is not None and a.positions != b.positions:
         return _other_rows_text(a.positions, b.positions)
     count_a, count_b = 1, 1

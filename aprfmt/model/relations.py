@@ -1,9 +1,4 @@
-"""One relation between what a file holds and what its readers look for, before many findings.
-
-Where many items miss and others are left over, one change usually maps what is left onto what
-misses: a prefix, a component, a shift of numbers, an index, a key. A `Relation` says which, how
-many items it maps, and the command that writes it back.
-"""
+"""A Relation: one change that maps what a file holds onto what its readers look for."""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,10 +25,10 @@ SHOWN = 2  # examples in a sentence
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What one change explains, in the file's own names.
+    """One change that explains many differences: a prefix, an index, exchanged axes, a key.
 
     `says` is the sentence without the place, `where` are all items it maps, `examples` are the
-    first of them (as stored, as read), `remedy` is the command that writes it back, "" where none
+    first of them (as stored, as read), `remedy` is the command that mends the file, "" where none
     does. `rules` are renames of tensors, `values` keys of the configuration with their value.
     """
 
@@ -47,11 +42,11 @@ class Relation:
 
     @property
     def count(self) -> int:
-        """How many items it maps."""
+        """How many items the relation maps."""
         return len(self.where)
 
     def to_json(self) -> dict[str, object]:
-        """Return plain data: every item, and the command."""
+        """Return plain data: every item, the rules and values, and the command."""
         return {
             "kind": self.kind,
             "says": self.says,
@@ -66,26 +61,26 @@ class Relation:
     @property
     def text(self) -> str:
         """The sentence, its examples, and the command."""
-        return self.says + self.shown + self.todo
+        return self.says + self.examples_text + self.remedy_clause
 
     @property
-    def shown(self) -> str:
-        """The examples in brackets, "" without any."""
+    def examples_text(self) -> str:
+        """The first examples in brackets; "" without any."""
         shown = ", ".join(f"{stored} for {read}" for stored, read in self.examples[:SHOWN])
         return f" ({shown})" if shown else ""
 
     @property
-    def todo(self) -> str:
-        """The command as the end of a sentence, "" where there is none."""
+    def remedy_clause(self) -> str:
+        """The command as the end of a sentence; "" where there is none."""
         return f"; {self.remedy}" if self.remedy else ""
 
-    def note(self, where: object) -> Note:
-        """Return it as a remark for a listing."""
+    def as_note(self, where: object) -> Note:
+        """Return the relation as a warning Note about the file `where`."""
         return Note("warning", str(where), self.text, "relation")
 
 
-def relations(model: "Model") -> tuple[Relation, ...]:
-    """Return every relation under which a model is read; empty for a file as readers expect it."""
+def list_relations(model: "Model") -> tuple[Relation, ...]:
+    """Return every Relation under which a model is read; () for a file as readers expect it."""
     found = [*file_relations(model)]
     try:
         found += model.resolution.relations
@@ -95,15 +90,15 @@ def relations(model: "Model") -> tuple[Relation, ...]:
 
 
 def file_relations(model: "Model") -> tuple[Relation, ...]:
-    """Return what the container alone shows: an extension that lies."""
+    """Return the Relations known without the architecture: extension, index, module names."""
     return tuple(filter(None, (wrong_extension(model), wrong_index(model), model.modules)))
 
 
 def wrong_modules(model: "Model", config: "Mapping[str, Value] | None") -> Relation | None:
-    """Return the prefix under which a quantization names modules that are not in the file.
+    """Return the Relation whose prefix rule maps quantization keys to modules in the file.
 
-    Loaders find no such module and take what holds for all others. None where each is there, or
-    no one prefix maps the names to modules.
+    Loaders find no module of such a key and use the defaults for it. None where each is there, or
+    no one prefix maps the keys to modules.
     """
     section = quantization_section(config or {})
     if section is None:
@@ -123,17 +118,17 @@ def wrong_modules(model: "Model", config: "Mapping[str, Value] | None") -> Relat
     pairs = tuple((key, rule(key)) for key in astray)
     says = (
         f"{len(astray)} modules that the quantization of config.json speaks of are not in the "
-        f"file, and loaders take what holds for the others: {rule.says}"
+        f"file, and loaders take what holds for the others: {rule.text}"
     )
     remedy = command_line("convert", opening_path(model.path), "OUT", "--rename", str(rule))
     return Relation("modules", says, tuple(astray), pairs[:SHOWN], remedy, (rule,))
 
 
 def wrong_index(model: "Model") -> Relation | None:
-    """Return how the index of a sharded model does not fit its shards; None where it does."""
+    """Return the Relation that says how a shard index contradicts its shards; None if it fits."""
     source = model.source
     while isinstance(source, Overlay):
-        source = source.beneath
+        source = source.wrapped_source
     faults = getattr(source, "index_faults", ())
     if not faults:
         return None
@@ -145,7 +140,7 @@ def wrong_index(model: "Model") -> Relation | None:
 
 
 def wrong_extension(model: "Model") -> Relation | None:
-    """Return that a file's extension names another format than its content has; None if not."""
+    """Return the Relation that an extension names another format than the content; else None."""
     path, held = model.path, model.source.format
     if path.suffix in FORMATS[held].extensions:
         return None
@@ -164,14 +159,17 @@ def wrong_extension(model: "Model") -> Relation | None:
 def rename_relation(
     path: "Path", rules: Sequence[Rename], pairs: Iterable[tuple[str, str]], total: int
 ) -> Relation:
-    """Return the relation of renamed tensors; `pairs` are (as stored, as read)."""
+    """Return the Relation of renamed tensors; `pairs` are (stored name, name read as).
+
+    `total` is the number of tensors in the file.
+    """
     changed = [(stored, read) for stored, read in pairs if stored != read]
     known = [why for rule in rules if (why := rule.origin)]
     of = f" ({', '.join(dict.fromkeys(known))})" if known else ""
     many = "all" if len(changed) == total else f"{len(changed)} of"
     says = (
         f"{many} {total} tensors stand under other names than readers look for: "
-        f"{' and '.join(rule.says for rule in rules)}{of}"
+        f"{' and '.join(rule.text for rule in rules)}{of}"
     )
     options = [part for rule in rules for part in ("--rename", str(rule))]
     remedy = command_line("convert", opening_path(path), "OUT", *options)
@@ -179,8 +177,13 @@ def rename_relation(
     return Relation("names", says, where, tuple(changed[:SHOWN]), remedy, tuple(rules))
 
 
-def relation_to_names(path: "Path", names: Sequence[str], rule: Rename, total: int) -> Relation:
-    """Return the relation of B's names (at `path`) to A's; which are right is not known."""
+def relation_between_names(
+    path: "Path", names: Sequence[str], rule: Rename, total: int
+) -> Relation:
+    """Return the Relation that `rule` maps B's names (at `path`) to A's.
+
+    Which side is right is not known.
+    """
     apply = rule.function
     pairs = tuple((name, apply(name)) for name in names if apply(name) != name)
     what = (
@@ -196,5 +199,5 @@ def relation_to_names(path: "Path", names: Sequence[str], rule: Rename, total: i
 
 
 def opening_path(path: "Path") -> "Path":
-    """Return what a user names to open a model: the folder for the weights of a folder."""
+    """Return the path that a user gives to open this file: the folder, for a folder's weights."""
     return path.parent if path.name in (INDEX, WEIGHTS) else path

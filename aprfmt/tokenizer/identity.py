@@ -1,4 +1,4 @@
-"""Facts about a tokenizer that every format can give, for `inspect` and `diff`."""
+"""Facts that identify a tokenizer in every format, for `inspect` and `diff`."""
 
 import hashlib
 import json
@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.errors import ConversionError, FormatError
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import has_tokenizer
-from aprfmt.tokenizer.hf_json import from_json, special_texts
+from aprfmt.tokenizer.hf_json import special_texts, vocabulary_from_json
 from aprfmt.tokenizer.keys import FLAGS, MERGES, MODEL, PRE, TOKENS
 from aprfmt.tokenizer.pre import PRE_TOKENIZERS, pre_name_of
 from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.template_language import foreign_template
-from aprfmt.tokenizer.turn_ends import unstopped_turn
-from aprfmt.tokenizer.vocabulary import Vocabulary, from_metadata
+from aprfmt.tokenizer.turn_ends import find_unstopped_turn
+from aprfmt.tokenizer.vocabulary import Vocabulary, vocabulary_from_metadata
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
 
 def tokenizer_facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
-    """Return what identifies a tokenizer; {} without one.
+    """Return {fact: value} that identify a tokenizer; {} without one.
 
     Equal for two formats of one model, key by key; facts that a format does not have are left out.
     `quick` (for `inspect`) gives the facts that need neither the tokens nor tokenizer.json, and the
@@ -39,21 +39,28 @@ def tokenizer_facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
 
 
 def token_facts(carried: Carried) -> Mapping[str, Any]:
-    """Return the facts that need the tokens; {} without a vocabulary."""
+    """Return {fact: value} that need the vocabulary (digests, counts); {} without one."""
+    # The vocabulary of tokenizer.json, else of the metadata's lists.
     data = carried.parse_tokenizer_json()
-    vocabulary = from_json(carried, data) if data is not None else from_metadata(carried)
+    vocabulary = (
+        vocabulary_from_json(carried, data)
+        if data is not None
+        else vocabulary_from_metadata(carried)
+    )
     if vocabulary is None:
         return {}
+    # Digests of lists, so that formats can be compared without the lists.
     added = vocabulary.added
     found: dict[str, Any] = {
         "kind": vocabulary.kind,
         "vocab_size": len(vocabulary.tokens),
-        "tokens_sha256": _digest(vocabulary.tokens),
+        "tokens_sha256": _list_sha256(vocabulary.tokens),
         "added_tokens": len(added),
-        "added_tokens_sha256": _digest(added),
+        "added_tokens_sha256": _list_sha256(added),
         "add_bos": vocabulary.add_bos,
         "add_eos": vocabulary.add_eos,
     }
+    # Facts that only some tokenizers have.
     pre = _pre_name(carried, vocabulary, data)
     if pre:
         found["pre"] = pre
@@ -62,15 +69,15 @@ def token_facts(carried: Carried) -> Mapping[str, Any]:
             found[f"{role}_id"] = vocabulary.ids[role]
     if vocabulary.merges is not None:
         found["merges"] = len(vocabulary.merges)
-        found["merges_sha256"] = _digest(vocabulary.merges)
+        found["merges_sha256"] = _list_sha256(vocabulary.merges)
     template = carried.chat_template()
     if template is not None:
-        found["chat_template"] = _digest([template])
+        found["chat_template"] = _list_sha256([template])
     return found
 
 
 def _pre_name(carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] | None) -> str:
-    """Return the first `pre` name that splits text as a byte-level vocabulary does; or ""."""
+    """Return the first `pre` name that splits text as a byte-level vocabulary does; "" for none."""
     name = vocabulary.pre
     if vocabulary.kind == "bpe" and data is not None:
         try:
@@ -81,26 +88,28 @@ def _pre_name(carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] 
     return next((other for other, like in PRE_TOKENIZERS.items() if like == row), name)
 
 
-def _digest(values: Sequence[Any]) -> str:
-    """Return the SHA-256 of a list, spelled as compact JSON."""
+def _list_sha256(values: Sequence[Any]) -> str:
+    """Return the SHA-256 in hex of a list, written as compact JSON."""
     text = json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _quick_facts(carried: Carried) -> dict[str, Any]:
-    """Return the facts that need no tokens."""
+    """Return {fact: value} that need no tokens: counts, flags, ids, the template's scan."""
+    # Keys of the metadata, without their lists.
     found: dict[str, Any] = {}
     for name, value in (
-        ("model", carried.value(MODEL)),
-        ("pre", carried.value(PRE)),
-        ("entries", carried.length(TOKENS)),
-        ("merges", carried.length(MERGES)),
-        *((name, carried.flag(name)) for name in FLAGS),
+        ("model", carried.metadata_value(MODEL)),
+        ("pre", carried.metadata_value(PRE)),
+        ("entries", carried.list_length(TOKENS)),
+        ("merges", carried.list_length(MERGES)),
+        *((name, carried.flag_value(name)) for name in FLAGS),
         ("tokenizer.json", carried.origin or None),
     ):
         if value is not None:
             found[name] = value
-    found.update((f"{role}_id", i) for role, i in carried.ids().items())
+    found.update((f"{role}_id", i) for role, i in carried.token_ids().items())
+    # Special tokens by text, where no ids are stored.
     if not any(name.endswith("_id") for name in found):
         found.update((f"{role}_token", text) for role, text in special_texts(carried).items())
     try:
@@ -108,6 +117,7 @@ def _quick_facts(carried: Carried) -> dict[str, Any]:
     except FormatError as error:
         found["chat_template"] = f"unreadable: {error}"
         return found
+    # The template: its size, its language, the static scan, and its turn end.
     if template is not None:
         found["chat_template"] = f"{len(template)} characters"
         foreign = foreign_template(template)
@@ -116,9 +126,9 @@ def _quick_facts(carried: Carried) -> dict[str, Any]:
         findings = scan_template(template)
         found["chat_template_scan"] = "; ".join(findings) or "nothing suspicious"
         try:
-            unstopped = None if findings else unstopped_turn(carried, quick=True)
+            unstopped = None if findings else find_unstopped_turn(carried, quick=True)
         except FormatError:
             unstopped = None  # lists that cannot be read: `validate` says which
         if unstopped is not None:
-            found["turn_end"] = f"{unstopped.says}; {unstopped.todo}"
+            found["turn_end"] = f"{unstopped.says}; {unstopped.remedy}"
     return found

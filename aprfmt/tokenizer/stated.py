@@ -1,7 +1,7 @@
-"""What a model's tokenizer is to those who read this format, part by part.
+"""A model's tokenizer as the usual programs for its format read it, part by part.
 
-A GGUF is read by its `tokenizer.ggml.*` lists, as llama.cpp reads them, whatever tokenizer.json it
-carries beside them; everything else by its tokenizer.json, if it has one.
+A GGUF is read by its `tokenizer.ggml.*` lists, as llama.cpp reads them, whatever tokenizer.json
+it embeds; everything else by its tokenizer.json, if it has one.
 """
 
 from collections.abc import Mapping
@@ -13,22 +13,27 @@ from aprfmt.errors import UnsupportedError
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.engine_defaults import DEFAULTS, EngineDefaults, default_ids, default_types
 from aprfmt.tokenizer.hf_json import (
-    effective_added,
-    frame,
-    from_json,
-    processor_ids,
+    effective_added_tokens,
+    post_processor_ids,
+    post_processor_tokens,
     special_texts,
     stored_vocab,
-    transformers_stops,
+    transformers_stop_ids,
+    vocabulary_from_json,
 )
 from aprfmt.tokenizer.keys import CONTROL, MODEL, NORMAL, PRE, SCORES, TOKENS, TYPES
 from aprfmt.tokenizer.pre import PRE_TOKENIZERS
-from aprfmt.tokenizer.vocabulary import Vocabulary, count_without_fillers, from_metadata, stop_ids
+from aprfmt.tokenizer.vocabulary import (
+    Vocabulary,
+    collect_stop_ids,
+    count_without_fillers,
+    vocabulary_from_metadata,
+)
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
-Frame = tuple[tuple[int, ...], tuple[int, ...]]  # ids before a text, and behind it
+Frame = tuple[tuple[int, ...], tuple[int, ...]]  # ids before a text, and after it
 DEFAULT_PRE = "default"  # llama.cpp's for a byte-level vocabulary that names none
 # Values of tokenizer.ggml.model that aprfmt does not encode with -> model type of tokenizer.json.
 _OTHER_KINDS: Mapping[str, str] = {"bert": "wordpiece", "t5": "unigram"}
@@ -36,7 +41,7 @@ _OTHER_KINDS: Mapping[str, str] = {"bert": "wordpiece", "t5": "unigram"}
 
 @dataclass(frozen=True)
 class StatedTokenizer:
-    """One model's tokenizer. `data` is its tokenizer.json, None where the lists count.
+    """One model's tokenizer as read. `data` is its tokenizer.json, None where the lists count.
 
     `encodes` is False for a vocabulary whose texts aprfmt cannot encode from the lists alone.
     """
@@ -47,58 +52,59 @@ class StatedTokenizer:
     encodes: bool = True
 
     @property
-    def lists(self) -> bool:
-        """True if the metadata's lists count, not a tokenizer.json."""
+    def uses_lists(self) -> bool:
+        """Whether the metadata's lists count, not a tokenizer.json."""
         return self.data is None
 
     @cached_property
-    def added(self) -> list[dict[str, Any]]:
-        """Tokens split off whole, with their flags; [] for lists, whose types say it."""
+    def added_tokens(self) -> list[dict[str, Any]]:
+        """The tokens split off whole, with their flags; [] for lists, whose types say it."""
         if self.data is None:
             return []
         vocab, _ = stored_vocab(self.data["model"], self.carried.origin)
-        return effective_added(self.data, self.carried, vocab)
+        return effective_added_tokens(self.data, self.carried, vocab)
 
     @cached_property
-    def begins(self) -> bool:
-        """True if a text gets bos in front."""
-        return self._framed("bos", self.vocabulary.add_bos)
+    def adds_bos(self) -> bool:
+        """Whether BOS is put before a text."""
+        return self._adds_token("bos", self.vocabulary.add_bos)
 
     @cached_property
-    def ends(self) -> bool:
-        """True if a text gets eos behind it."""
-        return self._framed("eos", self.vocabulary.add_eos)
+    def adds_eos(self) -> bool:
+        """Whether EOS is put after a text."""
+        return self._adds_token("eos", self.vocabulary.add_eos)
 
-    def _framed(self, role: str, processed: bool) -> bool:
-        """Return tokenizer_config.json's flag, else what the post-processor or the lists say.
+    def _adds_token(self, role: str, processed: bool) -> bool:
+        """Return whether bos or eos (`role`) is added: by a flag, else by `processed`.
 
-        gguf-py and the classes of transformers take the flag first, too.
+        `processed` is what the post-processor or the lists say. gguf-py and the classes of
+        transformers take the flag first, too.
         """
         said = self.carried.tokenizer_config.get(f"add_{role}_token") if self.data else None
-        given = self.carried.flag(f"add_{role}_token") if self.data else None
+        given = self.carried.flag_value(f"add_{role}_token") if self.data else None
         if isinstance(given, bool):
             return given
         return said if isinstance(said, bool) else processed
 
     @cached_property
-    def processed(self) -> Frame:
-        """Ids that the post-processor puts before and after a text; empty for lists."""
-        return ((), ()) if self.data is None else frame(self.data)
+    def post_processor_ids(self) -> Frame:
+        """(ids before, ids after) that the post-processor adds to a text; empty for lists."""
+        return ((), ()) if self.data is None else post_processor_ids(self.data)
 
     @cached_property
     def frame(self) -> Frame:
-        """Ids that stand before and behind every text, in their order.
+        """(ids before, ids after) that are added to every text, in order.
 
-        Flags of tokenizer_config.json add BOS and EOS to the post-processor's, or take them away.
+        Flags of tokenizer_config.json add BOS and EOS to the post-processor's, or remove them.
         """
         ids = self.vocabulary.engine_ids
-        row = DEFAULTS.get(self.carried.text(MODEL) or "") if self.lists else None
+        row = DEFAULTS.get(self.carried.text_value(MODEL) or "") if self.uses_lists else None
         if row is not None and row.framed is not None:
             first, last = (ids.get(role) for role in row.framed)
             return (() if first is None else (first,), () if last is None else (last,))
         sides = []
-        for at, (role, puts) in enumerate((("bos", self.begins), ("eos", self.ends))):
-            i, found = ids.get(role), self.processed[at]
+        for at, (role, puts) in enumerate((("bos", self.adds_bos), ("eos", self.adds_eos))):
+            i, found = ids.get(role), self.post_processor_ids[at]
             if puts and i is not None and i not in found:
                 found = (i, *found) if at == 0 else (*found, i)
             elif not puts:
@@ -107,50 +113,53 @@ class StatedTokenizer:
         return sides[0], sides[1]
 
     @cached_property
-    def texts(self) -> dict[str, str]:
-        """The special tokens that a chat template can use: `bos_token` and the like."""
-        found = {} if self.lists else special_texts(self.carried)
+    def special_token_texts(self) -> dict[str, str]:
+        """{variable: text} of the special tokens that a chat template can use, as `bos_token`."""
+        found = {} if self.uses_lists else special_texts(self.carried)
         tokens = self.vocabulary.tokens
         found = found or {role: tokens[i] for role, i in self.vocabulary.ids.items()}
         return {f"{role}_token": text for role, text in found.items()}
 
     @cached_property
     def template(self) -> str | None:
-        """The chat template; FormatError if it is no text."""
+        """The chat template, None without one. Raises FormatError if it is no text."""
         return self.carried.chat_template()
 
     @cached_property
-    def stops(self) -> frozenset[int]:
-        """Ids that end a generation: those of generation_config.json first, as transformers does.
+    def stop_ids(self) -> frozenset[int]:
+        """The ids that end a generation, as transformers or llama.cpp takes them.
 
-        llama.cpp takes the lists' ids and every control token of a known end text.
+        transformers: generation_config.json first. llama.cpp: the lists' ids and every control
+        token
+        with a known end text.
         """
         ids = self.vocabulary.engine_ids
-        if self.lists:
+        if self.uses_lists:
             tokens, types = self.vocabulary.tokens, self.vocabulary.types
             control = {t: i for i, t in enumerate(tokens) if types[i] == CONTROL}
-            return stop_ids(ids, control.get, frozenset())
-        return transformers_stops(self.carried)
+            return collect_stop_ids(ids, control.get, frozenset())
+        return transformers_stop_ids(self.carried)
 
 
-def stated_tokenizer(model: "Model", *, carried_json: bool = False) -> StatedTokenizer | None:
-    """Return a model's tokenizer as programs that read its format take it; None without one.
+def read_tokenizer_parts(model: "Model", *, carried_json: bool = False) -> StatedTokenizer | None:
+    """Return the tokenizer as programs for this format read it; None if there is none.
 
-    With `carried_json`, the tokenizer.json that a file carries beside its lists; None without one.
-    Raises FormatError for a damaged tokenizer, UnsupportedError for a kind of lists not known.
+    With `carried_json`, by the tokenizer.json that a file embeds beside its lists, None without.
+    A kind that aprfmt cannot encode has `encodes` False. Raises FormatError for a damaged
+    tokenizer, UnsupportedError where the lists name no kind.
     """
     carried = model.carried
-    has_lists = bool(carried.length(TOKENS))
+    has_lists = bool(carried.list_length(TOKENS))
     if carried.origin and (carried_json or not (model.key_style == "gguf" and has_lists)):
         data = carried.parse_tokenizer_json()
         assert data is not None
-        return StatedTokenizer(carried, from_json(carried, data), data)
+        return StatedTokenizer(carried, vocabulary_from_json(carried, data), data)
     if carried_json or not has_lists:
         return None
     try:
-        vocabulary = from_metadata(carried)
+        vocabulary = vocabulary_from_metadata(carried)
     except UnsupportedError:
-        kind = _OTHER_KINDS.get(carried.text(MODEL) or "", carried.text(MODEL) or "")
+        kind = _OTHER_KINDS.get(carried.text_value(MODEL) or "", carried.text_value(MODEL) or "")
         if not kind:
             raise
         return StatedTokenizer(carried, _plain_vocabulary(carried, kind), None, encodes=False)
@@ -162,30 +171,32 @@ def stated_tokenizer(model: "Model", *, carried_json: bool = False) -> StatedTok
     return StatedTokenizer(carried, vocabulary, None, encodes=known)
 
 
-def stale_ids(side: StatedTokenizer) -> list[tuple[str, int, int | None]]:
-    """Return (token's text, id, the vocabulary's id of it) where a post-processor has another."""
+def stale_post_processor_ids(side: StatedTokenizer) -> list[tuple[str, int, int | None]]:
+    """Return (token's text, id, vocabulary's id or None) of wrong ids in the post-processor."""
     if side.data is None:
         return []
     known = {token: i for i, token in enumerate(side.vocabulary.tokens)}
-    known |= {row["content"]: row["id"] for row in side.added}
+    known |= {row["content"]: row["id"] for row in side.added_tokens}
     return [
-        (text, i, known.get(text)) for text, i in processor_ids(side.data) if known.get(text) != i
+        (text, i, known.get(text))
+        for text, i in post_processor_tokens(side.data)
+        if known.get(text) != i
     ]
 
 
 def _plain_vocabulary(carried: Carried, kind: str) -> Vocabulary:
-    """Return the lists of a vocabulary of another kind, unchanged."""
-    tokens = carried.sequence(TOKENS, str) or []
+    """Return the lists of a kind that aprfmt does not encode with as a Vocabulary, unchanged."""
+    tokens = carried.list_value(TOKENS, str) or []
     count = count_without_fillers(tokens)
     engine = carried.model.key_style == "gguf"
-    model, pre = carried.text(MODEL) or "", carried.text(PRE) or ""
+    model, pre = carried.text_value(MODEL) or "", carried.text_value(PRE) or ""
     row = DEFAULTS.get(model, EngineDefaults()) if engine else EngineDefaults()
-    stated_ids = carried.ids()
+    stated_ids = carried.token_ids()
     taken = default_ids(model, pre, count) if engine else {}
-    add_bos, add_eos = carried.flag("add_bos_token"), carried.flag("add_eos_token")
-    types = carried.sequence(TYPES, int) or (default_types(tokens[:count]) if engine else [])
+    add_bos, add_eos = carried.flag_value("add_bos_token"), carried.flag_value("add_eos_token")
+    types = carried.list_value(TYPES, int) or (default_types(tokens[:count]) if engine else [])
     types += [NORMAL] * (count - len(types))
-    scores = carried.sequence(SCORES, (float, int))
+    scores = carried.list_value(SCORES, (float, int))
     return Vocabulary(
         kind,
         tokens[:count],
@@ -196,6 +207,6 @@ def _plain_vocabulary(carried: Carried, kind: str) -> Vocabulary:
         {role: i for role, i in stated_ids.items() if i < count},
         row.add_bos if add_bos is None else add_bos,
         row.add_eos if add_eos is None else add_eos,
-        bool(carried.flag("add_space_prefix")),
+        bool(carried.flag_value("add_space_prefix")),
         taken={role: i for role, i in taken.items() if role not in stated_ids},
     )

@@ -1,4 +1,4 @@
-"""One vocabulary type for all formats: tokens by id, types, merges or scores, flags."""
+"""The Vocabulary, one type for all formats: tokens by id, types, merges or scores, flags."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,8 +37,8 @@ class Vocabulary:
     `kind`: "bpe" (byte-level), "spm", or another model type of tokenizer.json in lower case.
     `merges` are `"left right"`, best first; `scores` of SentencePiece, higher is better. Fillers
     at the end (`[PAD151666]`) are not part of it. `added` are the ids that are split off the text
-    first: control and user-defined tokens; those in `rstrip` also remove blanks behind them.
-    `taken` are the ids that llama.cpp takes for roles which a GGUF does not state.
+    first: control and user-defined tokens; those in `rstrip` also remove blanks after them.
+    `taken` are the ids that llama.cpp uses for roles which a GGUF does not set.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Vocabulary:
 
     @property
     def engine_ids(self) -> dict[str, int]:
-        """The ids by role that an engine goes by: the stated ones, and its own for the others."""
+        """{role: id} that an engine uses: those of the file, and its defaults for the others."""
         return {**self.taken, **self.ids}
 
     @property
@@ -66,46 +66,50 @@ class Vocabulary:
         return [i for i, kind in enumerate(self.types) if kind in wanted]
 
 
-def from_metadata(carried: Carried) -> Vocabulary | None:
+def vocabulary_from_metadata(carried: Carried) -> Vocabulary | None:
     """Return the vocabulary in a GGUF's or APR's own keys; None if it has no such keys.
 
     Raises FormatError for damaged keys, UnsupportedError for a kind other than byte-level BPE and
     SentencePiece BPE.
     """
-    tokens = carried.sequence(keys.TOKENS, str)
+    tokens = carried.list_value(keys.TOKENS, str)
     if not tokens:
         return None
-    kind = kind_of(carried)
+    kind = vocabulary_kind(carried)
     count = count_without_fillers(tokens)
     del tokens[count:]
-    merges = carried.sequence(keys.MERGES, str)
-    scores = carried.sequence(keys.SCORES, (float, int))
-    types = carried.sequence(keys.TYPES, int)
+    # The lists, cut to the tokens before the fillers.
+    merges = carried.list_value(keys.MERGES, str)
+    scores = carried.list_value(keys.SCORES, (float, int))
+    types = carried.list_value(keys.TYPES, int)
     for key, values in ((keys.SCORES, scores), (keys.TYPES, types)):
         if values is not None and len(values) < count:
             raise FormatError(
-                f"{carried.spelled(key)}: {len(values)} elements for {count} tokens; "
+                f"{carried.key_text(key)}: {len(values)} elements for {count} tokens; "
                 "the file is damaged"
             )
-    given = carried.ids()
+    # Kind and types, with llama.cpp's defaults for a GGUF that lacks them.
+    given = carried.token_ids()
     engine = carried.model.key_style == "gguf"
-    spelled = carried.text(keys.PRE) in BLANK_PRE if engine else "<0x00>" in tokens
+    spelled = carried.text_value(keys.PRE) in BLANK_PRE if engine else "<0x00>" in tokens
     kind = "spm" if kind == "bpe" and merges is not None and spelled else kind
     if types is None:
         types = _default_types(kind, tokens) if engine else []
         types = types or _guess_types(kind, tokens, merges, given.values())
     del types[count:]
+    # Special ids: those of the keys, and llama.cpp's for absent keys.
     pre = _pre_name(carried, kind)
     taken: dict[str, int] = {}
     if engine:
-        own = default_ids(carried.text(keys.MODEL) or "", pre, count)
+        own = default_ids(carried.text_value(keys.MODEL) or "", pre, count)
         taken = {role: i for role, i in own.items() if role not in given}
     if kind == "spm":
         given = {**_SPM_IDS, **given}
         _spell_blanks_as_u2581(tokens, types)
+    # Flags: those of the keys, else the defaults of kind and pre-tokenizer.
     row = PRE_TOKENIZERS.get(pre)
-    add_bos, add_eos = carried.flag("add_bos_token"), carried.flag("add_eos_token")
-    prefix = carried.flag("add_space_prefix")
+    add_bos, add_eos = carried.flag_value("add_bos_token"), carried.flag_value("add_eos_token")
+    prefix = carried.flag_value("add_space_prefix")
     default_bos = kind == "spm" and merges is None if row is None else row.add_bos
     return Vocabulary(
         kind,
@@ -123,26 +127,27 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
     )
 
 
-def kind_of(carried: Carried) -> str:
+def vocabulary_kind(carried: Carried) -> str:
     """Return "bpe" or "spm" for the metadata's vocabulary. Raises UnsupportedError."""
-    name = carried.text(keys.MODEL)
+    name = carried.text_value(keys.MODEL)
     if name is None and carried.model.key_style == "apr":
-        name = carried.text(_MODEL_TYPE)
+        name = carried.text_value(_MODEL_TYPE)
     if name is None:
         raise FormatError(
-            f"{carried.spelled(keys.MODEL)}: missing beside the tokens; expected {', '.join(KINDS)}"
+            f"{carried.key_text(keys.MODEL)}: missing beside the tokens; expected "
+            f"{', '.join(KINDS)}"
         )
     if name not in KINDS:
         raise UnsupportedError(
-            f"{carried.spelled(keys.MODEL)}: {name!r}; this package reads byte-level BPE and "
+            f"{carried.key_text(keys.MODEL)}: {name!r}; this package reads byte-level BPE and "
             f"SentencePiece BPE ({', '.join(KINDS)}); use the original tokenizer.json"
         )
     return KINDS[name]
 
 
 def _pre_name(carried: Carried, kind: str) -> str:
-    """Return the `pre` name; for APR files without one, the architecture's."""
-    model, name = carried.text(keys.MODEL) or "", carried.text(keys.PRE) or ""
+    """Return the `pre` name; for APR files without one, the architecture's; "" for none."""
+    model, name = carried.text_value(keys.MODEL) or "", carried.text_value(keys.PRE) or ""
     if model in PRE_TOKENIZERS:
         return model  # gemma4's model name is also its `pre` name
     if kind == "spm":
@@ -156,7 +161,7 @@ def _pre_name(carried: Carried, kind: str) -> str:
 def _blank_removing_ids(
     carried: Carried, tokens: Sequence[str], types: Sequence[int]
 ) -> frozenset[int]:
-    """Return the ids of control tokens that remove the blanks behind them."""
+    """Return the ids of control tokens that remove the blanks after them."""
     architecture = carried.model.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in keys.SWALLOWING:
         return frozenset()
@@ -165,7 +170,7 @@ def _blank_removing_ids(
 
 
 def count_without_fillers(tokens: Sequence[str]) -> int:
-    """Return the number of tokens before the fillers at the end."""
+    """Return the number of tokens before the `[PAD...]` fillers at the end."""
     count = len(tokens)
     while count and PADDING.fullmatch(tokens[count - 1]):
         count -= 1
@@ -173,14 +178,17 @@ def count_without_fillers(tokens: Sequence[str]) -> int:
 
 
 def _spell_blanks_as_u2581(tokens: list[str], types: Sequence[int]) -> None:
-    """Write spaces of user-defined tokens as U+2581, which llama.cpp's converter had replaced."""
+    """Replace spaces in user-defined tokens by U+2581, in place.
+
+    llama.cpp's converter had replaced U+2581 by spaces.
+    """
     for i, kind in enumerate(types[: len(tokens)]):
         if kind == keys.USER_DEFINED and " " in tokens[i]:
             tokens[i] = tokens[i].replace(" ", BLANK)
 
 
 def _default_types(kind: str, tokens: Sequence[str]) -> list[int]:
-    """Return the types that llama.cpp takes for a GGUF without them.
+    """Return the types that llama.cpp uses for a GGUF without types.
 
     It finds the byte tokens of SentencePiece by their text, whatever their type.
     """
@@ -195,7 +203,7 @@ def _default_types(kind: str, tokens: Sequence[str]) -> list[int]:
 def _guess_types(
     kind: str, tokens: Sequence[str], merges: Sequence[str] | None, special: Iterable[int]
 ) -> list[int]:
-    """Return token types for an APR that has none.
+    """Return likely token types for an APR that has none; `special` ids are control tokens.
 
     In BPE, a token of several characters that no merge makes counts as a control token. Byte
     tokens of SentencePiece are recognised by their spelling.
@@ -211,13 +219,13 @@ def _guess_types(
     return types
 
 
-def stop_ids(
+def collect_stop_ids(
     ids: Mapping[str, int], control: Callable[[str], int | None], stated: frozenset[int]
 ) -> frozenset[int]:
     """Return the ids that end a generation: those in `stated`, eos, eot and eom.
 
     If `stated` is empty (a foreign GGUF names only one end), the control tokens of END_TEXTS
-    too; `control` gives the id of a control token by its text.
+    too; `control` returns the id of a control token by its text.
     """
     found = {ids[role] for role in ("eos", "eot", "eom") if role in ids} | stated
     if not stated:
@@ -234,7 +242,7 @@ def filler_text(i: int) -> str:
 
 
 def pad_vocabulary(vocabulary: Vocabulary, size: int) -> tuple[list[str], list[int]]:
-    """Return tokens and types cut or filled up to `size` ids."""
+    """Return (tokens, types) cut or filled up to `size` ids."""
     tokens, types = list(vocabulary.tokens[:size]), list(vocabulary.types[:size])
     for i in range(len(tokens), size):
         tokens.append(filler_text(i))

@@ -12,7 +12,7 @@ from aprfmt.tokenizer import engine_server, isolated, keys
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import scores_from_merges
 from aprfmt.tokenizer.hf_engine import HfEngine
-from aprfmt.tokenizer.hf_json import FLAGS, config_added
+from aprfmt.tokenizer.hf_json import FLAGS, config_added_tokens
 from aprfmt.tokenizer.loading import _special_texts
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
@@ -84,7 +84,7 @@ def test_tokenizer_config_adds_what_is_new_and_changes_what_has_other_flags() ->
     )  # fmt: skip
     known = {"<same>": flags, "<changed>": flags, "<other>": flags}
     found = [(row["content"], {flag: row[flag] for flag in FLAGS})
-             for row in config_added(carried, known)]  # fmt: skip
+             for row in config_added_tokens(carried, known)]  # fmt: skip
     assert found == [("<changed>", special), ("<new>", special), ("<eos>", special)]
 
 
