@@ -434,8 +434,8 @@ class _StateReader:
         assert place is not None
         text = (
             f"{self._path}: {shorten(whole.name, 100)} holds no number (shape "
-            f"{list(part.info.shape)}): the engine packed it for its kernel after loading; save the "
-            "state before that"
+            f"{list(part.info.shape)}): the engine packed it for its kernel after loading; save "
+            "the state before that"
         )
         info = replace(published.info, name=name)
         return AbsentTensor(place[0], info, UnsupportedError(text))
