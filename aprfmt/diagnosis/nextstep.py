@@ -220,7 +220,9 @@ def _usual_step(asked: StepParts, finding: Finding) -> str:
     """Return the command by the cause's row, else by the finding's level."""
     shown = {} if asked.b.model is None else contradicted_values(asked.b.model)
     own = [shown.get(name, "") for name in finding.values]
-    if own and "" not in own:  # then B is read as it was made
+    tied = finding.values.get("tied_embeddings", {})
+    lost = isinstance(tied, Mapping) and (tied.get("a"), tied.get("b")) == (False, True)
+    if own and "" not in own and not lost:  # then B is read as it was made; a lost head is A's
         return set_command(asked.b.path, own)
     named = CAUSES[finding.cause].next if finding.cause else ""
     made = STEPS[named] if named else LEVELS[finding.level]

@@ -81,11 +81,11 @@ class IsolatedEngine(HfEngine):
 
     def added_token_flags(self) -> dict[str, Mapping[str, bool]]:
         """Return {token: {flag: value}} of the added tokens, which are split off whole."""
-        return dict(self._call_child("added"))
+        return dict(self._call_child("added_token_flags"))
 
     def add_tokens(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add tokens given by content and flags, or change the flags of existing ones."""
-        self._call_child("add", [dict(row) for row in rows])
+        self._call_child("add_tokens", [dict(row) for row in rows])
 
     @property
     def special_ids(self) -> frozenset[int]:
@@ -103,7 +103,7 @@ class IsolatedEngine(HfEngine):
 
     def split_words(self, text: str) -> list[str]:
         """Return the normalised words that a text is split into before merging."""
-        return list(self._call_child("words", text))
+        return list(self._call_child("split_words", text))
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
         """Return the text of ids."""

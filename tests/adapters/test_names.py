@@ -18,6 +18,7 @@ NAMES: dict[str, Callable[[str], str]] = {
     "a wrapper": lambda name: name.replace(P, f"{P}llm."),
     "the prefix twice": lambda name: name.replace(P, P + P),
     "a module in place of model": lambda name: name.replace(f"{P}model.", f"{P}thinker."),
+    "another component": lambda name: name.replace("mlp", "feed_forward"),
     "two modules in its place": lambda name: name.replace(f"{P}model.", f"{P}a.b.model."),
 }
 
@@ -51,9 +52,10 @@ def test_a_prefix_that_fits_nothing_is_one_relation(case: str, tmp_path: Path) -
     assert done.code == 0 and "loaders" not in done.out
 
 
-def test_names_that_no_prefix_mends_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["q_proj", "v_proj"])
+def test_names_that_may_be_one_weight_or_another_are_refused(part: str, tmp_path: Path) -> None:
     base, adapter, _ = write(tmp_path, "plain")
-    changed(adapter, lambda held: {name.replace("mlp", "nix"): v for name, v in held.items()})
+    changed(adapter, lambda held: {name.replace(part, "nix"): v for name, v in held.items()})
     done = command("convert", base, tmp_path / "out", "--to", "safetensors", "--adapter", adapter)
     assert done.code == 2 and "nix" in done.err and not (tmp_path / "out").exists()
 

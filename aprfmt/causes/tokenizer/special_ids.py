@@ -271,11 +271,10 @@ def _is_default_bos(a: StatedTokenizer, b: StatedTokenizer, part: str) -> bool:
     gguf-py writes the flag only for a post-processor that puts it.
     """
     lists = a if a.uses_lists else b
-    put = bool(getattr(lists, part))
     return (
         is_list_and_json(a, b)
         and part == "begins"
-        and put
+        and lists.adds_bos
         and lists.carried.flag_value("add_bos_token") is None
     )
 
