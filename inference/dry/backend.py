@@ -95,11 +95,11 @@ class DryBackend(Tiles):
 
     def wide(self, x: Array) -> Array:
         """Return x if its elements have four bytes at least, else a new ghost with four."""
-        return x if x.itemsize >= 4 else x.like(x.shape, 4)
+        return x if x.itemsize >= 4 else x.allocate_like(x.shape, 4)
 
     def narrow(self, x: Array) -> Array:
         """Return x if it is of the dtype, else a new ghost of it."""
-        return x if x.itemsize == self.itemsize else x.like(x.shape, self.itemsize)
+        return x if x.itemsize == self.itemsize else x.allocate_like(x.shape, self.itemsize)
 
     def exp(self, x: Array) -> Array:
         """Return a new ghost for the exponentials."""

@@ -4,8 +4,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import aprfmt
@@ -13,6 +14,7 @@ from aprfmt.arch.value_checks import same_value
 from aprfmt.base.bounded_regex import matches_start
 from aprfmt.base.protocols import TypedValue
 from aprfmt.causes.tensor.explanation import _with_nonfinite
+from aprfmt.causes.tensor.folded_factors import LayerTensors
 from aprfmt.causes.tokenizer import special_ids, vocabulary_lists
 from aprfmt.compare import _differing_hyperparameters
 from aprfmt.tokenizer.hf_engine import HfEngine
@@ -43,7 +45,9 @@ def test_a_special_id_is_that_of_a_token(
 
 PARTS: Mapping[str, tuple[dict[str, Any], Any]] = {
     "normalizer": ({"type": "Lowercase"}, lambda engine: engine.encode("B", False, True) == [1]),
-    "pre_tokenizer": ({"type": "Whitespace"}, lambda engine: engine.words("a b") == ["a", "b"]),
+    "pre_tokenizer": (
+        {"type": "Whitespace"}, lambda engine: engine.split_words("a b") == ["a", "b"]
+    ),
     "post_processor": (
         {
             "type": "TemplateProcessing",
@@ -83,7 +87,7 @@ def test_every_part_of_a_tokenizer_is_taken_over(name: str) -> None:
 def test_nan_is_confirmed_where_all_other_values_are_equal(
     changed: int, alone: int, rest: float, slack: float, confirmed: bool
 ) -> None:
-    odd = SimpleNamespace(alone=alone, side="B", says=lambda: "B has NaN at 0")
+    odd = SimpleNamespace(alone=alone, side="B", text=lambda: "B has NaN at 0")
     before = SimpleNamespace(nonfinite=odd, changed=changed, rest=rest, relative=1.0)
     case: Any = SimpleNamespace(before=before, key="w", slack=lambda: slack)
     found = _with_nonfinite(case, None)
@@ -127,7 +131,7 @@ def side(scores: list[float] | None = None, **facts: Any) -> Any:
         types=None,
         engine_ids={"bos": 1, "eos": 2},
     )
-    return SimpleNamespace(vocabulary=vocabulary, lists=True, **facts)
+    return SimpleNamespace(vocabulary=vocabulary, uses_lists=True, **facts)
 
 
 @pytest.mark.parametrize("base", [-0.5, -3.0, -2e5])
@@ -220,3 +224,18 @@ def test_a_hyperparameter_that_one_side_alone_reads_is_compared() -> None:
 )
 def test_values_are_the_same_from_both_sides(a: Any, b: Any, same: bool) -> None:
     assert same_value(a, b) == same_value(b, a) == same
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_a_weight_with_nan_is_no_part_of_a_fold_however_often_it_is_asked_for(side: str) -> None:
+    good, bad = np.ones(4, np.float32), np.array([1, np.nan, 1, 1], np.float32)
+
+    def pair(a: Any, b: Any) -> Any:
+        left, right = (SimpleNamespace(shape=x.shape, numpy=lambda x=x: x) for x in (a, b))
+        return SimpleNamespace(a=left, b=right)
+
+    odd = pair(bad, good) if side == "a" else pair(good, bad)
+    pairs: Any = {"L0.up.weight": odd, "L0.down.weight": pair(good, good)}
+    layer = LayerTensors(cast(Any, None), "L0.", pairs)
+    assert [layer.has("up.weight") for _ in range(3)] == [False] * 3
+    assert [layer.has("down.weight") for _ in range(3)] == [True] * 3

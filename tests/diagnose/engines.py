@@ -173,7 +173,7 @@ def trace(
         arithmetic = NUMPY("cpu", "float32") if backend is None else backend()
         with Session.open(model, arithmetic) as session:
             values = hp(session.hp) if callable(hp) else hp
-            numbers = session.hp.replaced(**(values or {}))  # type: ignore[attr-defined]
+            numbers = session.hp.with_values(**(values or {}))  # type: ignore[attr-defined]
             held = session.weights
             if weights is not None:
                 held = held.with_arrays(weights(session.weights))

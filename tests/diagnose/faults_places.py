@@ -478,6 +478,12 @@ def last_elements(here: Any, op: Any, x: Any, table: Any, **how: Any) -> Any:
     return np.concatenate([x[..., :still], turned], -1)
 
 
+def half_of_pairs(here: Any, op: Any, x: Any, table: Any, **how: Any) -> Any:
+    """Rotate half of the elements, by the first of the whole head's frequencies."""
+    few = table[0].shape[-1] // 2
+    return op(x, tuple(np.ascontiguousarray(part[:, :few]) for part in table), **how)
+
+
 def gone(key: int, token: int) -> How:
     """Let keys before one be gone from a token on."""
 
@@ -537,6 +543,8 @@ _OTHERS = (
            ROTATED),
     _fault("rotary-end-logits", "gpt_neox", "the same, from logits alone", "partial_rotary",
            "rope_dim", ROTATED, LOGITS),
+    _fault("rotary-half", "llama", "half of each head rotates, by the first frequencies",
+           "partial_rotary", "rope_dim", broken_here(rope=half_of_pairs)),
     _fault("evicted", "llama", "the first key is gone from token 12 on", "mask", "mask",
            gone(1, 12)),
     _fault("evicted-logits", "qwen2_5_vl", "the first 4 keys are gone from token 16 on",

@@ -217,10 +217,10 @@ def hyper(name: str) -> Any:
 
 def test_chosen_ids_are_long_enough_for_windows_and_lengths() -> None:
     windowed = hyper("mistral")
-    wide = windowed.replaced(sliding_window=200)
+    wide = windowed.with_values(sliding_window=200)
     assert len(choose_ids([wide], long=True)) > 200
     assert len(choose_ids([wide], long=False)) < 200
-    assert len(choose_ids([windowed.replaced(sliding_window=10**6)], long=True)) <= LONGEST
+    assert len(choose_ids([windowed.with_values(sliding_window=10**6)], long=True)) <= LONGEST
     dynamic = hyper("llama-dynamic")
     assert len(choose_ids([dynamic], long=True)) > int(dynamic["context_length"])
     ids = choose_ids([windowed], long=False)

@@ -176,7 +176,7 @@ def test_an_estimate_of_a_gpu_counts_the_blocks(
     def stacked(x: Any, stack: Any, experts: Any) -> Any:
         y = torch.empty((*x.shape[:2], stack.shape[1]))
         for at, expert in enumerate(experts.tolist()):
-            torch.mm(x[at], stack.expert(expert).held(arithmetic).T, out=y[at])
+            torch.mm(x[at], stack.expert(expert).placed_on(arithmetic).T, out=y[at])
         return y
 
     monkeypatch.setattr(arithmetic, "multiply_stack", stacked)

@@ -75,7 +75,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "traces-own-bound-of-diagnose", "aprfmt/diagnosis/direct.py",
-        "between = RunPair.from_traces(actual, right, moe=moe)", 'between = RunPair(("", ""), moe=moe)',
+        "between = RunPair.from_traces(actual, right, moe=moe)",
+        'between = RunPair(("", ""), moe=moe)',
         "diagnose holds points to a bound of its own",
     ),
     Row(
