@@ -10,6 +10,7 @@ from aprfmt.cli import options, render
 from aprfmt.cli.html_page import add_page
 from aprfmt.cli.step import output
 from aprfmt.cli.step.output import MemoryRequest
+from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.model.renames import Rename
@@ -113,7 +114,6 @@ def command(
     Exit 0: every parameter is what the optimizer makes of it; 1: one is not, and the mistake that
     gives it is named where it is known; 2: one could not be compared.
     """
-    from aprfmt.errors import UsageError
     from aprfmt.training.step import explain_step
 
     if dry_run:
