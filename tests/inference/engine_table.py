@@ -4,8 +4,8 @@
 
 Sound dumps are those of the tests: layouts of ranks, forms of steps, forms of log-probabilities, in
 two arithmetics, and what vLLM itself wrote. Faults are an engine's (shares, sums, ranks that
-differ), a dump's (a rank or a step that is missing, twice or of another run) and a rollout's. Exit 1
-where a sound dump is accused, a fault is not seen, or another cause than the seeded one is confirmed.
+differ), a dump's (a rank or a step that is missing, twice or of another run) and a rollout's. Exit
+1 where a sound dump is accused, a fault is not seen, or a cause other than the seeded one is said.
 """
 
 import sys
@@ -19,6 +19,7 @@ from tests.diagnose.engines import tiny_folder
 from tests.inference import test_logprobs as answers
 from tests.inference import test_rank_dumps as dumps
 from tests.inference import test_real_engine
+from tests.inference.test_captures import own
 from tests.models import IDS
 
 Line = tuple[str, str, str, str, bool]  # kind, dump or fault, what is said, where, as it should be
@@ -51,14 +52,14 @@ def sound(folder: Path) -> Iterator[Line]:
     """Yield the rows of sound dumps."""
     for name, (write, base, tokens) in dumps.LAYOUTS.items():
         made = write(_place(folder, f"layout {name}"))
-        given = ("--ids", ",".join(map(str, IDS[:tokens])))
-        done = aprfmt("diagnose", tiny_folder(base), made, *given, "--json")
+        ids = ",".join(map(str, IDS[:tokens]))
+        done = aprfmt("diagnose", tiny_folder(base), made, "--ids", ids, "--json")
         said, where = _said(done)
         yield "ranks", name, said, where, done.code == 0
     for name, step in dumps.STEPS.items():
         made = step(_place(folder, f"steps {name}"))
-        given = ("--ids", ",".join(map(str, IDS)))
-        done = aprfmt("diagnose", tiny_folder("llama"), made, *given, "--json")
+        ids = ",".join(map(str, IDS))
+        done = aprfmt("diagnose", tiny_folder("llama"), made, "--ids", ids, "--json")
         said, where = _said(done)
         yield "steps", name, said, where, done.code == 0
     for dtype in ("float32", "bfloat16"):
@@ -97,11 +98,11 @@ def faulty(folder: Path) -> Iterator[Line]:
     for break_it in dumps.REFUSED:
         made = _place(folder, break_it.__name__)
         break_it(made)
-        given = ("--ids", ",".join(map(str, IDS)))
-        done = aprfmt("diagnose", tiny_folder("llama"), made, *given, "--json")
+        ids = ",".join(map(str, IDS))
+        done = aprfmt("diagnose", tiny_folder("llama"), made, "--ids", ids, "--json")
         said, place = _said(done)
         yield "dump", break_it.__name__.replace("_", " "), said, place, done.code == 2
-    exact = answers.own()["logits"].astype("float64")
+    exact = own()["logits"].astype("float64")
     rows = answers._renormalised(exact)
     for name, fault in answers.FAULTS.items():
         path = answers.answer(folder, answers.vllm(fault(rows)), f"fault-{len(name)}.json")
