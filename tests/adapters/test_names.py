@@ -4,11 +4,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from aprfmt.adapters.placing import _prefix_rules
 from tests.adapters.golden import write
 from tests.cli.run import aprfmt as command
 
@@ -116,3 +118,13 @@ def test_a_pair_for_a_tied_head_says_so(tmp_path: Path) -> None:
     )
     done = command("convert", base, tmp_path / "out", "--to", "safetensors", "--adapter", adapter)
     assert done.code == 2 and "one tensor for head and table" in done.err, done.err
+
+
+def test_every_prefix_that_is_tried_takes_the_wrong_one_away() -> None:
+    """Of names that a base of another spelling says nothing of: all components in front of one."""
+    base: Any = ["blk.0.attn_q.weight"]
+    astray = ["thinker.llm.layers.0.q", "thinker.llm.layers.1.k"]
+    tried = [[rule(name) for name in astray] for rule in _prefix_rules(astray, base)]
+    tails = [[name.split(".", depth)[depth] for name in astray] for depth in (1, 2, 3)]
+    with_model = [[f"model.{name}" for name in names] for names in (*tails, astray)]
+    assert sorted(tried) == sorted([*tails, *with_model])

@@ -17,6 +17,7 @@ from aprfmt.diagnosis import (
     direct,
     entry,
     examine,
+    model_pair,
     models,
     quantities,
     tensors,
@@ -24,6 +25,7 @@ from aprfmt.diagnosis import (
 )
 from aprfmt.diagnosis.answers import Solution, layer_scopes
 from aprfmt.diagnosis.nextstep import missing_points
+from aprfmt.diagnosis.probes import DifferingRows
 from aprfmt.diagnosis.relations import relation_text
 from aprfmt.diagnosis.search import DEEPEST, Search, SearchStep, TriedSteps
 from aprfmt.errors import ArchError
@@ -377,3 +379,79 @@ def test_products_of_a_diagnosis_have_one_thread_and_then_their_own_again(
         assert found == "walked" and seen == [1] and blas.blas_threads() == 2
     finally:
         blas.set_blas_threads(before)
+
+
+def test_another_rotation_says_in_which_layers_and_from_which_length_on(demo_model: Path) -> None:
+    with open_model(demo_model) as model:
+        hyper = dict(model.hyper)
+    other = quantities.compare_quantity("rope_theta", hyper, {**hyper, "rope_theta": 1e4})
+    assert other is not None and not other.equal
+    assert (other.position, other.length) == (1, 2)
+    assert other.where == tuple(f"L{layer}" for layer in range(int(hyper["n_layers"])))
+    assert "in 4 layers (L0, ...) and for any sequence" in other.says
+    long = {**hyper, "context_length": 2048}
+    scaling = {"type": "dynamic", "factor": 2.0}
+    other = quantities.compare_quantity("rope_scaling", long, {**hyper, "rope_scaling": scaling})
+    assert other is not None and other.position == 512, other
+    assert "for sequences of more than 512 tokens" in other.says
+    same = quantities.compare_quantity("rope_theta", hyper, dict(hyper))
+    assert same is not None and same.equal and not same.where and same.length == 0
+
+
+def test_ids_that_reach_experts_become_probes_while_there_is_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of tokens that are tried, those are measured that a differing expert is given."""
+    made: list[list[Any]] = []
+
+    def measurement(passes: Any, parts: Any, probes: list[Any]) -> Any:
+        made.append(probes)
+        return SimpleNamespace(probes=probes)
+
+    monkeypatch.setattr(model_pair, "PartMeasurement", measurement)
+    monkeypatch.setattr(model_pair, "make_probe", lambda ids, hyper, why: tuple(ids))
+    for budget, tried, kept in ((math.inf, 3, 2), (5, 2, 1), (0, 0, 0)):
+        routed: dict[int, set[int]] = {0: {1}}
+        passes = SimpleNamespace(routed=routed, flops=0, pass_flops=lambda one: 2, runs=[])
+
+        def stage(one: tuple[int, ...], passes: Any = passes) -> None:
+            passes.runs.append(one)
+            passes.flops += 1
+            passes.routed[0] |= {1: set(), 2: {4}, 3: {6, 7}}[len(passes.runs)]
+
+        passes.stage_inputs = stage
+        measuring: Any = SimpleNamespace(
+            passes=passes,
+            parts=[],
+            probes=["first"],
+            known={1: 1},
+            measure_shares=lambda still: "again",
+        )
+        monkeypatch.setattr(model_pair, "BUDGET", budget)
+        side: Any = SimpleNamespace(hyper={"vocab_size": 100})
+        apart = DifferingRows(experts={"L0.ffn_gate_exps.weight": [1, 4, 6]})
+        pair = model_pair.ModelPair(side, side, cast(Any, None), apart)
+        found: Any = pair._reach_experts(measuring, cast(Any, "before"), [])
+        assert len(passes.runs) == tried
+        assert measuring.probes == ["first", *passes.runs[1:tried]][: kept + 1]
+        assert found == ("again" if kept else "before")
+
+
+def test_rows_that_the_probes_read_are_counted() -> None:
+    coverage = SimpleNamespace(run=[], not_reached=[])
+    levels: Any = SimpleNamespace(coverage=coverage, added={7, 9})
+    apart = DifferingRows({"token_embd.weight": [1, 2, 5], "position_embd.weight": [0, 9]})
+    side: Any = SimpleNamespace(hyper={})
+    probe = SimpleNamespace(ids=[2, 9, 5], rows=None, why="x")
+    measuring: Any = SimpleNamespace(passes=SimpleNamespace(routed={}), probes=[probe])
+    chosen: Any = SimpleNamespace(rows=[2, 5, 30], ids=[2, 9, 5])
+    model_pair.ModelPair(side, side, levels, apart)._add_coverage(measuring, chosen)
+    assert coverage.run[1:] == [
+        "1 of 2 special and added tokens",
+        "2 of 3 rows that differ in token_embd.weight",
+        "1 of 2 rows that differ in position_embd.weight",
+    ]
+    assert coverage.not_reached == [
+        "token_embd.weight: 1 of its differing rows, the first is row 1",
+        "position_embd.weight: 1 of its differing rows, the first is row 9",
+    ]

@@ -1,15 +1,21 @@
 """`aprfmt step`: forty mistakes are named and placed, and no step that is right is accused."""
 
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from aprfmt.causes import modules_of
+from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
+from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.errors import AprfmtError
+from aprfmt.training import judge
 from aprfmt.training.memory import estimate_step
 from aprfmt.training.step import explain_step
 from tests.conversion.folders import llama_folder
@@ -299,3 +305,40 @@ def test_gradients_beside_the_state_after_a_step_are_said_not_to_be_compared(
     kinds = {one.kind for one in report.left}
     assert report.exit_code == 0 and "gradient" in kinds
     assert "not compared: 21 gradients" in report.pronounced.says
+
+
+def test_gradients_saved_in_float16_are_held_as_its_arithmetic_computes(tmp_path: Path) -> None:
+    """A trainer that saves them in a type of few bits computed in one, whatever the weights."""
+    given = noisy(1e-2)(right_gradients())
+    report = report_of(tmp_path, {name: g.astype(np.float16) for name, g in given.items()})
+    assert report.causes == () and report.counts["agrees"] == len(report.tensors)
+    wide = report_of(tmp_path / "wide", given)
+    assert wide.counts["agrees"] < len(wide.tensors), "the same noise in float32 is a difference"
+
+
+def test_a_number_read_from_some_elements_is_judged_by_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without others it would always be right: it was made of them."""
+    shown: list[set[float]] = []
+    asked: list[set[float]] = []
+
+    def holds(case: StepCase) -> bool:
+        asked.append(set(case.before))
+        return len(case.before) > 100 or not shown[-1] & set(case.before)
+
+    def find(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
+        shown.append(set(case.before))
+        yield StepGuess("x", "x", free=1, holds=holds)
+
+    row = StepHypothesis(("x",), find)
+    monkeypatch.setattr(judge, "UPDATES", (row,))
+    before = np.arange(200.0)
+    case = StepCase("k", False, before, before + 1, ("F32", "F32"), np.arange(200), signs=True)
+    nothing: Any = SimpleNamespace(right=False, share=0.0)
+    monkeypatch.setattr(judge, "_facts", lambda fit, recipe: (None, None))
+    monkeypatch.setattr(judge, "measured_factor", lambda case, recipe: (math.nan, 1.0))
+    found = judge._explained(nothing, Recipe("sgd"), nothing, case, nothing)
+    assert [guess.cause for guess in found.guesses] == ["x"]
+    assert [len(one) for one in asked] == [200, 100]
+    assert asked[1] | shown[0] == set(before) and not asked[1] & shown[0]

@@ -135,7 +135,11 @@ def _adam(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
 
 
 def _adam_moments(recipe: Recipe, g: F64 | None, held: Moments | None) -> Moments | None:
-    """Return the moments that the step is made of."""
+    """Return the moments that this step divides: stored after the step, or advanced by `g` to it.
+
+    A recipe of old moments takes the stored ones of before. None where they cannot be known: no
+    gradient, a later step without a state, or a state that lacks one of the two moments.
+    """
     if held is not None and (held.after or recipe.old_moments):
         return held
     if g is None:
