@@ -1,6 +1,6 @@
 """One file of arrays: what it holds by name, and how one is read."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -68,7 +68,7 @@ class ArrayFiles:
         def stored(name: str) -> StoredBytes | None:
             """Return the array's stored bytes; the file is open while they are looked at."""
 
-            def windows() -> Iterator[memoryview]:
+            def windows() -> Generator[memoryview, None, None]:
                 """Yield the bytes of the file, opened again; FormatError if it is another now."""
                 with ExitStack() as again:
                     now = read_array_file(path, again).stored(name)

@@ -8,7 +8,7 @@ before anything is read, nothing is unpickled, and a name never leaves its folde
 import math
 import os
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -49,7 +49,7 @@ class StoredBytes:
     """
 
     form: str
-    windows: Callable[[], Iterator[memoryview]]
+    windows: Callable[[], Generator[memoryview, None, None]]
 
 
 def _no_bytes(name: str) -> StoredBytes | None:
@@ -283,7 +283,7 @@ class _FileArray:
         """Return the bytes of the numbers, in their order in the file."""
         return StoredBytes(f"{self.dtype} {self.fortran}", self._windows)
 
-    def _windows(self) -> Iterator[memoryview]:
+    def _windows(self) -> Generator[memoryview, None, None]:
         """Yield the bytes of the numbers; FormatError if the file was cut off."""
         left = math.prod(self.shape) * _item_size(self.dtype)
         buffer = memoryview(bytearray(min(WINDOW, left)))
@@ -405,7 +405,7 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
         """Return the stored bytes of this name; pages are released after each window."""
         tensor = source.tensors[names[name]]
 
-        def windows() -> Iterator[memoryview]:
+        def windows() -> Generator[memoryview, None, None]:
             """Yield the tensor's bytes."""
             for start in range(0, tensor.info.nbytes, WINDOW):
                 stop = min(start + WINDOW, tensor.info.nbytes)

@@ -667,7 +667,13 @@ def test_ranks_are_compared_by_their_stored_bytes(
 
     def counted(make: Callable[..., Any]) -> Callable[..., Any]:
         """Return a converter that notes each call."""
-        return lambda *given, **options: read.append("") or make(*given, **options)
+
+        def call(*given: Any, **options: Any) -> Any:
+            """Note the call and make it."""
+            read.append("")
+            return make(*given, **options)
+
+        return call
 
     for one in ("decode", "decode_numbers"):
         monkeypatch.setattr(captures, one, counted(getattr(captures, one)))
