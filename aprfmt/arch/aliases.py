@@ -95,6 +95,9 @@ ROWS: Mapping[str, ArchRow] = {
         module="hunyuan",
     ),
     "glm4_moe": _row("glm4_moe Glm4MoeForCausalLM", "glm4moe", "glm4_moe glm4moe"),
+    "kimi_linear": _row(
+        "kimi_linear KimiLinearForCausalLM", "kimi-linear", "kimi_linear kimi-linear"
+    ),
     "minimax": _row("minimax MiniMaxForCausalLM", ""),
     "minimax_m2": _row("minimax_m2 MiniMaxM2ForCausalLM", "minimax-m2", "minimax_m2 minimax-m2"),
     "ernie4_5_moe": _row(

@@ -80,6 +80,7 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
         "mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5,
     },
     "deepseek_v2": {"rms_norm_eps": 1e-6}, "deepseek_v3": {"rms_norm_eps": 1e-6},
+    "kimi_linear": {"rms_norm_eps": 1e-6},
     "falcon_mamba": {"layer_norm_epsilon": 1e-6, "mixer_rms_eps": 1e-6},
 }  # fmt: skip
 # What stands beside a row: why llama.cpp gives other numbers for models that are not suited, or
@@ -115,7 +116,7 @@ BECAUSE: Mapping[str, str] = {
         "later ones where a value falls on another entry",
     ),
     **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3"),
+        ("deepseek_v2", "deepseek_v3", "kimi_linear"),
         "it normalises compressed queries and keys by the model's epsilon, transformers by 1e-6",
     ),
     "falcon_mamba": "it normalises time steps, B and C by the model's epsilon, "
