@@ -1,7 +1,7 @@
 """Answers whether B is the base A with an adapter merged: once, twice, in every shard.
 
-For each weight the adapter changes, B is held against A with the change, as `merge_faults` does.
-The rest of B is compared with A as `diff` does.
+For each weight that the adapter changes, B is compared with A plus the change, as
+`merge_faults` does. The rest of B is compared with A as `diff` does.
 """
 
 from collections import Counter
@@ -52,7 +52,7 @@ _WORDS = VerdictWords("merged: ", "not merged as it should be: ", "not decided: 
 
 @dataclass(frozen=True)
 class ChangedWeight:
-    """One changed weight: B's shard, how many times the change lies in it, and what is left.
+    """One changed weight: B's shard, how many times the change is in it, and what remains.
 
     `times` is the projection of B - A on the change; `rest` the norm of what that leaves, relative
     to the change; `found` is "once", "twice", "N times", "subtracted", "not at all", "once or not
@@ -74,10 +74,10 @@ class ChangedWeight:
 
 @dataclass(frozen=True)
 class AdapterAnswer:
-    """The answer of one question: `found` of all weights, each of them, and what else differs.
+    """The answer: what was found in all weights, each of them, and what else differs.
 
-    `others` are tensors that the adapter does not change, and that differ. `says` are sentences
-    about them: whose change they hold, or in what they were quantized.
+    `found` holds for all weights. `others` are tensors that the adapter does not change, and that
+    differ. `says` are sentences about them: whose change they hold, or in what they were quantized.
     """
 
     adapter: str
@@ -103,17 +103,17 @@ class AdapterAnswer:
 
     @property
     def undecided(self) -> bool:
-        """True where B's type holds nothing of the change, so that merged or not is the same."""
+        """Whether B's type holds nothing of the change, so that merged or not is the same."""
         return self.found == EITHER and not self.others
 
     @property
     def differs(self) -> bool:
-        """True where B is not A with the adapter merged."""
+        """Whether B is certainly not A with the adapter merged."""
         return not (self.yes or self.undecided)
 
     @property
     def yes(self) -> bool:
-        """True where B is A with the adapter once in every weight, and nothing else."""
+        """Whether B is A with the adapter once in every weight, and nothing else differs."""
         return self.found == ONCE and not self.others
 
     def to_json(self) -> dict[str, Any]:
@@ -124,9 +124,10 @@ class AdapterAnswer:
 
 
 def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffReport]":
-    """Return the answer, and the comparison of B with A plus the adapter."""
+    """Return (answer, comparison of B with A plus the adapter)."""
     from aprfmt.compare import diff_models
 
+    # A with the adapter, compared with B as `diff` compares.
     model, opened, found = merged_model(a, adapter, again=True)
     with opened:
         report = diff_models(model, b, only=("tensors",), explain=False)
@@ -136,6 +137,7 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
         weights = []
         others = []
         same = 0
+        # Changed weights are judged one by one; of the others only differing ones count.
         for row in report.tensors:
             mine, theirs = model.find(row.key), b.find(row.key)
             touched = mine is not None and bool(changed.intersection(mine.names))
@@ -151,9 +153,11 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
                 others.append(row.key)
             else:
                 same += 1
+        # Stacked experts may have been merged with their ranks in another order.
         if any(pair.parameters for pair in found.pairs.values()):
             weights = _try_rank_orders(a, b, adapter, weights)
         others, says = _unexplained_others(model, b, others, changed)
+        # Sentences about contradictory alphas and renamed modules come first.
         apart = alpha_contradiction(found.config, adapter_parts(opened), opened)
         if apart:
             says = (f"judged by adapter_config.json: {apart}", *says)
@@ -169,10 +173,10 @@ def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffRepo
 def _unexplained_others(
     model: Model, b: Model, others: Sequence[str], changed: Set[str]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return the other tensors that differ by more than a quantized base, and what is known.
+    """Return (tensors that differ by more than a quantized base, sentences about all).
 
-    Those that hold the change of a weight are said by name. Those that are A's, quantized and
-    decoded, are no difference: it is the state of the base that was trained on.
+    Tensors that hold the change of another weight are named. Those that are A's, quantized and
+    decoded, are no difference: that is the state of the base that was trained on.
     """
     from aprfmt.compare import diff_models
 
@@ -202,9 +206,9 @@ def _unexplained_others(
 
 
 def _unread_tensors(adapter: Path) -> Iterator[NotCompared]:
-    """Yield the tensors of an adapter that nothing reads: they may change the base.
+    """Yield the tensors of an adapter that nothing reads, which may change the base.
 
-    A merge takes every whole tensor of the base along, or is refused.
+    A merge copies every whole tensor of the base, or is refused.
     """
     with open_model(adapter) as opened:
         taken = set(adapter_parts(opened).whole.values())
@@ -217,7 +221,7 @@ def _unread_tensors(adapter: Path) -> Iterator[NotCompared]:
 def _try_rank_orders(
     a: Model, b: Model, adapter: Path, weights: "list[ChangedWeight]"
 ) -> "list[ChangedWeight]":
-    """Return the weights, each with the order of ranks under which it is A with the change once."""
+    """Return the weights, re-judged under other orders of ranks where none fits so far."""
     for order in OTHER_ORDERS:
         if all(one.found not in (OTHERWISE, MORE) for one in weights):
             break
@@ -234,7 +238,7 @@ def _try_rank_orders(
 
 
 def _changed_weight(key: str, b: View, judged: Judged) -> ChangedWeight:
-    """Return the record of a weight."""
+    """Return the ChangedWeight of a key, with the shard of B that holds it."""
     file = b.stored[0].path
     where = "" if file is None else file.name
     return ChangedWeight(
@@ -243,7 +247,10 @@ def _changed_weight(key: str, b: View, judged: Judged) -> ChangedWeight:
 
 
 def _merge_values(merged: View, b: View, close: bool) -> Merge:
-    """Return the values of one weight of both; `close`: B is A with the change, rounded."""
+    """Return base, change and B's values of one weight as a Merge.
+
+    `close`: `diff` found B equal to A with the change, up to rounding.
+    """
     plain, full = (merged_values(merged, times) for times in (0, 1))
     kinds = {one.base_encoding for one in merged.stored if isinstance(one, MergedTensor)}
     base = kinds.pop() if len(kinds) == 1 else "+".join(sorted(kinds))
@@ -253,13 +260,14 @@ def _merge_values(merged: View, b: View, close: bool) -> Merge:
     if b.encoding not in FRACTIONS and not any(one.parts for one in b.stored):
 
         def again(values: "F64") -> "F64 | None":
+            """Return values encoded in B's packed type and decoded again."""
             return _store_through(b.encoding, values)
 
     return Merge(plain, full - plain, theirs, b.encoding, base, close, noise, again)
 
 
 def _store_through(kind: str, values: "F64") -> "F64 | None":
-    """Return values stored in a packed type and read again; None where it takes more than them."""
+    """Return values encoded in a packed type and decoded; None where it needs more than values."""
     held = np.ascontiguousarray(values, np.float32)
     try:
         return decode(kind, encode(kind, held)[""], held.shape).astype(np.float64)
@@ -268,7 +276,10 @@ def _store_through(kind: str, values: "F64") -> "F64 | None":
 
 
 def _wrong_scale_factors(view: View, found: Adapter) -> tuple[Factor, ...]:
-    """Return the factors of a wrong scale of a weight's pairs."""
+    """Return the factors by which usual mistakes with the scale multiply a weight's change.
+
+    () where the weight has pairs of different scales.
+    """
     pairs = [one.pair for one in view.stored if isinstance(one, MergedTensor)]
     if not pairs or any(one.scale != pairs[0].scale for one in pairs):
         return ()
@@ -290,10 +301,7 @@ def _wrong_scale_factors(view: View, found: Adapter) -> tuple[Factor, ...]:
 
 
 def _other_changes(model: Model, changed: Set[str], key: str) -> Iterator[OtherChange]:
-    """Yield the changes of other weights of the same shape, the likeliest place first.
-
-    Those of the same layer, and the same weight in the layers around it.
-    """
+    """Yield the changes of other weights of this shape, in this layer or the same weight nearby."""
     layer, role = split_key(key)
     own = model.find(key)
     for other, view in model.roles.items():
@@ -309,9 +317,9 @@ def _other_changes(model: Model, changed: Set[str], key: str) -> Iterator[OtherC
 
 
 def _shared_words(weights: Sequence[ChangedWeight]) -> str:
-    """Return what holds for all weights, or how often each word was found.
+    """Return what was found in all weights, or how often each word was found.
 
-    A weight whose type holds none of the change is as the others are, for it fits both.
+    A weight whose type holds none of the change fits both, and counts as the others.
     """
     decided = [each for each in weights if each.found != EITHER]
     if weights and not decided:

@@ -1,9 +1,9 @@
-"""What a merge did to one weight: the change once, twice, scaled otherwise, in the wrong place.
+"""Finds what a merge did to one weight: once, twice, wrong scale, wrong place.
 
-A weight is judged by reproduction: round(base + times * change) in the type that B stores has to
-give B's values. That holds too where the type takes most of the change away. Each usual mistake is
-tried as such a sum. Only where none gives B's values does the projection of B - A on the change
-speak.
+A weight is judged by reproduction: round(base + times * change) in the type that B stores has
+to give B's values. That holds too where the type takes most of the change away. Each usual
+mistake is tried as such a sum. Only where none gives B's values is the projection of B - A on
+the change used.
 """
 
 import math
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     F64 = NDArray[np.float64]
     Mask = NDArray[np.bool_]
 
-FRACTIONS = {"BF16": 7, "F16": 10, "F32": 23, "F64": 52}  # bits of a significand behind its point
+FRACTIONS = {"BF16": 7, "F16": 10, "F32": 23, "F64": 52}  # fraction bits of a significand
 SMALLEST = {"F16": -24}  # exponent of the type's smallest step, where weights come near it
 SUMS = 2.0**-20  # what sums in float32 are off by, relative to the largest value
 ONCE, NOT, EITHER = "once", "not at all", "once or not at all"
@@ -37,7 +37,7 @@ FLAT = 64  # values under one scale of bitsandbytes, which rows do not end
 
 
 class Factor(NamedTuple):
-    """A factor by which a mistake multiplies the change, and the mistake in words."""
+    """A multiple of the change that a mistake makes, and the mistake in words."""
 
     times: float
     says: str
@@ -54,8 +54,9 @@ class OtherChange(NamedTuple):
 class Merge:
     """One weight of base and merge, [rows, columns] or [experts, rows, columns], in float64.
 
-    `encoding` is what B stores, `base` what A stores. `close` says that B is the base with the
-    change within the bound of a packed type. `again` takes values through B's packed type.
+    `plain` is the base's, `change` the adapter's, `theirs` B's. `encoding` is what B stores, `base`
+    what A stores. `close` says that B is the base with the change within the bound of a packed
+    type. `again` encodes values in B's packed type and decodes them.
     """
 
     plain: "F64"
@@ -68,14 +69,14 @@ class Merge:
     again: "Callable[[F64], F64 | None] | None" = None
 
     def expert(self, at: int) -> "Merge":
-        """Return one expert's matrix of a stack."""
+        """Return one expert's matrix of a stack as a Merge."""
         return replace(
             self, plain=self.plain[at], change=self.change[at], theirs=self.theirs[at], again=None
         )
 
 
 class Judged(NamedTuple):
-    """What was found: `times` and `rest` by projection, `lost` the share that rounding took."""
+    """What was found: `times` and `rest` by projection, `lost` the share that rounding removed."""
 
     found: str
     times: float
@@ -93,13 +94,15 @@ def scale_factors(
     r: int,
     stored: Sequence[float] = (),
 ) -> tuple[Factor, ...]:
-    """Return the factors of the usual mistakes with a pair's scale; those of one value are joined.
+    """Return the factors of the usual mistakes with a pair's scale; equal ones are joined.
 
     `alpha` and `r` are those of the whole adapter, which patterns may overrule for a pair. `stored`
     are scales that tensors beside the pairs give (`.alpha`), which the configuration contradicts.
     """
+    # The alpha of this pair, from its scale.
     own = scale * (math.sqrt(rank) if rank_stabilised else rank)
     power = math.sqrt if rank_stabilised else float
+    # The scale that each usual mistake gives.
     usual = [
         (own / rank, "use_rslora is ignored: the scale is alpha / r")
         if rank_stabilised
@@ -117,6 +120,7 @@ def scale_factors(
         (power(rank) / own if own else 0.0, "the scale is turned over: r / alpha"),
     ]
     usual += [(each, "the scale is that of the .alpha tensors") for each in stored]
+    # As multiples of the right scale; equal ones are one factor.
     found: dict[float, list[str]] = {}
     for other, says in usual:
         times = other / scale if scale else 0.0
@@ -134,7 +138,10 @@ def judge_merge(
     factors: Sequence[Factor] = (),
     others: Callable[[], Iterable[OtherChange]] = tuple,
 ) -> Judged:
-    """Return what the merge did to a weight; a stack of experts is judged expert by expert too."""
+    """Return what the merge did to a weight; stacked experts are judged one by one too.
+
+    `factors` are multiples of the change to try. `others` yields the changes of other weights.
+    """
     found = _judge_whole(merge, factors, others)
     if found.found not in (OTHERWISE, MORE) or merge.plain.ndim != 3 or len(merge.plain) < 2:
         return found
@@ -158,7 +165,7 @@ def judge_merge(
 
 
 def _expert_numbers(experts: Sequence[int]) -> str:
-    """Return numbers of experts as text."""
+    """Return expert numbers as text: "0 to 3" for a range, else a list."""
     whole = len(experts) > 2 and experts[-1] - experts[0] == len(experts) - 1
     return f"{experts[0]} to {experts[-1]}" if whole else ", ".join(map(str, experts))
 
@@ -166,7 +173,7 @@ def _expert_numbers(experts: Sequence[int]) -> str:
 def _expert_changes(
     merge: Merge, at: int, others: Callable[[], Iterable[OtherChange]]
 ) -> Iterator[OtherChange]:
-    """Yield the changes that one expert may have got: other experts', and other weights'."""
+    """Yield the changes that expert `at` may have received: other experts', other weights'."""
     for number, change in enumerate(merge.change):
         if number != at:
             yield OtherChange(f"expert {number}", change)
@@ -177,7 +184,7 @@ def _expert_changes(
 def _judge_whole(
     merge: Merge, factors: Sequence[Factor], others: Callable[[], Iterable[OtherChange]]
 ) -> Judged:
-    """Return what the merge did to a whole weight."""
+    """Return what the merge did to a whole weight, by trying the usual sums."""
     size = float(np.square(merge.change).sum())
     if not size:
         says = "the change is nothing beside this weight, and both give the same values"
@@ -205,7 +212,7 @@ def _judge_whole(
 
 
 def _usual_multiple(merge: Merge, found: Judged, factors: Sequence[Factor]) -> Judged | None:
-    """Return the multiple of the change that gives B; None where no usual one does."""
+    """Return the usual multiple of the change that gives B; None where none does."""
     if merge.encoding not in FRACTIONS:
         return None
     whole = [Factor(float(times), "") for times in TIMES]
@@ -223,7 +230,7 @@ def _usual_multiple(merge: Merge, found: Judged, factors: Sequence[Factor]) -> J
 def _misplaced_change(
     merge: Merge, found: Judged, others: Callable[[], Iterable[OtherChange]]
 ) -> Judged | None:
-    """Return the change of another place that gives B: transposed, or another weight's."""
+    """Return that the change was added transposed or to another weight; None if not."""
     if merge.encoding not in FRACTIONS:
         return None
     turned = merge.change.swapaxes(-1, -2)
@@ -243,7 +250,10 @@ def _misplaced_change(
 def holder_of_change(
     plain: "F64", theirs: "F64", encoding: str, others: Iterable[OtherChange]
 ) -> str:
-    """Return the key of the weight whose change B holds in a weight that has none; "" for none."""
+    """Return the key of the weight whose change was added to this one; "" for none.
+
+    `plain` is the base's weight, which the adapter does not change, `theirs` is B's.
+    """
     if encoding not in FRACTIONS:
         return ""
     for key, change in others:
@@ -256,7 +266,7 @@ def holder_of_change(
 
 
 def _judge_by_projection(merge: Merge, found: Judged) -> Judged:
-    """Return what the projection says, where no sum gives B's values."""
+    """Return what the projection of B - A on the change says, where no sum gives B's values."""
     times, rest = found.times, found.rest
     size = math.sqrt(float(np.square(merge.change).sum()))
     allowed = max(LITTLE, 1.5 * merge.noise * float(np.linalg.norm(merge.plain)) / size)
@@ -295,14 +305,14 @@ def _is_reproduced(merge: Merge, times: float) -> bool:
 
 
 def _sum_gives(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> bool:
-    """Return whether a sum, rounded, is B's value everywhere."""
+    """Return whether a sum `full`, rounded, is B's value everywhere."""
     return bool(_rounded_equal(merge, full, change, rounds).all())
 
 
 def _rounded_equal(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> "Mask":
-    """Return where B's values are a sum, rounded to B's float type by some library.
+    """Return a bool array: where B's values are a sum, rounded to B's float type.
 
-    That one may have rounded the product to the same type first, as PEFT does in half precision,
+    A library may have rounded the product to the same type first, as PEFT does in half precision,
     and its sums in float32 end elsewhere than ours: where a value lies halfway between two, it may
     then be the other one. A change that was added more than once was rounded as often.
     """
@@ -321,10 +331,10 @@ def _half_spacing(values: "F64", encoding: str) -> "F64":
 
 
 def _judge_other_base(merge: Merge, found: Judged) -> Judged | None:
-    """Return that the change is once in another state of the base: not yet rounded, or quantized.
+    """Return that B is another state of the base plus the change once; None if not.
 
     A base that was published in 16 bits may have been merged before that rounding. A base that was
-    trained on in 4 or 8 bits may have been merged decoded.
+    trained on in 4 or 8 bits may have been merged decoded. A few damaged values are reported too.
     """
     if merge.encoding not in FRACTIONS or merge.base not in FRACTIONS:
         return None
@@ -351,9 +361,9 @@ def _judge_other_base(merge: Merge, found: Judged) -> Judged | None:
 
 
 class BaseScheme(NamedTuple):
-    """A code that a base may have been quantized in, and how many values share a scale.
+    """A scheme in which a base may have been quantized: its code values, values per scale.
 
-    0 values is a whole row. `flat` groups do not end at rows.
+    `size` 0 is a whole row. `flat`: groups do not end at rows.
     """
 
     name: str
@@ -363,9 +373,10 @@ class BaseScheme(NamedTuple):
 
 
 def _code_values(encoding: str, table: str) -> "Callable[[], F64]":
-    """Return what gives the finite values of a type's codes, by the codec's own table."""
+    """Return a function that returns the finite values of a type's codes, sorted."""
 
     def load() -> "F64":
+        """Return the sorted finite values of the codec's table."""
         values = np.asarray(getattr(codec(encoding), table), np.float64)
         return np.unique(values[np.isfinite(values)])
 
@@ -373,7 +384,7 @@ def _code_values(encoding: str, table: str) -> "Callable[[], F64]":
 
 
 def _integer_codes(low: int, high: int) -> "Callable[[], F64]":
-    """Return what gives the integers from `low` to `high`."""
+    """Return a function that returns the integers from `low` to `high`, as float64."""
     return lambda: np.arange(low, high + 1, dtype=np.float64)
 
 
@@ -388,9 +399,9 @@ SCHEMES = (
 
 
 def _scheme_of_base(merge: Merge) -> str:
-    """Return the scheme in which A, decoded again and with the change, gives B; "" for none.
+    """Return the scheme in which A, quantized and decoded, plus the change gives B; or "".
 
-    The entries are those nearest to A's values. The scale of a group is found on every other value
+    The entries are those nearest to A's values. The scale of a group is fitted on every other value
     and judged on the rest, so that it holds too where scales were quantized themselves.
     """
     rows = merge.plain.reshape(-1, merge.plain.shape[-1])
@@ -410,7 +421,10 @@ def _scheme_of_base(merge: Merge) -> str:
 def _decode_base(
     plain: "F64", change: "F64", theirs: "F64", entries: "F64"
 ) -> "tuple[F64, F64, F64]":
-    """Return the decoded base, and each group's usual and largest distance between entries."""
+    """Return (decoded base, usual distance between entries, largest distance) of groups.
+
+    All arguments but `entries` are [groups, values]; the distances are [groups, 1].
+    """
     largest = np.take_along_axis(plain, np.abs(plain).argmax(1)[:, None], 1)
     top = entries[np.abs(entries).argmax()]
     # Of entries that reach further to one side, the scale has the sign that reaches there.

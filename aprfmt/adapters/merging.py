@@ -1,8 +1,9 @@
-"""A base with an adapter merged into it, as an open model whose bytes are made when they are read.
+"""A base model with an adapter merged, computed when bytes are read.
 
 The arithmetic: B @ A in float64, rounded to float32; times the scale in float32; added to the
-weight in float32; rounded once to the weight's own dtype. With DoRA the sum's rows are divided by
-their length (float64, rounded to float32) and multiplied by the magnitude before that rounding.
+weight in float32; rounded once to the weight's own dtype. With DoRA the sum's rows are divided
+by their length (float64, rounded to float32) and multiplied by the magnitude before that
+rounding.
 """
 
 import hashlib
@@ -40,7 +41,7 @@ _ROWS = 1 << 20  # elements made at a time
 
 
 class MergedTensor(LazyTensor):
-    """A weight with a pair added `times` times, in its own encoding or `encoding`."""
+    """A base weight with a pair added `times` times, in `encoding` or the base's own."""
 
     __slots__ = ("_times", "base", "info", "pair")
 
@@ -49,6 +50,7 @@ class MergedTensor(LazyTensor):
     def __init__(
         self, base: LazyTensor, pair: LowRank, *, times: int = 1, encoding: str = ""
     ) -> None:
+        """Store base and pair; `encoding` is that of the result, "" for the base's."""
         stored, kind = base.info, encoding or base.info.encoding
         row = ENCODINGS[kind]
         self.base, self.pair, self._times = base, pair, times
@@ -68,12 +70,12 @@ class MergedTensor(LazyTensor):
 
     @property
     def base_encoding(self) -> str:
-        """The encoding in which the base's file holds the weight."""
+        """The encoding of the weight in the base's file, also where it was decoded first."""
         base = self.base
         return base.packed_as if isinstance(base, DecodedTensor) else base.info.encoding
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Return bytes [start, stop) of the merged weight, made now."""
+        """Return bytes [start, stop) of the merged weight, computed now."""
         stop = self.info.nbytes if stop is None else min(stop, self.info.nbytes)
         row = self.info.row_bytes
         if not row or start >= stop:
@@ -87,6 +89,7 @@ class MergedTensor(LazyTensor):
         return memoryview(b"".join(made))[start - first * row : stop - first * row]
 
     def _rows(self, start: int, stop: int) -> "F32":
+        """Return rows [start, stop) of the merged weight as float32."""
         stored = self.base.info
         assert stored.row_bytes is not None
         held = self.base.raw(start * stored.row_bytes, stop * stored.row_bytes)
@@ -97,7 +100,7 @@ class MergedTensor(LazyTensor):
         return found
 
     def again(self, times: int) -> "MergedTensor":
-        """Return the weight with the pair so many times, in float32."""
+        """Return the weight with the pair added `times` times, in float32."""
         return MergedTensor(self.base, self.pair, times=times, encoding="F32")
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
@@ -113,6 +116,7 @@ class DecodedTensor(LazyTensor):
     info: TensorInfo
 
     def __init__(self, view: View) -> None:
+        """Describe the view as F32; nothing is decoded yet."""
         row = ENCODINGS["F32"]
         self._view, self.packed_as = view, view.encoding
         self._held: F32 | None = None
@@ -143,7 +147,7 @@ class DecodedTensor(LazyTensor):
 
 
 def merged_rows(weight: "F32", pair: LowRank, start: int, stop: int) -> "F32":
-    """Return rows [start, stop) of a weight (float32) with a pair merged into them."""
+    """Return rows [start, stop) of a merged weight; `weight` are the base's rows (float32)."""
     delta = pair.product(start, stop).astype(np.float32) * np.float32(pair.scale)
     found: F32 = weight + delta
     if pair.magnitude is not None:
@@ -154,9 +158,10 @@ def merged_rows(weight: "F32", pair: LowRank, start: int, stop: int) -> "F32":
 
 
 class MergedSource:
-    """An open file of which some tensors are replaced; everything else is the file's."""
+    """A Source with some tensors replaced; everything else is the wrapped file's."""
 
     def __init__(self, source: Source, tensors: Mapping[str, LazyTensor], record: str) -> None:
+        """Replace `tensors`; `record` is the JSON of merged adapters for the metadata, or ""."""
         self._source = source
         self.tensors: Mapping[str, LazyTensor] = {**source.tensors, **tensors}
         self.metadata: Mapping[str, Value] = (
@@ -170,16 +175,16 @@ class MergedSource:
 
     @property
     def beneath(self) -> Source:
-        """The open file."""
+        """The Source whose tensors are replaced."""
         return self._source
 
     @property
     def damage(self) -> "tuple[Damage, ...]":
-        """What is wrong with the file."""
+        """The damage of the wrapped file."""
         return tuple(self._source.damage)
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the wrapped file."""
         self._source.close()
 
     def __enter__(self) -> "MergedSource":
@@ -197,7 +202,7 @@ def merged_model(
     order: ExpertOrder = PEFT_ORDER,
     encoding: str = "",
 ) -> tuple[Model, Model, Adapter]:
-    """Return a base with an adapter merged, the adapter's open file, and the adapter.
+    """Return (base with the adapter merged, the adapter's open file, the adapter).
 
     `order` is that in which the ranks of pairs for stacked experts are read, `encoding` that of the
     merged weights instead of the base's. Closing the first
@@ -240,7 +245,10 @@ def _tensors(
     decoded: bool,
     encoding: str,
 ) -> Iterator[tuple[str, LazyTensor]]:
-    """Yield the tensors that are not the base's; `decoded` takes packed weights as their values."""
+    """Yield (name, tensor) of the tensors that are not the base's.
+
+    `decoded` decodes packed weights, which are refused without it.
+    """
     own = {name: RenamedTensor(view.stored[0], name) for name, view in whole.items()}
     yield from own.items()
     for name, pair in placed(adapter, base, order).items():
@@ -264,6 +272,7 @@ class RenamedTensor(LazyTensor):
     info: TensorInfo
 
     def __init__(self, stored: LazyTensor, name: str) -> None:
+        """Describe `stored` under `name`."""
         old = stored.info
         self._stored = stored
         self.info = TensorInfo(name, old.shape, old.encoding, old.offset, old.nbytes, old.row_bytes)
@@ -278,7 +287,7 @@ class RenamedTensor(LazyTensor):
 
 
 def merged_before(base: Model) -> list[str]:
-    """Return the digests of adapters that a model's metadata say are merged into it."""
+    """Return the SHA-256 of adapters that the metadata record as merged; [] without any."""
     text = base.metadata.get(RECORD)
     try:
         found: Any = json.loads(text) if isinstance(text, str) else []
@@ -288,7 +297,7 @@ def merged_before(base: Model) -> list[str]:
 
 
 def _digest(opened: Model) -> str:
-    """Return the SHA-256 of an adapter: of its tensors' names, encodings, shapes and bytes."""
+    """Return the SHA-256 in hex of an adapter's tensors: names, encodings, shapes and bytes."""
     total = hashlib.sha256()
     for name in sorted(opened):
         stored = opened[name].stored[0]
@@ -326,10 +335,10 @@ def convert_merged(
 
 @dataclass(frozen=True)
 class MergeLoss:
-    """What storing one merged weight took of the change: how many values, and which share of it.
+    """How much of the change storing one merged weight lost.
 
-    `changed` counts values that are not the sum, `still` those of `count` changed ones that stayed
-    as the base has them. `lost` and `size` are norms: of what was taken, and of the change.
+    `changed` counts values that are not the sum, `still` those of `count` changed ones that are as
+    in the base. `lost` and `size` are norms: of what was lost, and of the change.
     """
 
     key: str
@@ -343,7 +352,7 @@ class MergeLoss:
 
 
 def merge_losses(model: Model, out: Path) -> "Iterator[MergeLoss]":
-    """Yield the weights of a written merge of which rounding to the stored type took something."""
+    """Yield the loss of each weight of a written merge that rounding to its type changed."""
     merged = {name for name, one in model.source.tensors.items() if isinstance(one, MergedTensor)}
     keys = dict.fromkeys(
         key for name in sorted(merged) for key in model.roles_of.get(name, (name,))
@@ -372,14 +381,14 @@ def merge_losses(model: Model, out: Path) -> "Iterator[MergeLoss]":
 
 
 def merged_values(merged: View, times: int) -> "F64":
-    """Return a weight with the change so many times, before it is rounded to its dtype."""
+    """Return a weight with the change added `times` times, before rounding (float64)."""
     stored = [one.again(times) if isinstance(one, MergedTensor) else one for one in merged.stored]
     view = View(*stored, role=merged.role, group=merged.group, hp=merged.sizes)
     return view.numpy().astype(np.float64)
 
 
 def loss_notes(losses: "Sequence[MergeLoss]", adapter: Path) -> tuple[Note, ...]:
-    """Return the one remark on what the stored type takes of the change; () where it is nothing."""
+    """Return the note on how much of the change the stored type loses; () for nothing."""
     if not losses:
         return ()
     kinds = ", ".join(sorted({each.encoding for each in losses}))
@@ -397,7 +406,7 @@ def loss_notes(losses: "Sequence[MergeLoss]", adapter: Path) -> tuple[Note, ...]
 def _with_losses(
     tensors: "Iterable[TensorOutcome]", losses: "Sequence[MergeLoss]"
 ) -> "Iterator[TensorOutcome]":
-    """Yield the outcomes; those of merged weights that rounding changed are lossy."""
+    """Yield the outcomes, with "lossy" for merged weights that rounding changed."""
     changed = {name: each.changed for each in losses for name in each.names}
     for tensor in tensors:
         if tensor.name in changed and tensor.how != "lossy":
@@ -407,7 +416,7 @@ def _with_losses(
 
 
 def stray_notes(adapter: Adapter) -> tuple[Note, ...]:
-    """Return the remark on stored tensors that are no part of an adapter and were left out."""
+    """Return the note on stored tensors that belong to no adapter and were left out, or ()."""
     if not adapter.stray:
         return ()
     said = f"left out, for it is no part of an adapter: {', '.join(adapter.stray)}"

@@ -38,7 +38,7 @@ _TRANSPOSED = frozenset({"gpt_oss"})
 
 
 class ExpertOrder(NamedTuple):
-    """In which order the ranks of all experts stand in a pair: True is expert by expert."""
+    """The order in which a pair holds the ranks of all experts: True is expert by expert."""
 
     a: bool
     b: bool
@@ -56,7 +56,7 @@ OTHER_ORDERS = (
 
 @dataclass(frozen=True)
 class Change:
-    """The change of one stored weight as factors: left @ right, for each expert its own.
+    """The change of one stored weight: scale * (left @ right), for each expert its own.
 
     `left` is [rows, r] or [experts, rows, r], `right` [r, columns] or [experts, r, columns].
     """
@@ -67,7 +67,7 @@ class Change:
 
 
 class _Target(NamedTuple):
-    """A parameter that a pair may belong to, in the layout of the module that PEFT wrapped."""
+    """A parameter that a pair may change, in the layout of the module that PEFT wrapped."""
 
     name: str
     shape: Shape
@@ -77,7 +77,7 @@ class _Target(NamedTuple):
 def parameter_changes(
     adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER
 ) -> Iterator[tuple[str, Stored, Change]]:
-    """Yield each stored name of the base that a pair for a parameter changes, and by what.
+    """Yield (stored name of the base, pair, change) of each pair for a single parameter.
 
     Raises ConversionError for a pair that fits no parameter, or two of the same shape.
     """
@@ -106,7 +106,10 @@ def parameter_changes(
 def _targets(
     adapter: Adapter, module: str, pairs: Sequence[Stored], base: Model
 ) -> Sequence[_Target]:
-    """Return the parameter of each pair of a module, by the shapes."""
+    """Return the parameter that each pair of a module changes, found by the shapes.
+
+    Raises ConversionError where no assignment fits, or several do.
+    """
     every = [_target(f"{module}.{name}", base) for name in pairs[0].parameters]
     targets = [target for target in every if target is not None]
     fitting = [
@@ -151,11 +154,12 @@ def _target(name: str, base: Model) -> _Target | None:
 
 
 def _sizes(shape: Shape) -> tuple[int, int, int]:
-    """Return experts, rows and columns of a parameter."""
+    """Return (experts, rows, columns) of a parameter; a matrix counts as one expert."""
     return (shape[0], shape[1], shape[2]) if len(shape) == 3 else (1, shape[0], shape[1])
 
 
 def _fits(adapter: Adapter, pair: Stored, target: _Target) -> bool:
+    """Return whether a pair's shapes fit a parameter, for experts also exchanged."""
     if len(target.shape) not in (2, 3):
         return False
     experts, rows, columns = _sizes(target.shape)
@@ -168,7 +172,7 @@ def _fits(adapter: Adapter, pair: Stored, target: _Target) -> bool:
 def _factors(
     adapter: Adapter, pair: Stored, target: _Target, base: Model, order: ExpertOrder
 ) -> tuple[Array, Array, float]:
-    """Return [experts, rows, r] and [experts, r, columns] of a parameter, and the scale."""
+    """Return (left [experts, rows, r], right [experts, r, columns], scale) of a parameter."""
     experts, rows, columns = _sizes(target.shape)
     rank, scale = pair_scale(adapter, target.name)
     a, b = factors(pair)
@@ -191,7 +195,7 @@ def _factors(
 def _swapped(
     steps: "Sequence[LayoutStep]", shapes: Sequence[Shape], hp: Mapping[str, Any]
 ) -> "tuple[bool, Sequence[LayoutStep]]":
-    """Return whether rows and columns are stored exchanged, and the steps after that one."""
+    """Return (whether rows and columns are stored exchanged, the steps after that one)."""
     first = steps[0] if steps else None
     if not isinstance(first, Transposed | TransposedEach):
         return False, steps
@@ -202,7 +206,7 @@ def _swapped(
 def _placed(
     adapter: Adapter, pair: Stored, target: _Target, base: Model, left: Array, right: Array
 ) -> Iterator[tuple[str, tuple[Array, Array]]]:
-    """Yield the factors of each stored weight of a base that is laid out otherwise.
+    """Yield (stored name, (left, right)) for a base with another layout of the experts.
 
     Layout steps move rows and experts. So they are applied to the left factor, whose columns are
     ranks, and to the number of the expert that each row belongs to.
@@ -210,15 +214,18 @@ def _placed(
     assert target.group is not None
     hp = base.hyper
     experts = len(left)
+    # Both factors in the base's orientation, before its other layout steps.
     turned, steps = _swapped(target.group.binding.steps, [target.shape], hp)
     if turned:
         left, right = right.swapaxes(1, 2), left.swapaxes(1, 2)
     try:
+        # Follow the rows of the left factor, and their experts, through the steps.
         owners = np.broadcast_to(np.arange(experts)[:, None, None], (*left.shape[:2], 1))
         roles = target.group.roles
         rows = dict(zip(roles, to_logical(steps, [left], hp), strict=True))
         whose = dict(zip(roles, to_logical(steps, [owners], hp), strict=True))
         groups = {id(base.roles[r].group): base.roles[r] for r in roles}
+        # Store them as each of the base's tensors does; a matrix needs one expert.
         for view in groups.values():
             group = view.group
             assert group is not None

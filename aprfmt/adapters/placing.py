@@ -1,4 +1,4 @@
-"""Which stored weight of a base a pair of an adapter belongs to, and in which order of rows."""
+"""Finds the base's stored weight for each pair of an adapter, and its order of rows."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,7 +34,7 @@ _UNTIE = (
 class LowRank:
     """The change of one stored weight [out, in]: scale * (b @ a), both float64.
 
-    With `magnitude` [out] (DoRA, float64) the changed weight's rows are given these lengths.
+    With `magnitude` [out] (DoRA, float64) the changed weight's rows are scaled to these lengths.
     Where experts are stacked in one weight, both factors have a first axis for them.
     """
 
@@ -50,11 +50,11 @@ class LowRank:
 
     @property
     def rank(self) -> int:
-        """Rank of the pair, of each expert's where there are several."""
+        """Rank of the pair; of one expert's where there are several."""
         return int(self.a.shape[-2])
 
     def product(self, start: int, stop: int) -> Array:
-        """Return rows [start, stop) of b @ a; those of all experts are counted through."""
+        """Return rows [start, stop) of b @ a; the rows of all experts are numbered through."""
         if self.a.ndim == 2:
             found: Array = self.b[start:stop] @ self.a
             return found
@@ -66,7 +66,7 @@ class LowRank:
 
 
 def placed(adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER) -> dict[str, LowRank]:
-    """Return the pairs by the base's stored names; ConversionError if one fits none.
+    """Return {stored name of the base: change}; ConversionError if a pair fits none.
 
     `order` is that in which the ranks of pairs for stacked experts are read.
     """
@@ -74,6 +74,7 @@ def placed(adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER) -> di
     whole = whole_tensors(adapter, base)
 
     def place(module: str, name: str, made: LowRank) -> None:
+        """Add the change of a weight to the result, once name and shape are checked."""
         if name not in whole and name not in base:
             tied = name.endswith(_HEADS) and base.hyper["tied_embeddings"]
             raise ConversionError(
@@ -90,6 +91,7 @@ def placed(adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER) -> di
             raise ConversionError(f"{adapter.path}: two pairs for {name} of {base.path}")
         found[name] = made
 
+    # Pairs of whole modules, by name or by role.
     for module, pair in adapter.pairs.items():
         if pair.parameters:
             continue
@@ -99,19 +101,21 @@ def placed(adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER) -> di
         else:
             name, made = _by_role(adapter, pair, name, base)
         place(module, name, made)
+    # Pairs of single parameters: stacked experts.
     for name, pair, change in parameter_changes(adapter, base, order):
         place(pair.module, name, LowRank(change.right, change.left, change.scale))
     return found
 
 
 def related(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
-    """Return an adapter under the base's names, and the one prefix that gave it others.
+    """Return (adapter with names changed to the base's, relation), or (adapter, None).
 
-    Loaders that find no such module leave the pair out, most of them without a word. Unchanged
+    Loaders that find no such module leave the pair out, most of them without a warning. Unchanged
     where the names fit, or where no one prefix makes all of them fit.
     """
     if adapter.spelling == "kohya":
         return adapter, None
+    # Names that the base does not have, and one prefix that makes all of them fit.
     every = [*adapter.pairs, *adapter.whole]
     astray = [name for name in every if not _has_place(adapter, name, base)]
     if not astray:
@@ -126,6 +130,7 @@ def related(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
     )
     if rule is None:
         return adapter, None
+    # The relation says so, and the adapter is returned under the new names.
     apply = {name: rule(name) for name in astray}
     pairs = tuple((name, apply[name]) for name in astray)
     says = (
@@ -147,7 +152,7 @@ def related(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
 
 
 def _rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:
-    """Yield prefixes that may stand in place of the base's, the likeliest first."""
+    """Yield prefix rules that may turn these names into the base's, the likeliest first."""
     there = {name for stored in base for name in (stored, stored.rpartition(".")[0])}
     found = prefix_rule_onto(astray, there)
     if found is not None:
@@ -162,7 +167,7 @@ def _rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:
 
 
 def _has_place(adapter: Adapter, module: str, base: Model) -> bool:
-    """Return whether the base has the weight of a pair, or a whole tensor, as it spells them."""
+    """Return whether the base has the weight of a pair, or a whole tensor, of this name."""
     from aprfmt.arch.binding import bind_names
 
     plain, _ = unwrap_module(module)
@@ -182,7 +187,10 @@ def _has_place(adapter: Adapter, module: str, base: Model) -> bool:
 
 
 def stored_name(adapter: Adapter, module: str, base: Model) -> str:
-    """Return the name of a pair's weight in the adapter's own spelling."""
+    """Return the name of a pair's weight in the adapter's own spelling.
+
+    Raises ConversionError for a kohya module that the base does not have.
+    """
     if adapter.spelling == "gguf":
         return module
     if adapter.spelling == "peft":
@@ -198,6 +206,7 @@ def stored_name(adapter: Adapter, module: str, base: Model) -> str:
 
 
 def _as_stored(adapter: Adapter, pair: Stored) -> LowRank:
+    """Return a pair's change [out, in]; factors are exchanged for fan_in_fan_out."""
     a, b = factors(pair)
     magnitude = pair.parts.get("magnitude")
     if adapter.turned and not pair.embedding:
@@ -209,7 +218,7 @@ def _as_stored(adapter: Adapter, pair: Stored) -> LowRank:
 
 
 def _by_role(adapter: Adapter, pair: Stored, name: str, base: Model) -> tuple[str, LowRank]:
-    """Return the base's name of a weight that it spells otherwise, and the pair in its rows."""
+    """Return (the base's name of the weight, the change with its rows in that layout)."""
     from aprfmt.arch.binding import bind_names, groups_for
 
     style = "gguf" if adapter.spelling == "gguf" else "hf"
@@ -229,9 +238,10 @@ def _by_role(adapter: Adapter, pair: Stored, name: str, base: Model) -> tuple[st
 def moved(
     pair: LowRank, here: "BoundGroup", there: "BoundGroup", base: Model, adapter: Adapter
 ) -> LowRank:
-    """Return a pair with its rows in the order of another style; ConversionError where it cannot.
+    """Return a change with its rows in the order of another style.
 
-    Rows may be permuted: then those of `b` are, and the lengths.
+    Rows may be permuted: then those of `b` are, and the lengths. ConversionError for any other
+    difference in layout.
     """
     steps = (*here.binding.steps, *there.binding.steps)
     simple = all(isinstance(step, RowsPermuted) for step in steps)
@@ -242,6 +252,7 @@ def moved(
         )
 
     def turned(rows: Array) -> Array:
+        """Return rows in the order of the other style."""
         logical = to_logical(here.binding.steps, [rows], base.hyper)
         return np.ascontiguousarray(to_stored(there.binding.steps, logical, base.hyper)[0])
 
@@ -250,12 +261,14 @@ def moved(
 
 
 def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
-    """Return tensors that replace the base's, by its names; ConversionError for one it has not.
+    """Return {the base's name: tensor} of tensors that replace the base's.
 
     Tensors with a row for each token may have another number of them (`vocabulary.py`). A head that
-    equals the table of tokens is left out where the base has one for both.
+    equals the token embedding is left out where the base has one tensor for both. Raises
+    ConversionError for one that the base does not have.
     """
     found = {}
+    # Each whole tensor: the saved embedding, one of the base, or a tied head.
     for name, view in adapter.whole.items():
         plain = name.replace(".base_layer.", ".")
         if plain != name and plain in base:  # PEFT saves the table of tokens whose pair it has
@@ -276,6 +289,7 @@ def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
                 f"{adapter.path}: {name} is a whole tensor (modules_to_save) that {base.path} "
                 "does not have under this name; merge it into a base in the adapter's own format"
             )
+    # Shapes must be the base's, but for the number of tokens.
     rows = vocabulary_tensors(base)
     for name, view in found.items():
         here = base[name].shape
@@ -288,7 +302,7 @@ def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
 
 
 def _table_of(base: Model) -> str:
-    """Return the base's name of its table of tokens; "" without one."""
+    """Return the base's name of its token embedding; "" without one."""
     try:
         view = base.roles.get("token_embd.weight")
     except ArchError:
@@ -297,7 +311,7 @@ def _table_of(base: Model) -> str:
 
 
 def _is_tied_head(adapter: Adapter, name: str, base: Model) -> bool:
-    """Return whether a whole tensor is a head that is the table of tokens.
+    """Return whether a whole tensor is an output head equal to the token embedding.
 
     Raises ConversionError where the base has one tensor for both, and the adapter two.
     """

@@ -1,17 +1,17 @@
-"""An adapter as it is stored: PEFT's folder, a GGUF of llama.cpp, kohya's file.
+"""Reads an adapter as stored: PEFT's folder, a GGUF of llama.cpp, kohya's file.
 
-PEFT    base_model.model.MODULE.lora_A.weight [r, in], .lora_B.weight [out, r]; of embeddings
-        .lora_embedding_A [r, tokens], .lora_embedding_B [size, r]; DoRA .lora_magnitude_vector
-        [out]; of single parameters as parameters.py says; whole tensors (modules_to_save, bias)
-        as base_model.model.NAME. adapter_config.json:
-        r, lora_alpha, their patterns, use_rslora, use_dora, fan_in_fan_out
-GGUF    NAME.weight.lora_a [r, in], NAME.weight.lora_b [out, r]; of token_embd.weight .lora_a
-        [tokens, r], .lora_b [size, r]; adapter.lora.alpha
+PEFT base_model.model.MODULE.lora_A.weight [r, in], .lora_B.weight [out, r]; of embeddings
+  .lora_embedding_A [r, tokens], .lora_embedding_B [size, r]; DoRA .lora_magnitude_vector
+  [out]; of single parameters as parameters.py says; whole tensors (modules_to_save, bias)
+  as base_model.model.NAME. adapter_config.json:
+  r, lora_alpha, their patterns, use_rslora, use_dora, fan_in_fan_out
+GGUF NAME.weight.lora_a [r, in], NAME.weight.lora_b [out, r]; of token_embd.weight .lora_a
+  [tokens, r], .lora_b [size, r]; adapter.lora.alpha
 kohya   PREFIX_MODULE_WITH_UNDERSCORES.lora_down.weight, .lora_up.weight, .alpha, .dora_scale
-        [out, 1]
+  [out, 1]
 
 The scale of a pair is alpha / r, with rsLoRA alpha / sqrt(r).
-Names of all spellings, and the sources, stand in `model/adapter_parts.py`.
+Names of all spellings, and the sources, are in `model/adapter_parts.py`.
 """
 
 import math
@@ -45,7 +45,7 @@ EMBEDDING = "token_embd.weight"  # the one pair of a GGUF whose factors stand th
 class Stored:
     """One pair as its file has it: its parts by kind, its rank and its scale.
 
-    `embedding` marks factors that stand the other way round, for a table of tokens. `parameters`
+    `embedding` marks exchanged factors, as for a token embedding. `parameters`
     are the names of single parameters of the module, one of which the pair changes: its rank is
     then that of all experts together, and its scale is not known without the base (`pair_scale`).
     """
@@ -74,9 +74,10 @@ class Adapter:
 
 
 def read_adapter(path: Path, *, compare: bool = False) -> tuple[Model, Adapter]:
-    """Open an adapter; the caller closes the model. FormatError if the file is not one.
+    """Return (open model, adapter); the caller closes the model.
 
-    With `compare` it is held against a merge, and may contradict itself about its strength.
+    FormatError if the file is no adapter. With `compare` it is compared with a merged model, and
+    its alphas may contradict each other.
     """
     model = open_model(path)
     try:
@@ -87,6 +88,7 @@ def read_adapter(path: Path, *, compare: bool = False) -> tuple[Model, Adapter]:
 
 
 def _read(model: Model, compare: bool) -> Adapter:
+    """Return the adapter in an open file; FormatError or UnsupportedError if it cannot be used."""
     config = peft_config(model)
     parts = adapter_parts(model)
     if len(parts.spellings) != 1:
@@ -115,6 +117,7 @@ def _read(model: Model, compare: bool) -> Adapter:
 
 
 def _number(model: Model, value: Any) -> float:
+    """Return an alpha as float; FormatError if it is no finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise FormatError(f"{model.path}: alpha is {value!r}; expected a number")
     return float(value)
@@ -128,6 +131,11 @@ def _stored(
     config: Mapping[str, Any],
     alpha: float,
 ) -> Stored:
+    """Return one pair with its rank and scale; FormatError for missing or misshapen parts.
+
+    `parts` are its tensors by kind ("a", "b", "alpha", ...), `alpha` is the adapter's.
+    """
+    # Both factors must be there, and fit each other.
     embedding = "embedding_a" in parts or "embedding_b" in parts
     a, b = ("embedding_a", "embedding_b") if embedding else ("a", "b")
     for part in (a, b):
@@ -137,6 +145,7 @@ def _stored(
     rank = _rank(model, module, parts[a].shape, parts[b].shape, turned)
     embedding = embedding or turned
     _check_lengths(model, module, parts)
+    # Each spelling has its own place for the scale.
     if spelling == "kohya":
         own = float(parts["alpha"].numpy().reshape(-1)[0]) if "alpha" in parts else float(rank)
         return Stored(module, parts, rank, _number(model, own) / rank)
@@ -145,6 +154,7 @@ def _stored(
         if parts.keys() != {"a", "b"}:
             raise FormatError(f"{model.path}: {module}: {', '.join(parts)}; expected a and b")
         return Stored(module, parts, rank, math.nan, parameters=parameters)
+    # PEFT and GGUF: rank and alpha by the configuration.
     claimed = value_by_pattern(config.get("rank_pattern"), module, config.get("r", rank))
     if claimed != rank:
         raise FormatError(
@@ -158,7 +168,7 @@ def _stored(
 
 
 def pair_scale(adapter: Adapter, parameter: str) -> tuple[int, float]:
-    """Return the rank and the scale that PEFT's configuration gives a single parameter."""
+    """Return (rank, scale) that PEFT's configuration gives a single parameter."""
     config = adapter.config
     rank = value_by_pattern(config.get("rank_pattern"), parameter, config.get("r"))
     alpha = value_by_pattern(config.get("alpha_pattern"), parameter, adapter.alpha)
@@ -170,7 +180,10 @@ def pair_scale(adapter: Adapter, parameter: str) -> tuple[int, float]:
 
 
 def _rank(model: Model, module: str, a: tuple[int, ...], b: tuple[int, ...], turned: bool) -> int:
-    """Return the rank of two factors; FormatError for shapes that are no pair's."""
+    """Return the rank of two factors; FormatError for shapes that do not fit together.
+
+    `turned`: A is stored as [tokens, r].
+    """
     if len(a) != 2 or len(b) != 2 or a[turned] != b[1] or not b[1]:
         expected = "[tokens, r] and [size, r]" if turned else "[r, in] and [out, r]"
         raise FormatError(
@@ -180,7 +193,7 @@ def _rank(model: Model, module: str, a: tuple[int, ...], b: tuple[int, ...], tur
 
 
 def _check_lengths(model: Model, module: str, parts: Mapping[str, View]) -> None:
-    """Raise FormatError for DoRA's lengths that are not one for each row."""
+    """Raise FormatError for a DoRA magnitude that has not one number per row."""
     lengths = parts.get("magnitude")
     if lengths is None:
         return
@@ -193,7 +206,7 @@ def _check_lengths(model: Model, module: str, parts: Mapping[str, View]) -> None
 
 
 def factors(pair: Stored) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
-    """Return A [r, in] and B [out, r] as float64; FormatError for one that is not finite."""
+    """Return (A [r, in], B [out, r]) as float64; FormatError for values that are not finite."""
     for part in pair.parts.values():
         values = part.numpy()
         wrong = int((~np.isfinite(values)).sum())

@@ -1,4 +1,4 @@
-"""The pairs of an adapter as they train: factors in their own names beside the base's weights."""
+"""The pairs of an adapter as trainable factors, for gradients."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ Rows = Mapping[str, "np.ndarray[Any, np.dtype[np.int64]]"]
 
 
 def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
-    """Return every pair with the rows of `b` that each role of its weight has.
+    """Return every pair with the rows of `b` that belong to each role of its weight.
 
     Of joined projections (qkv_proj) several roles have a part each. Raises UnsupportedError for a
     pair that changes no single matrix by a product: DoRA, embeddings, stacked experts; and for
@@ -37,6 +37,8 @@ def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
 
 
 def _trained(adapter: Adapter, module: str, pair: Stored, base: Model) -> AdapterPair:
+    """Return one pair for gradients; UnsupportedError unless it is plain LoRA at a linear layer."""
+    # Gradients are computed of plain pairs at linear layers only.
     what = (
         "a pair for an embedding"
         if pair.embedding
@@ -51,6 +53,7 @@ def _trained(adapter: Adapter, module: str, pair: Stored, base: Model) -> Adapte
             f"{adapter.path}: {module} is {what}; gradients are computed of LoRA pairs at linear "
             "layers"
         )
+    # Number the weight's elements, to see which rows each role gets.
     a, b = factors(pair)
     name = stored_name(adapter, module, base)
     group = _group(adapter, name, base)
@@ -67,7 +70,7 @@ def _trained(adapter: Adapter, module: str, pair: Stored, base: Model) -> Adapte
 
 
 def _group(adapter: Adapter, name: str, base: Model) -> "BoundGroup":
-    """Return the roles of a weight by the adapter's spelling of its name."""
+    """Return the bound group of a weight, whose roles it holds; UnsupportedError if none fits."""
     style = "gguf" if adapter.spelling == "gguf" else "hf"
     try:
         groups: Sequence[BoundGroup] = bind_names(base.spec, style, [name]).groups
@@ -84,7 +87,7 @@ def _group(adapter: Adapter, name: str, base: Model) -> "BoundGroup":
 def _rows(
     adapter: Adapter, name: str, places: Any, shape: tuple[int, ...]
 ) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """Return which output of the module each row of a role is.
+    """Return for each row of a role the output of the module that it is (int64).
 
     `places` [out, in] numbers the elements of the stored weight in the role's layout. Raises
     UnsupportedError where the columns are in another order too.

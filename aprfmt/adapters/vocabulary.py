@@ -1,6 +1,6 @@
-"""The vocabulary of a merge: an adapter that was trained on a table of tokens of another size.
+"""Adapters trained with a vocabulary of another size: the merged model's config and tokenizer.
 
-Trainers resize the table (tokens added, or padding cut) and save it whole with the adapter:
+Trainers resize the embedding (tokens added, or padding cut) and save it whole with the adapter:
 PEFT's save_embedding_layers and modules_to_save. The merge then has another vocabulary than the
 base: its config.json says so, and its tokenizer is the adapter's.
 """
@@ -29,7 +29,7 @@ _TOKENIZER = (
 
 
 def vocabulary_tensors(base: Model) -> Mapping[str, int]:
-    """Return the stored tensors that have a row for each token, and how many rows each has.
+    """Return {stored name: rows} of the tensors that have a row for each token.
 
     Only those are returned whose rows are tokens in the architecture's table and in the file.
     """
@@ -48,17 +48,19 @@ def vocabulary_tensors(base: Model) -> Mapping[str, int]:
 def grown_folder(
     adapter: Adapter, whole: Mapping[str, View], base: Model
 ) -> tuple[HFFolder, Note] | None:
-    """Return the base's text files for a vocabulary of another size, and what is said of them.
+    """Return (the base's text files for another vocabulary size, a note), or None.
 
     None where the sizes are the base's. Raises ConversionError where not every tensor with a row
     for each token comes with the adapter, in one size, or where the base has no config.json.
     """
+    # Which tensors of the adapter have another number of rows than the base's.
     held = vocabulary_tensors(base)
     rows = {name: view.shape[0] for name, view in whole.items() if name in held}
     other = {name: count for name, count in rows.items() if count != held[name]}
     if not other:
         return None
     name, count = next(iter(other.items()))
+    # Every tensor with a row per token must come in the same new size.
     lacking = [each for each in held if rows.get(each) != count]
     says = f"{name} has {count} rows, one a token; that of {base.path} has {held[name]}"
     if lacking:
@@ -74,6 +76,7 @@ def grown_folder(
             f"{adapter.path}: {says}; a {base.format} has the vocabulary in its own keys: merge "
             "into the base's Hugging Face folder (--to safetensors), and convert that"
         )
+    # The new size goes into config.json, and the adapter's tokenizer along with it.
     texts = {**folder.texts}
     config = _with_rows(json.loads(texts["config.json"]), count, base)
     texts["config.json"] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
@@ -95,7 +98,7 @@ def grown_folder(
 
 
 def _with_rows(config: dict[str, Any], count: int, base: Model) -> dict[str, Any]:
-    """Return config.json with another size of the vocabulary, where it is said."""
+    """Return config.json's keys with `vocab_size` set to `count` wherever the key is."""
     inner = config.get(_TEXT)
     if isinstance(inner, dict) and _KEY in inner:
         config = {**config, _TEXT: {**inner, _KEY: count}}
@@ -106,7 +109,10 @@ def _with_rows(config: dict[str, Any], count: int, base: Model) -> dict[str, Any
 
 
 def _tokenizer_files(folder: Path) -> dict[str, str]:
-    """Return the tokenizer's files of an adapter's folder; {} without a tokenizer.json."""
+    """Return {name: text} of the tokenizer files in an adapter's folder.
+
+    {} without a tokenizer.json.
+    """
     texts = read_folder(folder).texts if folder.is_dir() else {}
     if _JSON not in texts:
         return {}
@@ -114,7 +120,7 @@ def _tokenizer_files(folder: Path) -> dict[str, str]:
 
 
 def _tokenizer_words(adapter: Adapter, base: HFFolder, own: Mapping[str, str], count: int) -> str:
-    """Return whose tokenizer goes with the merge; ConversionError for one with ids past the end."""
+    """Return a clause on whose tokenizer the merge gets; ConversionError if it has too many ids."""
     whose, texts = ("the adapter's", own) if own else ("the base's", base.texts)
     if _JSON not in texts:
         return f"neither {adapter.path.parent} nor {base.path} has a {_JSON}"
@@ -132,7 +138,7 @@ def _tokenizer_words(adapter: Adapter, base: HFFolder, own: Mapping[str, str], c
 
 
 def _tokens(text: str, where: str) -> int:
-    """Return the number of ids that a tokenizer.json needs: the highest one and one more."""
+    """Return the number of ids that a tokenizer.json needs: the highest id plus one."""
     from aprfmt.tokenizer.hf_json import stored_vocab
 
     data = json_object(text, where)

@@ -1,4 +1,4 @@
-"""An adapter in another spelling: PEFT's folder, a GGUF, kohya's file; each from each."""
+"""Writes an adapter in another spelling: PEFT's folder, a GGUF, or kohya's file."""
 
 import json
 import math
@@ -30,10 +30,11 @@ Texts = dict[str, str]
 
 @dataclass(frozen=True)
 class Spelling:
-    """How a kind of adapter is written: its names, the container, and what goes into it.
+    """How a kind of adapter is written: its names, the container, and its metadata.
 
-    `style` is that of the base's names. `names(name, pair)` yields an ending's full name, the part
-    of the stored pair whose dtype it has, and its values; `facts` gives metadata and text files.
+    `style` is that of the base's names. `names(name, pair, stored)` yields (tensor name, the part
+    of the stored pair whose dtype it has, its values). `facts` returns metadata and text files.
+    `holds` are the special kinds it can express.
     """
 
     called: str
@@ -47,24 +48,27 @@ class Spelling:
 def convert_adapter(
     src: Path, dst: Path, base: Path, *, force: bool = False, dry_run: bool = False
 ) -> ConversionReport:
-    """Write an adapter as a GGUF, as kohya's .safetensors or as a PEFT folder, by `dst`'s name.
+    """Write an adapter as GGUF, kohya's .safetensors or PEFT folder; return the report.
 
-    The base gives names, and the order of rows. Factors keep their dtype and values. Raises
-    ConversionError for what the other spelling cannot say: DoRA in GGUF, embeddings in kohya's,
-    scales that are no one alpha in GGUF.
+    `dst`'s extension decides which. The base gives names, and the order of rows. Factors keep their
+    dtype and values. Raises ConversionError for what the other spelling cannot say: DoRA in GGUF,
+    embeddings in kohya's, scales that are no one alpha in GGUF.
     """
+    # The extension of `dst` selects the spelling.
     spelling = SPELLINGS.get(dst.suffix.lower())
     if spelling is None:
         raise ConversionError(
             f"{dst}: an adapter is written as .gguf, as .safetensors with kohya's names, or as a "
             "folder for PEFT"
         )
+    # The tensors in that spelling, by the base's names.
     opened, adapter = read_adapter(src)
     with opened, open_model(base) as model:
         adapter, relation = related(adapter, model)
         rows = dict(_outputs(adapter, model, _named(model, spelling.style), spelling))
         metadata, texts = spelling.facts(adapter, model, rows)
         files, sizes = _write(dst, rows, metadata, texts, spelling, force, dry_run)
+    # Read back what was written, and report each tensor.
     verified = None if dry_run else _verified(files[0], rows)
     outcomes = tuple(
         TensorOutcome(name, "bytes", info.encoding, info.encoding, info.shape, info.nbytes)
@@ -88,7 +92,7 @@ def convert_adapter(
 
 
 def _verified(weights: Path, rows: Mapping[str, NamedBytes]) -> int:
-    """Return how many tensors were read back; ConversionError for one that is not as it was."""
+    """Return how many tensors were read back; ConversionError for one that differs."""
     with open_source(weights) as written:
         for name, (_, raw) in rows.items():
             if name not in written.tensors or written.tensors[name].raw() != raw:
@@ -97,7 +101,7 @@ def _verified(weights: Path, rows: Mapping[str, NamedBytes]) -> int:
 
 
 def _named(model: Model, style: str) -> Mapping[str, str]:
-    """Return the names that a style has for the base's stored weights, by its own names."""
+    """Return {stored name: name in `style`} of the base's weights."""
     from aprfmt.arch.draft_head import stored_groups
 
     if model.style == style:
@@ -115,7 +119,11 @@ def _named(model: Model, style: str) -> Mapping[str, str]:
 def _outputs(
     adapter: Adapter, model: Model, named: Mapping[str, str], spelling: Spelling
 ) -> Iterator[tuple[str, NamedBytes]]:
-    """Yield the tensors to write, each with its bytes; the factors keep their dtype."""
+    """Yield (name, (info, bytes)) of the tensors to write; factors keep their dtype.
+
+    Raises ConversionError for what the spelling cannot express.
+    """
+    # Refuse what only a merge can express.
     whole = [name for name in adapter.whole if ".base_layer." not in name]
     if whole:
         raise ConversionError(
@@ -130,6 +138,7 @@ def _outputs(
             f"which has no form in {spelling.called} here: merge it (convert BASE OUT --adapter)"
         )
     whole_tensors(adapter, model)  # what is saved of the base has to be this base's
+    # Each pair under the name that the spelling has for its weight.
     pairs = dict(zip(placed(adapter, model), adapter.pairs.values(), strict=True))
     for name, made in _in_style(adapter, model, spelling.style).items():
         stored = pairs[name]
@@ -147,12 +156,14 @@ def _outputs(
 
 
 def _gguf_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str, str, Array]]:
+    """Yield (tensor name, part, values) of a pair in llama.cpp's spelling."""
     turned = stored.embedding
     yield f"{name}.lora_a", "a", pair.b if turned else pair.a
     yield f"{name}.lora_b", "b", pair.a.T if turned else pair.b
 
 
 def _peft_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str, str, Array]]:
+    """Yield (tensor name, part, values) of a pair in PEFT's spelling."""
     module = _PREFIX + name.removesuffix(".weight")
     if stored.embedding:
         yield f"{module}.lora_embedding_A", "a", pair.b.T
@@ -165,6 +176,7 @@ def _peft_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str,
 
 
 def _kohya_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str, str, Array]]:
+    """Yield (tensor name, part, values) of a pair in kohya's spelling, with alpha."""
     module = _KOHYA + name.removesuffix(".weight").replace(".", "_")
     yield f"{module}.lora_down.weight", "a", pair.a
     yield f"{module}.lora_up.weight", "b", pair.b
@@ -174,7 +186,7 @@ def _kohya_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str
 
 
 def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRank]:
-    """Return the pairs by the base's names, their rows in the order of a style."""
+    """Return {the base's name: change} with rows in the order of a style."""
     from aprfmt.arch.draft_head import stored_groups
 
     found = placed(adapter, model)
@@ -190,6 +202,7 @@ def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRan
 
 
 def _row(name: str, stored: Stored, part: str, values: Array) -> NamedBytes:
+    """Return (info, bytes) of values in the dtype that this part of the pair has stored."""
     like = stored.parts.get(part) or stored.parts.get(f"embedding_{part}")
     kind = "F32" if like is None else like.encoding
     held = np.ascontiguousarray(values, np.float32).reshape(values.shape)
@@ -197,7 +210,7 @@ def _row(name: str, stored: Stored, part: str, values: Array) -> NamedBytes:
 
 
 def _alpha(adapter: Adapter) -> float:
-    """Return the one alpha by which alpha / r is the scale of every pair; ConversionError."""
+    """Return the alpha that gives every pair its scale; ConversionError if there is none."""
     every = {pair.scale * pair.rank for pair in adapter.pairs.values()}
     found = every.pop()
     if any(not math.isclose(found, other, rel_tol=1e-7) for other in every):
@@ -211,6 +224,7 @@ def _alpha(adapter: Adapter) -> float:
 def _gguf(
     adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
 ) -> tuple[dict[str, Any], dict[str, str]]:
+    """Return (metadata, {}) of an adapter in GGUF."""
     base = adapter.config.get("base_model_name_or_path")
     return {
         "general.architecture": model.spec.called["gguf"][0],
@@ -228,7 +242,10 @@ def _gguf(
 def _peft(
     adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
 ) -> tuple[dict[str, Any], Texts]:
-    """Return PEFT's configuration: the usual rank and alpha, and patterns of the others."""
+    """Return (metadata, {file name: text}) with PEFT's adapter_config.json.
+
+    It has the usual rank and alpha, and patterns for the other pairs.
+    """
     names = _named(model, "hf")
     pairs = zip(placed(adapter, model), adapter.pairs.values(), strict=True)
     modules = {names[name].removesuffix(".weight"): pair for name, pair in pairs}
@@ -253,11 +270,12 @@ def _peft(
 
 
 def _usual(values: Mapping[str, float]) -> float:
+    """Return the most common value."""
     return max(values.values(), key=list(values.values()).count)
 
 
 def _plain(value: float) -> float:
-    """Return a number as JSON has it: whole ones without a point."""
+    """Return a whole number as int, others unchanged."""
     near = round(value)
     return near if math.isclose(value, near, rel_tol=1e-12) else value
 
@@ -265,6 +283,7 @@ def _plain(value: float) -> float:
 def _kohya(
     adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
 ) -> tuple[dict[str, Any], Texts]:
+    """Return (metadata, {}) of an adapter in kohya's spelling."""
     ranks = {str(pair.rank) for pair in adapter.pairs.values()}
     return {
         "ss_network_module": "networks.lora",
@@ -291,7 +310,10 @@ def _write(
     force: bool,
     dry_run: bool,
 ) -> tuple[tuple[Path, ...], dict[Path, int]]:
-    """Write the file, or the folder; everything is published together."""
+    """Write the file or the folder at once; return (paths, {path: bytes}).
+
+    With `dry_run` nothing is written, and the sizes are those of the tensors and texts.
+    """
     in_folder = not dst.suffix
     weights = dst / WEIGHTS if in_folder else dst
     beside = {dst / name: text.encode() for name, text in texts.items()}

@@ -1,4 +1,4 @@
-"""`diff`: the union of both files' roles, each with one verdict, and the facts beside them."""
+"""`diff`: compares two models tensor by tensor, with their configuration and tokenizer."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -67,19 +67,20 @@ def diff(
     images: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
-    """Compare two model files or folders, in any formats.
+    """Return the comparison of two model files or folders, in any formats.
 
     `base` is the float source: every quantized tensor is asked whether it derives from it byte for
     byte, given the importance matrix in the file `imatrix`, where one was used.
     `tensors` are PATTERNs in any spelling; UsageError where one matches nothing. `only` are
-    some of SECTIONS: what it leaves out is not looked at and stays empty, and in those it names
-    every difference counts (None: all are looked at). With `explain`
+    some of SECTIONS: the others are not compared and stay empty, and in those it names
+    every difference counts (None: all are compared). With `explain`
     every differing pair is tested against the hypotheses of causes.tensor; `images` is the
     number of worst tensors to make difference images of. Raises FormatError for a file of which
     nothing can be read; a tensor that cannot be read is UNREADABLE, and `report.damage` says what
     is wrong with the files.
     """
     with ExitStack() as opened:
+        # B may be the saved weights of an engine, read under A's names.
         first = opened.enter_context(open_model(a, arch=arch, damaged=True))
         held = isinstance(b, Path) and is_engine_state(b)
         second = opened.enter_context(
@@ -89,6 +90,7 @@ def diff(
         )
         if held:  # an engine's weights have no configuration and no tokenizer of their own
             only = ("tensors",) if only is None else only
+        # A float base lets every quantized tensor be checked by encoding again.
         oracle = None
         if base is not None:
             from aprfmt.measure.requantization import open_oracle
@@ -120,13 +122,14 @@ def diff_models(
     images: int = 0,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
-    """Compare two open models; see `diff`."""
+    """Return the comparison of two open models; parameters as in `diff`."""
     from aprfmt.codecs.parallel import cpu_count
     from aprfmt.measure.activation_scales import differing_input_scales
     from aprfmt.measure.tensors import compare_pair
 
     asked = () if only is None else tuple(name for name in SECTIONS if name in only)
     only = SECTIONS if only is None else only
+    # Pair the tensors, and compare each pair; threads compare bytes ahead.
     alignment = align(a, b)
     pairs = _selected_pairs(a, b, alignment, tensors)
     pairs = pairs if "tensors" in only else []
@@ -144,6 +147,7 @@ def diff_models(
             pair.drop()
             if progress is not None:
                 progress(number, len(pairs))
+    # What made pairs differ, and images of the worst.
     found: tuple[Finding, ...] = ()
     not_tried: list[str] = []
     if explain:
@@ -153,6 +157,7 @@ def diff_models(
         from aprfmt.measure.difference_image import difference_images as made
 
         pictures = made(pairs, results, images)
+    # Remarks about the files, which are no differences.
     notes = [f"{note.where}: {note.text}" for model in (a, b) for note in model.notes]
     notes += [
         f"{model.path}: {one.text}"
@@ -161,6 +166,7 @@ def diff_models(
         if one.kind == "extension"
     ]
     notes += [*tokens.remarks, *not_tried]
+    # Items that no comparison by meaning covers: they decide the verdict as well.
     kinds: set[Kind] = set()
     if not tensors:
         kinds = {kind for section in only for kind in _KINDS[section]}
@@ -207,7 +213,7 @@ def diff_models(
 def _uncompared_sections(
     a: Model, b: Model, alignment: Alignment, tokens: "_Tokens"
 ) -> Iterator[NotCompared]:
-    """Yield the sections of fields that two models give no way to compare, and why."""
+    """Yield the sections (hyperparameters, tokenizer, metadata) that cannot be compared."""
     if not alignment.by_role:
         why = "the architecture of one is not known"
         yield NotCompared("config key", "hyperparameters", "unreadable", why)
@@ -221,7 +227,7 @@ def _uncompared_sections(
 def _section_counts(
     a: Model, b: Model, alignment: Alignment, only: Collection[str], tokens: "_Tokens"
 ) -> Mapping[str, int]:
-    """Return how many things each section but the tensors compared."""
+    """Return {what is compared: count} of every section but the tensors."""
     found = {}
     if "hyperparameters" in only and alignment.by_role:
         found["hyperparameters"] = len(dict.fromkeys((*a.hyper, *b.hyper)))
@@ -239,7 +245,7 @@ def _explain_rows(
     pairs: Sequence[TensorPair],
     results: list[TensorDiff],
 ) -> tuple[list[TensorDiff], tuple[Finding, ...], list[str]]:
-    """Return the rows with what made them differ, the causes they share, and what was not tried."""
+    """Return (rows with explanations, findings they share, sentences on what was not tried)."""
     if not any(row.verdict in EXPLAINED for row in results):
         return results, (), []
     from aprfmt.causes.tensor.explanation import explain_pairs, not_tried_lines
@@ -252,7 +258,10 @@ def _explain_rows(
 def _selected_pairs(
     a: Model, b: Model, alignment: Alignment, tensors: Sequence[str]
 ) -> list[TensorPair]:
-    """Return the pairs whose names fit the patterns, or all; UsageError where none fits."""
+    """Return the pairs whose names match the patterns, or all without patterns.
+
+    UsageError where a pattern matches none.
+    """
     from aprfmt.model.patterns import matching_indices
     from aprfmt.model.resolve import spellings
 
@@ -265,11 +274,12 @@ def _selected_pairs(
 
 
 def _has_imatrix(metadata: Mapping[str, Value]) -> bool:
+    """Return whether the metadata record an importance matrix."""
     return any(key.startswith("quantize.imatrix.") for key in metadata)
 
 
 def _differing_hyperparameters(a: Model, b: Model, alignment: Alignment) -> tuple[FieldDiff, ...]:
-    """List differing hyperparameters; all of them change the forward pass but the lengths."""
+    """Return the differing hyperparameters; all but the lengths change the forward pass."""
     if not alignment.by_role:
         return ()
     rows = []
@@ -297,7 +307,7 @@ def _differing_hyperparameters(a: Model, b: Model, alignment: Alignment) -> tupl
 
 @dataclass(frozen=True)
 class _Tokens:
-    """What comparing two tokenizers gave: rows, remarks, verdicts, and what was not compared."""
+    """The comparison of two tokenizers; `both`: both sides have one that could be compared."""
 
     rows: tuple[FieldDiff, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -307,7 +317,7 @@ class _Tokens:
 
 
 def _compare_tokenizers(a: Model, b: Model) -> _Tokens:
-    """List what differs of the tokenizers, decisive where it counts; and what was not compared."""
+    """Return what differs between the tokenizers, and what was not compared."""
     from aprfmt.causes.tokenizer.comparison import compare_tokens
 
     report = compare_tokens(a, b)
@@ -330,7 +340,7 @@ def _compare_tokenizers(a: Model, b: Model) -> _Tokens:
 
 
 def _differing_metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:
-    """List differing metadata keys, where both files are of one format; reported only."""
+    """Return the differing metadata keys of two files of one format; for listing only."""
     if a.format != b.format:
         return ()
     rows = []
@@ -344,14 +354,14 @@ def _differing_metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:
 
 
 def _metadata_equal(left: Value, right: Value) -> bool:
-    """Say whether two metadata values are equal; arrays of one type are compared undecoded."""
+    """Return whether two metadata values are equal; arrays of one type are not decoded."""
     if type(left) is type(right):
         return bool(left == right)
     return bool(plain_value(left) == plain_value(right))
 
 
 def plain_value(value: Value) -> Value:
-    """Return a metadata value as plain data that compares by value."""
+    """Return a metadata value with sequences as tuples, to compare by value."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return value
     return tuple(value)

@@ -1,4 +1,4 @@
-"""What comparing two models gives: frozen records with numbers, no sentences."""
+"""The DiffReport: all that `diff` found, its verdict, and the next commands."""
 
 import shlex
 from collections.abc import Collection, Mapping, Sequence
@@ -57,7 +57,7 @@ class DiffReport(Tabular):
     """Everything `diff` found; `to_json` gives all of it but the images.
 
     `asked` are the sections that the user named: there every difference counts, since nothing else
-    was asked. Where none is named, all are looked at, and those of fields count that change the
+    was asked. Where none is named, all are compared, and those of fields count that change the
     output.
     """
 
@@ -86,12 +86,12 @@ class DiffReport(Tabular):
     not_tried: tuple[str, ...] = ()  # explanations that could not be tried, and why
 
     def table_rows(self) -> Sequence[Row]:
-        """Return a row a tensor, with its verdict and its distances."""
+        """Return one dict per tensor, with its verdict and its distances."""
         return [row.to_json() for row in self.tensors]
 
     @property
     def causes(self) -> tuple[NamedCause, ...]:
-        """Every cause as the record for the outside: relations first, then what tensors show."""
+        """Every cause as a NamedCause: relations first, then what tensors show."""
         rows = [
             Finding(
                 "tensor_names" if one.relation.kind != "axes" else "transpose",
@@ -114,13 +114,16 @@ class DiffReport(Tabular):
         return tuple(rows)
 
     def _own_key(self, cause: str) -> str:
-        """Return the command that sets a key of B to what B's tensors say; "" where they agree."""
+        """Return the command that sets a key of B to what B's tensors show; "" where they agree."""
         value = self.own_values.get(_KEYS_OF.get(cause, ""))
         return set_command(self.b, [value]) if value else ""
 
     @cached_property
     def _anew(self) -> str:
-        """The command that writes B anew from A as B is; "" where that would lose what B is."""
+        """The command that writes B again from A in B's encodings.
+
+        "" where B was trained further, or no command does.
+        """
         if any(one.cause in TRAINED for one in self.findings):
             return ""
         wrong = {key for one in self.findings if one.cause in MISLABELLED for key in one.keys}
@@ -135,13 +138,13 @@ class DiffReport(Tabular):
 
     @property
     def _lacking(self) -> float:
-        """The share of tensors that one side alone has under the relations."""
+        """The share of tensors that only one side has, with all relations applied."""
         alone = sum(tensor.verdict in _ONE_SIDED for tensor in self.tensors)
         return alone / max(1, len(self.tensors))
 
     @property
     def next(self) -> tuple[str, ...]:
-        """The next commands: those that mend B, else the one that says more; none where equal."""
+        """The next commands: those that repair B, else one that says more; () where equal."""
         mends = [one.remedy.command for one in self.causes if one.remedy is not None]
         if mends or self.exit_code() == 0:
             return tuple(dict.fromkeys(mends))
@@ -158,7 +161,7 @@ class DiffReport(Tabular):
 
     @property
     def _surplus(self) -> tuple[str, ...]:
-        """The files of B with bytes that belong to nothing, where only those make B differ."""
+        """The files of B with bytes that belong to no tensor, where only those make B differ."""
         apart = [row for row in self.not_compared if row.state in APART]
         alone = all(row.state == "only in B" and row.why == NO_PART for row in apart)
         if not apart or not alone or replace(self, not_compared=()).exit_code() == 1:
@@ -169,7 +172,7 @@ class DiffReport(Tabular):
 
     @property
     def fields_apart(self) -> Mapping[str, int]:
-        """Differences of fields that count, by section; sections without one are left out."""
+        """{section: number of differences that count}, without the tensors' section."""
         rows = {name: getattr(self, name) for name in SECTIONS if name != "tensors"}
         found = {
             name: sum(name in self.asked or row.decisive for row in each)
@@ -186,14 +189,14 @@ class DiffReport(Tabular):
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Tensors by verdict; every verdict is named."""
+        """{verdict: number of tensors}, with zero for verdicts that do not occur."""
         counts: dict[str, int] = dict.fromkeys(TENSOR_VERDICTS, 0)
         for tensor in self.tensors:
             counts[tensor.verdict] += 1
         return counts
 
     def worst(self, count: int | None = None) -> Sequence[TensorDiff]:
-        """Return tensors worst first: by verdict, those with NaN on one side, by relative L2."""
+        """Return the `count` worst tensors: by verdict, then NaN on one side, then relative L2."""
         order = {verdict: i for i, verdict in enumerate(TENSOR_VERDICTS)}
         ranked = sorted(
             self.tensors,
@@ -210,6 +213,7 @@ class DiffReport(Tabular):
 
         `accept`: "within" takes WITHIN for equal, `unread:PATTERN` items that were not compared.
         """
+        # What counts as equal, with what the user accepted.
         fine = EQUAL | ({"WITHIN"} if "within" in accept else set()) | {"UNREADABLE"}
         taken = acceptance_predicate(accept)
         tokens = self.tokenizer
@@ -218,10 +222,12 @@ class DiffReport(Tabular):
             tokens = tuple(row for row in tokens if row.name != "generation_config")
         apart = replace(self, tokenizer=tokens).fields_apart
         values = bool(apart) or any(tensor.verdict not in fine for tensor in self.tensors)
+        # How much was compared: tensors, or the other sections.
         done = sum(t.verdict not in (*_ONE_SIDED, "UNREADABLE") for t in self.tensors)
         counts = {"tensors": (done, len(self.tensors))}
         if not self.tensors:
             counts = {name: (count, count) for name, count in self.compared.items()}
+        # What could not be read, of tensors and of files.
         unreadable = [
             NotCompared("tensor", tensor.key, "unreadable")
             for tensor in self.tensors
@@ -232,6 +238,7 @@ class DiffReport(Tabular):
             for one in self.damage
             if one.kind != SURPLUS  # an item of the ledger
         ]
+        # The words of the headline.
         said = [f"{count} {verdict}" for verdict, count in self.counts.items() if count]
         if apart and self.asked:
             fields = "; ".join(f"{name}: {count}" for name, count in apart.items())
@@ -242,23 +249,27 @@ class DiffReport(Tabular):
         return pronounce(words, Compared(differs, counts, left, ", ".join(said)), accept)
 
     def exit_code(self, accept: Collection[str] = ()) -> int:
-        """0 equal, 1 different (WITHIN too unless accepted), 2 if that could not be decided."""
+        """Return 0 for equal, 1 for different, 2 if that could not be decided.
+
+        WITHIN counts as different unless accepted.
+        """
         return self.pronounced(accept).exit
 
     @property
     def differs(self) -> bool:
-        """True if a value, a hyperparameter or the tokenizer differs under the relations."""
+        """Whether a value, a hyperparameter or the tokenizer differs under the relations."""
         return replace(self, relations=()).exit_code() == 1
 
     @property
     def equal(self) -> bool:
-        """True if exit code 0 without accepting anything."""
+        """Whether the exit code is 0 without accepting anything."""
         return self.exit_code() == 0
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the verdict, the findings, the worst tensors."""
+        """Return HTML for a notebook: the verdict, the findings, the worst tensors."""
         from aprfmt.base.notebook import ROWS, Card, Table
 
+        # The verdict, differing tensors, and the fields that count.
         found = self.pronounced()
         within = self.exit_code(["within"]) == 0
         apart = [one for one in self.worst() if one.verdict not in EQUAL]

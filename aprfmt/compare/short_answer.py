@@ -1,7 +1,7 @@
-"""The first lines of an answer, for a person, an agent and a log: what `diff` and `diagnose` print.
+"""The first lines that `diff` and `diagnose` print, at most 12: (text, style) each.
 
-Verdict, cause, place, how sure and how large, what was not compared, and the next command: at most
-LINES lines, each a (text, style). Everything else comes with `-v`, in the page and as JSON.
+Verdict, cause, place, certainty and size, what was not compared, and the next command.
+Everything else comes with `-v`, in the page and as JSON.
 """
 
 import re
@@ -19,9 +19,9 @@ Line = tuple[str, str]
 
 
 def merge_alike(rows: Sequence[Line], most: int = ALIKE) -> list[Line]:
-    """Return lines in order, those that differ in places and numbers only as one with a count.
+    """Return lines in order; those that differ in places and numbers only become one.
 
-    Up to `most` of a kind stay as they are.
+    Up to `most` of a kind stay separate; more are one line with a count.
     """
     kinds: dict[str, list[Line]] = {}
     for row in dict.fromkeys(rows):
@@ -39,10 +39,10 @@ def merge_alike(rows: Sequence[Line], most: int = ALIKE) -> list[Line]:
 def cause_lines(
     causes: Sequence[NamedCause], *, first_said: bool, names: int = NAMED
 ) -> Iterator[Line]:
-    """Yield the first cause with its place, certainty and effect, then the others in a line each.
+    """Yield (text, style): the first cause in several lines, then each other in one.
 
-    `first_said`: the line of the verdict has the first one's sentence already. `names`: so many of
-    a place's names are shown.
+    `first_said`: the line of the verdict already has the first one's sentence. `names` is how many
+    names of a place are shown.
     """
     for at, one in enumerate(causes[:1]):
         name = one.cause or "unknown cause"
@@ -72,11 +72,11 @@ def short_answer(
     commands: Sequence[str] = (),
     names: int = NAMED,
 ) -> list[Line]:
-    """Return at most LINES lines.
+    """Return at most LINES lines (text, style).
 
     `others` are differences that are no causes, a line each; `left` is what was not compared, in
     words, `unrun` what was compared by its values alone, and no pass reached, `unmended` the
-    sentence about what no command mends. What does not fit is
+    sentence about what no command repairs. What does not fit is
     counted: the verdict, the first cause, what was not compared and the commands always do.
     """
     end: list[Line] = []

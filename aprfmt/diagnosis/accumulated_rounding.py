@@ -1,10 +1,11 @@
-"""What another arithmetic makes of all operations between two points of a trace.
+"""How far rounding alone moves a trace: the reference pass, rounded as another arithmetic does.
 
-Where a trace holds outputs of layers, or logits alone, rounding grows over many operations before
-it is seen, by an amount that depends on the model's own values. So the reference pass is run once
-more, rounded as that arithmetic rounds, on the trace's own inputs: how far it then is from the
-reference is how far a right engine is off. Measured on tiny models of seven architectures run by
-torch in 16 bits, or with products in TF32 or 16 bits: 0.5 to 1.3 times that, at every point.
+Where a trace holds outputs of layers, or logits alone, rounding grows over many operations
+before it is seen, by an amount that depends on the model's own values. So the reference pass is
+run once more, rounded as that arithmetic rounds, on the trace's own inputs: how far it then is
+from the reference is how far a right engine is off. Measured on tiny models of seven
+architectures run by torch in 16 bits, or with products in TF32 or 16 bits: 0.5 to 1.3 times
+that, at every point.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +52,7 @@ SCALES = ("embedding_scale", "residual_scale", "logit_scale")  # numbers that ar
 
 @dataclass(frozen=True)
 class Arithmetic:
-    """An arithmetic: the dtype that its errors are those of, and the reference rounded like it."""
+    """A way of rounding: its dtype, words for it, and a function that rounds a model that way."""
 
     dtype: str
     says: str
@@ -59,15 +60,16 @@ class Arithmetic:
 
 
 def _round_weights(patched: PatchedModel, dtype: str) -> PatchedModel:
-    """Round all weights."""
+    """Return the model with all weights rounded to `dtype`."""
     held = patched.weights.changed(lambda x: rounded_to(x, dtype))
     return replace(patched, weights=held, original=patched.stored)
 
 
 def _round_results(patched: PatchedModel, dtype: str) -> PatchedModel:
-    """Round weights, rope's tables and the result of every operation that computes."""
+    """Return the model with weights, rope tables and all computed results rounded to `dtype`."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the operation's result, rounded; of a tuple only the first item is."""
         y = op(*args, **kwargs)
         if isinstance(y, tuple):  # a delta net's state is held wide
             return rounded_to(y[0], dtype).astype(y[0].dtype), *y[1:]
@@ -84,9 +86,10 @@ def _round_results(patched: PatchedModel, dtype: str) -> PatchedModel:
 
 
 def _round_factors(patched: PatchedModel, dtype: str) -> PatchedModel:
-    """Round both factors of every product."""
+    """Return the model with weights and both factors of every product rounded to `dtype`."""
 
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the operation's result on arguments rounded if they have 2 axes or more."""
         short = [
             rounded_to(x, dtype).astype(x.dtype) if isinstance(x, np.ndarray) and x.ndim > 1 else x
             for x in args
@@ -100,7 +103,7 @@ def _round_factors(patched: PatchedModel, dtype: str) -> PatchedModel:
 
 
 def _round_sums(patched: PatchedModel, dtype: str) -> PatchedModel:
-    """Round as `_round_results`, and the running sum of every product at each of its terms.
+    """Return `_round_results` with each product's running sum rounded at every term, by noise.
 
     A running sum of n terms is rounded n times while it grows: by 0.4 u of its size each time (u:
     the unit roundoff), together by 0.4 u times the root of n / 2 of the result.
@@ -108,6 +111,7 @@ def _round_sums(patched: PatchedModel, dtype: str) -> PatchedModel:
     draws = np.random.default_rng(1)
 
     def override(op: Any, at: Any, x: Any, w: Any, *rest: Any, **kwargs: Any) -> Any:
+        """Return the product plus normal noise of the size that rounding its sum makes."""
         y = op(x, w, *rest, **kwargs)
         size = np.sqrt(np.mean(np.square(y), axis=-1, keepdims=True))
         off = 0.4 * ROUNDOFF[dtype] * (w.n_columns / 2) ** 0.5
@@ -129,16 +133,17 @@ LEVELS: tuple[Arithmetic, ...] = (
 
 
 def needs_measured_rounding(view: ShadowPoint) -> bool:
-    """Say whether so much lies before a point that the rounding there has to be measured."""
+    """Return whether more than 8 operations precede a point, so that rounding is measured."""
     return view.residual is not None and sum(op.op not in MOVES for op in view.calls) > SPAN
 
 
 def with_stated_arithmetic(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass
 ) -> RecordedTrace:
-    """Return the trace with tolerances at long points, if it says that its arithmetic is short.
+    """Return the trace with measured tolerances at long points, if its arithmetic is 16-bit.
 
-    It says so in its records, or by values that a shorter type holds exactly.
+    The trace's dtype says so, or values that a shorter type holds exactly. Else the trace is
+    returned unchanged.
     """
     long = [view for view in found.views.values() if needs_measured_rounding(view)]
     if not long:
@@ -157,7 +162,7 @@ def with_stated_arithmetic(
 
 
 def _exact_16_bit_type(view: ShadowPoint) -> str:
-    """Return the 16-bit type that holds all values of a point exactly, "" for none."""
+    """Return the 16-bit type that holds all values of a point exactly; "" for none."""
     assert view.recorded is not None
     values = np.asarray(view.recorded.values, np.float32)
     if values.size < FEWEST or not np.isfinite(values).all():
@@ -174,10 +179,11 @@ def _exact_16_bit_type(view: ShadowPoint) -> str:
 def with_supposed_arithmetic(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass, nearest: float
 ) -> tuple[RecordedTrace, str] | None:
-    """Return the trace read in the first arithmetic that explains all that differs, and its words.
+    """Return (trace, words) for the first arithmetic that explains all differences, or None.
 
-    `nearest` is the share of the difference that the best usual mistake leaves. Every flagged point
-    has to be about as far off as that arithmetic makes it, in every row, and without a direction.
+    `nearest` is the share of the difference that remains under the best usual mistake. Every
+    flagged point has to be about as far off as that arithmetic makes it, in every row, and without
+    a direction.
     """
     flagged = found.flagged
     if nearest < CUT or not any(needs_measured_rounding(view) for view in flagged):
@@ -198,10 +204,11 @@ def with_supposed_arithmetic(
 def first_directed_point(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass
 ) -> ShadowPoint | None:
-    """Return the first long point whose difference is not only rounding, however small it is.
+    """Return the first long point whose difference is not only rounding; None if there is none.
 
     Rounding has no direction; a wrong number moves values as a slightly larger or smaller result of
-    some operation does, or a slightly different base of rope. Only for traces in short arithmetic.
+    some operation does, or a slightly different base of rope. Only for traces in 16-bit or TF32
+    arithmetic. The difference may be inside the tolerance.
     """
     long = [
         view for view in found.views.values() if needs_measured_rounding(view) and view.residual
@@ -218,7 +225,11 @@ def first_directed_point(
 def _directed_points(
     patched: PatchedModel, recorded: RecordedTrace, long: list[ShadowPoint], twin: ShadowPass
 ) -> Iterator[ShadowPoint]:
-    """Yield points of which nudged operations explain a part, beside either reference."""
+    """Yield points whose difference is partly a sum of changes that nudged operations make.
+
+    Judged beside the exact and the rounded reference; both must leave less than DIRECTED. `twin`
+    is the rounded reference pass.
+    """
     moved = [shadow_pass(made, recorded.within({})) for made in _nudged_models(patched)]
     for view in long:
         assert view.recorded is not None
@@ -235,7 +246,10 @@ def _directed_points(
 
 
 def _unexplained_share(columns: list[Array], difference: Array) -> float:
-    """Return the share of a difference that no sum of the columns makes; 1 where it is endless."""
+    """Return the share of a difference that no linear sum of the columns makes, 0 to 1.
+
+    1 where the difference is zero or not finite.
+    """
     whole = exact_norm(difference)
     if not 0 < whole < np.inf:
         return 1.0
@@ -247,9 +261,10 @@ def _unexplained_share(columns: list[Array], difference: Array) -> float:
 
 
 def _nudged_models(patched: PatchedModel) -> Iterator[PatchedModel]:
-    """Yield patched models in which the results of one kind of operation are a little larger."""
+    """Yield patched models in which one kind of operation, or a rope base, gives 0.1 % more."""
 
     def larger(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
+        """Return the operation's result times 1 + NUDGE."""
         y = op(*args, **kwargs)
         return (y * (1 + NUDGE)).astype(y.dtype)
 
@@ -266,12 +281,12 @@ def _nudged_models(patched: PatchedModel) -> Iterator[PatchedModel]:
 
 
 def _rounded_pass(patched: PatchedModel, recorded: RecordedTrace, level: Arithmetic) -> ShadowPass:
-    """Return the shadow pass of the reference rounded like an arithmetic."""
+    """Return the shadow pass of the reference model rounded in this arithmetic."""
     return shadow_pass(level.make(patched, level.dtype), recorded.within({}))
 
 
 def _fits_arithmetic(view: ShadowPoint, twin: ShadowPass, level: Arithmetic) -> bool:
-    """Say whether a point is as far off as an arithmetic makes it: as a whole, and every row."""
+    """Return whether a point is as far off as an arithmetic makes it, overall and in every row."""
     if not needs_measured_rounding(view):
         return (view.residual or 0.0) <= operation_tolerance(level.dtype, level.dtype).rel_l2
     off = _rounding_distance(view, twin)
@@ -283,7 +298,10 @@ def _fits_arithmetic(view: ShadowPoint, twin: ShadowPass, level: Arithmetic) -> 
 
 
 def _rounding_distance(view: ShadowPoint, twin: ShadowPass) -> float:
-    """Return how far the rounded reference is from the reference, on the trace's rows."""
+    """Return the relative L2 of the rounded reference from the reference, on the trace's rows.
+
+    0.0 where the rounded pass or the trace has no such point.
+    """
     other = twin.views.get(view.key)
     if other is None or view.recorded is None:
         return 0.0
@@ -291,7 +309,7 @@ def _rounding_distance(view: ShadowPoint, twin: ShadowPass) -> float:
 
 
 def _row_ratios(view: ShadowPoint, twin: ShadowPass) -> Iterator[float]:
-    """Yield, row by row, the trace's distance over that of the rounded reference."""
+    """Yield, row by row, the trace's distance divided by that of the rounded reference."""
     assert view.recorded is not None
     mine, theirs = view.recorded.both(view.mine, view.axis)
     rounded, _ = view.recorded.both(twin.views[view.key].mine, view.axis)
@@ -304,7 +322,7 @@ def _row_ratios(view: ShadowPoint, twin: ShadowPass) -> Iterator[float]:
 def _long_point_bounds(
     long: list[ShadowPoint], twin: ShadowPass, found: ShadowPass, dtype: str
 ) -> Mapping[str, float]:
-    """Return the tolerance of each long point."""
+    """Return {point key: tolerance (relative L2)} of the long points, from the rounded pass."""
     factor = TIMES * (MOE_FACTOR if _experts_may_flip(found, twin) else 1.0)
     luck = ROUNDINGS / TIMES * ROUNDOFF[dtype]
     offs = {
@@ -315,7 +333,7 @@ def _long_point_bounds(
 
 
 def _is_concentrated(view: ShadowPoint) -> bool:
-    """Say whether a few values are most of what a point is off by."""
+    """Return whether a few values make up most of a point's squared difference."""
     assert view.recorded is not None
     mine, theirs = (np.float64(x) for x in view.recorded.both(view.mine, view.axis))
     squares = np.sort(np.square(theirs - mine).reshape(-1))
@@ -324,7 +342,7 @@ def _is_concentrated(view: ShadowPoint) -> bool:
 
 
 def _experts_may_flip(found: ShadowPass, twin: ShadowPass) -> bool:
-    """Say whether the rounding may choose other experts for some token.
+    """Return whether rounding may choose other experts for some token.
 
     Their logits move by what the rounded reference moves them; TIMES as much may close a margin.
     """

@@ -1,4 +1,4 @@
-"""What examining a trace gives: divergences, and the change that explains each."""
+"""Results of examining a trace: divergences, and the change that explains each."""
 
 import math
 from collections.abc import Mapping
@@ -25,10 +25,10 @@ AGREES = 2.0  # times the tolerance of a point, for one of its rows
 
 @dataclass(frozen=True)
 class Agreement:
-    """What a change makes agree: rows of the point it was found at, and other points.
+    """What agrees with a change and disagreed without it.
 
-    All of them disagreed without it. A point that agreed before says nothing of a change. `bits`
-    are those of the rows' values that the tolerance leaves.
+    `rows`: rows of the point at which the change was found. `points`: other points. `bits`: the
+    bits of those rows' values that the tolerance leaves.
     """
 
     rows: int = 0
@@ -36,7 +36,7 @@ class Agreement:
     points: tuple[str, ...] = ()
 
     def proof(self, change: Change) -> Proof:
-        """Return what shows a change: that more agrees than its numbers were found on.
+        """Return the Proof that a change is right: more agrees than its numbers were fitted to.
 
         A number that was fitted to one row fits that row. So a second row has to agree, and with
         twice the bits that all numbers take; or another point. Whole numbers are a choice of few.
@@ -51,7 +51,7 @@ class Agreement:
 
 
 def change_numbers(values: Any) -> list[int | float]:
-    """Return the numbers of a change: those in mappings, sequences, arrays; no booleans."""
+    """Return the numbers in a change's values: in mappings, sequences and arrays, no booleans."""
     if isinstance(values, Mapping):
         values = list(values.values())
     if isinstance(values, np.ndarray | np.generic):
@@ -63,7 +63,7 @@ def change_numbers(values: Any) -> list[int | float]:
 
 
 def measure_agreement(case: Mismatch, found: ShadowPass, change: Change) -> Agreement:
-    """Return what agrees in a pass with a change, and disagreed in the pass without it."""
+    """Return what agrees in `found`, the pass with a change, and disagreed without the change."""
     view, then = case.view, found.views.get(case.view.key)
     points = tuple(
         other.key
@@ -88,7 +88,10 @@ def measure_agreement(case: Mismatch, found: ShadowPass, change: Change) -> Agre
 
 @dataclass(frozen=True)
 class Solution:
-    """A change that makes the point agree. `then` is the next divergence with it, or None."""
+    """A change that makes the point agree, and the pass with the change applied.
+
+    `residual` is the point's relative L2 with it, `then` the next divergence or None.
+    """
 
     change: Change
     layers: Layers
@@ -102,9 +105,11 @@ class Solution:
 
 @dataclass(frozen=True)
 class Divergence:
-    """One explained (or unexplained) divergence. `others` are equally good explanations.
+    """A point that disagrees on the run's own input, with or without an explanation.
 
-    `inside` are the weights that the unexplained operations read, by key.
+    `answer` is the change that explains it, `others` are equally good explanations. `likely` is a
+    suspected cause without one. `inside` are the keys of the weights that the unexplained
+    operations read.
     """
 
     view: ShadowPoint
@@ -122,6 +127,7 @@ class Divergence:
 class Examined:
     """The result of examining a trace: divergences in order, the first pass and the last one.
 
+    `plain` are the final values by point. `unfinished`: more divergences than LIMIT.
     `supposed` is an arithmetic of the run that nothing but the size of its differences shows.
     """
 
@@ -150,7 +156,10 @@ def weights_inside(case: Mismatch) -> tuple[str, ...]:
 
 
 def layer_scopes(case: Mismatch, change: Change) -> list[Layers]:
-    """Return the layers to try a change in: all, those of this kind, this one."""
+    """Return the sets of layers to try a change in: all (None), layers of this kind, this one.
+
+    Layers are of one kind if they agree in attention window, rope and experts.
+    """
     if not change.scoped or case.layer < 0:
         return [None]
     hp = case.patched.hp

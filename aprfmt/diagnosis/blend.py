@@ -1,8 +1,4 @@
-"""B with parts of A: its weights, its numbers, and the stages of a pass that are not A's own.
-
-Weights that are equal on both sides are taken from A, and what a backend has placed of a model's
-weight is shared by all blends.
-"""
+"""A blend of two models: B with some weights and hyperparameters replaced by A's."""
 
 import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -22,35 +18,36 @@ _EARLY = ("embedding_scale", "vocab_size", "hidden_size")
 
 
 class PairHolder(Holder):
-    """A holder that keeps two models' weights of one key apart, under one budget."""
+    """A Holder that stores two models' weights of the same key separately, under one budget."""
 
     def __init__(self, base: Holder, label: Callable[[str], str]) -> None:
+        """Wrap `base`; `label` maps a weight's key to a key that says whose it is."""
         super().__init__(base.budget)
         self._base, self._label = base, label
 
     def get(self, key: str, owner: Hashable, size: int, place: Callable[[], Any]) -> Any | None:
-        """Return the placed tensor, placing it now if the common budget allows."""
+        """Return the placed tensor, placing it now if the common budget allows; else None."""
         return self._base.get(self._label(key), owner, size, place)
 
     def find(self, key: str, owner: Hashable) -> Any | None:
-        """Return the placed tensor, or None."""
+        """Return the placed tensor, or None if it is not placed."""
         return self._base.find(self._label(key), owner)
 
     def replace(self, key: str, owner: Hashable, placed: Any) -> None:
-        """Replace a placed tensor by equal numbers at another address."""
+        """Replace a placed tensor by one of equal values at another address."""
         self._base.replace(self._label(key), owner, placed)
 
     def has(self, key: str, owner: Hashable) -> bool:
-        """Say whether this tensor is placed."""
+        """Return whether this owner has placed this tensor."""
         return self._base.has(self._label(key), owner)
 
     def holds(self, key: str) -> bool:
-        """Say whether a tensor is placed by any backend."""
+        """Return whether any backend has placed a tensor of this key."""
         return self._base.holds(self._label(key))
 
 
 class Blend:
-    """A model of both: `weights`, `hp`, and `own`, the stages that differ from A's, in order."""
+    """B with parts of A: `weights`, `hp`, and `own`, the stages in which it differs from A."""
 
     def __init__(
         self,
@@ -60,7 +57,10 @@ class Blend:
         holder: Holder,
         parts: Sequence[Touched] | None,
     ) -> None:
-        """`parts` are B's that are replaced by A's; None: all of A."""
+        """Build the blend. `parts` are those of B that A's replace; None means A itself.
+
+        `equal` are keys with equal weights on both sides, which are taken from A.
+        """
         self.spec, self.hp = (a.spec, a.hyper) if parts is None else (b.spec, b.hyper)
         taken = set(a.roles) if parts is None else set(equal)
         for part in parts or ():
@@ -78,14 +78,15 @@ class Blend:
         self.own = [] if parts is None else _differing_stages(a, self)
 
     def _label(self, key: str) -> str:
+        """Return a weight's key with "A" or "B" before it, for the shared holder."""
         name = key.partition("[")[0].partition("@")[0]
         return f"{'A' if name in self.of_a else 'B'} {key}"
 
 
 def count_stages(*models: Model) -> int:
-    """Return how many stages a pass of these models can be split into; 1 where it is their own.
+    """Return how many stages a pass of these models can be split into; 1 if it cannot.
 
-    Stage 0 embeds, i is layer i - 1, the last one is the head.
+    Stage 0 embeds, stage i is layer i - 1, the last one is the head.
     """
     if any(model.spec.forward for model in models):
         return 1
@@ -93,7 +94,7 @@ def count_stages(*models: Model) -> int:
 
 
 def _differing_stages(a: Model, blend: Blend) -> list[int]:
-    """Return the stages in which a blend differs from A, in order."""
+    """Return the numbers of the stages in which a blend differs from A, ascending."""
     keys = set(blend.weights)
     weights = {key for key in keys if key not in blend.of_a} | (set(a.roles) - keys)
     numbers = [
@@ -121,7 +122,7 @@ def _hyper_value(hp: HyperParams, name: str) -> Any:
 
 
 def _stages_reading(key: str, head: int, *, tied: bool) -> set[int]:
-    """Return the stages that read a weight."""
+    """Return the stages that read a weight; `head` is the last stage's number."""
     layer, role = split_key(key)
     if layer is not None:
         return {layer + 1}
@@ -131,7 +132,7 @@ def _stages_reading(key: str, head: int, *, tied: bool) -> set[int]:
 
 
 def _stages_changed_by(name: str, mine: Any, other: Any, head: int) -> set[int]:
-    """Return the stages that a differing hyperparameter changes."""
+    """Return the stages that a hyperparameter with two values, `mine` and `other`, changes."""
     if name in _LATE:
         return {head}
     lists = [value for value in (mine, other) if isinstance(value, (tuple, list))]
@@ -141,7 +142,7 @@ def _stages_changed_by(name: str, mine: Any, other: Any, head: int) -> set[int]:
 
 
 def multiplications_per_token(model: Model) -> float:
-    """Return the multiplications that a token takes in all layers, about."""
+    """Return about how many multiplications one token takes in all layers."""
     hp: Mapping[str, Any] = model.hyper
     share = int(hp["n_experts_used"]) / int(hp["n_experts"]) if hp["n_experts"] else 1.0
     total = 0.0

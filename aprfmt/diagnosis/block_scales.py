@@ -1,8 +1,8 @@
-"""Weights whose blocks or codes have scales beside them, as bitsandbytes' and GGUF's NVFP4 have.
+"""Finds the wrong part of packed weights whose scales are separate tensors (bitsandbytes, NVFP4).
 
-No claim of config.json is needed to read one, so nothing can be wrong but a part: each is put in
-its place from the reference, and the one after which the weight decodes to the reference's values
-is the cause.
+No claim of config.json is needed to read one, so nothing can be wrong but a part: each is
+replaced by the reference's, and the one after which the weight decodes to the reference's
+values is the cause.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,9 +22,9 @@ Wrong = tuple[str, str, bool]  # the cause, what is wrong, whether it was seen
 def find_wrong_scales(
     good: Model, bad: Model, names: set[str] | None
 ) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield (weight, cause, what is wrong, whether it was seen) for such weights of `bad`.
+    """Yield (weight, cause, what is wrong, confirmed) for such weights of `bad`.
 
-    `names` are those that cannot be read, None for every weight that is not joined.
+    `names` are those that cannot be read, None for every weight that is not joined from parts.
     """
     for name in names or [name for name in good if name not in bad or not bad[name].parts]:
         right, broken = (
@@ -40,7 +40,10 @@ def find_wrong_scales(
 
 
 def _wrong_parts_beside(right: LazyTensor, stored: Mapping[str, LazyTensor]) -> Iterator[Wrong]:
-    """Yield the parts that are not as those of the reference, where the codes are."""
+    """Yield (cause, what is wrong, confirmed) for each part that differs from the reference's.
+
+    Yields nothing where the codes are missing or of another encoding.
+    """
     main = right.parts[""].info
     if main.name not in stored or stored[main.name].info.encoding != main.encoding:
         return
@@ -59,7 +62,7 @@ def _wrong_parts_beside(right: LazyTensor, stored: Mapping[str, LazyTensor]) -> 
 
 
 def _wrong_parts_alone(broken: LazyTensor) -> Iterator[Wrong]:
-    """Yield what is wrong with a weight by itself, beside a reference that is not packed."""
+    """Yield (cause, what is wrong, False) for a weight whose reference is not packed."""
     wrong = [bad_scale_text(suffix, stored_part(part)) for suffix, part in broken.parts.items()]
     invalid = next(filter(None, wrong), "")
     try:
@@ -72,7 +75,7 @@ def _wrong_parts_alone(broken: LazyTensor) -> Iterator[Wrong]:
 def _is_right_with_part(
     right: LazyTensor, own: Mapping[str, LazyTensor | None], suffix: str
 ) -> bool:
-    """Say whether a weight with one part as the reference has it is the reference's."""
+    """Return whether the weight equals the reference's once part `suffix` is the reference's."""
     theirs = raw_parts(right)
     parts = {key: part.raw() for key, part in own.items() if part is not None}
     parts[suffix] = theirs[suffix]

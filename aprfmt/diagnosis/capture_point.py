@@ -1,9 +1,9 @@
-"""Values that were taken elsewhere: they differ, and everything that is computed from them agrees.
+"""Finds values that a run recorded at another place than their name says.
 
-A bias that is really missing shows in what follows. So before an operation is blamed, the pass goes
-on with the reference's own values at the differing points: if the next point through which all of
-them act then agrees with the trace, and did not with the trace's own values, the engine computed
-what the model says and recorded it at another place.
+A bias that is really missing shows in what follows. So before an operation is blamed, the pass
+is continued with the reference's own values at the differing points: if the next point through
+which all of them act then agrees with the trace, and did not with the trace's own values, the
+engine computed what the model says and recorded it at another place.
 """
 
 from collections.abc import Sequence
@@ -18,11 +18,13 @@ from aprfmt.inference.replay.shadow import ShadowPoint, shadow_pass
 
 
 def find_other_capture_point(case: Mismatch) -> Change | None:
-    """Return that the differing point, and others after it, were taken elsewhere, or None."""
+    """Return a Change that says these points were recorded elsewhere, or None."""
+    # A later point that depends on this one must agree once this one is left out.
     key = case.view.key
     cut = next((cut for cut in cut_keys(key) if agrees_without(case, cut)), None)
     if cut is None:
         return None
+    # Other points of the layer may have been recorded elsewhere too.
     names = [case.view.point]
     order = {key: i for i, key in enumerate(case.patched.points)}
     while True:
@@ -31,6 +33,7 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
         if view is None or order.get(view.key, 0) <= order.get(key, 0) or view.alone:
             break
         names.append(view.point)
+    # The cut must agree now, and have shown the trace's own values before.
     before = case.found.views.get(cut)
     after = found.views.get(cut)
     if (
@@ -40,6 +43,7 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
         or not _recorded_values_show(case, before, names)
     ):
         return None
+    # What the recorded values are, where a relation to the reference's says it.
     here = [key_name(name, case.layer) for name in names]
     known = [_relation_text(case, key) for key in here]
     told = [text or "other values" for text in known]
@@ -61,12 +65,12 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
 
 
 def _keys_in_all_layers(case: Mismatch, names: Sequence[str]) -> set[str]:
-    """Return the keys of points in all layers: engines record a point the same way in each."""
+    """Return the keys of these points in every layer: engines record a point alike in each."""
     return {key_name(name, layer) for name in names for layer in range(case.patched.n_layers)}
 
 
 def _recorded_values_show(case: Mismatch, cut: ShadowPoint, names: Sequence[str]) -> bool:
-    """Say whether the trace's own values would have shown at the cut, or at a point before it."""
+    """Return whether the trace's own values make a point up to the cut disagree."""
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
     return any(
@@ -80,7 +84,7 @@ def _recorded_values_show(case: Mismatch, cut: ShadowPoint, names: Sequence[str]
 
 
 def _relation_text(case: Mismatch, key: str) -> str:
-    """Say how a point's recorded values follow from the reference's, "" if nothing gives them."""
+    """Return how a point's recorded values follow from the reference's; "" if no relation fits."""
     view = case.found.views[key]
     if view.recorded is None or view.recorded.rows is not None:
         return "some rows of another point"

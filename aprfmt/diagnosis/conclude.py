@@ -1,4 +1,4 @@
-"""The conclusion if no cause was found: no difference, or rounding."""
+"""The conclusion where no cause was found: equal, or different by rounding only."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -24,6 +24,7 @@ def rounding_finding(
     is rounding only if every operation was judged on the run's own input and none is wrong. A point
     that only one side recorded is as far apart as its operation makes it on the run's own input.
     """
+    # The points that count: with numbers, no choices, recorded where they say.
     elsewhere = {key for finding in found if finding.level == "capture" for key in finding.where}
     rows = [
         row for row in points if row.key not in elsewhere and _relative_difference(row) is not None
@@ -34,10 +35,12 @@ def rounding_finding(
     worst = max(rows, key=lambda row: _relative_difference(row) or 0.0)
     if not _relative_difference(worst):
         return None
+    # Beyond the tolerance of whole runs it is rounding only by the shadow pass.
     beyond = [row for row in rows if row.apart]
     if not beyond and elsewhere:
         return None
     shadows = [row.shadow for row in rows if row.shadow is not None]
+    # NaN or infinity on one side only is never rounding.
     endless = [row for row in rows if not math.isfinite(_relative_difference(row) or 0.0)]
     if endless:
         return Finding(
@@ -50,6 +53,7 @@ def rounding_finding(
             endless[0].key,
             _relative_difference(endless[0]),
         )
+    # The sentence says by which evidence it is called rounding.
     explained = bool(shadows) or not beyond
     says = f"runs differ by {_relative_difference(worst):.3g} at most, at {worst.key}"
     if beyond:
@@ -81,12 +85,12 @@ def rounding_finding(
 
 
 def _relative_difference(row: PointRow) -> float | None:
-    """Return the relative difference of both runs at a point, else on the run's own input."""
+    """Return the relative L2 of both runs at a point, else that on the run's own input."""
     return row.shadow if row.direct is None else row.direct
 
 
 def largest_gains(points: Sequence[PointRow]) -> Iterator[Evidence]:
-    """Yield the largest gains: a layer's output difference divided by its input difference."""
+    """Yield evidence of the three points that most amplify their layer's input difference."""
     jumps = [row for row in points if row.gain is not None and row.gain > GAIN and row.direct]
     for row in sorted(jumps, key=lambda row: -(row.gain or 0.0))[:3]:
         yield Evidence(

@@ -1,4 +1,4 @@
-"""Changes of a configuration's keys: in what two differ, and a model read with some changed."""
+"""Differing configuration keys of two models, and a model read with some keys changed."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -16,9 +16,9 @@ IN_FILES = "safetensors"  # the key style whose values stand in a config.json
 def differing_keys(
     mine: Mapping[str, Value], theirs: Mapping[str, Value], above: Key = ()
 ) -> Iterator[tuple[Key, Any]]:
-    """Yield the innermost keys in which a configuration differs from `mine`, with its values.
+    """Yield (path, value in `mine`) of the innermost keys in which `theirs` differs from `mine`.
 
-    The value of a key that `mine` has not is GONE.
+    The value of a key that `mine` lacks is GONE.
     """
     for key, value in mine.items():
         other = theirs.get(key, GONE)
@@ -32,7 +32,7 @@ def differing_keys(
 
 
 def read_with(b: Model, changes: Changes) -> Model:
-    """Return B, read with some keys changed; its files stay as they are."""
+    """Return B read with some configuration keys changed; its files are not written."""
     if b.key_style != IN_FILES:
         source = RenamedSource(b.source, ())
         source.metadata = with_changes(b.metadata, changes)

@@ -1,8 +1,4 @@
-"""Keys of a configuration that mend a model: tried on B's own file before they are printed.
-
-The keys in which both files differ are candidates. What is left out without a change of the answer
-is no part of the remedy.
-"""
+"""Finds the configuration keys that repair B, tried on B's own file before they are printed."""
 
 import json
 import shlex
@@ -21,10 +17,10 @@ _MOST = 24  # differing keys of which a part is sought
 
 
 def mending_words(a: Model, b: Model, names: Collection[str]) -> list[str]:
-    """Return the words of `aprfmt set` that give B A's values of hyperparameters.
+    """Return the arguments of `aprfmt set` that give B A's values of hyperparameters.
 
-    They are KEY=VALUE and `--remove KEY`, quoted for a shell, as few as do it. [] where no keys of
-    B's do: where the tensors say it, or where B is read otherwise with them.
+    They are KEY=VALUE and `--remove KEY`, quoted for a shell, as few as suffice. [] where no keys
+    of B do that: where the tensors determine the value, or B no longer fits its tensors.
     """
     try:
         changes = dict(_apart(a, b))
@@ -49,6 +45,7 @@ def mending_words(a: Model, b: Model, names: Collection[str]) -> list[str]:
 
 
 def _word(b: Model, key: Key, value: Any) -> str:
+    """Return the argument of `aprfmt set` for one key: KEY=VALUE or `--remove KEY`, quoted."""
     name = ".".join(key)
     if b.key_style == IN_FILES and not _stands(b.config, key):
         name = f"config.json:{name}"
@@ -58,7 +55,7 @@ def _word(b: Model, key: Key, value: Any) -> str:
 
 
 def _stands(config: Any, key: Key) -> bool:
-    """Return whether a configuration has a key; `set` finds what stands there by itself."""
+    """Return whether a nested configuration has a key."""
     for part in key:
         if not isinstance(config, Mapping) or part not in config:
             return False
@@ -67,7 +64,11 @@ def _stands(config: Any, key: Key) -> bool:
 
 
 def _apart(a: Model, b: Model) -> Iterator[tuple[Key, Any]]:
-    """Yield the keys in which B's configuration is not what A's would be, with A's values."""
+    """Yield (path, A's value) of the keys in which B's configuration differs from A's.
+
+    The value is GONE for a key to remove. Where the formats differ, A's hyperparameters are
+    written in B's key style first.
+    """
     if b.key_style == IN_FILES:
         if a.config is not None and b.config is not None:
             yield from differing_keys(a.config, b.config)
@@ -86,9 +87,9 @@ def _apart(a: Model, b: Model) -> Iterator[tuple[Key, Any]]:
 
 
 def _mends(a: Model, b: Model, changes: Changes, names: Collection[str]) -> bool:
-    """Return whether B has A's values with some keys changed, and no value that neither side has.
+    """Return whether B with these changes has A's values of `names` and stays consistent.
 
-    It must fit its tensors then.
+    B must fit its tensors, and have no hyperparameter value that neither side has.
     """
     made = read_with(b, changes)
     if refusal_reason(made) or misfit_reason(made):
@@ -101,6 +102,7 @@ def _mends(a: Model, b: Model, changes: Changes, names: Collection[str]) -> bool
 
 
 def _equal(one: Model, other: Model, name: str) -> bool:
+    """Return whether both models lack a hyperparameter or have the same value of it."""
     if (name in one.hyper) != (name in other.hyper):
         return False
     return name not in one.hyper or same_value(one.hyper[name], other.hyper[name])

@@ -1,4 +1,4 @@
-"""Two traces side by side: every point both have, rows by position, neighbours before a verdict."""
+"""Compares two traces point by point, without a model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -32,18 +32,21 @@ from aprfmt.tensors.norms import exact_norm
 Array = NDArray[Any]
 OTHER_ROWS = "no row of it is of the same position"
 SHOWN = 8  # points that are named where both sides are not finite
-NO_POINT = (1 << 30, 0)  # the place of what is no point of its own
+NO_POINT = (1 << 30, 0)  # sort key of what is no capture point
 
 
 def shared_keys(a: TraceLike, b: TraceLike) -> list[str]:
-    """Return the keys both traces have, in execution order."""
+    """Return the keys of points that both traces have, in execution order."""
     both = [key for key in a.records if b.find(key) is not None]
     both += [key for key in b.records if key not in a.records and a.find(key) is not None]
     return sorted({key for key in both if execution_order(key) != NO_POINT}, key=execution_order)
 
 
 def joined_stage_sentences(a: TraceLike, b: TraceLike) -> list[str]:
-    """Say which stages of several points (an APRT folder's qkv) were left out."""
+    """Return a sentence for each stage that joins several points, which was left out.
+
+    Such as an APRT folder's qkv.
+    """
     keys = [
         key for key in dict.fromkeys((*a.records, *b.records)) if execution_order(key) == NO_POINT
     ]
@@ -51,7 +54,7 @@ def joined_stage_sentences(a: TraceLike, b: TraceLike) -> list[str]:
 
 
 def execution_order(key: str) -> tuple[int, int]:
-    """Return where a key stands in the order of execution; keys of no point come last."""
+    """Return a sort key (layer, place in the layer) of a point; NO_POINT for unknown keys."""
     order = {name: i for i, name in enumerate(POINTS)}
     try:
         point, layer = parse_key(key)
@@ -63,10 +66,10 @@ def execution_order(key: str) -> tuple[int, int]:
 
 
 def compare_points(a: TraceLike, b: TraceLike, moe: bool, reference: str = "A") -> list[PointDiff]:
-    """Return every point that both traces have, in execution order.
+    """Return the comparison of every point that both traces have, in execution order.
 
     Distances are relative L2 by the norm of the `reference`, "A" or "B". NaN and infinities are
-    counted as A's and B's whichever it is.
+    counted as A's and B's whichever it is. `moe`: the model has experts.
     """
     actual, right = (b, a) if reference == "A" else (a, b)
     between = RunPair.of(actual, right, moe=moe)
@@ -77,7 +80,7 @@ def compare_points(a: TraceLike, b: TraceLike, moe: bool, reference: str = "A") 
 def point_tolerances(
     pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike
 ) -> Iterator[tuple[float, str]]:
-    """Yield the tolerance of every compared point, with the coarser arithmetic's dtype."""
+    """Yield (tolerance, dtype of the coarser arithmetic) of every compared point."""
     for pair in pairs:
         mine, other = a.find(pair.key), b.find(pair.key)
         if pair.rel_l2 is not None and mine is not None and other is not None:
@@ -86,9 +89,9 @@ def point_tolerances(
 
 
 def compare_shared_rows(key: str, a: TraceLike, b: TraceLike, between: RunPair) -> PointDiff:
-    """Compare one point of `a` with the reference `b`, on the rows that both have.
+    """Return the comparison of one point of `a` with the reference `b`, on shared rows.
 
-    Rows go by token position where both say it.
+    Rows are matched by token position where both records have positions.
     """
     mine, other = a.find(key), b.find(key)
     assert mine is not None and other is not None
@@ -107,9 +110,9 @@ def compare_shared_rows(key: str, a: TraceLike, b: TraceLike, between: RunPair) 
 def _on_shared_rows(
     key: str, a: TraceLike, b: TraceLike, x: Array, y: Array
 ) -> tuple[Array, Array, Array | None, str] | str:
-    """Return both values on the rows that both have, which of them count, and which rows.
+    """Return (a's values, b's values, mask of rows that count, words for the rows).
 
-    In their place why that cannot be.
+    Where they cannot be brought to the same rows, the reason as a string.
     """
     mine, other = a.find(key), b.find(key)
     assert mine is not None and other is not None
@@ -136,7 +139,10 @@ def _on_shared_rows(
 def _fit_shapes(
     key: str, a: TraceLike, b: TraceLike, x: Array, y: Array, note: str
 ) -> tuple[Array, Array, Array | None, str] | str:
-    """Bring the value with fewer entries into the other's shape; `note` says rows that were cut."""
+    """Return (x, y, mask, words) with the smaller value arranged in the other's shape.
+
+    The reason as a string where that fails. `note` names the rows if they were already cut.
+    """
     axis, less = token_axis(key), x.size < y.size
     small, large = (x, y) if less else (y, x)
     sides = ((a, a.find(key)), (b, b.find(key)))
@@ -164,7 +170,7 @@ def _fit_shapes(
 def _rows_at_positions(
     values: Array, positions: Sequence[int] | None, wanted: Sequence[int], axis: int
 ) -> Array | None:
-    """Return the rows of token positions; None where the values have no row for each."""
+    """Return the rows of the wanted token positions; None unless there is a row per position."""
     if positions is None or axis >= values.ndim or values.shape[axis] != len(positions):
         return None
     row = {position: at for at, position in enumerate(positions)}
@@ -172,7 +178,7 @@ def _rows_at_positions(
 
 
 def no_common_row_sentence(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> str:
-    """Say that two traces share no token position; "" where they share one."""
+    """Return a sentence that two traces share no token position; "" where they share one."""
     if not pairs or any(pair.why != OTHER_ROWS for pair in pairs):
         return ""
     mine, other = a.find(pairs[0].key), b.find(pairs[0].key)
@@ -186,9 +192,9 @@ def no_common_row_sentence(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLik
 
 
 def equal_neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
-    """Return the point of A whose value equals B's value of `key`; "" if no point's does.
+    """Return the point of A whose value equals B's value of `key`; "" if there is none.
 
-    Sums with the residual stream count: `out` less `in` is what the layer added.
+    The value plus or minus the residual stream counts too. `bound` is relative L2.
     """
     theirs = b.values(key)
     if theirs is None:
@@ -203,7 +209,7 @@ def equal_neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
 
 
 def _neighbour_values(key: str, a: TraceLike) -> Iterator[tuple[str, Array]]:
-    """Yield the points of the same layer and their values."""
+    """Yield (name, values of A) of other points of the layer, and of sums with the residual."""
     point, layer = parse_key(key)
     others = neighbour_keys(key, layer)
     if layer >= 0:
@@ -227,7 +233,8 @@ def _neighbour_values(key: str, a: TraceLike) -> Iterator[tuple[str, Array]]:
 
 
 def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
-    """Return the likeliest cause of a first divergence by its signature alone, and why."""
+    """Return (cause, why) suggested by how a point differs; ("", "") if nothing fits."""
+    # Only finite values of the same number.
     x, y = a.values(key), b.values(key)
     point = key.rpartition(".")[2]
     if x is None or y is None or np.asarray(x).size != np.asarray(y).size:
@@ -237,9 +244,11 @@ def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
     x, y = np.asarray(x, np.float64), np.asarray(y, np.float64).reshape(np.asarray(x).shape)
     rows = x.reshape(len(x), -1)
     away = y.reshape(rows.shape) - rows
+    # A bias adds the same vector to every row.
     if point in ("q", "k", "v", "attn_out", "ffn_gate", "ffn_up", "ffn_out", "router"):
         if len(rows) > 1 and exact_norm(away - away.mean(0)) < 1e-3 * exact_norm(away):
             return "missing_bias", "the difference is the same vector in every row"
+    # Probabilities show a wrong mask or a wrong sum.
     if point in ("probs",):
         upper = np.triu(np.ones(y.shape[-2:]), 1) > 0
         if np.abs(y[..., upper]).sum() > 1e-6:
@@ -247,6 +256,7 @@ def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
         sums = y.sum(-1)
         if np.abs(sums - 1).max() > 1e-3:
             return "softmax_reduction", "rows of the probabilities do not sum to 1"
+    # Rotated vectors keep their lengths; factors and norms scale all or each row.
     if point.endswith("_rope") and rel_l2(_row_lengths(y), _row_lengths(x)) < 1e-4:
         return "rope_theta", "the rotated vectors have equal lengths and other angles"
     factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))
@@ -261,7 +271,7 @@ def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
 
 
 def partial_rows_finding(pairs: Sequence[PointDiff]) -> Finding | None:
-    """Say that two traces which agree were compared on some of their rows only."""
+    """Return the finding that two agreeing traces share only some rows; None if not so."""
     rows = [pair for pair in pairs if pair.rows]
     rows = [pair for pair in rows if POINTS[parse_key(pair.key)[0]].rows != "logits"]
     if not rows or any(pair.beyond for pair in pairs):
@@ -275,7 +285,10 @@ def partial_rows_finding(pairs: Sequence[PointDiff]) -> Finding | None:
 
 
 def signature_finding(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Finding | None:
-    """Name what two traces show without weights: neighbours first, then signatures."""
+    """Return the finding on two traces without a model: recorded elsewhere, or a likely cause.
+
+    None where nothing is beyond its tolerance and the same rows were compared.
+    """
     broken = nonfinite_finding(pairs)
     if broken is not None:
         return broken
@@ -302,9 +315,9 @@ FAR = 1e-3  # points nearer than this share of a difference were not computed fr
 
 
 def _agreeing_later_point(pair: PointDiff, pairs: Sequence[PointDiff]) -> str:
-    """Return the nearest later point through which a point acts, if it agrees; "" if none does.
+    """Return the nearest later point that depends on this one and agrees; "" if there is none.
 
-    A difference of the computation would show there.
+    A difference of the computation would show there, so the point was recorded elsewhere.
     """
     later = {other.key: other for other in pairs}
     for cut in cut_keys(pair.key):
@@ -322,7 +335,8 @@ def _capture_point_finding(
 ) -> Finding:  # fmt: skip
     """Return the finding that both sides computed the same, and recorded it at other points.
 
-    It is explained as far as a relation gives B's values; that a later point agrees only places it.
+    `moved`: {point: the point of A it equals}, `dead`: {point: a later point that agrees}. It is
+    confirmed as far as a relation gives B's values; that a later point agrees only locates it.
     """
     known = {pair.key: moved.get(pair.key) or _relation(pair, a, b) for pair in beyond}
     says = {key: text or f"{parse_key(key)[0]}: other values" for key, text in known.items()}
@@ -341,7 +355,7 @@ def _capture_point_finding(
 
 
 def _relation(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
-    """Say how B's value of a point follows from A's, "" where no relation gives it."""
+    """Return how B's value of a point follows from A's; "" where no relation gives it."""
     x, y = a.values(pair.key), b.values(pair.key)
     if x is None or y is None or np.size(x) != np.size(y):
         return ""
@@ -350,7 +364,7 @@ def _relation(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
 
 
 def nonfinite_finding(pairs: Sequence[PointDiff]) -> Finding | None:
-    """Return the finding that one side alone has NaN or infinities, None where none has.
+    """Return the finding that only one side has NaN or infinities at a point; None if not so.
 
     Confirmed where the first such point's other values are within the tolerance of whole runs.
     """
@@ -372,12 +386,12 @@ def nonfinite_finding(pairs: Sequence[PointDiff]) -> Finding | None:
 
 
 def _is_choice(pair: PointDiff) -> bool:
-    """Say whether a point is a choice; its margin is infinite where there is only one: no fault."""
+    """Return whether a point is a choice, such as of experts, whose margin may be infinite."""
     return pair.key.rpartition(".")[2] in DISCRETE
 
 
 def nonfinite_on_both_sides(pairs: Sequence[PointDiff]) -> Iterator[Evidence]:
-    """Yield the points at which both sides are not finite alike: no difference, and no number."""
+    """Yield evidence of points at which both sides have the same NaN or infinities."""
     alike = [
         pair
         for pair in pairs
@@ -391,5 +405,5 @@ def nonfinite_on_both_sides(pairs: Sequence[PointDiff]) -> Iterator[Evidence]:
 
 
 def _row_lengths(x: Array) -> Array:
-    """Return the length of every row."""
+    """Return the L2 norm of every row (over the last axis)."""
     return np.asarray(np.linalg.norm(x, axis=-1))

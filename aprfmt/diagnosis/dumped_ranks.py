@@ -1,4 +1,4 @@
-"""What the ranks of a dump say against one another, whatever the model says."""
+"""Compares the ranks of one dump with each other, where every rank computes the same values."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -8,9 +8,9 @@ from aprfmt.measure.findings import Finding
 
 
 def ranks_apart(traces: Mapping[str, Trace]) -> Iterator[Finding]:
-    """Yield the finding that ranks hold other values of what every rank computes alike.
+    """Yield a finding for each trace whose ranks differ in what every rank should compute alike.
 
-    The first array is where it begins; what ranks hold unlike behind it follows from it.
+    The first differing array is reported; later ones follow from it.
     """
     for label, trace in traces.items():
         dump: Any = trace.run.get("dump")

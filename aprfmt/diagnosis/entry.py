@@ -1,4 +1,4 @@
-"""`diagnose` itself: opens both sides and the model they ran on, and chooses the tokens."""
+"""The function `diagnose`: opens both sides and the model they ran on, and chooses the tokens."""
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -88,9 +88,9 @@ def diagnose(
 def _diagnose_packing(
     a: str, b: str, arch: str | None, stack: ExitStack, error: CodecError
 ) -> Diagnosis | None:
-    """Return what is wrong with the packed weights of a model that does not open because of them.
+    """Return the diagnosis of a model that does not open because of its packed weights.
 
-    None where that is not the reason, or neither side is good.
+    None where that is not the reason, or neither side is good. `error` is why it did not open.
     """
     try:
         first, second = (

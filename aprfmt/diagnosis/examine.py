@@ -41,18 +41,23 @@ SUSPECTS: Mapping[str, str] = {
 RECHECKS = 16  # passes that judge earlier answers again
 _COMMON = {"add", "linear", *MOVES}  # operations of nearly every point
 LayerChanges = list[tuple[Change, Layers]]
-NEAR = 4  # usual mistakes beside which a run may be rounded
+NEAR = 4  # usual mistakes that are tried together with rounding
 NEARLY = 0.1  # such a mistake leaves this share of the difference at most
 FAINT = 0.8  # a mistake inside the rounding leaves this share of the difference at most
 
 
 def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
-    """Compare every point of a trace on the trace's own input, and explain the divergences."""
+    """Return the divergences of a trace, each point judged on the trace's own input.
+
+    In order of execution: the first wrong operation is explained by a change, the change is
+    applied, and the search continues with the next one.
+    """
     values = record_points(patched)
     for key, value in values.items():
         recorded.shapes.setdefault(key, value.shape)
     recorded, found = _read_in_its_arithmetic(patched, recorded)
     before = found
+    # Explain the first divergence, apply its change, and go on with the next one.
     guessed = ""
     start = (patched, recorded)
     known: set[str] = set()  # diverging points without an explanation
@@ -120,6 +125,7 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
         patched, recorded = best.patched, best.recorded
         values = record_points(patched)
         found = shadow_pass(patched, recorded)
+    # A small difference with a direction is a fault too; then recheck all answers.
     if not divergences and not guessed:
         divergences = faint_in(patched, recorded, found, values)
     divergences = recheck_answers(divergences, *start, found)
@@ -129,7 +135,7 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
 def _read_in_its_arithmetic(
     patched: PatchedModel, recorded: RecordedTrace
 ) -> tuple[RecordedTrace, ShadowPass]:
-    """Return the trace read in the arithmetic that it shows, and the first shadowed pass."""
+    """Return (trace read in the arithmetic that its values show, its shadow pass)."""
     found = shadow_pass(patched, recorded)
     coarser = arithmetic_of_products(found)
     if coarser:
@@ -158,7 +164,12 @@ def _equally_good(
 def _search_usual_mistakes(
     case: Mismatch, search: Search, answers: list[Solution], known: set[str]
 ) -> list[Divergence]:
-    """Look for usual mistakes; add single ones to `answers`, return joined ones as divergences."""
+    """Search for usual mistakes; return the divergences of several that only together explain.
+
+    Single mistakes that explain it are appended to `answers` instead, and [] is returned.
+    `known` are keys of divergences without an explanation.
+    """
+    # Single mistakes are answers like those of the table.
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
     found = search.run()
@@ -168,6 +179,7 @@ def _search_usual_mistakes(
             answer = _furthest_in_scope(case, [step], one.residual, known, order, here)
             if answer is not None:
                 answers.append(answer)
+    # Several together, only where no single one explains the point.
     joined = next((one for one in found if len(one.steps) > 1), None)
     if joined is None or answers:
         return []
@@ -183,6 +195,7 @@ def _search_usual_mistakes(
                 needed[at] = (other, needed[at][1])
     if answer is None:
         return []
+    # One divergence for each of the joined changes, with what else could be there.
     made = []
     for step, without in needed:
         layers = step.layers if answer.layers is None else answer.layers
@@ -203,11 +216,16 @@ def _furthest_in_scope(
     order: Mapping[str, int],
     here: int,
 ) -> Solution | None:
-    """Return these steps as an answer, in the layers in which the pass agrees furthest."""
+    """Return a Solution of these steps in the layers in which the pass agrees furthest, or None.
+
+    `order` is the place of each point in the pass, `here` that of the divergence.
+    """
+    # Within one layer each set of layers may be right; else the steps' own count.
     scopes: list[Layers | None] = [None]
     if len(spanned_layers(case)) <= 1 and case.layer >= 0:
         scopes = list(layer_scopes(case, replace(steps[0].change, scoped=True)))
     best: Solution | None = None
+    # Apply all steps, and see up to which point the pass agrees.
     for scope in scopes:
         patched, recorded = case.patched, case.recorded
         layers: Layers = steps[0].layers
@@ -234,16 +252,17 @@ def _furthest_in_scope(
 
 
 def _last_pass(divergences: Sequence[Divergence]) -> tuple[PatchedModel, RecordedTrace]:
-    """Return the pass in which the last of several divergences is explained."""
+    """Return (patched model, trace) in which the last of several divergences is explained."""
     answer = divergences[-1].answer
     assert answer is not None
     return answer.patched, answer.recorded
 
 
 def _answer_rank(answer: Solution) -> tuple[float, bool, bool, float]:
-    """Rank answers by how far the pass agrees; a wrongly named point ranks after real changes.
+    """Return a sort key: the higher, the further the pass agrees with this answer.
 
-    Changes marked `general` come last.
+    A point recorded elsewhere ranks after real changes, changes marked `general` after specific
+    ones, and then the larger residual.
     """
     change = answer.change
     return (answer.reach, not change.general, change.cause != "capture_point", -answer.residual)
@@ -278,7 +297,7 @@ def _likely_cause(case: Mismatch) -> str:
 
 
 def _same_cause_divergences(case: Mismatch, likely: str) -> set[str]:
-    """Return the diverging keys with the same suspected cause."""
+    """Return the diverging keys that have the same suspected cause."""
     found = _same_point_divergences(case.view, case.found)
     if likely == "quantisation":
         for view in case.found.flagged:
@@ -288,7 +307,7 @@ def _same_cause_divergences(case: Mismatch, likely: str) -> set[str]:
 
 
 def _answers_of_table(case: Mismatch, known: set[str]) -> Iterator[Solution]:
-    """Yield, for every row of the table, the change with which the pass agrees furthest."""
+    """Yield, for each row of the hypothesis table, the change with which most points agree."""
     from aprfmt.causes.forward.table import TABLE
 
     order = {key: i for i, key in enumerate(case.found.views)}
@@ -310,7 +329,7 @@ def _answers_of_table(case: Mismatch, known: set[str]) -> Iterator[Solution]:
 def _verify_change(
     case: Mismatch, change: Change, known: set[str], order: Mapping[str, int], here: int
 ) -> Solution | None:
-    """Apply a change to the whole pass; None unless all points up to the divergence then agree."""
+    """Return the change as a Solution if with it all points up to the divergence agree, or None."""
     if change.drop:
         residual = 0.0
     else:
@@ -340,7 +359,7 @@ def _verify_change(
 
 
 def _point_order(view: ShadowPoint, order: Mapping[str, int]) -> float:
-    """Return a point's place in the order; a point the earlier pass lacks is at its layer's end."""
+    """Return the place of a point that the first pass lacks: the end of its layer."""
     same = [place for key, place in order.items() if key.startswith(f"L{view.layer}.")]
     return max(same, default=len(order)) + 0.5
 
@@ -366,6 +385,7 @@ def recheck_answers(
     left = RECHECKS
 
     def agrees(steps: LayerChanges) -> bool:
+        """Return whether with these changes no point disagrees that agrees in `final`."""
         nonlocal left
         left -= 1
         found = shadow_pass(*_applied(patched, recorded, steps))
@@ -387,7 +407,7 @@ def recheck_answers(
 
 
 def _doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> bool:
-    """Say whether a loose fit does not explain the same operations at another point.
+    """Return whether a loose fit leaves the same operations unexplained at another point.
 
     Several changes together, or one with a free value for every column, fit one point by chance
     where a change that nobody tried is the cause.
@@ -402,13 +422,14 @@ def _doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> bool
 
 
 def _steps(divergences: Sequence[Divergence]) -> LayerChanges:
+    """Return (change, layers) of each divergence that has an answer."""
     return [(d.answer.change, d.answer.layers) for d in divergences if d.answer is not None]
 
 
 def _applied(
     patched: PatchedModel, recorded: RecordedTrace, steps: LayerChanges
 ) -> tuple[PatchedModel, RecordedTrace]:
-    """Return the pass with changes made one after the other, and the trace without their keys."""
+    """Return (patched model with all changes, trace without the points they drop)."""
     without = set(recorded.without)
     for change, layers in steps:
         patched = change.make(patched, layers)
@@ -419,10 +440,10 @@ def _applied(
 def find_faint_mistakes(
     case: Mismatch, search: Search
 ) -> tuple[Divergence, PatchedModel, RecordedTrace, str] | None:
-    """Return the usual mistake that, once removed, leaves only rounding; None if no one does.
+    """Return (divergence, patched model, trace, arithmetic) of one mistake plus rounding, or None.
 
-    It has to take away nearly all of the difference; what it leaves has to be what TF32 or 16 bits
-    make, at every point and in every row.
+    The mistake has to explain nearly all of the difference. What it leaves has to be what TF32
+    or 16 bits make, at every point and in every row.
     """
     assert case.view.residual is not None
     near = sorted(search.singles, key=lambda one: one.residual)[:NEAR]
@@ -451,10 +472,10 @@ def find_faint_mistakes(
 def faint_in(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass, plain: Mapping[str, Array]
 ) -> list[Divergence]:
-    """Return the usual mistake that lies in a difference no larger than the run's own rounding.
+    """Return a divergence no larger than the run's own rounding that has a direction, or [].
 
-    It is never confirmed: taking it away takes away a part only. Where none does, it is not known
-    whether the run is only rounded, and that is said.
+    Its mistake is never confirmed: removing it removes a part of the difference only. Where no
+    mistake does, the divergence has no answer: it is not known whether the run is only rounded.
     """
     view = first_directed_point(patched, recorded, found)
     if view is None or not view.residual:

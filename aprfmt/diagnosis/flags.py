@@ -50,7 +50,7 @@ _LOADERS: Mapping[tuple[str, bool], tuple[str, bool]] = {
 
 @dataclass(frozen=True)
 class Contradiction:
-    """A flag, what it says, and the tensors that say otherwise."""
+    """A flag of config.json (`name`, its value `said`) and the role keys that contradict it."""
 
     name: str
     said: bool
@@ -58,7 +58,7 @@ class Contradiction:
 
 
 def contradictions(model: Model) -> Iterator[Contradiction]:
-    """Yield the flags of a model's configuration that its tensors contradict."""
+    """Yield the flags of a model's config.json that its tensors contradict."""
     if model.config is None or model.key_style in ("gguf", "apr"):
         return  # readers of those go by the tensors
     roles = [*model.roles]
@@ -72,11 +72,13 @@ def contradictions(model: Model) -> Iterator[Contradiction]:
 
 
 def flags(a: Model, b: Model, found: Levels) -> None:
-    """Record the contradictions between flags and tensors that B has and A has not, in `found`."""
+    """Add findings or evidence to `found` for contradicted flags that B has and A has not."""
+    # What A contradicts in the same way is no difference.
     same = {(row.name, row.said) for row in contradictions(a)}
     for row in contradictions(b):
         if (row.name, row.said) in same or (row.name, row.said) not in _LOADERS:
             continue
+        # Flags that change nothing in the reference's pass are evidence only.
         loaders, changes = _LOADERS[row.name, row.said]
         key = _config_key(b, row.name)
         says = f"{key} of B's configuration is {row.said}, its tensors say {not row.said}"
@@ -84,6 +86,7 @@ def flags(a: Model, b: Model, found: Levels) -> None:
         if not changes:
             found.evidence.append(Evidence("config", says, (key, *row.keys[:4])))
             continue
+        # Measured: the pass by the flag against the pass by the tensors.
         before, after, bound = _logit_distances(a, b, row)
         if before <= bound:
             found.evidence.append(Evidence("config", f"{says}; the logits do not show it", (key,)))
@@ -113,7 +116,10 @@ def _config_key(model: Model, name: str) -> str:
 
 
 def _logit_distances(a: Model, b: Model, row: Contradiction) -> tuple[float, float, float]:
-    """Return how far B's logits are from A's, by the flag and by the tensors; and the bound."""
+    """Return (distance by the flag, distance by the tensors, tolerance) of B's logits from A's.
+
+    All are relative L2.
+    """
     ids = choose_ids([a.hyper, b.hyper], long=False)
     bound = make_pair(a, b).bound("logits", ("float32", "float32")).rel_l2
     reference = logits(PatchedModel.of(a, ids, "float32"))
@@ -128,7 +134,7 @@ def _logit_distances(a: Model, b: Model, row: Contradiction) -> tuple[float, flo
 def _model_with_flag(
     model: Model, values: Mapping[str, Value], drop: tuple[str, ...], ids: tuple[int, ...]
 ) -> PatchedModel:
-    """Return a model with a flag believed and the tensors that it denies left out."""
+    """Return a patched model that follows a flag: `values` set, tensors in `drop` left out."""
     rows: dict[str, RowSource] = {
         key: StoredRows(tensor) for key, tensor in model.roles.items() if key not in drop
     }
@@ -138,7 +144,7 @@ def _model_with_flag(
 
 
 def logits(patched: PatchedModel) -> np.ndarray:
-    """Return the logits of a pass (float64), and close the patched model's weights."""
+    """Return the logits of a pass (float64, [tokens, vocabulary]) and close the model's weights."""
     try:
         return np.asarray(record_points(patched)["logits"], np.float64)
     finally:

@@ -1,4 +1,4 @@
-"""Level four: findings and evidence from comparing one side's trace with the reference."""
+"""Findings and evidence about one side's trace, from its comparison with the reference."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,7 +17,7 @@ from aprfmt.measure.proofs import cap_proof, unfitted_proof
 
 @dataclass
 class JudgedTrace:
-    """Findings and evidence about one side's trace."""
+    """The findings and evidence about one side's trace; `label` is the side."""
 
     label: str
     examined: Examined
@@ -28,7 +28,7 @@ class JudgedTrace:
 def judge_trace(
     label: str, examined: Examined, ids: Sequence[int] = (), model: str = "MODEL"
 ) -> JudgedTrace:
-    """Turn divergences into findings: one per cause and value, with all its places.
+    """Return the findings of a trace's divergences: one per cause and value, with all places.
 
     `ids` and `model` are those of the commands that are proposed where no cause was found.
     """
@@ -51,7 +51,7 @@ def judge_trace(
 
 
 def _nonfinite_on_both_sides(label: str, examined: Examined) -> Iterable[Evidence]:
-    """Yield where the trace and the reference on its input have the same NaN or infinities.
+    """Yield evidence that trace and reference have the same NaN or infinities at some points.
 
     That counts as no difference, but nothing could be measured at these points.
     """
@@ -71,7 +71,7 @@ def _nonfinite_on_both_sides(label: str, examined: Examined) -> Iterable[Evidenc
 
 
 def _places_of(divergence: Divergence) -> tuple[str, ...]:
-    """Return the points and weights of a divergence."""
+    """Return the points, operations and weights at which a divergence is located."""
     answer = divergence.answer
     if answer is None:
         if divergence.likely:
@@ -87,12 +87,12 @@ def _places_of(divergence: Divergence) -> tuple[str, ...]:
 
 
 def _operations(view: ShadowPoint) -> tuple[str, ...]:
-    """Return the operations up to a point that compute something, in order."""
+    """Return the operations up to a point that compute something, in order, each once."""
     return tuple(dict.fromkeys(call.op for call in view.calls if call.op not in MOVES))
 
 
 def _explained_finding(label: str, divergence: Divergence) -> Finding:
-    """Return the finding of an explained divergence."""
+    """Return the finding of a divergence, explained or not."""
     view, answer = divergence.view, divergence.answer
     if answer is None:
         return _unexplained_finding(label, divergence)
@@ -116,16 +116,18 @@ def _explained_finding(label: str, divergence: Divergence) -> Finding:
 
 
 def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
-    """Return the finding of a divergence that nothing explains."""
+    """Return the finding of a divergence without an explanation: where, and what it may be."""
     view, cause = divergence.view, divergence.likely
     if cause == "nonfinite":
         return _nonfinite_finding(label, view)
+    # What was computed from what, and every weight that may be wrong.
     ops = ", ".join(_operations(view)) or "no operation"
     after = ", ".join(view.after) or "the token ids"
     says = f"{view.key} is not what {ops} makes of this run's own {after}"
     if len(divergence.inside) + len(_operations(view)) > 1 and not cause:
         weights = ", ".join(divergence.inside) or "no weight"
         says += f"; any of these operations may be wrong, or what they read: {weights}"
+    # A difference as small as quantization or rounding gets that verdict.
     if cause == "quantisation":
         says += ", by no more than quantizing these weights costs: the run had finer ones"
     elif view.residual is not None and view.residual <= view.whole_tolerance:
@@ -169,7 +171,7 @@ def _nonfinite_finding(label: str, view: ShadowPoint) -> Finding:
 
 
 def _add_finding(found: list[Finding], finding: Finding) -> None:
-    """Add a finding, or add its places to an existing one with the same cause and sentence."""
+    """Append a finding, or merge its places into one with the same cause and sentence."""
     for i, other in enumerate(found):
         same = (other.cause, other.confirmed) == (finding.cause, finding.confirmed)
         if same and _is_same_cause(other, finding):
@@ -184,7 +186,7 @@ _PLACES = ("capture_point", "quantisation", "rounding", "rope_layers")
 
 
 def _is_same_cause(a: Finding, b: Finding) -> bool:
-    """Say whether two findings are one cause in several places."""
+    """Return whether two findings are one cause in several places."""
     return a.cause in _PLACES or (
         dict(a.values) == dict(b.values)
         and _sentence_without_places(a.says) == _sentence_without_places(b.says)
@@ -192,7 +194,7 @@ def _is_same_cause(a: Finding, b: Finding) -> bool:
 
 
 def _sentence_without_places(text: str) -> str:
-    """Return a sentence without its tensor names and layers."""
+    """Return a sentence without the words that are tensor names or layer numbers."""
     kept = (word for word in text.split() if not any(c.isdigit() for c in word))
     return " ".join(word for word in kept if "." not in word.rstrip(".,"))
 
@@ -200,6 +202,7 @@ def _sentence_without_places(text: str) -> str:
 def _evidence_of(label: str, divergence: Divergence) -> Iterable[Evidence]:
     """Yield the evidence for a divergence."""
     view, answer = divergence.view, divergence.answer
+    # First that this operation, on its own input, gives another value.
     calls = ", ".join(dict.fromkeys(call.op for call in view.calls)) or f"what follows {view.base}"
     cause = divergence.likely if answer is None else answer.change.cause
     wrong = "wrong" if not cause or CAUSES[cause].verdict == "bug" else "where they part"
@@ -212,6 +215,7 @@ def _evidence_of(label: str, divergence: Divergence) -> Iterable[Evidence]:
             (view.key,),
             view.residual,
         )
+    # Then what explains it: nothing, or the change with what it leaves.
     if answer is None:
         tried = f", nor do {divergence.tried} passes with usual mistakes" * bool(divergence.tried)
         yield Evidence(
@@ -245,6 +249,7 @@ def _evidence_of(label: str, divergence: Divergence) -> Iterable[Evidence]:
         (view.key,),
         answer.residual,
     )
+    # Other changes that explain it as well make the finding ambiguous.
     for other in divergence.others:
         yield Evidence(
             "forward",
@@ -256,7 +261,7 @@ def _evidence_of(label: str, divergence: Divergence) -> Iterable[Evidence]:
 
 
 def _partial_rows_finding(label: str, examined: Examined) -> Finding | None:
-    """Return a finding if the trace's rows are only some of the pass's rows, and these agree."""
+    """Return the finding that a trace holds only some of the pass's rows; None if it has all."""
     views = [
         view
         for view in examined.before.views.values()
@@ -285,7 +290,7 @@ def _partial_rows_finding(label: str, examined: Examined) -> Finding | None:
 
 
 def shared_findings(first: Sequence[Finding], second: Sequence[Finding]) -> list[Finding]:
-    """Return the findings that both sides have; they are no difference between the two."""
+    """Return the findings of `first` that `second` has too: no difference between the sides."""
     return [
         finding
         for finding in first

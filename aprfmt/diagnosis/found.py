@@ -1,4 +1,4 @@
-"""The records of a diagnosis: numbers and sentences, all of them in the JSON."""
+"""The records of a diagnosis: findings, evidence, points and the Diagnosis itself."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -36,7 +36,7 @@ DERIVED = ("derived", "lora_merge")  # the causes of other weights that were mad
 
 @dataclass(frozen=True)
 class Touched:
-    """The hyperparameters and role keys of a finding; empty where a pass reads none of it."""
+    """The hyperparameters and role keys that a finding is about; empty if a pass reads none."""
 
     hyper: tuple[str, ...] = ()
     keys: tuple[str, ...] = ()
@@ -44,14 +44,14 @@ class Touched:
 
 @dataclass
 class CoverageText:
-    """Sentences for the report; those of `not_reached` end with how to reach it, where one can."""
+    """Sentences of the report: what was run, compared without a run, and not reached by a probe."""
 
     run: list[str] = field(default_factory=list)
     compared: list[str] = field(default_factory=list)
     not_reached: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, list[str]]:
-        """Return plain data."""
+        """Return {"run", "compared_not_run", "not_reached"}: lists of distinct sentences."""
         return {
             "run": list(dict.fromkeys(self.run)),
             "compared_not_run": list(dict.fromkeys(self.compared)),
@@ -61,7 +61,7 @@ class CoverageText:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """One piece of evidence: the level, a sentence, and the number."""
+    """One piece of evidence: the level, a sentence, its places, and a number if there is one."""
 
     level: Level
     says: str
@@ -74,10 +74,10 @@ class PointRow:
     """One capture point of both sides.
 
     `direct` is the relative L2 distance of the two runs, `shadow` that of the reference's
-    operation on the run's own input from the run's value; `gain` is `direct` over that of the
-    layer's input: what a spike has to be measured by. `apart` says that the two runs do not agree,
-    `beyond` that they do not or that an operation does not. `side` is whose shadow it is.
-    `nonfinite` places NaN and infinities: of the two runs, or of the shadow, whose A is the model.
+    operation on the run's own input from the run's value. `gain` is `direct` divided by that of
+    the layer's input. `apart`: the two runs do not agree. `beyond`: they do not, or an operation
+    does not. `side` is the side that `shadow` is about. `nonfinite` locates NaN and infinities: of
+    the two runs, or of the shadow pass, whose A is the model.
     """
 
     key: str
@@ -96,9 +96,9 @@ class PointRow:
 
 @dataclass(frozen=True)
 class Diagnosis(Tabular):
-    """Where two models, traces or runs first differ, and why. `exit_code` carries the verdict.
+    """The result of `diagnose`: where two models, traces or runs first differ, and why.
 
-    `complete`: with the confirmed causes taken away nothing but rounding is left; None where that
+    `complete`: with the confirmed causes removed nothing but rounding is left; None where that
     was not measured. `coverage` says what was run, compared without a run, and not reached.
     """
 
@@ -125,7 +125,7 @@ class Diagnosis(Tabular):
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of the findings; without one that counts, what the ledgers allow."""
+        """The worst verdict of the findings; "bug" or "not_comparable" if the ledgers demand it."""
         if self.reason:
             return "not_comparable"
         exit_code = self.pronounced.exit
@@ -135,11 +135,12 @@ class Diagnosis(Tabular):
 
     @property
     def _of_findings(self) -> Verdict:
+        """The worst verdict of the findings; "same" if there are none."""
         return worst_verdict(finding.verdict for finding in self.findings)
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict over both ledgers and what was compared."""
+        """The verdict over the findings and the items of both models that were not compared."""
         found = self._of_findings
         differs = found not in ("same", "precision")
         # That nothing at all was compared is `reason`: where it is "", something was.
@@ -149,10 +150,11 @@ class Diagnosis(Tabular):
 
     @property
     def lead(self) -> Finding | None:
-        """The first finding of the verdict's kind; of several roundings the largest.
+        """The most important finding of the verdict's kind; None if there are no findings.
 
-        A fault makes what comes after it differ too, so the first counts. Roundings stand side by
-        side: the one that moves the logits most, else the one of most tensors, says what B is.
+        A fault makes what comes after it differ too, so the first counts. Roundings are
+        independent:
+        the one that moves the logits most, else the one of most tensors, says what B is.
         """
         rows = [finding for finding in self.findings if finding.verdict == self.verdict]
         if self.verdict == "precision":
@@ -165,38 +167,41 @@ class Diagnosis(Tabular):
 
     @property
     def causes(self) -> tuple[NamedCause, ...]:
-        """Every cause as the record for the outside, in the files' own names; the lead first."""
+        """Every cause as a NamedCause, in the files' own names, the leading one first."""
         rows = sorted(self.findings, key=lambda row: row is not self.lead)
         return tuple(row.named(self.stored) for row in rows)
 
     def table_rows(self) -> Sequence[Row]:
-        """Return a row a cause, the lead first."""
+        """Return one dict per cause, the leading one first."""
         return [cause.to_json() for cause in self.causes]
 
     @property
     def cause(self) -> str | None:
-        """The first cause; "none" for equal sides, None if the cause is not known."""
+        """The leading cause; "none" for equal sides, None if the cause is not known."""
         if self.lead is not None:
             return self.lead.cause or None
         return None if self.reason or self.verdict != "same" else "none"
 
     @property
     def first(self) -> str | None:
-        """The first capture point that shows the cause, or the first beyond its tolerance."""
+        """The first capture point that shows the leading cause, else the first one beyond.
+
+        None if there is none.
+        """
         if self.lead is not None and self.lead.first:
             return self.lead.first
         return next((row.key for row in self.points if row.beyond), None)
 
     @property
     def confidence(self) -> Confidence:
-        """The confidence of the first cause; without a difference, of what was compared."""
+        """The confidence of the leading cause; without findings "confirmed" or "unconfirmed"."""
         if self.lead is None:
             return "confirmed" if self.verdict in ("same", "not_comparable") else "unconfirmed"
         return self.lead.confidence
 
     @property
     def kind(self) -> DivergenceKind:
-        """The class: the verdict, or that of derived models and of what no probe reached."""
+        """The class of the answer: the verdict, or "derived" or "not_exercised"."""
         if self.verdict == "not_comparable":
             derived = self.lead is not None and self.lead.cause in DERIVED
             said = not self.reason or self.reason.startswith(KINDS["derived"])
@@ -210,19 +215,19 @@ class Diagnosis(Tabular):
 
     @property
     def exit_code(self) -> int:
-        """0 same or precision, 1 bug, derived or not exercised, 2 not comparable."""
+        """0 for same or precision, 1 for bug, derived or not exercised, 2 for not comparable."""
         return EXIT[self.kind]
 
     @property
     def next(self) -> tuple[str, ...]:
-        """The next steps as commands, those of the first causes first."""
+        """The commands to run next, those of the first findings first, each once."""
         return tuple(dict.fromkeys(row.next for row in self.findings if row.next))
 
     @property
     def unmended(self) -> str:
-        """What no command mends, in words; "" where one mends it, or nothing is to be mended.
+        """A sentence on what no command repairs; "" if one repairs it, or nothing is broken.
 
-        Of an engine's run nothing is said: what it computes stands in no file.
+        Nothing is said about an engine's run: what it computes is in no file.
         """
         if self.kind not in ("bug", "not_exercised"):
             return ""
@@ -243,7 +248,7 @@ class Diagnosis(Tabular):
 
     @property
     def sentence(self) -> str:
-        """The verdict in a sentence."""
+        """The verdict, the leading cause and what was not compared, in one sentence."""
         lead = self.lead
         if self.reason:
             reason = self.reason.removeprefix(f"{KINDS[self.kind]}: ")
@@ -268,18 +273,18 @@ class Diagnosis(Tabular):
         return f"{words}: {name}{known} - {says}{at}{also}{others}{self._left()}"
 
     def _not_compared(self) -> str:
-        """Return the words about what was not compared; "" where all was."""
+        """Return the end of a sentence about items that were not compared; "" where all were."""
         left = self.pronounced.not_compared
         taken = [row for row in self.left if row not in left]
         return items_clause(left) + items_clause(taken, "; accepted, not compared")
 
     @property
     def proven(self) -> str:
-        """The sentence of a proof that both sides are equal, "" if there is none."""
+        """The sentence that proves both sides equal without a pass; "" if there is none."""
         return next((row.says for row in self.evidence if row.says.startswith("proven")), "")
 
     def _left(self) -> str:
-        """Return the words about what the confirmed causes leave."""
+        """Return the end of a sentence about what is left without the confirmed causes; or ""."""
         lead = self.lead
         if lead is not None and lead.exercised == "below_rounding" and self.kind == "bug":
             return "; its effect on the logits of these probes is inside rounding"
@@ -291,7 +296,7 @@ class Diagnosis(Tabular):
         return f"; not complete: what is confirmed leaves a difference{left}"
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: the sentence, the causes, the next commands."""
+        """Return HTML for a notebook: the sentence, the causes, the next commands."""
         tones: Mapping[str, Tone] = {"same": "good", "precision": "good", "bug": "bad"}
         rows = [
             (one.cause or "unknown", one.confidence, ", ".join(one.where[:4]), one.first)
@@ -347,5 +352,5 @@ class Diagnosis(Tabular):
 
 
 def cause_description(cause: str) -> str:
-    """Return the description of a cause, "" for none."""
+    """Return what a cause means, from the table of causes; "" for a name that is not in it."""
     return CAUSES[cause].means if cause in CAUSES else ""

@@ -1,4 +1,4 @@
-"""The findings of the first three levels of evidence, while they are collected."""
+"""Collects the findings on configuration, tokenizer and tensors, before any pass is run."""
 
 from dataclasses import dataclass, field
 
@@ -11,10 +11,11 @@ from aprfmt.model.ledger import NotCompared
 
 @dataclass
 class Levels:
-    """Findings of the first three levels; `parts` has one entry per finding.
+    """What the levels without a pass found: configuration, tokenizer, tensors.
 
-    `stated` are findings that replacing a part of B in a pass cannot show: those of tokenizers and
-    of flags. Where `unmoved`, both models compute the same, and no pass is needed.
+    `parts` has one entry per finding. `stated` are findings that replacing a part of B in a pass
+    cannot show: those of tokenizers and of flags. `unmoved`: both models compute the same, and no
+    pass is needed.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -36,10 +37,10 @@ class Levels:
     remainder: float | None = None
 
     def add(self, finding: Finding, part: Touched) -> None:
-        """Add a finding and its part."""
+        """Append a finding, and the part of the model that it is about."""
         self.findings.append(finding)
         self.parts.append(part)
 
     def close(self) -> None:
-        """Put the stated findings behind the others: the walk is over."""
+        """Move the findings in `stated` to the end of `findings`, once all levels are done."""
         self.findings, self.stated = [*self.findings, *self.stated], []

@@ -1,8 +1,8 @@
-"""A run that has a part of another checkpoint: the head, the table of tokens, a norm, a layer.
+"""Finds one part of a run's model that is from another checkpoint: head, embedding, layer.
 
-So it is where weights are synchronised in part: a rollout engine keeps its old head. One part of
-the other checkpoint is put into the model at a time, and the one that gives the recorded values is
-the cause. No number is fitted to them.
+So it is where weights are synchronised in part: a rollout engine keeps its old head. One part
+of the other checkpoint is put into the model at a time, and the one that gives the recorded
+values is the cause. No number is fitted to them.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,9 +28,9 @@ _MOST_LAYERS = 48  # layers that are tried one by one
 def find_mixture(
     model: Model, other: Model, trace: Trace, ids: Sequence[int], dtype: str, label: str
 ) -> Finding | None:
-    """Return the finding that a run of `model` has one part of `other`, else None.
+    """Return the finding that a run of `model` has one part of `other`; None if it has not.
 
-    `label` is the run's side. None too where the run is that of `model` itself.
+    `label` is the run's side. None too where the run agrees with `model` itself.
     """
     recorded = RecordedTrace(trace, tuple(ids), {})
     patched = PatchedModel.of(model, ids, dtype)
@@ -53,9 +53,9 @@ def find_mixture(
 
 
 def _parts(model: Model, other: Model) -> Iterator[tuple[str, ...]]:
-    """Yield the roles of each part in which both differ: what stands outside layers, then layers.
+    """Yield the role keys of each part in which both differ: those outside layers, then layers.
 
-    All weights of both at once are no part: that is the other checkpoint's own run.
+    All weights at once are not yielded: that is the other checkpoint's own run.
     """
     apart = [
         key
@@ -76,7 +76,7 @@ def _parts(model: Model, other: Model) -> Iterator[tuple[str, ...]]:
 
 
 def _worst(found: ShadowPass) -> float:
-    """Return the largest distance of a point, as a share of what whole runs may differ by."""
+    """Return the largest distance of a point, as a multiple of its tolerance; 0.0 if none."""
     return max(
         (
             view.residual / max(view.tolerance, view.whole_tolerance)
@@ -90,6 +90,7 @@ def _worst(found: ShadowPass) -> float:
 def _finding(
     keys: Sequence[str], other: Model, before: ShadowPass, after: ShadowPass, label: str
 ) -> Finding:
+    """Return the finding that `keys` of the run are those of `other`."""
     views: Mapping[str, float] = {
         key: view.residual for key, view in before.views.items() if view.residual is not None
     }

@@ -1,9 +1,4 @@
-"""Shows which part of B makes the difference: passes of B with parts of A's.
-
-Every finding about hyperparameters or tensors is a part of B that can be replaced by A's. With all
-parts replaced B must agree with A; with all but one replaced, the effect of that one is seen; with
-the confirmed ones replaced, one after the other, what is left.
-"""
+"""Measures the effect of each finding by passes of B with other parts replaced by A's."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -23,7 +18,7 @@ LEAST = 3  # parts that are taken away alone whatever a pass takes
 
 
 def make_pair(a: Model, b: Model) -> RunPair:
-    """Return the pair of two models' passes, both on numpy."""
+    """Return the RunPair of two models that both run on numpy, for tolerances."""
     kinds = [{"weights": weights_class_of(model)} for model in (a, b)]
     moe = any(bool(model.hyper["n_experts"]) for model in (a, b))
     return RunPair(("numpy", "numpy"), finer_weights_class(*(Trace(run, {}) for run in kinds)), moe)
@@ -31,11 +26,12 @@ def make_pair(a: Model, b: Model) -> RunPair:
 
 @dataclass(frozen=True)
 class Share:
-    """The effect of one part: residuals with every other part replaced, and with all replaced.
+    """The effect of one finding on the logits, as relative L2 from A's.
 
-    `odd` locates NaN and infinities in the logits with every other part replaced. `kl_before` and
-    `kl_after` are in nats. `exact`: with it alone the logits are A's to the bit. `alone` is False
-    where no pass was spent on this part.
+    `before`: with every other part replaced by A's; `after`: with all replaced. `first` is the
+    first point beyond its tolerance. `odd` locates NaN and infinities in the logits with every
+    other part replaced. `kl_before` and `kl_after` are in nats. `exact`: with it alone the logits
+    are A's to the bit. `alone` is False where no pass was spent on this part.
     """
 
     before: float
@@ -50,7 +46,10 @@ class Share:
 
 @dataclass(frozen=True)
 class MixedResult:
-    """What every part does, all points with no part taken over, and what all parts leave."""
+    """The effect of every part, the pass with no part replaced, and what all parts leave.
+
+    `shares` are in the order of the parts, `rest` is relative L2, `points` are those of `bare`.
+    """
 
     shares: tuple[Share, ...]
     bare: PassResult
@@ -59,17 +58,21 @@ class MixedResult:
 
 
 class PartMeasurement:
-    """Passes of B with any parts replaced, each made once."""
+    """Passes of B with any parts replaced by A's, each combination computed once."""
 
     def __init__(
         self, passes: PairedPass, parts: Sequence[Touched], probes: Sequence[Probe]
     ) -> None:
+        """Store the passes, the parts and the probes; `live` are the parts that a pass reads."""
         self.passes, self.parts, self.probes = passes, parts, probes
         self.live = [i for i, part in enumerate(parts) if part.hyper or part.keys]
         self.known: dict[frozenset[int], PassResult] = {}
 
     def without(self, chosen: Sequence[int]) -> PassResult:
-        """Return the worst outcome over the probes with these parts replaced by A's."""
+        """Return the worst result over the probes with the chosen parts replaced by A's.
+
+        `chosen` are numbers of parts; parts that no pass reads are ignored. Each set is run once.
+        """
         which = frozenset(chosen) & frozenset(self.live)
         if which not in self.known:
             blend = self.passes.blend([self.parts[i] for i in sorted(which)])
@@ -78,7 +81,7 @@ class PartMeasurement:
         return self.known[which]
 
     def bare(self, still: Sequence[int]) -> PassResult:
-        """Return the outcome with only `still` replaced, the first probe's points with it."""
+        """Return the first probe's result, with its points, with only `still` replaced by A's."""
         which = frozenset(still) & frozenset(self.live)
         blend = self.passes.blend([self.parts[i] for i in sorted(which)])
         first = self.passes.together(blend, self.probes[0])
@@ -87,14 +90,15 @@ class PartMeasurement:
         return first
 
     def affordable(self) -> bool:
-        """Say whether another pass is within the budget."""
+        """Return whether another pass is within the budget of multiplications."""
         return self.passes.flops + sum(map(self.passes.cost, self.probes)) <= BUDGET
 
     def shares(self, still: Sequence[int]) -> MixedResult:
         """Return the effect of each part on the logits, with all other parts replaced by A's.
 
         `still` are parts that do not change the function (a reordering inside a layer, say). They
-        are replaced in every pass. The points are those with nothing else replaced.
+        are
+        replaced in every pass. The result's points are those with only these replaced.
         """
         bare = self.bare(still)
         rest, found = self.without(self.live), []
@@ -116,9 +120,9 @@ class PartMeasurement:
         return MixedResult(tuple(found), bare, rest.distance, bare.points)
 
     def peeled(self, still: Sequence[int], order: Sequence[int]) -> list[tuple[int, PassResult]]:
-        """Return what is left after each of these parts is replaced too, one after the other.
+        """Return (part, result) after each part of `order` is replaced too, one after the other.
 
-        Steps between the first and the last are left out where passes are too long.
+        Steps between the first and the last are left out where passes take too long.
         """
         steps: list[tuple[int, PassResult]] = []
         for at, i in enumerate(order):
@@ -130,6 +134,6 @@ class PartMeasurement:
 
 
 def _distance_order(found: PassResult) -> tuple[bool, float]:
-    """Return how far a pass is off, for sorting."""
+    """Return a sort key of a pass's distance; distances that are not finite come last."""
     endless = not math.isfinite(found.distance)
     return endless, 0.0 if endless else found.distance

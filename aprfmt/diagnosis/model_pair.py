@@ -1,8 +1,4 @@
-"""Two models: what is proven without a pass, and what passes say of every finding.
-
-Equal bytes and equal effective quantities prove equal logits. Otherwise the findings are taken away
-on probes, each alone, then the confirmed ones one after the other; what no probe reached is said.
-"""
+"""Two models: proves equal logits without a pass, else measures every finding by passes."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -41,7 +37,10 @@ CHEAP = 1e10  # multiplications and additions: a long probe costs nothing
 
 @dataclass
 class ModelPair:
-    """Two models, what the levels found, and the effective quantities of the findings."""
+    """Two models, what the levels found, and the effective quantities of the findings.
+
+    `quantities` are by number of the finding, `apart` the rows in which the models differ.
+    """
 
     a: Model
     b: Model
@@ -53,9 +52,10 @@ class ModelPair:
     # --- without a pass -------------------------------------------------------------------------
 
     def quantify(self) -> None:
-        """Compare what differing hyperparameters come to, into `quantities` and `coverage`.
+        """Compute what differing hyperparameters result in, and store that in `quantities`.
 
-        A finding whose numbers are equal becomes EQUIVALENT.
+        A config finding whose results are all equal becomes EQUIVALENT. Sentences are added to the
+        coverage.
         """
         levels, coverage = self.levels, self.levels.coverage
         for i, (finding, part) in enumerate(zip(levels.findings, levels.parts, strict=True)):
@@ -82,7 +82,7 @@ class ModelPair:
                 )
 
     def lengths(self) -> dict[int, int]:
-        """Return the tokens that reach a finding's differing quantities, by its number."""
+        """Return {finding number: tokens a probe needs to reach its difference}."""
         found = {
             i: max((row.length for row in rows), default=0) for i, rows in self.quantities.items()
         }
@@ -93,7 +93,7 @@ class ModelPair:
         return found
 
     def live(self) -> list[int]:
-        """Return the findings whose parts a pass reads, those of equal quantities left out."""
+        """Return the numbers of the findings that a pass can show, without EQUIVALENT ones."""
         rows = zip(self.levels.findings, self.levels.parts, strict=True)
         return [
             i
@@ -102,7 +102,10 @@ class ModelPair:
         ]
 
     def proven(self) -> bool:
-        """Say whether equal stored values and quantities prove equal logits; then say so."""
+        """Return whether equal stored values and quantities prove equal logits.
+
+        If so, evidence and coverage are added.
+        """
         report, a, b = self.levels.report, self.a, self.b
         if (
             report is None
@@ -133,7 +136,7 @@ class ModelPair:
     # --- tokens ---------------------------------------------------------------------------------
 
     def choose(self, runs: bool) -> ChosenProbes:
-        """Choose probes that reach what differs; `runs`: an engine takes part."""
+        """Return probes that reach what differs. `runs`: one side is an engine's run."""
         models = [self.a, self.b]
         self.apart = differing_rows(self.a, self.b, self.levels.report)
         hypers = [model.hyper for model in models]
@@ -151,7 +154,7 @@ class ModelPair:
         )
 
     def given(self, ids: Sequence[int]) -> ChosenProbes:
-        """Return the one probe of given ids."""
+        """Return the one probe of the user's ids, and which differing embedding rows it reaches."""
         self.apart = differing_rows(self.a, self.b, self.levels.report)
         rows = set(self.apart.rows.get("token_embd.weight", ())) & set(ids)
         one = make_probe(ids, [self.a.hyper, self.b.hyper], "given")
@@ -162,7 +165,13 @@ class ModelPair:
     def measure(
         self, chosen: ChosenProbes, dtype: str, memory: int | None, reporter: ProgressReporter
     ) -> float:
-        """Settle every finding by its effect on passes; return what all of them leave."""
+        """Confirm or reject each finding by its effect on passes.
+
+        Returns the relative L2 of the logits that remains with all findings replaced, 0.0 if that
+        is
+        within the tolerance.
+        """
+        # Weights that are equal on both sides need no second copy.
         report = self.levels.report
         rows = () if report is None else report.tensors
         equal = frozenset(
@@ -171,11 +180,13 @@ class ModelPair:
         pair = make_pair(self.a, self.b)
         bound = pair.bound("logits", (dtype, dtype)).rel_l2
         with closing(PairedPass(self.a, self.b, equal, pair, dtype, memory, reporter)) as passes:
+            # The effect of each finding, with more probes where experts were not reached.
             measuring = PartMeasurement(passes, self.levels.parts, list(chosen.probes))
             still = [i for i, row in enumerate(self.levels.findings) if row.verdict == "same"]
             found = measuring.shares(still)
             found = self._experts(measuring, found, still)
             self.points = found.points
+            # Confirm findings, then remove the confirmed ones, then say what was covered.
             self._settle(found.shares, bound)
             self._peel(measuring, still, bound)
             self._reached(measuring, chosen)
@@ -189,7 +200,7 @@ class ModelPair:
     def _experts(
         self, measuring: PartMeasurement, found: MixedResult, still: Sequence[int]
     ) -> MixedResult:
-        """Look for ids that reach differing experts, and measure again if some do."""
+        """Return the measurement, repeated with more probes if these reach differing experts."""
         passes, hp = measuring.passes, self.a.hyper
         left = unrouted_experts(self.apart, passes.routed)
         if not left:
@@ -213,6 +224,10 @@ class ModelPair:
         return measuring.shares(still)
 
     def _settle(self, shares: Sequence[Share], bound: float) -> None:
+        """Replace each finding by its final form, given its measured share, and add the evidence.
+
+        `bound` is the tolerance of the logits.
+        """
         levels = self.levels
         for i, (finding, part, share) in enumerate(
             zip(levels.findings, levels.parts, shares, strict=True)
@@ -230,7 +245,11 @@ class ModelPair:
             )
 
     def _peel(self, measuring: PartMeasurement, still: Sequence[int], bound: float) -> None:
-        """Take the confirmed causes away one after the other, and say what is left."""
+        """Replace the confirmed causes one after the other; set `remainder` and `complete`.
+
+        `still` are findings that are replaced in every pass. `bound` is the tolerance of the
+        logits.
+        """
         levels = self.levels
         order = [i for i in measuring.live if levels.findings[i].confirmed and i not in still]
         order.sort(key=lambda i: levels.findings[i].verdict != "bug")
@@ -257,8 +276,9 @@ class ModelPair:
             )
 
     def _reached(self, measuring: PartMeasurement, chosen: ChosenProbes) -> None:
-        """Say what the probes covered, and which differences they did not reach."""
+        """Add sentences on what the probes covered, and which differences they did not reach."""
         coverage, passes = self.levels.coverage, measuring.passes
+        # Sequence lengths and added tokens of the probes.
         for one in measuring.probes:
             rows = "all rows" if one.rows is None else f"{len(one.rows)} rows"
             coverage.run.append(
@@ -268,6 +288,7 @@ class ModelPair:
         if added:
             held = len(added & {i for one in measuring.probes for i in one.ids})
             coverage.run.append(f"{held} of {len(added)} special and added tokens")
+        # Differing rows of tables: which of them were among the ids.
         for key, rows_apart in self.apart.rows.items():
             ids = set(chosen.rows) if key == "token_embd.weight" else set(range(len(chosen.ids)))
             hit = len(ids & set(rows_apart))
@@ -278,6 +299,7 @@ class ModelPair:
                 coverage.not_reached.append(
                     f"{key}: {len(left)} of its differing rows, the first is row {left[0]}"
                 )
+        # Differing experts: which of them some token was routed to.
         missing = unrouted_experts(self.apart, passes.routed)
         for key, experts in self.apart.experts.items():
             left = missing.get(key, [])
@@ -292,7 +314,7 @@ class ModelPair:
         self._numbers(len(chosen.ids))
 
     def _numbers(self, tokens: int) -> None:
-        """Say which differing quantities act beyond the probes only."""
+        """Add to the coverage the quantities that differ only beyond the longest probe."""
         for i, rows in self.quantities.items():
             for row in rows:
                 if not row.equal and row.length > tokens:
@@ -303,7 +325,7 @@ class ModelPair:
 
 
 def _effect_sentence(finding: Finding, share: Share, bound: float) -> str:
-    """Return a sentence about a finding's effect on the logits."""
+    """Return a sentence about a finding's effect on the logits; `bound` is their tolerance."""
     if not share.alone:
         return f"{finding.cause} was not taken away alone: passes of this size take too long"
     if not share.before <= bound:
@@ -324,12 +346,12 @@ def _effect_sentence(finding: Finding, share: Share, bound: float) -> str:
 
 
 def _distance_text(distance: float, kl: float | None) -> str:
-    """Return a distance and a divergence as text."""
+    """Return a relative L2 distance and a KL divergence (if known) as text."""
     return f"{distance:.3g}" + ("" if kl is None else f" (KL {kl:.3g})")
 
 
 def finalize_finding(finding: Finding, share: Share, bound: float) -> Finding:
-    """Return a finding with its effect on the pass; `bound` is the rounding of the logits.
+    """Return a finding with its measured effect; `bound` is the tolerance of the logits.
 
     Confirmed means that removing it removes the difference, measured on finite numbers and from a
     distance beyond the bound; or that the stored values prove it. NaN or infinite logits on one
@@ -370,7 +392,7 @@ def finalize_finding(finding: Finding, share: Share, bound: float) -> Finding:
 
 
 def exercised(share: Share, shows: bool) -> Exercised:
-    """Say whether the passes reached a difference."""
+    """Return whether the passes showed a difference: shows, below_rounding, not_exercised."""
     if shows:
         return "shows"
     return "not_exercised" if share.exact else "below_rounding"

@@ -1,4 +1,4 @@
-"""Levels one and two for two models, identity and hyperparameters; then their tensors."""
+"""Compares two models without a pass: identity, hyperparameters, then tensors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -33,12 +33,14 @@ _FOLLOW = ("value_head_dim", "attn_scale", "rope_dim")  # derived from head_dim 
 
 
 def compare_models(a: Model, b: Model) -> Levels:
-    """Compare identity, hyperparameters and tensors of two open models."""
+    """Return the findings on identity, hyperparameters and tensors of two open models."""
     found = Levels()
+    # A side that cannot be read is read with one key of the other's.
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
         whole = with_restored_key(good, bad, label) or with_claim_of(good, bad, label)
         if whole is not None:
             return _compare_unread(good, whole, label)
+    # Nothing can be compared with zeros, and the same file needs no comparison.
     for label, model in (("A", a), ("B", b)):
         zeros = zero_tensors_of_model(model)
         if zeros:
@@ -52,6 +54,7 @@ def compare_models(a: Model, b: Model) -> Levels:
         found.checked.append("identity: the same file")
         found.checked += ["hyperparameters: of the same file", "tensors: of the same file"]
         return found
+    # Compare the files; each level may end the comparison with a reason.
     report = found.report = diff_models(a, b, only=("tensors", "hyperparameters"))
     found.stated += related_causes(report, {"A": a, "B": b})
     _compare_identity(a, b, report, found)
@@ -81,9 +84,9 @@ _CAUSE_OF = {
 
 
 def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[Finding]:
-    """Yield the changes under which one side alone is read, each as one finding.
+    """Yield a finding for each Relation under which only one side is read.
 
-    It is confirmed by the comparison that was made under it: what one side still lacks is counted.
+    Confirmed where with the relation fewer than half of the tensors are on one side only.
     """
     lacking = sum(row.verdict in ("ONLY_IN_A", "ONLY_IN_B") for row in report.tensors)
     after = lacking / max(1, len(report.tensors))
@@ -114,16 +117,20 @@ def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[F
 
 
 def _is_same_file(a: Model, b: Model) -> bool:
-    """Say whether both are one file with the same beside it: a config.json says what bytes mean.
+    """Return whether both are the same file in the same folder.
 
-    Snapshots of a hub's cache share weights by links, and differ in what lies beside them.
+    Snapshots of a hub's cache share weights by links but differ in their config.json, which says
+    what the bytes mean.
     """
     folders = {None if each.folder is None else each.folder.path.resolve() for each in (a, b)}
     return a.path.resolve() == b.path.resolve() and len(folders) == 1
 
 
 def _compare_unread(good: Model, whole: tuple[Model, Finding, Evidence], label: str) -> Levels:
-    """Compare a model with one whose configuration was read with one key of the other's."""
+    """Return the findings on a pair of which one model is read with a corrected key.
+
+    `whole` is (the model read so, the finding on the key, the error without it).
+    """
     made, finding, error = whole
     pair = (good, made) if label == "B" else (made, good)
     found = compare_models(*pair)
@@ -136,7 +143,7 @@ def _compare_unread(good: Model, whole: tuple[Model, Finding, Evidence], label: 
 
 
 def _missing_required(label: str, model: Model) -> Iterator[Evidence]:
-    """Yield required tensors that a model lacks; both models may lack the same ones."""
+    """Yield evidence of required tensors that a model lacks; both models may lack the same ones."""
     lacking = model.resolution.coverage
     if lacking.accepted:
         yield Evidence(
@@ -151,7 +158,8 @@ def _missing_required(label: str, model: Model) -> Iterator[Evidence]:
 
 
 def _compare_identity(a: Model, b: Model, report: DiffReport, found: Levels) -> None:
-    """Record whether both are one checkpoint, in `found`."""
+    """Add evidence on which checkpoint each side is; set `reason` if they are different ones."""
+    # What each file is, as evidence.
     for label, model in (("A", a), ("B", b)):
         size = sum(tensor.nbytes for tensor in model.values())
         found.evidence.append(
@@ -162,6 +170,7 @@ def _compare_identity(a: Model, b: Model, report: DiffReport, found: Levels) -> 
             )
         )
     found.checked.append("identity: architecture, tensor count")
+    # Other sizes, other blocks, or no equal tensor: two different checkpoints.
     equal = sum(row.verdict in EQUAL for row in report.tensors)
     matched = sum(row.verdict not in ("ONLY_IN_A", "ONLY_IN_B") for row in report.tensors)
     if not a.hyper or not b.hyper:
@@ -185,7 +194,7 @@ def _compare_identity(a: Model, b: Model, report: DiffReport, found: Levels) -> 
 
 
 def _named_source(model: Model) -> str:
-    """Return the source that a file names, "" if it names none."""
+    """Return ", made from FILE" if the metadata name the source file, else ""."""
     name, digest = (model.metadata.get(f"aprfmt.source.{key}") for key in ("file", "sha256"))
     if not isinstance(name, str):
         return ""
@@ -195,7 +204,7 @@ def _named_source(model: Model) -> str:
 
 
 def _is_other_training(report: DiffReport) -> bool:
-    """Say whether nearly all tensors differ as much as those of two trainings."""
+    """Return whether over 80 % of the tensors differ as much as those of two trainings."""
     both = [row for row in report.tensors if row.verdict not in ("ONLY_IN_A", "ONLY_IN_B")]
     strange = [
         row
@@ -213,7 +222,8 @@ def _is_other_training(report: DiffReport) -> bool:
 def _compare_hyperparameters(
     a: Model, b: Model, report: DiffReport, tensors: Mapping[str, TensorDiff], found: Levels
 ) -> set[str]:
-    """Record differing hyperparameters; return the keys of tensors they explain."""
+    """Add findings on differing hyperparameters; return the keys of tensors they explain."""
+    # Remove what is no difference of the pass: padding, names, unused lengths.
     found.checked.append("hyperparameters: every one that changes the forward pass, with origin")
     for label, model in (("A", a), ("B", b)):
         for text in contradiction_sentences(model, label):
@@ -229,6 +239,7 @@ def _compare_hyperparameters(
         hyper_causes().get(name) == "rope_scaling" and name != "context_length" for name in rows
     ) and not _differs_by_length(a, b):
         rows.pop("context_length", None)
+    # One finding per cause, with the tensors whose shapes follow from it.
     explained: set[str] = set()
     for cause, names in _group_by_cause(rows).items():
         chosen = [rows[name] for name in names]
@@ -265,19 +276,19 @@ def _compare_hyperparameters(
 
 
 def _differs_by_length(a: Model, b: Model) -> bool:
-    """Return whether a model's rope depends on the length of the sequence."""
+    """Return whether a model has dynamic rope scaling, which depends on the sequence length."""
     scalings = [model.hyper["rope_scaling"] for model in (a, b)]
     return any(row is not None and row["type"] == "dynamic" for row in scalings)
 
 
 def _head_is_equal(tensors: Mapping[str, TensorDiff]) -> bool:
-    """Return whether the head is equal on both sides."""
+    """Return whether both sides store an output head of equal values."""
     head = tensors.get("output.weight")
     return head is not None and head.verdict in (*EQUAL, "WITHIN")
 
 
 def _side_with_default(rows: Sequence[FieldDiff]) -> str:
-    """Return the side whose value is a default while the other side states its value, or ""."""
+    """Return the side ("A" or "B") whose value is a default where the other has a key; or ""."""
     sides = {
         "B" if row.origin_b.startswith("default") else "A"
         for row in rows
@@ -287,7 +298,7 @@ def _side_with_default(rows: Sequence[FieldDiff]) -> str:
 
 
 def _group_by_cause(rows: Mapping[str, FieldDiff]) -> dict[str, list[str]]:
-    """Return hyperparameters by cause; those derived from the number of heads go with it."""
+    """Return {cause: hyperparameter names}; those derived from head counts go with these."""
     found: dict[str, list[str]] = {}
     heads = any(name in rows for name in _SIZES)
     for name, row in rows.items():

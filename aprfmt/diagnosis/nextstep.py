@@ -1,4 +1,4 @@
-"""Next steps, as commands: of each finding by one table, and what to record of missing points.
+"""The next command for each finding, and what to record where a trace lacks points.
 
 A cause's row names the step; without a name it goes by the level of evidence.
 """
@@ -37,10 +37,11 @@ MOST_IDS = 64  # ids of a command; longer ones are in a file
 
 @dataclass(frozen=True)
 class StepParts:
-    """What a step is made of. `length` is the number of tokens that reaches a difference, or 0.
+    """What a next command is made from.
 
-    `trained` says that B is derived from A: its weights are not to be replaced by A's.
-    `differing` are the hyperparameters that make B another one.
+    `length` is the number of tokens that reaches the difference, or 0. `trained` says that B is
+    derived from A: its weights are not to be replaced by A's. `differing` are the hyperparameters
+    in which B differs from A.
     """
 
     a: Side
@@ -52,7 +53,7 @@ class StepParts:
 
     @property
     def pair(self) -> str:
-        """Both sides as words of a command."""
+        """Both sides as arguments of a command, quoted for a shell."""
         return f"{shlex.quote(self.a.text)} {shlex.quote(self.b.text)}"
 
 
@@ -60,13 +61,16 @@ StepText = Callable[[StepParts, Finding], str]
 
 
 def write_anew(asked: StepParts, finding: Finding) -> str:
-    """Write B anew from A."""
+    """Return the command that writes B again from A; "" if A is a trace.
+
+    Where B was trained further, the command that compares tensors instead.
+    """
     if asked.a.kind == "trace":
         return ""
     a, b = asked.a.model, asked.b.model
     if asked.trained or is_part_of_b_alone(
         finding.cause, a, b
-    ):  # what B was taught stands in no other file
+    ):  # only B has what it was trained to
         return look_at_tensors(asked, finding)
     if a is None or b is None:
         return rewrite_command(asked.a.path, asked.b.path, {}, {})
@@ -79,9 +83,9 @@ def write_anew(asked: StepParts, finding: Finding) -> str:
 
 
 def set_keys(asked: StepParts, finding: Finding) -> str:
-    """Set A's values in a copy of B, where keys of B hold them; else write B anew.
+    """Return the `set` command that gives B A's values, else the one that writes B again.
 
-    Where keys give all values that differ at once, one command does.
+    Where keys can give all differing values at once, one command does.
     """
     a, b = asked.a.model, asked.b.model
     if a is None or b is None or asked.b.kind == "trace":
@@ -97,7 +101,7 @@ def set_keys(asked: StepParts, finding: Finding) -> str:
 
 
 def look_at_tensors(asked: StepParts, finding: Finding) -> str:
-    """Look at the tensors."""
+    """Return the `diff` command for up to four tensors of the finding."""
     if "trace" in (asked.a.kind, asked.b.kind):
         return trace_layer(asked, finding)
     names = [name for name in finding.where if "." in name][:4]
@@ -106,9 +110,10 @@ def look_at_tensors(asked: StepParts, finding: Finding) -> str:
 
 
 def set_or_write_anew(asked: StepParts, finding: Finding) -> str:
-    """Set the key that mends B; else write B anew where the cause is proven, or bytes are damaged.
+    """Return the command that repairs B: a key to set, or B written again.
 
-    Without either, look at the tensors.
+    B is only written again where the cause is proven or bytes are damaged; else the command
+    compares the tensors.
     """
     a, b = asked.a.model, asked.b.model
     if a is not None and b is not None and asked.b.kind != "trace":
@@ -120,7 +125,7 @@ def set_or_write_anew(asked: StepParts, finding: Finding) -> str:
 
 
 def trace_layer(asked: StepParts, finding: Finding) -> str:
-    """Capture every point of the layer where the two part."""
+    """Return the command that records every point of the layer where the two diverge."""
     side = asked.b if asked.b.kind == "trace" or asked.a.kind != "trace" else asked.a
     model = side.model or asked.a.model or asked.b.model
     if model is None:
@@ -135,9 +140,9 @@ def trace_layer(asked: StepParts, finding: Finding) -> str:
 
 
 def look_at_tokenizers(asked: StepParts, finding: Finding) -> str:
-    """Set A's keys in a copy of B, or write B anew from A; without either, look at the tokenizers.
+    """Return the command that sets A's tokenizer keys in B, or that compares the tokenizers.
 
-    B's own tokens are not thrown away, nor are weights that were trained with them.
+    B's own tokens are not discarded, nor are weights that were trained with them.
     """
     a, b = asked.a.model, asked.b.model
     seen = f"aprfmt diff {asked.pair} --only tokenizer"
@@ -153,12 +158,15 @@ def look_at_tokenizers(asked: StepParts, finding: Finding) -> str:
 
 
 def distances_command(asked: StepParts, finding: Finding) -> str:
-    """Return the `diff` command that lists the 20 tensors that are furthest apart."""
+    """Return the `diff` command that lists the 20 tensors with the largest distances.
+
+    `finding` is not used: all steps have the same parameters.
+    """
     return f"aprfmt diff {asked.pair} --top 20"
 
 
 def reach_difference(asked: StepParts, finding: Finding) -> str:
-    """Run what no probe reached; a draft head, where it is only that."""
+    """Return the command that runs what no probe reached; for a draft head `eval --draft`."""
     if asked.b.model is not None and is_draft_head(asked.b.model, finding.where):
         return f"aprfmt eval {shlex.quote(asked.b.text)} --draft --text TEXT"
     if asked.length:
@@ -173,7 +181,7 @@ def reach_difference(asked: StepParts, finding: Finding) -> str:
 
 
 def do_nothing(asked: StepParts, finding: Finding) -> str:
-    """Nothing is left to do."""
+    """Return "": there is nothing to do. The parameters are those of all steps."""
     return ""
 
 
@@ -197,10 +205,10 @@ LEVELS: Mapping[str, StepText] = {
 
 
 def next_command(asked: StepParts, finding: Finding) -> str:
-    """Return the command of a finding, "" where nothing is to be done.
+    """Return the command for a finding, "" where nothing is to be done.
 
-    What no probe reached is mended too, and `reach_difference` is what is left where nothing
-    mends it.
+    For a difference that no probe reached: the command that repairs it, else the one that reaches
+    it.
     """
     if finding.next or finding.verdict in ("same", "precision"):
         return finding.next
@@ -211,6 +219,7 @@ def next_command(asked: StepParts, finding: Finding) -> str:
 
 
 def _usual_step(asked: StepParts, finding: Finding) -> str:
+    """Return the command by the cause's row, else by the finding's level."""
     shown = {} if asked.b.model is None else contradicted_values(asked.b.model)
     own = [shown.get(name, "") for name in finding.values]
     if own and "" not in own:  # then B is read as it was made
@@ -225,9 +234,10 @@ def _usual_step(asked: StepParts, finding: Finding) -> str:
 def with_next_commands(
     a: Side, b: Side, ids: Sequence[int], findings: Sequence[Finding], lengths: Mapping[int, int]
 ) -> list[Finding]:
-    """Return findings with their next steps; `lengths` are tokens that reach one, by its number.
+    """Return the findings with their next commands.
 
-    What writes B anew from A mends also what a key would, and keys are set in one command.
+    `lengths` are {finding number: tokens that reach it}. A command that writes B again from A
+    replaces single `set` commands, and several `set` commands become one.
     """
     trained = any(finding.cause in TRAINED for finding in findings)
     apart = tuple(
@@ -251,11 +261,12 @@ def with_next_commands(
 
 
 def _counts(finding: Finding) -> bool:
+    """Return whether a finding is neither "same" nor "precision"."""
     return finding.verdict not in ("same", "precision")
 
 
 def _from(a: Side, command: str) -> bool:
-    """Return whether a command makes a model of A."""
+    """Return whether a command converts or quantizes model A."""
     words = shlex.split(command) if command.startswith(MENDS) else []
     return words[1:2] in (["convert"], ["quantize"]) and words[2:3] == [str(a.path)]
 
@@ -264,9 +275,9 @@ def _from(a: Side, command: str) -> bool:
 
 
 def missing_points(view: ShadowPoint, views: Mapping[str, ShadowPoint]) -> list[str]:
-    """Return the keys that the trace lacks between the last good points and a divergence.
+    """Return the keys that the trace lacks between the last agreeing points and a divergence.
 
-    Of several layers it is their outputs: with these, one layer is left.
+    If they span several layers, only the layers' outputs, which narrow it down to one layer.
     """
     keys = list(views)
     start = max((keys.index(key) for key in view.after if key in views), default=-1)
@@ -281,7 +292,10 @@ def missing_points(view: ShadowPoint, views: Mapping[str, ShadowPoint]) -> list[
 def recording_sentence(
     view: ShadowPoint, views: Mapping[str, ShadowPoint], ids: Sequence[int], model: str
 ) -> str:
-    """Say what to record of the missing points, with the engine's names; "" if none is missing."""
+    """Return what to record of the missing points, with commands; "" if none is missing.
+
+    `ids` and `model` go into the commands.
+    """
     lacking = missing_points(view, views)
     if not lacking:
         return ""
@@ -301,13 +315,13 @@ def recording_sentence(
 
 
 def _layers_text(layers: Sequence[int]) -> str:
-    """Return layers in words."""
+    """Return " in layer 3" or " in layers 3-5"; "" for no layers."""
     if not layers:
         return ""
     return f" in layer {layers[0]}" if len(layers) == 1 else f" in layers {layers[0]}-{layers[-1]}"
 
 
 def mapping_command(model: str, ids: str = "", out: str = "engine.safetensors") -> str:
-    """Return the command that makes a trace of an engine's arrays."""
+    """Return the `trace --map` command that makes a trace from an engine's arrays."""
     given = f" --ids {ids}" if ids else ""
     return f"aprfmt trace {model} --map DUMPS{given} -o {out}"

@@ -1,4 +1,4 @@
-"""Observations where one side holds statistics and no values: where they part, and no cause."""
+"""Evidence where a trace holds statistics without values: where they differ, without a cause."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,12 +14,12 @@ COLUMNS = ("mean", "std", "min", "max", "l2")
 
 
 def has_no_values(trace: TraceLike) -> bool:
-    """Say whether a trace holds statistics only."""
+    """Return whether a trace holds statistics only."""
     return bool(trace.records) and all(trace.values(key) is None for key in trace.records)
 
 
 def differing_statistics(a: TraceLike, b: TraceLike, model: str) -> Iterator[Evidence]:
-    """Yield every point whose statistics differ beyond rounding, in order, and the next step."""
+    """Yield evidence of each point whose statistics differ beyond rounding, and what to do next."""
     if not (has_no_values(a) or has_no_values(b)):
         return
     apart = []
@@ -44,7 +44,7 @@ def differing_statistics(a: TraceLike, b: TraceLike, model: str) -> Iterator[Evi
 
 
 def _stats_of(trace: TraceLike, key: str) -> Any:
-    """Return a trace's statistics of a key."""
+    """Return the statistics of a trace's point, computed from values if it has them; or None."""
     values = trace.values(key)
     if values is not None:
         return compute_stats(values)
@@ -53,14 +53,14 @@ def _stats_of(trace: TraceLike, key: str) -> Any:
 
 
 def _stats_bound(a: TraceLike, b: TraceLike, key: str) -> float:
-    """Return by how much the statistics of a point may differ."""
+    """Return the tolerance of a point's statistics, as a share of the values' size."""
     mine, other = a.find(key), b.find(key)
     assert mine is not None and other is not None
     return statistics_tolerance(mine.dtype, other.dtype)
 
 
 def _differing_stats_text(x: Any, y: Any, bound: float) -> str:
-    """Say which statistics differ by more than a share of the values' size; "" if none does."""
+    """Return which statistics differ by more than the bound, as text; "" if none does."""
     if x is None or y is None:
         return ""
     size = max(abs(v) for v in (x.std, y.std, x.absmax, y.absmax, 1e-30) if v is not None)

@@ -1,4 +1,4 @@
-"""What a file calls the places of a finding: stored tensors and keys of its configuration."""
+"""The file's own names for the places of a finding: stored tensors and configuration keys."""
 
 from collections.abc import Iterable, Mapping, Sequence
 
@@ -10,9 +10,9 @@ from aprfmt.model import Model
 def own_names(
     findings: Iterable[Finding], a: Model | None, b: Model | None
 ) -> Mapping[str, tuple[str, ...]]:
-    """Return the stored names of every place that a file has a name for.
+    """Return {place of a finding: stored names}, for places that a file has a name for.
 
-    B's names, and A's of what B has not; of a finding of side A the other way round.
+    B's names, and A's of what B lacks; for a finding about side A the other way round.
     """
     found: dict[str, tuple[str, ...]] = {}
     for finding in findings:
@@ -25,7 +25,7 @@ def own_names(
 
 
 def _stored_names_of(model: Model, place: str) -> Sequence[str]:
-    """Return a model's own names of a role or hyperparameter; none where it has it not."""
+    """Return a model's stored names of a role, or the key of a hyperparameter; () for none."""
     try:
         if place in model.roles:
             return tuple(model.roles[place].names)

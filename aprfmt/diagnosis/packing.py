@@ -1,8 +1,8 @@
-"""Packed weights that cannot be decoded, beside a good reference: which part or claim is wrong.
+"""Finds which part or claim of a packed weight is wrong, by a good reference.
 
-Each way to put a weight right is applied alone: a part as the reference has it, scales turned back,
-another claim of config.json. What makes it decode to the reference's values is the cause; where the
-reference is not packed, its errors must be those of a right copy.
+Each possible repair is applied alone: a part as the reference has it, scales transposed back,
+another claim of config.json. What makes the weight decode to the reference's values is the
+cause. Where the reference is not packed, the errors must be those of a correct quantization.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -42,7 +42,7 @@ MOST = 8  # weights that are put right; what is wrong with one is wrong with all
 
 @dataclass
 class PackingFault:
-    """What was found: causes with their weights, and what could not be put right."""
+    """Findings on packed weights, evidence, and in `left` the weights that no repair fits."""
 
     findings: list[Finding] = field(default_factory=list)
     evidence: list[Evidence] = field(default_factory=list)
@@ -52,7 +52,7 @@ class PackingFault:
 def examine_packed(
     good: Model, bad: Model, label: str, names: Iterable[str] | None = None
 ) -> PackingFault | None:
-    """Say what is wrong with packed weights of `bad`, side `label`; None where nothing is.
+    """Return what is wrong with packed weights of `bad`, the side `label`; None if nothing.
 
     `names` are those that cannot be read, None for every weight that is not joined.
     """
@@ -81,7 +81,7 @@ def examine_packed(
 
 
 def _packing_finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: str) -> Finding:
-    """Return the cause of some weights, given as (name, what is wrong, whether that was seen)."""
+    """Return the finding of a cause; `rows` are (weight, what is wrong, confirmed)."""
     sure = all(row[2] for row in rows)
     more = f", and so in {len(rows) - 1} more" if len(rows) > 1 else ""
     return Finding(
@@ -160,19 +160,19 @@ def _weights_by_name(
 
 
 def _is_joined(model: Model, name: str) -> bool:
-    """Say whether a weight's tensors were joined."""
+    """Return whether the stored parts of a weight were joined into one tensor."""
     return name in model and bool(model[name].parts)
 
 
 def _stored_part(model: Model, name: str) -> StoredPart:
-    """Return a stored tensor as a part of a packed weight."""
+    """Return a stored tensor as a StoredPart: bytes, encoding and shape."""
     return stored_part(model.source.tensors[name])
 
 
 def _section_of_weight(
     section: Mapping[str, Value] | None, name: str, dialect: Dialect
 ) -> Mapping[str, Value] | None:
-    """Return what a section says of a weight, None where it says no such packing."""
+    """Return the quantization section's keys for a weight; None if it declares no such packing."""
     if section is None:
         return None
     try:
@@ -186,7 +186,11 @@ def _section_of_weight(
 
 
 def _mending_repairs(weight: StoredWeight, reference: Any) -> Iterator[tuple[str, str, bool]]:
-    """Yield (cause, what is wrong, whether putting it right was seen to do so)."""
+    """Yield (cause, what is wrong, whether the repair was seen to work) for one weight.
+
+    `reference` is a function that returns the reference's values. Unconfirmed causes are only
+    yielded where no repair works.
+    """
     tried, main = list(repairs(weight)), weight.dialect.main
     for repair in tried:
         if _has_reference_values(repair.packed, weight, reference):
@@ -214,7 +218,7 @@ def _mending_repairs(weight: StoredWeight, reference: Any) -> Iterator[tuple[str
 
 
 def _repair_alone(repair: Repair, whole: PackedWeight, weight: StoredWeight) -> PackedWeight:
-    """Return a weight that is right but for what one repair changes."""
+    """Return the repaired weight `whole` with only the fault that `repair` removes."""
     if repair.part is None:
         return whole._replace(config=weight.config or {})
     kept = {suffix: part for suffix, part in whole.parts.items() if suffix != repair.part}
@@ -223,7 +227,10 @@ def _repair_alone(repair: Repair, whole: PackedWeight, weight: StoredWeight) -> 
 
 
 def _has_reference_values(packed: PackedWeight, weight: StoredWeight, reference: Any) -> bool:
-    """Say whether a weight that was put right has the reference's values, as copies have them."""
+    """Return whether a repaired weight decodes to the reference's values.
+
+    Exactly if the reference is packed too, else as a quantization of its values.
+    """
     try:
         values = packed.decode()
         if weight.right is not None:
@@ -243,7 +250,7 @@ def _has_reference_values(packed: PackedWeight, weight: StoredWeight, reference:
 def _known_values(
     packed: PackedWeight, weight: StoredWeight, expected: "Array", values: "Array"
 ) -> tuple["Array", "Array"]:
-    """Return both without the values whose scales were replaced: nobody knows those values."""
+    """Return (expected, decoded) values, equal where a replaced scale makes them unknown."""
     doubled = {}
     for suffix, part in packed.parts.items():
         own = weight.parts.get(suffix)
@@ -263,7 +270,7 @@ def _known_values(
 
 
 def _reference_values(good: Model, weight: StoredWeight) -> "Array | None":
-    """Return the reference's values of a weight under its own name, or its role."""
+    """Return the reference's values of a weight by its name or role (float32); None without one."""
     view = good.get(weight.name)
     if view is None:
         try:

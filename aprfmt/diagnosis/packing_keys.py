@@ -1,8 +1,4 @@
-"""Keys of a quantization section that mend packed weights: tried on B's own bytes.
-
-A weight whose codes are right and whose section says how they are read wrongly needs its key set,
-not its quantization made again.
-"""
+"""Finds quantization keys that make packed weights decode correctly, tried on B's own bytes."""
 
 import json
 import math
@@ -33,10 +29,10 @@ _DEFAULTS: Mapping[str, Value] = {"checkpoint_format": "gptq"}
 
 
 def mending_command(good: Model, bad: Model, finding: Finding) -> str:
-    """Return the command that sets the keys which mend all of a finding, in a copy of B.
+    """Return the `set` command for the keys that repair all weights of a finding, or "".
 
-    "" where there is none: every weight that was tried must come nearer to A's, and no other may
-    go away from it. Of several the one that brings them nearest.
+    Every weight that is tried must come nearer to A's, and no other may get worse. Of several
+    changes the one that brings them nearest.
     """
     section = None if bad.config is None else quantization_section(bad.config)
     place = key_of_section(bad.config or {})
@@ -60,11 +56,12 @@ def mending_command(good: Model, bad: Model, finding: Finding) -> str:
 
 
 def _word(key: Key, value: Value) -> str:
+    """Return the argument `config.json:KEY=VALUE` of `aprfmt set`, quoted."""
     return shlex.quote(f"config.json:{'.'.join(key)}={json.dumps(value)}")
 
 
 def _section_changes(good: Model, section: Mapping[str, Value]) -> Iterator[Changes]:
-    """Yield what the section may say instead: what A's says, other formats, other groups."""
+    """Yield changes of the section to try: A's values, other formats, other group sizes."""
     theirs = None if good.config is None else quantization_section(good.config)
     if theirs is not None:
         apart = {key: value for key, value in differing_keys(theirs, section) if value is not GONE}
@@ -83,11 +80,12 @@ def _section_changes(good: Model, section: Mapping[str, Value]) -> Iterator[Chan
 
 
 def _one(key: Key, value: Value) -> Changes:
+    """Return the change of one key."""
     return {key: value}
 
 
 def _stated(section: Mapping[str, Value], name: str, above: Key = ()) -> Iterator[Key]:
-    """Yield the places of a key that a section states, nested ones too."""
+    """Yield the paths of a key of this name in a section, nested ones too."""
     for key, value in section.items():
         if isinstance(value, Mapping):
             yield from _stated(value, name, (*above, key))
@@ -96,7 +94,7 @@ def _stated(section: Mapping[str, Value], name: str, above: Key = ()) -> Iterato
 
 
 def _distances(good: Model, model: Model, keys: Iterable[str]) -> dict[str, float]:
-    """Return how far weights are from A's; inf for those that are not read."""
+    """Return {role key: relative L2 from A's weight}; inf for those that are not read."""
     found = {}
     for key in keys:
         if key not in good.roles or len(good.roles[key].shape) < 2:
@@ -115,7 +113,7 @@ def _distances(good: Model, model: Model, keys: Iterable[str]) -> dict[str, floa
 
 
 def _left(good: Model, made: Model, finding: Finding, before: Mapping[str, float]) -> float:
-    """Return the largest distance left of the weights of a finding; inf where it is not mended."""
+    """Return the largest distance left of a finding's weights; inf if they are not repaired."""
     packed = [key for key, view in made.roles.items() if any(one.packed for one in view.stored)]
     own = [
         key

@@ -1,4 +1,4 @@
-"""Ways to put a packed weight right that does not decode: other parts, or another claim."""
+"""The possible repairs of a packed weight that does not decode: other parts or claims."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ SCALES = ("scale", "zero", "absmax", "bias")  # in the names of parts that are n
 
 
 class Repair(NamedTuple):
-    """A way to put a weight right: the cause it is for, in words, and the weight then."""
+    """A possible repair: its cause, what is wrong in words, and the weight with it applied."""
 
     cause: str
     says: str
@@ -36,7 +36,7 @@ class Repair(NamedTuple):
 
 @dataclass(frozen=True)
 class StoredWeight:
-    """A packed weight of the bad side by what is stored; `right` is the reference's, if packed."""
+    """A packed weight of the faulty side as stored; `right` is the reference's, if it is packed."""
 
     name: str
     dialect: Dialect
@@ -48,7 +48,8 @@ class StoredWeight:
 
 
 def repairs(weight: StoredWeight) -> Iterator[Repair]:
-    """Yield each way to put a weight right, likely ones first."""
+    """Yield each possible repair of a packed weight, likely ones first."""
+    # Missing parts can be taken from a packed reference.
     config = weight.config or {}
     now = PackedWeight(weight.dialect, weight.parts, config)
     right = weight.right
@@ -64,6 +65,7 @@ def repairs(weight: StoredWeight) -> Iterator[Repair]:
                 PackedWeight(right.dialect, weight.parts, right.config),
             )
         return
+    # Without one: transposed scales, and scales that are no numbers.
     for suffix, part in weight.parts.items():
         if suffix == weight.dialect.main or not any(word in suffix for word in SCALES):
             continue
@@ -81,7 +83,7 @@ def repairs(weight: StoredWeight) -> Iterator[Repair]:
 def _repairs_by_part(
     weight: StoredWeight, now: PackedWeight, right: PackedWeight
 ) -> Iterator[Repair]:
-    """Yield one repair for each part that is not what the reference has."""
+    """Yield one repair for each part that differs from the reference's in shape or validity."""
     for suffix, part in weight.parts.items():
         theirs = right.parts.get(suffix)
         if suffix == weight.dialect.main or theirs is None:
@@ -92,7 +94,7 @@ def _repairs_by_part(
 
 
 def wrong_part(suffix: str, part: StoredPart, theirs: StoredPart) -> tuple[str, str] | None:
-    """Return the cause and what is wrong with a part beside the reference's; None if nothing is."""
+    """Return (cause, what is wrong) with a part, judged by the reference's; None if nothing is."""
     if _squeezed_shape(part.shape) != _squeezed_shape(theirs.shape):
         turned = part.shape == theirs.shape[::-1]
         how = "transposed" if turned else "of groups of another size"
@@ -105,12 +107,12 @@ def wrong_part(suffix: str, part: StoredPart, theirs: StoredPart) -> tuple[str, 
 
 
 def _squeezed_shape(shape: Sequence[int]) -> list[int]:
-    """Return a shape without axes of one: [1] holds what [] does."""
+    """Return a shape without axes of size one."""
     return [n for n in shape if n != 1]
 
 
 def _repairs_by_claim(weight: StoredWeight, now: PackedWeight) -> Iterator[Repair]:
-    """Yield the weight as other statements of config.json would have it read."""
+    """Yield the weight as read with other group sizes, algorithms or formats in config.json."""
     config = weight.config or {}
     for size in GROUPS:
         said, altered = _with_group_size(config, size)
@@ -132,7 +134,7 @@ def _repairs_by_claim(weight: StoredWeight, now: PackedWeight) -> Iterator[Repai
 
 
 def _with_group_size(config: Mapping[str, Any], size: int) -> tuple[Any, dict[str, Any]]:
-    """Return the size of groups that a section states, and what it says with another one."""
+    """Return (stated group size, {keys to change} for another size) of a section."""
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping):
         return config.get("group_size"), {"group_size": size}
@@ -147,7 +149,7 @@ def _with_group_size(config: Mapping[str, Any], size: int) -> tuple[Any, dict[st
 
 
 def _differing_keys_text(right: Mapping[str, Any], said: Mapping[str, Any]) -> str:
-    """Return in words what a section says otherwise than the right one."""
+    """Return in words how a section differs from the reference's; "" if it does not."""
     if not said:
         return "nothing of quantization, and the weights are packed"
     shown = [
@@ -160,7 +162,7 @@ def _differing_keys_text(right: Mapping[str, Any], said: Mapping[str, Any]) -> s
 def _differing_keys(
     right: Mapping[str, Any], said: Mapping[str, Any], above: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the innermost keys that differ, `a.b.c`, with what is said and what is right."""
+    """Yield (dotted key, value said, right value) of the innermost keys that differ."""
     for key in {**right, **said}:
         theirs, mine = right.get(key), said.get(key)
         if isinstance(theirs, Mapping) and isinstance(mine, Mapping):
@@ -170,12 +172,12 @@ def _differing_keys(
 
 
 def _value_text(value: Any) -> str:
-    """Return a value as it is shown."""
+    """Return a value as text for a message; "nothing" for None."""
     return "nothing" if value is None else shorten(repr(value), 80)
 
 
 def _transposed_part(part: StoredPart) -> StoredPart:
-    """Return a part with its bytes transposed."""
+    """Return a part with rows and columns of its bytes exchanged."""
     rows, columns = part.shape
     width = len(memoryview(part.raw).cast("B")) // max(rows * columns, 1)
     cells = np.frombuffer(part.raw, np.uint8).reshape(rows, columns, width)
@@ -184,7 +186,7 @@ def _transposed_part(part: StoredPart) -> StoredPart:
 
 
 def part_numbers(part: StoredPart) -> "Array | None":
-    """Return a part of floats as an array, bytes as powers of two; None for codes."""
+    """Return a part of floats as an array, of scale bytes as powers of two; None for codes."""
     try:
         if part.encoding in SMALL:
             return SMALL[part.encoding].values[
@@ -197,7 +199,7 @@ def part_numbers(part: StoredPart) -> "Array | None":
 
 
 def bad_scale_text(suffix: str, part: StoredPart) -> str:
-    """Return what is wrong with the scales of a part, "" where nothing is."""
+    """Return what is wrong with a part's scales: zero, negative or not finite; "" if nothing."""
     floats = "absmax" in suffix and part.encoding not in SMALL  # with a nested one, it is codes
     values = part_numbers(part) if floats or "scale" in suffix else None
     if values is None:
@@ -215,7 +217,7 @@ def bad_scale_text(suffix: str, part: StoredPart) -> str:
 
 
 def _with_first_good(part: StoredPart) -> StoredPart:
-    """Return a part whose bad numbers are replaced by the first good one."""
+    """Return a part whose negative or non-finite numbers are replaced by its first good one."""
     values = part_numbers(part)
     assert values is not None
     bad = (~np.isfinite(values) | (values < 0)).reshape(-1)

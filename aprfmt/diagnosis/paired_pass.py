@@ -1,8 +1,8 @@
-"""Passes of two models side by side, stage by stage.
+"""Forward passes of two models, stage by stage, with all points compared.
 
-A pass starts at the first stage that differs from A's, on A's own stream, and ends where nothing
-that differs lies ahead and the stream is A's to the bit. Points are compared as they come, so that
-no more than one layer of each side is kept.
+A pass starts at the first stage that differs from A's, on A's own stream, and ends where no
+later stage differs and the stream is A's to the bit. Points are compared as they come, so that
+no more than one layer of each side is in memory.
 """
 
 import math
@@ -28,13 +28,13 @@ Array = NDArray[Any]
 MOST_HELD = 5 << 28  # bytes of decoded weights that are kept; others are decoded at each use
 PER_SECOND = 3e10  # multiplications and additions of a pass on two cores, decoding included
 VALUES_PER_SECOND = 2e7  # two sides of another encoding decoded and compared, on one core
-LOOKS = 4  # stages that differ inside the bound whose points are looked at
+LOOKS = 4  # stages that differ inside the bound whose points are compared
 ROWS_AT_ONCE = 8  # rows of logits whose probabilities are compared together
 
 
 @dataclass(frozen=True)
 class Probe:
-    """Token ids, the rows whose logits are compared (None: all), and what they are there for."""
+    """Token ids, the rows whose logits are compared (None: all), and the reason for the probe."""
 
     ids: tuple[int, ...]
     rows: tuple[int, ...] | None = None
@@ -42,16 +42,16 @@ class Probe:
 
     @property
     def count(self) -> int:
-        """The number of rows that are compared."""
+        """The number of rows whose logits are compared."""
         return len(self.ids) if self.rows is None else len(self.rows)
 
 
 @dataclass(frozen=True)
 class PassResult:
-    """The logits of a pass next to A's.
+    """How far the logits of a pass are from A's.
 
-    `distance` is relative L2, a share of the norm of A's: 0 where both are nothing but zeros,
-    infinite where one side alone is not finite. `kl` is the mean divergence of the next token's
+    `distance` is relative L2, a share of the norm of A's: 0 where both are all zeros,
+    infinite where only one side is not finite. `kl` is the mean divergence of the next token's
     probabilities in nats, None where values are not finite. `first` is the first point beyond its
     tolerance. `exact`: equal bits.
     """
@@ -70,13 +70,13 @@ SAME = PassResult(0.0, 0.0, exact=True)
 
 @dataclass(frozen=True)
 class ProgressReporter:
-    """Reports to a user how far passes are, and first of all if they take minutes."""
+    """Reports to a user how far passes are, and beforehand if they take minutes."""
 
     progress: Callable[[int, int], None] | None = None
     notice: Callable[[str], None] | None = None
 
     def before(self, flops: float) -> None:
-        """Say how long passes of so many operations take, where that is more than half a minute."""
+        """Notify how long passes of so many operations take, if over half a minute."""
         seconds = flops / PER_SECOND
         if self.notice is not None and seconds > 30:
             self.notice(
@@ -85,7 +85,7 @@ class ProgressReporter:
             )
 
     def comparing(self, values: int) -> None:
-        """Say how long comparing so many stored values takes, likewise."""
+        """Notify how long comparing so many stored values takes, if over half a minute."""
         seconds = values / VALUES_PER_SECOND
         if self.notice is not None and seconds > 30:
             self.notice(
@@ -94,20 +94,21 @@ class ProgressReporter:
             )
 
     def so_far(self, done: int, total: int) -> None:
-        """Say that `done` stages of `total` are through."""
+        """Report that `done` stages of `total` are finished."""
         if self.progress is not None:
             self.progress(done, total)
 
 
 class _Points(PointRecorder):
-    """Values of all points, or of the experts only; a pass has the same bits either way."""
+    """Records the values of all points, or of the chosen experts only."""
 
     def __init__(self, patched: PatchedModel, layer: int, keep: bool) -> None:
+        """Record points of `layer`; without `keep` only the chosen experts."""
         super().__init__(patched)
         self.keep, self.at = keep, PassLocation("", layer)
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Copy the value where it is kept."""
+        """Return `x` unchanged; store a copy if this point is recorded."""
         if self.keep or point == "experts":
             return super().capture(point, layer, x)
         self.calls = []
@@ -116,7 +117,10 @@ class _Points(PointRecorder):
 
 
 class PairedPass:
-    """Two models and their passes; `routed` are the experts that passes used, by layer."""
+    """Two models and their passes; `routed` are the experts that passes used, by layer.
+
+    `equal` are the keys of weights that are equal on both sides.
+    """
 
     def __init__(
         self,
@@ -128,6 +132,7 @@ class PairedPass:
         memory: int | None = None,
         reporter: ProgressReporter = ProgressReporter(),
     ) -> None:
+        """Prepare the passes; `memory` is the bytes for decoded weights, None for a default."""
         self.reporter = reporter
         self.a, self.b, self.equal, self.pair, self.dtype = a, b, equal, pair, dtype
         self.holder = Holder(min(free_budget(), MOST_HELD) if memory is None else memory)
@@ -145,17 +150,18 @@ class PairedPass:
         return self._blend(parts)
 
     def _blend(self, parts: Sequence[Touched] | None) -> Blend:
+        """Return B with these parts replaced by A's; None as `parts` means A itself."""
         made = Blend(self.a, self.b, self.equal, self.holder, parts)
         self._blends.append(made)
         return made
 
     def close(self) -> None:
-        """Stop reading ahead; before the models are closed."""
+        """Stop reading weights ahead. Call before the models are closed."""
         for made in self._blends:
             made.weights.close()
 
     def cost(self, probe: Probe, start: int = 0) -> float:
-        """Return the multiplications and additions of a pass from a stage on, about."""
+        """Return about how many multiplications and additions a pass from `start` on takes."""
         hp, layers = self.a.hyper, self.stages - 1 - max(start, 1)
         head = probe.count * float(hp["vocab_size"]) * float(hp["hidden_size"])
         return 2.0 * (len(probe.ids) * self._layer * max(layers, 0) + head)
@@ -163,7 +169,10 @@ class PairedPass:
     def step(
         self, blend: Blend, probe: Probe, stage: int, stream: Any, keep: bool
     ) -> tuple[Any, dict[str, Array]]:
-        """Run one stage; return the stream or the logits, and the values of its points."""
+        """Run one stage; return (stream or logits, {point key: values}).
+
+        `stream` is what enters the stage. Without `keep` only the chosen experts are recorded.
+        """
         patched = PatchedModel(blend.spec, blend.hp, blend.weights, self.backend, probe.ids)
         recorder = _Points(patched, max(0, stage - 1), keep)
         x = patched.run(
@@ -176,7 +185,7 @@ class PairedPass:
         return x, recorder.values
 
     def streams(self, probe: Probe) -> list[Any]:
-        """Return what enters each stage of A's pass, and its logits."""
+        """Return what enters each stage of A's pass, followed by A's logits; computed once."""
         if probe not in self._streams:
             found: list[Any] = [None]
             for stage in range(self.stages):
@@ -186,7 +195,7 @@ class PairedPass:
         return self._streams[probe]
 
     def together(self, blend: Blend, probe: Probe) -> PassResult:
-        """Run A and a blend side by side and compare every point."""
+        """Run A and a blend stage by stage; return the result with every point compared."""
         streams: list[Any] = [None]
         y: Any = None
         points: dict[str, PointDiff] = {}
@@ -208,7 +217,10 @@ class PairedPass:
         return self._outcome(streams[-1], y, first, points)
 
     def alone(self, blend: Blend, probe: Probe) -> PassResult:
-        """Run a blend from where it differs on; infinitely far if its parts do not fit."""
+        """Return the result of a blend, run from its first differing stage on.
+
+        The distance is infinite if its parts do not fit together. `points` is empty.
+        """
         if not blend.own:
             return SAME
         streams = self.streams(probe)
@@ -230,7 +242,7 @@ class PairedPass:
         return self._outcome(streams[-1], x, first, {})
 
     def _apart(self, x: Any, y: Any, any_at_all: bool) -> bool:
-        """Say whether what leaves a stage differs, at all or beyond the bound."""
+        """Return whether a stage's output differs: at all if `any_at_all`, else by the bound."""
         if x.shape != y.shape:
             return True
         found = measure_point(self.pair, "out", self.dtype, x, y)
@@ -239,6 +251,10 @@ class PairedPass:
     def _outcome(
         self, mine: Array, theirs: Array, first: str, points: Mapping[str, PointDiff]
     ) -> PassResult:
+        """Return the PassResult of A's and a blend's logits (`mine`, `theirs`).
+
+        `first` is the first point beyond its tolerance. Infinitely far apart if shapes differ.
+        """
         mine, theirs = shared_columns(mine, theirs)
         if mine.shape != theirs.shape:
             return PassResult(math.inf, first=first, points=points)
@@ -258,9 +274,10 @@ class PairedPass:
 def compare_passes(
     pair: RunPair, mine: Mapping[str, Array], theirs: Mapping[str, Array], dtype: str
 ) -> dict[str, PointDiff]:
-    """Compare every point that both passes have, in order; of other sizes, infinitely far apart.
+    """Return {key: PointDiff} of every point that both passes have, in order.
 
-    Logits are compared over the ids that both have: a padded vocabulary adds some.
+    Values of other sizes are infinitely far apart. Logits are compared over the ids that both
+    have: a padded vocabulary adds some.
     """
     found: dict[str, PointDiff] = {}
     for key in (key for key in mine if key in theirs):
@@ -280,21 +297,24 @@ def measure_point(
 ) -> PointDiff:
     """Return how far B's value of a point is from A's, which is the reference.
 
-    Parts of B are replaced, one after the other, and A stays: so the distances of all of them are
-    shares of one norm. NaN and infinities keep their sides: `a` is A's count, the reference's.
+    Parts of B are replaced, one after the other, and A stays: so all distances are shares of the
+    same norm. In the counts of NaN and infinities `a` is the reference's.
     """
     found = pair.compare(key, (dtype, dtype), actual, reference)
     return found.with_sides_exchanged
 
 
 def shared_columns(mine: Array, theirs: Array) -> tuple[Array, Array]:
-    """Return the columns of logits whose ids both sides have."""
+    """Return both logits cut to the token ids that both sides have."""
     few = min(mine.shape[-1], theirs.shape[-1])
     return mine[..., :few], theirs[..., :few]
 
 
 def divergence(mine: Array, theirs: Array) -> float:
-    """Return the mean Kullback-Leibler divergence of A's next tokens from B's, in nats."""
+    """Return the mean KL(A || B) of next-token probabilities, in nats.
+
+    `mine` are A's logits, `theirs` B's, both [tokens, vocabulary].
+    """
     total, rows = 0.0, len(mine)
     for start in range(0, rows, ROWS_AT_ONCE):
         p, q = (_log_softmax(x[start : start + ROWS_AT_ONCE]) for x in (mine, theirs))
@@ -303,6 +323,7 @@ def divergence(mine: Array, theirs: Array) -> float:
 
 
 def _log_softmax(x: Array) -> Array:
+    """Return the logarithm of softmax over the last axis, float64."""
     wide = np.asarray(x, np.float64)
     wide = wide - wide.max(-1, keepdims=True)
     found: Array = wide - np.log(np.exp(wide).sum(-1, keepdims=True))

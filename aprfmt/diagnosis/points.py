@@ -1,4 +1,4 @@
-"""One row per capture point of both sides: their distance, and the shadow distances."""
+"""The table of capture points: for each the distance of both runs and of the shadow passes."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,7 +10,10 @@ from aprfmt.measure.traces import PointDiff
 
 
 def point_rows(pairs: Sequence[PointDiff], passes: Mapping[str, ShadowPass]) -> list[PointRow]:
-    """Return the rows in execution order: distances of the runs, shadows by side."""
+    """Return one PointRow per point in execution order.
+
+    `pairs` are the runs' comparisons, `passes` the shadow passes by side.
+    """
     by_key = {pair.key: pair for pair in pairs}
     shadows = {
         key: (label, view)
@@ -37,7 +40,7 @@ def _point_row(
     view: ShadowPoint | None,
     entering: Mapping[int, float],
 ) -> PointRow:
-    """Return one row: the distance of the runs and both shadows."""
+    """Return the PointRow of a key. `entering` is the distance that enters each layer."""
     point, layer = parse_key(key)
     away = None if pair is None else pair.rel_l2
     before = entering.get(layer)

@@ -1,8 +1,4 @@
-"""Probes chosen for coverage: lengths, windows, embedding and position rows, experts.
-
-One causal pass over n tokens has in its rows the passes over 1, 2, ... n of them, so that one probe
-covers the short lengths; only frequencies that depend on the length need a short probe too.
-"""
+"""Chooses token ids that reach what differs: lengths, embedding rows, positions, experts."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,7 +18,7 @@ from aprfmt.model import Model
 
 MOST_ROWS = 24  # differing rows of the embedding that are put among the ids
 FIRST_ROW = 6  # the place of the first of them
-MOST_ADDED = 12  # special and added tokens that are put behind them, at the end
+MOST_ADDED = 12  # special and added tokens that are put at the end
 LENGTHS = (1, 2, TILE - 1, TILE, TILE + 1)
 MOST_LOGITS = 16 << 20  # bytes of logits of a pass; above, only the rows of LENGTHS and some more
 FAR, TINY = 8.0, 1e-12  # times the median distance of a table's rows
@@ -33,14 +29,17 @@ TABLES = ("token_embd.weight", POSITIONS)
 
 @dataclass
 class DifferingRows:
-    """What differs in tables that a pass reads row by row: row numbers, or experts, by key."""
+    """Row numbers or expert numbers in which the tables of two models differ, by role key."""
 
     rows: dict[str, list[int]] = field(default_factory=dict)
     experts: dict[str, list[int]] = field(default_factory=dict)
 
 
 def differing_rows(a: Model, b: Model, report: DiffReport | None) -> DifferingRows:
-    """Return the rows and experts whose stored bytes differ, of tensors that both sides have."""
+    """Return the rows and experts whose stored bytes differ, in tensors of both sides.
+
+    Tables of different encodings: the rows that are much further apart than most.
+    """
     found = DifferingRows()
     for row in report.tensors if report is not None else ():
         if row.verdict in EQUAL or row.shape_a != row.shape_b:
@@ -59,7 +58,7 @@ def differing_rows(a: Model, b: Model, report: DiffReport | None) -> DifferingRo
 
 
 def _differing_units(sides: Sequence[Any], count: int) -> list[int]:
-    """Return which of `count` equal runs of a tensor's bytes differ; [] where it has no bytes."""
+    """Return which of `count` equal runs of bytes differ; [] if the tensor has no plain bytes."""
     readers = [RowReader(side) for side in sides]
     try:
         sizes = {reader.row_bytes for reader in readers}
@@ -85,7 +84,7 @@ def _differing_units(sides: Sequence[Any], count: int) -> list[int]:
 
 
 def _distant_rows(sides: Sequence[Any]) -> list[int]:
-    """Return the rows of two encodings that are far further apart than most rows are."""
+    """Return the rows that are more than 8 times the median distance apart."""
     readers = [RowReader(side) for side in sides]
     count, columns = readers[0].rows, max(1, readers[0].columns)
     apart = np.zeros(count)
@@ -104,14 +103,14 @@ def _distant_rows(sides: Sequence[Any]) -> list[int]:
 
 @dataclass(frozen=True)
 class ChosenProbes:
-    """The probes, the first one the longest, and the embedding rows among its ids."""
+    """The probes, the longest one first, and the differing embedding rows among its ids."""
 
     probes: tuple[Probe, ...]
     rows: tuple[int, ...] = ()
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """The ids of the main probe."""
+        """The token ids of the first probe."""
         return self.probes[0].ids
 
 
@@ -123,9 +122,10 @@ def choose_probes(
     least: int = 0,
     added: Sequence[int] = (),
 ) -> ChosenProbes:
-    """Choose probes for these models, of `least` tokens at least; `long`: past every window.
+    """Return probes of at least `least` tokens for these models.
 
-    `added` are special and added tokens, of which some stand at the end.
+    `long`: longer than every attention window. `added` are special and added tokens, some of
+    which are put at the end.
     """
     every = [model.hyper for model in models]
     ids = _lengthen(list(choose_ids(every, long=long)), least, every)
@@ -151,7 +151,7 @@ def choose_probes(
 
 
 def make_probe(ids: Sequence[int], every: Sequence[Mapping[str, Any]], why: str) -> Probe:
-    """Return a probe; its logits are compared in all rows, or in some where they are many."""
+    """Return a probe of these ids; only some rows of logits are compared if there are many."""
     size = 4 * len(ids) * max(int(hp["vocab_size"]) for hp in every)
     if size <= MOST_LOGITS:
         return Probe(tuple(ids), None, why)
@@ -163,7 +163,7 @@ def make_probe(ids: Sequence[int], every: Sequence[Mapping[str, Any]], why: str)
 
 
 def _lengthen(ids: list[int], length: int, every: Sequence[Mapping[str, Any]]) -> list[int]:
-    """Return ids lengthened by others that are spread over the vocabulary."""
+    """Return the ids extended to `length` by ids spread over the vocabulary."""
     vocab = min(int(hp["vocab_size"]) for hp in every)
     return ids + [(7919 * i + 5) % vocab for i in range(len(ids), length)]
 
@@ -178,9 +178,9 @@ def _spread_evenly(values: Sequence[int], most: int) -> list[int]:
 
 
 def other_ids(vocab: int, length: int, count: int) -> Iterator[tuple[int, ...]]:
-    """Yield other ids, to reach what the chosen ones did not, run after run of the vocabulary.
+    """Yield `count` runs of ids that together go through the vocabulary.
 
-    The steps have no factor in common with the vocabulary, so that all ids come.
+    The step has no factor in common with the vocabulary, so that all ids come.
     """
     step = next(k for k in range(max(2, vocab * 5 // 13), 2 * vocab + 3) if math.gcd(k, vocab) == 1)
     for run in range(count):
@@ -188,7 +188,7 @@ def other_ids(vocab: int, length: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def unrouted_experts(apart: DifferingRows, routed: Mapping[int, set[int]]) -> dict[str, list[int]]:
-    """Return the differing experts that no pass used, by key."""
+    """Return {key: differing experts that no pass used}, without keys where all were used."""
     found: dict[str, list[int]] = {}
     for key, experts in apart.experts.items():
         layer = int(key[1:].partition(".")[0])

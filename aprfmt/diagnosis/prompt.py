@@ -1,4 +1,4 @@
-"""Whether two sides ran on the same token ids, and the causes that a pass over few cannot show."""
+"""Checks that two sides ran on the same token ids, and what these ids cannot show."""
 
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -7,9 +7,9 @@ from aprfmt.inference.probe_ids import TILE, critical_lengths
 
 
 def id_mismatch_sentence(given: Sequence[int] | None, recorded: Mapping[str, Sequence[int]]) -> str:
-    """Return a sentence if the given ids and those of the traces differ, "" if they are equal.
+    """Return a sentence if the given ids and those of the traces differ; "" if they are equal.
 
-    `recorded` has the ids of each side (by letter) whose trace states them.
+    `recorded` has the ids of each side ("A", "B") whose trace has them.
     """
     for label, ids in recorded.items():
         if given is not None and tuple(given) != tuple(ids):
@@ -25,7 +25,7 @@ def id_mismatch_sentence(given: Sequence[int] | None, recorded: Mapping[str, Seq
 
 
 def _first_difference_text(a: Sequence[int], b: Sequence[int]) -> str:
-    """Return a text about the first difference of two sequences of ids."""
+    """Return the lengths and the first differing place of two sequences of ids, as text."""
     at = next(
         (i for i, pair in enumerate(zip(a, b, strict=False)) if pair[0] != pair[1]),
         min(len(a), len(b)),

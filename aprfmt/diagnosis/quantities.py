@@ -1,8 +1,9 @@
-"""What hyperparameters come to, as numbers: inverse frequencies, masks, functions, factors.
+"""Compares what hyperparameters result in: frequencies, masks, activations, scales.
 
-Two files may spell one computation in two ways: a window no smaller than the context, a scaling by
-1, a base that no layer uses. What a pass computes with is compared here up to the context length,
-without a pass: equal quantities are a proof, other ones say from which position on they differ.
+Two files may spell one computation in two ways: a window no smaller than the context, a scaling
+by 1, a base that no layer uses. What a pass computes with is compared here up to the context
+length, without a pass: equal quantities are a proof, other ones say from which position on they
+differ.
 """
 
 import math
@@ -25,10 +26,10 @@ REACH = 12.0  # how far from zero
 
 @dataclass(frozen=True)
 class Quantity:
-    """One effective quantity of both sides: `says` is a sentence; `where` are layers.
+    """The comparison of one quantity that a pass computes with.
 
-    `position` is the first token position at which it differs (0: the first token already); None
-    where it is equal. `length` is the number of tokens that shows it.
+    `says` is a sentence, `where` are layers. `position` is the first token position at which it
+    differs (0: already the first token), None where it is equal.
     """
 
     name: str
@@ -38,17 +39,17 @@ class Quantity:
 
     @property
     def equal(self) -> bool:
-        """Say whether both sides compute with the same numbers."""
+        """Whether both sides compute with the same numbers."""
         return self.position is None
 
     @property
     def length(self) -> int:
-        """The tokens that a pass needs to reach the difference."""
+        """The number of tokens that a pass needs to reach the difference; 0 if there is none."""
         return 0 if self.position is None else self.position + 1
 
 
 def compare_quantity(name: str, a: ByName, b: ByName, *, rotates: bool = True) -> Quantity | None:
-    """Compare what a hyperparameter comes to; None if no quantity of the table belongs to it.
+    """Return the comparison of what a hyperparameter results in; None if no row covers it.
 
     `rotates`: the architecture has rope.
     """
@@ -64,7 +65,7 @@ def compare_quantity(name: str, a: ByName, b: ByName, *, rotates: bool = True) -
 
 
 def longest_context(a: ByName, b: ByName) -> int:
-    """Return the longer of both contexts: no position lies beyond."""
+    """Return the longer of both context lengths, up to which quantities are compared."""
     return max(int(a["context_length"]), int(b["context_length"]))
 
 
@@ -72,7 +73,8 @@ def longest_context(a: ByName, b: ByName) -> int:
 
 
 def compare_frequencies(a: ByName, b: ByName) -> Quantity:
-    """Compare the inverse frequencies and factors of every layer, at every length that counts."""
+    """Return the comparison of rope's inverse frequencies in every layer at every length."""
+    # For each layer the first length at which the frequencies differ.
     longest = longest_context(a, b)
     found: dict[int, list[int]] = {}
     worst = 0.0
@@ -91,6 +93,7 @@ def compare_frequencies(a: ByName, b: ByName) -> Quantity:
             f"the inverse frequencies of all layers are equal up to the context of {longest}",
             None,
         )
+    # Report the layers that differ first.
     first = min(found)
     layers = tuple(f"L{layer}" for layer in found[first])
     size = "in kind or factor" if math.isinf(worst) else f"by {worst:.3g} of their size at most"
@@ -104,7 +107,7 @@ def compare_frequencies(a: ByName, b: ByName) -> Quantity:
 
 
 def _critical_lengths(a: ByName, b: ByName, longest: int) -> list[int]:
-    """Return the lengths at which the frequencies may change, shortest first."""
+    """Return the sequence lengths at which the frequencies may change, ascending."""
     found = {1}
     for hp in (a, b):
         scaling = hp["rope_scaling"]
@@ -117,7 +120,7 @@ def _critical_lengths(a: ByName, b: ByName, longest: int) -> list[int]:
 
 
 def _frequency_distance(a: ByName, b: ByName, layer: int, length: int) -> float:
-    """Return how far two layers' frequencies are apart, relative; infinite if in kind or factor."""
+    """Return the largest relative difference of a layer's frequencies; inf if in kind or factor."""
     kinds = [kind_of(hp, layer) for hp in (a, b)]
     if kinds[0] is None or kinds[1] is None:
         return 0.0 if kinds[0] is kinds[1] else math.inf
@@ -133,7 +136,10 @@ def _frequency_distance(a: ByName, b: ByName, layer: int, length: int) -> float:
 
 
 def compare_masks(a: ByName, b: ByName) -> Quantity:
-    """Compare how far every layer looks back: a window hides nothing up to its own size."""
+    """Return the comparison of how far back every layer attends.
+
+    A window hides nothing up to its own size.
+    """
     longest = longest_context(a, b)
     reach = [_window_of_layers(hp, longest) for hp in (a, b)]
     apart = [i for i, pair in enumerate(zip(*reach, strict=True)) if pair[0] != pair[1]]
@@ -153,7 +159,7 @@ def compare_masks(a: ByName, b: ByName) -> Quantity:
 
 
 def _window_of_layers(hp: ByName, longest: int) -> list[int]:
-    """Return how far every layer looks back."""
+    """Return how many tokens back each layer attends, at most `longest`."""
     window = hp["sliding_window"]
     size = longest if window is None else min(int(window), longest)
     return [size if windowed else longest for windowed in hp["window_layers"]]
@@ -163,7 +169,7 @@ def _window_of_layers(hp: ByName, longest: int) -> list[int]:
 
 
 def compare_activations(a: ByName, b: ByName) -> Quantity:
-    """Compare the activations as functions."""
+    """Return the comparison of both activations as functions, at 8193 points."""
     x = np.linspace(-REACH, REACH, 2 * STEP + 1, dtype=np.float32)
     names = [str(hp["activation"]) for hp in (a, b)]
     first, second = (ACTIVATIONS[name](x.copy()) for name in names)
@@ -178,7 +184,7 @@ def compare_activations(a: ByName, b: ByName) -> Quantity:
 
 
 def compare_score_scales(a: ByName, b: ByName) -> Quantity:
-    """Compare the factor on the scores of every layer."""
+    """Return the comparison of each layer's factor of the attention scores."""
     rows = [_score_scales(hp) for hp in (a, b)]
     apart = [
         i for i, pair in enumerate(zip(*rows, strict=True)) if not math.isclose(*pair, rel_tol=1e-7)
@@ -195,20 +201,20 @@ def compare_score_scales(a: ByName, b: ByName) -> Quantity:
 
 
 def _score_scales(hp: ByName) -> Sequence[float]:
-    """Return the factor on the scores of every layer."""
+    """Return the factor of the attention scores of every layer."""
     own = float(hp["attn_scale"])
     return [own / (i + 1 if hp["attn_scale_by_layer"] else 1) for i in range(int(hp["n_layers"]))]
 
 
 def compare_routing(a: ByName, b: ByName) -> Quantity | None:
-    """Without experts no rule of routing counts; with them only a pass can tell."""
+    """Return that routing is equal where no model has experts; else None: only a pass can tell."""
     if not a["n_experts"] and not b["n_experts"]:
         return Quantity("routing", "no layer routes to experts", None)
     return None
 
 
 def _layer_count_text(layers: Iterable[str]) -> str:
-    """Return a number of layers in words."""
+    """Return a number of layers with the first name, such as "2 layers (L0, ...)"."""
     names = list(layers)
     more = ", ..." if len(names) > 1 else ""
     return f"{len(names)} layer{'s' if more else ''} ({names[0]}{more})"

@@ -1,4 +1,4 @@
-"""How one value of a point follows from another, told by the numbers alone."""
+"""Finds how recorded values follow from a reference's, such as "times 2" or "transposed"."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,7 +16,7 @@ Array = NDArray[Any]
 
 
 def _heads_first(x: Array) -> Array:
-    """Return [tokens, heads, d] as it lies in memory with heads first."""
+    """Return [tokens, heads, d] in memory order [heads, tokens, d], in the same shape."""
     return np.ascontiguousarray(np.swapaxes(x, 0, 1)).reshape(x.shape)
 
 
@@ -26,12 +26,17 @@ REORDERED = "the same values in another order"
 
 
 def relation_text(mine: Array, theirs: Array, bound: float) -> str:
-    """Say how `theirs` [rows, ...] follows from `mine`; "" where no simple relation holds."""
+    """Return how `theirs` [rows, ...] follows from `mine`, in words; "" if no relation fits.
+
+    `bound` is the relative L2 up to which a relation fits. "" too where both are equal.
+    """
+    # Only finite values of two axes or more that differ.
     x, y = np.asarray(mine, np.float64), np.asarray(theirs, np.float64).reshape(np.shape(mine))
     if x.ndim < 2 or not (np.isfinite(x).all() and np.isfinite(y).all()):
         return ""
     if rel_l2(x, y) <= bound:
         return ""
+    # Other layouts of heads, or ranks' columns in another order.
     rows = [(name, made(x)) for name, made in LAYOUTS if x.ndim == 3]
     for name, value in rows:
         if rel_l2(value, y) <= bound:
@@ -39,6 +44,7 @@ def relation_text(mine: Array, theirs: Array, bound: float) -> str:
     shares = _shares(x.reshape(len(x), -1), y.reshape(len(x), -1), bound)
     if shares:
         return shares
+    # A constant difference, or a constant factor.
     flat, away = x.reshape(len(x), -1), (y - x).reshape(len(x), -1)
     mean = away.mean(0)
     left = exact_norm(away - mean)
@@ -47,9 +53,11 @@ def relation_text(mine: Array, theirs: Array, bound: float) -> str:
     factor = float(np.sum(x * y) / max(float(np.sum(x * x)), 1e-300))
     if factor and rel_l2(x * factor, y) <= bound:
         return f"its value times {factor:.6g}"
+    # Rotated vectors keep their lengths.
     ends = [np.linalg.norm(v, axis=-1) for v in (x, y)]
     if rel_l2(*ends) <= bound:
         return ROTATED
+    # A factor for each row, or for each column.
     other = y.reshape(len(x), -1)
     scale = np.sum(other * flat, 1) / np.maximum(np.sum(flat * flat, 1), 1e-300)
     if rel_l2(flat * scale[:, None], other) <= bound:
@@ -65,7 +73,7 @@ def relation_text(mine: Array, theirs: Array, bound: float) -> str:
 
 
 def _shares(x: Array, y: Array, bound: float) -> str:
-    """Say that ranks' shares of columns stand in another order; "" where they do not."""
+    """Return that ranks' blocks of columns are in another order, in words; "" if not."""
     for count in COUNTS:
         order = block_order(x, y, count, bound)
         if order is not None:
@@ -84,7 +92,7 @@ LAYOUTS: tuple[tuple[str, Callable[[Array], Array]], ...] = (
 
 
 def sureness(found: Sequence[str]) -> Certainty:
-    """Return how sure it is at most that points were taken elsewhere; `found` are their relations.
+    """Return the highest certainty that points were recorded elsewhere, by their relations.
 
     Located where no relation gives one of them, explained where one gives them in part.
     """

@@ -1,8 +1,4 @@
-"""The arithmetic of a run, told by the errors of its products; values may be recorded finer.
-
-An engine may multiply in TF32 or 16 bits and record float32. Then every product is off by about as
-much, on the run's own input; a wrong weight is off alone, a wrong operation is no product.
-"""
+"""Infers a run's arithmetic (TF32, 16 bits) from the errors of its products."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -18,10 +14,10 @@ from aprfmt.measure.trace_view import RecordLike, TraceLike, WrappedTrace
 
 
 def arithmetic_of_products(found: ShadowPass) -> str:
-    """Return the dtype of the arithmetic that the errors of all products point to; "" if to none.
+    """Return the dtype that the errors of all products point to; "" if to none.
 
     Only points count whose operations are one product and perhaps its bias. Where weights are
-    quantized, values that were never quantized make such errors too: nothing is then said.
+    quantized, values that were never quantized make such errors too: then "".
     """
     products = [view for view in found.views.values() if _is_product(view)]
     if any(_product_weight(view).encoding in NMSE for view in products):
@@ -33,12 +29,12 @@ def arithmetic_of_products(found: ShadowPass) -> str:
 
 
 def _product_weight(view: ShadowPoint) -> Any:
-    """Return the weight of a view's product."""
+    """Return the weight that the point's product reads."""
     return next(call.args[1] for call in view.calls if call.op == "linear")
 
 
 def _is_product(view: ShadowPoint) -> bool:
-    """Say whether a view is one product of the run's own values, and perhaps a bias."""
+    """Return whether a point is one product of the run's own values, perhaps with a bias."""
     ops = [call.op for call in view.calls if call.op not in MOVES]
     one = ops.count("linear") == 1 and set(ops) <= {"linear", "add"}
     biased = all(
@@ -51,22 +47,24 @@ def _is_product(view: ShadowPoint) -> bool:
 
 
 class TraceInArithmetic(WrappedTrace):
-    """A trace whose values were computed in another arithmetic than they are recorded in."""
+    """A trace that is judged as computed in another arithmetic than it is recorded in."""
 
     def __init__(self, trace: TraceLike, dtype: str) -> None:
+        """Wrap a trace; `dtype` is the arithmetic of its values."""
         super().__init__(trace)
         self.dtype = dtype
 
     @cached_property
     def records(self) -> Mapping[str, RecordLike]:
-        """The trace's own, of the other arithmetic."""
+        """The trace's records with the dtype replaced."""
         return {key: self._read(record) for key, record in self._trace.records.items()}
 
     def find(self, key: str) -> RecordLike | None:
-        """Return the record of a key, of the other arithmetic."""
+        """Return the record of a key with the dtype replaced; None without one."""
         found = self._trace.find(key)
         return None if found is None else self._read(found)
 
     def _read(self, record: RecordLike) -> RecordLike:
+        """Return a record with the dtype replaced."""
         made: RecordLike = replace(record, dtype=self.dtype)  # type: ignore[type-var]
         return made

@@ -35,10 +35,11 @@ Tries = Callable[[int, int], Iterator[int]]  # of a token, and the step of the o
 
 @dataclass(frozen=True)
 class Solver:
-    """What is solved for each token: `make` builds the change, `tries` yields a token's values.
+    """What is solved for each token: a cached row, a position or a token id.
 
-    `own` are the right ones, `highest` is the largest there is (None: no bound). `single`: a
-    token's value says nothing of the next one's.
+    `make` builds the change from all tokens' values, `tries` yields a token's values. `own` are
+    the right ones, `highest` is the largest there is (None: no bound). `single`: a token's value
+    says nothing of the next one's.
     """
 
     own: Array
@@ -49,7 +50,7 @@ class Solver:
 
 
 def row_solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
-    """Yield what can be solved at a divergence, with the operation that must lie before it."""
+    """Yield (operation that must precede the divergence, solver) of what can be solved."""
     n = case.tokens
     own = np.arange(n)
     for name, keys, values in (("mix", True, True), ("scores", True, False), ("mix", False, True)):
@@ -71,14 +72,18 @@ def row_solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
 
 
 def _cache_solver(keys: bool, values: bool) -> Make:
-    """Return what makes the change to other cached rows."""
+    """Return a function that makes the change to other cached rows of keys, values or both."""
     return lambda rows: cache_change(rows if keys else None, rows if values else None)
 
 
 def _rows_to_try(n: int) -> Tries:
-    """Return the rows to try for a token: as for the last one, none, earlier ones, the next."""
+    """Return a function that yields cached rows to try for a token.
+
+    As for the last token, never written, earlier ones, the next one.
+    """
 
     def tries(token: int, shift: int) -> Iterator[int]:
+        """Yield the rows to try, each once; `shift` is the offset of the token before."""
         found = [ZERO, token - 1, token + 1, *range(token - 2, max(-1, token - NEAR), -1), 0, n - 1]
         found = [token + shift, *found] if shift else found
         yield from (row for row in dict.fromkeys(found) if ZERO <= row < n and row != token)
@@ -87,14 +92,15 @@ def _rows_to_try(n: int) -> Tries:
 
 
 def _ids_to_try(vocabulary: int) -> Tries:
-    """Return the ids to try for a token: all of a vocabulary that is small."""
+    """Return a function that yields all ids of a small vocabulary for a token."""
     return lambda token, shift: iter(range(vocabulary))
 
 
 def _positions_to_try(where: Array) -> Tries:
-    """Return the positions to try for a token."""
+    """Return a function that yields positions to try for a token."""
 
     def tries(token: int, shift: int) -> Iterator[int]:
+        """Yield the positions to try, each once; `shift` is the offset of the token before."""
         own = int(where[token])
         found = [own + shift] if shift else []
         found += [0, own - 1]
@@ -110,7 +116,8 @@ def solve_rows(
 ) -> Change | None:
     """Return the change that makes every row agree, token by token; None if a token has none.
 
-    `rows` are the residuals without a change, `bound` is that of a row that agrees.
+    `measure` returns the residual of each row under a change. `rows` are the residuals without a
+    change, `bound` is that of a row that agrees.
     """
     values, shift, change = solver.own, 0, None
     for _ in range(len(values)):
@@ -131,9 +138,9 @@ def solve_rows(
 def _candidate_values(
     solver: Solver, values: Array, token: int, shift: int
 ) -> Iterator[tuple[Array, int, int]]:
-    """Yield values to try, the step that they go on with, and how many rows have to agree.
+    """Yield (values of all tokens, offset, number of rows that have to agree) to try.
 
-    A step goes on to the last token, or is that of one token alone.
+    The offset either continues to the last token or is that of one token alone.
     """
     own = solver.own
     for value in solver.tries(token, shift):
@@ -156,13 +163,16 @@ def _candidate_values(
 
 
 def solve_masks(late: Array, n: int) -> Iterator[Change]:
-    """Yield masks that explain which rows differ: `late` are their numbers, `n` all tokens."""
+    """Yield changes of the mask that explain which rows differ.
+
+    `late` are the numbers of the differing rows, `n` is the number of tokens.
+    """
     if not len(late):
         return
     causal = np.tril(np.ones((n, n), np.bool_))
     first, last = int(late[0]), int(late[-1])
     at = np.arange(n)
-    alone = last < n - 1 and len(late) == last + 1  # behind one layer later rows agree
+    alone = last < n - 1 and len(late) == last + 1  # after a single layer later rows agree
     for size in (last + 2,) if alone else range(2, min(n, WIDEST)) if not first else ():
         seen = causal | ((at[:, None] < size) & (at[None] < size))
         yield _mask_change(f"the first {size} tokens all see each other", seen)
@@ -185,7 +195,7 @@ def solve_masks(late: Array, n: int) -> Iterator[Change]:
 
 
 def _mask_change(says: str, seen: Array) -> Change:
-    """Return the change to a mask, in words."""
+    """Return the change to the mask `seen` [tokens, tokens], described by `says`."""
     return Change(
         "mask",
         f"attention's mask is another one: {says}",

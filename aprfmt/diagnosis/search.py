@@ -1,10 +1,11 @@
-"""Tries the usual mistakes on a pass, alone and together, where a trace shows no single operation.
+"""The search for usual mistakes, alone and together, where no single operation can be tested.
 
 With outputs of layers, or logits alone, nothing can be solved from an operation's own input and
-output. So each change of the table is made in the reference pass. If none removes the difference,
-they are joined, beginning with what brings the values nearest. Nearness is the mean logarithm of
-the rows' distances, so that a change that makes the first rows agree exactly (a norm, where the
-rest differs by rope) counts for more than one that makes all rows a little better.
+output. So each change of the table is made in the reference pass. If none removes the
+difference, they are joined, beginning with what brings the values nearest. Nearness is the mean
+logarithm of the rows' distances, so that a change that makes the first rows agree exactly (a
+norm, where the rest differs by rope) counts for more than one that makes all rows a little
+better.
 """
 
 import math
@@ -46,7 +47,7 @@ ROUTED = ("experts", "expert_w", "router_margin")
 
 @dataclass(frozen=True)
 class SearchStep:
-    """One change in some layers."""
+    """A change in some layers; `whole`: in all layers that the change belongs to."""
 
     change: Change
     layers: Layers
@@ -54,13 +55,13 @@ class SearchStep:
 
     @property
     def what(self) -> tuple[str, tuple[str, ...]]:
-        """What it changes: two steps that change the same thing are not joined."""
+        """(cause, places) that it changes: two steps that change the same thing are not joined."""
         return (self.change.cause, self.change.where)
 
 
 @dataclass(frozen=True)
 class TriedSteps:
-    """Steps made together, the point's residual then, and how near the rows are (see above)."""
+    """Steps made together, the point's relative L2 then (`residual`), and its nearness."""
 
     steps: tuple[SearchStep, ...]
     residual: float
@@ -69,14 +70,17 @@ class TriedSteps:
 
 @dataclass
 class SearchBudget:
-    """The work that is left for all searches of one trace: 1 is that of one divergence."""
+    """The work that is left for all searches of one trace; 1.0 is the work at one divergence."""
 
     left: float = ALL
 
 
 @dataclass
 class Search:
-    """The search at one divergence. `runs` of `allowed` passes are left; `tried` are made."""
+    """The search at one divergence. `runs` of `allowed` passes are left, `tried` were made.
+
+    `singles` are the results of single changes.
+    """
 
     case: Mismatch
     budget: SearchBudget = field(default_factory=SearchBudget)
@@ -87,7 +91,7 @@ class Search:
     singles: list[TriedSteps] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        """Find out how many passes the model's size allows."""
+        """Set how many passes the model's size and the budget allow."""
         patched = self.case.patched
         held = sum(math.prod(patched.weights[key].shape) for key in patched.weights)
         share = len(spanned_layers(self.case)) / max(patched.n_layers, 1)
@@ -98,14 +102,14 @@ class Search:
     # --- one pass ---------------------------------------------------------------------------
 
     def measure(self, steps: tuple[SearchStep, ...]) -> TriedSteps | None:
-        """Run the pass with these steps; None if that is not possible, or the budget is spent."""
+        """Return the result of a pass with these steps; None if it fails or the budget is spent."""
         view = self.view(steps)
         if view is None or view.residual is None or not math.isfinite(view.residual):
             return None
         return TriedSteps(steps, view.residual, self.nearness(view))
 
     def view(self, steps: tuple[SearchStep, ...]) -> ShadowPoint | None:
-        """Return the point's view with these steps."""
+        """Return the point in a pass with these steps; None if it fails or no passes are left."""
         if self.runs <= 0:
             return None
         self.runs -= 1
@@ -114,12 +118,12 @@ class Search:
         return self.case.attempt_all([(step.change, step.layers) for step in steps])
 
     def nearness(self, view: ShadowPoint) -> float:
-        """Return minus the mean decimal logarithm of the rows' distances."""
+        """Return the negative mean log10 of the rows' distances; higher is nearer."""
         rows = self.case.by_row(view)[self.case.rows]
         return -float(np.mean(np.log10(np.maximum(rows, self.case.view.tolerance / 10))))
 
     def solves(self, tried: TriedSteps) -> bool:
-        """Say whether steps remove the difference, and not only because it was small."""
+        """Return whether steps remove the difference, and not only because it was small."""
         assert self.case.view.residual is not None
         bound = min(self.case.view.tolerance, CLEAR * self.case.view.residual)
         return tried.residual <= bound
@@ -134,7 +138,7 @@ class Search:
     # --- the search -------------------------------------------------------------------------
 
     def run(self, joined: bool = True) -> list[TriedSteps]:
-        """Return all single changes that remove the difference; else joined ones, the first."""
+        """Return all single changes that remove the difference, else joined ones; or []."""
         self.singles = list(self._measured(self._usual()))
         found = [one for one in self.singles if self.solves(one)]
         if not found:
@@ -154,7 +158,7 @@ class Search:
         return self._joined()
 
     def _measured(self, steps: Iterator[SearchStep], left: int = 0) -> Iterator[TriedSteps]:
-        """Yield the steps that can be made, until so many passes are left."""
+        """Yield the result of each step that can be made, until `left` passes are left."""
         for step in steps:
             if self.runs <= left:
                 return
@@ -163,6 +167,7 @@ class Search:
                 yield tried
 
     def _usual(self) -> Iterator[SearchStep]:
+        """Yield the usual mistakes, in each group of layers in which they act on this point."""
         here, patched = spanned_layers(self.case), self.case.patched
         for usual in self._changes():
             for layers in layer_groups_of(patched, usual):
@@ -170,6 +175,7 @@ class Search:
                     yield SearchStep(usual.change, layers, layers == usual.layers)
 
     def _changes(self) -> list[UsualMistake]:
+        """Return the usual mistakes of this model, and the window that the rows suggest."""
         patched, found = self.case.patched, usual_mistakes(self.case.patched)
         late = np.flatnonzero(self.case.by_row(self.case.view) > 2 * self.case.view.tolerance)
         if len(late) and late[0] > 0 and not any(patched.hp["window_layers"]):
@@ -218,11 +224,12 @@ class Search:
                         yield SearchStep(found, layers)
 
     def _rows_of(self, change: Change, layers: Layers) -> np.ndarray | None:
+        """Return the residual of every row of the point under a change; None if the pass fails."""
         tried = self.view((SearchStep(change, layers),))
         return None if tried is None else self.case.by_row(tried)
 
     def _fitted(self) -> Iterator[SearchStep]:
-        """Yield changes with numbers that are improved until they fit."""
+        """Yield changes whose number is optimized: rope bases, attention scale, norm epsilon."""
         case, patched = self.case, self.case.patched
         for kind, layers in layers_of_rope_kinds(patched).items():
             for maker in (theta_change, position_divisor_change):
@@ -244,6 +251,7 @@ class Search:
     def _fit(
         self, near: Sequence[TriedSteps], make: object, layers: Layers
     ) -> Iterator[SearchStep]:
+        """Yield the change `make(number)` with the best number, if one of `near` comes close."""
         case = self.case
         assert case.view.residual is not None and callable(make)
         numbers = {}
@@ -255,6 +263,7 @@ class Search:
             return
 
         def placed(value: float) -> Change:
+            """Return the change for a number, restricted to the given layers."""
             change: Change = make(value)
             return replace(change, make=lambda patched, _: change.make(patched, layers))
 
@@ -264,7 +273,10 @@ class Search:
         self.runs -= max(0, 90 - (self.tried - before))
 
     def _joined(self) -> list[TriedSteps]:
-        """Join changes: those that bring the rows nearest are continued first, up to DEEPEST."""
+        """Return the first joined changes that remove the difference, as a list of one; or [].
+
+        Changes that bring the rows nearest are continued first, up to DEEPEST.
+        """
         start = self.nearness(self.case.view)
         whole = [one for one in self.singles if one.steps[0].whole]
         steps = [one.steps[0] for one in whole if one.nearness != start]
@@ -291,7 +303,7 @@ class Search:
         return []
 
     def _settled(self, tried: TriedSteps, steps: Sequence[SearchStep]) -> TriedSteps:
-        """Return joined changes with the best of the other values for each but the last one."""
+        """Return joined changes with the best value of each but the last, tried one by one."""
         best = tried
         for at, step in enumerate(tried.steps[:-1]):
             for other in steps:
@@ -305,7 +317,7 @@ class Search:
     # --- proving each of several ------------------------------------------------------------
 
     def needed(self, answer: TriedSteps) -> list[tuple[SearchStep, float]]:
-        """Return the steps that the agreement needs, and the residual without each."""
+        """Return (step, residual without it) of each step that the agreement needs."""
         steps, left = list(answer.steps), list(answer.steps)
         found: list[tuple[SearchStep, float]] = []
         self.runs = max(self.runs, 2 * len(steps))
@@ -320,7 +332,7 @@ class Search:
         return found
 
     def alike(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
-        """Return other steps of the same cause that remove the difference in the place of one."""
+        """Return other steps of the same cause that remove the difference in place of `step`."""
         rest = tuple(other for other in steps if other is not step)
         self.runs = max(self.runs, OTHERS // 10)
         tried = [
@@ -331,7 +343,7 @@ class Search:
         return [one.steps[-1] for one in tried if one is not None and self.solves(one)]
 
     def instead(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
-        """Return steps of another cause that, in the place of one, remove the difference too."""
+        """Return steps of other causes that remove the difference in place of `step`."""
         rest = tuple(other for other in steps if other is not step)
         found: dict[str, SearchStep] = {}
         self.runs = max(self.runs, min(OTHERS, self.allowed // 4))
@@ -350,18 +362,18 @@ class Search:
 
 
 def spanned_layers(case: Mismatch) -> frozenset[int]:
-    """Return the layers whose operations lie between the last points of the trace and this one."""
+    """Return the layers whose operations lie between the trace's last points and this one."""
     layers = {call.at.layer for call in case.view.calls if call.op not in MOVES}
     return frozenset(layer for layer in layers if 0 <= layer < case.patched.n_layers)
 
 
 def is_wide(case: Mismatch) -> bool:
-    """Say whether more operations lie before the point than hypotheses can solve."""
+    """Return whether more operations precede the point than hypotheses can solve."""
     return sum(call.op not in MOVES for call in case.view.calls) > FEW
 
 
 def _change_number(change: Change) -> float | None:
-    """Return the single number of a change, None where it has none or several."""
+    """Return the single number of a change, None where it has none."""
     for value in change.values.values():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
@@ -371,7 +383,7 @@ def _change_number(change: Change) -> float | None:
 
 
 def acts(case: Mismatch, change: Change, layers: Layers) -> bool:
-    """Say whether a change replaces something that the operations before the point use.
+    """Return whether a change replaces something that the operations before the point use.
 
     Changes of hyperparameters and of the block may act on anything.
     """
@@ -396,7 +408,7 @@ def acts(case: Mismatch, change: Change, layers: Layers) -> bool:
 
 
 def _reads(case: Mismatch, after: PatchedModel) -> bool:
-    """Say whether an operation before the point reads a weight that was replaced."""
+    """Return whether an operation before the point reads a weight that was replaced."""
     replaced = after.replaced[len(case.patched.replaced) :]
     read = {each.key.partition("[")[0] for call in case.view.calls for each in call.weights}
     vectors = [each.shape for call in case.view.calls for each in call.vectors]

@@ -1,4 +1,4 @@
-"""The sides A and B: models, runs or saved traces; an ExitStack closes them."""
+"""The two sides of a comparison: each a model, a run of a model, or a saved trace."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -20,7 +20,7 @@ SideKind = Literal["model", "run", "trace"]
 
 @dataclass
 class Side:
-    """A or B. `model` has the weights it ran on, if known."""
+    """Side A or B as the user gave it (`text`); `model` has the weights it ran on, if known."""
 
     label: str
     text: str
@@ -31,12 +31,12 @@ class Side:
 
     @property
     def choice(self) -> DeviceChoice | None:
-        """Where it runs; None for a saved trace."""
+        """The device it runs on; None for a saved trace."""
         return None if self.request is None else self.request.choice
 
 
 def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side:
-    """Open a model or the model of a run; a saved trace is recognised, but not read yet.
+    """Return a side with its model opened; a saved trace is recognised but not read yet.
 
     Raises UsageError for a missing file or an unknown run, FormatError for a damaged file.
     """
@@ -51,7 +51,7 @@ def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side
 
 
 def _open_model(path: Path | str, arch: str | None) -> Model:
-    """Open a model, also one whose index alone is wrong: its tensors are where they are."""
+    """Return the opened model, also one whose shard index alone is wrong."""
     try:
         return open_model(path, arch=arch, allow_missing=ANY)
     except FormatError:
@@ -70,7 +70,11 @@ def trace_side(
     wanted: Sequence[str] | None = None,
     memory: int | None = None,
 ) -> Trace:
-    """Return a side's trace: read from the file, or made by running the model on `ids`."""
+    """Return a side's trace: read from the file, or made by running the model on `ids`.
+
+    `stack` closes it. `reference` is the model that the trace ran on, `wanted` the points to record
+    (None: the default ones), `memory` the bytes for decoded weights.
+    """
     if side.kind == "trace":
         return stack.enter_context(open_trace(side.path, ids, reference))
     assert side.request is not None
@@ -81,6 +85,6 @@ def trace_side(
 
 
 def trace_ids(trace: Trace) -> tuple[int, ...] | None:
-    """Return the token ids of a trace; None if it does not state them."""
+    """Return the token ids of a trace; None if it does not record them."""
     found = trace.run.get("ids")
     return None if found is None else tuple(int(i) for i in found)

@@ -1,7 +1,4 @@
-"""Two models of which one has no architecture that is read: compared by the names of tensors.
-
-What needs roles, hyperparameters or a pass is left out and said; what `diff` knows is the answer.
-"""
+"""Compares two models by stored tensor names, where an architecture is not known."""
 
 from collections import Counter
 from dataclasses import replace
@@ -20,10 +17,12 @@ _SHOWN = 12
 
 
 def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
-    """Return what comparing stored tensors gives, and what could not be asked, with what lets it.
+    """Return the diagnosis from stored tensors and tokenizers alone.
 
-    Without a difference the reason says what was equal: exit 2, since the rest was not compared.
+    It says what could not be compared, and how to enable that. Without a difference the reason
+    says what was equal: exit 2, since the rest was not compared.
     """
+    # The causes that `diff` names, each with its remedy.
     report = diff_models(a, b, only=("tensors", "tokenizer"))
     findings = list(related_causes(report, {"A": a, "B": b}))
     mends = {one.cause: one.remedy.command for one in report.causes if one.remedy is not None}
@@ -31,6 +30,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
         replace(finding, next=finding.next or mends.get(finding.cause, ""))
         for finding, _ in explained_findings(report, set())
     ]
+    # Differing tensors that no cause covers.
     named = {key for finding in findings for key in finding.where}
     apart = tuple(row.key for row in report.tensors if row.verdict not in EQUAL)
     left = tuple(key for key in apart if key not in named)
@@ -39,6 +39,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
         findings.append(
             Finding("", f"{len(left)} tensors differ: {shown}", "tensor", "bug", left, False)
         )
+    # Evidence, and why roles and hyperparameters were not compared.
     counts = Counter(row.verdict for row in report.tensors)
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.items())
     evidence = [Evidence("tensor", f"{len(report.tensors)} tensors: {said}", apart[:_SHOWN])]
@@ -67,7 +68,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
 
 
 def _why_by_name(report: DiffReport) -> str:
-    """Return why two models were compared by names only."""
+    """Return the reason of a diagnosis that found equal tensors but could run no pass."""
     apart = [row.name for row in report.tokenizer if row.decisive]
     if apart:
         return (

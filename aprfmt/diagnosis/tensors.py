@@ -1,4 +1,4 @@
-"""Level three for two models: stored tensors, and the effect of each finding on the pass."""
+"""Compares the stored tensors of two models and makes findings of their differences."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -27,17 +27,23 @@ SHOWN = 4  # errors of tensors that cannot be read
 def compare_tensors(
     a: Model, b: Model, report: DiffReport, explained: set[str], found: Levels
 ) -> None:
-    """Record differences of the tensors; `explained` are keys that hyperparameters explain."""
+    """Add findings on differing tensors to `found`.
+
+    `explained` are keys that hyperparameters explain.
+    """
+    # Evidence: how many tensors have which verdict.
     counts = {name: count for name, count in report.counts.items() if count}
     listed = ", ".join(f"{count} {name}" for name, count in counts.items())
     found.evidence.append(Evidence("tensor", f"{len(report.tensors)} tensors: {listed}"))
     found.checked.append(f"tensors: bytes, then values of all {len(report.tensors)}")
+    # Unreadable tensors end the comparison, unless the fault is found.
     unreadable = [row.key for row in report.tensors if row.verdict == "UNREADABLE"]
     if unreadable and not _record_packing_faults(a, b, report.tensors, found):
         found.reason = f"{len(unreadable)} tensors cannot be read: {', '.join(unreadable[:3])}"
         return
     found.not_checked += report.not_tried
     found.evidence += nonfinite_tensors(report.tensors)
+    # Findings: missing roles, explained tensors, coarser copies, then the rest.
     rows = [row for row in report.tensors if row.key not in explained]
     missing = [row for row in rows if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")]
     _record_missing(a, b, missing, found)
@@ -59,7 +65,7 @@ def compare_tensors(
 
 
 def _record_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> bool:
-    """Say what is wrong with packed weights that cannot be decoded; True if that is all of them."""
+    """Add findings on packed weights that do not decode; return whether these explain all."""
     broken = [row for row in rows if row.verdict == "UNREADABLE"]
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
         names = [row.name_b if label == "B" else row.name_a for row in broken]
@@ -77,7 +83,7 @@ def _record_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found
 
 
 def nonfinite_tensors(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
-    """Yield tensors with NaN or infinities: first those on one side only, then those on both."""
+    """Yield evidence of tensors with NaN or infinities; those on one side only come first."""
     odd = [
         (row.key, row.stats.nonfinite)
         for row in rows
@@ -88,7 +94,10 @@ def nonfinite_tensors(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
 
 
 def _check_stale(a: Model, b: Model, finding: Finding, part: Touched, found: Levels) -> Finding:
-    """Check whether a stale tensor may be a damaged one; if so, the finding is not confirmed."""
+    """Return the finding, unconfirmed if the tensor may be damaged instead of stale.
+
+    The evidence for that is added to `found`.
+    """
     if finding.cause != "stale_tensor" or finding.confirmed:
         return finding
     sure = True
@@ -113,7 +122,7 @@ def _check_stale(a: Model, b: Model, finding: Finding, part: Touched, found: Lev
 
 
 def _record_missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
-    """Record roles missing on one side: biases and the head are causes, others end the walk."""
+    """Add findings on roles missing on one side; other than biases they end the comparison."""
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side = "B" if label == "ONLY_IN_A" else "A"
         keys = [row.key for row in rows if row.verdict == label and _is_role_of_pass(a, b, row.key)]
@@ -136,6 +145,7 @@ def _record_missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Level
                 ),
                 Touched((), biases),
             )
+        # Without other tensors no pass can be run, and the comparison ends.
         others = [key for key in keys if key not in biases]
         if others:
             found.evidence.append(
@@ -149,7 +159,7 @@ def _record_missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Level
 
 
 def _undecoded_text(model: Model, roles: Sequence[str]) -> str:
-    """Return what packed weights hold roles that a model lacks; "" unless they are all of them."""
+    """Return which undecoded packed weights hold all of these missing roles; "" if not all."""
     unread, style = model.unread, model.style
     if unread is None or style is None:
         return ""
@@ -158,19 +168,17 @@ def _undecoded_text(model: Model, roles: Sequence[str]) -> str:
 
 
 def _is_role_of_pass(a: Model, b: Model, key: str) -> bool:
-    """Say whether the forward pass has such a tensor; those of a draft head do not count."""
+    """Return whether a forward pass reads this role; roles of a draft head do not count."""
     return any(key in model.roles and not is_draft_head(model, [key]) for model in (a, b))
 
 
 def _record_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
-    """Record tensors of one side that the architecture does not use.
-
-    They count as tensors, but the forward pass ignores them.
-    """
+    """Add findings on tensors of one side that the architecture does not read."""
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side, name = label[-1], a.spec.name
         unread = (a if side == "A" else b).unread
         codes = {tensor.name for tensor in unread.tensors} if unread else set()
+        # Roles of a pass are judged elsewhere, and codes of undecoded weights too.
         keys = [
             row.key
             for row in rows
@@ -178,6 +186,7 @@ def _record_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found:
         ]
         if not keys:
             continue
+        # They are a difference of the files, though not of the pass.
         many = f"{len(keys)} tensor{'s' if len(keys) > 1 else ''}"
         shown = ", ".join(keys[:4]) + (", ..." if len(keys) > 4 else "")
         found.add(
@@ -201,7 +210,7 @@ def _record_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found:
 def explained_findings(
     report: DiffReport, explained: set[str]
 ) -> Iterator[tuple[Finding, Touched]]:
-    """Yield each finding about stored tensors, with those that nothing explained before."""
+    """Yield (finding, its part) of `report`, with the tensors that nothing explained before."""
     by_key = {row.key: row for row in report.tensors}
     for finding in report.findings:
         rows = [by_key[key] for key in finding.keys if key not in explained]
@@ -211,18 +220,23 @@ def explained_findings(
 
 
 def is_padded_vocabulary(rows: Sequence[TensorDiff]) -> bool:
-    """Say whether one side's vocabulary is the other's with rows behind it that no id reaches."""
+    """Return whether one side's vocabulary is the other's with extra rows that no id reaches."""
     return any(row.explanation is not None and row.explanation.cause == PADDED for row in rows)
 
 
 def _coarser_copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touched]]:
-    """Yield the tensors that are within the rounding of a coarser encoding, by cause."""
+    """Yield (finding, its part) for tensors within the rounding of a coarser encoding.
+
+    One finding per cause and encoding.
+    """
+    # Group by cause and coarser encoding.
     groups: dict[tuple[str, str], list[TensorDiff]] = {}
     for row in rows:
         if row.verdict == "WITHIN":
             coarser = min((row.encoding_a, row.encoding_b), key=_bits_per_weight)
             cause = "quantisation" if _has_blocks(coarser) else "rounding"
             groups.setdefault((cause, coarser), []).append(row)
+    # One finding each, with the largest distance and the most steps.
     for (cause, coarser), chosen in groups.items():
         keys = tuple(row.key for row in chosen)
         worst = max((row.stats.rel_l2 for row in chosen if row.stats is not None), default=None)
@@ -253,12 +267,12 @@ def _bits_per_weight(name: str) -> float:
 
 
 def _has_blocks(name: str) -> bool:
-    """Return whether an encoding has blocks."""
+    """Return whether an encoding stores values in blocks with scales."""
     return encoding_row(name.split("+")[0]).block_size != 1
 
 
 def _unexplained_finding(rows: Sequence[TensorDiff]) -> tuple[Finding, Touched]:
-    """Return the finding of tensors that differ and that nothing explains."""
+    """Return (finding, its part) of tensors that differ without an explanation."""
     keys = tuple(row.key for row in rows)
     worst = max((row.stats.rel_l2 for row in rows if row.stats is not None), default=None)
     return (

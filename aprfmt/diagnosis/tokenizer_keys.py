@@ -1,4 +1,4 @@
-"""Keys of a GGUF that mend its tokenizer: those that a conversion of A would write."""
+"""Finds the GGUF keys that repair B's tokenizer: those that a conversion of A would write."""
 
 import json
 import shlex
@@ -16,9 +16,9 @@ _LONGEST = 120  # characters of a text in a command
 
 
 def tokenizer_words(a: Model, b: Model, where: Sequence[str]) -> list[str] | None:
-    """Return the words of `aprfmt set` that give B A's values of its keys among some places.
+    """Return the arguments of `aprfmt set` that give B A's values of tokenizer keys in `where`.
 
-    [] where one of the keys holds a list, or B is no GGUF: a command does not hold that. None where
+    [] where one of the keys holds a list, or B is no GGUF: a command cannot hold that. None where
     B's format cannot express A's tokenizer.
     """
     if b.key_style != "gguf":
@@ -34,7 +34,10 @@ def tokenizer_words(a: Model, b: Model, where: Sequence[str]) -> list[str] | Non
 def _words(
     a: Model, b: Model, written: dict[str, Value | TypedValue], where: Iterable[str]
 ) -> Iterator[str]:
-    """Yield a word for each key; LookupError for a value that does not go into a command."""
+    """Yield an argument per key; raises LookupError for a value that does not fit a command.
+
+    `written` are the keys that a conversion of A writes.
+    """
     for key in where:
         if key not in written and key not in b.metadata:
             continue
@@ -55,11 +58,12 @@ def _words(
 
 
 def _same_text(file: Path, value: Value) -> bool:
+    """Return whether a file exists and has exactly this text."""
     return file.is_file() and file.read_text(encoding="utf-8") == value
 
 
 def own_tokens(a: Model, b: Model) -> bool:
-    """Return whether B's tokenizer has more tokens than A's; True where one has none to ask."""
+    """Return whether B's tokenizer has more tokens than A's; True where one is missing."""
     try:
         return b.tokenizer.vocab_size > a.tokenizer.vocab_size
     except AprfmtError:

@@ -1,4 +1,4 @@
-"""Level one: the tokenizers, chat templates and generation settings of two models."""
+"""Findings on tokenizers, chat templates and generation settings of two models."""
 
 import shlex
 
@@ -16,7 +16,7 @@ _OF = "probe texts, conversations and ends that are not A's; a share"
 
 
 def record_tokenizers(a: Model, b: Model, found: Levels) -> None:
-    """Record what differs of two models' tokenizers in `found.stated`; no pass is needed for it."""
+    """Add findings and evidence on differing tokenizers to `found`; no pass is needed."""
     report = compare_tokens(a, b)
     found.stated += [_token_finding(row, b) for row in report.findings]
     for row in report.findings:
@@ -36,7 +36,7 @@ def record_tokenizers(a: Model, b: Model, found: Levels) -> None:
 
 
 def _token_finding(one: Difference, b: Model) -> Finding:
-    """Return the finding of one difference of the tokenizers."""
+    """Return the finding of one difference between the tokenizers."""
     says = one.says
     if one.example:
         says += f"; first shown by {one.example[0]} in A"
@@ -65,10 +65,9 @@ def _token_finding(one: Difference, b: Model) -> Finding:
 
 
 def _proof(one: Difference) -> Proof | None:
-    """Return what shows a difference: the part of B exchanged, on every probe.
+    """Return the Proof of a difference: B's part was exchanged, and every probe then agreed.
 
-    It was read in the files and found on no text, so that every probe judges it. Without a probe
-    that shows it nothing does.
+    None where a probe still disagrees. A weak proof where no probe showed the difference.
     """
     if one.after != 0:
         return None

@@ -1,4 +1,4 @@
-"""Packed weights of which config.json says nothing, beside a model that says how to read them."""
+"""Packed weights that B's config.json does not declare, read by A's declaration."""
 
 from dataclasses import replace
 
@@ -18,11 +18,12 @@ _TRIED = 12  # weights that are read by the claim, of however many there are
 
 
 def with_claim_of(good: Model, bad: Model, label: str) -> tuple[Model, Finding, Evidence] | None:
-    """Return `bad` with the claim of packing that `good` has, and its absence as a finding.
+    """Return (`bad` read with the packing that `good` declares, finding, evidence), or None.
 
-    None where `bad` says itself how its weights are read, holds other tensors than `good`'s packed
-    weights, or does not decode by that claim.
+    None where `bad` declares how its weights are read, holds other tensors than `good`'s packed
+    weights, or does not decode by that declaration.
     """
+    # `bad` must declare no packing, and `good` must.
     config = None if bad.folder is None else bad.folder.config
     section, own = (quantization_section(packing_config(side) or {}) for side in (good, bad))
     lacks = "config.json says nothing of packing"
@@ -30,9 +31,11 @@ def with_claim_of(good: Model, bad: Model, label: str) -> tuple[Model, Finding, 
         lacks = "" if bad.unread is None else bad.unread.claim
     if section is None or config is None or bad.folder is None or not lacks:
         return None
+    # No weight of `bad` may be read as packed yet.
     names = _packed_names(good)
     if not names or _packed_names(bad):
         return None
+    # Read `bad` by the other side's claim: its weights must come near.
     folder = replace(bad.folder, config={**config, SECTIONS[0]: section})
     try:
         made = Model(bad.source, folder, allow_missing=bad.allow_missing)
@@ -42,6 +45,7 @@ def with_claim_of(good: Model, bad: Model, label: str) -> tuple[Model, Finding, 
         away = max(rel_l2(made[name].numpy(), good[name].numpy()) for name in tried)
     except AprfmtError:
         return None
+    # The missing claim is the finding.
     other = "A" if label == "B" else "B"
     where = tuple(sorted(names))
     method = section.get("quant_method", "unnamed")
@@ -62,11 +66,11 @@ def with_claim_of(good: Model, bad: Model, label: str) -> tuple[Model, Finding, 
 
 
 def _packed_names(model: Model) -> set[str]:
-    """Return the names of weights that are read from several stored tensors by a claim."""
+    """Return the names of weights that are read from several stored tensors by a declaration."""
     return {name for name, view in model.items() if view.stored[0].packed is not None}
 
 
 def _codes_name(model: Model, name: str) -> str:
-    """Return the name of the stored tensor with a weight's codes: its largest part."""
+    """Return the name of the stored tensor that holds a weight's codes: its largest part."""
     parts = model[name].stored[0].parts
     return max(parts.values(), key=lambda part: part.info.nbytes).info.name

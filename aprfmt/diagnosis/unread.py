@@ -1,4 +1,4 @@
-"""A configuration that cannot be read, beside one that can: which key was lost or changed."""
+"""Finds the lost or changed key of a configuration that cannot be read, by a good one."""
 
 import math
 from dataclasses import replace
@@ -24,7 +24,7 @@ _MOST = 64  # differing keys that are tried
 def with_restored_key(
     good: Model, bad: Model, label: str
 ) -> tuple[Model, Finding, Evidence] | None:
-    """Return `bad` with one key of its config.json as in `good`, and that key as a finding.
+    """Return (`bad` read with one key of `good`'s config.json, finding, evidence), or None.
 
     None where both can be read, where `good` cannot, or where no single key makes `bad` readable.
     """
@@ -49,7 +49,7 @@ def with_restored_key(
 
 
 def architecture_name(model: Model) -> str | None:
-    """Return the name of a model's architecture; None where its configuration is not read."""
+    """Return the name of a model's architecture; None where it cannot be determined."""
     try:
         return model.spec.name
     except ArchError:
@@ -57,7 +57,7 @@ def architecture_name(model: Model) -> str | None:
 
 
 def refusal_reason(model: Model) -> str:
-    """Return why a model's configuration cannot be read, "" if it can."""
+    """Return why a model's configuration cannot be read; "" if it can."""
     try:
         model.resolution  # noqa: B018
     except ArchError as error:
@@ -66,10 +66,7 @@ def refusal_reason(model: Model) -> str:
 
 
 def misfit_reason(model: Model) -> str:
-    """Return that a model's tensors have other shapes than its configuration gives, "" if not.
-
-    Several have: one alone may be damaged.
-    """
+    """Return that several tensors do not have the configured shapes; "" if at most one."""
     try:
         wrong = model.resolution.coverage.misshapen
     except ArchError:
@@ -85,10 +82,12 @@ def misfit_reason(model: Model) -> str:
 
 def _key_finding(good: Model, made: Model, path: Key, cause: str, label: str) -> Finding:
     """Return the finding of one key that was lost or changed."""
+    # Whether the restored key makes all hyperparameters equal, and the logits.
     equal = all(
         name in made.hyper and same_value(good.hyper[name], made.hyper[name]) for name in good.hyper
     )
     away, bound = _logit_distance(good, made)
+    # The finding names the key, and the other side's value.
     key = ".".join(path)
     name = f"{cause}.{path[-1]}" if len(path) > 1 else path[-1]
     other = "A" if label == "B" else "B"
@@ -115,7 +114,10 @@ def _key_finding(good: Model, made: Model, path: Key, cause: str, label: str) ->
 
 
 def _logit_distance(good: Model, made: Model) -> tuple[float, float]:
-    """Return how far logits of one side's weights are under both configurations; the bound."""
+    """Return (relative L2 of the logits under both configurations, tolerance).
+
+    Both passes use `good`'s weights; infinite if the sizes do not fit these.
+    """
     ids = choose_ids([good.hyper, made.hyper], long=False)
     bound = make_pair(good, made).bound("logits", ("float32", "float32")).rel_l2
     mine = PatchedModel.of(good, ids, "float32")
@@ -128,7 +130,7 @@ def _logit_distance(good: Model, made: Model) -> tuple[float, float]:
 
 
 def _cause_of_key(model: Model, path: Key) -> str:
-    """Return the cause that a key of the configuration means."""
+    """Return the name of the cause for a key of the configuration; "" if there is none."""
     read = model.resolution.report.read
     for end in range(len(path), 0, -1):
         name = read.get(".".join(path[:end]))

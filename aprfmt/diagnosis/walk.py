@@ -1,4 +1,4 @@
-"""The order of evidence: identity, hyperparameters, tensors, the forward pass, then the cause."""
+"""The order of a diagnosis: identity, hyperparameters, tensors, forward pass, cause."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -49,7 +49,7 @@ from aprfmt.model.ledger import (
 
 @dataclass
 class Walk:
-    """One diagnosis in progress."""
+    """One diagnosis in progress: the two sides, and what the levels have found so far."""
 
     a: Side
     b: Side
@@ -69,7 +69,7 @@ class Walk:
     chosen: ChosenProbes | None = None  # their probes
 
     def done(self, reason: str = "") -> Diagnosis:
-        """Return the diagnosis with all findings so far."""
+        """Return the diagnosis with all findings so far; `reason` is why it had to stop."""
         levels = self.levels
         levels.close()
         lengths = {} if self.pair is None else self.pair.lengths()
@@ -85,7 +85,7 @@ class Walk:
         )  # fmt: skip
 
     def _left(self) -> tuple[tuple[NotCompared, ...], tuple[Ledger, Ledger] | None]:
-        """Return what both sides hold that was not compared, and the ledgers of two models."""
+        """Return (items that were not compared, the ledgers of two models or None)."""
         a, b = self.a.model, self.b.model
         report = self.levels.report
         arrays = unread_arrays(*self.traces.values())
@@ -100,7 +100,7 @@ class Walk:
         return left, (joined[0], joined[1]) if joined else None
 
     def facts(self) -> dict[str, Any]:
-        """Return facts about both sides: kinds, architectures, backends."""
+        """Return {"a": ..., "b": ...}: kind, format, architecture, backend; and "first_token"."""
         found: dict[str, Any] = {}
         for side in (self.a, self.b):
             row: dict[str, Any] = {"text": side.text, "kind": side.kind}
@@ -119,15 +119,17 @@ class Walk:
         return found
 
     def say(self, level: Any, text: str, *where: str, number: float | None = None) -> None:
-        """Add a piece of evidence."""
+        """Add a piece of evidence: its level, a sentence, places, and a number."""
         self.levels.evidence.append(Evidence(level, text, tuple(where), number))
 
     # --- the walk ---------------------------------------------------------------------------
 
     def run(self) -> Diagnosis:
-        """Go through the levels until one explains the differences seen in later ones."""
+        """Return the diagnosis: go through the levels until one explains all differences."""
+        # A trace may have one part of another checkpoint than its model.
         if self._of_two_checkpoints():
             return self.done()
+        # Two models: configuration and tensors first, since no pass may be needed.
         if self.a.model is not None and self.b.model is not None:
             self.reporter.comparing(count_values(self.a.model))
             self.levels = compare_models(self.a.model, self.b.model)
@@ -166,7 +168,7 @@ class Walk:
         return self.done(self._incomparable())
 
     def _of_two_checkpoints(self) -> bool:
-        """Record that a trace has one part of another checkpoint than the model it is held to."""
+        """Return whether a trace has one part of another checkpoint; if so, add the finding."""
         sides = sorted((self.a, self.b), key=lambda side: side.kind)
         model, run = sides[0].model, sides[1]
         if [side.kind for side in sides] != ["model", "trace"] or self.reference is None:
@@ -186,12 +188,12 @@ class Walk:
         return True
 
     def model_of(self, side: Side) -> Model | None:
-        """Return the model a side ran on: its own, the given one, or the other side's."""
+        """Return the model a side ran on: its own, the one given, or the other side's."""
         other = self.b if side is self.a else self.a
         return side.model or self.reference or other.model
 
     def _taken(self, side: Side, trace: Trace) -> Trace:
-        """Store a side's trace; all zeros means that nothing was recorded."""
+        """Store a side's trace and return it; set `levels.reason` if all its values are zero."""
         self.traces[side.label] = trace
         zeros = zero_points_of_trace(trace)
         if zeros:
@@ -201,7 +203,7 @@ class Walk:
         return trace
 
     def _load(self, side: Side) -> None:
-        """Open a saved trace and add evidence about it."""
+        """Open a side's saved trace and add evidence about it."""
         trace = self._taken(side, trace_side(side, self.ids, self.stack, self.model_of(side)))
         held = sum(trace.values(key) is not None for key in list(trace.records)[:1])
         engine = backend_name(trace)
@@ -221,7 +223,11 @@ class Walk:
             self.say("forward", f"{side.label} has a NaN or an infinity, first at {where}", where)
 
     def _settle_ids(self) -> str:
-        """Use the traces' ids or the given ones, or choose some; return why that fails, or ""."""
+        """Set `ids`: those of the traces, the given ones, or chosen ones.
+
+        Returns why that fails, "" if it does not.
+        """
+        # The ids recorded in traces win, and must agree with each other and the given ones.
         named = {
             side.label: found
             for side in (self.a, self.b)
@@ -239,6 +245,7 @@ class Walk:
             for label, trace in self.traces.items()
             if self.ids is not None and not states_token_ids(trace)
         ]
+        # Without any, ids are chosen that reach what differs.
         if self.ids is None and not self.traces:
             if self.pair is not None:
                 runs = any(side.kind == "run" for side in (self.a, self.b))
@@ -259,7 +266,7 @@ class Walk:
         return ""
 
     def _without_ids(self) -> Diagnosis:
-        """Compare traces without token ids: point by point only."""
+        """Return the diagnosis of traces without token ids: compared point by point only."""
         self.levels.not_checked.append(
             "token ids: the trace does not say them; give --ids for shadowing and causes"
         )
@@ -272,7 +279,10 @@ class Walk:
 
     @np.errstate(all="ignore")  # NaN and infinities are reported with their place instead
     def _forward(self) -> None:
-        """Compare the passes: two models by parts, then each recorded side, then both traces."""
+        """Compare the passes: two models by parts, then each recorded side, then both traces.
+
+        Adds findings and evidence to `levels`; stops where a side gives `levels.reason`.
+        """
         assert self.ids is not None
         dtype = self._dtype()
         if self.pair is not None:
@@ -287,13 +297,16 @@ class Walk:
         self._conclude()
 
     def _two_models(self) -> bool:
+        """Return whether both sides have a model, and not the same one."""
         return self.a.model is not None and self.b.model is not None and not self._same_model()
 
     def _same_model(self) -> bool:
+        """Return whether both sides have the same model file."""
         a, b = self.a.model, self.b.model
         return a is not None and b is not None and a.path.resolve() == b.path.resolve()
 
     def _dtype(self) -> str:
+        """Return "float64" if a side ran or recorded in float64, else "float32"."""
         wide = any(
             side.choice is not None and side.choice.dtype == "float64" for side in (self.a, self.b)
         )
@@ -302,7 +315,10 @@ class Walk:
         return "float64" if wide else "float32"
 
     def _parts(self, dtype: str) -> None:
-        """Measure the effect of each finding about the files on the forward pass."""
+        """Measure the effect of each finding about the files on the forward pass.
+
+        What remains unexplained is examined in B's own pass.
+        """
         assert self.pair is not None and self.ids is not None
         chosen = self.chosen or self.pair.given(self.ids)
         rest = self.pair.measure(chosen, dtype, self.memory, self.reporter)
@@ -316,6 +332,11 @@ class Walk:
             self._examine(self.b, dtype, against=self.a.model)
 
     def _examine(self, side: Side, dtype: str, against: Model | None = None) -> None:
+        """Judge each operation of a side on the side's own values, and store the result.
+
+        `against` is the reference model; None means the one that the side ran on.
+        """
+        # The reference model, and the side's trace (run now if it is not saved).
         model = against or self.model_of(side)
         assert self.ids is not None
         if model is None:
@@ -329,6 +350,7 @@ class Walk:
             trace = self._taken(side, found_trace)
         if self.levels.reason:
             return
+        # Each operation is judged on the side's own input.
         from aprfmt.diagnosis.examine import examine  # with every cause of a pass
 
         patched = PatchedModel.of(model, self.ids, dtype, self.memory)
@@ -337,6 +359,7 @@ class Walk:
         patched.weights.close()
         self.judged[side.label] = found
         self.levels.evidence += found.evidence
+        # Say how many points were judged, and what could not be.
         count = found.examined.before.compared
         if count:
             self.levels.checked.append(
@@ -362,7 +385,8 @@ class Walk:
             self.levels.not_checked.append(f"{side.label}: divergences beyond the first ones")
 
     def _direct(self) -> None:
-        """Compare the two runs with each other at every point."""
+        """Compare the two runs with each other at every point, running models where needed."""
+        # A side that is a model is run to record the points that the other has.
         model = self.model_of(self.a)
         moe = model is not None and bool(model.hyper["n_experts"])
         for side, other in ((self.a, self.b), (self.b, self.a)):
@@ -378,8 +402,9 @@ class Walk:
         if len(self.traces) < 2:
             return
         a, b = self.traces["A"], self.traces["B"]
-        # A is right by agreement, or the model that a trace is held to.
+        # The reference is A, or the model if A is a trace and B is not.
         reference = "B" if self.a.kind == "trace" and self.b.kind != "trace" else "A"
+        # Every shared point, and the first token that differs.
         pairs = direct.compare_points(a, b, moe, reference)
         token = first_token(pairs, *((b, a) if reference == "A" else (a, b)))
         if token is not None:
@@ -389,6 +414,7 @@ class Walk:
         self.levels.evidence += differing_statistics(
             a, b, "MODEL" if model is None else str(model.path)
         )
+        # What was compared, and what could not be.
         compared = sum(pair.rel_l2 is not None for pair in pairs)
         self.levels.checked.append(f"both runs with each other: {compared} points")
         self.levels.reason = self.levels.reason or direct.no_common_row_sentence(pairs, a, b)
@@ -400,6 +426,7 @@ class Walk:
             self.levels.not_checked += hidden_by_rounding(
                 "A and B", direct.point_tolerances(pairs, a, b)
             )
+        # Without a model only the traces' own signatures suggest a cause.
         if self.a.kind == self.b.kind == "trace":
             self.rows_apart = direct.partial_rows_finding(pairs)
         if not self.judged and not self._two_models():
@@ -413,7 +440,7 @@ class Walk:
                     )
 
     def _paired(self, pairs: Sequence[PointDiff]) -> None:
-        """Store the points of both sides; add evidence for NaN and infinities on both."""
+        """Store the compared points; add evidence for NaN and infinities on both sides."""
         self.pairs = pairs
         self.levels.evidence += direct.nonfinite_on_both_sides(pairs)
         self.points = point_rows(pairs, {k: v.examined.before for k, v in self.judged.items()})
@@ -421,8 +448,9 @@ class Walk:
     # --- conclusion -------------------------------------------------------------------------
 
     def _conclude(self) -> None:
-        """Join both sides' findings without the common ones; without findings, judge rounding."""
+        """Add the findings of both sides that they do not share; without any, judge rounding."""
         levels = self.levels
+        # What both sides do alike against the model is no difference between them.
         a, b = (self.judged[x].findings if x in self.judged else [] for x in ("A", "B"))
         shared = shared_findings(a, b)
         for finding in shared:
@@ -433,6 +461,7 @@ class Walk:
                 finding.cause == other.cause and finding.where == other.where for other in shared
             ):
                 levels.findings.append(finding)
+        # Findings about the recording itself: ranks, rows, large gains.
         unlike = list(ranks_apart(self.traces))
         levels.findings += unlike
         apart = self.rows_apart
@@ -442,18 +471,20 @@ class Walk:
         if self.judged and self.pair is None and levels.findings and not unlike:
             passes = [found.examined.after for found in self.judged.values()]
             levels.complete = not any(made.flagged for made in passes)
+        # NaN on one side is a bug even where no operation was found wrong.
         broken = direct.nonfinite_finding(self.pairs)
         if broken is not None and not any(row.verdict == "bug" for row in levels.findings):
             levels.findings.append(broken)
         if any(finding.verdict in ("bug", "precision") for finding in levels.findings):
             return
+        # Without any bug or precision finding, judge whether the rest is rounding.
         guess = next((made.examined.supposed for made in self.judged.values()), "")
         rounded = conclude.rounding_finding(self.points, levels.findings, levels.evidence, guess)
         if rounded is not None:
             levels.findings.append(rounded)
 
     def _incomparable(self) -> str:
-        """Return why nothing could be compared, "" if something was."""
+        """Return why nothing could be compared; "" if something was."""
         if self.levels.findings or self.levels.reason:
             return ""
         if self.traces and not any(
@@ -466,7 +497,7 @@ class Walk:
 
 
 def _entry_text(value: Any) -> str:
-    """Return a value of the evidence as text."""
+    """Return a value of the trace's metadata as text."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key} {text}" for key, text in value.items())
     if isinstance(value, (list, tuple)):

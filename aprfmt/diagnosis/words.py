@@ -1,4 +1,4 @@
-"""A diagnosis as lines of text: what `aprfmt diagnose` prints, and what a failing test says."""
+"""The text of a diagnosis, for `aprfmt diagnose` and for failing tests."""
 
 from collections.abc import Iterator, Sequence
 
@@ -12,7 +12,10 @@ MOST = 24  # lines under a title; JSON has all
 
 
 def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[Line]:
-    """Return the answer in at most 12 lines: verdict, cause, place, certainty, next command."""
+    """Return at most 12 (line, style): verdict, cause, place, certainty, next command.
+
+    `names` is how many places are listed.
+    """
     shown = [row for row in result.findings if row.verdict not in ("same", "precision")]
     lead = result.lead is not None and not result.reason
     causes = result.causes if lead else [row.named(result.stored) for row in shown]
@@ -33,7 +36,7 @@ def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[
 
 
 def _said(result: Diagnosis) -> bool:
-    """Return whether the reason says what the first cause says."""
+    """Return whether the reason already contains the leading finding's sentence."""
     return result.lead is not None and result.lead.says in result.reason
 
 
@@ -44,7 +47,7 @@ def cause_lines(result: Diagnosis) -> Iterator[tuple[str, str]]:
 
 
 def _finding_lines(finding: Finding, lead: bool) -> Iterator[tuple[str, str]]:
-    """Yield a finding's lines; the first line has said already what the lead says."""
+    """Yield (line, style) of a finding; `lead`: its sentence was already printed."""
     side = f" in {finding.side}" if finding.side else ""
     name = finding.cause or "unknown cause"
     reached = ", not exercised" if finding.exercised == "not_exercised" else ""
@@ -65,7 +68,10 @@ def _finding_lines(finding: Finding, lead: bool) -> Iterator[tuple[str, str]]:
 
 
 def titled_lines(title: str, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield rows under a title; those that differ in places and numbers only are one line."""
+    """Yield (line, style) of rows under a title.
+
+    Rows that differ in places and numbers only become one line.
+    """
     lines: dict[str, list[str]] = {}
     for text in dict.fromkeys(rows):
         lines.setdefault(text if title == "next" else PLACES.sub("#", text), []).append(text)
@@ -79,12 +85,12 @@ def titled_lines(title: str, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def evidence_lines(result: Diagnosis) -> Iterator[tuple[str, str]]:
-    """Yield the evidence, in the order in which it was looked at."""
+    """Yield (line, style) of the evidence, in the order in which it was found."""
     yield from titled_lines("evidence", [f"{row.level:8}  {row.says}" for row in result.evidence])
 
 
 def coverage_lines(result: Diagnosis) -> Iterator[tuple[str, str]]:
-    """Yield what was run, compared and not reached, and the next steps."""
+    """Yield (line, style) of what was run, compared and not reached, and the next steps."""
     seen = result.coverage
     yield from titled_lines("run", seen.run)
     yield from titled_lines("compared, not run", seen.compared)
@@ -95,7 +101,7 @@ def coverage_lines(result: Diagnosis) -> Iterator[tuple[str, str]]:
 
 
 def report_text(result: Diagnosis) -> str:
-    """Return the whole report without the table of points."""
+    """Return the text of the whole report, without the table of points."""
     lines = [result.sentence]
     for part in (cause_lines, evidence_lines, coverage_lines):
         lines += [line for line, _ in part(result)]

@@ -1,4 +1,4 @@
-"""Traces and models that hold only zeros, and the distances below which rounding hides bugs."""
+"""Checks for all-zero traces and models, and sentences on what rounding hides."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,7 +11,7 @@ from aprfmt.measure.tolerances import DISCRETE, SMALLEST_BUG
 from aprfmt.measure.trace_view import TraceLike
 from aprfmt.model import Model
 
-WINDOW = 1 << 20  # elements looked at together
+WINDOW = 1 << 20  # elements read at a time
 
 
 def zero_points_of_trace(trace: TraceLike) -> int:
@@ -53,7 +53,10 @@ def _has_nonzero(reader: RowReader) -> bool:
 
 
 def hidden_by_rounding(label: str, bounds: Iterable[tuple[float, str]]) -> Iterator[str]:
-    """Yield sentences about distances too small to judge, from (tolerance, dtype) of the points."""
+    """Yield sentences on distances too small to judge, by dtype.
+
+    `bounds` are (tolerance, dtype) of the points, `label` is the side.
+    """
     found: dict[str, list[float]] = {}
     for bound, dtype in bounds:
         if bound > SMALLEST_BUG:

@@ -1,4 +1,4 @@
-"""Scales of activations that stand beside packed weights: they change no value of a weight.
+"""Input scales stored with packed weights: they change no value of a weight.
 
 So no verdict of a tensor depends on them, but what an engine computes does.
 """
@@ -15,7 +15,7 @@ from aprfmt.tensors.view import View
 
 
 def differing_input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]:
-    """Yield the scales of activations that differ beside packed weights, or are on one side."""
+    """Yield an item per input scale that differs between the sides or is on one side only."""
     for pair in pairs:
         if pair.a is None or pair.b is None or not (pair.a.parts and pair.b.parts):
             continue
@@ -35,17 +35,17 @@ def differing_input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]
 
 
 def check_input_scales(view: View) -> None:
-    """Raise CodecError, with the tensor, for a scale of activations that is no number for one."""
+    """Raise CodecError, with the tensor's name, for an input scale that is not one number."""
     _check_each_tensor(view, lambda stored: check_inputs(stored.parts))
 
 
 def check_packed_parts(view: View) -> None:
-    """Raise CodecError, with the tensor, for a packed weight whose parts do not fit its claim."""
+    """Raise CodecError, with the tensor's name, if a packed weight's parts do not fit its claim."""
     _check_each_tensor(view, lambda stored: stored.packed and stored.packed().laid_out())
 
 
 def _check_each_tensor(view: View, check: Callable[[LazyTensor], object]) -> None:
-    """Check every stored tensor of a view; a CodecError then begins with its name."""
+    """Call `check` on every stored tensor of a view; a CodecError gets the tensor's name."""
     for stored in view.stored:
         try:
             check(stored)
@@ -54,7 +54,7 @@ def _check_each_tensor(view: View, check: Callable[[LazyTensor], object]) -> Non
 
 
 def _input_scale_bytes(view: View) -> dict[str, bytes]:
-    """Return the bytes of the scales of activations of all tensors that a view joins."""
+    """Return {number and suffix: bytes} of the input scales of all tensors in a view."""
     return {
         f"{number}{suffix.lstrip('._')}": bytes(part.raw())
         for number, stored in enumerate(view.stored)

@@ -1,4 +1,4 @@
-"""Pairing: the union of both files' tensors by role; the unmatched stay in the denominator."""
+"""Pairs the tensors of two models by role or name; unmatched ones have one side only."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,7 +18,10 @@ AHEAD_BYTES, AHEAD_TENSORS = 192 << 20, 32  # of each side
 
 @dataclass(frozen=True, slots=True)
 class TensorPair:
-    """One role (or plain name) of either file, with whatever each side has for it."""
+    """The tensors of one role (or stored name) in both models; a side without it is None.
+
+    `layout` are remarks on how the pair was made.
+    """
 
     key: str
     a: View | None
@@ -26,7 +29,7 @@ class TensorPair:
     layout: tuple[str, ...] = ()
 
     def expect(self) -> None:
-        """Say that both sides will be read soon, unless digests say that they are equal."""
+        """Announce that both sides will be read soon, unless digests show that they are equal."""
         if self.a is not None and self.b is not None:
             if published_equal(self.a.stored_runs(), self.b.stored_runs()):
                 return
@@ -36,26 +39,26 @@ class TensorPair:
 
     @property
     def tensors(self) -> int:
-        """How many stored tensors the larger side is made of."""
+        """The number of stored tensors of the side that has more."""
         return max(0 if side is None else len(side.stored) for side in (self.a, self.b))
 
     @property
     def nbytes(self) -> int:
-        """Bytes that the larger side is stored in, without companions."""
+        """Stored bytes of the larger side, without companions of packed weights."""
         return max(
             0 if side is None else sum(tensor.info.nbytes for tensor in side.stored)
             for side in (self.a, self.b)
         )
 
     def drop(self) -> None:
-        """Release the mapped pages of both sides: mapped pages count as resident memory."""
+        """Release the mapped pages of both sides, which count as resident memory."""
         for side in (self.a, self.b):
             if side is not None:
                 side.drop()
 
     @property
     def spellings(self) -> tuple[str, ...]:
-        """Every name a user may mean this pair by."""
+        """Every name that a user may use for this pair: role key and stored names."""
         names = [self.key]
         for side in (self.a, self.b):
             names += () if side is None else side.names
@@ -63,10 +66,10 @@ class TensorPair:
 
 
 def numbered_pairs(pairs: Sequence[TensorPair]) -> Iterator[tuple[int, TensorPair]]:
-    """Yield every pair with its number from 1; the next ones are announced.
+    """Yield (number from 1, pair) of every pair; the next ones are announced to the reader.
 
-    Each is announced when it comes near, and again when it is next: a read elsewhere made the file
-    forget it.
+    Each is announced when it comes near, and again when it is next, as a read elsewhere makes the
+    file forget it.
     """
     told, nbytes, tensors = 0, 0, 0
     for number, pair in enumerate(pairs, 1):
@@ -86,7 +89,7 @@ def numbered_pairs(pairs: Sequence[TensorPair]) -> Iterator[tuple[int, TensorPai
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """The pairs, whether roles or plain names paired them, and remarks on the way."""
+    """The pairs, whether they were paired by role, remarks, and relations between the sides."""
 
     pairs: tuple[TensorPair, ...]
     by_role: bool
@@ -95,7 +98,7 @@ class Alignment:
 
 
 def align(a: Model, b: Model) -> Alignment:
-    """Pair two models by role where both architectures are known, else by stored name."""
+    """Return the pairs of two models: by role where both are known, else by stored name."""
     try:
         roles_a, roles_b = a.roles, b.roles
     except ArchError as error:
@@ -119,10 +122,10 @@ def align(a: Model, b: Model) -> Alignment:
 def _with_stored_shapes(
     pairs: list[TensorPair], a: Model, b: Model
 ) -> tuple[list[TensorPair], frozenset[str]]:
-    """Return the pairs with a side's turned weights as stored where only their shapes are turned.
+    """Return (pairs, sides) with exchanged axes undone where only the shapes were exchanged.
 
-    The shapes of one file do not tell that from turned values: equal bytes on both sides do. The
-    second item are the sides, "a" or "b", of which this is so.
+    The shapes of one file do not tell that from exchanged values: equal bytes on both sides do.
+    `sides` are those, "a" or "b", of which this is so.
     """
     found: set[str] = set()
     for side, model in (("a", a), ("b", b)):
@@ -140,12 +143,12 @@ def _with_stored_shapes(
 
 
 def _replace_side(pair: TensorPair, side: str, view: View) -> TensorPair:
-    """Return a pair with another view of one side."""
+    """Return the pair with `view` as its side "a" or "b"."""
     return replace(pair, a=view) if side == "a" else replace(pair, b=view)
 
 
 def _is_same_tensor(pair: TensorPair) -> bool:
-    """Say whether both sides of a pair are one stored tensor of the same bytes."""
+    """Return whether both sides are one stored tensor each, of the same bytes."""
     sides = [side for side in (pair.a, pair.b) if side is not None and len(side.stored) == 1]
     if len(sides) != 2 or any(side.stored[0].parts for side in sides):
         return False
@@ -156,9 +159,10 @@ def _is_same_tensor(pair: TensorPair) -> bool:
 def _pair_by_name(
     a: Model, b: Model, names_a: Sequence[str], names_b: Sequence[str]
 ) -> tuple[list[TensorPair], tuple[SideRelation, ...]]:
-    """Pair tensors by the names they are read under, a tower's in either of its two layouts.
+    """Return (pairs, relations) of tensors paired by name, a tower's in either layout.
 
-    Where nearly all names of both sides differ by one prefix, they are paired without it.
+    Where nearly all names of both sides differ by one prefix, they are paired without it, and a
+    relation says so.
     """
     here, there = _names_for_pairing(a, names_a), _names_for_pairing(b, names_b)
     alone = [name for name in there if name not in here]
@@ -179,7 +183,7 @@ def _pair_by_name(
 
 
 def _names_for_pairing(model: Model, names: Sequence[str]) -> dict[str, str]:
-    """Return the names that tensors of no role are paired by -> as stored."""
+    """Return {name used for pairing: stored name} of tensors without a role."""
     rules = [rule.function for rule in _rename_rules(model)]
     found: dict[str, str] = {}
     for stored in names:
@@ -198,7 +202,7 @@ def _rename_rules(model: Model) -> Sequence[Rename]:
 
 
 def _one_sided_relations(a: Model, b: Model) -> tuple[SideRelation, ...]:
-    """Return the relations under which one side is read and the other is not."""
+    """Return the relations under which only one of the two models is read."""
     same = {(one.kind, one.rules, one.where) for one in a.relations}
     same &= {(one.kind, one.rules, one.where) for one in b.relations}
     return tuple(
@@ -210,7 +214,7 @@ def _one_sided_relations(a: Model, b: Model) -> tuple[SideRelation, ...]:
 
 
 def _pair_tied_head(pair: TensorPair, a: Model, b: Model) -> TensorPair:
-    """Pair a head stored on one side only with the other side's tied embedding."""
+    """Return the pair; a head stored on one side is paired with the other's tied embedding."""
     if pair.key != "output.weight" or (pair.a is None) == (pair.b is None):
         return pair
     embedding_a, embedding_b = a.roles.get("token_embd.weight"), b.roles.get("token_embd.weight")
@@ -222,6 +226,6 @@ def _pair_tied_head(pair: TensorPair, a: Model, b: Model) -> TensorPair:
 
 
 def _tensors_without_role(model: Model) -> Sequence[str]:
-    """Return stored tensors of no role, less those that only restate hyperparameters."""
+    """Return stored names without a role, except tensors that repeat hyperparameters."""
     derived = {row.name(model.style or "") for row in model.spec.derived}
     return [name for name in model.resolution.unbound if name not in derived]

@@ -1,17 +1,17 @@
-"""How far a quantized value may be from its source: one step of its codec, or what is usual.
+"""Tolerances of quantized values: steps of the encoding, and errors measured in such steps.
 
 A step is the distance between neighbouring representable values, the largest of the block's (of
-the 256-element superblock's, for K-quants). Measured on clean files without an importance matrix:
-no element is further than one step from its source, while one moved weight is 2.7 steps off and
-more; half a step of an element's own sub-block is the wrong bound.
+the 256-element superblock's, for K-quants). Measured on clean files without an importance
+matrix: no element is further than one step from its source, while one moved weight is 2.7 steps
+off and more; half a step of an element's own sub-block is the wrong bound.
 
-Where the values that a weight could have had are known (`codecs.lattice`), its errors are measured
-in its own steps. Rounding to the nearest gives half a step at most. GPTQ makes up for the error of
-each column in those after it, so that values end up further away; measured on normal and heavy
-tails, 2 to 8 bits, with and without order of activation: root mean square 0.28 to 0.42 steps, up to
-2.3 % beyond one step, mean within 0.02, any 32 neighbours within 0.4 in the mean. AWQ and searches
-for the mean square clip: what lies beyond the ends of its group may be any distance away.
-A zero point off by one is 1 in the mean; a wrong scale is a slope.
+Where the values that a weight could have had are known (`codecs.lattice`), its errors are
+measured in its own steps. Rounding to the nearest gives half a step at most. GPTQ makes up for
+the error of each column in those after it, so that values end up further away; measured on
+normal and heavy tails, 2 to 8 bits, with and without order of activation: root mean square 0.28
+to 0.42 steps, up to 2.3 % beyond one step, mean within 0.02, any 32 neighbours within 0.4 in
+the mean. AWQ and searches for the mean square clip: what lies beyond the ends of its group may
+be any distance away. A zero point off by one is 1 in the mean; a wrong scale is a slope.
 """
 
 from collections.abc import Mapping
@@ -51,9 +51,9 @@ def steps(
 ) -> "Array | None":
     """Return the steps of a part of `count` elements (float32), or None where none is known.
 
-    With `columns`, the elements of a row, a part that is whole blocks is cut from the bytes: the
-    steps of a chunk would leave the cache. `row_bytes` is given where rows may end in a padded
-    block, whose rest is no element.
+    `parts` are the stored bytes of a weight by suffix. With `columns`, the elements of a row, a
+    part that is whole blocks is cut from the bytes: the steps of a chunk would leave the cache.
+    `row_bytes` is given where rows may end in a padded block, whose rest is no element.
     """
     if encoding not in CODECS:
         return None
@@ -83,12 +83,12 @@ MOST_ENDS = 0.75  # share of values that may be clipped: of one sign and a size,
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """Errors of a copy in steps of its own lattice, without what was clipped.
+    """Errors of a quantized copy in steps of its lattice, clipped values left out.
 
-    `near` and `beyond` are shares within NEAR and beyond 1; `slope` is the share of the copy's
-    values that the errors repeat; `slope_limit` what rounding alone may make of it. `run_mean` and
-    `run_rms` are the largest of RUN neighbours; `relative` is the relative L2 distance,
-    `ends` the share of what was clipped.
+    `near` and `beyond` are the shares of values within NEAR steps and beyond one. `mean` and `rms`
+    are of all errors, `run_mean` and `run_rms` the largest of RUN neighbours. `slope` is the share
+    of the copy's values that the errors repeat, `slope_limit` what rounding alone may make of it.
+    `relative` is the relative L2 distance, `ends` the share of clipped values.
     """
 
     count: int
@@ -106,7 +106,7 @@ class Fit:
 
     @property
     def how(self) -> str:
-        """Name what made such errors, "" for errors that no quantizer makes."""
+        """What made such errors, in words; "" for errors that no quantizer makes."""
         if self.ends > MOST_ENDS:
             return ""  # nothing is left to judge: a copy whose codes are lost has ends alone
         steady = abs(self.slope) <= self.slope_limit
@@ -121,7 +121,7 @@ class Fit:
         return "rounded with the errors made up for, as GPTQ does" if few else ""
 
     def says(self) -> str:
-        """Say the numbers."""
+        """Return the numbers of the fit in words."""
         return (
             f"errors in its own steps: root mean square {self.rms:.2g}, mean {self.mean:+.2g}, "
             f"largest {self.largest:.3g}, {100 * self.beyond:.2g} % beyond one"
@@ -129,7 +129,11 @@ class Fit:
 
 
 def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
-    """Return the errors of a copy `y` of `x` (both [..., columns]), whose lattice is given."""
+    """Return the errors of a quantized copy `y` of `x`, in steps of the copy's lattice.
+
+    Both are [..., columns].
+    """
+    # Errors in steps; without a step only equal values have none.
     columns = x.shape[-1] if x.ndim > 1 else x.size
     x, y = (np.asarray(v, np.float64).reshape(-1, columns) for v in (x, y))
     step, low, high = (np.asarray(v, np.float64).reshape(x.shape) for v in lattice)
@@ -138,9 +142,11 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     with np.errstate(all="ignore"):
         error = np.where(delta == 0, 0.0, delta / step)
     error = np.where(np.isfinite(error), error, np.inf)
+    # Values beyond the ends of their group were clipped: they do not count.
     reach = CLIPPED * np.maximum(np.abs(low), np.abs(high))
     clipped = ((y >= high - step / 4) & (delta < 0)) | ((y <= low + step / 4) & (delta > 0))
     error[clipped & (np.abs(x) <= reach)] = 0.0
+    # Shares and moments of what is left, and the systematic part (slope).
     inner = ~clipped & np.isfinite(error)
     size, many = np.abs(error), max(int(inner.sum()), 1)
     finite = np.where(np.isfinite(error), error, 1e6)
@@ -167,7 +173,7 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
 
 
 def _worst_runs(error: "Array") -> tuple[float, float]:
-    """Return the largest mean and root mean square of RUN neighbours of a row."""
+    """Return the largest (mean, root mean square) of RUN neighbours in a row of errors."""
     whole = error.shape[1] // RUN * RUN
     if not whole or not error.size:
         return 0.0, 0.0

@@ -1,4 +1,4 @@
-"""Where bytes of a tensor are: rows, experts, the offset in the file and its alignment."""
+"""Describes byte ranges of a tensor: rows, experts, file offset and alignment."""
 
 from aprfmt.measure.row_reader import RowReader
 
@@ -11,7 +11,10 @@ def common_alignment(start: int, stop: int) -> int:
 
 
 def range_in_file(side: RowReader, start: int, stop: int) -> tuple[str, int, int] | None:
-    """Return the stored name and the range in the file; None if the bytes stand in several runs."""
+    """Return (stored name, file offset of the first byte, of the byte after the last).
+
+    None if the bytes are in several places. `start` and `stop` count in the logical tensor.
+    """
     first, begin = side.bytes.locate(start)
     last, end = side.bytes.locate(stop - 1)
     if first is not last or end - begin != stop - 1 - start:
@@ -21,7 +24,7 @@ def range_in_file(side: RowReader, start: int, stop: int) -> tuple[str, int, int
 
 
 def range_text(side: RowReader, start: int, stop: int) -> str:
-    """Return a range of bytes of the logical tensor in words: where in the file, which rows."""
+    """Return a byte range of the logical tensor in words: where in the file, which rows."""
     found = range_in_file(side, start, stop)
     if found is None:
         where = f"bytes {start} to {stop - 1} of {side.name}"
@@ -35,7 +38,7 @@ def range_text(side: RowReader, start: int, stop: int) -> str:
 
 
 def units_text(side: RowReader, start: int, stop: int) -> str:
-    """Return the rows a range touches, or the experts it is; "" for a vector."""
+    """Return the rows that a range touches, or the experts that it is; "" for a vector."""
     size = side.row_bytes
     if side.columns == 1 or not size:
         return ""
@@ -49,5 +52,5 @@ def units_text(side: RowReader, start: int, stop: int) -> str:
 
 
 def numbered_text(one: str, start: int, stop: int) -> str:
-    """Return `row 3` or `rows 3-9`."""
+    """Return `row 3` or `rows 3-9` for [start, stop); `one` is the word."""
     return f"{one} {start}" if stop - start == 1 else f"{one}s {start}-{stop - 1}"

@@ -1,4 +1,4 @@
-"""Where two tensors differ, as a small grid: one number for every block of rows and columns."""
+"""An image of where two tensors differ: one number per block of rows and columns."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -21,15 +21,16 @@ WINDOW = 1 << 20  # elements decoded at a time
 
 
 def image_of(a: View, b: View, key: str) -> DifferenceImage | None:
-    """Return the image of a pair of one shape, None for an empty one.
+    """Return the image of two tensors of one shape; None if shapes differ or are empty.
 
     A cell's number is the root mean square of a - b in it over that of all of `a`; it is infinite
-    where one side alone is not finite. A vector is wrapped into rows. Where an encoding has blocks,
+    where only one side is not finite. A vector is wrapped into rows. Where an encoding has blocks,
     a cell holds whole blocks or an equal share of one.
     """
     left, right = RowReader(a), RowReader(b)
     if a.shape != b.shape or not left.size:
         return None
+    # The size of a cell: whole blocks of the encodings, at most ROWS x COLUMNS cells.
     rows, columns = left.rows, left.columns
     if columns == 1:
         columns = min(COLUMNS, -(-rows // 8))
@@ -40,6 +41,7 @@ def image_of(a: View, b: View, key: str) -> DifferenceImage | None:
         width = _fitting_width(width, block)
     height = -(-rows // ROWS)
     across, down = -(-columns // width), -(-rows // height)
+    # Sum squares per cell, some rows of cells at a time.
     sums, norm = np.zeros((down, across)), 0.0
     of_a, of_b = np.zeros((down, across)), np.zeros((down, across))
     wild = np.zeros((down, across), bool)
@@ -58,6 +60,7 @@ def image_of(a: View, b: View, key: str) -> DifferenceImage | None:
         for into, part in ((sums, square), (of_a, of_x), (of_b, of_y), (wild, ~same & ~finite)):
             part_cells = _sum_cells(part, height, width, across)
             into[at : at + len(part_cells)] = into[at : at + len(part_cells)] + part_cells
+    # Root mean squares relative to that of all of `a`.
     size = (norm / left.size) ** 0.5 or 1.0
     found = np.sqrt(sums / (height * width)) / size
     found[wild] = np.inf
@@ -69,14 +72,14 @@ def image_of(a: View, b: View, key: str) -> DifferenceImage | None:
 
 
 def _fitting_width(width: int, block: int) -> int:
-    """Return the smallest width from `width` on that is a multiple or a divisor of a block."""
+    """Return the smallest width >= `width` that is a multiple or a divisor of `block`."""
     if width >= block:
         return -(-width // block) * block
     return next(w for w in range(width, block + 1) if block % w == 0)
 
 
 def _row_window(side: RowReader, start: int, stop: int, columns: int) -> "Array":
-    """Return rows [start, stop) of the image's [rows, columns], a vector's end padded with 0."""
+    """Return rows [start, stop) of the image's [rows, columns]; a vector is padded with 0."""
     if side.columns > 1 or columns == 1:
         return side.take(np.arange(start, stop))
     low, high = start * columns, min(stop * columns, side.rows)
@@ -86,7 +89,10 @@ def _row_window(side: RowReader, start: int, stop: int, columns: int) -> "Array"
 
 
 def _sum_cells(values: "Array", height: int, width: int, across: int) -> "Array":
-    """Sum [n, columns] over cells of [height, width], the last ones padded with 0."""
+    """Return the sums of [n, columns] over cells of [height, width], edges padded with 0.
+
+    The result is [n / height rounded up, across].
+    """
     down = -(-values.shape[0] // height)
     padded = np.zeros((down * height, across * width), values.dtype)
     padded[: values.shape[0], : values.shape[1]] = values
@@ -97,7 +103,7 @@ def _sum_cells(values: "Array", height: int, width: int, across: int) -> "Array"
 def difference_images(
     pairs: Sequence[TensorPair], tensors: Sequence[TensorDiff], count: int
 ) -> tuple[DifferenceImage, ...]:
-    """Return images of the worst tensors that differ, one of each finding before a second."""
+    """Return images of up to `count` worst tensors, one for each finding before a second."""
     order = sorted(
         (row for row in tensors if row.verdict in ("DIFFERENT", "WITHIN")),
         key=lambda row: (row.verdict != "DIFFERENT", -(row.stats.rel_l2 if row.stats else 0.0)),

@@ -1,4 +1,4 @@
-"""How far two values of one capture point are apart, and which of them are NaN or infinite."""
+"""Distances of two values of one capture point, with NaN and infinities counted."""
 
 import math
 from dataclasses import dataclass
@@ -16,9 +16,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PointDistance:
-    """Distances of two values of a point: over what is finite, infinite where one side is not.
+    """Distances of two values of a point; infinite where only one side is not finite.
 
-    `finite` is the relative distance of all that is finite on both sides.
+    `rel` is relative L2, `finite` the same over what is finite on both sides. `largest` is the
+    largest absolute difference, `at` its index. `rms` is that of the reference. `bits`: all equal.
     """
 
     rel: float
@@ -34,9 +35,10 @@ class PointDistance:
 def measure_values(
     x: "Array", y: "Array", chosen: "Array", places: "Array", shape: tuple[int, ...]
 ) -> PointDistance:
-    """Measure flat float64 values; y is the reference.
+    """Return the distances of flat float64 values; y is the reference.
 
-    Those count that are `chosen` (bool, one each), which stand at `places`.
+    Only values that are `chosen` (bool array) count; `places` are their indices. `shape` is that
+    of the point, for indices in the result.
     """
     odd = Census()
     with np.errstate(invalid="ignore", over="ignore"):
@@ -84,7 +86,7 @@ def rel_l2(actual: ArrayLike, reference: ArrayLike) -> float:
 
 
 def relative_share(distance: float, norm: float) -> float:
-    """Return distance / norm: 0 where nothing differs, infinite of nothing and beyond float64."""
+    """Return distance / norm; 0 for no distance, infinite for a norm of zero or infinity."""
     if distance == 0:
         return 0.0
     return distance / norm if 0 < norm < math.inf else math.inf

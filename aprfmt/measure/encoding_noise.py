@@ -1,4 +1,4 @@
-"""How far encodings of the same values may differ: relative L2, and the step of a float type."""
+"""How much error storing values in an encoding may make."""
 
 import math
 from typing import TYPE_CHECKING
@@ -19,7 +19,7 @@ UNIT = {
 
 
 def storage_noise(encoding: str) -> float:
-    """Return the largest relative L2 error of storing values in an encoding.
+    """Return the largest relative L2 error of storing values in an encoding (or "A+B").
 
     For quantized encodings it is the measured error of heavy-tailed weights, with slack; without a
     measurement, that of a uniform quantizer with as many bits.
@@ -39,7 +39,7 @@ def storage_noise(encoding: str) -> float:
 
 
 def pair_noise(a: str, b: str, *, moved: bool = True) -> float:
-    """Return the distance up to which values of two encodings count as equal.
+    """Return the relative L2 up to which values in two encodings count as equal.
 
     `moved` values keep their bits, so values of the same encoding must be exactly equal; computed
     values are rounded once more.
@@ -57,10 +57,7 @@ SMALLEST = {
 
 
 def spacing(values: "NDArray[np.float64]", encoding: str) -> "NDArray[np.float64]":
-    """Return the distance of neighbouring numbers of a float type around each value (one ulp).
-
-    `encoding` is one of UNIT.
-    """
+    """Return one unit in the last place of a float type at each value; `encoding` is in UNIT."""
     exponent = np.frexp(values)[1] + round(math.log2(UNIT[encoding]))
     found: NDArray[np.float64] = np.ldexp(1.0, np.maximum(exponent, SMALLEST[encoding]))
     return found

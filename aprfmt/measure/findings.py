@@ -1,8 +1,4 @@
-"""The one record of something found: a cause, its places, and how sure it is.
-
-Hypotheses about a pair of tensors, comparisons and passes make them, `diff` and `diagnose` collect
-them, and `named_causes` gives them to the outside.
-"""
+"""The Finding record: a cause, where it was found, and how certain it is."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +14,7 @@ Exercised = Literal["", "shows", "below_rounding", "not_exercised"]
 
 
 class PairCause(TypedDict):
-    """What `diff` gives of one tensor: why its two sides differ."""
+    """The JSON that `diff` gives for one tensor: why its two sides differ."""
 
     cause: str
     where: tuple[str, ...]
@@ -36,11 +32,11 @@ class Finding:
 
     `cause` is a name of CAUSES, "" if none fits. `where` are tensor names, config keys or
     operations; `first` is the first capture point that shows it, "" if no pass was needed.
-    `confirmed` says that it accounts for all that was seen there, so that nothing else is looked
-    for; how sure it is `certainty` says, which follows from `proof` alone: what was done to show
-    it, None where it was only seen or measured. Residuals are relative L2 distances (`of` says of
+    `confirmed` says that it accounts for all that was seen there, so that nothing else is searched
+    for; the `certainty` follows from `proof` alone: what was done to show it, None where it was
+    only seen or measured. Residuals are relative L2 distances (`of` says of
     what) before and after removing the cause: of two tensors ||a-b|| / max(||a||, ||b||), infinite
-    where a NaN or infinity stands on one side only; the second is None where nothing was
+    where a NaN or infinity is on one side only; the second is None where nothing was
     transformed. `values` are the solved values. `side` is the side that departs from the model, ""
     if it is not known which side is right. `also` are causes that explain it equally well. `after`:
     if there is no explanation, the last points that agree before `first`. `counted`: the residuals
@@ -77,7 +73,7 @@ class Finding:
 
     @property
     def certainty(self) -> Certainty:
-        """How sure it is: located, explained or confirmed."""
+        """How certain it is: located, explained or confirmed."""
         found = certainty_of(self.proof)
         if found == "confirmed" and not self.confirmed:
             return "located"  # passes or other values say otherwise
@@ -86,18 +82,18 @@ class Finding:
 
     @property
     def share(self) -> float | None:
-        """The share of what it speaks of that the stated change gives, None where none was made."""
+        """The share of the affected items that the stated change reproduces; None if not tried."""
         return None if self.proof is None else self.proof.share
 
     @property
     def reached(self) -> Certainty | None:
-        """What was done to show it, None where `confirmed` says it."""
+        """The certainty by the proof alone; None where `confirmed` already says it."""
         found = certainty_of(self.proof)
         bare = found == "located" and not self.confirmed
         return None if found == "confirmed" or bare else found
 
     def named(self, stored: Mapping[str, tuple[str, ...]]) -> NamedCause:
-        """Return it as the record for the outside; `stored` are the file's names of its places."""
+        """Return the finding as a NamedCause; `stored` are the file's names of its places."""
         effect = Effect(None if self.counted else self.residual_before, self.kl_before)
         return name_cause(
             self.cause,
@@ -113,20 +109,23 @@ class Finding:
 
     @property
     def confidence(self) -> Confidence:
-        """Confirmed if applying it removes the difference, ambiguous if others do so too."""
+        """How certain it is in one word: "confirmed", "ambiguous" or "unconfirmed".
+
+        Ambiguous if other causes explain it as well.
+        """
         if not self.confirmed:
             return "unconfirmed"
         return "ambiguous" if self.also else "confirmed"
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data, as `diagnose` gives it."""
+        """Return plain data for `diagnose`."""
         rest = asdict(replace(self, proof=None))
         del rest["proof"], rest["evidence"]
         rest |= {"reached": self.reached, "share": self.share}
         return {**rest, "confidence": self.confidence, "certainty": self.certainty}
 
     def of_tensors(self) -> dict[str, Any]:
-        """Return plain data as `diff` gives it: what tensors show, and how sure it is."""
+        """Return plain data for `diff`: the cause of some tensors, and how certain it is."""
         return {
             "cause": self.cause,
             "text": self.says,
@@ -138,7 +137,7 @@ class Finding:
         }
 
     def of_pair(self) -> PairCause:
-        """Return plain data as `diff` gives it of one tensor: why its two sides differ."""
+        """Return plain data for `diff` of one tensor: why its two sides differ."""
         return {
             "cause": self.cause,
             "where": self.where,

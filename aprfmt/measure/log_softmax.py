@@ -1,9 +1,9 @@
-"""Rows of logits that an engine gave as log-probabilities: logits less one number for each row.
+"""Compares logits with log-probabilities, which are logits less one number per row.
 
-A server returns `log_softmax(logits)`. What it subtracted is not known, so such rows are compared
-with logits up to a constant for each row. Distances are relative to the log-probabilities, by whose
-size they were rounded. Normalising the other side too would not do: its sum moves with the rounding
-of its largest value, and all of the row with it.
+A server returns `log_softmax(logits)`. What it subtracted is not known, so such rows are
+compared with logits up to a constant for each row. Distances are relative to the
+log-probabilities, by whose size they were rounded. Normalising the other side too would not do:
+its sum moves with the rounding of its largest value, and all of the row with it.
 """
 
 import numpy as np
@@ -16,7 +16,7 @@ NOTE = "log-probabilities: compared up to a constant for each row"
 
 
 def is_log_softmax(values: NDArray[np.generic]) -> bool:
-    """Return whether the exponentials of every row [..., vocabulary] add to 1."""
+    """Return whether the exponentials of every row of [..., vocabulary] add up to 1."""
     rows = np.asarray(values)
     if rows.ndim < 2 or rows.shape[-1] < 2 or not rows.size or rows.dtype.kind != "f":
         return False
@@ -36,7 +36,7 @@ def is_log_softmax(values: NDArray[np.generic]) -> bool:
 def shift_logits_onto(
     logits: NDArray[np.generic], log_probabilities: NDArray[np.generic]
 ) -> NDArray[np.float64]:
-    """Return rows of logits, each moved by a constant to the mean of its log-probabilities.
+    """Return logits, each row shifted by a constant to the mean of its log-probabilities.
 
     Both are [..., vocabulary] of one shape; the means are over what is finite on both sides.
     """

@@ -1,8 +1,8 @@
-"""Log-probabilities of two runs of the same tokens, as one table by position.
+"""Compares the log-probabilities that two runs give for the same tokens, by position.
 
 A side has for each position the log-probabilities of some tokens, or of all. They are compared
-where both have them, after normalising: a row of logits is less its log-sum-exp, a row that adds
-to 1 already is taken as it is.
+where both have them, after normalising: a row of logits is reduced by its log-sum-exp, a row
+that adds up to 1 already is taken unchanged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,10 +23,10 @@ LEAST = -9999.0  # what vLLM writes for minus infinity
 
 @dataclass(frozen=True)
 class Logprobs:
-    """Log-probabilities by position: of the token behind position p, given those up to it.
+    """Log-probabilities of some tokens: at position p of the token after p, given those up to p.
 
-    `ids` are all tokens. `rows` maps a position to the log-probabilities of tokens. `full` says
-    that a row has all tokens of the vocabulary.
+    `ids` are all tokens of the text. `rows` maps a position to {token: log-probability}. `full`: a
+    row has all tokens of the vocabulary. `whose` names the side.
     """
 
     ids: tuple[int, ...]
@@ -37,12 +37,12 @@ class Logprobs:
 
 @dataclass(frozen=True, slots=True)
 class LogprobRow:
-    """One position: the token behind it, both sides' log-probabilities, and their distance.
+    """One position: the token after it, both sides' log-probabilities, and their distance.
 
     `difference` is this side less the reference. `largest` is the largest difference of any shared
     token. `rms` is the root mean square of all, in units of what an error as large as the spread of
-    the logits makes of them. `kl` is the divergence KL(reference || this side) in nats over the
-    shared tokens, what is left of each row being one more.
+    the logits makes of them. `kl` is KL(reference || this side) in nats over the shared tokens; the
+    rest of each row counts as one more token.
     """
 
     position: int
@@ -58,7 +58,7 @@ class LogprobRow:
 
 @dataclass(frozen=True)
 class LogprobTable:
-    """All positions that both sides have, and what they come to."""
+    """The positions that both sides have, and their distance; `only_*` count the others."""
 
     rows: tuple[LogprobRow, ...]
     scaled: float  # root mean square of all differences in the units of a row's `rms`
@@ -69,12 +69,12 @@ class LogprobTable:
 
     @property
     def compared(self) -> int:
-        """How many positions have a token on both sides."""
+        """The number of positions with a token on both sides."""
         return len(self.rows)
 
     @property
     def worst(self) -> LogprobRow | None:
-        """The position with the largest difference."""
+        """The position with the largest difference; None without positions."""
         return max(self.rows, key=lambda row: row.largest, default=None)
 
     @property
@@ -84,12 +84,12 @@ class LogprobTable:
 
     @property
     def first(self) -> LogprobRow | None:
-        """The first position whose own differences are beyond what a single row may have."""
+        """The first position whose differences exceed what a single row may have, or None."""
         bound = _ONE_ROW * self.tolerance.rel_l2
         return next((row for row in self.rows if not row.rms <= bound), None)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the table and its summary."""
+        """Return plain data: the summary, and the positions."""
         told = [row.difference for row in self.rows if row.difference is not None]
         kl = [row.kl for row in self.rows]
         return {
@@ -111,12 +111,12 @@ class LogprobTable:
 
 
 def of_logits(ids: Sequence[int], logits: Numbers, positions: Sequence[int], whose: str) -> "Rows":
-    """Return rows of logits [positions, vocabulary] as log-probabilities."""
+    """Return logits [positions, vocabulary] as rows of log-probabilities."""
     return Rows(tuple(ids), normalised(logits), tuple(positions), whose)
 
 
 def normalised(logits: Numbers) -> Numbers:
-    """Return rows less their log-sum-exp, in float64; rows that add to 1 already as they are."""
+    """Return logits less their log-sum-exp (float64); rows that add up to 1 are unchanged."""
     wide = np.asarray(logits, np.float64)
     if is_log_softmax(np.asarray(logits)):
         return wide
@@ -127,7 +127,7 @@ def normalised(logits: Numbers) -> Numbers:
 
 @dataclass(frozen=True)
 class Rows:
-    """Whole rows of log-probabilities, [positions, vocabulary]."""
+    """Log-probabilities of all tokens, [positions, vocabulary]; `whose` names the side."""
 
     ids: tuple[int, ...]
     values: Numbers
@@ -139,7 +139,7 @@ Side = Logprobs | Rows
 
 
 def _row(side: Side, position: int, tokens: Sequence[int] | None) -> dict[int, float]:
-    """Return a side's log-probabilities at a position: of these tokens, or those it lists."""
+    """Return {token: log-probability} at a position: of `tokens`, or of all that are listed."""
     if isinstance(side, Logprobs):
         held = side.rows[position]
         return dict(held) if tokens is None else {one: held[one] for one in tokens if one in held}
@@ -149,7 +149,11 @@ def _row(side: Side, position: int, tokens: Sequence[int] | None) -> dict[int, f
 
 
 def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> LogprobTable:
-    """Return the table of the positions that both sides have."""
+    """Return the table of distances at the positions that both sides have.
+
+    `tolerance` is that of the logits: differences are scaled to what an error of every logit makes.
+    """
+    # The positions of both, and the size of logits by which errors are scaled.
     mine = list(here.rows) if isinstance(here, Logprobs) else list(here.positions)
     theirs = list(reference.rows) if isinstance(reference, Logprobs) else list(reference.positions)
     both = sorted(set(mine) & set(theirs))
@@ -163,6 +167,7 @@ def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> Logpr
         if not shared:
             continue
         a, b = np.array([x[one] for one in shared]), np.array([y[one] for one in shared])
+        # Differences count where both are finite; equal infinities are no difference.
         finite = np.isfinite(a) & np.isfinite(b) & (a > LEAST) & (b > LEAST)
         alike = (a == b) | (np.minimum(a, LEAST) == np.minimum(b, LEAST))
         apart = np.where(finite, np.abs(a - b), np.where(alike, 0.0, np.inf))
@@ -198,9 +203,9 @@ def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> Logpr
 
 
 def _spread(here: Side, reference: Side, positions: Sequence[int]) -> float:
-    """Return the deviation of a row of logits, by whose size they were rounded.
+    """Return the standard deviation of the logits in a row, by which they were rounded.
 
-    Of two sides that list some tokens only, that of these; 1 nat at least.
+    For two sides that list some tokens only, that of the listed values, at least 1 nat.
     """
     full = next((side for side in (reference, here) if isinstance(side, Rows)), None)
     if full is not None:
@@ -213,7 +218,7 @@ def _spread(here: Side, reference: Side, positions: Sequence[int]) -> float:
 
 
 def divergence(p: Numbers, q: Numbers) -> float:
-    """Return KL(p || q) in nats of some tokens' log-probabilities; the rest counts as one more."""
+    """Return KL(p || q) in nats of some tokens' log-probabilities; the rest counts as one token."""
     x, y = np.exp(p), np.exp(q)
     rest = max(0.0, 1.0 - float(x.sum())), max(0.0, 1.0 - float(y.sum()))
     found = float(np.sum(x * (p - q)))

@@ -1,4 +1,4 @@
-"""One record of a cause for the outside: what `diff` and `diagnose` print and give as JSON."""
+"""The NamedCause record, which `diff` and `diagnose` print and give as JSON, and its remedy."""
 
 import json
 import math
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 MENDS = ("aprfmt convert ", "aprfmt quantize ", "aprfmt set ", "aprfmt repair ", "mv ")
 NAMED = 2  # places in a line; JSON has all
 _RELATED = 0.2  # correlation of the values from which two tables belong together
-_ROWS = 512  # rows of them that are looked at
+_ROWS = 512  # rows of them that are read
 
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """How far apart the two are: by relative L2, and by KL of the next token in nats.
+    """How far apart the two sides are: relative L2, and KL of the next token in nats.
 
     Of logits where passes were made, else of stored values; None where it was not measured.
     """
@@ -41,14 +41,14 @@ class Effect:
 
     @property
     def says(self) -> str:
-        """The effect in words, "" where it was not measured."""
+        """The effect in words; "" where it was not measured."""
         words = [] if self.rel_l2 is None else [f"{self.rel_l2:.3g} apart"]
         return ", ".join([*words, *([] if self.kl is None else [f"KL {self.kl:.3g}"])])
 
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """The command that mends B, filled in."""
+    """The command that repairs B, filled in."""
 
     command: str
 
@@ -57,9 +57,9 @@ class Remedy:
 class NamedCause:
     """A cause with all its places in the file's own names.
 
-    `where` are stored names, keys of the file, or capture points, `roles` our names of the same
-    things. `share` is that of the elements which the stated change gives, None where none was
-    made. `remedy` is None where no command mends B.
+    `where` are stored names, keys of the file, or capture points, `roles` aprfmt's names of the
+    same things. `share` is the share of elements that the stated change reproduces, None where
+    none was made. `remedy` is None where no command repairs B.
     """
 
     cause: str
@@ -72,7 +72,7 @@ class NamedCause:
     remedy: Remedy | None
 
     def place(self, most: int = NAMED) -> str:
-        """Return where it is: the first names, with our own behind them, and the count."""
+        """Return the first `most` places, the first with its role, and how many more there are."""
         shown = list(self.where[:most])
         if shown and self.roles and self.roles[0] != shown[0]:
             shown[0] += f" ({self.roles[0]})"
@@ -81,7 +81,7 @@ class NamedCause:
 
     @property
     def sure(self) -> str:
-        """The level of evidence in words, with the share of values that it gives if not all."""
+        """The certainty in words, with the share of values that come out if not all."""
         return self.level + share_text(self.share)
 
     def to_json(self) -> dict[str, Any]:
@@ -90,7 +90,7 @@ class NamedCause:
 
 
 def share_text(share: float | None) -> str:
-    """Return the share of values that a change gives as the end of a phrase, "" where all or none.
+    """Return ", 98.5 % of the values come out"; "" for None or for all.
 
     Rounded down: only all of them are 100 %.
     """
@@ -111,10 +111,10 @@ def name_cause(
     command: str = "",
     detail: str = "",
 ) -> NamedCause:
-    """Return the record of a cause; `stored` are the file's own names of each of its `roles`.
+    """Return the NamedCause; `stored` are the file's own names of each of its `roles`.
 
-    A place without a stored name (an operation, a capture point) is its own. `command` is the
-    remedy if it writes a model; one that only looks closer is none.
+    A place without a stored name (an operation, a capture point) keeps its name. `command` is the
+    remedy if it writes a model; one that only compares more is none.
     """
     assert level in CERTAINTIES
     keys = tuple(dict.fromkeys(roles))
@@ -130,9 +130,9 @@ def name_cause(
 
 
 def in_own_names(says: str, keys: Sequence[str], stored: Mapping[str, Sequence[str]]) -> str:
-    """Return a sentence with the file's name of each role it speaks of before our own.
+    """Return a sentence with the file's own name put before the first use of each role.
 
-    A place of several tensors stays as it is: it says layers, not names.
+    A place of several tensors is left unchanged: it names layers, not tensors.
     """
     if len(keys) == 1 and says.startswith(f"{short_keys(keys)} - "):
         says = keys[0] + says.removeprefix(short_keys(keys))
@@ -146,7 +146,7 @@ def in_own_names(says: str, keys: Sequence[str], stored: Mapping[str, Sequence[s
 
 
 def short_keys(keys: Iterable[str]) -> str:
-    """Return keys in short form: each role with its layers as ranges."""
+    """Return role keys in short form: each role with its layers as ranges."""
     roles: dict[str, list[int | None]] = {}
     for key in keys:
         layer, role = split_key(key)
@@ -165,7 +165,7 @@ def short_keys(keys: Iterable[str]) -> str:
 
 
 def _number_ranges(numbers: Sequence[int]) -> str:
-    """Return numbers as ranges: `0-2, 5`."""
+    """Return numbers as text with ranges: `0-2, 5`."""
     runs: list[list[int]] = []
     for number in numbers:
         if runs and number == runs[-1][1] + 1:
@@ -176,7 +176,7 @@ def _number_ranges(numbers: Sequence[int]) -> str:
 
 
 def mended_name(path: Path) -> str:
-    """Return the name of a mended copy, as a word of a command."""
+    """Return the file name of a repaired copy (NAME-fixed), quoted for a shell."""
     stem = path.stem if path.suffix and not path.is_dir() else path.name
     suffix = "" if path.is_dir() else path.suffix
     return shlex.quote(f"{stem}-fixed{suffix}")
@@ -195,10 +195,10 @@ TRAINED = frozenset({"derived", "lora_merge"})
 def is_mended_by_rewriting(
     cause: str, confirmed: bool, values: Mapping[str, Any] | None = None
 ) -> bool:
-    """Return whether a stored tensor with this cause is mended by writing B anew from A.
+    """Return whether a tensor with this cause is repaired by writing B again from A.
 
-    Of a cause that was only located nobody knows that, unless B's bytes are damaged: then A alone
-    has what was there. `values` are a finding's.
+    For a cause that was only located that is not known, unless B's bytes are damaged: then only A
+    has what was there. `values` are the finding's.
     """
     odd = (values or {}).get("nonfinite") or {}
     whole = bool(odd) and all(one["a"] == one["both"] for one in odd.values())
@@ -212,10 +212,10 @@ def rewrite_command(
     theirs: Mapping[str, str],
     file_type: object = None,
 ) -> str:
-    """Return the command that writes B anew from A in B's encodings; "" where none does.
+    """Return the command that writes B again from A in B's encodings; "" where none does.
 
-    `mine` and `theirs` are the encodings of the matrices of both by key, `file_type` is what a GGUF
-    says of itself: of a mixture it names the scheme.
+    `mine` and `theirs` are the encodings of the matrices of both by key, `file_type` is the GGUF
+    key of that name: of a mixture it names the scheme.
     """
     words = _encoding_options(mine, theirs, file_type)
     if words is None:
@@ -228,7 +228,7 @@ def rewrite_command(
 def _encoding_options(
     mine: Mapping[str, str], theirs: Mapping[str, str], file_type: object
 ) -> list[str] | None:
-    """Return verb and options that give A's matrices B's encodings; None where no command does.
+    """Return [verb, *options] that give A's matrices B's encodings; None where none do.
 
     Codes of a calibrated quantization are lost with the file: rounding again is another one.
     """
@@ -250,14 +250,14 @@ def _encoding_options(
 
 
 def _scheme_options(encoding: str) -> list[str] | None:
-    """Return verb and options of a scheme that rounds to the nearest code, without calibration."""
+    """Return [verb, option] of a scheme that rounds to nearest without calibration; else None."""
     held = ENCODINGS.get(encoding)
     nearest = held is not None and held.flat and encoding in SCHEMES
     return ["quantize", f"--type {encoding}"] if nearest else None
 
 
 def matrix_encodings(model: "Model") -> dict[str, str]:
-    """Return the encodings of a model's matrices by role key; {} where roles are not known."""
+    """Return {role key: encoding} of a model's matrices; {} where roles are not known."""
     try:
         roles = model.roles
     except AprfmtError:
@@ -266,10 +266,10 @@ def matrix_encodings(model: "Model") -> dict[str, str]:
 
 
 def is_part_of_b_alone(cause: str, a: "Model | None", b: "Model | None") -> bool:
-    """Return whether a cause speaks of a part that B alone has, such as a head of its own.
+    """Return whether the cause is B's own output head, which A does not have.
 
-    A head that was trained apart comes from the table of tokens and still resembles it. One that
-    does not was made anew, and nothing is lost with it.
+    A head that was trained from a tied one still resembles the embedding. One that does not was
+    newly created, and nothing is lost with it: False.
     """
     try:
         if cause != "tied_embedding" or a is None or b is None or b.hyper["tied_embeddings"]:
@@ -282,7 +282,7 @@ def is_part_of_b_alone(cause: str, a: "Model | None", b: "Model | None") -> bool
 
 
 def _correlation(model: "Model", first: str, second: str) -> float:
-    """Return the correlation of two tables' first rows; 0 where one is not stored."""
+    """Return the correlation of two tables' first rows; 0.0 where one is not stored."""
     views = [model.roles.get(key) for key in (first, second)]
     if views[0] is None or views[1] is None or views[0].shape != views[1].shape:
         return 0.0
@@ -292,9 +292,9 @@ def _correlation(model: "Model", first: str, second: str) -> float:
 
 
 def set_command(b: Path | str, values: Sequence[str], *, in_place: bool = False) -> str:
-    """Return the command that sets KEY=VALUE words, quoted for a shell, in a copy of B.
+    """Return the command that sets KEY=VALUE arguments, already quoted, in a copy of B.
 
-    Or `in_place`, where no copy is made because the weights do not decode as they are described.
+    Or `in_place`, where no copy can be made as the weights do not decode.
     """
     place = opening_path(Path(b))
     target = "--in-place" if in_place else f"-o {mended_name(place)}"
@@ -302,7 +302,7 @@ def set_command(b: Path | str, values: Sequence[str], *, in_place: bool = False)
 
 
 def joined_sets(commands: Sequence[str]) -> str:
-    """Return commands of `set_command` for one B as one command; "" where they are not that."""
+    """Return several `set` commands for one B as one command; "" where that is impossible."""
     parts = [re.fullmatch(r"(aprfmt set \S+) (.*) (-o \S+|--in-place)", each) for each in commands]
     found = [part.groups() for part in parts if part is not None]
     if len(found) < len(commands) or len({(begin, end) for begin, _, end in found}) != 1:
@@ -312,9 +312,9 @@ def joined_sets(commands: Sequence[str]) -> str:
 
 
 def contradicted_values(b: "Model") -> dict[str, str]:
-    """Return KEY=VALUE of each hyperparameter of which B's own key says another than its tensors.
+    """Return {hyperparameter: KEY=VALUE} where B's key contradicts its tensors.
 
-    With that key B is read as it was made. Quoted for a shell.
+    The value is that of the tensors, with which B is read as it was made. Quoted for a shell.
     """
     try:
         hyper = b.hyper
@@ -337,9 +337,9 @@ def contradicted_values(b: "Model") -> dict[str, str]:
 
 
 def surplus_command(file: Path | str, b: Path | str) -> str:
-    """Return the command that writes a file of B without the bytes that belong to nothing.
+    """Return the command that writes a file of B without the bytes that belong to no tensor.
 
-    The file of a folder is replaced: the others of the folder belong to it.
+    In a folder the file is replaced: the other files of the folder belong to it.
     """
     there = Path(file)
     alone = there == Path(b) and there.name != WEIGHTS

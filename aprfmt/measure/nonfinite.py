@@ -1,7 +1,7 @@
-"""NaN and infinities of two sides, counted and placed: numbers that no distance can judge.
+"""Counts and locates NaN and infinities of two arrays.
 
-Where one side alone is not finite no bound holds and no hypothesis can be confirmed: that is a
-bug. Where both hold the same at the same place they do not differ there, and it is said.
+Where only one side is not finite no bound holds and no hypothesis can be confirmed: that is a
+bug. Where both hold the same at the same place they do not differ there, and it is reported.
 """
 
 from dataclasses import dataclass, replace
@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NonFinite:
-    """What is not finite in two arrays of one shape.
+    """The NaN and infinities in two arrays of one shape.
 
     `alone` counts the elements where a side is not finite and the other holds something else, `at`
     is the index of the first and `values` what the sides hold there, as text. `both` counts those
-    that are alike on both sides, `both_at` is the first. `a` and `b` are each side's own count.
+    that are equal on both sides, `both_at` is the first. `a` and `b` are each side's count.
     """
 
     count: int
@@ -31,7 +31,7 @@ class NonFinite:
 
     @property
     def side(self) -> str:
-        """The side that is not finite at the first element where they differ: A, B, or both."""
+        """The side that is not finite at the first difference: "A", "B", "A and B", or ""."""
         odd = [
             label for label, text in zip("AB", self.values, strict=True) if _is_nonfinite_text(text)
         ]
@@ -39,11 +39,11 @@ class NonFinite:
 
     @property
     def exchanged(self) -> "NonFinite":
-        """The same with the sides exchanged: what was counted of the first is B's."""
+        """The same counts with A and B exchanged."""
         return replace(self, a=self.b, b=self.a, values=self.values[::-1])
 
     def says(self, a: str = "A", b: str = "B") -> str:
-        """Say it in a sentence, the sides under their names."""
+        """Return the counts in a sentence; `a` and `b` name the sides."""
         said = []
         if self.alone:
             many = f"{self.alone} of {self.count} values"
@@ -65,16 +65,17 @@ def _is_nonfinite_text(text: str) -> bool:
 
 
 class Census:
-    """Counts over arrays that come in pieces, in order."""
+    """Counts NaN and infinities of two arrays that come in pieces, in order."""
 
     def __init__(self) -> None:
+        """Start with no elements counted."""
         self.count = self.a = self.b = self.alone = self.both = 0
         self._at: int | None = None
         self._both_at: int | None = None
         self._values = ("", "")
 
     def add(self, x: "Array", y: "Array") -> None:
-        """Take in two flat float arrays of one size."""
+        """Count two flat float arrays of one size, which follow the earlier ones."""
         import numpy as np
 
         base, self.count = self.count, self.count + x.size
@@ -94,7 +95,7 @@ class Census:
             self._both_at = base + int(both[0])
 
     def result(self, shape: tuple[int, ...]) -> NonFinite | None:
-        """Return what was found, indices in `shape`; None where every value is finite."""
+        """Return the counts, with indices in `shape`; None where every value is finite."""
         if not self.alone and not self.both:
             return None
         return NonFinite(
@@ -110,7 +111,7 @@ class Census:
 
 
 def equal_or_both_nan(x: "Array", y: "Array") -> "Array":
-    """Return where two arrays hold the same: equal numbers, or NaN and NaN."""
+    """Return a bool array: where both hold equal numbers, or NaN on both sides."""
     import numpy as np
 
     same: Array = (x == y) | (np.isnan(x) & np.isnan(y))
@@ -118,7 +119,10 @@ def equal_or_both_nan(x: "Array", y: "Array") -> "Array":
 
 
 def count_nonfinite(x: "Array", y: "Array") -> NonFinite | None:
-    """Return what is not finite in two arrays of one size, indices in the first one's shape."""
+    """Return the counts of two arrays of one size; None where every value is finite.
+
+    Indices are in the first one's shape.
+    """
     import numpy as np
 
     x, y = np.asarray(x), np.asarray(y)
@@ -130,7 +134,7 @@ def count_nonfinite(x: "Array", y: "Array") -> NonFinite | None:
 
 
 def _index_of(at: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
-    """Return the index of a flat place in a shape, None without a place."""
+    """Return the multi-index of a flat index; None for None."""
     import numpy as np
 
     if at is None:

@@ -1,4 +1,4 @@
-"""Comparing numbers: element-wise measures of two decoded tensors, in chunks of rows."""
+"""Element-wise distances of two decoded tensors, summed over chunks of rows."""
 
 import math
 from collections.abc import Callable
@@ -46,23 +46,25 @@ def difference(x: "Array", y: "Array") -> "Array":
 
 
 def _exceeds_float64(values: "Array") -> bool:
-    """Return whether values are integers of which float64 does not hold every one."""
+    """Return whether values are 64-bit integers, some of which float64 cannot represent."""
     return values.dtype.kind in "iu" and values.dtype.itemsize == 8
 
 
 def real_values(values: "Array") -> "Array":
-    """Return values as they are; of complex ones the absolute value."""
+    """Return the values unchanged; of complex ones the absolute value."""
     return np.abs(values) if values.dtype.kind == "c" else values
 
 
 class PairSums:
-    """Sums over chunks in float64, in order; chunk size matters by float64 rounding only.
+    """Running sums of the differences of two tensors, given in chunks in order.
 
+    Chunk size matters by float64 rounding only.
     `off` is the largest distance in the steps that were given, `beyond` how many elements are
     further than one step apart; `known` is False where a step that was asked for is not known.
     """
 
     def __init__(self, shape: tuple[int, ...]) -> None:
+        """Start with no elements; `shape` is that of the whole tensors, for indices."""
         self.shape = shape
         self.count = self.changed = self.ulp = self.beyond = 0
         self.max_abs = self.off = 0.0
@@ -74,10 +76,11 @@ class PairSums:
         self._room: Array | None = None  # used again: fresh pages cost more than the arithmetic
 
     def add(self, a: "Array", b: "Array", steps: "Steps | None" = None) -> None:
-        """Add one chunk, in pieces that stay in the cache; both arrays have the same shape.
+        """Add one chunk of both tensors; both arrays have the same shape.
 
-        `steps` returns the tolerance of every element of a part of the flat arrays, or of all. It
-        is asked for parts that differ, and for those after them.
+        `steps` returns the tolerance of every element of a part of the flat arrays, or one for all.
+        It
+        is called for parts that differ, and for those after them.
         """
         x, y = a.reshape(-1), b.reshape(-1)
         native = native_kernels()
@@ -98,7 +101,7 @@ class PairSums:
                     self._add(x[part], y[part], None if of_part is None else of_part())
 
     def _step(self, steps: "Steps", part: slice) -> "Step | None":
-        """Return the tolerance of a part; where none is known, `known` ends."""
+        """Return the steps of a part; where they are unknown, None and `known` becomes False."""
         step = steps(part)
         self.known = self.known and step is not None
         return step if step is None or isinstance(step, np.ndarray) else float(step)
@@ -111,10 +114,10 @@ class PairSums:
         step: "Callable[[], Step | None] | None",
         differs: bool,
     ) -> bool | None:
-        """Add a piece of finite float32; None, and nothing is added, of others.
+        """Add a piece of finite float32 by a compiled kernel; return whether the two differ.
 
-        Returns whether the two differ; `differs` is what is expected. Sums apart, whose rounding is
-        another, the numbers are those of `_add`.
+        None, and nothing is added, for other values. `differs` is what is expected. Except for the
+        sums, whose rounding is different, the numbers are those of `_add`.
         """
         if x.dtype != np.float32 or y.dtype != np.float32:
             return None
@@ -137,7 +140,7 @@ class PairSums:
         return bool(changed)
 
     def _add_equal(self, x: "Array", y: "Array") -> bool:
-        """Add a piece of equal finite values; False, and nothing is added, for any other."""
+        """Add a piece of equal finite values; return False, and add nothing, for any other."""
         assert self._room is not None
         if x.dtype != y.dtype or not np.array_equal(x, y):
             return False
@@ -151,6 +154,7 @@ class PairSums:
         return True
 
     def _add(self, x: "Array", y: "Array", step: "Step | None") -> None:
+        """Add a piece of any values by numpy; `step` is the tolerance of each element or None."""
         assert self._room is not None
         base, self.count = self.count, self.count + x.size
         wide_x, wide_y, error, delta = self._room[:, : x.size]
@@ -187,7 +191,7 @@ class PairSums:
         self._add_steps(ratio)
 
     def _add_steps(self, ratio: "Array | None") -> None:
-        """Add the distances of a piece in steps; None where no step is known."""
+        """Add the distances of a piece in steps; nothing if `ratio` is None."""
         if ratio is None or not ratio.size:
             return
         most = float(ratio.max())
@@ -196,7 +200,10 @@ class PairSums:
             self.beyond += int(np.count_nonzero(ratio > 1.0))
 
     def _add_odd(self, x: "Array", y: "Array", wide_x: "Array", wide_y: "Array", base: int) -> None:
-        """Add a piece with NaN or infinities, or differences beyond float64."""
+        """Add a piece with NaN or infinities, or differences beyond float64.
+
+        `base` is the flat index of its first element.
+        """
         self.odd.add(wide_x, wide_y)
         nan_x, nan_y = np.isnan(wide_x), np.isnan(wide_y)
         inf_x, inf_y = np.isinf(wide_x), np.isinf(wide_y)
@@ -219,20 +226,21 @@ class PairSums:
         self._sum(exact_dot(error, error), wide_x, wide_y)
 
     def _largest(self, delta: "Array", base: int) -> None:
-        """Keep the largest difference of a chunk that begins at `base`, if it is the largest."""
+        """Update the largest difference by a piece whose first flat index is `base`."""
         index = int(delta.argmax())
         if delta[index] > self.max_abs or self.max_index is None:
             self.max_abs, self.max_index = float(delta[index]), base + index
 
     def _sum(self, squares: float, x: "Array", y: "Array") -> None:
-        """Add the squares of a chunk's difference, and the products of both sides."""
+        """Add the squares of a piece's difference, and the dot products of both sides."""
         self.dd += squares
         self.aa += exact_dot(x, x)
         self.bb += exact_dot(y, y)
         self.ab += exact_dot(x, y)
 
     def stats(self) -> ValueStats:
-        """Return the measures of everything added."""
+        """Return the ValueStats of everything added."""
+        # Relative L2 and cosine, where the squares fit float64.
         if self.dd == 0:
             rel_l2 = 0.0
         elif math.isfinite(self.dd) and 0 < self.aa < math.inf:
@@ -264,9 +272,9 @@ class PairSums:
 
 
 def steps_between(x: "Array", y: "Array", step: "Step") -> "Array":
-    """Return |x - y| in steps; infinite where the step is zero, or one side alone is not finite.
+    """Return |x - y| in steps; infinite where the step is zero, or only one side is finite.
 
-    What is not finite and alike on both sides is no step apart.
+    NaN or infinities that are the same on both sides are 0 steps apart.
     """
     x, y = x.reshape(-1), y.reshape(-1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -278,9 +286,9 @@ def steps_between(x: "Array", y: "Array", step: "Step") -> "Array":
 
 
 def _largest_float32_steps(x: "Array", y: "Array", *room: "Array") -> int:
-    """Return the largest distance of two arrays in float32 representations.
+    """Return the largest distance of two arrays, counted in float32 representations.
 
-    `room` is two arrays of as many float64, which are written over.
+    `room` is two float64 arrays of the same size, which are overwritten.
     """
     if not x.size:
         return 0
@@ -293,7 +301,10 @@ def _largest_float32_steps(x: "Array", y: "Array", *room: "Array") -> int:
 
 
 def _float32_ranks(values: "Array", room: "Array") -> "Array":
-    """Return the place of every value among all float32 numbers (int32); both zeros have one."""
+    """Return the rank of every value among all float32 numbers (int32); both zeros share one.
+
+    `room` is a float64 array of the same size, which is overwritten.
+    """
     with np.errstate(over="ignore"):
         bits = np.ascontiguousarray(values, np.float32).view(np.int32)
     places, sign = room.view(np.int32)[: bits.size], room.view(np.int32)[bits.size :]

@@ -1,8 +1,4 @@
-"""Stored bytes of pairs compared on other threads, ahead of the verdicts that ask for them.
-
-Only bytes of mapped files: memcmp lets go of the interpreter, and any thread may read them.
-Bytes of remote files are fetched in the order in which they are asked for.
-"""
+"""Compares stored bytes of tensor pairs on threads, before the verdicts need the result."""
 
 import threading
 from collections.abc import Iterator, Sequence
@@ -28,7 +24,7 @@ MOST = 4  # threads: memory gives no more
 
 @dataclass(slots=True)
 class _Pair:
-    """The bytes of one pair: `left` spans are not compared yet, `at` is the first that differs."""
+    """The bytes of one pair: `left` spans are not compared yet, `at` is the first difference."""
 
     a: RunBytes
     b: RunBytes
@@ -38,13 +34,17 @@ class _Pair:
 
 
 class BytePrefetch:
-    """Compares the bytes of `pairs` in their order; a context manager, which gives up the rest."""
+    """A context manager that compares the bytes of `pairs` in order, on threads.
+
+    On exit what was not compared yet is dropped.
+    """
 
     def __init__(self, pairs: Sequence[TensorPair], threads: int) -> None:
+        """Create up to MOST threads; they start when the context is entered."""
         self._pairs = pairs
         self._asked: dict[int, _Pair | None] = {}
         self._spans = self._every()
-        self._over = False  # every pair was looked at
+        self._over = False  # no span is left
         self._turn = threading.Lock()
         self._done = threading.Condition(threading.RLock())
         self._threads = [
@@ -53,23 +53,27 @@ class BytePrefetch:
         ]
 
     def __enter__(self) -> Self:
+        """Start the threads."""
         for thread in self._threads:
             thread.start()
         return self
 
     def __exit__(self, *exc: object) -> None:
+        """Drop what is left and wait for the threads."""
         with self._turn:
             self._spans = iter(())
         for thread in self._threads:
             thread.join()
 
     def of(self, number: int) -> "First":
-        """Return what compares the bytes of a pair, by its place: at hand, or done by the caller.
+        """Return a function that gives the first differing byte of pair `number`, None if equal.
 
-        It is to be asked once, for what `compare_pair` compares first.
+        It waits for the threads' result or compares now. To be used once, for what `compare_pair`
+        compares first.
         """
 
         def first(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> int | None:
+            """Return the first differing byte of the pair's runs; None if they are equal."""
             while not self._settled(number) and self._one():
                 pass
             with self._done:
@@ -84,7 +88,7 @@ class BytePrefetch:
         return first
 
     def _settled(self, number: int) -> bool:
-        """Say whether a pair was compared, or has to be compared by the caller."""
+        """Return whether a pair was compared, or has to be compared by the caller."""
         with self._done:
             if number not in self._asked:
                 return self._over
@@ -92,11 +96,12 @@ class BytePrefetch:
             return found is None or not found.left
 
     def _work(self) -> None:
+        """Compare spans until none is left; the body of a thread."""
         while self._one():
             pass
 
     def _one(self) -> bool:
-        """Compare the next span; False where none is left."""
+        """Compare the next span and store the result; return False where none is left."""
         with self._turn:
             span = next(self._spans, None)
             if span is None:
@@ -118,7 +123,7 @@ class BytePrefetch:
         return True
 
     def _every(self) -> Iterator[tuple[_Pair, int, int]]:
-        """Yield every span of every pair; one thread at a time asks."""
+        """Yield (pair, start, stop) of every span; to be called by one thread at a time."""
         for number, pair in enumerate(self._pairs):
             sides = _plain_bytes_of_pair(pair)
             if sides is None:
@@ -131,7 +136,10 @@ class BytePrefetch:
 
 
 def _plain_bytes_of_pair(pair: TensorPair) -> tuple[RunBytes, RunBytes] | None:
-    """Return what `compare_pair` compares first of a pair; None where it is to do that itself."""
+    """Return both sides' bytes that `compare_pair` compares first.
+
+    None for small tensors, remote files, and pairs that need more than bytes.
+    """
     a, b = pair.a, pair.b
     if a is None or b is None or a.shape != b.shape or a.damage or b.damage:
         return None
@@ -152,7 +160,7 @@ def _plain_bytes_of_pair(pair: TensorPair) -> tuple[RunBytes, RunBytes] | None:
 
 
 def _first_difference(pair: _Pair, start: int, stop: int) -> int | None:
-    """Return the first byte of [start, stop) that differs; None: none does."""
+    """Return the offset of the first differing byte in [start, stop); None if equal."""
     at = difference_offset(pair.a.window(start, stop), pair.b.window(start, stop))
     for side in (pair.a, pair.b):
         side.drop(start, stop)
@@ -160,19 +168,19 @@ def _first_difference(pair: _Pair, start: int, stop: int) -> int | None:
 
 
 def same_meaning(a: View, b: View) -> bool:
-    """Say whether equal bytes mean the same: by the encoding, and by what packed weights claim."""
+    """Return whether equal bytes mean equal values: same encoding and same packing."""
     return a.encoding == b.encoding and _same_packing(a, b)
 
 
 def same_length(a: View, b: View) -> bool:
-    """Say whether both have as many bytes, by their blocks and by what is stored."""
+    """Return whether both sides have as many bytes, by their blocks and by what is stored."""
     x, y = encoding_row(a.encodings[0]), encoding_row(b.encodings[0])
     blocks = x.type_size * y.block_size == y.type_size * x.block_size
     return blocks and a.data is not None and b.data is not None and len(a.data) == len(b.data)
 
 
 def _same_packing(a: View, b: View) -> bool:
-    """Return whether two packed weights claim the same packing."""
+    """Return whether two packed weights have the same parts and configuration."""
     if not (a.parts or b.parts):
         return True
     for x, y in zip(a.stored, b.stored, strict=False):

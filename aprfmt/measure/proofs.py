@@ -1,8 +1,9 @@
-"""What was done to show a cause, and the one function that says how sure the cause then is.
+"""The Proof record, and the one function that derives a cause's certainty from it.
 
-A cause is located where a difference was found or measured. It is explained where the change that
-it states was made and gives the other side. It is confirmed where that holds for all it speaks of,
-on items that the change was not found on, within a bound that is not the accused side's own.
+A cause is located where a difference was found or measured. It is explained where the change
+that it states was made and gives the other side. It is confirmed where that holds for all
+affected items, on items that the change was not fitted to, within a bound that is not the
+accused side's own.
 """
 
 import math
@@ -17,13 +18,13 @@ BITS = 32  # that agree; a table of 2**6 changes then fits by chance once in 2**
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """A stated change that was made, and what came of it.
+    """A stated change that was made, and how well it reproduces the other side.
 
-    `count` are the items that differed and that the change speaks of: values, bytes, rows of a
-    point, points, texts. `share` is that of them which the change gives, to the bit or within the
-    rounding of the coarser encoding. `free` counts the numbers that were found on these items, one
-    item a number. `bits` are the binary digits with which one item judges; infinite where nothing
-    else was a choice. `accused` says that the bound is made of the steps of the accused side.
+    `count` are the items that differed and that the change is about: values, bytes, rows of a
+    point, points, texts. `share` is the share of them that the change reproduces, to the bit or
+    within the rounding of the coarser encoding. `free` counts the numbers that were fitted on these
+    items, one item a number. `bits` are the binary digits with which one item judges; infinite
+    where nothing else was a choice. `accused`: the bound is made of the steps of the accused side.
     """
 
     count: float
@@ -34,13 +35,13 @@ class Proof:
 
     @property
     def judged(self) -> bool:
-        """True where enough is left, once the numbers are found, that no other change fits it."""
+        """Whether enough items are left after fitting to exclude a fit by chance."""
         left = self.count - self.free
         return left > 0 and left >= (HALVES - 1) * self.free and left * self.bits >= BITS
 
 
 def certainty_of(proof: Proof | None) -> Certainty:
-    """Return how sure a cause is; None where no change was made: it was measured, or replaced.
+    """Return how certain a cause is by its proof; "located" without one.
 
     Every cause of every command gets its certainty here.
     """
@@ -52,15 +53,15 @@ def certainty_of(proof: Proof | None) -> Certainty:
 
 
 def cap_proof(proof: Proof, most: Certainty) -> Proof | None:
-    """Return a proof of what is at most so sure: found on what it speaks of, or None."""
+    """Return a proof with at most this certainty; None for "located"."""
     if most == "located":
         return None
     return proof if most == "confirmed" else replace(proof, free=proof.count)
 
 
 def unfitted_proof(count: float = 1, share: float = 1.0) -> Proof:
-    """Return the proof of a change that takes no number from what judges it.
+    """Return the proof of a change whose numbers were not fitted to what judges it.
 
-    What a file says of itself, a part exchanged for the other side's, a pass with a stated key.
+    Such as a key of the file, a part exchanged for the other side's, a pass with a stated key.
     """
     return Proof(count, share, 0, math.inf)

@@ -1,4 +1,4 @@
-"""What comparing two tensors gives: frozen records with numbers, no sentences."""
+"""The records of comparing two tensors: verdicts and numbers, without sentences."""
 
 from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
@@ -53,7 +53,7 @@ class ValueStats:
 
     @property
     def alone(self) -> bool:
-        """Say whether one side is not finite where the other holds something else."""
+        """Whether one side is not finite where the other holds something else."""
         return self.nonfinite is not None and self.nonfinite.alone > 0
 
 
@@ -76,12 +76,12 @@ class DerivationResult:
 
 @dataclass(frozen=True, slots=True)
 class TensorDiff:
-    """One role of the union of both files, with one verdict.
+    """The comparison of one tensor of both files, with one verdict.
 
     `layout` names what the formats did to the same values (rows permuted, widened, ...);
     `cause` names a defect that was confirmed or the bound that held; `explanation` is what the
-    hypotheses found; `first_byte` is the first
-    differing byte of the logical tensor's stored bytes, where both sides have comparable bytes.
+    hypotheses found; `first_byte` is the first differing byte of the logical tensor's stored bytes,
+    where both sides have comparable bytes.
     """
 
     key: str
@@ -101,13 +101,13 @@ class TensorDiff:
     explanation: Finding | None = None
 
     def to_json(self) -> dict[str, object]:
-        """Return plain data."""
+        """Return plain data, with the explanation in the form of `diff`."""
         found = self.explanation
         rest = asdict(replace(self, explanation=None))
         return {**rest, "explanation": None if found is None else found.of_pair()}
 
     def unexplained(self, weak: Collection[str] = ()) -> bool:
-        """Say whether it differs and nothing certain explains that, or only one of these causes."""
+        """Return whether it differs without a certain explanation other than those in `weak`."""
         found = self.explanation
         certain = found is not None and found.confirmed and found.cause not in weak
         return self.verdict == "DIFFERENT" and not certain
@@ -115,10 +115,10 @@ class TensorDiff:
 
 @dataclass(frozen=True, slots=True)
 class DifferenceImage:
-    """Where a tensor differs: one number a cell of [height, width] elements.
+    """Where a tensor differs: one number per cell of [height, width] elements.
 
     `rows` and `columns` are those of the tensor seen as a matrix. A number is the root mean square
-    of a - b over that of all of a, infinite where one side alone is not finite. `a` and `b` have
+    of a - b over that of all of a, infinite where only one side is not finite. `a` and `b` have
     the root mean square of each side's finite values in the same cells.
     """
 
@@ -146,7 +146,7 @@ class FieldDiff:
 
 @dataclass(frozen=True, slots=True)
 class SideRelation:
-    """A change under which one side ("a" or "b") is read, and the other is not."""
+    """A Relation under which one side ("a" or "b") is read and the other is not."""
 
     side: str
     relation: Relation

@@ -1,9 +1,4 @@
-"""The re-quantization oracle: whether a quantized tensor is the float one, encoded again.
-
-Without an importance matrix an encoder is a function of the values and of how it rounds
-multiply-adds. So the base is encoded again in every way a file may have been made, and compared:
-one moved weight changes exactly one block.
-"""
+"""Checks whether a quantized tensor is what encoding a given float base gives."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,13 +26,13 @@ HOPELESS = 0.5  # share of the first chunk's blocks beyond which a way of making
 
 @dataclass(frozen=True, slots=True)
 class QuantRecipe:
-    """One way a file may have been made: the arithmetic, and what the base was first stored as."""
+    """One way to quantize: the arithmetic, and the float type the base was first stored in."""
 
     fma: Literal["fused", "strict"]
     through: str = ""
 
     def __str__(self) -> str:
-        """Say it in a few words."""
+        """Return the recipe in a few words."""
         return f"{self.fma}, through {self.through}" if self.through else self.fma
 
 
@@ -48,13 +43,14 @@ WAYS = tuple(
 
 
 class RequantizationOracle:
-    """The float source, asked about tensors of other files by role or by stored name."""
+    """Judges quantized tensors by the float model they should be made from."""
 
     def __init__(self, base: Model, imatrix: ImportanceMatrix | None = None) -> None:
+        """Store the float model and the importance matrix, if one was used."""
         self.base, self.imatrix = base, imatrix
 
     def side(self, key: str) -> View | None:
-        """Return the base's tensor of a role or name; a tied head is the embedding."""
+        """Return the base's tensor of a role or name; for a tied head the embedding; or None."""
         found = self.base.find(key)
         if found is not None or key != "output.weight":
             return found
@@ -71,7 +67,10 @@ class RequantizationOracle:
         b: View | None,
         metadata: tuple[Mapping[str, object], ...],
     ) -> TensorDiff:
-        """Judge a pair that both sides have and could be read; any other one is as it was."""
+        """Return `judge` of a pair, or `diff` if a side is missing or of another shape.
+
+        An error of reading makes the pair UNREADABLE.
+        """
         if a is None or b is None or diff.verdict in ("UNREADABLE", "SHAPE_DIFFERS"):
             return diff
         try:
@@ -82,9 +81,9 @@ class RequantizationOracle:
     def judge(
         self, diff: TensorDiff, a: View, b: View, metadata: tuple[Mapping[str, object], ...]
     ) -> TensorDiff:
-        """Return `diff` with a derivation for every quantized side, and the verdict they give.
+        """Return `diff` with a derivation for every quantized side, and the resulting verdict.
 
-        `metadata` are both files' own: they tell whether an importance matrix was used.
+        `metadata` are those of both files: they tell whether an importance matrix was used.
         """
         base = self.side(diff.key)
         found: list[DerivationResult] = []
@@ -111,6 +110,7 @@ class RequantizationOracle:
         return diff
 
     def _same(self, side: View, base: View) -> bool:
+        """Return whether both tensors have the same shape and values (NaN equals NaN)."""
         if side.shape != base.shape:
             return False
         pairs = zip(base.chunks(CHUNK), side.chunks(CHUNK), strict=True)
@@ -119,6 +119,7 @@ class RequantizationOracle:
     def _derive(
         self, key: str, side: View, base: View | None, metadata: Mapping[str, object]
     ) -> DerivationResult:
+        """Return whether one quantized side derives from the base, or why that is unknown."""
         name = side.encoding
         if base is None or base.shape != side.shape:
             shape = "has no such tensor" if base is None else f"has shape {list(base.shape)}"
@@ -144,17 +145,21 @@ class RequantizationOracle:
 def open_oracle(
     base: Path | str, imatrix: Path | str | None, arch: str | None
 ) -> RequantizationOracle:
-    """Open the base and the importance matrix; the caller closes `oracle.base`."""
+    """Return the oracle with its base opened; the caller closes `oracle.base`."""
     matrix = None if imatrix is None else read_imatrix(Path(imatrix))
     return RequantizationOracle(open_model(base, arch=arch), matrix)
 
 
 def _unknown_derivation(why: str) -> DerivationResult:
-    """Return that nothing is known, and why."""
+    """Return the result that it is not known whether the side derives, and why."""
     return DerivationResult(None, "", f"whether it derives from the base is not known: {why}")
 
 
 def _derive_blocks(name: str, side: View, base: View, importance: Array | None) -> DerivationResult:
+    """Return whether blocks equal the base's values encoded in any recipe of WAYS.
+
+    If none gives all blocks, the result names the first differing block of the best recipe.
+    """
     row, data, row_bytes = encoding_row(name), side.data, side.row_bytes
     if data is None or row_bytes is None:
         return _unknown_derivation(f"its {name} blocks cannot be read row by row")
@@ -202,7 +207,7 @@ def _derive_blocks(name: str, side: View, base: View, importance: Array | None) 
 
 
 def store_through(values: Array, way: QuantRecipe) -> Array:
-    """Return float32 values as they are after being stored in the way's float type."""
+    """Return float32 values after being stored in the recipe's float type."""
     values = np.asarray(values, np.float32)
     if not way.through:
         return values
@@ -210,7 +215,8 @@ def store_through(values: Array, way: QuantRecipe) -> Array:
 
 
 def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> DerivationResult:
-    """Pack the base with the options of a weight of bitsandbytes, and compare every part."""
+    """Return whether a bitsandbytes weight equals the base packed with the same options."""
+    # Pack the base with the options that the weight's quant state has.
     state = quant_state.state_of(name, raw)
     options = {
         "blocksize": state.blocksize,
@@ -218,6 +224,7 @@ def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> Deri
         "dtype": state.dtype,
     }
     made = encode(name, np.asarray(base.numpy(), np.float32), options=options)
+    # The first block whose scale or codes differ.
     block: int | None = None
     for suffix, per in ((quant_state.ABSMAX, 1 if state.nested_blocksize else 4), ("", 0)):
         mine, other = np.frombuffer(raw[suffix], np.uint8), np.frombuffer(made[suffix], np.uint8)
@@ -243,11 +250,12 @@ def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> Deri
 
 
 def _derive_lattice(name: str, side: View, base: View) -> DerivationResult:
-    """Hold the base to the lattice of a packed weight: its codes and its scales, requantized.
+    """Return whether a packed weight's errors from the base are those of a quantizer.
 
     Where a scheme leaves the choice of scales open, the copy's own are used; the codes are then
     those of the base's values, or near them where errors were made up for.
     """
+    # The errors of the copy in its own steps.
     lattice = side.lattice
     assert lattice is not None
     columns = max(base.shape[-1], 1)
@@ -262,6 +270,7 @@ def _derive_lattice(name: str, side: View, base: View) -> DerivationResult:
             f"requantized from base: {found.how}; {same:.4g} % of its codes are the base's under "
             f"its own scales, which are off by {100 * abs(found.slope):.2g} % together",
         )
+    # The first value that is more than a step off and was not clipped.
     away = np.where(step > 0, np.abs(x - y) / np.where(step > 0, step, 1.0), 0.0)
     inside = (x >= np.minimum(low, high)) & (x <= np.maximum(low, high))
     far = np.flatnonzero((away > 1.0) & inside)

@@ -1,4 +1,4 @@
-"""Rows of a tensor by number, decoded on demand: what every hypothesis reads through."""
+"""Reads rows of a tensor by number, decoded on demand."""
 
 from functools import cached_property
 from math import prod
@@ -19,9 +19,10 @@ KEPT = 1 << 20  # elements up to which a tensor is decoded once and kept
 
 
 class RowReader:
-    """A tensor as [rows, columns]; a vector has one value a row."""
+    """A tensor seen as [rows, columns]; a vector has one value per row."""
 
     def __init__(self, side: View) -> None:
+        """Set rows and columns of a view; nothing is read."""
         self.side = side
         self.shape = side.shape
         self.encoding = side.encoding
@@ -36,26 +37,26 @@ class RowReader:
 
     @property
     def name(self) -> str:
-        """The first stored name."""
+        """The first stored name of the tensor."""
         return self.side.names[0]
 
     @property
     def by_row(self) -> bool:
-        """Return whether single rows, or values of a vector, can be decoded without all others."""
+        """Whether single rows, or values of a vector, can be decoded without all others."""
         return self.row_bytes is not None
 
     @cached_property
     def bytes(self) -> RunBytes:
-        """The bytes of the logical tensor; empty where it has none of its own."""
+        """The bytes of the logical tensor; empty where it is not stored in that form."""
         return self.side.data or RunBytes([])
 
     @cached_property
     def whole(self) -> "Array":
-        """Return all values [rows, columns] in a float type (or int64)."""
+        """All values [rows, columns] in a float type (or int64), decoded once."""
         return widen_values(self.side.numpy()).reshape(self.rows, self.columns)
 
     def take(self, index: "Array | list[int]") -> "Array":
-        """Return the rows of these numbers (int array, any order), decoded."""
+        """Return the decoded rows of these numbers (in any order), [n, columns]."""
         if self.size <= KEPT or not self.by_row:
             return self.whole[index]
         index = np.asarray(index, np.int64)
@@ -63,7 +64,7 @@ class RowReader:
 
     @cached_property
     def row_bytes(self) -> int | None:
-        """Bytes of a row of the logical tensor, None where its rows have none of their own."""
+        """Bytes of a row of the logical tensor, None where rows are not separate bytes."""
         if not self.rows or not len(self.bytes) or self.side.restored:
             return None
         row = encoding_row(self.encoding)
@@ -85,21 +86,24 @@ class RowReader:
         return np.frombuffer(joined, np.uint8).reshape(index.size, size)
 
     def decoded(self, raw: "Array", encoding: str = "") -> "Array":
-        """Decode the bytes of rows (uint8 [n, row_bytes]), as this encoding or as another."""
+        """Return the values of the bytes of rows (uint8 [n, row_bytes]).
+
+        `encoding` replaces the tensor's own, to read the bytes as another one.
+        """
         parts = {"": np.ascontiguousarray(raw).tobytes()}
         return widen_values(decode(encoding or self.encoding, parts, (len(raw), self.columns)))
 
     def drop(self) -> None:
-        """Release what is kept, and the mapped pages."""
+        """Release decoded values and mapped pages."""
         self.__dict__.pop("whole", None)
         self.side.drop()
 
 
 class ComputedRows(RowReader):
-    """Values that stand nowhere as they are; a subclass says how rows of them are taken."""
+    """Rows that are computed and not stored; a subclass implements `take`."""
 
     def take(self, index: "Array | list[int]") -> "Array":
-        """Return the rows of these numbers (int array, any order)."""
+        """Return the values of these row numbers (in any order), [n, columns]."""
         raise NotImplementedError
 
     @cached_property
@@ -109,14 +113,15 @@ class ComputedRows(RowReader):
 
     @cached_property
     def row_bytes(self) -> int | None:
-        """None: the rows have no bytes of their own."""
+        """None: the rows are not stored."""
         return None
 
 
 class SelectedRows(RowReader):
-    """Some rows of a tensor, as a tensor of their own."""
+    """Some rows of a tensor, as a tensor."""
 
     def __init__(self, reader: RowReader, index: "Array") -> None:
+        """Select rows of `reader` by their numbers."""
         super().__init__(reader.side)
         self.reader, self.index = reader, index
         self.rows = len(index)
@@ -129,12 +134,12 @@ class SelectedRows(RowReader):
 
     @cached_property
     def row_bytes(self) -> int | None:
-        """None: the rows have no bytes that follow each other."""
+        """None: the rows are not consecutive bytes."""
         return None
 
 
 def widen_values(values: "Array") -> "Array":
-    """Return values in float32, float64 or int64: what arithmetic can be done in.
+    """Return values as float32, float64 or int64, in which arithmetic can be done.
 
     Raises UnsupportedError for complex numbers: what is looked for speaks of real ones.
     """

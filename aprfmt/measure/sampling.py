@@ -1,4 +1,7 @@
-"""`diff --sample`: random ranges of two models; they can show a difference, never that none is."""
+"""`diff --sample`: compares random byte ranges of two models.
+
+They can show a difference, never that there is none.
+"""
 
 import random
 from bisect import bisect_right
@@ -26,7 +29,7 @@ _WORDS = VerdictWords("equal", "different", "not shown to be equal")
 
 @dataclass(frozen=True, slots=True)
 class DifferingRange:
-    """A range that differs: bytes [start, stop) of a tensor, and the first byte that does."""
+    """A sampled range that differs: bytes [start, stop) of a tensor, and its first difference."""
 
     tensor: str
     start: int
@@ -36,7 +39,7 @@ class DifferingRange:
 
 @dataclass(frozen=True, slots=True)
 class Unsampled:
-    """A tensor of which no bytes can be compared, and why."""
+    """A tensor whose bytes cannot be compared, and why."""
 
     tensor: str
     why: str
@@ -44,7 +47,7 @@ class Unsampled:
 
 @dataclass(frozen=True)
 class SampleReport:
-    """What was looked at, and what was found.
+    """What was sampled, and what was found.
 
     `ranges` of `of_ranges` were drawn with `seed`; `bytes` of `of_bytes` a side. `settled` tensors
     are equal by the digests that are published of their files. `share` is what a clean sample
@@ -65,24 +68,27 @@ class SampleReport:
 
     @property
     def share(self) -> float | None:
-        """See the class; None where nothing was drawn, or something differs."""
+        """With 95 % confidence fewer ranges than this share differ.
+
+        None where nothing was drawn, or something differs.
+        """
         if self.different or not self.ranges:
             return None
         return float(1 - (1 - SURE) ** (1 / self.ranges))
 
     @property
     def different(self) -> bool:
-        """True if the models differ for certain."""
+        """Whether the models differ for certain."""
         return bool(self.differing or self.unlike)
 
     @property
     def exit_code(self) -> int:
-        """1 where they differ; 2 otherwise: that they are equal cannot be shown so."""
+        """1 where the models differ, else 2: a sample cannot show that they are equal."""
         return self.pronounced.exit
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict: ranges that were not drawn leave it open, whatever the others show."""
+        """The verdict; ranges that were not drawn leave it open, whatever the others show."""
         tensors = [*dict.fromkeys(one.tensor for one in self.differing)]
         said = [f"{len(self.differing)} ranges of {len(tensors)} tensors"] if tensors else []
         said += [f"{len(self.unlike)} tensors that are no bytes of each other"] * bool(self.unlike)
@@ -128,7 +134,7 @@ def sample_files(
     tensors: Sequence[str] = (),
     arch: str | None = None,
 ) -> SampleReport:
-    """Compare `nbytes` of two models in random ranges; see SampleReport.
+    """Return the report on `nbytes` of two models, compared in random ranges.
 
     `tensors` are PATTERNs in any spelling, as `diff` takes them.
     """
@@ -139,14 +145,19 @@ def sample_files(
 def sample_models(
     a: "Model", b: "Model", nbytes: int, *, seed: int | None = None, tensors: Sequence[str] = ()
 ) -> SampleReport:
-    """Compare two open models; see `sample_files`."""
+    """Return the report on `nbytes` of two open models, compared in random ranges.
+
+    `tensors` are PATTERNs; `seed` makes the choice repeatable.
+    """
     from aprfmt.model.patterns import matching_indices
 
+    # The pairs to sample from, by the patterns.
     pairs = list(align(a, b).pairs)
     if tensors:
         names = [pair.spellings for pair in pairs]
         pairs = [pairs[i] for i in matching_indices(names, tensors, f"{a.path} and {b.path}")]
     seed = random.SystemRandom().randrange(1 << 32) if seed is None else seed
+    # Sort out pairs that differ in form, cannot be compared, or have equal digests.
     sides: list[tuple[str, RunBytes, RunBytes]] = []
     unlike: list[Unsampled] = []
     unsampled: list[Unsampled] = []
@@ -163,6 +174,7 @@ def sample_models(
         left, right = _stored_bytes(pair.a), _stored_bytes(pair.b)
         assert left is not None and right is not None
         sides.append((pair.key, left, right))
+    # Draw ranges without repetition over all tensors, and compare them.
     counts = [-(-len(left) // RANGE) for _, left, _ in sides]
     ends = list(accumulate(counts))
     total = ends[-1] if ends else 0
@@ -185,7 +197,10 @@ def sample_models(
 
 
 def _reason_not_compared(pair: TensorPair) -> tuple[str, bool]:
-    """Return why a pair is not compared by bytes, and whether that is a difference; "" if it is."""
+    """Return (why a pair is not compared by bytes, whether that is a difference).
+
+    ("", False) if its bytes can be compared.
+    """
     if pair.a is None or pair.b is None:
         return f"only in {'B' if pair.a is None else 'A'}", True
     if pair.a.shape != pair.b.shape:
@@ -199,7 +214,7 @@ def _reason_not_compared(pair: TensorPair) -> tuple[str, bool]:
 
 
 def _stored_bytes(view: "View") -> RunBytes | None:
-    """Return a tensor's stored bytes in its own order; None where there are none."""
+    """Return a tensor's stored bytes in logical order; None where there are none."""
     if view.data is not None or view.layout:
         return view.data
     return RunBytes(view.stored_runs())
@@ -211,7 +226,10 @@ def _drawn_places(
     counts: Sequence[int],
     sides: Sequence[tuple[str, RunBytes, RunBytes]],
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (number of the tensor, start, stop) of every drawn range."""
+    """Yield (index into `sides`, start, stop) of every drawn range.
+
+    `ends` are the cumulative `counts` of ranges of each tensor.
+    """
     for number in drawn:
         at = bisect_right(ends, number)
         start = (number - ends[at] + counts[at]) * RANGE
@@ -221,7 +239,10 @@ def _drawn_places(
 def _differing_ranges(
     places: Sequence[tuple[int, int, int]], sides: Sequence[tuple[str, RunBytes, RunBytes]]
 ) -> Iterator[DifferingRange]:
-    """Yield the drawn ranges that differ."""
+    """Yield the drawn ranges that differ.
+
+    `places` are (index into `sides`, start, stop), `sides` (key, bytes of A, bytes of B).
+    """
     for first in range(0, len(places), BATCH):
         batch = places[first : first + BATCH]
         left = _read_ranges([(sides[at][1], start, stop) for at, start, stop in batch])
@@ -233,7 +254,7 @@ def _differing_ranges(
 
 
 def _read_ranges(wanted: Sequence[tuple[RunBytes, int, int]]) -> list[bytes]:
-    """Return the bytes of ranges; of one file all are asked for together."""
+    """Return the bytes of (data, start, stop) ranges; those of one file are read together."""
     files: dict[int, tuple[ByteSource, list[tuple[int, int]]]] = {}
     parts: list[list[bytes | tuple[int, int]]] = []
     for data, start, stop in wanted:

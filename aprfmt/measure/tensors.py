@@ -1,4 +1,4 @@
-"""One pair, one verdict: bytes first, then elements, then the bound of the coarser encoding."""
+"""Compares one pair of tensors: bytes first, then values, then the encoding's bound."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 def compare_pair(
     pair: TensorPair, imatrix: bool = False, first: "First" = first_difference
 ) -> TensorDiff:
-    """Compare one pair; never raises for a tensor that cannot be read: that is UNREADABLE.
+    """Return the verdict on one pair; a tensor that cannot be read is UNREADABLE.
 
     `imatrix` says that either file was quantized with an importance matrix, which makes the
     one-step bound statistical. `first` finds the first differing byte of the runs compared first.
@@ -64,12 +64,12 @@ def compare_pair(
 
 
 def _side_name(side: View | None) -> str:
-    """Return the first two stored names of a side, "" without one."""
+    """Return the first two stored names of a side joined with a comma; "" for None."""
     return "" if side is None else ", ".join(side.names[:2])
 
 
 def _layout_steps(a: View, b: View) -> tuple[str, ...]:
-    """Name the steps only one side has: what the formats did to the same values."""
+    """Return words for the layout steps that only one side has."""
     if a.steps == b.steps:
         return ()
     return (
@@ -81,7 +81,7 @@ def _layout_steps(a: View, b: View) -> tuple[str, ...]:
 def _compare_readable(
     diff: TensorDiff, a: View, b: View, imatrix: bool, first: "First"
 ) -> TensorDiff:
-    """Compare a pair whose sides can be read: bytes, then values."""
+    """Return the verdict on two readable sides of one shape: by bytes, then by values."""
     layout = (*diff.layout, *_layout_steps(a, b))
     diff = replace(diff, layout=layout)
     same, stored = same_meaning(a, b), False
@@ -100,7 +100,7 @@ def _compare_readable(
 
 
 def _judge_mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:
-    """Equal bytes under two encodings: the same values (all zero) or a wrong label."""
+    """Return the verdict on equal bytes under two encodings: same values or a wrong label."""
     result = _compare_values(diff, a, b, False)
     if result.verdict == "SAME_VALUES":
         return result
@@ -108,7 +108,7 @@ def _judge_mislabelled(diff: TensorDiff, a: View, b: View) -> TensorDiff:
 
 
 def _compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> TensorDiff:
-    """Compare a pair by its decoded values."""
+    """Return the verdict on a pair by its decoded values."""
     for side in (a, b):
         check_input_scales(side)
     accumulator = PairSums(a.shape)
@@ -144,7 +144,7 @@ def _compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> Tensor
 
 
 def _lattice_fit(a: View, b: View) -> Fit | None:
-    """Return the errors of the one side that is packed in its own steps; None for other pairs."""
+    """Return the fit of errors where exactly one side is packed, in its steps; else None."""
     packed = [side for side in (a, b) if side.lattice is not None]
     if len(packed) != 1:
         return None
@@ -154,7 +154,10 @@ def _lattice_fit(a: View, b: View) -> Fit | None:
 
 
 def _judge_by_noise(diff: TensorDiff, rel_l2: float, share: float, imatrix: bool) -> TensorDiff:
-    """Judge a pair by the usual noise of the coarser encoding."""
+    """Return the verdict WITHIN if the distance is usual for the coarser encoding.
+
+    Else `diff` unchanged. `share` is that of the elements beyond one step.
+    """
     coarser = coarser_encoding(diff.encoding_a, diff.encoding_b)
     limit = NMSE.get(coarser)
     near = limit is not None and rel_l2**2 <= limit * NMSE_SLACK
@@ -164,12 +167,12 @@ def _judge_by_noise(diff: TensorDiff, rel_l2: float, share: float, imatrix: bool
 
 
 def coarser_encoding(a: str, b: str) -> str:
-    """Return the encoding with fewer bits a weight; a dialect's, whose size is not known, first."""
+    """Return the encoding with fewer bits per weight; unknown sizes count as fewest."""
     return min((a, b), key=lambda name: encoding_row(name.split("+")[0]).bits_per_weight)
 
 
 def largest_steps(a: View, b: View) -> float | None:
-    """Return the largest |a-b| of two tensors in steps of both encodings, None where unknown."""
+    """Return the largest |a-b| in the sum of both encodings' steps, None where unknown."""
     off = 0.0
     for x, y, steps in value_chunks(a, b):
         step = steps()
@@ -180,9 +183,9 @@ def largest_steps(a: View, b: View) -> float | None:
 
 
 def value_chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, ChunkSteps]]":
-    """Yield (values of a, values of b, what returns the steps), in chunks of rows.
+    """Yield (values of a, values of b, ChunkSteps) in chunks of rows.
 
-    The steps are to be asked for before the next chunk.
+    The steps have to be computed before the next chunk is read.
     """
     rows, columns = matrix_shape(a.shape)
     if len(a.shape) == 1 and all(_decodes_rows(side) and _is_plain_array(side) for side in (a, b)):
@@ -206,7 +209,7 @@ def value_chunks(a: View, b: View) -> "Iterator[tuple[Array, Array, ChunkSteps]]
 
 
 def _decodes_rows(side: View) -> bool:
-    """Say whether single rows of a side can be decoded from the stored bytes."""
+    """Return whether single rows of a side can be decoded from the stored bytes."""
     return side.row_bytes is not None and not side.restored
 
 
@@ -216,20 +219,21 @@ def _is_plain_array(side: View) -> bool:
 
 
 class ChunkSteps:
-    """The tolerance of the elements of a chunk: the sum of both sides' steps.
+    """Computes the tolerance of a chunk's elements: the sum of both sides' steps.
 
     `x` and `y` are the values of these rows. A plain float type's step is the spacing of its
     numbers at the other side's value.
     """
 
     def __init__(self, a: View, b: View, x: "Array", y: "Array", rows: tuple[int, int]) -> None:
+        """Store both sides with the other's values; `rows` is (first, end) of the chunk."""
         self._sides = (a, y.reshape(-1)), (b, x.reshape(-1))
         self._rows = rows
 
     def __call__(self, part: slice = slice(None)) -> "Step | None":
-        """Return the steps of all elements in a row, or of a part; None where they are not known.
+        """Return the steps of all elements, or of a part of the flat chunk; None if unknown.
 
-        One number where all have the same.
+        A single number where all have the same.
         """
         total: Step | None = None
         for (side, other), raw in zip(self._sides, self._raw, strict=True):
@@ -253,7 +257,7 @@ class ChunkSteps:
 
     @cached_property
     def _raw(self) -> "tuple[Mapping[str, Buffer] | None, ...]":
-        """The stored bytes of each side in blocks, None of other sides."""
+        """The stored bytes of each side in these rows; None for plain arrays and lattices."""
         return tuple(
             None
             if encoding_row(side.encodings[0]).numpy or side.lattice is not None
@@ -263,7 +267,7 @@ class ChunkSteps:
 
 
 def _add_steps(one: "Step", other: "Step") -> "Step":
-    """Return the sum; a side that is held to be exact adds nothing, and costs nothing."""
+    """Return the sum of two steps; 0.0 is the step of an exact side and adds nothing."""
     if isinstance(one, float) and one == 0.0:
         return other
     return one if isinstance(other, float) and other == 0.0 else one + other
@@ -277,9 +281,9 @@ _FLOATS = {
 
 
 def _float_half_spacing(name: str, other: "Array") -> "Step":
-    """Return half the spacing of a type's numbers at the other side's values: round to nearest.
+    """Return half the spacing of a float type's numbers at the other side's values.
 
-    Integers, booleans, F32 and F64 have no step: what is stored in them is held to be exact.
+    Integers, booleans, F32 and F64 have the step 0.0: what is stored in them is exact.
     """
     if name not in _FLOATS:
         return 0.0
@@ -299,7 +303,7 @@ def _float_half_spacing(name: str, other: "Array") -> "Step":
 
 @cache
 def _half_spacings(bits: int, smallest: int) -> "Array":
-    """Return half the spacing at a float32 number, by the eight bits of its exponent (float64)."""
+    """Return half the spacing (float64) by the 8-bit exponent of a float32 number, [256]."""
     exponent = np.arange(256) - 127
     half: Array = 0.5 * np.ldexp(1.0, np.maximum(exponent, smallest) - bits)
     return half

@@ -1,4 +1,4 @@
-"""What goes with a model as text: its chat template, line by line, and its generation config."""
+"""Compares the texts of two models: chat template line by line, generation config by key."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -38,7 +38,7 @@ GENERATION_PART = "generation config"  # the name of the part in the ledger
 
 @dataclass(frozen=True, slots=True)
 class KeyDiff:
-    """A key of the generation config that differs; None is an absent one."""
+    """A key of the generation config that differs; the value is None where it is absent."""
 
     name: str
     a: object
@@ -48,7 +48,7 @@ class KeyDiff:
 
 @dataclass(frozen=True, slots=True)
 class SideVerdicts:
-    """A verdict on each of what two models have beside their tensors, and how much of it differs.
+    """Verdicts on tokenizer, template and generation config, and how much of each differs.
 
     Verdicts: equal, different, only in A, only in B, none, not compared.
     """
@@ -60,7 +60,7 @@ class SideVerdicts:
 
     @property
     def apart(self) -> tuple[str, ...]:
-        """The names of the parts that differ, or that one side alone has."""
+        """The names of the parts that differ, or that only one side has."""
         verdicts = {
             "tokenizer": self.tokenizer,
             "template": self.template,
@@ -70,7 +70,7 @@ class SideVerdicts:
 
     @property
     def says(self) -> str:
-        """The verdicts on what is not alike on both sides, with the counts; "" where all is."""
+        """The verdicts on what is not equal, with counts; "" where all is."""
         parts = [
             f"{name} {verdict}{self._counted(begins)}"
             for name, verdict, begins in (
@@ -83,6 +83,7 @@ class SideVerdicts:
         return "; ".join(parts)
 
     def _counted(self, begins: tuple[str, ...]) -> str:
+        """Return the counts whose names begin so, in brackets; "" without any."""
         rows = [
             f"{count} {name.replace('_', ' ').replace('in a', 'in A').replace('in b', 'in B')}"
             for name, count in self.counts.items()
@@ -92,7 +93,10 @@ class SideVerdicts:
 
 
 def compare_texts(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdicts:
-    """Return the verdicts on tokenizer, chat template and generation config of two models."""
+    """Return the verdicts on tokenizer, chat template and generation config of two models.
+
+    `tokens` is the comparison of the tokenizers.
+    """
     lines, keys = template_diff(a, b)[2:], differing_generation_keys(a, b)
     counts = {
         **tokens.counts,
@@ -120,10 +124,10 @@ def compare_texts(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdict
 def uncompared_tokenizers(
     a: "Model", b: "Model", tokens: "TokensReport"
 ) -> tuple[NotCompared, ...]:
-    """Return what of the tokenizers was not compared: all, where one cannot be read or is lacking.
+    """Return which tokenizer parts were not compared: all, where one cannot be read.
 
-    One of a kind that is not read here is held together by its bytes. The generation config is
-    named where one side alone has it.
+    A kind that is not read here is compared by its bytes. The generation config is listed where
+    only one side has it.
     """
     settings = tuple(_one_sided_generation(a, b))
     if tokens.checked or not tokens.carried:
@@ -137,7 +141,7 @@ def uncompared_tokenizers(
 
 
 def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
-    """Yield the generation config that one side alone has.
+    """Yield the generation config if only one side has it.
 
     Only a folder has a place for it: writers of single files leave it out.
     """
@@ -154,7 +158,7 @@ def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
 
 
 def _stored_tokenizer(model: "Model") -> Mapping[str, object]:
-    """Return what a model stores of its tokenizer, file by file and key by key."""
+    """Return {file name or key: content} of a model's tokenizer; {} if not readable."""
     try:
         files = {
             name: model.carried.files[name]
@@ -172,12 +176,12 @@ def _stored_tokenizer(model: "Model") -> Mapping[str, object]:
 
 
 def _one_sided_text(a: bool, b: bool) -> str:
-    """Return which side alone has something."""
+    """Return "only in A", "only in B" or "none", by which side has something."""
     return "only in A" if a else "only in B" if b else "none"
 
 
 def template_diff(a: "Model", b: "Model") -> tuple[str, ...]:
-    """Return the unified diff of both chat templates; empty for equal ones, or without both."""
+    """Return the lines of a unified diff of both chat templates; () if equal or missing."""
     x, y = _template_of(a), _template_of(b)
     if x is None or y is None or x == y:
         return ()
@@ -188,7 +192,7 @@ def template_diff(a: "Model", b: "Model") -> tuple[str, ...]:
 
 
 def differing_generation_keys(a: "Model", b: "Model") -> tuple[KeyDiff, ...]:
-    """List the keys of both generation configs that differ; none where a side has no such file."""
+    """Return the differing keys of both generation configs; () where a side has none."""
     x, y = _generation_of(a), _generation_of(b)
     if not x or not y:
         return ()
@@ -200,7 +204,7 @@ def differing_generation_keys(a: "Model", b: "Model") -> tuple[KeyDiff, ...]:
 
 
 def _template_of(model: "Model") -> str | None:
-    """Return a model's chat template, None without one."""
+    """Return a model's chat template; None without one, or if it is not readable."""
     try:
         return model.carried.chat_template()
     except AprfmtError:
@@ -208,9 +212,9 @@ def _template_of(model: "Model") -> str | None:
 
 
 def _has_generation(model: "Model") -> bool:
-    """Return whether a model has a generation config, be it one that cannot be read.
+    """Return whether a model has a generation config, even one that cannot be read.
 
-    One of which no key is known is none: its keys are unread items of the ledger.
+    A file without any known key does not count: its keys are unread items of the ledger.
     """
     try:
         found = model.carried.parse(_FILE)
@@ -220,7 +224,7 @@ def _has_generation(model: "Model") -> bool:
 
 
 def _generation_of(model: "Model") -> Mapping[str, object]:
-    """Return a model's generation config as keys and values."""
+    """Return {key: value} of a model's generation config; {} without one."""
     try:
         return model.carried.parse(_FILE)
     except AprfmtError:

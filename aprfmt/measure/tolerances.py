@@ -1,9 +1,9 @@
-"""Every tolerance of comparing runs, once: number, unit, reason.
+"""All tolerances for comparing two runs: number, unit, reason.
 
 A tolerance is a relative L2 distance of a whole capture point. The base depends on the coarser
-arithmetic of the two runs; errors of float arithmetic grow slowly with depth, and expert choices
-make them jump. Measured: float32 runs of an 8-layer model are within 1.2e-6 of each other and of
-float64, f16 3.9e-3, bf16 1.5e-2; the smallest real bug seen is 2.7e-4.
+arithmetic of the two runs; errors of float arithmetic grow slowly with depth, and expert
+choices make them jump. Measured: float32 runs of an 8-layer model are within 1.2e-6 of each
+other and of float64, f16 3.9e-3, bf16 1.5e-2; the smallest real bug seen is 2.7e-4.
 """
 
 import math
@@ -14,7 +14,7 @@ from typing import Literal
 
 @dataclass(frozen=True, slots=True)
 class Tolerance:
-    """A bound and why it is what it is."""
+    """A bound on relative L2, and the reason for it."""
 
     rel_l2: float
     reason: str
@@ -37,7 +37,7 @@ MOE_FACTOR = 5.0
 
 
 def tolerance(dtype_a: str, dtype_b: str, *, moe: bool = False) -> Tolerance:
-    """Return the bound for two runs, by the coarser arithmetic."""
+    """Return the bound for two runs by the coarser arithmetic; `moe`: experts may flip."""
     worst = max((BASE[dtype_a], BASE[dtype_b]), key=lambda row: row.rel_l2)
     if not moe or worst.rel_l2 < 1e-3:
         return worst
@@ -70,8 +70,8 @@ def operation_tolerance(
 ) -> Tolerance:
     """Return the bound for one operation on equal inputs, by the coarser arithmetic.
 
-    `kinds` are what it consists of: classes of weights it multiplies, names of operations; they
-    count where `engine` computes these in its own way.
+    `kinds` are what the operation consists of: classes of the weights it multiplies, names of
+    operations. They count where `engine` computes these in a special way.
     """
     rows = [ONE_OPERATION[dtype_a], ONE_OPERATION[dtype_b]]
     rows += [ENGINE_OPERATION[engine, k] for k in kinds if (engine, k) in ENGINE_OPERATION]
@@ -87,7 +87,7 @@ STATISTICS, LEAST_STATISTICS = 5.0, 2e-3
 
 
 def statistics_tolerance(dtype_a: str, dtype_b: str) -> float:
-    """Return by which share of the values' size the statistics of two runs may differ."""
+    """Return the share of the values' size by which statistics of two runs may differ."""
     return max(LEAST_STATISTICS, STATISTICS * tolerance(dtype_a, dtype_b).rel_l2)
 
 
@@ -101,7 +101,10 @@ LEAST_ROUNDED, ALIKE_PRODUCTS = 0.1, 6.0
 
 
 def arithmetic_of_errors(largest: float, middle: float, smallest: float) -> str:
-    """Return the arithmetic that the relative errors of all products point to; "" if to none."""
+    """Return the dtype that the relative errors of all products suggest; "" if none.
+
+    `largest`, `middle` (the median) and `smallest` are relative L2 errors of the products.
+    """
     if not smallest * ALIKE_PRODUCTS >= middle or not largest <= ALIKE_PRODUCTS * middle:
         return ""
     for dtype in ("tf32", "float16", "bfloat16"):
@@ -123,20 +126,18 @@ LANES = 8
 
 
 def own_loss_bound(nats: float, dtype: str, vocab: int) -> float:
-    """Return how far one label's loss may be off, in nats, for having been computed in `dtype`.
+    """Return how far one label's loss may be off, in nats, for being computed in `dtype`.
 
     The loss of logits z is l = r + s: r = max z - z[label], s = ln S, S = sum of exp(z - max z).
     With unit roundoff u, each result rounded once and exp and ln within one unit in the last place
     (2u), to first order:
-
     - the differences z - max z are off by u times their size: u r at the label, and in s by u times
-      their mean under the softmax, which is its entropy less s, so at most u (ln vocab - s);
+    their mean under the softmax, which is its entropy less s, so at most u (ln vocab - s);
     - exp adds 2u to s, ln 2u s, and the last sum u l.
-
     Together at most u (l + r + s + ln vocab + 2) = u (2 l + ln vocab + 2); u l more allows for
     one rounding of the value that is handed back. S itself is added up in float32 at least, in
     LANES running sums: vocab / LANES additions, each off by 2^-24 of S at most. The float64 loss
-    that it is held against errs in the same way.
+    that it is compared with errs in the same way.
     """
     bound = 0.0
     for u in (ROUNDOFF[dtype], ROUNDOFF["float64"]):
@@ -193,7 +194,7 @@ FIRST_CAUSE_BAND: dict[str, tuple[float, float]] = {"ffn_gate": (0.7, 1.4)}
 
 
 def ratio_band(point: str) -> tuple[float, float]:
-    """Return the band of a point's ratio."""
+    """Return (low, high) that the ratio of two standard deviations of a point should have."""
     return FIRST_CAUSE_BAND.get(point, RATIO_BAND)
 
 
@@ -210,7 +211,7 @@ DEPTH = 32
 
 @dataclass(frozen=True, slots=True)
 class Threshold:
-    """What two runs of one model may differ by at one point, and why."""
+    """The bound of the difference of two runs at one point, and the reason."""
 
     rel_l2: float
     max_over_rms: float
@@ -269,7 +270,7 @@ class CalibratedBound:
 
 
 def weights_class(encodings: Sequence[str]) -> WeightClass:
-    """Return the class of a model's matrices: the coarsest that has a tenth of them."""
+    """Return the coarsest class that a tenth of the matrices have: exact, half or quantized."""
     exact = [name for name in encodings if name in ("F32", "F64")]
     half = [name for name in encodings if name in ("F16", "BF16")]
     other = len(encodings) - len(exact) - len(half)
@@ -279,7 +280,7 @@ def weights_class(encodings: Sequence[str]) -> WeightClass:
 
 
 def ordered_backends(a: str, b: str) -> tuple[str, str]:
-    """Return two backends in the order of keys."""
+    """Return two backend names in alphabetical order, as keys of calibrated rows have them."""
     return (a, b) if a <= b else (b, a)
 
 
@@ -296,7 +297,8 @@ def threshold(
     """Return the bound of a point for two runs.
 
     A calibrated row of this very pair, weight class and dtype wins; then the rows above; then the
-    bound of the coarser arithmetic, which grows with the depth of the layer.
+    bound of the coarser arithmetic, which grows with the depth of the layer. `depth` is the
+    layer's number.
     """
     base = tolerance(*dtypes, moe=moe)
     coarser = max(dtypes, key=lambda dtype: BASE[dtype].rel_l2)

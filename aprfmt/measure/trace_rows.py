@@ -1,8 +1,4 @@
-"""Which token positions the rows of two traces belong to: equal, shared, or another pass's.
-
-A pass computes logits for the rows that were asked for, so that two traces of the same tokens may
-hold others; these are compared on the rows both have. Any other point of other rows is a refusal.
-"""
+"""Matches the rows of two traces by token position."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +14,7 @@ CHOSEN = ("logits", "logits_raw")  # points with rows that were asked for
 
 @dataclass(frozen=True)
 class CutRecord:
-    """A record on some of its positions."""
+    """A record cut to some of its token positions."""
 
     key: str
     point: str
@@ -29,14 +25,15 @@ class CutRecord:
 
 
 class TraceOnSharedRows(WrappedTrace):
-    """A trace whose logits are cut to the positions that another trace has too."""
+    """A trace whose logits are cut to the token positions that another trace has too."""
 
     def __init__(self, trace: TraceLike, other: TraceLike) -> None:
+        """Wrap `trace`, to be cut to the rows of `other`."""
         super().__init__(trace)
         self._other = other
 
     def find(self, key: str) -> RecordLike | None:
-        """Return the record of a key, cut where it is to be."""
+        """Return the record of a key, its shape and positions cut; None without one."""
         found, kept = self._trace.find(key), self._kept(key)
         if found is None or kept is None:
             return found
@@ -44,14 +41,15 @@ class TraceOnSharedRows(WrappedTrace):
         return CutRecord(found.key, found.point, shape, kept, found.dtype)
 
     def values(self, key: str) -> Array | None:
-        """Return the values of a key, cut where they are to be."""
+        """Return the values of a key, cut to the shared rows; None without values."""
         return self._rows(key, self._trace.values(key))
 
     def mask(self, key: str) -> Array | None:
-        """Return which of the values are there."""
+        """Return which of the values are present, cut to the shared rows; None for all."""
         return self._rows(key, self._trace.mask(key))
 
     def _rows(self, key: str, values: Array | None) -> Array | None:
+        """Return the values of a key cut to the shared rows, or unchanged."""
         found, kept = self._trace.find(key), self._kept(key)
         if values is None or found is None or kept is None:
             return values
@@ -59,7 +57,7 @@ class TraceOnSharedRows(WrappedTrace):
         return np.take(np.reshape(values, found.shape), [row[place] for place in kept], axis=0)
 
     def _kept(self, key: str) -> tuple[int, ...] | None:
-        """Return the positions both have of a point with chosen rows; None: nothing is cut."""
+        """Return the positions both have of a point with chosen rows; None for nothing to cut."""
         mine, other = self._trace.find(key), self._other.find(key)
         if (
             mine is None
@@ -74,12 +72,12 @@ class TraceOnSharedRows(WrappedTrace):
 
 
 def positions_differ(a: RecordLike, b: RecordLike) -> bool:
-    """Say whether two records are known to be of other positions."""
+    """Return whether two records are known to be of other positions."""
     return a.positions is not None and b.positions is not None and a.positions != b.positions
 
 
 def positions_text(numbers: Sequence[int]) -> str:
-    """Return token positions as text, the first eight of many."""
+    """Return token positions as text: a range, or the first eight of many."""
     if len(numbers) > 4 and list(numbers) == list(range(numbers[0], numbers[-1] + 1)):
         return f"{numbers[0]} to {numbers[-1]}"
     return ", ".join(map(str, numbers[:8])) + (", ..." if len(numbers) > 8 else "")

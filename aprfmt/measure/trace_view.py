@@ -1,4 +1,4 @@
-"""What comparing uses of a trace, and what a trace says of its run."""
+"""The protocols of traces and records that comparing uses, and facts of a run."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -13,31 +13,31 @@ ROUTED = ("router", "router_margin", "experts", "expert_w", "moe_out")
 
 
 class RecordLike(Protocol):
-    """What is used of a record: where it was taken, its shape, positions and arithmetic."""
+    """A record of a capture point: its key, shape, token positions, dtype and statistics."""
 
     @property
     def key(self) -> str:
-        """`L3.attn_out`."""
+        """The point with its layer, such as `L3.attn_out`."""
         ...
 
     @property
     def point(self) -> str:
-        """`attn_out`."""
+        """The point without its layer, such as `attn_out`."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the recorded values."""
+        """The shape of the recorded values."""
         ...
 
     @property
     def positions(self) -> tuple[int, ...] | None:
-        """Token positions of the rows, None where not known."""
+        """The token positions of the rows, None where not known."""
         ...
 
     @property
     def dtype(self) -> str:
-        """Of the arithmetic."""
+        """The dtype of the arithmetic that computed the values."""
         ...
 
     @property
@@ -47,20 +47,20 @@ class RecordLike(Protocol):
 
 
 class TraceLike(Protocol):
-    """What is used of a trace."""
+    """A trace: records by key, with their values."""
 
     @property
     def run(self) -> Mapping[str, Value]:
-        """Ids, prompt, model."""
+        """Metadata of the run: ids, prompt, model, backend."""
         ...
 
     @property
     def records(self) -> Mapping[str, RecordLike]:
-        """By key, in execution order."""
+        """{key: record} in execution order."""
         ...
 
     def find(self, key: str) -> RecordLike | None:
-        """Return the record of a key or of the key it equals."""
+        """Return the record of a key, or of the key it is an alias of; None without one."""
         ...
 
     def parts(self, key: str) -> list[str]:
@@ -72,7 +72,7 @@ class TraceLike(Protocol):
         ...
 
     def mask(self, key: str) -> Array | None:
-        """Return which of the values are there, None for all."""
+        """Return which of the values are present (bool array), None for all."""
         ...
 
     @property
@@ -82,32 +82,33 @@ class TraceLike(Protocol):
 
 
 class WrappedTrace:
-    """A trace as another one sees it: everything is the trace's own until a subclass says else."""
+    """A trace that delegates everything to another one; subclasses override parts."""
 
     def __init__(self, trace: TraceLike) -> None:
+        """Wrap a trace."""
         self._trace = trace
 
     @property
     def run(self) -> Mapping[str, object]:
-        """Ids, prompt, model."""
+        """Metadata of the run: ids, prompt, model, backend."""
         return self._trace.run
 
     @property
     def records(self) -> Mapping[str, RecordLike]:
-        """By key, in execution order."""
+        """{key: record} in execution order."""
         return self._trace.records
 
     @property
     def resolution(self) -> float:
-        """Half a unit of the last printed decimal, else 0."""
+        """Half a unit of the last decimal of values that were printed, else 0."""
         return self._trace.resolution
 
     def find(self, key: str) -> RecordLike | None:
-        """Return the record of a key or of the key it equals."""
+        """Return the record of a key, or of the key it is an alias of; None without one."""
         return self._trace.find(key)
 
     def parts(self, key: str) -> list[str]:
-        """Return the keys that a key stands for."""
+        """Return the keys that a key stands for: a joined slot's parts, or the key itself."""
         return self._trace.parts(key)
 
     def values(self, key: str) -> Array | None:
@@ -115,17 +116,17 @@ class WrappedTrace:
         return self._trace.values(key)
 
     def mask(self, key: str) -> Array | None:
-        """Return which of the values are there, None for all."""
+        """Return which of the values are present (bool array), None for all."""
         return self._trace.mask(key)
 
 
 def states_token_ids(trace: TraceLike) -> bool:
-    """Say whether a trace itself says its token ids (and does not only take the given ones)."""
+    """Return whether a trace itself has its token ids, and not only those given to it."""
     return trace.run.get("ids") is not None and not trace.run.get("ids_given")
 
 
 def unread_arrays(*traces: TraceLike) -> tuple[NotCompared, ...]:
-    """Return the arrays and files of captures that are no point, each with the reason."""
+    """Return the arrays and files of captures that are no capture point, with reasons."""
     found = {}
     for trace in traces:
         unknown = trace.run.get("unknown")
@@ -136,7 +137,7 @@ def unread_arrays(*traces: TraceLike) -> tuple[NotCompared, ...]:
 
 
 def unequal_ranks(*traces: TraceLike) -> tuple[str, ...]:
-    """Return what ranks of a dump should hold alike and do not, as sentences."""
+    """Return a sentence for each array that ranks of a dump should hold alike and do not."""
     found = []
     for trace in traces:
         dump = trace.run.get("dump")
@@ -146,7 +147,7 @@ def unequal_ranks(*traces: TraceLike) -> tuple[str, ...]:
 
 
 def backend_name(trace: TraceLike) -> str:
-    """Return what ran a trace: a backend's or an engine's name, "" where it is not known."""
+    """Return the backend's or engine's name that ran a trace; "" where it is not known."""
     backend = trace.run.get("backend")
     if not isinstance(backend, Mapping):
         return ""
@@ -154,19 +155,19 @@ def backend_name(trace: TraceLike) -> str:
 
 
 def run_arithmetic(trace: TraceLike, dtype: str) -> str:
-    """Return the dtype that bounds a trace's errors: `tf32` for float32 with TF32 products."""
+    """Return the dtype that bounds a trace's errors: "tf32" for float32 with TF32 products."""
     backend = trace.run.get("backend")
     tf32 = isinstance(backend, Mapping) and bool(backend.get("tf32"))
     return "tf32" if tf32 and dtype == "float32" else dtype
 
 
 def finer_weights_class(a: TraceLike, b: TraceLike) -> str:
-    """Return the finer of the two runs' classes of weights: "exact", "half" or "quantized"."""
+    """Return the finer class of the two runs' weights: "exact", "half" or "quantized"."""
     order = ("exact", "half", "quantized")
     found = [str(run["weights"]) for run in (a.run, b.run) if run.get("weights") in order]
     return min(found, key=order.index, default="exact")
 
 
 def shows_routing(trace: TraceLike) -> bool:
-    """Say whether a trace shows that its model chooses experts."""
+    """Return whether a trace has a point that only models with experts have."""
     return any(record.point in ROUTED for record in trace.records.values())

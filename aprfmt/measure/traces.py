@@ -1,4 +1,4 @@
-"""Comparing two traces point by point: equal tokens, positions and counts, or a refusal."""
+"""Compares two traces point by point, and judges each point by its tolerance."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PointDiff:
-    """One point of both traces. `why` says what keeps it from being compared, else "".
+    """The comparison of one point of two traces.
 
+    `why` says what prevents the comparison, else "".
     `rel_l2` is ||a-b|| / ||b||, b being the reference, and `rel_l2_finite` the same over what is
-    finite on both sides; `max_abs_diff` stands with the index; `max_over_rms` is it over the root
-    mean square of the reference. `values` says how many were looked at, `rows` of which token
+    finite on both sides; `max_at` is the index of `max_abs_diff`; `max_over_rms` is it over the
+    root mean square of the reference. `values` says how many were compared, `rows` of which token
     positions where the two hold others, or that rows are log-probabilities. `bits` says whether all
     are equal. `tolerance` bounds `rel_l2`, `max_tolerance` bounds `max_over_rms`, both for
     `reason`. `std_ratio` is a's deviation over b's on equal rows, `outside` whether it leaves its
-    band: a screen that says
-    where to look when only statistics were kept, and never a verdict. `nonfinite` places NaN and
-    infinities, indices in a's shape; one side alone having them is beyond every tolerance.
+    band: a hint where only statistics were recorded, and never a verdict. `nonfinite` locates NaN
+    and infinities, indices in a's shape; one side alone having them is beyond every tolerance.
     `by_position` is `rel_l2` of each token position's values alone, where that was asked for: None
-    of a position none of whose values are compared.
+    for a position none of whose values are compared.
     """
 
     key: str
@@ -76,13 +76,16 @@ class PointDiff:
 
     @property
     def with_sides_exchanged(self) -> "PointDiff":
-        """The same distances where B was measured against A: the counts of NaN keep their sides."""
+        """The same distances with the counts of NaN and infinities exchanged between the sides.
+
+        For points where B was measured against A.
+        """
         odd = self.nonfinite
         return self if odd is None else replace(self, nonfinite=odd.exchanged)
 
     @property
     def alone(self) -> bool:
-        """One side is not finite where the other holds something else."""
+        """Whether one side is not finite where the other holds something else."""
         return self.nonfinite is not None and self.nonfinite.alone > 0
 
 
@@ -112,7 +115,7 @@ _WORDS = VerdictWords("within tolerance", "beyond tolerance", "no verdict")
 
 @dataclass(frozen=True)
 class TraceDiff:
-    """All points in execution order, and the first one beyond its tolerance."""
+    """The comparison of two traces: all points in execution order, and the first one beyond."""
 
     points: tuple[PointDiff, ...]
     first: str | None
@@ -129,12 +132,12 @@ class TraceDiff:
 
     @property
     def compared(self) -> int:
-        """How many points had numbers on both sides."""
+        """The number of points with values on both sides."""
         return sum(point.rel_l2 is not None for point in self.points)
 
     @property
     def exit_code(self) -> int:
-        """0 all within, 1 one beyond, 2 nothing could be compared, or the tokens differ."""
+        """0 if all are within, 1 if one is beyond, 2 if nothing could be compared."""
         return self.pronounced.exit
 
     @property
@@ -147,7 +150,7 @@ class TraceDiff:
         return pronounce(_WORDS, Compared(differs, counts, (*apart, *self.left)))
 
     def to_json(self) -> dict[str, object]:
-        """Return plain data."""
+        """Return plain data: the summary, and all points."""
         return {
             "first": self.first,
             "compared": self.compared,
@@ -163,7 +166,7 @@ class TraceDiff:
 
 
 def check_ids(a: TraceLike, b: TraceLike) -> None:
-    """Raise UsageError where two traces are known to be of other tokens."""
+    """Raise UsageError where two traces are known to be of different token ids."""
     ids_a, ids_b = a.run.get("ids"), b.run.get("ids")
     if ids_a is not None and ids_b is not None and list(ids_a) != list(ids_b):
         at = next(
@@ -177,7 +180,7 @@ def check_ids(a: TraceLike, b: TraceLike) -> None:
 
 
 def unrecorded_tokens_sentences(a: TraceLike, b: TraceLike) -> tuple[str, ...]:
-    """Say which side does not record its tokens: it may be a run of other tokens, unnoticed."""
+    """Return a sentence for each side that does not record its token ids."""
     return tuple(
         f"token ids: {label} does not record them, so they were not checked"
         for label, trace in (("this trace", a), ("the reference", b))
@@ -188,7 +191,7 @@ def unrecorded_tokens_sentences(a: TraceLike, b: TraceLike) -> tuple[str, ...]:
 def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
     """Return the keys that both traces have, in a's order.
 
-    A key that a has under other names (an alias, or the parts of a joined slot) stands behind
+    A key that a has under other names (an alias, or the parts of a joined slot) comes after
     the last of them.
     """
     order = {key: place for place, key in enumerate(a.records)}
@@ -204,7 +207,7 @@ def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
 class RunPair:
     """Two runs, `a` and the reference `b`: all that a tolerance depends on besides the point.
 
-    Whatever compares values of two runs does it here, so that no two commands differ about a
+    Whatever compares values of two runs does it here, so that all commands agree about a
     point. `coarse` is half a unit of the last decimal of values that were printed.
     """
 
@@ -230,9 +233,9 @@ class RunPair:
         return cls(names, finer_weights_class(a, b), mixture, calibrated, coarse)
 
     def bound(self, key: str, dtypes: tuple[str, str], point: str = "") -> Threshold:
-        """Return what the two may differ by at a key, computed in these dtypes.
+        """Return the bound of the distance at a key, computed in these dtypes.
 
-        `point` is the one that was recorded, where the key is another name of it.
+        `point` is the one that was recorded, where the key is an alias.
         """
         layer = key[1:].partition(".")[0]
         return threshold(
@@ -244,9 +247,9 @@ class RunPair:
         self, key: str, dtypes: tuple[str, str], x: "Array", y: "Array",
         chosen: "Array | None" = None, shape: tuple[int, ...] | None = None, point: str = "",
     ) -> PointDiff:  # fmt: skip
-        """Say whether two values of a point agree: the one place where that is decided.
+        """Return the comparison of two values of a point: the one place where it is judged.
 
-        `x` and `y` have one size; those count that are `chosen` (bool, one each; None: all).
+        `x` and `y` have one size; only values that are `chosen` (bool array; None: all) count.
         Indices are of `shape`, x's own if None; `point` is as in `bound`.
         """
         bound, shape = self.bound(key, dtypes, point), np.shape(x) if shape is None else shape
@@ -274,10 +277,10 @@ def compare_traces(
     before: Mapping[str, int] | None = None, positions: bool = False,
     same_dtype: TraceLike | None = None,
 ) -> TraceDiff:  # fmt: skip
-    """Compare `a` with the reference `b`; UsageError where their tokens are not the same.
+    """Return the comparison of `a` with the reference `b`; UsageError for other tokens.
 
-    `before` are keys of which only rows of earlier token positions are looked at. `positions` asks
-    for each token position's own distance. `same_dtype` is a run of the reference in a's dtype:
+    `before` are keys of which only rows of earlier token positions are compared. `positions` asks
+    for each token position's distance. `same_dtype` is a run of the reference in a's dtype:
     `rounding_ratios` are then given.
     """
     check_ids(a, b)
@@ -331,7 +334,7 @@ def first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> Firs
 
 
 def _pass_of(trace: TraceLike, position: int) -> int | None:
-    """Return the pass of a dump that computed a token, None for another trace."""
+    """Return the number of a dump's pass that computed a token; None for other traces."""
     dump = trace.run.get("dump")
     if not isinstance(dump, Mapping) or position not in dump.get("positions", ()):
         return None
@@ -342,11 +345,11 @@ def _pass_of(trace: TraceLike, position: int) -> int | None:
 def rounding_ratios(
     keys: Sequence[str], a: TraceLike, b: TraceLike, same_dtype: TraceLike
 ) -> dict[str, float]:
-    """Return |a - b| / |s - b| by key, `b` in float32 and `s` the same computation in a's dtype.
+    """Return {key: |a - b| / |s - b|}, `b` in float32 and `s` the same computation in a's dtype.
 
     About 1: as far off as rounding makes a right implementation. Source of the measure: the
     three-tensor comparison of AWS Neuron's equivalence framework. Infinite where `s` is exact and
-    `a` is not. Points that `s` lacks have none.
+    `a` is not. Points that `s` lacks are left out.
     """
     found = {}
     for key in keys:
@@ -363,7 +366,11 @@ def compare_point(
     key: str, a: TraceLike, b: TraceLike, between: RunPair, before: int | None = None,
     positions: bool = False,
 ) -> PointDiff:  # fmt: skip
-    """Compare one key of both; `before` looks only at rows of earlier token positions."""
+    """Return the comparison of one key of both traces.
+
+    `before` restricts it to rows of earlier token positions. `positions` adds each token position's
+    distance.
+    """
     mine, other = a.find(key), b.find(key)
     assert mine is not None and other is not None
     dtypes = record_dtypes(mine, other, a, b)
@@ -387,14 +394,17 @@ def compare_point(
 
 
 def position_axis(point: str) -> int:
-    """Return which axis of a point's values is the token position."""
+    """Return the axis of a point's values that is the token position: 1 for scores, else 0."""
     return 1 if point in ("scores", "probs") else 0  # [heads, tokens, keys]
 
 
 def _distance_by_position(
     record: RecordLike, x: Array, y: Array, chosen: Array
 ) -> tuple[float | None, ...] | None:
-    """Return ||x-y|| / ||y|| of each token position; None where rows belong to no positions."""
+    """Return relative L2 per token position, None for a position without values.
+
+    None instead of a tuple where rows belong to no positions. `chosen` are the values that count.
+    """
     axis = position_axis(record.point)
     count = len(record.positions or ())
     if len(record.shape) <= axis or not count or record.shape[axis] != count:
@@ -415,19 +425,22 @@ def _distance_by_position(
 def record_dtypes(
     a: RecordLike, b: RecordLike, of_a: TraceLike, of_b: TraceLike
 ) -> tuple[str, str]:
-    """Return the arithmetic of two records of these traces."""
+    """Return the dtypes of the arithmetic of two records: "tf32" for products in TF32."""
     return run_arithmetic(of_a, a.dtype), run_arithmetic(of_b, b.dtype)
 
 
 def _uncompared_point(key: str, bound: Threshold, why: str, beyond: bool = False) -> PointDiff:
-    """Return a point without numbers, and why."""
+    """Return the PointDiff of a point without numbers, with the reason."""
     return PointDiff(key, None, None, None, bound.rel_l2, beyond, why)
 
 
 def _judge_point(
     found: PointDistance, key: str, discrete: bool, bound: Threshold, coarse: float
 ) -> PointDiff:
-    """Hold what was measured to the point's bound; printed values may be `coarse` off each."""
+    """Return the PointDiff of measured distances, judged by the point's bound.
+
+    Printed values may be off by `coarse` each. A `discrete` point (a choice) is never beyond.
+    """
     rms, odd = found.rms, found.nonfinite
     if found.count and not rms and not found.largest and not discrete:
         why = odd.says("this side", "the reference") if odd else "zero on both sides"
@@ -446,7 +459,7 @@ def _judge_point(
 
 
 def _reason_not_numbers(a: RecordLike, b: RecordLike) -> tuple[str, bool]:
-    """Say what keeps values from being compared, and whether one side alone is not finite."""
+    """Return (why values cannot be compared, whether only one side is not finite)."""
     why = "only statistics were kept; save the values"
     if a.stats is None or b.stats is None:
         return why, False
@@ -457,14 +470,14 @@ def _reason_not_numbers(a: RecordLike, b: RecordLike) -> tuple[str, bool]:
 
 
 def _std_ratio(a: RecordLike, b: RecordLike) -> float | None:
-    """Return a's standard deviation over b's, None where either is not known or 0."""
+    """Return a's standard deviation over b's, None where either is unknown or 0."""
     if a.stats is None or b.stats is None or not a.stats.std or not b.stats.std:
         return None
     return float(a.stats.std / b.stats.std)
 
 
 def _present_values(a: "Array | None", b: "Array | None", size: int) -> "Array":
-    """Return which values of both are there."""
+    """Return a bool array of `size`: the values that both masks have."""
     chosen = np.ones(size, np.bool_)
     for mask in (a, b):
         if mask is not None:
@@ -473,7 +486,7 @@ def _present_values(a: "Array | None", b: "Array | None", size: int) -> "Array":
 
 
 def _values_before(record: RecordLike, before: int) -> "Array":
-    """Return which values belong to token positions before a given one."""
+    """Return a bool array: the values of token positions before the given one."""
     size = int(np.prod(record.shape))
     if record.positions is None:
         return np.ones(size, np.bool_)
@@ -491,7 +504,7 @@ def _values_before(record: RecordLike, before: int) -> "Array":
 
 
 def _other_rows_text(a: tuple[int, ...], b: tuple[int, ...]) -> str:
-    """Say how the token positions of two records' rows differ."""
+    """Return how the token positions of two records' rows differ, as text."""
     if len(a) != len(b):
         return f"rows of {len(a)} positions against {len(b)}"
     row = next(i for i, (mine, other) in enumerate(zip(a, b, strict=True)) if mine != other)
@@ -501,12 +514,12 @@ def _other_rows_text(a: tuple[int, ...], b: tuple[int, ...]) -> str:
 
 
 def _have_other_rows(a: RecordLike | None, b: RecordLike | None) -> bool:
-    """Say whether two records hold other rows, or another number of values."""
+    """Return whether two records hold other rows, or another number of values."""
     return a is not None and b is not None and bool(_reason_not_comparable(a, b))
 
 
 def _reason_not_comparable(a: RecordLike, b: RecordLike) -> str:
-    """Say why two records cannot be compared, "" if they can."""
+    """Return why two records cannot be compared; "" if they can."""
     if a.positions is not None and b.positions is not None and a.positions != b.positions:
         return _other_rows_text(a.positions, b.positions)
     count_a, count_b = 1, 1

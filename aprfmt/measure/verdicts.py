@@ -1,4 +1,4 @@
-"""The verdicts on two sides, the levels of evidence, and how sure a cause is."""
+"""The verdicts on two sides, the levels of evidence, and the levels of certainty."""
 
 from collections.abc import Iterable
 from typing import Literal
@@ -7,7 +7,7 @@ Level = Literal["identity", "config", "tensor", "forward", "capture", "gradient"
 Verdict = Literal["same", "precision", "bug", "not_comparable"]
 Certainty = Literal["located", "explained", "confirmed"]
 
-# The order in which evidence is looked at; the first level that explains the later ones decides.
+# The order in which levels are compared; the first level that explains the later ones decides.
 LEVELS: dict[Level, str] = {
     "identity": "the same checkpoint, tokenizer and token ids",
     "config": "hyperparameters that change the forward pass, with their origin",
@@ -40,5 +40,5 @@ CERTAINTIES: dict[Certainty, str] = {
 
 
 def worst_verdict(verdicts: Iterable[Verdict]) -> Verdict:
-    """Return the verdict of several together: the worst; without any, that nothing differs."""
+    """Return the worst of several verdicts; "same" for none."""
     return max(verdicts, key=list(VERDICTS).index, default="same")

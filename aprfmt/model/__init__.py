@@ -60,7 +60,7 @@ class Model(Mapping[str, View], Tabular):
     """An open model; a mapping from the file's own tensor names, and a context manager.
 
     `arch` forces an architecture by name. Where the architecture is unknown the model still
-    opens: `arch_error` says why, and asking for `spec`, `hyper` or `roles` raises it.
+    opens, and asking for `spec`, `hyper` or `roles` raises ArchError.
     `allow_missing` are patterns of required roles that may be missing (completeness.py).
     With `damaged`, faults in config.json and in packed weights are collected too, not raised.
     """
@@ -73,6 +73,7 @@ class Model(Mapping[str, View], Tabular):
         allow_missing: Sequence[str] = (),
         damaged: bool = False,
     ) -> None:
+        """Wrap an open source and its folder; packed weights are joined, nothing else is read."""
         self.source = source
         self.folder = folder
         self._forced = arch
@@ -87,7 +88,12 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def _packing(self) -> Mapping[str, Value] | None:
-        """Return what the files say of how weights are packed, in config.json's keys."""
+        """Return what the files say about packed weights, as keys of config.json; None if nothing.
+
+        The section comes from config.json, from the file's metadata, or from a file such as
+        hf_quant_config.json. Module names that do not match the tensors are renamed in it, and the
+        rule for that is stored in `modules`.
+        """
         from aprfmt.model.packing import packing_config
 
         try:
@@ -101,6 +107,7 @@ class Model(Mapping[str, View], Tabular):
         return said if self.modules is None else rename_modules(said or {}, self.modules.rules)
 
     def _fault(self, error: AprfmtError) -> None:
+        """Append an error to `damage`, its text without the model's path. Returns nothing."""
         text = str(error).removeprefix(f"{self.source.path}: ")
         self._found.append(Damage(str(self.source.path), text, kind=error.kind))
 
@@ -111,34 +118,34 @@ class Model(Mapping[str, View], Tabular):
 
     @property
     def forced(self) -> str | None:
-        """The architecture that the user named, None where the file's own counts."""
+        """The architecture that the user named with `arch`; None if it is taken from the file."""
         return self._forced
 
     # --- the file ---------------------------------------------------------------------------
 
     @property
     def path(self) -> Path:
-        """What was opened (the first file of a split or folder)."""
+        """The path that was opened (the first file of a split or folder)."""
         return self.source.path
 
     @property
     def format(self) -> str:
-        """Key of FORMATS."""
+        """The format's name, a key of FORMATS."""
         return self.source.format
 
     @cached_property
     def key_style(self) -> str:
-        """Whose metadata keys the file uses: "gguf", "apr" or "safetensors" (config.json)."""
+        """The convention of the metadata keys: "gguf", "apr" or "safetensors" (config.json)."""
         return FORMATS[self.source.format].keys_like or self.source.format
 
     @property
     def metadata(self) -> Mapping[str, Value]:
-        """The file's own key-value part."""
+        """The metadata of the container: {key: value}."""
         return self.source.metadata
 
     @property
     def typed(self) -> Mapping[str, Value | TypedValue]:
-        """The metadata, each value with the type its key has in the file, where it has one."""
+        """{key: value} of the metadata; values with a declared type in the file are TypedValue."""
         types = self.source.types
         return {
             key: TypedValue(value, types[key]) if key in types else value
@@ -146,6 +153,7 @@ class Model(Mapping[str, View], Tabular):
         }
 
     def __getitem__(self, name: str) -> View:
+        """Return the tensor with this stored name; TensorNotFoundError with similar names."""
         if name not in self._lazy:
             raise TensorNotFoundError(self._not_found(name))
         return View(self._lazy[name])
@@ -158,6 +166,7 @@ class Model(Mapping[str, View], Tabular):
         return self[name] if name in self._lazy else default
 
     def _not_found(self, name: str) -> str:
+        """Return the message of TensorNotFoundError for a name, with the most similar names."""
         from aprfmt.model.patterns import similar_names
 
         return (
@@ -173,13 +182,13 @@ class Model(Mapping[str, View], Tabular):
 
     @property
     def infos(self) -> "Iterator[TensorInfo]":
-        """What is said of each tensor, in the order of the file: no `View` is made of any."""
+        """The TensorInfo of each tensor, in the order of the file. Creates no `View`."""
         return (tensor.info for tensor in self._lazy.values())
 
     def remember(self) -> None:
-        """Fetch no byte of files that lie elsewhere twice, where there is room, until close().
+        """Cache the bytes fetched from remote files in temporary files until close().
 
-        For what reads a model again and again: each byte that comes is kept in a temporary file.
+        For callers that read a model several times. Does nothing for local files.
         """
         if self._remembering is None and any(isinstance(p, RemotePath) for p in self.source.files):
             from aprfmt.remote.remote_file import keep_fetched
@@ -187,7 +196,7 @@ class Model(Mapping[str, View], Tabular):
             self._remembering = keep_fetched(self.source.files)
 
     def close(self) -> None:
-        """Close the file; views given out by raw() end with it."""
+        """Close the file. Memory views that raw() returned become invalid."""
         self.source.close()
         if self._remembering is not None:
             self._remembering.close()
@@ -196,6 +205,7 @@ class Model(Mapping[str, View], Tabular):
         return self
 
     def __exit__(self, kind: object, *exc: object) -> None:
+        """Close the model; without an exception, first raise if a remote file has changed."""
         try:
             if kind is None and any(map(is_remote, self.source.files)):
                 from aprfmt.remote.remote_file import refuse_changed
@@ -208,7 +218,10 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def config(self) -> Mapping[str, Value] | None:
-        """config.json of the folder, or carried by a GGUF or APR of ours; None if there is none."""
+        """The keys of config.json, from the folder or embedded in a GGUF or APR; None without one.
+
+        Damaged embedded JSON raises FormatError, or with `damaged` is recorded in `damage`.
+        """
         if self.folder is not None and self.folder.config is not None:
             return self.folder.config
         carried = self.source.metadata.get(HF_CONFIG_KEYS.get(self.key_style, ""))
@@ -239,7 +252,7 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def resolution(self) -> "Resolution":
-        """Architecture, hyperparameters and roles together; raises ArchError or FormatError."""
+        """Architecture, hyperparameters and roles together. Raises ArchError or FormatError."""
         found = self._resolved
         if isinstance(found, AprfmtError):
             raise found.with_traceback(None)
@@ -249,7 +262,7 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def _resolved(self) -> "Resolution | AprfmtError":
-        """What `resolution` gives or raises, which may read every name and is asked often."""
+        """The Resolution, or the error that `resolution` raises. Computed once: it reads names."""
         from aprfmt.model.resolve import resolve
 
         try:
@@ -259,14 +272,14 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def kind(self) -> "Kind | None":
-        """What a file is that is no whole model, None for a model; every name is read once."""
+        """The Kind of a file that is no whole model (adapter, imatrix, ...); None for a model."""
         from aprfmt.model.kinds import kind_of
 
         return kind_of(self)
 
     @cached_property
     def relations(self) -> tuple[Relation, ...]:
-        """The changes under which alone readers find what is here; empty for most files."""
+        """The Relations (renames, exchanged axes) needed to read this file; usually ()."""
         found = relations(self)
         if self.config is None or quantization_section(self.config) is None:
             return found
@@ -277,22 +290,22 @@ class Model(Mapping[str, View], Tabular):
 
     @property
     def spec(self) -> "ArchSpec":
-        """The architecture's tables; ArchError names an unknown one."""
+        """The ArchSpec of the architecture. Raises ArchError for an unknown architecture."""
         return self.resolution.spec
 
     @property
     def hyper(self) -> "HyperParams":
-        """Hyperparameters, each with its origin."""
+        """The hyperparameters, each with its origin."""
         return self.resolution.hyper
 
     @property
     def roles(self) -> Mapping[str, View]:
-        """Logical tensors by role key, in execution order of the file's own listing."""
+        """{role key: View} of the tensors with a role, in execution order."""
         return self.resolution.roles
 
     @cached_property
     def roles_of(self) -> Mapping[str, tuple[str, ...]]:
-        """The role keys each stored tensor holds; empty where the architecture is unknown."""
+        """{stored name: role keys it holds}; empty where the architecture is unknown."""
         found: dict[str, tuple[str, ...]] = {}
         try:
             roles = self.roles
@@ -304,7 +317,7 @@ class Model(Mapping[str, View], Tabular):
         return found
 
     def find(self, key: str) -> View | None:
-        """Return the tensor of a role, or, where none is called so, the stored one of that name."""
+        """Return the tensor with this role key, else the stored tensor of this name, else None."""
         try:
             role = self.roles.get(key)
         except ArchError:
@@ -313,9 +326,9 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def carried(self) -> "Carried":
-        """The tokenizer's parts as the model carries them, each read once and kept.
+        """The parts of the tokenizer that the model's files contain, each read once.
 
-        Text files of the folder that change after the first use are not read again.
+        Later changes of the folder's text files are not seen.
         """
         from aprfmt.tokenizer.carried import Carried
 
@@ -323,21 +336,21 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def tokenizer(self) -> "Tokenizer":
-        """The tokenizer, built from what this format carries; FormatError if it carries none."""
+        """The Tokenizer, built from the model's files. Raises FormatError if there is none."""
         from aprfmt.tokenizer import load_tokenizer
 
         return load_tokenizer(self)
 
     @cached_property
     def records(self) -> "Restoration":
-        """The source bits that a file of ours records; empty for files of other writers."""
+        """The records of the source's exact bits in a file written by aprfmt; empty for others."""
         from aprfmt.tensors.restoration import read_restoration
 
         return read_restoration(self.metadata, str(self.path))
 
     @cached_property
     def unread(self) -> "UndecodedPacking | None":
-        """The packed weights in config.json that no codec here decodes; None if there are none."""
+        """The declared packed weights that no codec decodes; None if there are none."""
         from aprfmt.model.unread import undecoded_packing
 
         why = str(self._unread[0]) if self._unread else ""
@@ -345,7 +358,7 @@ class Model(Mapping[str, View], Tabular):
 
     @property
     def notes(self) -> Sequence[Note]:
-        """Remarks about the file: the reader's, and what is odd about its packed weights."""
+        """Remarks about the file: those of the reader, and oddities of its packed weights."""
         said, other = self.unread, self._two_packings
         found = () if said is None else (said.note(str(self.path)),)
         more = (note for note in (other, self._partial_input_scales) if note is not None)
@@ -353,6 +366,7 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def _partial_input_scales(self) -> Note | None:
+        """The note that only some packed weights have input scales; None if all or none have."""
         if not has_parts(self._lazy):
             return None
         from aprfmt.model.packing import partial_input_scales
@@ -361,17 +375,19 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def _two_packings(self) -> Note | None:
+        """The note that two declarations of packed weights conflict; None if they do not."""
         from aprfmt.model.packing import conflicting_packings
 
         try:
             return conflicting_packings(self)
         except FormatError:
-            return None  # told where the packing is read
+            return None  # reported where the packing is read
 
     def __repr__(self) -> str:
         return short_repr(self, self.path, self.format, self._known(), f"{len(self)} tensors")
 
     def _known(self) -> str:
+        """Return the architecture's name, or "architecture not known"."""
         try:
             return self.spec.name
         except AprfmtError:
@@ -381,7 +397,7 @@ class Model(Mapping[str, View], Tabular):
         return public_dir(self, PUBLIC)
 
     def table_rows(self) -> list[Row]:
-        """Return a row a stored tensor: name, role, shape, encoding, bytes, offset."""
+        """Return one dict per stored tensor: name, role, shape, encoding, nbytes, offset."""
         roles: dict[str, str] = {}
         with suppress(ArchError):  # an unknown architecture has tensors and no roles
             roles = {name: key for key, side in self.roles.items() for name in side.names}
@@ -398,13 +414,14 @@ class Model(Mapping[str, View], Tabular):
         ]
 
     def _ipython_key_completions_(self) -> list[str]:
-        """Return what IPython offers behind `model["`."""
+        """Return the tensor names that IPython offers after `model["`."""
         return list(self._lazy)
 
     def _repr_html_(self) -> str:
-        """Return what a notebook shows: sizes, encodings, the first tensors. Reads none."""
+        """Return HTML for a notebook: sizes, encodings, the first tensors. Reads no tensor data."""
         from aprfmt.base.notebook import ROWS, Card, Table
 
+        # Tensors, parameters and bytes by encoding.
         sizes: dict[str, list[int]] = {}
         for tensor in self.values():
             row = sizes.setdefault(tensor.encoding, [0, 0, 0])
@@ -413,6 +430,7 @@ class Model(Mapping[str, View], Tabular):
             known, kind = self.spec.name, ""
         except AprfmtError as error:
             known, kind = str(error), "warn"
+        # Damage is shown first; an unknown architecture is a warning.
         broken = "; ".join(f"{one.where}: {one.text}" for one in self.damage)
         first = [(name, self[name].encoding, list(self[name].shape)) for name in list(self)[:ROWS]]
         return Card(
@@ -445,8 +463,9 @@ def open_model(
     allow_missing: Sequence[str] = (),
     rename: Sequence[Rename] = (),
 ) -> Model:
-    """Open a model file, shard index, Hugging Face folder, `org/name` of the hub cache, or address.
+    """Return the opened Model of a file, shard index, folder, hub name or address.
 
+    A folder is Hugging Face's, a hub name is `org/name` of the local hub cache.
     The format is decided by content. config.json and tokenizer files are read from the folder of
     a safetensors file, and from `path` itself if it is a folder. With `damaged`, faults that leave
     the rest readable are collected in `model.damage`, and only reading an affected tensor raises.
@@ -485,7 +504,11 @@ def _open_checked(
     allow_missing: Sequence[str],
     rename: Sequence[Rename],
 ) -> Model:
-    """Open a model and check that it is whole."""
+    """Return the opened model, with its folder and with `rename` applied; closes it on an error.
+
+    `path` is a file of weights. `named_folder`: the user named its folder, so that config.json
+    and tokenizer files are read from there whatever the format is.
+    """
     source = _open_source(_shard_index_of(path), partial, damaged)
     folder, wrong = None, None
     try:
@@ -511,7 +534,10 @@ def _open_checked(
 def _rename_source(
     source: Source, folder: HFFolder | None, rules: Sequence[Rename]
 ) -> tuple[Source, HFFolder | None]:
-    """Return a file with its tensors and modules renamed; UsageError for a rule without effect."""
+    """Return (source, folder) with tensors and the modules in config.json renamed by `rules`.
+
+    Raises UsageError for a rule that changes nothing.
+    """
     config = None if folder is None else folder.config
     made = None if config is None else rename_modules(config, rules)
     rename_names(source.tensors, rules, source.path, strict=made == config)
@@ -522,7 +548,7 @@ def _rename_source(
 
 
 def _shard_index_of(path: Path) -> Path:
-    """Return the shard index beside `path` if `path` is named like a shard, else `path`."""
+    """Return the shard index in the folder of a file named like a shard, else `path`."""
     if re.fullmatch(r"pytorch_model-\d{5}-of-\d{5}\.bin", path.name):
         index = path.with_name(PICKLED_INDEX)
         return index if index.is_file() else path
@@ -532,7 +558,7 @@ def _shard_index_of(path: Path) -> Path:
 
 
 def recognize_format(path: Path) -> str:
-    """Return the format of a file or folder as a key of FORMATS, also if the file is damaged.
+    """Return the format's name (a key of FORMATS) of a file or folder, even if damaged.
 
     Raises FormatError or UsageError if it is not a model.
     """
@@ -543,10 +569,12 @@ def recognize_format(path: Path) -> str:
 
 
 def _is_index(path: Path) -> bool:
+    """Return whether a path is named like a safetensors shard index."""
     return path.name == INDEX or path.name.endswith(".safetensors.index.json")
 
 
 def _open_source(path: Path, partial: bool, damaged: bool) -> Source:
+    """Return the opened file, or the opened shards of a safetensors index."""
     if _is_index(path):
         from aprfmt.formats.safetensors.reader import open_index
 

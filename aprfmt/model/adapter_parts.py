@@ -1,9 +1,9 @@
-"""What an adapter's file consists of, and what stands against merging it: by names and config.
+"""The stored tensors of a LoRA adapter by name, and why it may not be mergeable.
 
 No numbers are read, so that `inspect` can promise what a merge will do.
-
-Source: peft 0.21, tuners/lora and utils/save_and_load.py; llama.cpp, convert_lora_to_gguf.py and
-llama-adapter.cpp, which refuses a tensor that is no factor; kohya's sd-scripts, networks/lora.py.
+Source: peft 0.21, tuners/lora and utils/save_and_load.py; llama.cpp, convert_lora_to_gguf.py
+and llama-adapter.cpp, which refuses a tensor that is no factor; kohya's sd-scripts,
+networks/lora.py.
 """
 
 import math
@@ -49,10 +49,12 @@ _COMPUTED = re.compile(
 
 
 class AdapterParts(NamedTuple):
-    """The stored names of an adapter: factors by module and part, whole tensors, stray ones.
+    """The stored names of an adapter, by what each tensor is.
 
-    `spellings` are those its factors have: peft, gguf, kohya. A strength or a length beside a pair
-    (`.alpha`, `.dora_scale`) does not decide which. A stray tensor is no part of an adapter.
+    `spellings`: which conventions the factors' names follow: peft, gguf, kohya. Names such as
+    `.alpha` and `.dora_scale` occur in several and do not decide that. `factors`: module ->
+    {part ("a", "b", "alpha", ...): stored name}. `whole`: name in the base -> stored name.
+    `stray`: tensors that do not belong to an adapter.
     """
 
     spellings: frozenset[str]
@@ -62,7 +64,7 @@ class AdapterParts(NamedTuple):
 
 
 def adapter_parts(model: "Model") -> AdapterParts:
-    """Return what an adapter's file consists of."""
+    """Return the stored names of an adapter, sorted into factors, whole and stray tensors."""
     factors: dict[str, dict[str, str]] = {}
     whole: dict[str, str] = {}
     stray: list[str] = []
@@ -82,7 +84,7 @@ def adapter_parts(model: "Model") -> AdapterParts:
 
 
 def unwrap_module(module: str) -> tuple[str, int]:
-    """Return the name of a module without PEFT's wrappers, and how many of them stood there."""
+    """Return (module name without PEFT's `.base_layer` endings, how many were removed)."""
     depth = 0
     while module.endswith(WRAPPED):
         module, depth = module.removesuffix(WRAPPED), depth + 1
@@ -90,10 +92,10 @@ def unwrap_module(module: str) -> tuple[str, int]:
 
 
 def target_parameters(config: Mapping[str, Any], module: str) -> tuple[str, ...]:
-    """Return the parameters of a module that PEFT was asked to change by name; () for most.
+    """Return the names of a module's parameters that PEFT's target_parameters lists; () for most.
 
-    An entry names MODULE.PARAMETER, or the end of that. One without a module means every module
-    that is no target itself.
+    An entry names MODULE.PARAMETER, or the end of that. An entry without a module means every
+    module that is not listed in target_modules itself.
     """
     found = []
     entries = config.get("target_parameters")
@@ -106,6 +108,7 @@ def target_parameters(config: Mapping[str, Any], module: str) -> tuple[str, ...]
 
 
 def _is_target_module(config: Mapping[str, Any], module: str) -> bool:
+    """Return whether target_modules of adapter_config.json names or matches this module."""
     asked = config.get("target_modules")
     if isinstance(asked, str):
         return matches_start(rf"({asked})$", module)
@@ -114,7 +117,10 @@ def _is_target_module(config: Mapping[str, Any], module: str) -> bool:
 
 
 def value_by_pattern(patterns: Any, module: str, default: Any) -> Any:
-    """Return PEFT's value of a module: of the first pattern that ends its name, else `default`."""
+    """Return the value of the first pattern that matches the end of a module's name, or `default`.
+
+    `patterns` is PEFT's rank_pattern or alpha_pattern: {regular expression: value}.
+    """
     for pattern, value in patterns.items() if isinstance(patterns, Mapping) else ():
         if matches_start(rf"(.*\.)?({pattern})$", module):
             return value
@@ -122,12 +128,12 @@ def value_by_pattern(patterns: Any, module: str, default: Any) -> Any:
 
 
 def adapter_scale(config: Mapping[str, Any], alpha: float, rank: int) -> float:
-    """Return the scale of a pair: alpha / r, with rsLoRA alpha / sqrt(r)."""
+    """Return the factor of a pair's product: alpha / r, with rsLoRA alpha / sqrt(r)."""
     return alpha / math.sqrt(rank) if config.get("use_rslora") else alpha / rank
 
 
 def stored_alpha(model: "Model", parts: AdapterParts, module: str) -> float | None:
-    """Return the strength that an adapter's file has beside a pair; None where it has none."""
+    """Return the value of the alpha tensor stored for a module's pair; None without one."""
     name = parts.factors[module].get("alpha")
     if name is None:
         return None
@@ -143,9 +149,10 @@ def stored_alpha(model: "Model", parts: AdapterParts, module: str) -> float | No
 
 
 def alpha_contradiction(config: Mapping[str, Any], parts: AdapterParts, model: "Model") -> str:
-    """Return how strengths in a file of PEFT's names contradict its configuration; "" if not.
+    """Return how stored alphas contradict adapter_config.json, as a sentence; "" if they agree.
 
-    PEFT reads the configuration alone, other loaders (diffusers, vLLM, sd-scripts) the tensors.
+    Only for files of PEFT's names. PEFT reads the configuration alone, other loaders (diffusers,
+    vLLM, sd-scripts) the tensors.
     """
     if parts.spellings != {"peft"}:
         return ""
@@ -173,9 +180,10 @@ def alpha_contradiction(config: Mapping[str, Any], parts: AdapterParts, model: "
 def merge_obstacle(
     config: Mapping[str, Any], parts: AdapterParts, model: "Model", *, compare: bool = False
 ) -> str:
-    """Return what stands against merging an adapter, "" where names and configuration allow it.
+    """Return why an adapter cannot be merged, as a clause; "" if names and config allow it.
 
-    With `compare` it is only held against a merge, so that two readings of a strength may stand.
+    With `compare` the adapter is compared with a merged model and not merged: contradictory
+    alphas are then no obstacle.
     """
     kind = config.get("peft_type", "LORA")
     if kind != "LORA":
@@ -202,7 +210,7 @@ def merge_obstacle(
 
 
 def _parameter_obstacle(config: Mapping[str, Any], parts: AdapterParts) -> str:
-    """Return what is wrong with the pairs for single parameters, "" where nothing is."""
+    """Return what is wrong with pairs for single parameters (target_parameters); "" if nothing."""
     depths: dict[str, set[int]] = {}
     for module in parts.factors:
         name, depth = unwrap_module(module)

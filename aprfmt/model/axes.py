@@ -1,7 +1,7 @@
-"""Weights whose last two axes are stored the other way round, as the shapes show.
+"""Finds weights whose last two axes are stored exchanged, by their shapes.
 
-Trainers and exporters write stacked experts as [experts, in, out] and matrices as [in, out]. Where
-the two sizes are equal no shape tells; then only a comparison of values does.
+Trainers and exporters write stacked experts as [experts, in, out] and matrices as [in, out].
+Where the two sizes are equal no shape tells; then only a comparison of values does.
 """
 
 from collections.abc import Mapping
@@ -28,9 +28,10 @@ def turn_axes(
     hyper: "HyperParams",
     path: Path,
 ) -> "tuple[BoundNames, tuple[Relation, ...]]":
-    """Return `bound` with the groups turned that fit only then, and the relation that says so.
+    """Return (bound names, relations) with last axes exchanged where only then the shapes fit.
 
-    `shapes` are the stored shapes by name. Nothing is turned where fewer than two tensors are.
+    `shapes` are the stored shapes by name. Nothing is exchanged where fewer than two tensors need
+    it: then `bound` is returned unchanged with no relation.
     """
     from aprfmt.arch.layout_steps import Transposed, TransposedEach
 
@@ -58,7 +59,7 @@ def turn_axes(
 def _shapes_fit(
     spec: "ArchSpec", group: "BoundGroup", stored: list[Shape], hyper: "HyperParams"
 ) -> bool:
-    """Say whether stored shapes give every role of a group the shape the configuration asks for."""
+    """Return whether stored shapes give each role of a group the shape the config asks for."""
     from aprfmt.arch.binding import logical_shapes
     from aprfmt.arch.required_roles import logical_shape
 
@@ -73,7 +74,10 @@ def _shapes_fit(
 
 
 def _axes_relation(found: list[tuple[str, Shape]], published: str, path: Path) -> Relation:
-    """Return the relation of weights whose axes are exchanged."""
+    """Return the Relation that says which weights have exchanged axes, and the convert command.
+
+    `found` are (name, stored shape). `published` is the order readers expect, such as "[out, in]".
+    """
     other = "[in, out]" if published == "[out, in]" else "[out, in]"
     stacked = any(len(shape) > 2 for _, shape in found)
     right, wrong = (f"[experts, {each[1:]}" if stacked else each for each in (published, other))

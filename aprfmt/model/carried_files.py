@@ -1,4 +1,4 @@
-"""What our files carry of their source: a folder's small text files, and another format's keys."""
+"""Metadata that aprfmt embeds when it converts: the source's text files and its metadata keys."""
 
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
@@ -18,15 +18,15 @@ BARE = "aprfmt.metadata"  # JSON {key: value}: values without a type in the targ
 
 
 def foreign_records(model: "Model") -> Mapping[str, Any]:
-    """Return the keys of a GGUF that a file in another format keeps, each with type and value."""
+    """Return {key: [type, value]} of the GGUF keys that a file in another format embeds."""
     text = model.metadata.get(FOREIGN)
     return json_object(text, f"{model.path}: {FOREIGN}") if isinstance(text, str) else {}
 
 
 def foreign_keys(model: "Model") -> Mapping[str, Any]:
-    """Return all keys of another format that a file of ours keeps, by name, each with its value.
+    """Return {key: value} of all embedded keys of another format.
 
-    Raises FormatError for a record that is no JSON object.
+    Raises FormatError for a record that is not a JSON object.
     """
     found = {
         key: row[1] if isinstance(row, list) and len(row) == 2 else row
@@ -37,13 +37,16 @@ def foreign_keys(model: "Model") -> Mapping[str, Any]:
 
 
 def _foreign_record(model: "Model", key: str) -> Mapping[str, Any]:
-    """Return the record of another format's keys under a key; {} without one."""
+    """Return the JSON object embedded under a metadata key; {} if the key is absent."""
     text = model.metadata.get(key)
     return json_object(text, f"{model.path}: {key}") if isinstance(text, str) else {}
 
 
 def read_texts(model: "Model") -> dict[str, str]:
-    """Return the folder files a GGUF or APR of ours carries; `model.carried.texts` keeps them."""
+    """Return {file name: text} of the folder files that a GGUF or APR of aprfmt embeds.
+
+    Only config.json and known companion files are returned.
+    """
     text = model.metadata.get(FILES_KEY)
     if not isinstance(text, str):
         return {}
@@ -53,7 +56,7 @@ def read_texts(model: "Model") -> dict[str, str]:
 
 
 def json_object(text: str, where: str) -> dict[str, Any]:
-    """Return the JSON object in a carried text; FormatError if the JSON is not an object."""
+    """Return the JSON object in a metadata text. Raises FormatError if it is not an object."""
     from aprfmt.formats.bounded_json import loads
 
     found = loads(text, where, max_bytes=256 << 20)

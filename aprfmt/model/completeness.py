@@ -1,4 +1,4 @@
-"""Required tensors that are missing: how their absence is accepted, and the messages about it.
+"""Missing required tensors: how the user or the file accepts them, and the error messages.
 
 `Resolution.coverage` lists them. This module holds the error that every command raises, and the
 metadata record with which a file says that tensors are missing on purpose.
@@ -38,6 +38,7 @@ def absence_predicate(model: "Model", spec: "ArchSpec") -> Callable[[str], bool]
     ]
 
     def accept(key: str) -> bool:
+        """Return whether the file's record or a pattern of --allow-missing covers this role key."""
         if key in recorded or split_key(key)[1] in recorded:
             return True
         return bool(matchers) and any(match(s) for s in _spellings(spec, key) for match in matchers)
@@ -46,7 +47,7 @@ def absence_predicate(model: "Model", spec: "ArchSpec") -> Callable[[str], bool]
 
 
 def _spellings(spec: "ArchSpec", key: str) -> list[str]:
-    """Return the spellings of a role key: with and without its layer, and both styles' names."""
+    """Return all spellings of a role key: with and without its layer, and its stored names."""
     layer, role = split_key(key)
     names = [
         expand_template(stored, layer, 0)
@@ -59,7 +60,7 @@ def _spellings(spec: "ArchSpec", key: str) -> list[str]:
 
 
 def _pattern_predicate(spec: "ArchSpec", pattern: str, where: str) -> Callable[[str], bool]:
-    """Return the predicate of a pattern; UsageError if the pattern matches no role."""
+    """Return a predicate (spelling) -> bool of a pattern. UsageError if it matches no role."""
     layer = _layer_of(pattern)
     keys = [f"L{layer}.{rule.role}" if rule.layered else rule.role for rule in spec.tensors]
     every = [spelling for key in keys for spelling in _spellings(spec, key)]
@@ -73,7 +74,7 @@ def _pattern_predicate(spec: "ArchSpec", pattern: str, where: str) -> Callable[[
 
 
 def _layer_of(pattern: str) -> int:
-    """Return the layer a pattern names, 0 where it names none."""
+    """Return the layer number that a pattern names, 0 if it names none."""
     for part in pattern.split("."):
         number = part.removeprefix("L")
         if number.isascii() and number.isdecimal() and len(number) < 7:
@@ -82,7 +83,10 @@ def _layer_of(pattern: str) -> int:
 
 
 def recorded_missing(metadata: Mapping[str, Value], where: str) -> tuple[str, ...]:
-    """Return the roles and role keys a file records as missing on purpose; raises FormatError."""
+    """Return the roles and role keys that the metadata records as missing on purpose.
+
+    Raises FormatError if the record is not a list of strings. `where` begins its message.
+    """
     text = metadata.get(RECORD)
     if text is None:
         return ()
@@ -95,19 +99,19 @@ def recorded_missing(metadata: Mapping[str, Value], where: str) -> tuple[str, ..
 
 
 def missing_record(keys: Sequence[str], required: Sequence[str]) -> str:
-    """Return the record of role keys that are missing on purpose."""
+    """Return the JSON text that records these role keys as missing on purpose."""
     return json.dumps(collapse_roles(keys, required), separators=(",", ":"))
 
 
 def list_keys(keys: Sequence[str]) -> str:
-    """Return the first few keys for a sentence."""
+    """Return the first five keys joined with commas, with ", ..." if there are more."""
     return ", ".join(keys[:_SHOWN]) + (", ..." if len(keys) > _SHOWN else "")
 
 
 def require_complete(
     resolution: "Resolution", where: object, error: type[AprfmtError] = ArchError
 ) -> None:
-    """Raise `error` if required tensors are missing and neither user nor file accepts it."""
+    """Raise `error` if required tensors are missing and neither user nor file accepts that."""
     found = resolution.coverage
     if not found.missing:
         return
@@ -128,9 +132,10 @@ def require_complete(
 
 
 def check_runnable(resolution: "Resolution", where: object) -> None:
-    """Raise ArchError for an architecture without a forward pass, or if tensors are missing.
+    """Raise ArchError if no forward pass can run: names-only architecture or missing tensors.
 
-    Missing ones may be accepted, but not those that a forward pass must have.
+    Also for a combination of features that no published model of the architecture has.
+    Tensors that --allow-missing accepts may be missing, unless a forward pass must have them.
     """
     if resolution.spec.level != "full":
         raise ArchError(
@@ -157,7 +162,7 @@ def check_runnable(resolution: "Resolution", where: object) -> None:
 
 
 def check_predicts(spec: "ArchSpec", where: object) -> None:
-    """Raise UsageError for an encoder, which has no head: nothing follows a text."""
+    """Raise UsageError for an encoder, which has no head and predicts no tokens."""
     if spec.block.head == "none":
         raise UsageError(
             f"{where}: is an encoder ({spec.name}): it predicts no tokens; expected a model with a "
@@ -167,7 +172,7 @@ def check_predicts(spec: "ArchSpec", where: object) -> None:
 
 
 def accepted_text(resolution: "Resolution") -> str:
-    """Return the one sentence about absences that were accepted, "" where there are none."""
+    """Return one sentence about missing tensors that were accepted; "" if there are none."""
     found = resolution.coverage
     if not found.accepted:
         return ""

@@ -1,4 +1,4 @@
-"""Values of a nested configuration by their paths: read, set or taken out."""
+"""Reads, sets and removes keys of a nested configuration by their paths."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,14 +10,14 @@ Changes = Mapping[Key, Any]
 
 
 def value_at_path(values: Any, path: Key) -> Any:
-    """Return the value at a path of keys, None where it leads nowhere."""
+    """Return the value at a path of nested keys, None if the path does not exist."""
     for key in path:
         values = values.get(key) if isinstance(values, Mapping) else None
     return values
 
 
 def with_changes(values: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
-    """Return a copy of nested values with keys set, or taken out."""
+    """Return a copy of nested values with the keys in `changes` set, or removed where GONE."""
     made = dict(values)
     inner: dict[str, dict[Key, Any]] = {}
     for key, value in changes.items():

@@ -1,4 +1,4 @@
-"""A model's draft head: its tensors found, and read as a model of one layer (`arch.draft_head`)."""
+"""The draft head (MTP) of a model: finds its tensors and reads them as a one-layer model."""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,9 +22,10 @@ TODO = "take them from the model's source: some tools leave a draft head out by 
 
 @dataclass(frozen=True)
 class DraftHead:
-    """Its tables, sizes and tensors by role; `shared` are roles that are the model's own tensors.
+    """The spec, hyperparameters and tensors of a draft head.
 
-    A shared role names the model's role: without a head of its own a tied model has its embedding.
+    `roles`: {role key of a one-layer model: View}. `shared`: {role key of the head: role key of
+    the model} of tensors that the head does not store but takes from the model.
     """
 
     spec: ArchSpec
@@ -34,13 +35,17 @@ class DraftHead:
 
 
 def draft_head(model: "Model") -> DraftHead:
-    """Return the draft head; ArchError where there is none, or where tensors of it are missing."""
+    """Return the model's draft head.
+
+    Raises ArchError if there is none, or if tensors are missing or misshapen.
+    """
     style = model.style or ""
     if style not in model.spec.draft:
         raise ArchError(
             f"{model.path}: no draft head of {model.spec.name} is known in {style or 'any'} names; "
             f"expected one of {', '.join(_known_architectures())}"
         )
+    # The head's tensors: those of the layer after the model's last one.
     spec, hyper = head_spec(model.spec), head_hyper(model.spec, model.hyper)
     count = int(model.hyper["n_layers"])
     renamed = HeadNames(spec, style, count)
@@ -49,6 +54,7 @@ def draft_head(model: "Model") -> DraftHead:
     }
     if not roles:
         raise ArchError(f"{model.path}: {_absence_text(model, spec, style, renamed)}")
+    # With tensors shared with the model, every required one must be there.
     shared = _shared_roles(model, roles)
     found = {key: role.shape for key, role in roles.items()}
     found |= {key: model.roles[theirs].shape for key, theirs in shared.items()}
@@ -68,7 +74,7 @@ def draft_head(model: "Model") -> DraftHead:
 
 
 def is_draft_head(model: "Model", names: Collection[str]) -> bool:
-    """Say whether these tensors, by stored names or role keys, are all of the draft head."""
+    """Return whether all these names (stored names or role keys) belong to the draft head."""
     if not model.spec.draft or not names:
         return False
     count, draft = int(model.hyper["n_layers"]), {*model.resolution.draft}
@@ -76,12 +82,12 @@ def is_draft_head(model: "Model", names: Collection[str]) -> bool:
 
 
 def _known_architectures() -> list[str]:
-    """Return the architectures whose draft heads are known."""
+    """Return the names of the architectures whose draft heads are known."""
     return [name for name in ARCHS if ARCHS[name].draft]
 
 
 def _shared_roles(model: "Model", roles: Mapping[str, View]) -> dict[str, str]:
-    """Return the roles that the file does not store for the head, as roles of the model."""
+    """Return {role key of the head: role key of the model} for tensors the head does not store."""
     shared = {} if EMBED in roles else {EMBED: EMBED}
     if OUTPUT in roles:
         return shared
@@ -93,13 +99,13 @@ def _shared_roles(model: "Model", roles: Mapping[str, View]) -> dict[str, str]:
 def _names_of_roles(
     spec: ArchSpec, style: str, renamed: HeadNames, keys: Sequence[str], hyper: HyperParams
 ) -> tuple[str, ...]:
-    """Return what a file would call the tensors of these roles."""
+    """Return the stored names of the head's tensors with these role keys."""
     groups = groups_for(spec, style, keys, hyper)
     return tuple(renamed.stored(name) for group in groups for name in group.stored)
 
 
 def _absence_text(model: "Model", spec: ArchSpec, style: str, renamed: HeadNames) -> str:
-    """Return that no tensor of the head is there, and whether the file says there is one."""
+    """Return a clause that no draft head is stored, with the key that declares one, if any."""
     own = renamed.own
     stated = _stated_layers(model, spec)
     if stated is None:
@@ -108,7 +114,7 @@ def _absence_text(model: "Model", spec: ArchSpec, style: str, renamed: HeadNames
 
 
 def _stated_layers(model: "Model", spec: ArchSpec) -> str | None:
-    """Return the key and value that say how many draft layers there are; None without one."""
+    """Return "key = value" of the metadata key that declares draft layers; None without one."""
     config = model.config or {}
     inner = config.get("text_config")
     places: list[tuple[str, Mapping[str, Any]]] = [("gguf", model.metadata), ("hf", config)]

@@ -1,11 +1,12 @@
-"""The weights that an engine holds, read under the names of the model it was given.
+"""Reads the weights that an engine saved, under the tensor names of the published model.
 
-`torch.save(model.state_dict())` of vLLM or SGLang has q, k and v as one `qkv_proj`, gate and up as
-one `gate_up_proj`, all experts of a layer as `w13_weight` and `w2_weight`, and with tensor, expert
-or pipeline parallelism a file for each rank. Each tensor of the model is put together from these,
-so that whatever compares models compares it. Sources: vllm/model_executor/layers/linear.py
-(QKVParallelLinear, MergedColumnParallelLinear, RowParallelLinear), vocab_parallel_embedding.py and
-fused_moe/layer.py; SGLang's layers of the same names.
+`torch.save(model.state_dict())` of vLLM or SGLang has q, k and v as one `qkv_proj`, gate and up
+as one `gate_up_proj`, all experts of a layer as `w13_weight` and `w2_weight`, and with tensor,
+expert or pipeline parallelism a file for each rank. Each tensor of the model is assembled from
+these, so that whatever compares models compares it. Sources:
+vllm/model_executor/layers/linear.py (QKVParallelLinear, MergedColumnParallelLinear,
+RowParallelLinear), vocab_parallel_embedding.py and fused_moe/layer.py; SGLang's layers of the
+same names.
 """
 
 import math
@@ -50,7 +51,7 @@ _SHOWN = 3
 
 
 def is_engine_state(path: Path) -> bool:
-    """Say whether a path holds an engine's state: joined or stacked names, or files of ranks."""
+    """Return whether a path holds an engine's state: joined or stacked names, or files of ranks."""
     if (path if path.is_dir() else path.parent).joinpath("config.json").is_file():
         return False
     try:
@@ -66,11 +67,15 @@ def is_engine_state(path: Path) -> bool:
 
 
 def _is_joined(name: str) -> bool:
+    """Return whether a name has a module that an engine joins or stacks, such as `qkv_proj`."""
     return any(part in JOINED or part in STACKED for part in name.split("."))
 
 
 def _files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
-    """Return the files of a state with the ranks that their paths say."""
+    """Return (file, {parallel axis: rank}) of each file of a state; [] if there are none.
+
+    The ranks come from the paths, as in `tp_rank_01`. A single file has no ranks.
+    """
     if path.is_file():
         return [(path, {})] if path.suffix in _SUFFIXES else []
     if not path.is_dir():
@@ -92,7 +97,7 @@ def _files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
 
 @dataclass(frozen=True)
 class _Held:
-    """A tensor of an engine by rank: all ranks that have it, in order."""
+    """One tensor name of an engine's state: its parts, and the rank each part is from."""
 
     name: str
     parts: tuple[LazyTensor, ...]
@@ -100,46 +105,48 @@ class _Held:
 
     @property
     def shape(self) -> tuple[int, ...]:
+        """The shape of the first rank's part."""
         return self.parts[0].info.shape
 
 
 class EngineTensor(LazyTensor):
-    """A tensor of the model, put together from what ranks hold; its bytes are made when asked."""
+    """A tensor under the model's name, assembled from the ranks' parts when its bytes are read."""
 
     __slots__ = ("_made", "_make", "_parts", "info")
 
     info: TensorInfo
 
     def __init__(self, info: TensorInfo, parts: Sequence[LazyTensor], make: Any) -> None:
+        """Store the description, the ranks' parts, and `make`, which assembles the array."""
         self.info, self._parts, self._make = info, tuple(parts), make
         self._made: memoryview | None = None
 
     @property
     def makes(self) -> bool:
-        """It is made of others."""
+        """True: the bytes are computed from other tensors."""
         return True
 
     @property
     def made_of(self) -> tuple[LazyTensor, ...]:
-        """The tensors of the ranks."""
+        """The ranks' tensors that this one is assembled from."""
         return self._parts
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Return bytes [start, stop), put together now."""
+        """Return bytes [start, stop) of the assembled tensor; it is assembled at the first call."""
         if self._made is None:
             made: Cells = self._make()
             self._made = memoryview(made.tobytes())
         return self._made[start : self.info.nbytes if stop is None else stop]
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Forget the bytes behind the last one."""
+        """Free the assembled bytes once `stop` reaches the end of the tensor."""
         if stop is None or stop >= self.info.nbytes:
             self._made = None
 
 
 @dataclass
 class EngineState:
-    """An engine's weights as a source of tensors under the model's names."""
+    """An engine's weights as a Source: tensors under the published model's names."""
 
     path: Path
     files: tuple[Path, ...]
@@ -164,10 +171,10 @@ class EngineState:
 
 
 def open_engine_state(path: Path, published: Model) -> Model:
-    """Return the weights that an engine holds as a model under the names of `published`.
+    """Return an engine's weights as a Model under the tensor names of `published`.
 
-    Raises UsageError where the model has no names of Hugging Face, FormatError where a rank is
-    missing or no tensor of the state is one of the model.
+    Raises UsageError where `published` is no Hugging Face folder, FormatError where a rank is
+    missing or no tensor of the state belongs to the model.
     """
     if published.folder is None or published.folder.config is None:
         raise UsageError(
@@ -175,6 +182,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
             "Hugging Face folder; give that as the first model"
         )
     with ExitStack() as stack:
+        # All ranks' tensors by name, and the published tensors found among them.
         files = _files(path)
         sources = [(stack.enter_context(open_source(file)), ranks) for file, ranks in files]
         held = _by_name(path, sources)
@@ -182,6 +190,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
         tensors = dict(reader.tensors())
         if not tensors:
             _refuse(path, held, published)
+        # What the published model does not have is listed under its own name.
         left = [name for name in held if name not in reader.used and not name.endswith(COMPUTED)]
         for name in left:
             if not reader.is_tied(name):
@@ -198,7 +207,7 @@ def open_engine_state(path: Path, published: Model) -> Model:
 
 
 def _by_name(path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]) -> dict[str, _Held]:
-    """Return the tensors of all ranks by name; FormatError for a rank that is missing or twice."""
+    """Return {name: its parts by rank}. FormatError for a rank that is missing or given twice."""
     axes = [axis for axis in ("tp", "ep", RANK) if any(axis in ranks for _, ranks in sources)]
     axis = axes[0] if axes else ""
     numbers = sorted({ranks.get(axis, 0) for _, ranks in sources})
@@ -226,6 +235,7 @@ def _by_name(path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]) ->
 
 
 def _refuse(path: Path, held: Mapping[str, _Held], published: Model) -> None:
+    """Raise FormatError: no tensor of the state matches a tensor of the published model."""
     names = [f"{shorten(name, 60)} {list(one.shape)}" for name, one in held.items()]
     near = ", ".join(list(published)[:_SHOWN])
     raise FormatError(
@@ -236,9 +246,13 @@ def _refuse(path: Path, held: Mapping[str, _Held], published: Model) -> None:
 
 
 class _Reader:
-    """Finds each tensor of a model in an engine's state."""
+    """Finds each tensor of a published model in an engine's state.
+
+    `used` collects the state's names that were needed, `notes` remarks for the user.
+    """
 
     def __init__(self, path: Path, published: Model, held: Mapping[str, _Held]) -> None:
+        """Store the published model and the state's tensors by name."""
         self._path, self._model, self._held = path, published, held
         self.used: set[str] = set()
         self.notes: list[Note] = []
@@ -246,13 +260,17 @@ class _Reader:
         self._head = int(hyper["head_dim"] or 1)
 
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
-        """Yield the model's tensors that the state holds, with their names."""
+        """Yield (published name, tensor) for each published tensor that the state has."""
         for name, tensor in self._model.source.tensors.items():
             found = self._found(name, tensor)
             if found is not None:
                 yield name, found
 
     def _found(self, name: str, published: LazyTensor) -> LazyTensor | None:
+        """Return the state's tensor for a published one: by name, from a joined one, or an expert.
+
+        None if the state does not have it. `published` is the tensor in the model's own file.
+        """
         own = self._held.get(name)
         if own is not None:
             self.used.add(name)
@@ -273,7 +291,10 @@ class _Reader:
     def _expert(
         self, name: str, published: LazyTensor, base: str, module: str
     ) -> LazyTensor | None:
-        """Return one expert's matrix of a stack of all."""
+        """Return one expert's matrix, cut out of a stack of all experts; None if there is no stack.
+
+        `base` is the name of the expert (`...experts.3`), `module` its matrix (`up_proj`).
+        """
         above, _, number = base.rpartition(".")
         if not number.isdigit():
             return None
@@ -296,12 +317,16 @@ class _Reader:
     def _slice(
         self, name: str, published: LazyTensor, whole: _Held, expert: int, count: int, at: int
     ) -> LazyTensor | None:
-        """Return an expert's part of stacks [experts, rows of all parts, columns]."""
+        """Return matrix `at` of `count` joined ones of an expert; None if out of range.
+
+        The shares of all ranks are joined. Stacks are [experts, rows of all matrices, columns].
+        """
         if expert >= whole.shape[0]:
             return None
         shape = published.info.shape
 
         def make() -> Cells:
+            """Return the expert's elements: each rank's share, joined along the cut axis."""
             made = []
             for part in whole.parts:
                 cells = _cells(part)[expert]
@@ -313,6 +338,7 @@ class _Reader:
         return self._tensor(name, whole, make, shape)
 
     def _shape(self, name: str) -> tuple[int, ...] | None:
+        """Return the shape of a tensor of the published model, None if it has none of that name."""
         tensor = self._model.source.tensors.get(name)
         return None if tensor is None else tensor.info.shape
 
@@ -324,11 +350,16 @@ class _Reader:
         shapes: Sequence[tuple[int, ...]],
         at: int,
     ) -> LazyTensor:
-        """Return part `at` of a tensor whose parts have these published shapes, ranks joined."""
+        """Return matrix `at` of a joined tensor, with the shares of all ranks concatenated.
+
+        `shapes` are the published shapes of the matrices that are joined along their rows.
+        """
+        # A tensor that every rank holds whole.
         ranks, local, wanted = len(whole.parts), whole.shape, shapes[at]
         module = name.split(".")[-2] if "." in name else name
         if len(shapes) == 1 and local == wanted:
             return self._replicated(name, published, whole)
+        # A matrix whose columns are divided among the ranks.
         if module in COLUMNS and len(local) == 2 and local[0] == wanted[0]:
             return self._tensor(
                 name,
@@ -336,16 +367,19 @@ class _Reader:
                 lambda: np.concatenate([_cells(one) for one in whole.parts], 1),
                 (local[0], sum(one.info.shape[1] for one in whole.parts)),
             )
+        # Rows that each rank has of each joined matrix; else a padded table.
         sizes = [_share(shape[0], ranks, self._head if len(shapes) == 3 else 1) for shape in shapes]
         if sum(sizes) != local[0]:
             if module in TABLES and local[0] * ranks >= wanted[0]:
                 return self._table(name, whole, wanted)
             return self._tensor(name, whole, lambda: _cells(whole.parts[0]), local)
+        # Cut this matrix out of every rank's rows, and join the ranks.
         first = sum(sizes[:at])
         copies = max(1, sizes[at] * ranks // wanted[0])
         shape = (sizes[at] * len(range(0, ranks, copies)), *wanted[1:])
 
         def make(start: int) -> Cells:
+            """Return the shares of ranks `start`, `start` + `copies`, ..., joined."""
             cut = [_cells(one)[first : first + sizes[at]] for one in whole.parts]
             return np.concatenate(cut[start::copies], 0)
 
@@ -359,11 +393,15 @@ class _Reader:
         return self._tensor(name, whole, lambda: make(start), shape)
 
     def _unlike(self, name: str, rank: int, what: str) -> None:
+        """Add a warning that ranks hold different values, and which rank's is compared."""
         text = f"{name}: ranks hold other values of {what}; rank {rank}'s is compared"
         self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def _replicated(self, name: str, published: LazyTensor, whole: _Held) -> LazyTensor:
-        """Return what every rank holds; where one differs from the model, that one's."""
+        """Return a tensor that each rank holds whole: the first rank's if all are equal.
+
+        Where ranks differ, that of the first rank unlike the published model, with a warning.
+        """
         chosen = whole.parts[0]
         if len(whole.parts) > 1:
             all_bytes = [bytes(part.raw()) for part in whole.parts]
@@ -375,7 +413,10 @@ class _Reader:
         return self._tensor(name, whole, lambda: _cells(chosen), chosen.info.shape)
 
     def _table(self, name: str, whole: _Held, wanted: tuple[int, ...]) -> LazyTensor:
-        """Return a table of the vocabulary without the rows that it was padded with."""
+        """Return a vocabulary table cut to `wanted` rows.
+
+        A note says whether the padding after them is zero.
+        """
         total = sum(one.info.shape[0] for one in whole.parts)
         if total > wanted[0]:
             behind = _cells(whole.parts[-1])[wanted[0] - total :]
@@ -392,13 +433,14 @@ class _Reader:
         )
 
     def _tensor(self, name: str, whole: _Held, make: Any, shape: tuple[int, ...]) -> LazyTensor:
+        """Return an EngineTensor of this shape whose bytes `make` assembles."""
         encoding = whole.parts[0].info.encoding
         row = ENCODINGS[encoding]
         info = TensorInfo(name, shape, encoding, 0, row.nbytes(shape), row.row_bytes(shape))
         return EngineTensor(info, whole.parts, make)
 
     def is_tied(self, name: str) -> bool:
-        """Say whether a tensor is the head of a model whose head is its embedding."""
+        """Return whether a tensor is the output head of a model whose head is its embedding."""
         module = name.split(".")[-2] if "." in name else name
         if module not in TABLES or name in self._model.source.tensors:
             return False
@@ -411,12 +453,15 @@ class _Reader:
 
 
 def _share(rows: int, ranks: int, head: int) -> int:
-    """Return the rows that a rank has of a part: whole heads, one at least."""
+    """Return how many rows of a matrix each rank has: whole heads of `head` rows, at least one."""
     return max(rows // ranks, head) if head > 1 else rows // ranks
 
 
 def _cells(tensor: LazyTensor) -> Cells:
-    """Return a stored tensor as elements of its size, whatever they are."""
+    """Return a stored tensor as an array of opaque elements, without decoding it.
+
+    Raises FormatError for a block encoding, in which an element has no bytes alone.
+    """
     shape, count = tensor.info.shape, math.prod(tensor.info.shape)
     size, rest = divmod(tensor.info.nbytes, max(count, 1))
     if rest or (count and not size):

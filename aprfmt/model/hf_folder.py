@@ -1,4 +1,4 @@
-"""A Hugging Face folder: config.json, weights or their index, and the tokenizer's files.
+"""Reads a Hugging Face folder: finds the weights, config.json, and the tokenizer's files.
 
 Only plain JSON and text are read here, each through the bounded loader; nothing is executed and
 nothing outside the folder is opened.
@@ -53,16 +53,17 @@ INDEX = "model.safetensors.index.json"
 WEIGHTS = "model.safetensors"
 PICKLED_INDEX = "pytorch_model.bin.index.json"
 PICKLED = "pytorch_model.bin"
-# What trainers leave beside weights in the same container: no model.
+# Files of trainers in the same container that are no model.
 _TRAINERS = re.compile(r"(?:training_args|optimizer|scheduler|scaler|rng_state.*)\.(?:bin|pth?)")
 MAX_CONFIG = 16 << 20  # the largest real config.json has some hundred kB
 MAX_TEXT = 64 << 20  # the largest real tokenizer.json is about 35 MB
 
 
 class FolderTexts(Mapping[str, str]):
-    """File name -> verbatim content of the text files of a folder; each is read when asked for."""
+    """{file name: text} of a folder's known text files; each is read when it is accessed."""
 
     def __init__(self, folder: Path) -> None:
+        """List the known text files that exist in the folder."""
         self._folder = folder
         self._names = tuple(name for name in TEXT_FILES if (folder / name).is_file())
 
@@ -83,7 +84,7 @@ class FolderTexts(Mapping[str, str]):
 
 @dataclass(frozen=True)
 class HFFolder:
-    """The files beside the weights; a file that does not exist has no entry."""
+    """The text files of a model's folder: `config` (parsed config.json or None), `texts`."""
 
     path: Path
     config: Mapping[str, Value] | None
@@ -91,7 +92,7 @@ class HFFolder:
 
 
 def pooling_file(folder: HFFolder | None) -> dict[str, Value]:
-    """Return what a sentence-transformers folder says of its pooling, under the file's name."""
+    """Return {file name: object} of a sentence-transformers folder's pooling config; {} if none."""
     target = None if folder is None else folder.path / POOLING
     if target is None or not target.is_file():
         return {}
@@ -99,7 +100,7 @@ def pooling_file(folder: HFFolder | None) -> dict[str, Value]:
 
 
 def is_our_name(name: str) -> bool:
-    """Say whether aprfmt writes files of this name: --force may replace only those."""
+    """Return whether aprfmt writes files of this name: --force may replace only those."""
     return (
         name in TEXT_FILES
         or name in (INDEX, WEIGHTS)
@@ -108,7 +109,7 @@ def is_our_name(name: str) -> bool:
 
 
 def read_folder(path: Path) -> HFFolder:
-    """Read config.json and list the text files of a folder.
+    """Return the parsed config.json of a folder and its text files.
 
     Raises FormatError if config.json exists and is not a valid JSON object.
     """
@@ -121,7 +122,10 @@ def read_folder(path: Path) -> HFFolder:
 
 
 def parse_config(buffer: Buffer, path: Path) -> Mapping[str, Value]:
-    """Return the object in a config.json's bytes; `path` begins the messages. FormatError."""
+    """Return the JSON object in the bytes of a config.json. Raises FormatError.
+
+    `path` begins the messages.
+    """
     from aprfmt.formats.bounded_json import loads
 
     config: Any = loads(buffer, str(path), max_bytes=MAX_CONFIG)
@@ -144,18 +148,20 @@ def read_text(path: Path, limit: int = MAX_TEXT) -> str:
 
 
 def find_weights(folder: Path) -> Path:
-    """Return the one model file of a folder.
+    """Return the path of the one model in a folder: a shard index or a file.
 
     Order: the shard index, model.safetensors, a single .safetensors, .apr or .gguf (the first shard
     of a split), then files of torch.save. Raises UsageError with the candidates where the choice
     is not clear.
     """
+    # The usual names first, then a single model file.
     for name in (INDEX, WEIGHTS):
         if (folder / name).is_file():
             return folder / name
     found = model_candidates(folder)
     if len(found) == 1:
         return found[0]
+    # No model file: other kinds of folders, files of torch.save, or why it is none.
     if not found:
         if (folder / PIPELINE).is_file():
             raise UsageError(_pipeline_text(folder))
@@ -184,7 +190,7 @@ def find_weights(folder: Path) -> Path:
 
 
 def _pipeline_text(folder: Path) -> str:
-    """Return what a pipeline's folder is, and its parts that are models."""
+    """Return the message that a folder is a diffusers pipeline, with its parts that are models."""
     index = parse_config(read_text(folder / PIPELINE, MAX_CONFIG).encode(), folder / PIPELINE)
     name = index.get("_class_name", "")
     named = [key for key, value in index.items() if isinstance(value, list)]
@@ -200,7 +206,7 @@ def _pipeline_text(folder: Path) -> str:
 
 
 def model_candidates(folder: Path) -> list[Path]:
-    """Return the model files of a folder by extension, later shards of a split left out."""
+    """Return a folder's .apr, .gguf and .safetensors files, of a split the first shard only."""
     shard = re.compile(r"-(\d{5})-of-\d{5}\.(?:gguf|apr|safetensors)$")
     found = []
     for path in sorted(folder.iterdir()):
@@ -214,9 +220,9 @@ def model_candidates(folder: Path) -> list[Path]:
 
 
 def pickled_weights(folder: Path) -> list[Path]:
-    """Return the files of torch.save in a folder: of the usual names, else by extension.
+    """Return the files of torch.save in a folder: those of the usual names, else by extension.
 
-    What trainers save beside them is left out, and what only has such an extension.
+    Optimizer states and the like are left out, and files that only have such an extension.
     """
     for name in (PICKLED_INDEX, PICKLED):
         if (folder / name).is_file():
@@ -233,7 +239,7 @@ def pickled_weights(folder: Path) -> list[Path]:
 
 
 def _is_pickled(path: Path) -> bool:
-    """Say whether a file begins as those of torch.save do."""
+    """Return whether a file begins as those of torch.save do."""
     with closing(open_bytes(path)) as file:
         return recognise(bytes(file.view[:4096]), file.size)
 
@@ -246,9 +252,10 @@ def hub_cache_snapshot(name: str) -> Path | None:
 
 
 def snapshot_of_cache(folder: Path) -> Path | None:
-    """Return the snapshot of a folder inside a hub cache: a repository, or a cache of only one.
+    """Return the snapshot folder in a hub cache's folder; None for any other folder.
 
-    None for any other folder. Raises UsageError with the names where a cache holds several.
+    `folder` may be a repository of the cache, or a cache with only one. Raises UsageError with the
+    names where a cache holds several.
     """
     if is_remote(folder):
         return None
@@ -271,7 +278,7 @@ def snapshot_of_cache(folder: Path) -> Path | None:
 def newest_snapshot(repository: Path, asked: str = "") -> Path | None:
     """Return the snapshot that refs/main names, else the newest; None where there is none.
 
-    Where `asked` names the repository, the user is told which commit it is.
+    Where `asked`, the repository's name, is given, the user is told which commit is used.
     """
     found = _cached_snapshot(repository)
     if asked and found is not None:
@@ -280,7 +287,7 @@ def newest_snapshot(repository: Path, asked: str = "") -> Path | None:
 
 
 def _cached_snapshot(repository: Path) -> Path | None:
-    """Return the snapshot of a repository's folder in a cache."""
+    """Return the snapshot folder that refs/main names, else the newest; None if there is none."""
     snapshots = repository / "snapshots"
     if not snapshots.is_dir():
         return None

@@ -1,4 +1,4 @@
-"""What a file is that opens but is no whole model: said by name, with the next command.
+"""Recognises files that open but are no whole model: adapters, imatrix, projectors, ...
 
 A row of KINDS recognises one kind by what its writers put into it. `--arch` overrides this: who
 names an architecture gets a model of it.
@@ -30,7 +30,11 @@ _SHOWN = 3  # names in a line
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind: `is_one` recognises it, `says` names a file of it, `todo` is the next command."""
+    """One kind of file: a row of KINDS.
+
+    `is_one(model)` recognises it, `says(model)` describes the file, `todo(model)` is what to do
+    next, as a clause. `foreign`: a whole model in a layout that is not read here.
+    """
 
     name: str
     is_one: "Callable[[Model], bool]"
@@ -40,7 +44,7 @@ class Kind:
 
 
 def kind_of(model: "Model") -> Kind | None:
-    """Return the kind of a file that is not a whole model; None for a model."""
+    """Return the Kind of a file that is not a whole model; None for a model."""
     return next((kind for kind in KINDS if kind.is_one(model)), None)
 
 
@@ -53,13 +57,14 @@ FACTOR_PARTS = (".alpha", ".lora_magnitude_vector", ".lora_magnitude_vector.weig
 
 
 def _is_adapter(model: "Model") -> bool:
+    """Return whether a file is a LoRA adapter, by `general.type` or its tensor names."""
     if _general_type(model) == "adapter":
         return True
     return model.format != "gguf" and any(map(methodcaller("endswith", FACTORS), model))
 
 
 def _adapter_text(model: "Model") -> str:
-    """Return what an adapter is: its rank, its alpha, and what it belongs to."""
+    """Return a description of an adapter: rank, alpha, base model, and its whole tensors."""
     config = peft_config(model)
     parts = adapter_parts(model)
     ranks = {
@@ -83,7 +88,11 @@ def _adapter_text(model: "Model") -> str:
 
 
 def _rank(config: dict[str, Any], module: str, shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return the rank of a pair; in the file that of stacked experts is as often as they are."""
+    """Return the rank of a factor pair, 0 if no factor has two axes.
+
+    `shapes` are the stored shapes of the pair. Factors of stacked experts store rank times experts
+    on one axis, so that for them the configuration's `r` counts.
+    """
     if target_parameters(config, unwrap_module(module)[0]) and isinstance(config.get("r"), int):
         return int(config["r"])
     return (
@@ -94,12 +103,12 @@ def _rank(config: dict[str, Any], module: str, shapes: Sequence[tuple[int, ...]]
 
 
 def _list_names(names: Sequence[str]) -> str:
-    """Return the first few names for a sentence."""
+    """Return the first three names joined with commas, with ", ..." if there are more."""
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
 def _adapter_next(model: "Model") -> str:
-    """Return what can be done with an adapter here: only what a merge will do."""
+    """Return what aprfmt can do with an adapter, or why it cannot be merged, as a clause."""
     parts = adapter_parts(model)
     config = peft_config(model)
     obstacle = merge_obstacle(config, parts, model)
@@ -122,7 +131,7 @@ def drop_stray_command(model: "Model", names: Sequence[str]) -> str:
 
 
 def peft_config(model: "Model") -> dict[str, Any]:
-    """Return PEFT's adapter_config.json beside the weights, {} without one that can be read."""
+    """Return adapter_config.json from the folder of the weights; {} if absent or not readable."""
     path = model.path.with_name("adapter_config.json")
     if not path.is_file():
         return {}
@@ -134,18 +143,19 @@ def peft_config(model: "Model") -> dict[str, Any]:
 
 
 def _general_type(model: "Model") -> object:
-    """Return a GGUF's `general.type`."""
+    """Return the value of a GGUF's key `general.type`, None without it."""
     return model.metadata.get("general.type")
 
 
 def _is_imatrix(model: "Model") -> bool:
+    """Return whether a file is an importance matrix, by `general.type` or its tensor names."""
     return _general_type(model) == "imatrix" or (
         len(model) > 0 and all(name.endswith((".in_sum2", ".counts")) for name in model)
     )
 
 
 def _imatrix_text(model: "Model") -> str:
-    """Return what an importance matrix is."""
+    """Return a description of an importance matrix: how many weights, of which data set."""
     weights = sum(name.endswith(".in_sum2") for name in model)
     sets: Any = model.metadata.get("imatrix.datasets")
     of = ""
@@ -155,9 +165,9 @@ def _imatrix_text(model: "Model") -> str:
 
 
 def _is_projector(model: "Model") -> bool:
-    """Say whether a file holds a projector that no architecture's table has.
+    """Return whether a file is a multimodal projector of a type that no architecture here has.
 
-    A vision tower without one is a model of its own.
+    A vision tower without a projector is a model itself.
     """
     from aprfmt.arch.role_vocabulary import PROJECTORS
 
@@ -170,18 +180,19 @@ def _is_projector(model: "Model") -> bool:
 
 
 def _projector_text(model: "Model") -> str:
-    """Return what a projector's file is."""
+    """Return a description of a projector's file, with its type."""
     kind = model.metadata.get("clip.projector_type")
     of = f" of type {shorten(kind, 40)}" if isinstance(kind, str) else ""
     return f"a multimodal projector (mmproj){of}: the vision or audio half of a model"
 
 
 def _is_vocabulary(model: "Model") -> bool:
+    """Return whether a GGUF has a vocabulary and no tensors."""
     return not len(model) and "tokenizer.ggml.tokens" in model.metadata
 
 
 def _vocabulary_text(model: "Model") -> str:
-    """Return what a file with a vocabulary alone is."""
+    """Return a description of a vocabulary-only file, with its number of tokens."""
     tokens: Any = model.metadata["tokenizer.ggml.tokens"]
     return f"a vocabulary of {len(tokens)} tokens without weights"
 
@@ -193,11 +204,12 @@ _OWN = ("layers.0.attention.wq.weight", "layers.0.feed_forward.w1.weight", "tok_
 
 
 def _is_own_format(model: "Model") -> bool:
+    """Return whether tensors have the names of Meta's and Mistral's original checkpoints."""
     return model.key_style == "safetensors" and sum(name in model for name in _OWN) > 1
 
 
 def _own_format_text(model: "Model") -> str:
-    """Return what a model in Mistral's or Meta's own format is."""
+    """Return a description of a model in Meta's or Mistral's original format."""
     beside = " with params.json" if model.path.with_name("params.json").is_file() else ""
     return (
         f"a model in Mistral's (and Meta's) own format{beside}: names like {_OWN[0]}, rows of q "

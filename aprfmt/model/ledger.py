@@ -1,7 +1,8 @@
-"""The ledger of a model: one inventory of all it is made of, each item with exactly one reading.
+"""The ledger: an inventory of all items of a model, and the verdicts that depend on it.
 
-Every command takes its denominators from here, and `pronounce` alone says equal, same, PASS,
-verified or complete. Nothing is read before the ledger is asked for, and no tensor then.
+Each item has exactly one reading. Every command takes its totals from here, and `pronounce`
+alone says equal, same, PASS, verified or complete. Nothing is read before the ledger is asked
+for, and no tensor then.
 """
 
 import hashlib
@@ -50,10 +51,10 @@ _BLOCK = 1 << 20
 class Item:
     """One thing a model is made of.
 
-    `of` says what the reading is: the role, the hyperparameter, the weight it is a part of, where
-    it is known from that it has no effect, what contradicts it. `holds` is its value, what reads
-    it, or the path of a file; a tensor's is not kept. `as_stored`: two of them are compared by what
-    they say.
+    `reading` says how it is used. `of` says what for: the role, the hyperparameter, the packed
+    weight it is a part of, the source that says it has no effect, or what contradicts it. `holds`
+    is its value, a function that returns it, or the path of a file; None for tensors.
+    `as_stored`: two of them are compared by their stored values.
     """
 
     kind: Kind
@@ -65,7 +66,7 @@ class Item:
 
     @property
     def unread(self) -> bool:
-        """Say whether no table lists it."""
+        """Whether no table lists this item."""
         return self.reading == "unread"
 
 
@@ -78,12 +79,12 @@ APART: frozenset[State] = frozenset({"unequal", "only in A", "only in B"})
 
 @dataclass(frozen=True, slots=True)
 class NotCompared:
-    """An item that was not compared by its meaning: what is known of it all the same.
+    """An item that was not compared by its meaning, and what is known about it all the same.
 
     `state`: its bytes are equal or unequal on both sides, it is on one side only, it cannot be
     read; `unread` where there is one model only; `no counterpart` where the other side's format
-    has no place for it, by the convention of its writers. `side` is A or B, or in words what the
-    two are where they have other names.
+    has no place for it, by the convention of its writers. `side` is "A" or "B", or words for the
+    two sides where they have other names.
     """
 
     kind: str
@@ -94,13 +95,13 @@ class NotCompared:
 
     @property
     def says(self) -> str:
-        """The item in a few words."""
+        """The item in a few words: kind, name, place, and why in brackets."""
         why = f" ({self.why})" if self.why else ""
         return f"{self.kind} {self.name}{self.place}{why}"
 
     @property
     def place(self) -> str:
-        """Where it is, or that it differs, as the end of a phrase; "" where nothing is to say."""
+        """The end of a phrase that says on which side it is or that it differs; "" if neither."""
         if self.state in ("only in A", "only in B") and self.side:
             return f" only in {self.side}"
         if self.state in APART:
@@ -112,8 +113,8 @@ class NotCompared:
 class Ledger:
     """The items of a model, in the order of KINDS, and the parts of it that cannot be read.
 
-    `read_carried` returns the keys of another format that the file keeps under one of its own.
-    Where a ledger of some kinds was asked for, the others are not in it.
+    `read_carried` returns the keys of another format that the file embeds. A ledger made for some
+    kinds has no items of the others.
     """
 
     where: str
@@ -123,9 +124,9 @@ class Ledger:
 
     @cached_property
     def carried(self) -> Mapping[str, Value] | AprfmtError:
-        """The keys of another format that the file keeps, by name; while the model is open.
+        """{name: value} of another format's keys that the file embeds, or the error of reading.
 
-        The error where the record of them cannot be read.
+        Available while the model is open.
         """
         try:
             return self.read_carried()
@@ -134,7 +135,7 @@ class Ledger:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """Items by reading; every reading is named."""
+        """{reading: number of items}, with zero for readings that do not occur."""
         found = Counter(item.reading for item in self.items)
         return {reading: found[reading] for reading in READINGS}
 
@@ -145,16 +146,16 @@ class Ledger:
 
     @property
     def left(self) -> tuple[NotCompared, ...]:
-        """What nothing reads, for a verdict on this one model."""
+        """The unread items and unreadable parts as NotCompared, for a verdict on this one model."""
         rows = (NotCompared(item.kind, item.name, "unread", item.of) for item in self.unread)
         return (*rows, *self.unreadable)
 
     def of_kind(self, kind: Kind) -> Mapping[str, Item]:
-        """Return the items of a kind by name."""
+        """Return {name: item} of the items of a kind."""
         return {item.name: item for item in self.items if item.kind == kind}
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data: counts by reading and by kind, the unread and the contradicted."""
+        """Return plain data: counts by reading and kind, unread and contradicted items."""
         kinds = Counter((item.reading, item.kind) for item in self.items)
         rows = [(reading, kind) for reading in READINGS for kind in KINDS]
         listed = ("unread", "contradicted")
@@ -182,24 +183,25 @@ class Ledger:
 
 
 def ledger(model: "Model", kinds: Collection[Kind] = KINDS) -> Ledger:
-    """Return the ledger of an open model; what cannot be read is in it, nothing raises.
+    """Return the ledger of an open model, with items of `kinds` only.
 
-    Of other kinds than these nothing is read, and no item is in it.
+    Raises nothing: what cannot be read is listed in `unreadable`.
     """
     return _Maker(model).made(kinds)
 
 
 def joined_ledgers(first: Ledger, second: Ledger) -> Ledger:
-    """Return one ledger of two of one model, made of different kinds."""
+    """Return one ledger of two ledgers of the same model that list different kinds."""
     unreadable = dict.fromkeys((*first.unreadable, *second.unreadable))
     items = (*first.items, *second.items)
     return Ledger(first.where, items, tuple(unreadable), first.read_carried)
 
 
 class _Maker:
-    """One making of a ledger."""
+    """Collects the items of a model's ledger; each public method yields one section."""
 
     def __init__(self, model: "Model") -> None:
+        """Read the architecture and its key reports, if the model resolves; list its towers."""
         self.model = model
         self.unreadable: list[NotCompared] = []
         self.spec: ArchSpec | None = None
@@ -216,7 +218,7 @@ class _Maker:
         self.towers = tuple(towers_beside_text(model))
 
     def made(self, kinds: Collection[Kind]) -> Ledger:
-        """Return it."""
+        """Return the ledger with the items of these kinds."""
         makers: tuple[tuple[Callable[[], Iterator[Item]], tuple[Kind, ...]], ...] = (
             (self.files, ("file",)),
             (self.index, ("index entry",)),
@@ -235,19 +237,21 @@ class _Maker:
         return Ledger(str(self.model.path), tuple(items), tuple(self.unreadable), self._carried)
 
     def _guarded(self, make: Callable[[], Iterator[Item]]) -> Iterator[Item]:
+        """Yield the items of a section; an AprfmtError ends it and is recorded as unreadable."""
         try:
             yield from make()
         except AprfmtError as error:
             self._cannot("section", make.__name__, error)
 
     def _cannot(self, kind: str, name: str, error: AprfmtError) -> None:
+        """Record that something cannot be read, with the error's text. Returns nothing."""
         why = str(error).removeprefix(f"{self.model.path}: ")
         self.unreadable.append(NotCompared(kind, name, "unreadable", why))
 
     # --- files ---------------------------------------------------------------------------------
 
     def files(self) -> Iterator[Item]:
-        """Yield the files of the model, and of its folder where the folder is the model's."""
+        """Yield an item per file of the model, and of its folder if that belongs to the model."""
         model, source = self.model, self.model.source
         weights = {path.name for path in source.files}
         for path in source.files:
@@ -264,7 +268,7 @@ class _Maker:
             yield self._file(path)
 
     def _surplus(self) -> Iterator[Item]:
-        """Yield the bytes of a file that belong to no tensor and to no other part of it."""
+        """Yield an item for the bytes of each file that belong to no tensor and to no header."""
         source: Any = self.model.source
         shards: Sequence[Shard[Any]] = getattr(source, "shards", ())
         said: list[Damage | Note] = [one for one in source.damage if one.kind == SURPLUS]
@@ -279,6 +283,7 @@ class _Maker:
             yield Item("file", text, "unread", NO_PART, held)
 
     def _file(self, path: Path) -> Item:
+        """Return the item of a file or subfolder of the model's folder."""
         row = FOLDER if path.is_dir() else file_row(path.name)
         reading, of = row.reading, row.source
         if path.is_dir() and path.name in self._modules:
@@ -294,7 +299,7 @@ class _Maker:
 
     @cached_property
     def _modules(self) -> Mapping[str, str]:
-        """What sentence-transformers' modules.json says of subfolders: name -> type."""
+        """{subfolder: type} from sentence-transformers' modules.json; {} without one."""
         from aprfmt.formats.bounded_json import load_file
 
         folder = self.model.folder
@@ -310,6 +315,7 @@ class _Maker:
         return {str(row["path"]): str(row.get("type", "")) for row in named if row.get("path")}
 
     def _module(self, path: Path) -> Item:
+        """Return the item of a subfolder that modules.json lists."""
         last = self._modules[path.name].rpartition(".")[2]
         if last == "Pooling":
             return Item("file", path.name, "hyperparameter", "how a text's rows become one", path)
@@ -318,7 +324,7 @@ class _Maker:
         return Item("file", path.name, "unread", f"modules.json: {last or 'a module'}", path)
 
     def index(self) -> Iterator[Item]:
-        """Yield the entries of an index and what it says beside them."""
+        """Yield an item per entry of a shard index, and per key of its metadata."""
         source: Any = self.model.source
         here = {path.name for path in source.files}
         stored = source.tensors
@@ -334,7 +340,7 @@ class _Maker:
     # --- tensors -------------------------------------------------------------------------------
 
     def tensors(self) -> Iterator[Item]:
-        """Yield every stored tensor, parts of packed weights each by itself."""
+        """Yield an item per stored tensor; each stored part of a packed weight has its own item."""
         kind = self.model.kind
         if kind is not None and self.spec is None and kind.name in ("adapter", "imatrix"):
             yield from self._of_kind(kind.name)
@@ -354,7 +360,10 @@ class _Maker:
             yield Item("tensor", stored, reading, of)
 
     def _bound(self) -> Mapping[str, tuple[Reading, str]]:
-        """Return readings of tensors by their names in the model; of unread ones reasons only."""
+        """Return {tensor name: (reading, what for)} of the tensors that the architecture knows.
+
+        For undecoded packed weights the reading is "unread" with the reason.
+        """
         found: dict[str, tuple[Reading, str]] = {}
         if self.spec is None:
             return found
@@ -377,7 +386,7 @@ class _Maker:
         return found
 
     def _of_kind(self, kind: str) -> Iterator[Item]:
-        """Yield the tensors of an adapter or of an importance matrix."""
+        """Yield the items of an adapter's or an importance matrix's tensors."""
         whole = _whole_modules(self.model) if kind == "adapter" else ()
         for name in self.model.source.tensors:
             if kind == "imatrix":
@@ -390,7 +399,7 @@ class _Maker:
     # --- keys ----------------------------------------------------------------------------------
 
     def metadata(self) -> Iterator[Item]:
-        """Yield the keys of the container."""
+        """Yield an item per metadata key of the container."""
         style = self.model.key_style
         rows = METADATA.get(style, ())
         report = self.native
@@ -408,7 +417,7 @@ class _Maker:
                 yield _item_by_pattern("metadata key", key, key, rows, value)
 
     def config(self) -> Iterator[Item]:
-        """Yield the keys of config.json, nested ones by their path."""
+        """Yield an item per key of config.json, nested ones by their dotted path."""
         config = self.model.config
         if config is None:
             return
@@ -438,7 +447,7 @@ class _Maker:
             yield Item("config key", path, said[0], said[1], value)
 
     def _of_tower(self, path: str) -> tuple[Reading, str] | None:
-        """Return what a key is in a tower's section; None where it stands in none."""
+        """Return (reading, what for) of a key in a tower's section of config.json; else None."""
         section, dot, _ = path.partition(".")
         if section not in _SECTIONS or not dot:
             return None
@@ -456,11 +465,12 @@ class _Maker:
 
     @cached_property
     def _holds_tower(self) -> bool:
+        """Whether the file may hold a tower: one was found, or tensors have no role."""
         return bool(self.towers) or self.spec is None or bool(self.model.resolution.unclaimed)
 
     @cached_property
     def _tower_keys(self) -> "list[tuple[ArchSpec, KeyReport]]":
-        """What the tables of the towers make of config.json."""
+        """(spec, key report) of each tower: what its tables read from config.json."""
         from aprfmt.arch.hyperparameters import read_hyper
         from aprfmt.arch.spec import Facts
 
@@ -478,7 +488,7 @@ class _Maker:
     # --- tokenizer and generation settings -----------------------------------------------------
 
     def texts(self) -> Iterator[Item]:
-        """Yield the keys of the tokenizer's files."""
+        """Yield an item per key of the tokenizer's files."""
         carried = self.model.carried
         try:
             beside = carried.beside_vocabulary()
@@ -495,10 +505,14 @@ class _Maker:
             self._cannot("tokenizer part", "chat template", error)
 
     def generation(self) -> Iterator[Item]:
-        """Yield the keys of the generation config."""
+        """Yield an item per key of generation_config.json."""
         yield from self._keys_of("generation_config.json", "generation setting")
 
     def _keys_of(self, name: str, kind: Kind) -> Iterator[Item]:
+        """Yield an item per key of a JSON file of the tokenizer or generation config.
+
+        A file that cannot be read is recorded as unreadable.
+        """
         try:
             found = self.model.carried.parse(name)
         except AprfmtError as error:
@@ -508,11 +522,12 @@ class _Maker:
             yield self._of_file(name, key, value)
 
     def _of_file(self, file: str, key: str, value: Value) -> Item:
+        """Return the item of one key of a tokenizer or generation file, by that file's table."""
         kind: Kind = "generation setting" if file.startswith("generation") else "tokenizer part"
         return _item_by_pattern(kind, f"{file}: {key}", key, FILES[file], value)
 
     def _carried(self) -> Mapping[str, Value]:
-        """Return the keys of another format that the file keeps, by name."""
+        """Return {key: value} of another format's keys that the file embeds."""
         from aprfmt.model.carried_files import foreign_keys
 
         return foreign_keys(self.model)
@@ -523,10 +538,10 @@ _TABLES = ("embed_tokens", "lm_head")  # peft, utils/constants.py: EMBEDDING_LAY
 
 
 def folder_files(model: "Model") -> list[Path]:
-    """Return the files and subfolders of a model's folder, sorted; of a far one those it reads.
+    """Return the files and subfolders of a model's folder, sorted; of a remote one the text files.
 
-    Where the file has not the name of a folder's weights, the folder may hold other models: only
-    the text files that are read with it are its own.
+    Where the file is not named as a folder's weights are, the folder may hold other models: then
+    only the text files that are read with it count.
     """
     folder = model.folder
     if folder is None:
@@ -538,15 +553,15 @@ def folder_files(model: "Model") -> list[Path]:
 
 
 def surplus_text(one: Damage | Note) -> str:
-    """Return what is said of the bytes of a file that belong to nothing."""
+    """Return a phrase about the bytes of a file that belong to no tensor."""
     return f"of weights: {one.text.partition(';')[0].partition(', where')[0]}"
 
 
 @dataclass(frozen=True, slots=True)
 class Surplus:
-    """Bytes of a file of weights that belong to nothing; called, it gives their digest.
+    """Bytes of a file of weights that belong to no tensor. Calling it returns their digest.
 
-    `behind` is the file, of which they are the end; None where they lie between tensors.
+    `behind` is the shard whose end they are, None where they lie between tensors.
     """
 
     path: Path
@@ -554,7 +569,7 @@ class Surplus:
     behind: "Shard[Any] | None"
 
     def __call__(self) -> str:
-        """Return a digest of the bytes behind the last tensor; what is said of others."""
+        """Return the SHA-256 in hex of the bytes after the last tensor; elsewhere `text`."""
         if self.behind is None:
             return self.text
         file, digest = self.behind.file, hashlib.sha256()
@@ -564,7 +579,7 @@ class Surplus:
 
 
 def _file_contents_text(path: Path) -> str:
-    """Return what an unread file of weights holds; "" for others, or where it cannot be read."""
+    """Return how many tensors an unlisted .safetensors file holds, in words; "" for other files."""
     if path.suffix != ".safetensors":
         return ""
     from aprfmt.formats.safetensors.reader import open_source
@@ -579,7 +594,7 @@ def _file_contents_text(path: Path) -> str:
 
 
 def weights_of_parts(model: "Model") -> Mapping[str, tuple[str, str]]:
-    """Return the packed weight that each stored tensor is a part of: (name, suffix) by name."""
+    """Return {stored name: (packed weight's name, part's suffix)} for parts of packed weights."""
     return {
         part.info.name: (name, suffix)
         for name, view in model.items()
@@ -588,7 +603,7 @@ def weights_of_parts(model: "Model") -> Mapping[str, tuple[str, str]]:
 
 
 def _whole_modules(model: "Model") -> tuple[str, ...]:
-    """Return the modules that a PEFT adapter saves whole."""
+    """Return the modules that a PEFT adapter stores whole (modules_to_save)."""
     from aprfmt.model.kinds import peft_config
 
     found = peft_config(model).get("modules_to_save")
@@ -596,7 +611,7 @@ def _whole_modules(model: "Model") -> tuple[str, ...]:
 
 
 def _adapter_reading(name: str, whole: Sequence[str]) -> tuple[Reading, str]:
-    """Return the reading of an adapter's tensor."""
+    """Return (reading, what for) of an adapter's tensor; `whole` are its modules_to_save."""
     from aprfmt.model.kinds import FACTOR_PARTS, FACTORS
 
     if name.endswith(FACTORS):
@@ -614,11 +629,11 @@ def _adapter_reading(name: str, whole: Sequence[str]) -> tuple[Reading, str]:
 
 
 def towers_beside_text(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ...]]]":
-    """Yield the towers that a whole multimodal model holds beside its text, and their tensors.
+    """Yield (spec, stored names) of each tower that a multimodal model has besides its text model.
 
-    A tower stands beside the language model, never below it: what lies under that prefix is read by
-    no loader.
+    Names under the language model's prefix are not considered: no loader reads a tower there.
     """
+    # Only a configuration with a tower's section describes one.
     config = model.config or {}
     if not any(isinstance(config.get(section), Mapping) for section in _SECTIONS):
         return
@@ -626,6 +641,7 @@ def towers_beside_text(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, .
         resolution, style = model.resolution, model.style or ""
     except AprfmtError:
         return
+    # Names without a role that are not under the language model's prefix.
     below = ("model.language_model.", "language_model.")
     beside = (*resolution.unclaimed, *resolution.towers)
     left = [name for name in beside if not name.startswith(below)]
@@ -633,6 +649,7 @@ def towers_beside_text(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, .
         return
     from aprfmt.arch.binding import bind_names
 
+    # For each kind of tower, the architecture that binds most of these names.
     for section in _SECTIONS:
         best: tuple[ArchSpec, tuple[str, ...]] | None = None
         for name, called in CALLED.items():
@@ -654,7 +671,10 @@ def towers_beside_text(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, .
 def _reading_by_report(
     report: "KeyReport | None", key: str, spec: "ArchSpec | None", style: str, prefix: str
 ) -> tuple[Reading, str] | None:
-    """Return what reading the hyperparameters made of a key; None where it says nothing."""
+    """Return (reading, what for) that the hyperparameters' key report has for a key; None if none.
+
+    `style` selects the table of other known keys, `prefix` is a GGUF's "ARCH.".
+    """
     if report is None:
         return ("unread", "") if prefix.strip(".") and key.startswith(prefix) else None
     if key in report.contradicted:
@@ -680,14 +700,17 @@ def _reading_by_report(
 
 
 def _is_below(key: str, rows: Sequence[str]) -> bool:
-    """Say whether a key is one of some, or stands in an object that is one of them."""
+    """Return whether a dotted key is one of `rows` or lies inside an object that is one of them."""
     return key in rows or any(key.startswith(f"{row}.") for row in rows)
 
 
 def _item_by_pattern(
     kind: Kind, name: str, key: str, rows: Sequence[KeyPattern], value: Value
 ) -> Item:
-    """Return the item of a key by the rows of patterns."""
+    """Return the item of a key as the first matching row of patterns says; else an unread one.
+
+    `name` is the item's name, `key` what the patterns are matched with.
+    """
     row = matching_row(rows, key)
     if row is None:
         return Item(kind, name, "unread", "", value)
@@ -695,7 +718,7 @@ def _item_by_pattern(
 
 
 def key_paths(values: Mapping[str, Value], above: str = "") -> Iterator[tuple[str, Value]]:
-    """Yield the keys of an object by their path, each with its value; an empty object is a leaf."""
+    """Yield (dotted path, value) of each leaf of nested objects; an empty object is a leaf."""
     for key, value in values.items():
         path = f"{above}{key}"
         if isinstance(value, Mapping) and value:
@@ -708,10 +731,10 @@ def key_paths(values: Mapping[str, Value], above: str = "") -> Iterator[tuple[st
 
 
 def not_compared(a: Ledger, b: Ledger, kinds: Collection[Kind] = KINDS) -> tuple[NotCompared, ...]:
-    """Return the items that no comparison by meaning covers, and what is known of each.
+    """Return the items that no comparison by meaning covers, and what is known about each.
 
-    Tensors are left out: who compares them compares the unread ones too, by their names. A key
-    that the other side keeps as one of its source's is looked up there.
+    Tensors are left out: whoever compares them compares the unread ones too, by name. A key that
+    the other side embeds as its source's is looked up there.
     """
     found: list[NotCompared] = []
     for kind in kinds:
@@ -735,7 +758,10 @@ def not_compared(a: Ledger, b: Ledger, kinds: Collection[Kind] = KINDS) -> tuple
 def _compare_items(
     kind: Kind, name: str, x: Item | None, y: Item | None, a: Ledger, b: Ledger
 ) -> NotCompared | None:
-    """Return what was not compared of an item that both sides have; None where it is equal."""
+    """Return the NotCompared of an item that is on one or both sides; None if it needs none.
+
+    None: both sides read it by meaning, or its stored values are equal, or it has no effect.
+    """
     there = x or y
     assert there is not None
     if x is not None and y is not None:
@@ -761,7 +787,7 @@ def _compare_items(
 
 
 def same_content(x: Value, y: Value) -> bool:
-    """Say whether two items hold the same: values as plain data, files byte for byte."""
+    """Return whether two items hold the same: values as plain data, files byte for byte."""
     x, y = (each() if isinstance(each, (partial, Surplus)) else each for each in (x, y))
     if isinstance(x, Path) and isinstance(y, Path):
         return _files_equal(x, y)
@@ -769,7 +795,7 @@ def same_content(x: Value, y: Value) -> bool:
 
 
 def _files_equal(x: Path, y: Path) -> bool:
-    """Return whether two files hold the same bytes."""
+    """Return whether two files, or two folders, hold the same bytes; False if not readable."""
     if x.is_dir() or y.is_dir():
         return x.is_dir() and y.is_dir() and _folders_equal(x, y)
     try:
@@ -781,7 +807,7 @@ def _files_equal(x: Path, y: Path) -> bool:
 
 
 def _folders_equal(x: Path, y: Path) -> bool:
-    """Return whether two folders hold the same files."""
+    """Return whether two folders hold files of the same names and bytes."""
     mine, theirs = ({each.name: each for each in side.iterdir()} for side in (x, y))
     return mine.keys() == theirs.keys() and all(_files_equal(mine[n], theirs[n]) for n in mine)
 
@@ -793,7 +819,7 @@ def _file_digest(path: Path) -> bytes:
 
 
 def _plain(value: Value) -> Value:
-    """Return a value as plain data that compares by value; NaN equals NaN."""
+    """Return a value as plain lists and dicts that compare by value; NaN equals NaN."""
     tolist = getattr(value, "tolist", None)
     if tolist is not None:
         value = tolist()
@@ -809,7 +835,7 @@ def _plain(value: Value) -> Value:
 
 @dataclass(frozen=True, slots=True)
 class VerdictWords:
-    """What is said where all agrees, where something does not, and where that is not known."""
+    """The words of a verdict: if all agrees, if something does not, and if that is not known."""
 
     yes: str
     no: str
@@ -820,10 +846,10 @@ class VerdictWords:
 class Compared:
     """What a comparison established.
 
-    `differs`: a difference, bug or failed check. `counts`: things compared, and how many there
-    are, by what they are called: {"tensors": (48, 50)}. `left`: what was not compared by meaning.
-    `detail`: how the counted things compare, in words. `scope`: what stands behind the word, where
-    the counts do not say it.
+    `differs`: a difference, bug or failed check. `counts`: {what is counted: (compared, total)},
+    such as {"tensors": (48, 50)}. `left`: what was not compared by meaning. `detail`: how the
+    counted things compare, in words. `scope`: words for what was compared, where the counts do
+    not say it.
     """
 
     differs: bool
@@ -834,7 +860,7 @@ class Compared:
 
     @property
     def says(self) -> str:
-        """How much was compared, in words."""
+        """The counts in words, such as "48 of 50 tensors"."""
         return ", ".join(
             f"{done} {name}" if done == every else f"{done} of {every} {name}"
             for name, (done, every) in self.counts.items()
@@ -844,7 +870,7 @@ class Compared:
 
 @dataclass(frozen=True)
 class Pronounced:
-    """A verdict: its word, the headline that says what it stands on, and the exit code."""
+    """A verdict: its word, the headline with what was compared, and the exit code."""
 
     word: str
     says: str
@@ -852,19 +878,19 @@ class Pronounced:
     not_compared: tuple[NotCompared, ...] = ()  # less what was accepted
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data, under the one name that it has in every command's JSON."""
+        """Return {"pronounced": ...}, the key that all commands' JSON has for a verdict."""
         return {"pronounced": asdict(self)}
 
 
 def array_items(kind: Kind, names: Collection[str], why: str = "") -> tuple[NotCompared, ...]:
-    """Return arrays of a capture or a batch that nothing reads, for a verdict."""
+    """Return a NotCompared per array of a capture or batch that nothing reads."""
     return tuple(NotCompared(kind, name, "unread", why) for name in names)
 
 
 def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], bool]:
-    """Return whether an item is accepted by `unread:PATTERN`s: globs of its name, or its kind.
+    """Return a function that says whether an item is accepted by one of the `unread:PATTERN`s.
 
-    UsageError for a pattern that is not one.
+    A pattern is a glob of an item's name or its kind. UsageError for one that is not valid.
     """
     from aprfmt.model.patterns import spelling_predicate
 
@@ -872,6 +898,7 @@ def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], b
     wanted = [each.removeprefix(begin) for each in patterns if each.startswith(begin)]
 
     def accept(row: NotCompared) -> bool:
+        """Return whether a pattern matches the item's name, its kind, or both joined."""
         names = (row.name, f"{row.kind} {row.name}", row.kind)
         return any(spelling_predicate(each, names)(name) for each in wanted for name in names)
 
@@ -881,11 +908,12 @@ def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], b
 def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] = ()) -> Pronounced:
     """Return the verdict over what was compared: the only place where one is made.
 
-    1: a difference is established, or an item that can carry meaning is on one side only, or is
-    unread and unequal. 2: there is none, and something that had to be compared could not be, or
-    nothing was. 0: all that can carry meaning agrees; what is unread is byte for byte equal, or
-    accepted.
+    Exit code 1: a difference is established, or an item that can carry meaning is on one side
+    only, or is unread and unequal. 2: there is none, but something that had to be compared could
+    not be, or nothing was. 0: all that can carry meaning agrees; what is unread is byte for byte
+    equal, or accepted by `accept`, a list of `unread:PATTERN`.
     """
+    # Sort what was not compared: accepted, differing, unreadable, equal, without effect.
     taken = acceptance_predicate(accept)
     passed = [row for row in compared.left if taken(row)]
     left = tuple(row for row in compared.left if not taken(row))
@@ -893,12 +921,14 @@ def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] =
     unreadable = [row for row in left if row.state in OPEN]
     equal = [row for row in left if row.state in ("equal", "unread")]
     outside = _list_items("; not compared", [row for row in left if row.state == "no counterpart"])
+    # How much was compared, as part of the headline.
     scope = compared.says
     of = compared.scope or (f": {scope}" if scope else "")
     plain = f", {scope}" if scope else ""
     plain += f": {compared.detail}" if compared.detail else ""
     plain = compared.scope or plain
     counted = sum(done for done, _ in compared.counts.values())
+    # 1: something differs.
     if compared.differs or apart:
         rest = _list_items("; not compared", [*apart, *unreadable])
         rest += _list_items("; accepted, not compared", passed) + _list_items(
@@ -908,11 +938,13 @@ def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] =
         held = f"{words.yes} in what was compared{of}" if counted else words.no
         begin = f"{words.no}{plain}" if compared.differs else held
         return Pronounced(words.no, f"{begin}{rest}", 1, left)
+    # 2: nothing differs, but something necessary could not be compared.
     known = [row for row in equal if row.state == "equal"]
     if unreadable or not (counted or known or passed):
         rest = _list_items("; could not be compared", unreadable)
         nothing = "" if rest or compared.scope else "; nothing was compared"
         return Pronounced(words.undecided, f"{words.undecided}{plain}{rest}{nothing}", 2, left)
+    # 0: all agrees; the headline lists what was accepted or has no counterpart.
     if passed or outside:
         rest = _list_items("; accepted, not compared", passed) + _list_items(
             "; not read here", equal
@@ -925,14 +957,17 @@ def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] =
 
 
 def items_clause(rows: Sequence[NotCompared], begin: str = "; not compared") -> str:
-    """Return what a sentence ends with about items that were not compared; "" without any."""
+    """Return the end of a sentence that lists items not compared; "" if there are none."""
     equal = [row for row in rows if row.state == "equal"]
     others = [row for row in rows if row.state != "equal"]
     return _list_items(begin, others) + _list_items("; not read here, and equal", equal)
 
 
 def _list_items(begin: str, rows: Sequence[NotCompared]) -> str:
-    """Return items in words; more than two of a kind are their count, and two of them."""
+    """Return items in words after `begin`; of a kind with more than two, the count and two names.
+
+    "" if `rows` is empty. At most three groups are named, the rest is counted.
+    """
     if not rows:
         return ""
     groups: dict[tuple[str, str], list[NotCompared]] = {}
@@ -954,7 +989,7 @@ def _list_items(begin: str, rows: Sequence[NotCompared]) -> str:
 
 
 def plural_of_kind(kind: str) -> str:
-    """Return the word for several items of a kind: index entries, scales of activations."""
+    """Return the plural of a kind's name: "index entries", "scales of activations"."""
     first, of, rest = kind.partition(" of ")
     several = re.sub(r"(?<=[^aeiou])y$", "ie", first) + "s"
     return f"{several}{of}{rest}"

@@ -1,9 +1,10 @@
-"""The side manifest: hashes of everything a model is made of, so that any damage is found.
+"""The hash manifest of a model: digests of all files and tensors, so that damage is found.
 
-GGUF and safetensors carry no checksum. The manifest stands beside the model as
-`MODEL.aprfmt-hash.json` and has, for every tensor, SHA-256 of its stored bytes and of its decoded
-values; for every file its size, SHA-256 of all bytes, and of the bytes outside the tensors (header,
-metadata, tokenizer, padding); and SHA-256 of the text files of a model's folder.
+GGUF and safetensors carry no checksum. The manifest is written next to the model as
+`MODEL.aprfmt-hash.json` and has, for every tensor, SHA-256 of its stored bytes and of its
+decoded values; for every file its size, SHA-256 of all bytes, and of the bytes outside the
+tensors (header, metadata, tokenizer, padding); and SHA-256 of the text files of a model's
+folder.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from aprfmt.model.ledger import Pronounced
 
 SCHEMA = "aprfmt.hash-manifest/1"
-BLOCK = 1 << 20  # bytes of a block with a digest of its own
+BLOCK = 1 << 20  # bytes of a block that has a digest
 MAX_MANIFEST = 256 << 20  # half a million tensors, 400 bytes each
 _CANNOT = "cannot be read: "
 _OUTSIDE = "bytes outside the tensors differ (header, metadata, tokenizer or padding)"
@@ -38,7 +39,7 @@ Failure = dict[str, str]  # key, what
 
 
 def manifest_path(model: Path) -> Path:
-    """Return where a model's manifest stands."""
+    """Return the path of a model's manifest, `MODEL.aprfmt-hash.json` in the same folder."""
     return model.with_name(model.name + ".aprfmt-hash.json")
 
 
@@ -51,21 +52,24 @@ def tensor_rows(
 ) -> list[TensorRow]:
     """Return {key, names, encoding, shape, raw, decoded} of every tensor, by role where known.
 
-    One that cannot be read has no hashes, and `damage` says why.
-
+    `raw` are SHA-256 of the stored bytes, `decoded` of the values; without `decoded` if
+    `raw_only`. A tensor that cannot be read has no hashes, and `damage` says why.
     Raises UsageError for a pattern without a match.
     """
+    # Tensors by role, then stored tensors that no role covers.
     sides: list[View] = []
     with suppress(ArchError):
         sides += model.roles.values()
     claimed = {name for side in sides for name in side.names}
     sides += [model[name] for name in model if name not in claimed]
+    # Only those that a pattern names.
     if patterns:
         every = spellings(model)
         names_of = [every.get(side.name, (side.name, *side.names)) for side in sides]
         sides = [sides[i] for i in matching_indices(names_of, patterns, str(model.path))]
     if not raw_only:
         model.remember()  # every byte is read for both digests
+    # Digests of stored bytes, and of decoded values unless `raw_only`.
     rows = []
     for i, side in enumerate(sides):
         for tensor in (tensor for soon in sides[i : i + 5] for tensor in soon.stored):
@@ -94,10 +98,10 @@ def tensor_rows(
 
 
 def file_rows(model: Model, blocks: bool = False) -> list[FileRow]:
-    """Return {name, size, sha256, outside} of every file of weights; with `blocks` those too.
+    """Return {name, size, sha256, outside} of every file of weights, with `blocks` those too.
 
-    The index and the text files that belong to the model follow, without `outside`. Raises
-    FormatError for one of those that is larger than any of its kind.
+    `outside` is SHA-256 of the bytes outside the tensors. The index and the text files that belong
+    to the model follow without it. Raises FormatError for one of those that is too large.
     """
     source: Any = model.source
     rows: list[FileRow] = []
@@ -117,19 +121,21 @@ def file_rows(model: Model, blocks: bool = False) -> list[FileRow]:
 
 
 def _plain_row(path: Path) -> FileRow:
+    """Return {name, size, sha256} of a file."""
     return {"name": path.name, "size": path.stat().st_size, "sha256": file_sha256(path)}
 
 
 def _blocks(path: Path) -> list[str]:
-    """Return SHA-256 of every block of a file, the last one shorter."""
+    """Return SHA-256 in hex of every 1 MiB block of a file, the last one shorter."""
     with closing(open_bytes(path)) as file:
         return [sha256([window]) for window in file.windows(0, file.size, BLOCK)]
 
 
 def _digest_outside_tensors(path: Path, shard: Shard[Any]) -> str:
-    """Return SHA-256 of the bytes of a file that belong to no tensor."""
+    """Return SHA-256 in hex of the bytes of a file that belong to no tensor."""
 
     def gaps(file: ByteSource) -> Iterator[memoryview]:
+        """Yield the bytes before, between and after the tensors."""
         plain = shard.data is shard.file  # tensors of a compressed file lie nowhere
         infos = shard.parsed.infos.values() if plain else ()
         tensors = sorted((info.offset, info.offset + info.nbytes) for info in infos)
@@ -143,7 +149,10 @@ def _digest_outside_tensors(path: Path, shard: Shard[Any]) -> str:
 def bytes_between(
     file: ByteSource, parts: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[int, memoryview]]:
-    """Yield (offset, bytes) of what stands before and between parts (first, end), in windows."""
+    """Yield (offset, bytes) of what is before and between parts [first, end), in windows.
+
+    `parts` are sorted by offset; bytes after the last part are not yielded.
+    """
     at = 0
     for start, stop in parts:
         for piece in file.windows(at, start):
@@ -153,7 +162,7 @@ def bytes_between(
 
 
 def check_writable(model: Path, *, force: bool = False) -> None:
-    """Raise the OutputError of `write_manifest` at once, before anything is hashed or fetched."""
+    """Raise the OutputError that `write_manifest` would raise, before anything is hashed."""
     files = FileSet(force=force)
     try:
         files.create(manifest_path(model))
@@ -164,7 +173,10 @@ def check_writable(model: Path, *, force: bool = False) -> None:
 def write_manifest(
     model: Model, tensors: Sequence[TensorRow], *, force: bool = False, blocks: bool = False
 ) -> Path:
-    """Publish the manifest beside the model; OutputError where one is there and not `force`."""
+    """Write the manifest into the model's folder and return its path.
+
+    Raises OutputError where one exists and not `force`. `blocks` adds a digest per MiB.
+    """
     path = manifest_path(model.path)
     body = {
         "schema": SCHEMA,
@@ -178,12 +190,12 @@ def write_manifest(
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return a manifest; FormatError for a file that is not one, or is damaged."""
+    """Return the manifest in a file. FormatError for a file that is none, or is damaged."""
     return parse_manifest(load_file(path, max_bytes=MAX_MANIFEST), path)
 
 
 def parse_manifest(manifest: Any, path: Path) -> dict[str, Any]:
-    """Return the JSON value of a manifest; FormatError if the file is not a manifest."""
+    """Return `manifest`, a parsed JSON value, once checked. FormatError if it is no manifest."""
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
         raise FormatError(f"{path}: is no hash manifest; expected schema {SCHEMA}")
     wanted: tuple[tuple[str, Mapping[str, type]], ...] = (
@@ -204,7 +216,7 @@ def parse_manifest(manifest: Any, path: Path) -> dict[str, Any]:
 
 
 def _has_valid_blocks(row: FileRow) -> bool:
-    """Say whether a file's row has no digests of blocks, or as many as it has blocks."""
+    """Return whether a file's row has no block digests, or exactly one per block."""
     if "blocks" not in row:
         return True
     found = row["blocks"]
@@ -225,7 +237,7 @@ def compare_manifest(
     *,
     selected: bool = False,
 ) -> list[Failure]:
-    """Return what differs from a manifest: {key, what}.
+    """Return what differs from a manifest: [{key, what}], [] if nothing.
 
     A manifest of the same model in another format is compared by decoded values alone. With
     `selected`, `tensors` are a part of the model, and nothing else is compared.
@@ -251,9 +263,10 @@ def pronounce_manifest(
     *,
     selected: bool = False,
 ) -> "Pronounced":
-    """Return the verdict on a model that was held against a manifest; see `compare_manifest`.
+    """Return the verdict on a model that was compared with a manifest.
 
-    Files of the folder that no manifest has and nothing reads are named.
+    `failures` are those of `compare_manifest`, `tensors` the model's rows. Files of the folder
+    that no manifest has and nothing reads are named.
     """
     from aprfmt.model.ledger import Compared, Kind, NotCompared, VerdictWords, ledger, pronounce
 
@@ -272,7 +285,7 @@ def pronounce_manifest(
 
 
 def _tensor_difference(expected: TensorRow | None, found: TensorRow | None) -> str:
-    """Return how a tensor differs from its row, "" where it does not."""
+    """Return how a tensor differs from its manifest row, as a phrase; "" if it does not."""
     if found is None:
         return "missing in the model"
     if expected is None:
@@ -291,7 +304,11 @@ def _tensor_difference(expected: TensorRow | None, found: TensorRow | None) -> s
 def _file_differences(
     expected: Sequence[FileRow], found: Sequence[FileRow], tensors_differ: bool
 ) -> Iterator[Failure]:
-    """Yield failures of whole files: weights in their order, whatever their names are now."""
+    """Yield a failure {key, what} per file that differs; weights are paired by their order.
+
+    `tensors_differ`: a tensor's failure is already listed, so that a changed file hash alone adds
+    nothing.
+    """
     weights = [[row for row in rows if "outside" in row] for rows in (expected, found)]
     if len(weights[0]) != len(weights[1]):
         what = f"the manifest has {len(weights[0])} files of weights, the model {len(weights[1])}"

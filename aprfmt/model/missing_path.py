@@ -1,4 +1,4 @@
-"""What is said of a path where nothing is: what it may have been meant for."""
+"""The message for a path that does not exist, with what the user may have meant."""
 
 import os
 import re
@@ -14,7 +14,7 @@ _MOST = 3
 
 
 def missing_path_message(path: Path) -> str:
-    """Return why a path names no model, as one line: near names, a repository, a missing folder."""
+    """Return why a path names no model, with near names or what else may be meant."""
     text = str(path)
     said = f"{text}: no such file or folder"
     if path.is_symlink():
@@ -34,13 +34,13 @@ def missing_path_message(path: Path) -> str:
 
 
 def _is_repository(text: str) -> bool:
-    """Say whether a text is spelled as OWNER/NAME of a hub, and not as a model file in a folder."""
+    """Return whether a text is spelled OWNER/NAME, without a model file's extension."""
     every = [extension for spec in FORMATS.values() for extension in spec.extensions]
     return bool(_REPOSITORY.fullmatch(text)) and not text.endswith(tuple(every))
 
 
 def _near_names(path: Path) -> list[str]:
-    """Return the names in the folder that are spelled like a path's."""
+    """Return up to three paths in the same folder that are spelled like this one."""
     try:
         names = {name.lower(): name for name in os.listdir(path.parent) if name[:1] != "."}
     except OSError:

@@ -1,7 +1,7 @@
-"""Where a model says how its weights are quantized.
+"""Finds what a model's files declare about the quantization of its weights.
 
-config.json says it, ModelOpt's own file where that does not; what torchao's classes are made of
-stands in the metadata of safetensors, which our GGUF and APR files carry.
+config.json declares it, ModelOpt's own file where that does not; what torchao's classes are
+made of is in the metadata of safetensors, which our GGUF and APR files embed.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,7 +23,10 @@ MODELOPT_FILE = "hf_quant_config.json"  # {"producer": ..., "quantization": what
 
 
 def packing_reading(config: Mapping[str, Value] | None, name: str) -> str:
-    """Return what is said of a part of packed weights that no claim is about; "" for others."""
+    """Return the end of a sentence about a packed weight's part that no claim covers; "" if none.
+
+    `name` is a stored tensor. The text says what config.json declares about quantization.
+    """
     from aprfmt.codecs.dialects import beside_codes
 
     if not beside_codes(name):
@@ -34,10 +37,11 @@ def packing_reading(config: Mapping[str, Value] | None, name: str) -> str:
 
 
 def packing_config(model: "Model") -> Mapping[str, Value] | None:
-    """Return the model's configuration with what it says of quantization in one place.
+    """Return config.json's keys with all that the files say about quantization in its section.
 
-    config.json comes first, then `hf_quant_config.json`, also for the size of groups alone. Raises
-    FormatError where that is read and is damaged.
+    config.json comes first, then `hf_quant_config.json`, also for the group size alone. Raises
+    FormatError where that file is read and is damaged. None if the model has no config and no
+    such file.
     """
     config = model.config
     section = None if config is None else quantization_section(config)
@@ -54,7 +58,10 @@ def packing_config(model: "Model") -> Mapping[str, Value] | None:
 
 
 def _modelopt_section(model: "Model") -> Mapping[str, Value] | None:
-    """Return what ModelOpt's own file says, None without one; FormatError where it is damaged."""
+    """Return the quantization object of hf_quant_config.json, None without that file.
+
+    Raises FormatError where it is damaged.
+    """
     text = _modelopt_file(model)
     if text is None:
         return None
@@ -66,7 +73,10 @@ def _modelopt_section(model: "Model") -> Mapping[str, Value] | None:
 
 
 def conflicting_packings(model: "Model") -> Note | None:
-    """Return a warning where ModelOpt's own file names another algorithm than config.json."""
+    """Return a warning where hf_quant_config.json and config.json name different algorithms.
+
+    None where they agree or one names none.
+    """
     section = quantization_section(model.config or {})
     if section is None or section.get("quant_method") != "modelopt":
         return None
@@ -82,13 +92,14 @@ _INPUTS_AS_STORED = "A16"  # in the name of an algorithm that quantizes weights 
 
 
 def partial_input_scales(model: "Model") -> Note | None:
-    """Return a warning where weights have a scale of inputs, and others of their kind have none.
+    """Return a warning where some packed weights have an input scale and others have none.
 
-    Of one kind are weights of which the configuration says the same. None where none lacks it, or
-    where it says that inputs are not quantized.
+    Only weights with the same encoding and configuration are compared. None where none lacks it,
+    or where the configuration says that inputs are not quantized.
     """
     from aprfmt.codecs.dialect import OF_INPUTS
 
+    # Group weights of the same encoding and configuration: with and without a scale.
     kinds: dict[str, tuple[list[str], list[str]]] = {}
     for name, view in model.items():
         for stored in view.stored:
@@ -107,6 +118,7 @@ def partial_input_scales(model: "Model") -> Note | None:
             )
             kind = f"{stored.info.encoding} {sorted(weight.config.items(), key=repr)}"
             kinds.setdefault(kind, ([], []))[not has].append(has or name)
+    # A group with both is worth a warning.
     for kind, (held, lacking) in kinds.items():
         if held and lacking:
             what = held[0].rpartition(".")[2]
@@ -120,7 +132,7 @@ def partial_input_scales(model: "Model") -> Note | None:
 
 
 def _torchao_descriptions(model: "Model") -> Iterator[tuple[str, Value]]:
-    """Yield what torchao's metadata say of each weight; FormatError where that is damaged."""
+    """Yield (weight's name, description) from torchao's metadata. FormatError where damaged."""
     metadata = model.metadata
     carried = metadata.get(SAFETENSORS)
     if isinstance(carried, str):
@@ -133,7 +145,7 @@ def _torchao_descriptions(model: "Model") -> Iterator[tuple[str, Value]]:
 
 
 def without_torchao_metadata(metadata: Mapping[str, Value]) -> dict[str, Value]:
-    """Return the metadata of safetensors without what torchao says of its weights."""
+    """Return the metadata of a safetensors file without torchao's descriptions of weights."""
     if _TORCHAO not in metadata:
         return dict(metadata)
     return {
@@ -144,7 +156,7 @@ def without_torchao_metadata(metadata: Mapping[str, Value]) -> dict[str, Value]:
 
 
 def _modelopt_file(model: "Model") -> str | None:
-    """Return the text of hf_quant_config.json, None without it."""
+    """Return the text of hf_quant_config.json from the folder or embedded; None without it."""
     if model.folder is not None:
         return model.folder.texts.get(MODELOPT_FILE)
     if not any(name.endswith("_scale") for name in model.source.tensors):
@@ -156,7 +168,7 @@ def _modelopt_file(model: "Model") -> str | None:
 
 
 def without_packing(config: Mapping[str, Value]) -> dict[str, Value]:
-    """Return a configuration that says nothing of quantization, nor its text part."""
+    """Return config.json's keys without quantization sections, also in `text_config`."""
     inner = config.get("text_config")
     found = {key: value for key, value in config.items() if key not in SECTIONS}
     if isinstance(inner, Mapping) and any(key in inner for key in SECTIONS):

@@ -1,9 +1,10 @@
-"""PATTERN: how a user names tensors, in whichever spelling.
+"""Matches the PATTERN with which a user names tensors, in any spelling.
 
 A pattern is whole dot-components from the left (`blk.1` does not match `blk.10`;
 `blk.3.ffn_gate` matches its weight and bias, not `ffn_gate_inp`), a glob, or `re:...`. If plain
-components match nothing from the left, they are tried anywhere in a name: `ffn_gate` then matches
-the gate of every layer. Every spelling of a tensor is tried: its name in either file, and its role.
+components match nothing from the left, they are tried anywhere in a name: `ffn_gate` then
+matches the gate of every layer. Every spelling of a tensor is tried: its name in either file,
+and its role.
 """
 
 import re
@@ -15,9 +16,10 @@ from aprfmt.errors import UsageError
 
 
 def spelling_predicate(pattern: str, every: Iterable[str]) -> Callable[[str], bool]:
-    """Return a function that says whether one spelling matches; `every` holds all spellings.
+    """Return a function that says whether one spelling matches the pattern.
 
-    Raises UsageError for a broken regular expression.
+    `every` holds all spellings: where no name starts with the pattern's components, they may
+    match anywhere in a name. Raises UsageError for a broken regular expression.
     """
     if pattern.startswith("re:"):
         try:
@@ -30,9 +32,11 @@ def spelling_predicate(pattern: str, every: Iterable[str]) -> Callable[[str], bo
     size = len(wanted)
 
     def from_the_left(name: str) -> bool:
+        """Return whether a name's first components are those of the pattern."""
         return name.split(".")[:size] == wanted
 
     def anywhere(name: str) -> bool:
+        """Return whether the pattern's components occur in a row anywhere in a name."""
         parts = name.split(".")
         return any(parts[at : at + size] == wanted for at in range(len(parts) - size + 1))
 
@@ -44,7 +48,8 @@ def spelling_predicates(
 ) -> list[Callable[[str], bool]]:
     """Return one predicate per pattern; `every` holds all spellings.
 
-    Every pattern must match something: otherwise UsageError with three near names.
+    Every pattern must match something: otherwise UsageError with three near names. `subject`
+    begins the message.
     """
     found = []
     for pattern in patterns:
@@ -61,9 +66,10 @@ def spelling_predicates(
 def matching_indices(
     spellings: Sequence[Sequence[str]], patterns: Iterable[str], subject: str
 ) -> list[int]:
-    """Return the indices whose spellings match any pattern, in order.
+    """Return the indices of the tensors with a spelling that matches any pattern, in order.
 
-    Every pattern must match something: otherwise UsageError with three near names.
+    `spellings` has all spellings of each tensor. Every pattern must match something: otherwise
+    UsageError with three near names.
     """
     every = [name for names in spellings for name in names]
     wanted = spelling_predicates(patterns, every, subject)
@@ -75,7 +81,7 @@ def matching_indices(
 
 
 def one_matching_index(spellings: Sequence[Sequence[str]], pattern: str, subject: str) -> int:
-    """Return the index of the one tensor with exactly this spelling, else of the one match.
+    """Return the index of the tensor with exactly this spelling, else of the only match.
 
     Raises UsageError where a pattern matches none, or several.
     """
@@ -91,12 +97,12 @@ def one_matching_index(spellings: Sequence[Sequence[str]], pattern: str, subject
 
 
 def close_names(name: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """Return up to `count` names close enough to be what `name` meant, best first; may be empty."""
+    """Return up to `count` names so similar that `name` may be a typo of them, best first."""
     return get_close_matches(name, dict.fromkeys(names), count, cutoff=0.6)
 
 
 def similar_names(name: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """Return up to `count` names that look like `name`, best first."""
+    """Return up to `count` names that look like `name`, best first; the first ones if none does."""
     every = list(dict.fromkeys(names))
     found = get_close_matches(name, every, count, cutoff=0.3) if len(every) <= 20_000 else []
     return found or every[:count]

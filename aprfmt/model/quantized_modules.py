@@ -1,8 +1,7 @@
-"""A quantization's claims held against the weights that are there.
+"""Checks which modules config.json declares quantized against the weights in the file.
 
-config.json says which modules are packed and which are left as they are; loaders build their
-modules by it. A plain weight that is claimed as packed is then dropped, and so are the parts of a
-packed one that a list leaves as it is.
+Loaders build their modules by that declaration. A plain weight that is declared packed is then
+dropped, and so are the parts of a packed one that a list leaves unquantized.
 """
 
 import json
@@ -54,9 +53,9 @@ Section = Mapping[str, Value]
 
 
 def wrong_claims(model: "Model") -> Relation | None:
-    """Return what a quantization says of modules that their weights contradict; None for nothing.
+    """Return a Relation on modules whose weights contradict the quantization section, or None.
 
-    Nothing is said of a method whose lists are not known, nor where no weight is packed.
+    None too for a method whose lists are not known, and where no weight is packed.
     """
     section = None if model.config is None else quantization_section(model.config)
     if section is None or method_of(section) is None:
@@ -67,13 +66,14 @@ def wrong_claims(model: "Model") -> Relation | None:
             return None
         return _claim_relation(model, section, plain, packed)
     except (AprfmtError, CodecError):
-        return None  # told where the section, or the architecture, is read
+        return None  # reported where the section or architecture is read
 
 
 def stale_names(model: "Model") -> list[tuple[str, str]]:
-    """Return the full names in lists that no module has, each with the nearest one that is there.
+    """Return (listed name, nearest module or "") of full names in lists that no module has.
 
-    Patterns, single words and heads may fit nothing in a healthy file: they are of many models.
+    Patterns, single words and heads may fit nothing in a healthy file, as lists are copied
+    between models.
     """
     section = None if model.config is None else quantization_section(model.config)
     if section is None or method_of(section) is None:
@@ -89,17 +89,18 @@ def stale_names(model: "Model") -> list[tuple[str, str]]:
 
 
 def _is_full(name: str) -> bool:
+    """Return whether a listed name is a full module path, not a pattern or a single word."""
     return name.count(".") > 1 and not any(mark in name for mark in "*^$\\[](){}|+?:")
 
 
 def _listed_modules(section: Section) -> list[str]:
-    """Return the modules that a section lists as left out."""
+    """Return the module names in the section's second list of modules; [] without one."""
     more = section.get(MORE)
     return [name for name in more if isinstance(name, str)] if isinstance(more, list) else []
 
 
 def _with_parents(modules: Iterable[str]) -> list[str]:
-    """Return modules, and the modules that hold them."""
+    """Return the modules and all modules that contain them, without duplicates."""
     found: dict[str, None] = {}
     for module in modules:
         while module and module not in found:
@@ -109,7 +110,7 @@ def _with_parents(modules: Iterable[str]) -> list[str]:
 
 
 def _module_spellings(modules: Iterable[str]) -> list[str]:
-    """Return modules under every name that the two official layouts have for them."""
+    """Return the modules under each prefix that Hugging Face's layouts have for them."""
     found: dict[str, None] = {}
     for module in modules:
         own = strip_prefix(module, "hf")
@@ -118,7 +119,10 @@ def _module_spellings(modules: Iterable[str]) -> list[str]:
 
 
 def _plain_and_packed(model: "Model") -> tuple[dict[str, None], dict[str, None]]:
-    """Return the modules of projections with plain weights, and of all packed weights."""
+    """Return (modules with plain projection weights, modules with packed weights).
+
+    The keys of the dicts are module names in file order, the values None.
+    """
     plain: dict[str, None] = {}
     packed: dict[str, None] = {}
     for name, view in model.items():
@@ -139,7 +143,7 @@ def _plain_and_packed(model: "Model") -> tuple[dict[str, None], dict[str, None]]
 def _wrong_modules(
     section: Section, plain: Iterable[str], packed: Collection[str]
 ) -> tuple[list[str], list[str]]:
-    """Return the plain modules that are claimed as packed, and the packed ones that are not."""
+    """Return (plain modules claimed as packed, packed modules claimed as plain)."""
     claimed = [name for name in plain if claims_packed(section, name, _module_spellings([name]))]
     claimed += [name for name in plain if name in _listed_modules(section) and name not in claimed]
     left = [name for name in packed if leaves_out(section, name)]
@@ -151,7 +155,7 @@ def _wrong_modules(
 def _claim_relation(
     model: "Model", section: Section, plain: Collection[str], packed: Collection[str]
 ) -> Relation | None:
-    """Return the relation of modules that are claimed wrongly; None where none is."""
+    """Return the Relation of wrongly claimed modules, with the repair command; None if none."""
     claimed, left = _wrong_modules(section, plain, packed)
     if not claimed and not left:
         return None
@@ -181,7 +185,7 @@ def _claim_relation(
 
 
 def _list_names(names: Sequence[str]) -> str:
-    """Return the first few names for a sentence."""
+    """Return the first two names joined with commas, with ", ..." if there are more."""
     more = ", ..." if len(names) > _SHOWN else ""
     return f"{', '.join(names[:_SHOWN])}{more}"
 
@@ -193,9 +197,14 @@ def _remedy_command(
     packed: Collection[str],
     stale: Collection[str],
 ) -> str:
-    """Return the command that writes a list and targets without contradiction; "" for none."""
+    """Return the `aprfmt set` command that corrects the lists and targets; "" if none does.
+
+    `stale` are listed names without a module. The result is checked: a command is returned only if
+    no module contradicts the changed section.
+    """
     if model.folder is None:
         return ""
+    # The list that can be edited, and the method's way of matching it.
     config = packing_config(model) or {}
     place = key_of_section(config)
     key, entries = list_of(section)
@@ -209,16 +218,19 @@ def _remedy_command(
     ]
     made: dict[str, Value] = {**section, key: kept}
     edits: dict[str, Value] = {}
+    # A group whose targets match nothing gets all linear layers.
     group = group_without_modules(section, _module_spellings(packed))
     if group:
         groups = section["config_groups"]
         made["config_groups"] = {group: {**groups[group], "targets": ["Linear"]}}
         edits[f"{place}.config_groups.{group}.targets"] = ["Linear"]
+    # Add an entry for each plain module that is still declared packed.
     for name in _wrong_modules(made, plain, packed)[0]:
         if claims_packed(made, name, _module_spellings([name])):
             kept = [*kept, _covering_name(name, packed, method.form)]
             made[key] = kept
     edits[f"{place}.{key}"] = kept
+    # Only a command that leaves no contradiction is returned.
     if _wrong_modules(made, plain, packed) != ([], []):
         return ""
     pairs = [f"config.json:{where}={json.dumps(value)}" for where, value in edits.items()]
@@ -226,9 +238,10 @@ def _remedy_command(
 
 
 def _covering_name(module: str, packed: Iterable[str], form: str) -> str:
-    """Return the listed name, by a method's `form`, that fits a plain module and no packed one.
+    """Return an entry, in the method's `form`, that fits a plain module and no packed one.
 
-    It is that of all modules with its last two names, where none of them is packed.
+    It is the pattern of the module's last two names where no packed module ends so, else the
+    module itself.
     """
     end = ".".join(module.split(".")[-2:])
     alone = any(name.endswith(f".{end}") for name in packed)

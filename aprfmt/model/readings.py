@@ -1,8 +1,4 @@
-"""What keys are that no hyperparameter is read from: rows of names, a reading, and its source.
-
-Keys of metadata and of the JSON files of a folder; those of config.json stand in
-`arch/other_keys.py`. A key that no row has is `unread`.
-"""
+"""How each metadata key and each key of a folder's JSON files is used, if not as hyperparameter."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -25,9 +21,9 @@ Reading = Literal[
 
 @dataclass(frozen=True, slots=True)
 class KeyPattern:
-    """Keys of one kind: a regular expression of their names, their reading, and its source.
+    """A row: a regular expression of key names, how these keys are used, and the source.
 
-    `as_stored`: nothing compares what they mean, so two files are compared by what they say.
+    `as_stored`: no comparison knows what they mean, so two files are compared by stored values.
     """
 
     names: str
@@ -37,11 +33,11 @@ class KeyPattern:
 
 
 class Names(Protocol):
-    """A row of keys or of files."""
+    """A table row with a regular expression `names`, for `matching_row`."""
 
     @property
     def names(self) -> str:
-        """A regular expression of the names it is of."""
+        """The regular expression of the names that the row covers."""
         ...
 
 
@@ -305,11 +301,11 @@ TENSORS: tuple[KeyPattern, ...] = (
 
 
 def matching_row(rows: Iterable[Row], name: str) -> Row | None:
-    """Return the first row whose `names`, a regular expression, a whole name fits; else None."""
+    """Return the first row whose regular expression `names` matches the whole name; else None."""
     return next((row for row in rows if _name_pattern(row.names).fullmatch(name)), None)
 
 
 @cache
 def _name_pattern(names: str) -> re.Pattern[str]:
-    """Return the compiled regular expression of names."""
+    """Return the compiled regular expression, cached."""
     return re.compile(names)

@@ -1,8 +1,4 @@
-"""The search for the one relation under which a model's tensors are all there.
-
-It runs only where something misses or no name fits, and what it proposes is judged by reading the
-model again: it must bring back at least half of what missed, and leave no name twice.
-"""
+"""The search for a change (renames, a corrected key) under which all tensors are found."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -40,11 +36,11 @@ def resolve_related(
     find_spec: "Callable[[], ArchSpec]",
     again: "Callable[[Model], Resolution]",
 ) -> "Resolution":
-    """Return a model's resolution, read under a relation where it is not whole without one.
+    """Return a model's resolution, if necessary under the change that makes it complete.
 
-    `read` reads it under other names, `find_spec` gives its architecture's tables, `again`
-    reads one with another value of a key. Raises
-    ArchError, that of the file as it stands, where no relation helps.
+    `read(names, style)` resolves it under other names, `find_spec()` gives its architecture's
+    tables, `again(model)` resolves a model with another value of a key. Raises the ArchError of
+    the unchanged file where no change helps.
     """
     found: Resolution | None = None
     error: ArchError | None = None
@@ -94,25 +90,25 @@ def _resolve_renamed(
 
 
 def _has_misfits(found: "Resolution") -> bool:
-    """Say whether several shapes are not what the configuration says, or more layers are there.
+    """Return whether several tensors have wrong shapes, or more layers than configured exist.
 
-    Layers behind the last one that come with tensors of no role are a draft head's.
+    Layers after the last one that come with tensors of no role are a draft head's, and no misfit.
     """
     more = _has_uncounted_layers(found) and not found.unclaimed and not found.draft
     return len(found.coverage.misshapen) > 1 or more
 
 
 def _missing_roles(found: "Resolution") -> tuple[str, ...]:
-    """Return the required roles that are not there, whoever accepts that.
+    """Return the required roles that are not found, whether or not their absence is accepted.
 
-    Those of packed weights that are not decoded here are there.
+    Roles of packed weights that no codec decodes count as found.
     """
     every = (*found.coverage.missing, *found.coverage.accepted)
     return tuple(key for key in every if key not in found.unread_roles)
 
 
 def _has_uncounted_layers(found: "Resolution") -> bool:
-    """Say whether layers are there that the configuration does not count."""
+    """Return whether roles of layers beyond the configured number of layers exist."""
     count = int(found.hyper["n_layers"])
     return any((split_key(key)[0] or 0) >= count for key in found.roles)
 
@@ -125,7 +121,7 @@ def _add_rules(
     best: "Resolution | None",
     rules: Sequence[Rename],
 ) -> "tuple[Resolution, list[Rename]] | None":
-    """Return the resolution under more rules, and all rules; None where none makes it better."""
+    """Return (resolution, all rules) with more rename rules added; None if none improves it."""
     names = rename_names(model, rules, model.path, strict=False)
     for more in _proposed_rules(model, spec, style, names, best):
         every = [*rules, *more]
@@ -140,7 +136,7 @@ def _add_rules(
 
 
 def _is_better_reading(made: "Resolution", best: "Resolution | None") -> bool:
-    """Say whether a reading brings back half of what missed, and no tensor of a wrong shape."""
+    """Return whether `made` finds half of the missing roles and adds no wrong shape."""
     before = len(made.coverage.required) if best is None else len(_missing_roles(best))
     wrong = 0 if best is None else len(best.coverage.misshapen)
     gained = before - len(_missing_roles(made))
@@ -154,7 +150,10 @@ def _proposed_rules(
     names: Mapping[str, str],
     best: "Resolution | None",
 ) -> Iterator[list[Rename]]:
-    """Yield sets of rules, the simplest first."""
+    """Yield lists of rename rules to try, the simplest first.
+
+    `names` are {name read as: stored name}.
+    """
     config = model.config or {}
     held = has_towers(config)
     as_read = {stored: name for name, stored in names.items()}
@@ -180,7 +179,7 @@ def _proposed_rules(
 
 
 def _missing_names(found: "Resolution", spec: "ArchSpec", style: str) -> dict[str, int]:
-    """Return the stored names of missing roles, each with its number of elements, 0: not known."""
+    """Return {stored name: number of elements} of missing roles; 0 where it is not known."""
     from aprfmt.arch.draft_head import stored_groups
     from aprfmt.arch.required_roles import logical_shape
 
@@ -198,7 +197,10 @@ def _missing_names(found: "Resolution", spec: "ArchSpec", style: str) -> dict[st
 
 
 def _resolve_towers(model: "Model", read: Read, found: "Resolution") -> "Resolution":
-    """Return a resolution with its tower under the names that loaders look for."""
+    """Return the resolution with its tower's tensors renamed to where loaders look for them.
+
+    Returns `found` unchanged if that is not needed or does not help.
+    """
     if not has_towers(model.config) or not found.unclaimed:
         return found
     rule = tower_rule(model, found.unclaimed)
@@ -217,7 +219,10 @@ def _resolve_towers(model: "Model", read: Read, found: "Resolution") -> "Resolut
 
 
 def _note_container_names(model: "Model", found: "Resolution") -> "Resolution":
-    """Return a resolution that says so where the names are those of another container."""
+    """Return the resolution, with a Relation added if its names are of another container.
+
+    Such as llama.cpp's tensor names in a safetensors file.
+    """
     wanted = NAMES_OF.get(model.format)
     if wanted is None or found.style == wanted[0] or not found.roles:
         return found

@@ -1,9 +1,4 @@
-"""One relation between what a file holds and what its readers look for, before many findings.
-
-Where many items miss and others are left over, one change usually maps what is left onto what
-misses: a prefix, a component, a shift of numbers, an index, a key. A `Relation` says which, how
-many items it maps, and the command that writes it back.
-"""
+"""A Relation: one change that maps what a file holds onto what its readers look for."""
 
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,10 +25,10 @@ SHOWN = 2  # examples in a sentence
 
 @dataclass(frozen=True, slots=True)
 class Relation:
-    """What one change explains, in the file's own names.
+    """One change that explains many differences: a prefix, an index, exchanged axes, a key.
 
     `says` is the sentence without the place, `where` are all items it maps, `examples` are the
-    first of them (as stored, as read), `remedy` is the command that writes it back, "" where none
+    first of them (as stored, as read), `remedy` is the command that mends the file, "" where none
     does. `rules` are renames of tensors, `values` keys of the configuration with their value.
     """
 
@@ -47,11 +42,11 @@ class Relation:
 
     @property
     def count(self) -> int:
-        """How many items it maps."""
+        """How many items the relation maps."""
         return len(self.where)
 
     def to_json(self) -> dict[str, object]:
-        """Return plain data: every item, and the command."""
+        """Return plain data: every item, the rules and values, and the command."""
         return {
             "kind": self.kind,
             "says": self.says,
@@ -70,22 +65,22 @@ class Relation:
 
     @property
     def shown(self) -> str:
-        """The examples in brackets, "" without any."""
+        """The first examples in brackets; "" without any."""
         shown = ", ".join(f"{stored} for {read}" for stored, read in self.examples[:SHOWN])
         return f" ({shown})" if shown else ""
 
     @property
     def todo(self) -> str:
-        """The command as the end of a sentence, "" where there is none."""
+        """The command as the end of a sentence; "" where there is none."""
         return f"; {self.remedy}" if self.remedy else ""
 
     def note(self, where: object) -> Note:
-        """Return it as a remark for a listing."""
+        """Return the relation as a warning Note about the file `where`."""
         return Note("warning", str(where), self.text, "relation")
 
 
 def relations(model: "Model") -> tuple[Relation, ...]:
-    """Return every relation under which a model is read; empty for a file as readers expect it."""
+    """Return every Relation under which a model is read; () for a file as readers expect it."""
     found = [*file_relations(model)]
     try:
         found += model.resolution.relations
@@ -95,15 +90,15 @@ def relations(model: "Model") -> tuple[Relation, ...]:
 
 
 def file_relations(model: "Model") -> tuple[Relation, ...]:
-    """Return what the container alone shows: an extension that lies."""
+    """Return the Relations known without the architecture: extension, index, module names."""
     return tuple(filter(None, (wrong_extension(model), wrong_index(model), model.modules)))
 
 
 def wrong_modules(model: "Model", config: "Mapping[str, Value] | None") -> Relation | None:
-    """Return the prefix under which a quantization names modules that are not in the file.
+    """Return the Relation whose prefix rule maps quantization keys to modules in the file.
 
-    Loaders find no such module and take what holds for all others. None where each is there, or
-    no one prefix maps the names to modules.
+    Loaders find no module of such a key and use the defaults for it. None where each is there, or
+    no one prefix maps the keys to modules.
     """
     section = quantization_section(config or {})
     if section is None:
@@ -130,7 +125,7 @@ def wrong_modules(model: "Model", config: "Mapping[str, Value] | None") -> Relat
 
 
 def wrong_index(model: "Model") -> Relation | None:
-    """Return how the index of a sharded model does not fit its shards; None where it does."""
+    """Return the Relation that says how a shard index contradicts its shards; None if it fits."""
     source = model.source
     while isinstance(source, Overlay):
         source = source.beneath
@@ -145,7 +140,7 @@ def wrong_index(model: "Model") -> Relation | None:
 
 
 def wrong_extension(model: "Model") -> Relation | None:
-    """Return that a file's extension names another format than its content has; None if not."""
+    """Return the Relation that an extension names another format than the content; else None."""
     path, held = model.path, model.source.format
     if path.suffix in FORMATS[held].extensions:
         return None
@@ -164,7 +159,10 @@ def wrong_extension(model: "Model") -> Relation | None:
 def rename_relation(
     path: "Path", rules: Sequence[Rename], pairs: Iterable[tuple[str, str]], total: int
 ) -> Relation:
-    """Return the relation of renamed tensors; `pairs` are (as stored, as read)."""
+    """Return the Relation of renamed tensors; `pairs` are (stored name, name read as).
+
+    `total` is the number of tensors in the file.
+    """
     changed = [(stored, read) for stored, read in pairs if stored != read]
     known = [why for rule in rules if (why := rule.origin)]
     of = f" ({', '.join(dict.fromkeys(known))})" if known else ""
@@ -180,7 +178,10 @@ def rename_relation(
 
 
 def relation_to_names(path: "Path", names: Sequence[str], rule: Rename, total: int) -> Relation:
-    """Return the relation of B's names (at `path`) to A's; which are right is not known."""
+    """Return the Relation that `rule` maps B's names (at `path`) to A's.
+
+    Which side is right is not known.
+    """
     apply = rule.function
     pairs = tuple((name, apply(name)) for name in names if apply(name) != name)
     what = (
@@ -196,5 +197,5 @@ def relation_to_names(path: "Path", names: Sequence[str], rule: Rename, total: i
 
 
 def opening_path(path: "Path") -> "Path":
-    """Return what a user names to open a model: the folder for the weights of a folder."""
+    """Return the path that a user gives to open this file: the folder, for a folder's weights."""
     return path.parent if path.name in (INDEX, WEIGHTS) else path

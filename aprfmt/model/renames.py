@@ -1,7 +1,7 @@
-"""Renames of tensors: the rule OLD=NEW, and the search for the one that makes a model whole.
+"""Renames of tensors: the rule OLD=NEW, and the search for rules that make names fit.
 
-A rule is a prefix (`OLD` ends with a dot, or is empty) or a run of whole components anywhere in a
-name. `{N}` stands for a number in both, `{N+1}` and `{N-1}` for its neighbours in NEW.
+A rule is a prefix (`OLD` ends with a dot, or is empty) or a run of whole components anywhere in
+a name. `{N}` stands for a number in both, `{N+1}` and `{N-1}` for its neighbours in NEW.
 """
 
 import re
@@ -37,7 +37,7 @@ WRAPPERS: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Rename:
-    """A rule for names of tensors; calling it gives a name as the rule makes it."""
+    """A rule OLD=NEW for tensor names. Calling it returns a name as the rule changes it."""
 
     old: str
     new: str
@@ -56,12 +56,12 @@ class Rename:
 
     @property
     def origin(self) -> str:
-        """What puts such components into names, "" where nobody is known to."""
+        """What adds these components to names, such as "FSDP"; "" if not known."""
         return ", ".join(WRAPPERS[part] for part in self.old.split(".") if part in WRAPPERS)
 
     @property
     def function(self) -> Callable[[str], str]:
-        """The rule compiled, for many names."""
+        """A function (name) -> renamed name, with the pattern compiled once for many names."""
         numbers = iter(f"n{i}" for i in range(_DEPTH))
         body = "".join(
             f"(?P<{next(numbers)}>[0-9]{{1,6}})" if part == "{N}" else re.escape(part)
@@ -72,12 +72,14 @@ class Rename:
         return lambda name: self._applied(pattern, name)
 
     def _applied(self, pattern: re.Pattern[str], name: str) -> str:
+        """Return the name with the rule applied; the same name where the pattern does not occur."""
         found = pattern.search(name)
         if found is None:
             return name
         groups = iter(found.groups())
 
         def number(mark: re.Match[str]) -> str:
+            """Return the next matched number as text, plus the mark's offset ({N+1})."""
             step = int(f"{mark[1]}{mark[2]}") if mark[1] else 0
             return str(int(next(groups, "0")) + step)
 
@@ -85,12 +87,12 @@ class Rename:
         return re.sub(r"\.{2,}", ".", made).strip(".")
 
     def __call__(self, name: str) -> str:
-        """Return a name as the rule makes it."""
+        """Return a name with the rule applied."""
         return self.function(name)
 
 
 def parse_rename(text: str) -> Rename:
-    """Return the rule in `OLD=NEW`; UsageError where it is none."""
+    """Return the rule in the text `OLD=NEW`. UsageError where it is not one."""
     old, sign, new = text.partition("=")
     marks = [len(re.findall(r"\{[^}]*\}", part)) for part in (old, new)]
     wrong = not sign or (not old and not new) or old == new
@@ -107,7 +109,7 @@ def parse_rename(text: str) -> Rename:
 def rename_names(
     names: Iterable[str], rules: Sequence[Rename], where: object, *, strict: bool = True
 ) -> dict[str, str]:
-    """Return the names as the rules make them -> as stored, in order.
+    """Return {renamed name: stored name}, in order, after applying all rules.
 
     Raises UsageError where two names become one, with `strict` also for a rule that changes none.
     """
@@ -137,9 +139,10 @@ def rename_names(
 
 
 class RenamedSource:
-    """An open file whose tensors have other names; everything else is the file's."""
+    """A Source whose tensors have other names; everything else is the wrapped file's."""
 
     def __init__(self, source: "Source", rules: Sequence[Rename]) -> None:
+        """Rename the tensors of `source` by the rules; nothing is read."""
         self._source = source
         names = rename_names(source.tensors, rules, source.path, strict=False)
         self.tensors: Mapping[str, LazyTensor] = {
@@ -151,16 +154,16 @@ class RenamedSource:
 
     @property
     def beneath(self) -> "Source":
-        """The open file."""
+        """The Source whose tensors are renamed."""
         return self._source
 
     @property
     def damage(self) -> "Sequence[Damage]":
-        """What is wrong with the file."""
+        """The damage of the wrapped file."""
         return self._source.damage
 
     def close(self) -> None:
-        """Close the file."""
+        """Close the wrapped file."""
         self._source.close()
 
     def __enter__(self) -> "RenamedSource":
@@ -171,7 +174,7 @@ class RenamedSource:
 
 
 def _under_name(tensor: "LazyTensor", name: str) -> "LazyTensor":
-    """Return the same stored bytes under another name."""
+    """Return the same stored tensor under another name."""
     if tensor.info.name == name:
         return tensor
     found = copy(tensor)
@@ -180,20 +183,22 @@ def _under_name(tensor: "LazyTensor", name: str) -> "LazyTensor":
 
 
 def rename_modules(config: "Mapping[str, Value]", rules: Sequence[Rename]) -> "dict[str, Value]":
-    """Return config.json with the modules that its quantization names renamed as the tensors are.
+    """Return config.json with the modules that its quantization names renamed like tensors.
 
-    Those are keys with a dot whose value is an object or a flag, and the lists of modules that are
-    left as they are; patterns (`re:...`) stay.
+    Those are keys with a dot whose value is an object or a flag, and the lists of modules to leave
+    unquantized. Patterns (`re:...`) stay.
     """
     apply = [rule.function for rule in rules]
 
     def module(name: str) -> str:
+        """Return a module's name after the rules, applied to its weight's name."""
         made = f"{name}.weight"
         for each in apply:
             made = each(made)
         return made.removesuffix(".weight")
 
     def section(value: "Value") -> "Value":
+        """Return a quantization section with its module names changed."""
         if not isinstance(value, Mapping):
             return value
         made: dict[str, Value] = {}
@@ -216,10 +221,10 @@ def command_line(*parts: object) -> str:
 
 
 def prefix_rules(spec: "ArchSpec", style: str, names: Iterable[str], nested: bool) -> list[Rename]:
-    """Return rules that take a prefix off names, or put the right one there, the likeliest first.
+    """Return rules that remove or add a prefix so that names fit, the most votes first.
 
     `names` are those that no table knows. `nested` says that the configuration describes several
-    modules, so that the language model stands below one of its own.
+    modules, so that the language model has a prefix such as `model.language_model.`.
     """
     index = _template_index(spec, style)
     votes: Counter[Rename] = Counter()
@@ -231,13 +236,13 @@ def prefix_rules(spec: "ArchSpec", style: str, names: Iterable[str], nested: boo
 
 
 def _template_index(spec: "ArchSpec", style: str) -> NameIndex[str]:
-    """Return the index of the templates of a style's names."""
+    """Return an index that finds the name template (`model.layers.{L}...`) of a stored name."""
     rows = {name: name for row in spec.bindings.get(style, ()) for name in row.stored}
     return NameIndex(style, list(rows.items()))
 
 
 def _prefix_rule_of(index: NameIndex[str], style: str, name: str, nested: bool) -> Rename | None:
-    """Return the rule that makes a name one of the templates'; None where none does."""
+    """Return the prefix rule under which a name fits a template; None where none does."""
     parts = name.split(".")
     for k in range(min(len(parts), _DEPTH)):
         tail = ".".join(parts[k:])
@@ -256,7 +261,7 @@ def _prefix_rule_of(index: NameIndex[str], style: str, name: str, nested: bool) 
 
 
 def _without_common_end(old: str, new: str) -> Rename | None:
-    """Return the rule without the components that both sides end in; None where nothing is left."""
+    """Return the rule old -> new without the components both end in; None if they are equal."""
     before, after = old.split(".")[:-1], new.split(".")[:-1]
     while before and after and before[-1] == after[-1]:
         before, after = before[:-1], after[:-1]
@@ -266,7 +271,7 @@ def _without_common_end(old: str, new: str) -> Rename | None:
 
 
 def numbering_rule(spec: "ArchSpec", style: str, names: Iterable[str], count: int) -> Rename | None:
-    """Return the rule that moves `count` layers to the numbers 0, 1, 2 ...; None if they are."""
+    """Return the rule that renumbers `count` layers from 0; None if not needed or possible."""
     index = _template_index(spec, style)
     layers: dict[str, set[int]] = {}
     for name in names:
@@ -289,10 +294,11 @@ def numbering_rule(spec: "ArchSpec", style: str, names: Iterable[str], count: in
 def component_rules(
     style: str, left: Mapping[str, int], missing: Mapping[str, int]
 ) -> list[Rename]:
-    """Return the rules that rename components of names that are left to those that are missing.
+    """Return rules that rename components of unknown names to those of missing names.
 
-    Both map names to their number of elements. A rule is only made where one component, or a run
-    of two, differs; where several would do, sizes and then the likeness of words decide.
+    Both mappings have the names' number of elements, 0 if unknown. A rule is only made where one
+    component, or a run of two, differs. Where several would do, the number of names and then the
+    similarity of words decide.
     """
     wanted: dict[tuple[str, ...], list[tuple[list[str], int]]] = {}
     for name, size in missing.items():
@@ -309,7 +315,7 @@ def component_rules(
 
 
 def _choose_by_votes(votes: Mapping[str, Counter[str]]) -> list[Rename]:
-    """Return for each old component the new one most names ask for; each new one once."""
+    """Return a rule for each old component, most votes first; each new one is used once."""
     ranked = sorted(
         (
             (count, SequenceMatcher(None, old, new).ratio(), old, new)
@@ -326,12 +332,12 @@ def _choose_by_votes(votes: Mapping[str, Counter[str]]) -> list[Rename]:
 
 
 def _numbers_in(parts: Iterable[str]) -> tuple[str, ...]:
-    """Return the numbers among the components of a name."""
+    """Return the numeric components of a name, as text."""
     return tuple(part for part in parts if part.isdigit())
 
 
 def _differing_run(parts: Sequence[str], other: Sequence[str]) -> tuple[str, str] | None:
-    """Return the one run of at most two components that differs, or None."""
+    """Return (old, new) of the only differing run of components, at most two; else None."""
     shorter = min(len(parts), len(other))
     start = 0
     while start < shorter and parts[start] == other[start]:
@@ -346,7 +352,7 @@ def _differing_run(parts: Sequence[str], other: Sequence[str]) -> tuple[str, str
 
 
 def prefix_rule_between(theirs: Iterable[str], ours: Iterable[str]) -> Rename | None:
-    """Return the prefix that maps nearly all names of one file that are left to the other's.
+    """Return the prefix rule that maps unmatched names of one file onto those of the other.
 
     `theirs` are the names only one file has, `ours` those only the other has. None where fewer
     than nine of ten on both sides are mapped.
@@ -374,7 +380,7 @@ def prefix_rule_between(theirs: Iterable[str], ours: Iterable[str]) -> Rename | 
 
 
 def prefix_rule_onto(names: Sequence[str], there: Collection[str]) -> Rename | None:
-    """Return the prefix that maps at least nine of ten names to some that are there; else None."""
+    """Return the prefix rule that maps at least 90 % of `names` to names in `there`; else None."""
     votes: Counter[Rename] = Counter()
     ends: dict[str, str] = {}
     for name in there:
@@ -394,6 +400,6 @@ def prefix_rule_onto(names: Sequence[str], there: Collection[str]) -> Rename | N
 
 
 def _name_tails(name: str) -> Iterable[str]:
-    """Yield a name without its first component, its first two, ..."""
+    """Yield a name without its first component, without its first two, and so on."""
     parts = name.split(".")
     return (".".join(parts[k:]) for k in range(1, min(len(parts), _DEPTH + 1)))

@@ -1,9 +1,9 @@
-"""From an open file to architecture, hyperparameters and roles.
+"""Resolves an open file to its architecture, hyperparameters and roles.
 
 The order: name the architecture (user, config, metadata), bind stored names to roles, read the
 hyperparameters from every key style the file has, and reconcile them. What a file's own format
-says wins over a carried config.json; where both say the same up to float32 rounding, the config's
-exact value is kept.
+says wins over a carried config.json; where both say the same up to float32 rounding, the
+config's exact value is kept.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Resolution:
-    """A file read through an architecture's tables.
+    """A file's architecture, hyperparameters, roles and completeness.
 
-    All names in it are the file's own, also where `relations` say that it is read under others.
+    All names in it are the file's own, also where `relations` rename tensors for reading.
     """
 
     spec: "ArchSpec"
@@ -55,7 +55,7 @@ class Resolution:
 
     @property
     def unclaimed(self) -> tuple[str, ...]:
-        """Stored tensors of neither the model, nor its draft head, nor a tower beside it."""
+        """Stored tensors that belong to no role, no draft head and no declared tower."""
         others = {*self.draft, *self.towers}
         return tuple(name for name in self.unbound if name not in others)
 
@@ -81,7 +81,7 @@ OUTSIDE = ("pooling",)
 
 
 def architecture_names(model: "Model") -> list[tuple[str, str]]:
-    """Return (style, name) pairs under which the file states its architecture, best first."""
+    """Return (style, name) pairs that the file has for its architecture, best first."""
     found: list[tuple[str, str]] = []
     config = model.config
     if config is not None:
@@ -99,9 +99,10 @@ def architecture_names(model: "Model") -> list[tuple[str, str]]:
 def find_spec(
     model: "Model", forced: str | None, tensors: "Collection[str] | None" = None
 ) -> "ArchSpec":
-    """Return the architecture's tables; raises ArchError if the file does not name a known one.
+    """Return the tables of the file's architecture. ArchError if it names no known one.
 
-    `tensors` are the names it is read under, where those are not the file's.
+    `forced` is the user's --arch. `tensors` are the names to read it under, where those are not
+    the file's own.
     """
     kind = model.kind
     if forced is not None and (kind is None or not kind.foreign):
@@ -127,9 +128,9 @@ def find_spec(
 
 
 def resolve(model: "Model", forced: str | None) -> Resolution:
-    """Bind roles, read hyperparameters, judge completeness; raises ArchError.
+    """Return the model's Resolution; raises ArchError.
 
-    Where tensors miss and others are left over, one relation between them is looked for.
+    Where tensors are missing and others have no role, renames and corrected keys are tried.
     """
     from aprfmt.model.relate import resolve_related
 
@@ -144,9 +145,10 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
 def read_under(
     model: "Model", forced: str | None, names: Mapping[str, str] | None, style: str | None = None
 ) -> Resolution:
-    """Read a model with its tensors under other names (name -> as stored), None: its own.
+    """Return the Resolution of a model with its tensors under other names.
 
-    `style` is the naming style, None: that of most names. Raises ArchError.
+    `names` are {name: stored name}, None for the file's own. `style` is the naming style, None for
+    that of most names. Raises ArchError.
     """
     from aprfmt.arch.binding import bind_names, bind_packed, known_shapes, without_partial
     from aprfmt.arch.draft_head import find_heads, first_head
@@ -223,9 +225,9 @@ def read_under(
 def _separate_drafts(
     bound: "BoundNames", drafts: "Sequence[Head]", names: Sequence[str], end: int | None
 ) -> "tuple[BoundNames, tuple[str, ...]]":
-    """Return the model's own groups, without its draft heads' tensors, and the names of these.
+    """Return (bound names without draft heads, stored names of the draft heads).
 
-    A layer from `end` on that is no head's has no place in the model.
+    A layer from `end` on that belongs to no draft head is left unbound.
     """
     mine = {name for head in drafts for group in head.bound.groups for name in group.stored}
     left = {name for head in drafts for name in head.bound.unbound}
@@ -248,7 +250,7 @@ def _separate_drafts(
 def _logical_tensors(
     tensors: Mapping[str, View], model: "Model", bound: "BoundNames", hyper: "HyperParams"
 ) -> dict[str, View]:
-    """Return the logical tensors of a model, or of its draft head, by role key."""
+    """Return {role key: View} of the bound groups of a model, or of a draft head."""
     records = model.records
     roles: dict[str, View] = {}
     for group in bound.groups:
@@ -262,7 +264,7 @@ def _logical_tensors(
 
 
 def spellings(model: "Model") -> dict[str, tuple[str, ...]]:
-    """Return every spelling of each role: its key, the file's names, and both styles' names.
+    """Return {role key: every spelling}: the key, the file's names, and both styles' names.
 
     Empty where the architecture is unknown.
     """
@@ -287,7 +289,7 @@ def spellings(model: "Model") -> dict[str, tuple[str, ...]]:
 
 
 def spellings_by_name(model: "Model") -> dict[str, tuple[str, ...]]:
-    """Return every spelling of each stored tensor under the file's own name of it."""
+    """Return {stored name: every spelling of that tensor}."""
     found: dict[str, dict[str, None]] = {name: {name: None} for name in model}
     every = spellings(model)
     for key, names in every.items():
@@ -307,7 +309,7 @@ def names_matching(model: "Model", patterns: Iterable[str]) -> list[str]:
 
 
 def one_tensor(model: "Model", name: str) -> "tuple[str, View]":
-    """Return (spelling, tensor) of a stored name, a role, or a pattern of one tensor.
+    """Return (name, tensor) of a stored name, a role key, or a pattern of one tensor.
 
     Raises UsageError for a pattern that matches none, or several.
     """
@@ -328,12 +330,13 @@ def read_hyperparameters(
     tensors: Mapping[str, View] | None = None,
     style: str | None = None,
 ) -> "tuple[HyperParams, tuple[KeyReport, KeyReport | None], list[Note], dict[str, Value]]":
-    """Read every key style the file has and reconcile them, native keys first.
+    """Return (hyperparameters, key reports, notes, required parts) from all keys of the file.
 
-    `tensors` and `style` are the names it is read under, None: its own. The reports are that of
-    config.json where there is one, else of the container's keys; and that of the container's keys
-    where both are there. The last item says, for parts whose presence the tensors show (biases,
-    say), whether the keys, or else the tables, require them.
+    The container's own keys win over config.json. `tensors` and `style` are the names it is read
+    under, None for its own. The two reports are that of config.json where there is one, else of
+    the container's keys; and that of the container's keys where both are there, else None. The
+    last item is {hyperparameter: value} for parts whose presence the tensors show (biases, say):
+    whether the keys, or else the tables, require them.
     """
     from aprfmt.arch.hyperparameters import read_hyper
     from aprfmt.arch.spec import Facts, HyperParams
@@ -365,7 +368,7 @@ def read_hyperparameters(
 
 
 def _required_values(report: "KeyReport", *, stated: bool = False) -> dict[str, Value]:
-    """Return what one key style requires; with `stated`, only what its own keys say."""
+    """Return {name: value} of what one key style requires; with `stated` no defaults."""
     return {
         name: row.value
         for name, row in report.demanded.items()
@@ -379,7 +382,11 @@ OWN_KEY_USED = "the file's own key is used"
 def reconcile_hyperparameters(
     native: "HyperParams", carried: "HyperParams", subject: str
 ) -> "tuple[dict[str, HyperParam], list[Note]]":
-    """Merge: what the format states wins; equal up to float32 rounding keeps the config's."""
+    """Return (hyperparameters by name, notes) merged from metadata and the config.json.
+
+    `native`, the container's own keys, wins. Equal values up to float32 rounding keep those of
+    `carried`, the config.json. Each contradiction makes a note.
+    """
     from aprfmt.arch.value_checks import same_value
 
     rows: dict[str, HyperParam] = {name: carried.of(name) for name in carried}

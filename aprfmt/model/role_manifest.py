@@ -1,9 +1,9 @@
-"""Digests of a model's weights as an engine holds them: what a script inside it can compare.
+"""Digests of a model's weights as an engine holds them, for a script in the engine to compare.
 
 Each parameter has its name in vLLM and SGLang (joined `qkv_proj` and `gate_up_proj`, stacked
 experts) beside the published one, and one digest for each tensor-parallel rank: SHA-256 of the
 little-endian float32 values of the rank's share. `rows` is how many rows of the share count: a
-table of the vocabulary has padding behind them.
+table of the vocabulary has padding after them.
 """
 
 import hashlib
@@ -28,17 +28,17 @@ MAX_RANKS = 1024
 
 
 def roles_path(model: Path) -> Path:
-    """Return where the manifest of a model's roles stands."""
+    """Return the path of a model's role manifest, in the model's folder."""
     return model.with_name(model.name + ".aprfmt-roles.json")
 
 
 def parameter_rows(
     model: Model, ranks: int, progress: Callable[[int, int], None] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """Return {sha256, rows} of every parameter by the name it has in an engine.
+    """Return {engine's parameter name: {sha256, rows}} with one list entry per rank.
 
-    `sha256` and `rows` have one entry a rank. Raises UsageError for a number of ranks that does not
-    divide a tensor, or names that are not Hugging Face's.
+    Raises UsageError for a number of ranks that does not divide a tensor, or names that are not
+    Hugging Face's.
     """
     if not 1 <= ranks <= MAX_RANKS:
         raise UsageError(f"--ranks {ranks}: expected 1 to {MAX_RANKS}")
@@ -57,7 +57,10 @@ def parameter_rows(
 
 
 def write_roles(model: Model, ranks: int, rows: Mapping[str, Any], *, force: bool) -> Path:
-    """Publish the manifest beside the model; OutputError where one is there and not `force`."""
+    """Write the role manifest into the model's folder and return its path.
+
+    Raises OutputError where one exists and not `force`.
+    """
     path = roles_path(model.path)
     body = {"schema": SCHEMA, "ranks": ranks, "parameters": dict(rows)}
     with FileSet(force=force) as files:
@@ -68,11 +71,12 @@ def write_roles(model: Model, ranks: int, rows: Mapping[str, Any], *, force: boo
 def _parameters(
     model: Model, names: Sequence[str], ranks: int
 ) -> Iterator[tuple[str, list[Numbers]]]:
-    """Yield each parameter of an engine with the shares of all ranks."""
+    """Yield (name, [share of each rank]) of each parameter under published and engine names."""
     there = set(names)
     head = int(model.hyper["head_dim"] or 1)
 
     def values(name: str) -> Numbers:
+        """Return a tensor's values as float32."""
         return np.asarray(model[name].numpy(), np.float32)
 
     for name in names:
@@ -104,7 +108,11 @@ def _stacks(
     ranks: int,
     values: Callable[[str], Numbers],
 ) -> Iterator[tuple[str, list[Numbers]]]:
-    """Yield a stack of all experts, from its first expert's first module."""
+    """Yield (name, [share of each rank]) of a stack [experts, ...] of all experts' matrices.
+
+    Called with the first expert's module; yields only if it is the first of a stack's modules.
+    `before` is the name before the expert's number, `values` reads a tensor.
+    """
     for stacked, rows in STACKED.items():
         parts = next((row for row in rows if row[0] == module), None)
         if parts is None:
@@ -129,7 +137,10 @@ def _stacks(
 
 
 def _shares(name: str, module: str, whole: Numbers, ranks: int, least: int) -> list[Numbers]:
-    """Return what each rank has of a tensor; `least` rows at least, which several ranks share."""
+    """Return each rank's share of a tensor, as the engine divides this module.
+
+    A share has at least `least` rows; several ranks share one if there are too few.
+    """
     if ranks == 1 or (whole.ndim < 2 and not _is_rows(module)):
         return [whole] * ranks
     if module in TABLES:
@@ -151,9 +162,10 @@ def _shares(name: str, module: str, whole: Numbers, ranks: int, least: int) -> l
 
 
 def _is_rows(module: str) -> bool:
-    """Say whether ranks divide the rows of a module, as those of q, k, v, gate and up."""
+    """Return whether ranks divide the rows of a module, as of q, k, v, gate and up."""
     return any(module in parts for parts in JOINED.values()) or module in ("w1", "w3")
 
 
 def _odd(name: str, ranks: int) -> list[Numbers]:
+    """Raise UsageError: the tensor cannot be divided into that number of equal shares."""
     raise UsageError(f"--ranks {ranks}: {name} has no such number of equal shares")

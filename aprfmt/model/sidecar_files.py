@@ -1,8 +1,4 @@
-"""What a file beside a model's weights is, by its name: the one table of such files.
-
-A row says what the file is, how the ledger reads it and where that is known from. A name that no
-row has is `unread`: it may hold anything.
-"""
+"""Sidecar files of a model: what a file next to the weights is, by its name."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -12,10 +8,10 @@ from aprfmt.model.readings import matching_row
 
 @dataclass(frozen=True, slots=True)
 class FileRow:
-    """Files of one kind: their names (a regular expression), their reading, and its source.
+    """A row: a regular expression of file names, how such files are used, and the source.
 
-    `companion` is what a copy of the model must take along or leave out by a flag, "" for the
-    rest: the word that an account has for it.
+    `companion` is the kind under which a conversion reports the file (it must be copied or left
+    out by a flag), "" for the rest.
     """
 
     names: str
@@ -77,10 +73,10 @@ _UNKNOWN = FileRow("", "unread", "")
 
 @cache
 def file_row(name: str) -> FileRow:
-    """Return the row of a file by its name; one of reading `unread` where none fits."""
+    """Return the first row that matches a file name; a row with reading `unread` if none does."""
     return matching_row(ROWS, name) or _UNKNOWN
 
 
 def companion_kind(name: str) -> str:
-    """Return what a file beside the weights is that belongs to the model; "" for any other."""
+    """Return the kind of a sidecar file that belongs to the model; "" for any other file."""
     return file_row(name).companion

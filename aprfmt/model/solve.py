@@ -1,9 +1,4 @@
-"""Keys of a configuration that say other sizes than the tensors have, solved from the tensors.
-
-One wrong key makes many wrong shapes. A shape in an architecture's table is a product of
-hyperparameters, so a dimension that is there gives the value of each factor, the others as they
-stand; what makes every shape right is the value that was lost.
-"""
+"""Finds the one wrong size in a configuration, from the shapes of the tensors."""
 
 import re
 from collections import Counter
@@ -31,10 +26,10 @@ _SAYS = re.compile(r"(?:^|: )(?:metadata )?([\w.]+): is |nothing says [^;]*; exp
 def solve_key(
     model: "Model", found: "Resolution | None", error: ArchError | None, read: Read
 ) -> "Resolution | None":
-    """Return a model's resolution with the one key that makes all shapes right; None without one.
+    """Return the resolution with the one key value that makes all shapes right; None if none.
 
-    `found` is the resolution with wrong shapes, or `error` why there is none; `read` gives that of
-    a model with another value of a key.
+    `found` is the resolution with wrong shapes, or `error` why there is none. `read` resolves a
+    model with another value of a key.
     """
     answers: dict[Keyed, Resolution] = {}
     tries = _proposed_values(found) if found is not None else _values_for_error(model, error)
@@ -60,7 +55,7 @@ def solve_key(
 
 
 def is_whole(found: "Resolution") -> bool:
-    """Say whether every tensor is there, has its shape, and belongs to a layer that is counted."""
+    """Return whether all tensors are found with right shapes, in layers that are counted."""
     layers = {layer for key in found.roles if (layer := split_key(key)[0]) is not None}
     count = int(found.hyper["n_layers"])
     coverage = found.coverage
@@ -69,7 +64,7 @@ def is_whole(found: "Resolution") -> bool:
 
 
 def with_key(model: "Model", key: str, value: Value) -> "Model":
-    """Return a model that reads the same files with one key of its configuration changed."""
+    """Return a Model of the same files with one configuration key (dotted) changed."""
     source, folder = model.source, model.folder
     if folder is not None and folder.config is not None:
         folder = replace(folder, config=with_changes(folder.config, {(*key.split("."),): value}))
@@ -81,7 +76,7 @@ def with_key(model: "Model", key: str, value: Value) -> "Model":
 
 
 def value_at(model: "Model", key: str) -> Value:
-    """Return the value of a configuration's key, None where it has none."""
+    """Return the value of a configuration's dotted key, None where it is absent."""
     if model.folder is None or model.folder.config is None:
         return model.metadata.get(key)
     found: Value = value_at_path(model.folder.config, (*key.split("."),))
@@ -89,7 +84,7 @@ def value_at(model: "Model", key: str) -> Value:
 
 
 def _proposed_values(found: "Resolution") -> Iterator[Keyed]:
-    """Yield the values that would make a wrong dimension right, the most asked for first."""
+    """Yield (key, value) that would make a wrong dimension right, the most votes first."""
     rules = {rule.role: rule for rule in found.spec.tensors}
     votes: Counter[Keyed] = Counter()
     for key, shape, _ in found.coverage.misshapen:
@@ -106,7 +101,10 @@ def _proposed_values(found: "Resolution") -> Iterator[Keyed]:
 
 
 def _proposed_factors(found: "Resolution", expression: str, size: int) -> Iterator[Keyed]:
-    """Yield the value of each factor of a product, the others as they stand."""
+    """Yield (key, value) for each factor of a dimension, the other factors unchanged.
+
+    `expression` is a product such as "n_heads*head_dim", `size` the dimension in the file.
+    """
     hyper = found.hyper
     names = expression.split("*")
     if not all(name.isdecimal() or name in hyper for name in names):
@@ -127,7 +125,7 @@ def _proposed_factors(found: "Resolution", expression: str, size: int) -> Iterat
 
 
 def _values_for_error(model: "Model", error: ArchError | None) -> Iterator[Keyed]:
-    """Yield values for the key that an error names: sizes of the tensors, and their divisors."""
+    """Yield (key, value) for the key that an error names: tensor sizes, and their divisors."""
     named = _SAYS.search(str(error).removeprefix(f"{model.path}: "))
     if named is None:
         return

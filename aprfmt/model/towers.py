@@ -1,8 +1,9 @@
-"""Towers of multimodal checkpoints: the tensors beside the language model, and their two layouts.
+"""Vision and audio towers of multimodal checkpoints: their tensor names in both layouts.
 
-transformers writes them at the top (`vision_tower.`) or below `model.` and reads both. Source: the
-key mappings of its multimodal classes (gemma3, llava, qwen2_vl, qwen2_5_vl, mistral3 and others),
-which put `model.` before these modules, and the one that takes `vision_model.` out of a tower.
+transformers writes them at the top (`vision_tower.`) or below `model.` and reads both. Source:
+the key mappings of its multimodal classes (gemma3, llava, qwen2_vl, qwen2_5_vl, mistral3 and
+others), which put `model.` before these modules, and the one that takes `vision_model.` out of
+a tower.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,12 +24,12 @@ _SECTIONS = ("vision_config", "audio_config", "vision_tower_config", "image_conf
 
 
 def has_towers(config: Mapping[str, Value] | None) -> bool:
-    """Say whether a configuration describes a tower beside its language model."""
+    """Return whether a configuration describes a vision or audio tower."""
     return config is not None and any(config.get(key) for key in _SECTIONS)
 
 
 def tower_name(name: str) -> str:
-    """Return a tower's tensor by the one name that both official layouts have; "" for others."""
+    """Return a tower tensor's name, the same for both layouts; "" for other tensors."""
     short = name.removeprefix("model.")
     module, dot, rest = short.partition(".")
     if module not in MODULES:
@@ -37,16 +38,16 @@ def tower_name(name: str) -> str:
 
 
 def tower_root(name: str) -> str:
-    """Return a tower's tensor down to the tower's module: a pattern of all its tensors."""
+    """Return the name of a tower tensor up to the tower's module, as a pattern of its tensors."""
     parts = name.split(".")
     at = next((i for i, part in enumerate(parts) if part in MODULES), 0)
     return ".".join(parts[: at + 1])
 
 
 def tower_rule(names: Iterable[str], unbound: Iterable[str]) -> Rename | None:
-    """Return the rule that puts a tower to where loaders look for it; None if it is there.
+    """Return the rename that moves a tower to where loaders look for it; None if not needed.
 
-    `names` are all of the file, `unbound` those of no role.
+    `names` are all names of the file, `unbound` those without a role.
     """
     below = any(name.startswith("model.language_model.") for name in names)
     found: dict[tuple[str, ...], int] = {}

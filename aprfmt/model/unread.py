@@ -1,7 +1,4 @@
-"""Packed weights that are not decoded: named by their method, with what they are stored in.
-
-Such tensors are copied as they are; nothing reads numbers out of them by guess.
-"""
+"""Packed weights that no codec decodes: their method, and the tensors they are stored in."""
 
 import re
 from collections import defaultdict
@@ -29,18 +26,18 @@ _CODES = ("W_q", "dense_weights")
 # under its name, and the codebooks of VPTQ.
 _BELOW = ("weight", "centroids", "res_centroids", "outlier_centroids")
 _SCALE = re.compile(r"scal|amax", re.IGNORECASE)
-# FP8 by the byte: a cast of values, or codes whose scale stands in another tensor.
+# FP8 by the byte: a cast of values, or codes whose scale is another tensor.
 _FP8 = ("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ")
 _SHOWN = 3
 
 
 @dataclass(frozen=True)
 class UndecodedPacking:
-    """What config.json says is packed, and cannot be decoded here.
+    """Weights that are packed and that no codec here decodes.
 
-    `method` is "" where it says nothing of weights that are packed all the same. `weights` are the
-    names that the weights would have, `tensors` what they are stored in; `why` is what stands
-    against decoding them, where more than the method does.
+    `method` is the quantization method in config.json, "" if it declares none. `weights` are the
+    names that the weights would have, `tensors` what they are stored in. `why` says why they are
+    not decoded, where the method alone does not say it.
     """
 
     method: str
@@ -50,7 +47,7 @@ class UndecodedPacking:
 
     @property
     def claim(self) -> str:
-        """What config.json says, and why that does not serve."""
+        """What config.json declares, and why that does not help, as a clause."""
         why = f" ({self.why})" if self.why else ""
         return (
             f"quantization {self.method!r} of config.json is not decoded here{why}"
@@ -60,7 +57,7 @@ class UndecodedPacking:
 
     @property
     def says(self) -> str:
-        """The sentence about it."""
+        """The claim, with the number of weights and the first tensors."""
         measures = [f"{t.name} {t.encoding} {list(t.shape)}" for t in self.tensors[:_SHOWN]]
         more = ", ..." if len(self.tensors) > _SHOWN else ""
         return (
@@ -70,7 +67,7 @@ class UndecodedPacking:
 
     @property
     def refusal(self) -> str:
-        """What an error says of work that would need their numbers."""
+        """The error message of work that needs the values of these weights."""
         todo = "get the config.json that belongs to them"
         if self.method:
             todo = "decode them with the tool that made them"
@@ -80,7 +77,7 @@ class UndecodedPacking:
         )
 
     def note(self, where: str) -> Note:
-        """Return the remark for a listing."""
+        """Return the warning Note for a listing of the model at `where`."""
         return Note(
             "warning", where, f"{self.says}; they are copied as they are stored", "unread_weights"
         )
@@ -88,7 +85,7 @@ class UndecodedPacking:
     def roles(
         self, spec: "ArchSpec", style: str, hyper: "HyperParams", missing: Iterable[str]
     ) -> frozenset[str]:
-        """Return those of the missing roles whose weights these are."""
+        """Return those of the missing role keys whose weights are these."""
         from aprfmt.arch.binding import groups_for
 
         return frozenset(
@@ -103,10 +100,15 @@ class UndecodedPacking:
 def undecoded_packing(
     tensors: Mapping[str, LazyTensor], config: Mapping[str, Value] | None, why: str
 ) -> UndecodedPacking | None:
-    """Return what is packed and was not joined; None where there is nothing of the kind."""
+    """Return the packed weights that were not joined into one tensor; None if there are none.
+
+    `why` is the error of an earlier attempt to join them, "" without one.
+    """
+    # Without a section, only tensors that hold codes suggest packed weights.
     section, given = quantization_section(config or {}), why
     if section is None and not _any_coded(tensors):
         return None
+    # Tensors by module, and what the section says about its method.
     modules: dict[str, list[TensorInfo]] = defaultdict(list)
     for name, tensor in tensors.items():
         if not tensor.parts:
@@ -115,6 +117,7 @@ def undecoded_packing(
     if section is not None:
         method = str(section.get("quant_method", section.get("format", "unnamed")))
         why = why or _undescribed_reason(section)
+    # The modules with codes: all under an unknown method, else the unexplained ones.
     if section is not None and (why or not _is_read(section)):
         coded = {module for module, infos in modules.items() if any(map(_is_coded, infos))}
         sparse = sparsity_format(section)
@@ -129,6 +132,7 @@ def undecoded_packing(
         why = given or next((f"{one} has a scale of another name, {n}" for one, n in odd if n), "")
     if not coded:
         return None
+    # The weights that these would be, and the tensors that hold them.
     weights = frozenset(f"{module}.weight" for module in coded)
     stored = (
         info
@@ -141,7 +145,7 @@ def undecoded_packing(
 
 
 def _module_of(name: str) -> str:
-    """Return the module that a stored tensor belongs to."""
+    """Return the name of the module that a stored tensor belongs to."""
     module, _, last = name.rpartition(".")
     while module:
         above, _, last = module.rpartition(".")
@@ -152,7 +156,7 @@ def _module_of(name: str) -> str:
 
 
 def _any_coded(tensors: Mapping[str, LazyTensor]) -> bool:
-    """Say whether `_is_coded` is true of any, taking no name apart: a file may hold a million."""
+    """Return whether any tensor holds codes; fast, as a file may have a million names."""
     if any(map(methodcaller("endswith", _CODES), tensors)):
         return any(_is_coded(tensor.info) for tensor in tensors.values())
     kinds = set(map(attrgetter("info.encoding"), tensors.values())) & CODED
@@ -160,7 +164,7 @@ def _any_coded(tensors: Mapping[str, LazyTensor]) -> bool:
 
 
 def _is_coded(info: TensorInfo) -> bool:
-    """Say whether a tensor holds the codes of a weight, as far as name, encoding and axes tell."""
+    """Return whether a tensor holds a weight's codes, by its name, encoding and axes."""
     named = info.name.rpartition(".")[2] in _CODES
     return named or (info.encoding in CODED and len(info.shape) > 1)
 
@@ -168,10 +172,10 @@ def _is_coded(info: TensorInfo) -> bool:
 def _is_foreign(
     module: str, infos: Sequence[TensorInfo], section: Mapping[str, Value] | None
 ) -> bool:
-    """Say whether a module holds a packed weight of which a section does not speak.
+    """Return whether a module holds a packed weight that the section does not declare.
 
-    It does where codes and scales of a dialect stand together, and where a section says that it is
-    packed but none of its tensors is a part of anything that is decoded.
+    True where codes and scales of a known convention occur together, and where a section declares
+    the module packed but none of its tensors is a part of anything that is decoded.
     """
     if not any(map(_is_coded, infos)):
         return False
@@ -191,14 +195,14 @@ def _is_foreign(
     try:
         found = dialects_at(section, module)
     except CodecError:
-        return False  # told where the section is read
+        return False  # reported where the section is read
     return found is not None and not any(row in found[0] for row in rows)
 
 
 def _misnamed_scale(module: str, infos: Sequence[TensorInfo]) -> str:
-    """Return the name of what must be the scale of a module's FP8 codes; "" without one.
+    """Return the tensor that must be the scale of a module's FP8 codes; "" without one.
 
-    Its own name has the word, and it is no scale of what goes into the layer.
+    Its name contains "scal" or "amax", and it is not a scale of the layer's inputs.
     """
     if not any(info.encoding in _FP8 and len(info.shape) > 1 for info in infos):
         return ""
@@ -214,7 +218,7 @@ def _misnamed_scale(module: str, infos: Sequence[TensorInfo]) -> str:
 def _modules_without_scale(
     tensors: Mapping[str, LazyTensor], modules: Mapping[str, Sequence[TensorInfo]]
 ) -> set[str]:
-    """Return the modules with FP8 codes without a scale, in a file where others have theirs."""
+    """Return the modules with FP8 codes without a scale, if other modules have scales."""
     scaled = {
         name
         for name, tensor in tensors.items()
@@ -230,14 +234,14 @@ def _modules_without_scale(
 
 
 def sparsity_format(section: Mapping[str, Value]) -> str:
-    """Return how compressed-tensors leaves the zeros of weights out; "" where it does not."""
+    """Return the sparse format that compressed-tensors declares; "" if weights are dense."""
     said = section.get("sparsity_config")
     form = said.get("format") if isinstance(said, Mapping) else None
     return form if isinstance(form, str) and form != "dense" else ""
 
 
 def _undescribed_reason(section: Mapping[str, Value]) -> str:
-    """Return why nothing is known of the weights of a method that is read; "" for others."""
+    """Return why a known method's section does not describe its weights; "" if it does."""
     from aprfmt.codecs.scopes import all_sections
 
     try:
@@ -245,12 +249,12 @@ def _undescribed_reason(section: Mapping[str, Value]) -> str:
     except UnsupportedError as error:
         return str(error)
     except CodecError:
-        pass  # told where the section is read
+        pass  # reported where the section is read
     return ""
 
 
 def _is_read(section: Mapping[str, Value]) -> bool:
-    """Say whether a section names weights that are decoded, be they damaged or not."""
+    """Return whether a section declares a convention of packed weights that is decoded."""
     from aprfmt.codecs.dialects import dialects_of
 
     try:

@@ -1,6 +1,6 @@
 """Tokenizers of all formats: load one, write one in another format, list its facts.
 
-    tokenizer = load(model)
+    tokenizer = load_tokenizer(model)
     tokenizer.encode("Hello"), tokenizer.decode([1, 2, 3])
 
 Nothing heavy is imported before `load_tokenizer` builds a tokenizer.

@@ -1,4 +1,4 @@
-"""Keys of a GGUF that are absent, where what an engine takes instead changes what it does."""
+"""GGUF tokenizer keys that are missing, and what llama.cpp does without them."""
 
 import shlex
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from aprfmt.tokenizer.pre import PRE_TOKENIZERS
 
 @dataclass(frozen=True, slots=True)
 class AbsentKey:
-    """A key that is not there: what is taken instead, what comes of it, and how it is mended."""
+    """A missing key: a sentence on what is used instead and its effect, and the repair."""
 
     key: str
     says: str
@@ -35,11 +35,11 @@ class AbsentKey:
 
 
 def absent_ids(carried: Carried) -> list[AbsentKey]:
-    """Return the special ids that a GGUF's lists lack and llama.cpp takes from elsewhere.
+    """Return the missing special ids that llama.cpp replaces by a wrong default.
 
     An end is always looked for. BOS counts where it is put before a text, or the chat template
-    writes it. A default that is a control token is what it should be, and no finding. Raises
-    FormatError for lists that cannot be read.
+    writes it. A default that is a control token is no finding. Raises FormatError for lists that
+    cannot be read.
     """
     if carried.model.key_style != "gguf" or not carried.length(TOKENS):
         return []
@@ -70,14 +70,14 @@ def absent_ids(carried: Carried) -> list[AbsentKey]:
 
 
 def set_command(carried: Carried, assigned: str) -> str:
-    """Return the command that sets one key in a copy of the file."""
+    """Return the command that sets one key (`assigned` is KEY=VALUE) in a copy of the file."""
     path = Path(carried.where)
     fixed = shlex.quote(f"{path.stem}-fixed{path.suffix}")
     return f"aprfmt set {shlex.quote(str(path))} {shlex.quote(assigned)} -o {fixed}"
 
 
 def _puts_bos(carried: Carried, model: str, pre: str) -> bool:
-    """Say whether BOS is put before a text, or written by the chat template."""
+    """Return whether BOS is put before a text, or written by the chat template."""
     flag = carried.flag("add_bos_token")
     row, split = DEFAULTS.get(model), PRE_TOKENIZERS.get(pre)
     default = bool(row and (row.add_bos or row.framed)) or bool(split and split.add_bos)
@@ -85,7 +85,7 @@ def _puts_bos(carried: Carried, model: str, pre: str) -> bool:
 
 
 def _is_whole(carried: Carried, token: str, i: int) -> bool:
-    """Say whether a token is a control token, for which its type or its text speaks."""
+    """Return whether a token is a control token by its type, or without types by its text."""
     kinds: Any = carried.value(TYPES)
     if kinds is None:
         return token in TAKEN_FOR_CONTROL or (token.startswith("<") and token.endswith(">"))
@@ -93,7 +93,7 @@ def _is_whole(carried: Carried, token: str, i: int) -> bool:
 
 
 def _id_for_key(carried: Carried, role: str) -> int | None:
-    """Return the id that the key should have: the turn's end, or a token whose text says it."""
+    """Return the id that the key should have, by the template or token texts; None if unknown."""
     tokens = {str(text): i for i, text in enumerate(carried.sequence(TOKENS, str) or [])}
     if role == "bos":
         return next((tokens[t] for t in BOS_TEXTS if t in tokens), None)
@@ -114,9 +114,9 @@ BOS_TEXTS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>", "<|bos|>", 
 
 
 def absent_types(carried: Carried) -> AbsentKey | None:
-    """Return what a GGUF without token types loses: its marks are plain text; None if nothing.
+    """Return that a GGUF without token types splits its control tokens; None if it does not.
 
-    A byte-level token of several characters that no merge makes is reached only if it is split
+    A byte-level token of several characters that no merge makes is only found if it is split
     off whole. Raises FormatError for lists that cannot be read.
     """
     if carried.model.key_style != "gguf" or carried.value(TYPES) is not None:

@@ -1,4 +1,4 @@
-"""The Tokenizer that callers get; the work is done by one of two engines."""
+"""The Tokenizer that callers get, and the Engine protocol that does its work."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -11,31 +11,35 @@ from aprfmt.tokenizer.vocabulary import filler_text
 
 
 class Engine(Protocol):
-    """Turns text into ids and back."""
+    """Converts text to token ids and back; a Tokenizer delegates to it."""
 
     @property
     def size(self) -> int:
-        """Number of tokens, fillers left out."""
+        """Number of tokens, without fillers for unused ids."""
         ...
 
     def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """Return ids; `add_special` adds the special tokens that the engine itself knows."""
+        """Return the ids of a text.
+
+        `add_special` adds the special tokens that the engine itself knows, `parse_special` reads
+        special tokens written in the text as tokens.
+        """
         ...
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
-        """Return text; ids without a token are left out."""
+        """Return the text of ids; ids without a token are left out."""
         ...
 
     def token(self, i: int) -> str | None:
-        """Return a token's own spelling (`Ġhello`, `▁hello`)."""
+        """Return a token's spelling in the vocabulary (`Ġhello`, `▁hello`); None without one."""
         ...
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a spelling."""
+        """Return the id of a spelling; None if no token has it."""
         ...
 
     def is_control(self, i: int) -> bool:
-        """Say whether a token is special: matched whole, and left out by `skip_special`."""
+        """Return whether a token is special: matched whole, and left out by `skip_special`."""
         ...
 
 
@@ -118,7 +122,7 @@ class Tokenizer:
         return self.engine.decode([int(i) for i in ids], skip_special)
 
     def token(self, i: int) -> str:
-        """Return one token's own spelling; `[PAD123]` for an id without a token.
+        """Return a token's spelling in the vocabulary; `[PAD123]` for an id without a token.
 
         Raises UsageError for a negative id.
         """
@@ -128,7 +132,7 @@ class Tokenizer:
         return filler_text(i) if found is None else found
 
     def piece(self, i: int) -> str:
-        """Return a token's text as it reads behind other text: ` of` for `Ġof` and `▁of`.
+        """Return a token's text as it reads after other text: ` of` for `Ġof` and `▁of`.
 
         A special token, and a part of a character, are given as they are spelled. Raises
         UsageError for a negative id.
@@ -167,7 +171,7 @@ class Tokenizer:
     def chat(
         self, messages: Sequence[Mapping[str, str]], *, add_generation_prompt: bool = True
     ) -> tuple[str, list[int]]:
-        """Return the text of a rendered chat, and its ids.
+        """Return (text of the rendered chat, its ids).
 
         `encode` adds no special tokens here, because the template writes them itself
         (transformers does the same).

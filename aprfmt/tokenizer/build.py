@@ -19,7 +19,7 @@ _BYTE_LEVEL_DECODER = {
 
 
 def tokenizer_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
-    """Return the tokenizer.json that encodes as this vocabulary does.
+    """Return the tokenizer.json, as an object, that encodes as this vocabulary does.
 
     Raises UnsupportedError for an unknown pre-tokenizer or kind, FormatError for damaged merges.
     """
@@ -39,12 +39,12 @@ def tokenizer_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
 
 
 def ids_split_first(vocabulary: Vocabulary) -> list[int]:
-    """Return the ids matched in the text first, without runs of blanks, which merging makes."""
+    """Return the ids of added tokens, without runs of blanks, which merging makes."""
     return [i for i in vocabulary.added if not is_blank_run(vocabulary.tokens[i])]
 
 
 def _added_token(vocabulary: Vocabulary, i: int) -> dict[str, Any]:
-    """Return an id's row of `added_tokens`."""
+    """Return an id's row of `added_tokens` in tokenizer.json."""
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
     flags["rstrip"] = i in vocabulary.rstrip
     special = vocabulary.types[i] != USER_DEFINED
@@ -54,7 +54,7 @@ def _added_token(vocabulary: Vocabulary, i: int) -> dict[str, Any]:
 def _bpe_model(
     vocab: Mapping[str, int], merges: Sequence[Sequence[str]], **more: Any
 ) -> dict[str, Any]:
-    """Return the BPE model of a tokenizer.json."""
+    """Return the "model" object of a BPE tokenizer.json; `more` overrides its defaults."""
     model: dict[str, Any] = {
         "type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
         "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
@@ -64,7 +64,7 @@ def _bpe_model(
 
 
 def _byte_level_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
-    """Return the tokenizer.json of a byte-level vocabulary."""
+    """Return normalizer, pre_tokenizer, decoder and model of a byte-level vocabulary."""
     if not vocabulary.pre:
         raise UnsupportedError(
             f"{where}: does not say how its text is split (tokenizer.ggml.pre); set it, or use the "
@@ -85,7 +85,7 @@ def _byte_level_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
 def split_merges(
     vocabulary: Vocabulary, vocab: Mapping[str, int], where: str
 ) -> list[tuple[str, str]]:
-    """Return merges as pairs without repetitions; FormatError for a merge of unknown tokens.
+    """Return merges as (left, right) without duplicates; FormatError for unknown tokens.
 
     A pair is split at the first space that is not its first character, as llama.cpp does.
     """
@@ -105,15 +105,21 @@ def split_merges(
 
 
 def _metaspace_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
-    """Return the tokenizer.json of a vocabulary that spells blanks as U+2581."""
+    """Return normalizer, pre_tokenizer, decoder and model of a SentencePiece vocabulary.
+
+    It spells blanks as U+2581.
+    """
+    # Merges are stored, or derived from the scores.
     vocab = {token: i for i, token in enumerate(vocabulary.tokens)}
     if vocabulary.merges is not None:
         merges = split_merges(vocabulary, vocab, where)
     else:
         merges = merges_from_scores(vocabulary, where)
+    # The normalizer puts U+2581 for blanks, and one before the text if configured.
     replace: dict[str, Any] = {"type": "Replace", "pattern": {"String": " "}, "content": BLANK}
     prepend = [{"type": "Prepend", "prepend": BLANK}] if vocabulary.add_space_prefix else []
     strip = [{"type": "Strip", "content": " ", "start": 1, "stop": 0}] if prepend else []
+    # The decoder reverses that.
     unk = vocabulary.ids.get("unk")
     return {
         "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
@@ -141,12 +147,12 @@ BUILDERS = {"bpe": _byte_level_json, "spm": _metaspace_json}
 
 
 def is_blank_run(token: str) -> bool:
-    """Say whether a piece is spelled with blanks alone."""
+    """Return whether a piece consists of blanks (U+2581) only."""
     return not token.strip(BLANK)
 
 
 def piece_priorities(vocabulary: Vocabulary, where: str) -> dict[str, tuple[float, int, int]]:
-    """Return piece -> (key, second key, id) for all pieces merging can make; lower keys first.
+    """Return {piece: (key, second key, id)} of all pieces merging can make; lower keys first.
 
     The key is the negative score. User-defined runs of blanks come first of all, in id order:
     SentencePiece matches them before merging, and the merges in Gemma's tokenizer.json have the
@@ -165,7 +171,7 @@ def piece_priorities(vocabulary: Vocabulary, where: str) -> dict[str, tuple[floa
 
 
 def merges_from_scores(vocabulary: Vocabulary, where: str) -> list[tuple[str, str]]:
-    """Return every pair of pieces that join to a piece, best first.
+    """Return every (left, right) of pieces that join to a piece, best first.
 
     Order: keys of the joined piece, longer left part, longer right part, id (transformers'
     `generate_merges`). A token of n characters has n - 1 candidates, so 262,144 tokens take about
@@ -183,7 +189,7 @@ def merges_from_scores(vocabulary: Vocabulary, where: str) -> list[tuple[str, st
 
 
 def _post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
-    """Return the post-processor that adds bos and eos; None if the model uses neither."""
+    """Return the post_processor object that adds bos and eos; None if neither is added."""
     roles = {"bos": vocabulary.add_bos, "eos": vocabulary.add_eos}
     used = {role: vocabulary.ids[role] for role in roles if roles[role] and role in vocabulary.ids}
     if not used:
@@ -191,6 +197,7 @@ def _post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
     texts = {role: vocabulary.tokens[i] for role, i in used.items()}
 
     def around(sequence: str, type_id: int) -> list[dict[str, Any]]:
+        """Return the template of one sequence ("A" or "B") with bos and eos around it."""
         pieces: dict[str, dict[str, Any]] = {
             role: {"SpecialToken": {"id": text, "type_id": type_id}} for role, text in texts.items()
         }

@@ -1,7 +1,8 @@
-"""The parts of a model's tokenizer as stored: texts, and values by format-neutral keys.
+"""The parts of a model's tokenizer as stored in its files or metadata, parsed once.
 
-A Hugging Face folder has files; our GGUF and APR carry the same files in their metadata. Any GGUF
-and APR has metadata keys, too; where both give a value the keys win (a user may have set them).
+A Hugging Face folder has files; our GGUF and APR embed the same files in their metadata. Any
+GGUF and APR has metadata keys, too; where both give a value the keys win (a user may have set
+them).
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ _SPELLING: Mapping[str, Callable[[Key], str]] = {
 
 @dataclass(frozen=True)
 class Carried:
-    """The tokenizer's parts of one open model, `model.carried`.
+    """The stored tokenizer parts of one open model.
 
     Every file is parsed on first use and only once. `kept` is a cache for other modules.
     """
@@ -43,27 +44,30 @@ class Carried:
 
     @property
     def where(self) -> str:
-        """How messages begin."""
+        """The path of the model, with which messages begin."""
         return str(self.model.path)
 
     def value(self, key: Key) -> Value:
-        """Return the metadata's value of a key of the table; None if it is absent."""
+        """Return the metadata value of a Key, by this format's spelling; None if it is absent."""
         spell = _SPELLING.get(self.model.key_style)
         return None if spell is None else self.model.metadata.get(spell(key))
 
     def spelled(self, key: Key) -> str:
-        """Return `PATH: KEY`, the key as this format spells it."""
+        """Return `PATH: KEY` for messages, the key as this format spells it."""
         spell = _SPELLING.get(self.model.key_style)
         return f"{self.where}: {key.gguf if spell is None else spell(key)}"
 
     def length(self, key: Key) -> int | None:
-        """Return the length of a list without touching its elements; None without one."""
+        """Return the length of a list value without reading its elements; None without a list."""
         value = self.value(key)
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
         return len(value) if is_list else None
 
     def sequence(self, key: Key, kind: type | tuple[type, ...]) -> list[Any] | None:
-        """Return a list of `kind`; None if the key is absent, FormatError for another value."""
+        """Return the list value of a key; None if absent.
+
+        Raises FormatError if it is no list, is too long, or has elements that are not of `kind`.
+        """
         value = self.value(key)
         if value is None:
             return None
@@ -82,19 +86,19 @@ class Carried:
         return found
 
     def text(self, key: Key) -> str | None:
-        """Return a string; None if the key is absent. Raises FormatError for another value."""
+        """Return the string value of a key; None if absent. FormatError for another type."""
         value = self.value(key)
         if value is not None and not isinstance(value, str):
             raise FormatError(f"{self.spelled(key)}: is {type(value).__name__}; expected a string")
         return value
 
     def flag(self, name: str) -> bool | None:
-        """Return one of FLAGS; None if the key is absent."""
+        """Return the value of one of FLAGS; None if it is absent or not a boolean."""
         value = self.value(FLAGS[name])
         return value if isinstance(value, bool) else None
 
     def ids(self) -> dict[str, int]:
-        """Return the metadata's token ids by role; FormatError if one is not a whole number."""
+        """Return {role: token id} from the metadata; FormatError if one is not a whole number."""
         found = {}
         for role, key in IDS.items():
             value = self.value(key)
@@ -109,23 +113,23 @@ class Carried:
 
     @cached_property
     def files(self) -> Mapping[str, str]:
-        """The folder's or the carried text files, without tokenizer.json."""
+        """{name: text} of the text files in the folder or embedded, without tokenizer.json."""
         return self.texts if self.model.folder is None else self.model.folder.texts
 
     @cached_property
     def texts(self) -> Mapping[str, str]:
-        """The small files a GGUF or APR of ours carries, by name. Raises FormatError."""
+        """{name: text} of the small files that a GGUF or APR of aprfmt embeds."""
         return read_texts(self.model)
 
     def unread(self) -> list[str]:
-        """Return the names of tokenizer files of a folder that this package does not read."""
+        """Return the names of tokenizer files in the folder that aprfmt does not read."""
         folder = self.model.folder
         names = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
         return [n for n in names if folder is not None and (folder.path / n).is_file()]
 
     @cached_property
     def origin(self) -> str:
-        """The place of tokenizer.json, for messages; "" without one."""
+        """The path or key of tokenizer.json, for messages; "" without one."""
         if self.model.folder is not None and TOKENIZER_JSON in self.model.folder.texts:
             return str(self.model.folder.path / TOKENIZER_JSON)
         return f"{self.where}: {HF_JSON}" if HF_JSON in self.model.metadata else ""
@@ -143,7 +147,7 @@ class Carried:
         return text
 
     def parse(self, name: str) -> Mapping[str, Any]:
-        """Return one of the small JSON files; {} if it does not exist. Raises FormatError."""
+        """Return one of the small JSON files, parsed once; {} if it does not exist. FormatError."""
         if name not in self._parsed:
             text = self.files.get(name)
             where = f"{self.where}: {name}"
@@ -165,7 +169,7 @@ class Carried:
         return found
 
     def beside_vocabulary(self) -> Mapping[str, Any]:
-        """Return the keys of tokenizer.json, the vocabulary's without their values.
+        """Return the keys of tokenizer.json; those of the vocabulary have the value None.
 
         {} without the file. It is not parsed a second time. Raises FormatError.
         """
@@ -174,6 +178,7 @@ class Carried:
         return self._beside
 
     def _object(self, text: str, where: str, limit: int) -> Mapping[str, Any]:
+        """Return the JSON object in a text; FormatError if it is none or longer than `limit`."""
         from aprfmt.formats.bounded_json import loads
 
         value = loads(text, where, max_bytes=limit, nonfinite=True)
@@ -183,18 +188,19 @@ class Carried:
 
     @cached_property
     def tokenizer_config(self) -> Mapping[str, Any]:
-        """tokenizer_config.json; {} without one."""
+        """The keys of tokenizer_config.json; {} without the file."""
         return self.parse("tokenizer_config.json")
 
     def chat_template(self) -> str | None:
-        """Return the chat template of the metadata, chat_template.jinja or tokenizer_config.json.
+        """Return the chat template, None without one. Raises FormatError.
 
-        Of several named templates it is `default`, else the first. Raises FormatError.
+        From the metadata, chat_template.jinja or tokenizer_config.json. Of several named templates
+        it is `default`, else the first.
         """
         return self.template_and_origin()[0]
 
     def _templates(self) -> Iterator[tuple[Value, str]]:
-        """Yield the chat template of each place, and the place, in order of precedence."""
+        """Yield (template or None, place) of each place, in order of precedence."""
         if self.model.key_style in _SPELLING:
             for key in (CHAT_TEMPLATE, APR_CHAT_TEMPLATE):
                 yield self.model.metadata.get(key), key
@@ -204,7 +210,10 @@ class Carried:
         yield self.parse("chat_template.json").get("chat_template"), "chat_template.json"
 
     def template_and_origin(self) -> tuple[str | None, str]:
-        """Return the chat template and `PATH: PLACE`; FormatError if it is not a text."""
+        """Return (chat template, `PATH: PLACE`); (None, "") without one.
+
+        Raises FormatError if it is not a text.
+        """
         found, place = next(((text, at) for text, at in self._templates() if text), (None, ""))
         where = f"{self.where}: {place}"
         if isinstance(found, list):
@@ -230,7 +239,7 @@ class Carried:
         return found, where
 
     def vocab_size(self) -> int | None:
-        """Return the number of rows of the embedding that the configuration states."""
+        """Return the vocabulary size that the configuration gives; None if it gives none."""
         config = self.model.config or {}
         text_config = config.get("text_config")
         for source in (config, text_config, self.model.metadata):

@@ -35,7 +35,7 @@ _BY_GGUF: Mapping[str, keys.Key] = {key.gguf: key for key in keys.KEYS}
 
 
 def has_tokenizer(carried: Carried) -> bool:
-    """Say whether a model carries a tokenizer, without parsing anything."""
+    """Return whether a model has a tokenizer, without parsing anything."""
     if carried.origin:
         return True
     return bool(carried.length(keys.TOKENS)) and carried.value(keys.MODEL) not in NO_VOCABULARY
@@ -75,15 +75,20 @@ def to_gguf(model: "Model") -> dict[str, Value | TypedValue]:
 def _gguf_vocabulary(
     carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] | None
 ) -> dict[str, Value | TypedValue]:
-    """Return the keys of a vocabulary that did not come from a GGUF."""
+    """Return the GGUF keys of a vocabulary that did not come from a GGUF.
+
+    `data` is the parsed tokenizer.json, None where there is none.
+    """
     if vocabulary.kind not in _MODEL_NAMES:
         raise ConversionError(
             f"{carried.origin or carried.where}: a tokenizer of kind {vocabulary.kind[:40]!r}; "
             "GGUF from this package holds byte-level BPE, SentencePiece BPE and WordPiece"
         )
+    # Fillers make as many tokens as the embedding has rows.
     size = max(carried.vocab_size() or 0, len(vocabulary.tokens))
     tokens, types = pad_vocabulary(vocabulary, size)
     found: dict[str, Value | TypedValue] = {keys.MODEL.gguf: _MODEL_NAMES[vocabulary.kind]}
+    # What each kind of vocabulary needs besides tokens and types.
     if vocabulary.kind == "spm":
         scores = vocabulary.scores or scores_from_merges(vocabulary)
         found[keys.PRE.gguf] = _SPM_PRE
@@ -102,6 +107,7 @@ def _gguf_vocabulary(
     else:
         found[keys.PRE.gguf] = vocabulary.pre or _pre_name_of(carried, data)
         found[keys.MERGES.gguf] = TypedValue(list(vocabulary.merges or ()), keys.MERGES.type)
+    # The keys that all kinds share.
     found[keys.TOKENS.gguf] = TypedValue(tokens, keys.TOKENS.type)
     found[keys.TYPES.gguf] = TypedValue(types, keys.TYPES.type)
     found.update(
@@ -117,7 +123,7 @@ def _gguf_vocabulary(
 
 
 def _frame_flags(data: Mapping[str, Any] | None) -> dict[str, Value | TypedValue]:
-    """Return what stands before and after every text as bos and eos, as the converter does."""
+    """Return the GGUF keys of bos and eos that stand before and after every text."""
     found: dict[str, Value | TypedValue] = {}
     for role, ids in zip(("bos", "eos"), frame(data or {}), strict=True):
         if len(ids) == 1:
@@ -126,14 +132,17 @@ def _frame_flags(data: Mapping[str, Any] | None) -> dict[str, Value | TypedValue
 
 
 def _wordpiece_as_llama_cpp(token: str) -> str:
-    """Return a WordPiece token as llama.cpp's converter spells it: a blank begins a word."""
+    """Return a WordPiece token as llama.cpp's converter spells it: U+2581 begins a word."""
     if token.startswith("[") and token.endswith("]"):
         return token
     return token.removeprefix("##") if token.startswith("##") else BLANK + token
 
 
 def _pre_name_of(carried: Carried, data: Mapping[str, Any] | None) -> str:
-    """Return the `pre` name of a byte-level tokenizer; ConversionError if there is none."""
+    """Return the `tokenizer.ggml.pre` name of a byte-level tokenizer.
+
+    Raises ConversionError if there is none.
+    """
     if data is None:
         raise ConversionError(
             f"{carried.spelled(keys.PRE)}: missing; GGUF readers refuse a vocabulary that does not "
@@ -143,7 +152,7 @@ def _pre_name_of(carried: Carried, data: Mapping[str, Any] | None) -> str:
 
 
 def _special_id_keys(carried: Carried, vocabulary: Vocabulary) -> list[tuple[str, int]]:
-    """Return (key, id) of special tokens; a second stop token becomes eot."""
+    """Return (GGUF key, id) of special tokens; a second stop token becomes eot."""
     ids = dict(vocabulary.ids)
     others = sorted(stated_stops(carried) - {ids.get("eos"), ids.get("eom"), ids.get("eot")})
     if others and others[0] < len(vocabulary.tokens):
@@ -192,7 +201,7 @@ def to_apr(model: "Model") -> dict[str, Value]:
 
 
 def _apr_keys_from_gguf(model: "Model") -> dict[str, Value]:
-    """Return a GGUF's keys under APR's names, plus the record needed to convert back."""
+    """Return a GGUF's tokenizer keys under APR's names, with the record to convert back."""
     found: dict[str, Value] = {}
     back: dict[str, list[Value]] = {}
     for key, value in model.metadata.items():
@@ -212,7 +221,7 @@ def _apr_keys_from_gguf(model: "Model") -> dict[str, Value]:
 
 
 def _gguf_keys_from_apr(carried: Carried) -> dict[str, Value | TypedValue]:
-    """Return the GGUF keys an APR was made from, with present values; {} for any other APR."""
+    """Return the GGUF keys that an APR was made from, with current values; {} for others."""
     text = carried.model.metadata.get(keys.APR_GGUF)
     if carried.model.key_style != "apr" or not isinstance(text, str):
         return {}
@@ -234,7 +243,8 @@ def _gguf_keys_from_apr(carried: Carried) -> dict[str, Value | TypedValue]:
 
 
 def _apr_keys_from_json(carried: Carried) -> dict[str, Value]:
-    """Return the APR keys of a tokenizer that is a tokenizer.json."""
+    """Return the APR keys of a tokenizer that is given by a tokenizer.json."""
+    # The vocabulary itself.
     data = carried.parse_tokenizer_json()
     assert data is not None
     vocabulary = from_json(carried, data)
@@ -244,6 +254,7 @@ def _apr_keys_from_json(carried: Carried) -> dict[str, Value]:
         keys.TYPES.apr: list(vocabulary.types),
         "tokenizer.model_type": str(data["model"].get("type") or vocabulary.kind),
     }
+    # What the kind needs: model name, merges, scores, flags.
     if vocabulary.kind in _MODEL_NAMES:
         found[keys.MODEL.apr] = _MODEL_NAMES[vocabulary.kind]
     if vocabulary.merges is not None:
@@ -259,6 +270,7 @@ def _apr_keys_from_json(carried: Carried) -> dict[str, Value]:
     found.update((_BY_GGUF[key].apr, i) for key, i in _special_id_keys(carried, vocabulary))
     found[keys.FLAGS["add_bos_token"].apr] = vocabulary.add_bos
     found[keys.FLAGS["add_eos_token"].apr] = vocabulary.add_eos
+    # Special tokens by text, and the file verbatim.
     names = {role: vocabulary.tokens[i] for role, i in vocabulary.ids.items()}
     roles = ("bos", "eos", "unk", "pad")
     found["special_tokens"] = {f"{role}_token": names.get(role) for role in roles}
@@ -270,15 +282,16 @@ def _apr_keys_from_json(carried: Carried) -> dict[str, Value]:
 
 
 def to_hf(model: "Model") -> dict[str, str]:
-    """Return tokenizer files of a Hugging Face folder by name; {} without a tokenizer.
+    """Return {file name: text} of a Hugging Face folder's tokenizer; {} without one.
 
-    Carried files are returned verbatim. Without them, tokenizer.json is built, and a
+    Existing files are returned verbatim. Without them, tokenizer.json is built, and a
     tokenizer_config.json with which AutoTokenizer loads it. Raises UnsupportedError for an
     unknown pre-tokenizer or kind.
     """
     carried = model.carried
     if not has_tokenizer(carried):
         return {}
+    # The files that exist, and tokenizer.json: verbatim or built.
     found = {name: text for name, text in carried.files.items() if name != "config.json"}
     text = carried.tokenizer_json()
     lists = (
@@ -297,6 +310,7 @@ def to_hf(model: "Model") -> dict[str, str]:
         stops = sorted(stated_end_ids(carried, lists))
         if len(stops) > 1 and not stated_stops(carried):
             found["generation_config.json"] = json.dumps({"eos_token_id": stops}, indent=2) + "\n"
+    # A template that no file has yet gets its own.
     template = carried.chat_template()
     file = "chat_template.jinja"
     if template is not None and (
@@ -307,7 +321,7 @@ def to_hf(model: "Model") -> dict[str, str]:
 
 
 def _vocabulary_of_lists(carried: Carried) -> Vocabulary | None:
-    """Return the vocabulary of the metadata's lists; None where a tokenizer.json alone is there."""
+    """Return the vocabulary of the metadata's lists; None if only tokenizer.json is there."""
     try:
         return from_metadata(carried)
     except UnsupportedError:
@@ -317,7 +331,7 @@ def _vocabulary_of_lists(carried: Carried) -> Vocabulary | None:
 
 
 def stated_end_ids(carried: Carried, vocabulary: Vocabulary) -> frozenset[int]:
-    """Return the stop ids of a vocabulary from metadata."""
+    """Return the ids that end a generation, of a vocabulary from metadata."""
     control = {
         vocabulary.tokens[i]: i for i, kind in enumerate(vocabulary.types) if kind == keys.CONTROL
     }
@@ -325,7 +339,10 @@ def stated_end_ids(carried: Carried, vocabulary: Vocabulary) -> frozenset[int]:
 
 
 def _tokenizer_config(carried: Carried, vocabulary: Vocabulary) -> str:
-    """Return a tokenizer_config.json for a built tokenizer.json."""
+    """Return the text of a tokenizer_config.json for a built tokenizer.json.
+
+    `carried` is not used: all writers of files have the same parameters.
+    """
     roles = ("bos", "eos", "unk", "sep", "pad", "mask")
     config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",

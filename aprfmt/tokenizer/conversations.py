@@ -1,4 +1,4 @@
-"""Conversations that show what a chat template does, and the tokens it names."""
+"""Test conversations that show what a chat template does, and the tokens it writes."""
 
 import json
 import re
@@ -56,7 +56,7 @@ _CALL = {
 _RESULT = {"role": "tool", "name": "add", "tool_call_id": "call00001", "content": "4"}
 _REASONED = {**_ANSWER, "reasoning_content": "Two and two make four."}
 
-# Those that two engines are held to: besides the plain ones with tools and reasoning.
+# Those rendered by two engines: also with tools and reasoning.
 ENGINE_CONVERSATIONS: Mapping[str, Mapping[str, Any]] = {
     **CONVERSATIONS,
     "many turns": {
@@ -90,9 +90,9 @@ _ROLES = frozenset(f"<|{role}|>" for role in "system user assistant tool prompte
 def render_conversations(
     template: str, variables: Mapping[str, str], where: str
 ) -> dict[str, tuple[str, str]]:
-    """Return (status, text) by the name of the conversation; "ok" beside what was rendered.
+    """Return {conversation: (status, text)}; status "ok" with the rendered text.
 
-    Raises FormatError as `template.renderings` does.
+    Raises FormatError as `render_several` does.
     """
     found = render_several(template, list(CONVERSATIONS.values()), variables, where)
     return dict(zip(CONVERSATIONS, found, strict=True))
@@ -101,9 +101,9 @@ def render_conversations(
 def answer_end(
     template: str, variables: Mapping[str, str], tokens: Iterable[str], where: str
 ) -> str | None:
-    """Return which of `tokens` the template writes right behind an answer that ends a chat.
+    """Return which of `tokens` the template writes directly after a final answer, or None.
 
-    None where another text, or nothing, stands there. Raises FormatError as `render_several` does.
+    None where another text, or nothing, follows it. Raises FormatError as `render_several` does.
     """
     conversation = CONVERSATIONS["an answer, no prompt"]
     ((status, text),) = render_several(template, [conversation], variables, where)
@@ -115,9 +115,9 @@ def answer_end(
 
 
 def named_tokens(texts: Mapping[str, tuple[str, str]]) -> list[str]:
-    """Return what looks like a control token in rendered conversations, each once, in order.
+    """Return texts that look like control tokens in rendered conversations, each once.
 
-    `texts` is what `render_conversations` gives.
+    `texts` is what `render_conversations` returns.
     """
     said = json.dumps(list(CONVERSATIONS.values()))
     found: dict[str, None] = {}
@@ -129,9 +129,9 @@ def named_tokens(texts: Mapping[str, tuple[str, str]]) -> list[str]:
 
 
 def tokens_lacking(side: "StatedTokenizer") -> list[str]:
-    """Return the control tokens that a model's own template writes and its vocabulary lacks.
+    """Return the control tokens that a model's template writes and its vocabulary lacks.
 
-    [] without a template, and for one that cannot be rendered: other checks say that.
+    [] without a template, and for one that cannot be rendered: other checks report that.
     """
     if side.template is None:
         return []
@@ -143,6 +143,6 @@ def tokens_lacking(side: "StatedTokenizer") -> list[str]:
 
 
 def unknown_tokens(named: list[str], vocabulary: Container[str]) -> list[str]:
-    """Return the named tokens that a vocabulary lacks; [] where only roles are written as text."""
+    """Return the named tokens that a vocabulary lacks; [] if these are only role names."""
     missing = [t for t in named if t not in vocabulary and BLANK + t not in vocabulary]
     return missing if set(missing) - _ROLES else []

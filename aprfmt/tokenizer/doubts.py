@@ -1,4 +1,4 @@
-"""What is wrong with a tokenizer that can be seen without reading all of it, for `inspect`."""
+"""Quick checks of a tokenizer for `inspect`, without reading all of it."""
 
 import json
 import re
@@ -13,14 +13,14 @@ from aprfmt.tokenizer.hf_json import processor_ids
 from aprfmt.tokenizer.keys import CONTROL, MODEL, NORMAL, TOKENS, TYPES, USER_DEFINED
 from aprfmt.tokenizer.turn_ends import added_ids
 
-_SEEN = 4096  # tokens looked at: the first are bytes and the commonest pieces
+_SEEN = 4096  # tokens read: the first are bytes and the commonest pieces
 _MARK = re.compile(r"<\|[^|<>\s]{1,40}\|>")
 
 
 def quick_doubts(carried: Carried) -> Iterator[str]:
-    """Yield a sentence for each doubt: absent ids, marks that are no control tokens, the kind.
+    """Yield a sentence per problem: absent ids, wrong token types, a wrong kind.
 
-    Of a tokenizer.json its post-processor, and added tokens behind the rows of the embedding.
+    Of a tokenizer.json its post-processor, and added tokens beyond the rows of the embedding.
     """
     try:
         if carried.length(TOKENS) and carried.model.key_style == "gguf":
@@ -33,7 +33,7 @@ def quick_doubts(carried: Carried) -> Iterator[str]:
 
 
 def _doubts_of_lists(carried: Carried) -> Iterator[str]:
-    """Yield the doubts about a metadata's lists."""
+    """Yield a sentence per problem of the lists in a GGUF's metadata."""
     tokens: Any = carried.value(TOKENS)
     kinds: Any = carried.value(TYPES)
     template = carried.chat_template() or ""
@@ -50,7 +50,7 @@ def _doubts_of_lists(carried: Carried) -> Iterator[str]:
 
 
 def _doubts_of_files(carried: Carried) -> Iterator[str]:
-    """Yield the doubts about a folder's tokenizer files."""
+    """Yield a sentence per problem of a folder's tokenizer files."""
     added = added_ids(carried)
     for text, i in processor_ids({"post_processor": _post_processor(carried)}):
         right = added.get(text)
@@ -69,7 +69,7 @@ PLACEHOLDER = re.compile("image|audio|video|vision|img|soft_token", re.IGNORECAS
 
 
 def _post_processor(carried: Carried) -> Any:
-    """Return the post-processor of a tokenizer.json, which is not parsed whole for it."""
+    """Return the post_processor object of tokenizer.json, without parsing the rest; or None."""
     text = carried.tokenizer_json() or ""
     at = text.find('"post_processor"')
     start = text.find("{", at) if at >= 0 else -1

@@ -9,7 +9,7 @@ import sys
 
 
 def main() -> None:
-    """Serve requests until stdin ends."""
+    """Answer requests until stdin ends. Returns nothing."""
     first = json.loads(sys.stdin.buffer.readline())
     sys.path[:] = first["path"]
     from aprfmt.tokenizer.engine_server import serve

@@ -1,6 +1,6 @@
-"""What engines take where a file does not say: special ids, BOS and EOS, token types.
+"""What engines use where a tokenizer key is absent: special ids, BOS and EOS, token types.
 
-A key that is absent is no open question: the engine has a value, and acts on it. Of llama.cpp:
+An absent key is no open question: the engine has a value, and acts on it. Of llama.cpp:
 src/llama-vocab.cpp, commit 00ad355e009e83abf98f96a6ded7193b95763681.
 """
 
@@ -12,9 +12,9 @@ from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, USER_DEFINED
 
 @dataclass(frozen=True, slots=True)
 class EngineDefaults:
-    """The defaults of one `tokenizer.ggml.model`: ids by role, and what is put around a text.
+    """The defaults of one `tokenizer.ggml.model`: ids by role, and whether BOS and EOS are added.
 
-    `framed` are the roles that always stand before and behind a text, whatever the flags say.
+    `framed` are the roles that are always put before and after a text, whatever the flags say.
     """
 
     ids: Mapping[str, int] = field(default_factory=dict)
@@ -60,10 +60,10 @@ TAKEN_FOR_CONTROL: frozenset[str] = frozenset(
 
 
 def default_ids(model: str, pre: str, size: int) -> dict[str, int]:
-    """Return the ids by role that llama.cpp takes for keys that are absent.
+    """Return {role: id} that llama.cpp uses for absent keys.
 
     `model` and `pre` are the values of tokenizer.ggml.model and .pre, `size` the number of tokens:
-    a default beyond them is none.
+    a default beyond them is left out.
     """
     row = DEFAULTS.get(model, EngineDefaults())
     return {
@@ -74,14 +74,17 @@ def default_ids(model: str, pre: str, size: int) -> dict[str, int]:
 
 
 def default_types(tokens: Sequence[str]) -> list[int]:
-    """Return the token types of a file that has none: normal, but for what looks like an end."""
+    """Return the token types llama.cpp uses for a file without types: normal, or control."""
     return [CONTROL if token in TAKEN_FOR_CONTROL else NORMAL for token in tokens]
 
 
 def healed_types(
     tokens: Sequence[str], types: Sequence[int], wanted: Callable[[str], bool]
 ) -> list[int]:
-    """Return types with those that llama.cpp overrides, of the tokens that are `wanted` so."""
+    """Return the types as llama.cpp overrides them: known texts become control tokens.
+
+    `wanted(token)` says which tokens to override.
+    """
     return [
         CONTROL
         if kind not in (CONTROL, USER_DEFINED, BYTE)
@@ -98,7 +101,7 @@ GGUF_MODELS: Mapping[str, str] = {"bpe": "gpt2", "spm": "llama"}
 
 
 def kind_of_pieces(tokens: Sequence[str], types: Sequence[int]) -> str:
-    """Return "bpe" or "spm" by how the pieces spell blanks; "" where that shows neither.
+    """Return "bpe" or "spm" by how pieces spell blanks; "" where they show neither.
 
     Byte-level BPE spells a blank as U+0120, SentencePiece as U+2581. The other's letter may be a
     piece of either, so that one of them has to be absent and the other common.

@@ -1,8 +1,4 @@
-"""The calls of a tokenizer's engine, answered line by line in a process with limits.
-
-A call is [method, arguments], its answer [status, value]: "ok", "error" with the message of one of
-our errors, "memory" or "output" where a limit was met.
-"""
+"""Answers calls of a tokenizer engine, one JSON line each, in a process with limits."""
 
 import json
 import os
@@ -17,7 +13,7 @@ from aprfmt.tokenizer.hf_engine import HfEngine
 
 
 def limit_cpu(seconds: int) -> None:
-    """Let the process use so many more seconds of CPU time than it has used, if the system can."""
+    """Limit the process to this many more seconds of CPU time, if the system can."""
     try:
         import resource
 
@@ -28,7 +24,7 @@ def limit_cpu(seconds: int) -> None:
 
 
 def answer(engine: Any, call: str, arguments: list[Any]) -> tuple[str, Any]:
-    """Return (status, value) of one call."""
+    """Return (status, value) of calling the engine's attribute `call`."""
     try:
         value = getattr(engine, call)
         made = value(*arguments) if callable(value) else value
@@ -40,7 +36,7 @@ def answer(engine: Any, call: str, arguments: list[Any]) -> tuple[str, Any]:
 
 
 def serve(first: Mapping[str, Any]) -> None:
-    """Build the first request's engine within its limits; answer calls until stdin ends."""
+    """Build the engine of the first request within its limits; answer calls until stdin ends."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     limits = first["limits"]
     limit_resources(limits["cpu_seconds"], limits["memory"], total=False)

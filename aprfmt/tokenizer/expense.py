@@ -1,11 +1,4 @@
-r"""How much a tokenizer.json may make of a text, judged from its parts before they are run.
-
-A chain of Replace steps multiplies a text by the length of what it puts in, at every step; a regex
-with one repeat inside another tries exponentially many ways; a template may repeat the text. The
-library that runs them has no limit, and ends the whole process where memory does. What may do that
-runs in a child process (`isolated.py`); everything else, which is every tokenizer in common use,
-runs here.
-"""
+"""Judges from a tokenizer.json whether running it may need unbounded memory or time."""
 
 import json
 import re
@@ -36,7 +29,7 @@ class _RepeatedKeyError(ValueError):
 
 
 def _check_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return pairs as a dict; an error for a repeated key."""
+    """Return pairs as a dict; raises _RepeatedKeyError for a repeated key."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise _RepeatedKeyError
@@ -47,9 +40,9 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_check_unique_keys)
 
 
 def unbounded_reason(text: str) -> str:
-    """Return why a tokenizer.json may need unbounded memory or time; "" where nothing in it does.
+    """Return why a tokenizer.json may need unbounded memory or time; "" if it cannot.
 
-    A text that is no tokenizer.json has no reason: the library says what is wrong with it.
+    "" too for a text that is no tokenizer.json: the library says what is wrong with it.
     """
     try:
         parts = _parts(text)
@@ -63,12 +56,12 @@ def unbounded_reason(text: str) -> str:
 
 
 def unbounded_reason_of_parts(parts: Mapping[str, Any]) -> str:
-    """Return the same of a parsed tokenizer.json."""
+    """Return why a parsed tokenizer.json may need unbounded memory or time; "" if it cannot."""
     return next(_unbounded_reasons(parts), "")
 
 
 def _parts(text: str) -> Mapping[str, Any]:
-    """Return the parts of a tokenizer.json; the vocabulary, nearly all of it, is not parsed.
+    """Return {key: value} of a tokenizer.json, without parsing the vocabulary if possible.
 
     What follows the vocabulary's key is only searched for keys of parts, at the speed of C.
     """
@@ -78,7 +71,7 @@ def _parts(text: str) -> Mapping[str, Any]:
         key, at = _DECODER.raw_decode(text, _BLANK.match(text, at).end())  # type: ignore[union-attr]
         if key == "model":
             if _AGAIN.search(text, at) or _ESCAPED.search(text, at):
-                break  # parts behind the vocabulary, or spelled so that a search cannot tell
+                break  # parts after the vocabulary, or spelled so that a search cannot tell
             return found
         value, at = _DECODER.raw_decode(text, _place_after(text, at, ":"))
         if key in found:
@@ -93,7 +86,7 @@ def _parts(text: str) -> Mapping[str, Any]:
 
 
 def _place_after(text: str, at: int, mark: str) -> int:
-    """Return the place of the value behind a mark of punctuation; ValueError for another one."""
+    """Return the index of the value after a punctuation mark; ValueError for another mark."""
     at = _BLANK.match(text, at).end()  # type: ignore[union-attr]
     if text[at : at + 1] != mark:
         raise ValueError(f"expected {mark} at {at}")
@@ -101,7 +94,7 @@ def _place_after(text: str, at: int, mark: str) -> int:
 
 
 def _unbounded_reasons(parts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the reasons why parts may need unbounded memory or time."""
+    """Yield each reason why a tokenizer.json's parts may need unbounded memory or time."""
     for name in PARTS:
         steps = list(_steps(parts.get(name)))
         if len(steps) > MOST_STEPS:
@@ -123,18 +116,18 @@ def _unbounded_reasons(parts: Mapping[str, Any]) -> Iterator[str]:
 
 @cache
 def _known_regexes() -> frozenset[str]:
-    """Return the regexes of the tokenizers that are known by name: some repeat a choice."""
+    """Return the regexes of the pre-tokenizers known by name, which are not judged."""
     steps = (step for row in PRE_TOKENIZERS.values() for step in row.steps)
     return frozenset(str(argument) for kind, argument in steps if kind == "split")
 
 
 def _as_list(value: Any) -> Sequence[Any]:
-    """Return a value that is a list, else an empty one."""
+    """Return the value if it is a list, else an empty tuple."""
     return value if isinstance(value, list) else []
 
 
 def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
-    """Yield the steps of a part, those of sequences one after another."""
+    """Yield the steps of a part, those inside sequences in order."""
     waiting = [part]
     while waiting:
         step = waiting.pop()
@@ -153,7 +146,7 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
 
 
 def _growth(step: Mapping[str, Any]) -> int:
-    """Return how many times as long a step may make a text, at most."""
+    """Return the factor by which a step may lengthen a text, at most."""
     kind = step.get("type")
     if kind == "Replace":
         content, pattern = step.get("content"), step.get("pattern")
@@ -184,9 +177,9 @@ _MANY = 16  # a bounded repeat from here on counts as one without bound
 
 
 def costly_reason(pattern: str) -> str:
-    """Return why a regex may take exponential time, as far as its spelling shows; "" if it may not.
+    """Return why a regex may take exponential time, as far as its spelling shows; else "".
 
-    Looked for are a repeat without bound of something that has one or is a choice, many of them in
+    Looked for are an unbounded repeat of something that has one or is a choice, many of them in
     one alternative, references to earlier groups, and calls of groups.
     """
     if len(pattern) > MOST_PATTERN:
@@ -194,7 +187,7 @@ def costly_reason(pattern: str) -> str:
     # Of each open group: repeats of this alternative, most of one, whether there are several.
     open_: list[list[int]] = [[0, 0, 0]]
     at, last = 0, 0  # `last`: repeats inside what a quantifier at this place would repeat
-    quantified = False  # whether a quantifier that + makes possessive stands before this place
+    quantified = False  # whether a quantifier, which + makes possessive, is just before
     while at < len(pattern):
         char = pattern[at]
         quantified &= char == "+"
@@ -239,7 +232,7 @@ def costly_reason(pattern: str) -> str:
 
 
 def _end_of_class(pattern: str, at: int) -> int:
-    """Return the place behind a character class, which may hold others."""
+    """Return the index after a character class that begins at `at` and may hold others."""
     depth = 0
     while at < len(pattern):
         if pattern[at] == "\\":

@@ -1,4 +1,4 @@
-"""The Engine that uses the `tokenizers` library: for every tokenizer.json, carried or built."""
+"""The tokenizer engine that uses the `tokenizers` library, for any tokenizer.json."""
 
 import json
 import os
@@ -17,7 +17,10 @@ _MAX_ID = (1 << 32) - 1  # token ids are u32 there
 
 @contextmanager
 def _library_errors(where: str, what: str) -> Iterator[None]:
-    """Turn errors and panics of the library into FormatError."""
+    """Raise the library's errors and panics in the block as FormatError.
+
+    `where` and `what` begin its message.
+    """
     try:
         with _silence_panics():
             yield
@@ -29,7 +32,7 @@ def _library_errors(where: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def _silence_panics() -> Iterator[None]:
-    """Hide what a panic writes to stderr (several lines); the error's one line replaces it."""
+    """Discard what is written to stderr in the block (a panic's lines)."""
     with _LOCK, open(os.devnull, "wb") as nothing:
         try:
             kept = os.dup(_STDERR)
@@ -45,14 +48,15 @@ def _silence_panics() -> Iterator[None]:
 
 
 def _reading_errors(where: str) -> AbstractContextManager[None]:
-    """Turn errors of reading a tokenizer.json into FormatError."""
+    """Return the context manager that raises errors of reading tokenizer.json as FormatError."""
     return _library_errors(where, "not a tokenizer that can be read")
 
 
 class HfEngine:
-    """A tokenizers.Tokenizer; `where` begins the messages of FormatError."""
+    """An Engine on a tokenizers.Tokenizer; `where` begins the messages of FormatError."""
 
     def __init__(self, tokenizer: Any, where: str) -> None:
+        """Wrap a tokenizers.Tokenizer, with truncation and padding switched off."""
         self._tokenizer = tokenizer
         self._where = where
         tokenizer.no_truncation()
@@ -61,9 +65,10 @@ class HfEngine:
 
     @classmethod
     def from_text(cls, text: str, where: str) -> "HfEngine":
-        """Build it from a tokenizer.json, in this process whatever it needs (`isolated` judges).
+        """Return the engine of a tokenizer.json, run in this process whatever it needs.
 
-        Raises FormatError if the library cannot read it.
+        Whether that is safe is judged by `isolated`. Raises FormatError if the library cannot read
+        the file.
         """
         from tokenizers import Tokenizer
 
@@ -72,7 +77,7 @@ class HfEngine:
 
     @classmethod
     def from_data(cls, data: Mapping[str, Any], where: str) -> "HfEngine":
-        """Build it from the parsed tokenizer.json of a BPE; twice as fast as from its text."""
+        """Return the engine of a parsed BPE tokenizer.json; twice as fast as from its text."""
         from tokenizers import Tokenizer, models
 
         model = data["model"]
@@ -90,11 +95,12 @@ class HfEngine:
             return engine
 
     def _special_ids(self) -> frozenset[int]:
+        """Return the ids of the added tokens that are special."""
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(i for i, token in added.items() if token.special)
 
     def added(self) -> dict[str, Mapping[str, bool]]:
-        """Return the flags of the tokens split off whole, by content."""
+        """Return {token: {flag: value}} of the added tokens, which are split off whole."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return {t.content: {flag: getattr(t, flag) for flag in FLAGS} for t in added}
 
@@ -118,13 +124,13 @@ class HfEngine:
         return int(self._tokenizer.get_vocab_size(with_added_tokens=True))
 
     def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """Return ids; with `add_special`, also those that the post-processor adds."""
+        """Return the ids of a text; with `add_special`, also those that the post-processor adds."""
         self._tokenizer.encode_special_tokens = not parse_special
         with _library_errors(self._where, "cannot encode this text"):  # no unk token, say
             return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
 
     def words(self, text: str) -> list[str]:
-        """Return what a text is split into before merging, normalised."""
+        """Return the normalised words that a text is split into before merging."""
         parts = self._tokenizer
         with _library_errors(self._where, "cannot split this text"):
             if parts.normalizer is not None:
@@ -134,21 +140,21 @@ class HfEngine:
             return [word for word, _ in parts.pre_tokenizer.pre_tokenize_str(text)]
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
-        """Return text."""
+        """Return the text of ids; ids out of range are left out."""
         known = [i for i in ids if 0 <= i <= _MAX_ID]
         with _library_errors(self._where, "cannot decode these ids"):
             return str(self._tokenizer.decode(known, skip_special_tokens=skip_special))
 
     def token(self, i: int) -> str | None:
-        """Return a token's own spelling."""
+        """Return a token's spelling in the vocabulary; None without one."""
         found = self._tokenizer.id_to_token(i) if i <= _MAX_ID else None
         return None if found is None else str(found)
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a spelling."""
+        """Return the id of a spelling; None if no token has it."""
         found = self._tokenizer.token_to_id(token)
         return None if found is None else int(found)
 
     def is_control(self, i: int) -> bool:
-        """Say whether a token is special."""
+        """Return whether a token is special."""
         return i in self._special

@@ -1,4 +1,4 @@
-"""Reads tokenizer.json and the files beside it into a Vocabulary; does not need `tokenizers`."""
+"""Reads tokenizer.json and the files next to it into a Vocabulary, without `tokenizers`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -16,11 +16,12 @@ _MAX_HOLES = 1 << 20  # ids without a token that are filled in
 
 
 def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
-    """Return the vocabulary of a tokenizer.json and of the files beside it.
+    """Return the Vocabulary of a parsed tokenizer.json and of the files next to it.
 
     Raises FormatError if the file is not one that `tokenizers` writes.
     """
     where = carried.origin
+    # The vocabulary, with the added tokens over it.
     model = data.get("model")
     if not isinstance(model, Mapping):
         raise FormatError(f"{where}: has no object `model`; it is not a tokenizer.json")
@@ -29,10 +30,12 @@ def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
     added = effective_added(data, carried, vocab)
     by_id = {i: token for token, i in vocab.items()}
     by_id.update((token["id"], token["content"]) for token in added)
+    # Fillers beyond the configured vocabulary are cut off.
     size = _checked_size(by_id, where)
     limit = carried.vocab_size()
     if limit is not None:
         size = min(size, limit)
+    # Token types: bytes, normal ones, the unknown token, then added tokens.
     types = [UNUSED] * size
     for token, i in vocab.items():
         if i < size:
@@ -43,6 +46,7 @@ def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
     for row in added:
         if row["id"] < size:
             types[row["id"]] = CONTROL if row["special"] else USER_DEFINED
+    # Whether bos and eos are put around a text, by the post-processor.
     begins, ends = frame(data)
     texts = {token: i for i, token in by_id.items()}
     ids = {role: i for role, i in special_ids(carried, texts.get).items() if i < size}
@@ -61,7 +65,7 @@ def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
 
 
 def _vocabulary_kind(data: Mapping[str, Any], model: Mapping[str, Any]) -> str:
-    """Return the kind of a tokenizer.json's vocabulary."""
+    """Return the vocabulary's kind: "bpe", "spm", "unigram", "wordpiece" or another type."""
     name = model.get("type")
     if name is None:  # files from before the tag
         vocab = model.get("vocab")
@@ -72,7 +76,7 @@ def _vocabulary_kind(data: Mapping[str, Any], model: Mapping[str, Any]) -> str:
 
 
 def _spells_blanks(data: Mapping[str, Any]) -> bool:
-    """Say whether spaces become U+2581 before merging, as in SentencePiece."""
+    """Return whether spaces become U+2581 before merging, as in SentencePiece."""
     for step in flatten(data.get("normalizer"), "normalizers"):
         if step.get("type") == "Replace" and step.get("content") == BLANK:
             return True
@@ -81,7 +85,7 @@ def _spells_blanks(data: Mapping[str, Any]) -> bool:
 
 
 def _prepends_blank(data: Mapping[str, Any]) -> bool:
-    """Say whether a blank is put before the text."""
+    """Return whether a blank is put before the text."""
     for step in flatten(data.get("normalizer"), "normalizers"):
         if step.get("type") == "Prepend" and step.get("prepend") == BLANK:
             return True
@@ -94,7 +98,7 @@ def _prepends_blank(data: Mapping[str, Any]) -> bool:
 
 
 def stored_vocab(model: Mapping[str, Any], where: str) -> tuple[dict[str, int], list[float] | None]:
-    """Return token -> id, and the scores of a Unigram model."""
+    """Return ({token: id}, scores); scores are None unless it is a Unigram model."""
     vocab = model.get("vocab")
     if isinstance(vocab, Mapping):
         for token, i in vocab.items():
@@ -111,7 +115,7 @@ def stored_vocab(model: Mapping[str, Any], where: str) -> tuple[dict[str, int], 
 
 
 def _checked_size(by_id: Mapping[int, str], where: str) -> int:
-    """Return the number of ids; FormatError where it is out of bounds."""
+    """Return the highest id plus one; FormatError where too many ids have no token."""
     size = max(by_id, default=-1) + 1
     if size - len(by_id) > _MAX_HOLES:
         raise FormatError(
@@ -121,7 +125,10 @@ def _checked_size(by_id: Mapping[int, str], where: str) -> int:
 
 
 def _merge_lines(model: Mapping[str, Any], where: str) -> list[str] | None:
-    """Return merges as `"left right"`; a space inside a part is spelled as byte-level BPE does."""
+    """Return merges as `"left right"`, None without any; FormatError for invalid ones.
+
+    A space inside a part is spelled as byte-level BPE does.
+    """
     merges = model.get("merges")
     if merges is None:
         return None
@@ -140,7 +147,7 @@ def _merge_lines(model: Mapping[str, Any], where: str) -> list[str] | None:
 def effective_added(
     data: Mapping[str, Any], carried: Carried, vocab: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """Return the tokens split off whole, in id order: content, id and the five flags.
+    """Return {content, id, and the five flags} of the tokens split off whole, in id order.
 
     These are tokenizer.json's own, and those that transformers adds from tokenizer_config.json:
     `added_tokens_decoder` (its flags win) and special tokens named there that are not yet added.
@@ -166,7 +173,10 @@ def effective_added(
 def config_added(
     carried: Carried, known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield the tokens that tokenizer_config.json adds to `known` (content -> flags) or changes."""
+    """Yield {content, flags} of tokens that tokenizer_config.json adds to `known` or changes.
+
+    `known` is {content: flags}.
+    """
     config = carried.tokenizer_config
     seen = {content: {flag: bool(row[flag]) for flag in FLAGS} for content, row in known.items()}
     decoder = config.get("added_tokens_decoder")
@@ -185,7 +195,7 @@ def config_added(
 
 
 def _added_token(row: Any, where: str) -> dict[str, Any]:
-    """Return an added token's row with its flags."""
+    """Return {content, flags} of a row, with defaults for missing flags; FormatError if damaged."""
     if not isinstance(row, Mapping) or not isinstance(row.get("content"), str):
         raise FormatError(f"{where}: an added token has no content; it is damaged")
     token: dict[str, Any] = {"content": row["content"]}
@@ -195,14 +205,17 @@ def _added_token(row: Any, where: str) -> dict[str, Any]:
 
 
 def _token_content(value: Any) -> str | None:
-    """Return the text of a token that is a string or an object; None for others."""
+    """Return the text of a token given as a string or an object; None for anything else."""
     if isinstance(value, Mapping):
         value = value.get("content")
     return value if isinstance(value, str) and value else None
 
 
 def special_texts(carried: Carried) -> dict[str, str]:
-    """Return role -> text of the special tokens: tokenizer_config.json, special_tokens_map.json."""
+    """Return {role: text} of the special tokens.
+
+    From tokenizer_config.json first, then special_tokens_map.json.
+    """
     found: dict[str, str] = {}
     for source in (carried.tokenizer_config, carried.parse("special_tokens_map.json")):
         for role in ROLES:
@@ -213,7 +226,7 @@ def special_texts(carried: Carried) -> dict[str, str]:
 
 
 def _extra_special_texts(config: Mapping[str, Any]) -> list[str]:
-    """Return the texts of additional special tokens."""
+    """Return the texts of additional special tokens in tokenizer_config.json."""
     found = config.get("extra_special_tokens") or config.get("additional_special_tokens") or ()
     values = found.values() if isinstance(found, Mapping) else found
     if not isinstance(values, Sequence) and not isinstance(found, Mapping):
@@ -222,7 +235,10 @@ def _extra_special_texts(config: Mapping[str, Any]) -> list[str]:
 
 
 def special_ids(carried: Carried, id_of: Callable[[str], int | None]) -> dict[str, int]:
-    """Return ids by role, from the first that has one: metadata, special texts, config.json."""
+    """Return {role: id}, from the first that has it: metadata, special texts, config.json.
+
+    `id_of` returns the id of a token's text.
+    """
     found = carried.ids()
     for role, text in special_texts(carried).items():
         i = id_of(text)
@@ -239,7 +255,7 @@ def special_ids(carried: Carried, id_of: Callable[[str], int | None]) -> dict[st
 
 
 def stated_stops(carried: Carried) -> frozenset[int]:
-    """Return the eos ids of the first file that states some; empty if none does.
+    """Return the eos ids of the first file that has some; empty if none does.
 
     generation_config.json goes before config.json, as transformers has it: generate() stops at its
     ids and no others.
@@ -255,7 +271,7 @@ def stated_stops(carried: Carried) -> frozenset[int]:
 def transformers_stops(carried: Carried) -> frozenset[int]:
     """Return the ids at which transformers ends a generation; empty if it never stops.
 
-    Where no file states one, and config.json does not say null, its class has a default.
+    Where no file gives one, and config.json does not say null, the model's class has a default.
     """
     stated = stated_stops(carried)
     config = carried.model.config or {}
@@ -263,14 +279,14 @@ def transformers_stops(carried: Carried) -> frozenset[int]:
     said = [source for source in (config, text) if isinstance(source, Mapping)]
     if stated or any("eos_token_id" in source for source in said):
         return stated
-    if "generation_config.json" in carried.files:  # it stands for the configuration's
+    if "generation_config.json" in carried.files:  # it replaces what the configuration has
         return frozenset()
     types = [source.get("model_type") for source in reversed(said)]
     return next((CLASS_EOS[name] for name in types if name in CLASS_EOS), frozenset())
 
 
 def id_list(value: Any) -> list[int]:
-    """Return the token ids that a key states: one, several, or none."""
+    """Return the token ids in a key's value, which may be one id or a list."""
     values = value if isinstance(value, list) else [value]
     return [i for i in values if type(i) is int and i >= 0]
 
@@ -281,7 +297,7 @@ def _get(value: Any, key: Any) -> Any:
 
 
 def frame(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the ids put before and after a text by the post-processor, in their order.
+    """Return (ids before a text, ids after it) that the post-processor adds, in order.
 
     A later processor of a sequence puts its own around what the earlier ones made; a second
     TemplateProcessing does nothing (tokenizers 0.23, tried).
@@ -314,7 +330,7 @@ def frame(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
 
 
 def processor_ids(data: Mapping[str, Any]) -> list[tuple[str, int]]:
-    """Return every (token's text, id) that the post-processor states, each once, in its order."""
+    """Return every (token's text, id) in the post-processor, each once, in order."""
     found: dict[tuple[str, int], None] = {}
     for step in flatten(data.get("post_processor"), "processors"):
         entries = step.get("special_tokens")

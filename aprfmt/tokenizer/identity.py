@@ -1,4 +1,4 @@
-"""Facts about a tokenizer that every format can give, for `inspect` and `diff`."""
+"""Facts that identify a tokenizer in every format, for `inspect` and `diff`."""
 
 import hashlib
 import json
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def tokenizer_facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
-    """Return what identifies a tokenizer; {} without one.
+    """Return {fact: value} that identify a tokenizer; {} without one.
 
     Equal for two formats of one model, key by key; facts that a format does not have are left out.
     `quick` (for `inspect`) gives the facts that need neither the tokens nor tokenizer.json, and the
@@ -39,11 +39,13 @@ def tokenizer_facts(model: "Model", quick: bool = False) -> Mapping[str, Any]:
 
 
 def token_facts(carried: Carried) -> Mapping[str, Any]:
-    """Return the facts that need the tokens; {} without a vocabulary."""
+    """Return {fact: value} that need the vocabulary (digests, counts); {} without one."""
+    # The vocabulary of tokenizer.json, else of the metadata's lists.
     data = carried.parse_tokenizer_json()
     vocabulary = from_json(carried, data) if data is not None else from_metadata(carried)
     if vocabulary is None:
         return {}
+    # Digests of lists, so that formats can be compared without the lists.
     added = vocabulary.added
     found: dict[str, Any] = {
         "kind": vocabulary.kind,
@@ -54,6 +56,7 @@ def token_facts(carried: Carried) -> Mapping[str, Any]:
         "add_bos": vocabulary.add_bos,
         "add_eos": vocabulary.add_eos,
     }
+    # Facts that only some tokenizers have.
     pre = _pre_name(carried, vocabulary, data)
     if pre:
         found["pre"] = pre
@@ -70,7 +73,7 @@ def token_facts(carried: Carried) -> Mapping[str, Any]:
 
 
 def _pre_name(carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] | None) -> str:
-    """Return the first `pre` name that splits text as a byte-level vocabulary does; or ""."""
+    """Return the first `pre` name that splits text as a byte-level vocabulary does; "" for none."""
     name = vocabulary.pre
     if vocabulary.kind == "bpe" and data is not None:
         try:
@@ -82,13 +85,14 @@ def _pre_name(carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] 
 
 
 def _digest(values: Sequence[Any]) -> str:
-    """Return the SHA-256 of a list, spelled as compact JSON."""
+    """Return the SHA-256 in hex of a list, written as compact JSON."""
     text = json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _quick_facts(carried: Carried) -> dict[str, Any]:
-    """Return the facts that need no tokens."""
+    """Return {fact: value} that need no tokens: counts, flags, ids, the template's scan."""
+    # Keys of the metadata, without their lists.
     found: dict[str, Any] = {}
     for name, value in (
         ("model", carried.value(MODEL)),
@@ -101,6 +105,7 @@ def _quick_facts(carried: Carried) -> dict[str, Any]:
         if value is not None:
             found[name] = value
     found.update((f"{role}_id", i) for role, i in carried.ids().items())
+    # Special tokens by text, where no ids are stored.
     if not any(name.endswith("_id") for name in found):
         found.update((f"{role}_token", text) for role, text in special_texts(carried).items())
     try:
@@ -108,6 +113,7 @@ def _quick_facts(carried: Carried) -> dict[str, Any]:
     except FormatError as error:
         found["chat_template"] = f"unreadable: {error}"
         return found
+    # The template: its size, its language, the static scan, and its turn end.
     if template is not None:
         found["chat_template"] = f"{len(template)} characters"
         foreign = foreign_template(template)

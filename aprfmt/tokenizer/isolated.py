@@ -1,7 +1,8 @@
-"""The engine of a tokenizer.json that may need unbounded memory or time: each call goes to a child.
+"""Runs the engine of a suspicious tokenizer.json in a child process with limits.
 
-The library has no limits of its own, and memory that it cannot have ends its process; so that is a
-child's, with limits of address space and CPU time. Where it ends, the call is a FormatError.
+The library has no limits of its own, and memory that it cannot have ends its process; so that
+is a child's, with limits of address space and CPU time. Where it ends, the call is a
+FormatError.
 """
 
 import json
@@ -30,9 +31,10 @@ _CHILD = Path(__file__).with_name("engine_child.py")
 
 
 class IsolatedEngine(HfEngine):
-    """An HfEngine in a process of its own; `why` is what of the tokenizer made that necessary."""
+    """An HfEngine that runs in a child process; `why` is the reason in the tokenizer."""
 
     def __init__(self, text: str, where: str, why: str) -> None:
+        """Start the child process and send it tokenizer.json. FormatError if that fails."""
         self._where, self._why = where, why
         self._lock = RLock()
         self._memory = ENGINE_MEMORY + ENGINE_MEMORY_EACH * len(text)
@@ -47,7 +49,7 @@ class IsolatedEngine(HfEngine):
         self._ask({"path": import_path(), "limits": limits, "text": text, "where": where})
 
     def _ask(self, request: Any) -> Any:
-        """Send a line and return the answer's value. Raises FormatError where the child ends."""
+        """Send a line and return the answer's value. Raises FormatError if the child ends."""
         child = self._child
         assert child.stdin is not None and child.stdout is not None
         with self._lock:
@@ -74,10 +76,11 @@ class IsolatedEngine(HfEngine):
         )
 
     def _call(self, name: str, *arguments: Any) -> Any:
+        """Return the result of calling a method of the child's engine."""
         return self._ask([name, arguments])
 
     def added(self) -> dict[str, Mapping[str, bool]]:
-        """Return the flags of the tokens split off whole, by content."""
+        """Return {token: {flag: value}} of the added tokens, which are split off whole."""
         return dict(self._call("added"))
 
     def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -95,34 +98,34 @@ class IsolatedEngine(HfEngine):
         return int(self._call("size"))
 
     def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """Return ids; with `add_special`, also those that the post-processor adds."""
+        """Return the ids of a text; with `add_special`, also those that the post-processor adds."""
         return list(self._call("encode", text, add_special, parse_special))
 
     def words(self, text: str) -> list[str]:
-        """Return what a text is split into before merging, normalised."""
+        """Return the normalised words that a text is split into before merging."""
         return list(self._call("words", text))
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
-        """Return text."""
+        """Return the text of ids."""
         return str(self._call("decode", [int(i) for i in ids], skip_special))
 
     def token(self, i: int) -> str | None:
-        """Return a token's own spelling."""
+        """Return a token's spelling in the vocabulary; None without one."""
         found = self._call("token", int(i))
         return None if found is None else str(found)
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a spelling."""
+        """Return the id of a spelling; None if no token has it."""
         found = self._call("id_of", token)
         return None if found is None else int(found)
 
     def is_control(self, i: int) -> bool:
-        """Say whether a token is special."""
+        """Return whether a token is special."""
         return bool(self._call("is_control", int(i)))
 
 
 def engine_of_text(text: str, where: str) -> HfEngine:
-    """Return the engine of a tokenizer.json; in a child process where it may need any memory.
+    """Return the engine of a tokenizer.json; in a child process if it may need any memory.
 
     Raises FormatError if the library cannot read it.
     """
@@ -131,7 +134,7 @@ def engine_of_text(text: str, where: str) -> HfEngine:
 
 
 def engine_of_data(data: Mapping[str, Any], where: str) -> HfEngine:
-    """Return the engine of the parsed tokenizer.json of a BPE; see `engine_of_text`."""
+    """Return the engine of a parsed BPE tokenizer.json, isolated like `engine_of_text`."""
     why = unbounded_reason_of_parts(data)
     if why:
         return IsolatedEngine(json.dumps(data), where, why)
@@ -139,7 +142,7 @@ def engine_of_data(data: Mapping[str, Any], where: str) -> HfEngine:
 
 
 def _end_child(child: "subprocess.Popen[bytes]") -> None:
-    """End the child and wait for it, so that none is left."""
+    """Kill the child process and wait for it."""
     child.kill()
     for stream in (child.stdin, child.stdout):
         if stream is not None:

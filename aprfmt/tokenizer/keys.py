@@ -1,7 +1,7 @@
-"""The keys under which each format stores a tokenizer's facts: one row per fact.
+"""The metadata keys of a tokenizer in each format: one row per fact.
 
-GGUF keys and value types: gguf-py `constants.Keys.Tokenizer` and `GGUFWriter` (a test compares).
-APR keys: the reference importer's custom keys; those it lacks follow its naming.
+GGUF keys and value types: gguf-py `constants.Keys.Tokenizer` and `GGUFWriter` (a test
+compares). APR keys: the reference importer's custom keys; those it lacks follow its naming.
 """
 
 from collections.abc import Mapping

@@ -1,9 +1,10 @@
-"""llama.cpp's own rendering of a chat template, by its server's `/apply-template`.
+"""Renders chat templates with llama.cpp, by its server's `/apply-template`.
 
-The server is the program llama-server, or the one inside the package xllamacpp. It loads a model
-that is made for it: one layer of zeros whose vocabulary has the model's special tokens, and whose
-metadata have its chat template. So any model's template is rendered, whatever its size, format and
-architecture. Template and server run in a child process that is killed when they have answered.
+The server is the program llama-server, or the one inside the package xllamacpp. It loads a
+model that is made for it: one layer of zeros whose vocabulary has the model's special tokens,
+and whose metadata have its chat template. So any model's template is rendered, whatever its
+size, format and architecture. Template and server run in a child process that is killed when
+they have answered.
 """
 
 import json
@@ -33,16 +34,16 @@ _WIDTH = 32  # elements of the stand-in's hidden state
 
 
 class ServerAnswers(NamedTuple):
-    """What rendered, and for each conversation (status, text): "ok" beside what was rendered."""
+    """Which llama.cpp rendered, and (status, text) of each conversation; "ok" with the text."""
 
     engine: str
     texts: list[tuple[str, str]]
 
 
 def server_program() -> str | None:
-    """Return the path of llama-server, None for that of the package.
+    """Return the path of llama-server; None to use the one in the package xllamacpp.
 
-    Raises BackendUnavailableError where neither is here.
+    Raises BackendUnavailableError where neither is installed.
     """
     folder = os.environ.get(FOLDER)
     for place in (folder, None) if folder else (None,):
@@ -64,11 +65,11 @@ def render_by_llama_cpp(
     conversations: Sequence[Mapping[str, Any]],
     where: str,
 ) -> ServerAnswers:
-    """Return what llama.cpp makes of conversations as `template.renderings` takes them.
+    """Return what llama.cpp renders of several conversations.
 
-    `variables` are the special tokens (`bos_token`, `eos_token`); others llama.cpp has not. Raises
-    BackendUnavailableError without a server or where it does not start, FormatError where one of
-    the special tokens is not stated that llama.cpp would take by a default.
+    `variables` are the special tokens (`bos_token`, `eos_token`); llama.cpp has no others. Raises
+    BackendUnavailableError without a server or where it does not start, FormatError where a
+    special token is missing for which llama.cpp would use a default.
     """
     program = server_program()
     for name in ("bos_token", "eos_token"):
@@ -95,7 +96,10 @@ def render_by_llama_cpp(
 
 
 def _request_body(conversation: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a conversation as OpenAI's API spells it: arguments of a call are a JSON text."""
+    """Return the server's request for a conversation, in the form of OpenAI's API.
+
+    Arguments of tool calls become JSON texts.
+    """
     body = {"add_generation_prompt": conversation.get("add_generation_prompt", False)}
     extra = {
         key: value
@@ -121,7 +125,7 @@ def _request_body(conversation: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _write_stand_in(path: Path, template: str, variables: Mapping[str, str]) -> None:
-    """Write the smallest llama that llama.cpp loads: its special tokens and template count.
+    """Write the smallest llama GGUF that llama.cpp loads, with this template and these tokens.
 
     Keys and tensors: llama.cpp, src/llama-arch.cpp and src/llama-vocab.cpp.
     """
@@ -168,13 +172,18 @@ _SIZES: Mapping[str, int] = {
 
 
 def _ask_child(payload: bytes) -> dict[str, Any]:
-    """Run the child on a request and return its answer; its whole process group ends with it."""
+    """Run the child on a request and return its answer; its process group ends with it.
+
+    {"failed": why} if there is no answer.
+    """
     try:
         child = start_library_child(_CHILD)
     except OSError as error:
         raise BackendUnavailableError(f"engine 'llama.cpp': {error}") from None
 
+    # The server that the child starts must end too: kill the whole group.
     def end() -> None:
+        """Kill the child's process group."""
         with suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
                 os.killpg(child.pid, signal.SIGKILL)

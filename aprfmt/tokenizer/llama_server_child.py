@@ -19,7 +19,10 @@ _START_SECONDS = 60.0
 
 
 def main() -> None:
-    """Answer the request; {"failed": why} where no server starts."""
+    """Answer the one request on stdin with a JSON line, then exit.
+
+    The line is {"engine", "texts"}, or {"failed": why} where no server starts.
+    """
     request = json.loads(sys.stdin.buffer.read())
     sys.path[:] = request["path"]
     # The library prints what it likes: only the answer may reach the parent.
@@ -37,7 +40,7 @@ def main() -> None:
 
 
 def _start_server(program: str | None, model: str) -> tuple[str, int]:
-    """Start a server for the model; return what it is and its port."""
+    """Start a server for the model; return (name of the engine, port)."""
     if program is not None:
         return _start_program(program, model)
     import xllamacpp
@@ -61,7 +64,7 @@ _KEPT: list[Any] = []  # a server that nothing refers to ends
 
 
 def _start_program(program: str, model: str) -> tuple[str, int]:
-    """Start llama-server on a free port and wait until it is ready."""
+    """Start llama-server on a free port, wait until it is ready; return (name, port)."""
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port = int(probe.getsockname()[1])
@@ -86,7 +89,7 @@ def _start_program(program: str, model: str) -> tuple[str, int]:
 
 
 def _render(port: int, body: Mapping[str, Any]) -> tuple[str, str]:
-    """Return ("ok", text), or ("error", what the server says)."""
+    """Return ("ok", text) of one conversation, or ("error", the server's message)."""
     status, answer = _request(port, "POST", "/apply-template", json.dumps(body))
     if status == 200:
         return "ok", str(answer["prompt"])
@@ -95,7 +98,7 @@ def _render(port: int, body: Mapping[str, Any]) -> tuple[str, str]:
 
 
 def _request(port: int, method: str, path: str, body: str | None = None) -> tuple[int, Any]:
-    """Return (status, JSON) of a request to the server."""
+    """Return (HTTP status, parsed JSON) of a request to the server."""
     connection = HTTPConnection(_HOST, port, timeout=_START_SECONDS)
     try:
         connection.request(method, path, body, {"Content-Type": "application/json"})

@@ -1,4 +1,4 @@
-"""Builds the Tokenizer from the parts that a model carries."""
+"""Builds the Tokenizer of a model from its files or metadata."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def load_tokenizer(model: "Model") -> Tokenizer:
-    """Build the tokenizer of a model: from its tokenizer.json, else from its vocabulary.
+    """Return the tokenizer of a model: from its tokenizer.json, else from its vocabulary.
 
     Raises FormatError if the model has no tokenizer or a damaged one, UnsupportedError for an
     unknown pre-tokenizer or kind.
@@ -64,7 +64,7 @@ def render_alone(
 
 
 def _special_texts(carried: Carried) -> dict[str, str]:
-    """Return the texts of special ids by role."""
+    """Return {role: text} of the special ids in the metadata."""
     tokens = carried.value(TOKENS)
     if not isinstance(tokens, Sequence) or isinstance(tokens, str):
         return {}
@@ -81,7 +81,7 @@ def tokenizer_of(model: "Model") -> Tokenizer | None:
 
 
 def refuse_other_tokens(model: "Model", other: "Model", ids: Iterable[int]) -> None:
-    """Raise UsageError where some ids mean other tokens to another model."""
+    """Raise UsageError where some ids mean other tokens in the other model."""
     sizes = [int(each.hyper["vocab_size"]) for each in (model, other)]
     if sizes[0] != sizes[1]:
         raise UsageError(
@@ -115,10 +115,11 @@ def stated_ends(model: "Model") -> frozenset[int]:
 def _stop_ids(
     carried: Carried, ids: Mapping[str, int], control: Callable[[str], int | None]
 ) -> frozenset[int]:
-    """Return the ids that end a generation, as the readers of this format take them.
+    """Return the ids at which the usual programs for this format end a generation.
 
-    transformers stops at the ids that the configuration states and no others; llama.cpp at those
-    of the lists, to which ours add what a carried configuration states.
+    transformers stops at the configured ids and no others; llama.cpp at those of the lists, to
+    which aprfmt adds what an embedded configuration says. `control` returns the id of a control
+    token by its text.
     """
     stated = stated_stops(carried)
     if stated and carried.model.key_style != "gguf":
@@ -127,7 +128,7 @@ def _stop_ids(
 
 
 def _tokenizer_from_text(carried: Carried, text: str) -> Tokenizer:
-    """Return the tokenizer of a tokenizer.json's text."""
+    """Return the Tokenizer of a tokenizer.json's text, with the tokens that its config adds."""
     engine = engine_of_text(text, carried.origin)
     engine.add(config_added(carried, engine.added()))
     ids = {r: i for r, i in special_ids(carried, engine.id_of).items() if engine.token(i)}
@@ -140,7 +141,10 @@ def _tokenizer_from_text(carried: Carried, text: str) -> Tokenizer:
 def _metadata_frame(
     carried: Carried, engine: Engine, ids: Mapping[str, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return the metadata's bos and eos if they contradict the post-processor; else None."""
+    """Return (ids before, ids after) of the metadata's bos and eos flags, or None.
+
+    None where the post-processor does the same.
+    """
     framed = engine.encode("", True, True)
     frame: list[tuple[int, ...]] = []
     differs = False
@@ -175,7 +179,7 @@ def _tokenizer_from_vocabulary(carried: Carried, vocabulary: Vocabulary) -> Toke
 
 
 def engine_of_lists(vocabulary: Vocabulary, where: str) -> Engine:
-    """Return the engine that encodes as the lists of a file say.
+    """Return the engine that encodes with the lists of a file.
 
     Raises FormatError for damaged lists, UnsupportedError for an unknown pre-tokenizer or kind.
     """
@@ -194,9 +198,14 @@ def _make_tokenizer(
     *,
     ends: Mapping[str, int] | None = None,
 ) -> Tokenizer:
-    """Return the tokenizer around an engine, with its special ids and frame."""
+    """Return the Tokenizer around an engine, with special ids, stop ids and chat template.
+
+    `frame` are the ids before and after a text, None to leave that to the engine. `ends` are the
+    ids by role that stop a generation, None for `ids`.
+    """
 
     def control(text: str) -> int | None:
+        """Return the id of a control token by its text; None if it is none."""
         i = engine.id_of(text)
         return i if i is not None and engine.is_control(i) else None
 

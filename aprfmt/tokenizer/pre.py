@@ -23,7 +23,7 @@ Splitting = tuple[tuple[SplitStep, ...], bool]  # the steps, and whether whole p
 
 @dataclass(frozen=True, slots=True)
 class PreTokenizer:
-    """Normalizer, steps of splitting, and other settings that llama.cpp derives from the name.
+    """Normalizer, splitting steps, and other settings that llama.cpp derives from a `pre` name.
 
     `ignore_merges`: a piece that is a token is taken whole, not merged from its characters.
     `add_bos`: the default of `tokenizer.ggml.add_bos_token`. `style` "blank" is SentencePiece
@@ -76,7 +76,7 @@ _CASED_LETTERS = (
 
 
 def _character_class(ranges: str) -> str:
-    """Return `41-5A B5` as the inside of a character class: `A-Zµ`."""
+    """Return hexadecimal ranges such as `41-5A B5` as the inside of a character class: `A-Zµ`."""
     return "".join(
         "-".join(chr(int(end, 16)) for end in part.split("-")) for part in ranges.split()
     )
@@ -88,7 +88,7 @@ _BYTES: SplitStep = ("bytes", "")
 
 
 def _split_row(*regexes: str, **options: Any) -> PreTokenizer:
-    """Return a row of regexes that split one after another."""
+    """Return a PreTokenizer whose regexes split one after another, then bytes."""
     return PreTokenizer((*(("split", regex) for regex in regexes), _BYTES), **options)
 
 
@@ -187,7 +187,7 @@ BY_ARCHITECTURE: Mapping[str, str] = {
 
 
 def pre_tokenizer(name: str, where: str) -> PreTokenizer:
-    """Return a row; UnsupportedError for a name that is not in the table."""
+    """Return the row of a `pre` name; UnsupportedError for a name that is not in the table."""
     row = PRE_TOKENIZERS.get(name)
     if row is None:
         near = get_close_matches(name, PRE_TOKENIZERS, 3) or list(PRE_TOKENIZERS)[:8]
@@ -200,7 +200,7 @@ def pre_tokenizer(name: str, where: str) -> PreTokenizer:
 
 
 def _byte_level_step(use_regex: bool) -> dict[str, Any]:
-    """Return the ByteLevel step of a tokenizer.json."""
+    """Return the ByteLevel step of a tokenizer.json; `use_regex`: it splits by GPT-2's regex."""
     return {
         "type": "ByteLevel",
         "add_prefix_space": False,
@@ -210,7 +210,7 @@ def _byte_level_step(use_regex: bool) -> dict[str, Any]:
 
 
 def _step_as_json(step: SplitStep) -> dict[str, Any]:
-    """Return a step as tokenizer.json spells it."""
+    """Return a splitting step as tokenizer.json writes it."""
     kind, argument = step
     if kind == "split":
         pattern = {"Regex": argument}
@@ -223,7 +223,7 @@ def _step_as_json(step: SplitStep) -> dict[str, Any]:
 
 
 def pre_tokenizer_json(row: PreTokenizer) -> dict[str, Any] | None:
-    """Return the `pre_tokenizer` of a tokenizer.json."""
+    """Return the `pre_tokenizer` of a tokenizer.json; None for a row without steps."""
     steps = [_step_as_json(step) for step in row.steps]
     if not steps:
         return None
@@ -231,7 +231,7 @@ def pre_tokenizer_json(row: PreTokenizer) -> dict[str, Any] | None:
 
 
 def normalizer_json(row: PreTokenizer) -> dict[str, Any] | None:
-    """Return the `normalizer` of a tokenizer.json."""
+    """Return the `normalizer` of a tokenizer.json; None for a row without one."""
     return {"type": row.normalizer} if row.normalizer else None
 
 
@@ -259,7 +259,7 @@ def _plain_regex(regex: str) -> str:
 
 
 def _comparable_step(node: Mapping[str, Any]) -> SplitStep:
-    """Return a comparable step; an unknown kind gives a step that equals no row's."""
+    """Return a tokenizer.json step as (kind, argument); ("unknown", type) for others."""
     kind = node.get("type")
     if kind == "Split":
         pattern = node.get("pattern")
@@ -282,12 +282,12 @@ def _comparable_step(node: Mapping[str, Any]) -> SplitStep:
 
 
 def _normalizer_steps(node: Any) -> tuple[str, ...]:
-    """Return the comparable steps of a normalizer."""
+    """Return the types of a normalizer's steps, in order."""
     return tuple(str(step.get("type")) for step in flatten(node, "normalizers"))
 
 
 def _row_steps(row: PreTokenizer) -> tuple[SplitStep, ...]:
-    """Return the comparable steps of a row."""
+    """Return the steps of a row with line breaks in regexes escaped, for comparison."""
     return tuple((kind, _plain_regex(x) if isinstance(x, str) else x) for kind, x in row.steps)
 
 
@@ -321,11 +321,12 @@ def pre_name_of(tokenizer: Mapping[str, Any], where: str) -> str:
 
 
 def _shorten(text: str, limit: int = 300) -> str:
+    """Return a text on one line, cut at `limit` characters."""
     return re.sub(r"\s+", " ", text[:limit]) + ("…" if len(text) > limit else "")
 
 
 def splitting_of(tokenizer: Mapping[str, Any]) -> Splitting:
-    """Return the steps of a tokenizer.json's pre-tokenizer, comparable, and its `ignore_merges`."""
+    """Return (comparable steps, `ignore_merges`) of a tokenizer.json."""
     nodes = flatten(tokenizer.get("pre_tokenizer"), "pretokenizers")
     model = tokenizer.get("model")
     ignores = isinstance(model, Mapping) and bool(model.get("ignore_merges"))
@@ -333,11 +334,11 @@ def splitting_of(tokenizer: Mapping[str, Any]) -> Splitting:
 
 
 def row_splitting(name: str) -> Splitting | None:
-    """Return the same of a `pre` name; None for a name that is not in the table."""
+    """Return (comparable steps, `ignore_merges`) of a `pre` name; None for an unknown name."""
     row = PRE_TOKENIZERS.get(name)
     return None if row is None else (_row_steps(row), row.ignore_merges)
 
 
 def known_steps(steps: Sequence[SplitStep]) -> bool:
-    """Say whether every step is one that the table can express."""
+    """Return whether every step is one that the table can express."""
     return all(kind != "unknown" for kind, _ in steps)

@@ -20,7 +20,7 @@ class RefusedError(Exception):
 
 
 def environment() -> Any:
-    """Return the sandboxed environment, as transformers sets it up for chat templates."""
+    """Return the sandboxed jinja2 environment, set up for chat templates as in transformers."""
     from jinja2 import nodes
     from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension
@@ -33,6 +33,7 @@ def environment() -> Any:
         tags = {"generation"}  # noqa: RUF012 (jinja2 reads it so)
 
         def parse(self, parser: Any) -> Any:
+            """Return the node of a `generation` block: its body in a scope."""
             line = next(parser.stream).lineno
             body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
             return nodes.Scope(body).set_lineno(line)
@@ -41,6 +42,7 @@ def environment() -> Any:
         """namespace() without names that lead to Python's internals."""
 
         def __init__(*args: Any, **kwargs: Any) -> None:
+            """Create a namespace; SecurityError for names with a leading underscore."""
             self, *rest = args
             names = dict(*rest, **kwargs)
             for name in names:
@@ -48,24 +50,30 @@ def environment() -> Any:
             Namespace.__init__(self, names)
 
         def __setitem__(self, name: str, value: Any) -> None:
+            """Set a name; SecurityError for one with a leading underscore."""
             check(name)
             Namespace.__setitem__(self, name, value)
 
     def check(name: Any) -> None:
+        """Raise SecurityError for a name with a leading underscore."""
         if isinstance(name, str) and name.startswith("_"):
             raise SecurityError(f"a namespace cannot hold {name!r}")
 
+    # Templates get dict() and namespace() in forms that do not lead to Python's classes.
     class PlainDict:
         """dict() as a function, so that the class cannot be reached."""
 
         def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+            """Return dict(*args, **kwargs)."""
             return dict(*args, **kwargs)
 
         def fromkeys(self, *args: Any) -> dict[Any, Any]:
             """Return dict.fromkeys of the arguments."""
             return dict.fromkeys(*args)
 
+    # The functions and the filter that transformers gives to chat templates.
     def raise_exception(message: object) -> None:
+        """Raise RefusedError: the template rejects the messages."""
         raise RefusedError(str(message))
 
     def tojson(
@@ -75,6 +83,7 @@ def environment() -> Any:
         separators: Any = None,
         sort_keys: bool = False,
     ) -> str:
+        """Return the value as JSON, without HTML escapes, as transformers' filter does."""
         return json.dumps(
             value,
             ensure_ascii=ensure_ascii,
@@ -84,10 +93,12 @@ def environment() -> Any:
         )
 
     def strftime_now(form: str) -> str:
+        """Return the current local time in a strftime format."""
         from datetime import datetime
 
         return datetime.now().strftime(form)
 
+    # Whitespace options and extensions as in transformers.
     made = ImmutableSandboxedEnvironment(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
     )
@@ -103,12 +114,12 @@ def environment() -> Any:
 
 
 def render(request: Mapping[str, Any], limit: int) -> str:
-    """Return the rendered text; raises OutputTooLongError."""
+    """Return the text of the request's template; raises OutputTooLongError over `limit` bytes."""
     return _generate(environment().from_string(request["template"]), request["context"], limit)
 
 
 def render_several(request: Mapping[str, Any], limit: int) -> str:
-    """Return [status, text] of every context as JSON; the limit holds for all of them together."""
+    """Return JSON of [status, text] of every context; `limit` bytes for all together."""
     template = environment().from_string(request["template"])
     found = []
     for context in request["contexts"]:
@@ -125,14 +136,15 @@ def render_several(request: Mapping[str, Any], limit: int) -> str:
 
 
 def template_trees(request: Mapping[str, Any]) -> str:
-    """Return the trees of several templates as JSON: equal ones render everything alike.
+    """Return JSON of the syntax trees of several templates: equal trees render alike.
 
-    jinja2 has applied the whitespace control by then, and quotes are gone. Texts side by side are
+    jinja2 has applied the whitespace control by then, and quotes are gone. Neighbouring texts are
     joined: a comment between two leaves nothing.
     """
     from jinja2 import nodes
 
     def plain(node: Any) -> Any:
+        """Return a syntax node as nested lists of type names and constants."""
         if isinstance(node, nodes.Node):
             return [type(node).__name__, *(plain(value) for _, value in node.iter_fields())]
         if isinstance(node, list | tuple):
@@ -140,6 +152,7 @@ def template_trees(request: Mapping[str, Any]) -> str:
         return [type(node).__name__, repr(node)]
 
     def joined(rows: list[Any]) -> list[Any]:
+        """Return rows with neighbouring output and text nodes joined."""
         made: list[Any] = []
         for row in rows:
             if made and row[:1] == made[-1][:1] == ["Output"]:
@@ -165,14 +178,14 @@ def _constant_text(row: Any) -> str:
 
 
 def _error_status(error: Exception) -> str:
-    """Return the word of the table of answers for an error."""
+    """Return the status for an error of a template: "unsafe" or "error"."""
     from jinja2.exceptions import SecurityError
 
     return "unsafe" if isinstance(error, SecurityError) else "error"
 
 
 def _generate(template: Any, context: Mapping[str, Any], limit: int) -> str:
-    """Return the text a template generates; OutputTooLongError beyond the limit."""
+    """Return the text that a template generates; OutputTooLongError over `limit` bytes."""
     pieces: list[str] = []
     size = 0
     for piece in template.generate(**context):
@@ -184,7 +197,7 @@ def _generate(template: Any, context: Mapping[str, Any], limit: int) -> str:
 
 
 def answer(request: Mapping[str, Any], limit: int) -> tuple[str, str]:
-    """Return (status, text) for one request."""
+    """Return (status, text) for one request, by its "task"."""
     from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
     from aprfmt.base.template_scan import find_suspicious
@@ -212,7 +225,7 @@ def answer(request: Mapping[str, Any], limit: int) -> tuple[str, str]:
 
 
 def main() -> None:
-    """Serve one request."""
+    r"""Read one request from stdin, apply its limits, and write "status\ntext" to stdout."""
     request = json.loads(sys.stdin.buffer.read())
     sys.path[:] = request["path"]
     from aprfmt.base.resource_limits import limit_resources

@@ -1,8 +1,8 @@
-"""SentencePiece BPE directly from the scores: no merges are built, so loading is fast.
+"""SentencePiece BPE that encodes directly by the scores, without building merges.
 
-Text is cut into characters. The best pair of neighbours that join to a piece is joined, until no
-such pair is left; characters without a piece then become byte tokens. The order of joining is that
-of `build.merges_from_scores`, so both give the same ids.
+Text is cut into characters. The best pair of neighbours that join to a piece is joined, until
+no such pair is left; characters without a piece then become byte tokens. The order of joining
+is that of `build.merges_from_scores`, so both give the same ids.
 """
 
 import re
@@ -22,21 +22,23 @@ _Pair = tuple[float, int, int, int, int, int]
 
 
 class SpmEngine:
-    """Encodes and decodes with a SentencePiece BPE vocabulary; FormatError without scores."""
+    """An Engine for a SentencePiece BPE vocabulary; FormatError for one without scores."""
 
     def __init__(self, vocabulary: Vocabulary, where: str) -> None:
+        """Prepare the pieces that merging can make. `where` begins the message of FormatError."""
         self._vocabulary = vocabulary
         self._keys = piece_priorities(vocabulary, where)
         self._unk = vocabulary.ids.get("unk")
 
     @cached_property
     def _ids(self) -> dict[str, int]:
+        """{token: id} of the vocabulary."""
         tokens = self._vocabulary.tokens
         return dict(zip(tokens, range(len(tokens)), strict=True))
 
     @cached_property
     def _byte_of(self) -> dict[int, int]:
-        """Token id -> byte; in a damaged vocabulary two ids may have the same byte."""
+        """{token id: byte}; in a damaged vocabulary two ids may have the same byte."""
         tokens = self._vocabulary.tokens
         return {
             i: int(tokens[i][3:5], 16)
@@ -46,19 +48,19 @@ class SpmEngine:
 
     @cached_property
     def _bytes(self) -> dict[int, int]:
-        """Byte -> token id."""
+        """{byte: token id}."""
         return {byte: i for i, byte in self._byte_of.items()}
 
     def id_of(self, token: str) -> int | None:
-        """Return the id of a token's own spelling."""
+        """Return the id of a token's spelling; None if no token has it."""
         return self._ids.get(token)
 
     def token(self, i: int) -> str | None:
-        """Return a token's own spelling."""
+        """Return a token's spelling in the vocabulary; None for an id out of range."""
         return self._vocabulary.tokens[i] if 0 <= i < self.size else None
 
     def is_control(self, i: int) -> bool:
-        """Say whether a token is special."""
+        """Return whether a token is special: a control token or the unknown token."""
         return 0 <= i < self.size and self._vocabulary.types[i] in (CONTROL, UNKNOWN)
 
     @property
@@ -67,7 +69,7 @@ class SpmEngine:
         return len(self._vocabulary.tokens)
 
     def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
-        """Return the ids of a text; the caller adds bos and eos (`Tokenizer.frame`)."""
+        """Return the ids of a text. `add_special` is ignored: the caller adds bos and eos."""
         found: list[int] = []
         for piece in self._partition(text, parse_special):
             if isinstance(piece, int):
@@ -81,7 +83,10 @@ class SpmEngine:
 
     @cached_property
     def _whole(self) -> dict[bool, dict[str, tuple[list[int], dict[str, int]]]]:
-        """parse_special -> first character -> (lengths, longest first; text -> id)."""
+        """{parse_special: {first character: (lengths, {text: id})}} of added tokens.
+
+        The lengths are sorted, longest first.
+        """
         tables: dict[bool, dict[str, tuple[list[int], dict[str, int]]]] = {True: {}, False: {}}
         for i in ids_split_first(self._vocabulary):
             token = self._vocabulary.tokens[i]
@@ -95,7 +100,7 @@ class SpmEngine:
         return tables
 
     def _partition(self, text: str, parse_special: bool) -> Iterator[str | int]:
-        """Yield the ids of whole tokens (leftmost, then longest) and the texts between them."""
+        """Yield the ids of added tokens (leftmost, then longest) and the texts between them."""
         table = self._whole[parse_special]
         start = at = 0
         while at < len(text):
@@ -119,7 +124,7 @@ class SpmEngine:
     # --- merging --------------------------------------------------------------------------------
 
     def _merge(self, text: str, found: list[int]) -> None:
-        """Append the ids of a text without special tokens."""
+        """Append the ids of a text without special tokens to `found`."""
         parts: list[str] = list(text)  # "" once merged into the part on the left
         after = [*range(1, len(parts)), -1]
         before = list(range(-1, len(parts) - 1))
@@ -150,6 +155,7 @@ class SpmEngine:
         return key, second, -len(left), -len(right), i, at
 
     def _emit(self, parts: Iterator[str], found: list[int]) -> None:
+        """Append the ids of merged parts to `found`; parts without a piece become bytes or unk."""
         unknown = False  # a run of characters without byte tokens becomes one unknown token
         for part in parts:
             piece = self._keys.get(part)

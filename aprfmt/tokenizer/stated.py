@@ -1,7 +1,7 @@
-"""What a model's tokenizer is to those who read this format, part by part.
+"""A model's tokenizer as the usual programs for its format read it, part by part.
 
-A GGUF is read by its `tokenizer.ggml.*` lists, as llama.cpp reads them, whatever tokenizer.json it
-carries beside them; everything else by its tokenizer.json, if it has one.
+A GGUF is read by its `tokenizer.ggml.*` lists, as llama.cpp reads them, whatever tokenizer.json
+it embeds; everything else by its tokenizer.json, if it has one.
 """
 
 from collections.abc import Mapping
@@ -28,7 +28,7 @@ from aprfmt.tokenizer.vocabulary import Vocabulary, count_without_fillers, from_
 if TYPE_CHECKING:
     from aprfmt.model import Model
 
-Frame = tuple[tuple[int, ...], tuple[int, ...]]  # ids before a text, and behind it
+Frame = tuple[tuple[int, ...], tuple[int, ...]]  # ids before a text, and after it
 DEFAULT_PRE = "default"  # llama.cpp's for a byte-level vocabulary that names none
 # Values of tokenizer.ggml.model that aprfmt does not encode with -> model type of tokenizer.json.
 _OTHER_KINDS: Mapping[str, str] = {"bert": "wordpiece", "t5": "unigram"}
@@ -36,7 +36,7 @@ _OTHER_KINDS: Mapping[str, str] = {"bert": "wordpiece", "t5": "unigram"}
 
 @dataclass(frozen=True)
 class StatedTokenizer:
-    """One model's tokenizer. `data` is its tokenizer.json, None where the lists count.
+    """One model's tokenizer as read. `data` is its tokenizer.json, None where the lists count.
 
     `encodes` is False for a vocabulary whose texts aprfmt cannot encode from the lists alone.
     """
@@ -48,12 +48,12 @@ class StatedTokenizer:
 
     @property
     def lists(self) -> bool:
-        """True if the metadata's lists count, not a tokenizer.json."""
+        """Whether the metadata's lists count, not a tokenizer.json."""
         return self.data is None
 
     @cached_property
     def added(self) -> list[dict[str, Any]]:
-        """Tokens split off whole, with their flags; [] for lists, whose types say it."""
+        """The tokens split off whole, with their flags; [] for lists, whose types say it."""
         if self.data is None:
             return []
         vocab, _ = stored_vocab(self.data["model"], self.carried.origin)
@@ -61,18 +61,19 @@ class StatedTokenizer:
 
     @cached_property
     def begins(self) -> bool:
-        """True if a text gets bos in front."""
+        """Whether BOS is put before a text."""
         return self._framed("bos", self.vocabulary.add_bos)
 
     @cached_property
     def ends(self) -> bool:
-        """True if a text gets eos behind it."""
+        """Whether EOS is put after a text."""
         return self._framed("eos", self.vocabulary.add_eos)
 
     def _framed(self, role: str, processed: bool) -> bool:
-        """Return tokenizer_config.json's flag, else what the post-processor or the lists say.
+        """Return whether bos or eos (`role`) is added: by a flag, else by `processed`.
 
-        gguf-py and the classes of transformers take the flag first, too.
+        `processed` is what the post-processor or the lists say. gguf-py and the classes of
+        transformers take the flag first, too.
         """
         said = self.carried.tokenizer_config.get(f"add_{role}_token") if self.data else None
         given = self.carried.flag(f"add_{role}_token") if self.data else None
@@ -82,14 +83,14 @@ class StatedTokenizer:
 
     @cached_property
     def processed(self) -> Frame:
-        """Ids that the post-processor puts before and after a text; empty for lists."""
+        """(ids before, ids after) that the post-processor adds to a text; empty for lists."""
         return ((), ()) if self.data is None else frame(self.data)
 
     @cached_property
     def frame(self) -> Frame:
-        """Ids that stand before and behind every text, in their order.
+        """(ids before, ids after) that are added to every text, in order.
 
-        Flags of tokenizer_config.json add BOS and EOS to the post-processor's, or take them away.
+        Flags of tokenizer_config.json add BOS and EOS to the post-processor's, or remove them.
         """
         ids = self.vocabulary.engine_ids
         row = DEFAULTS.get(self.carried.text(MODEL) or "") if self.lists else None
@@ -108,7 +109,7 @@ class StatedTokenizer:
 
     @cached_property
     def texts(self) -> dict[str, str]:
-        """The special tokens that a chat template can use: `bos_token` and the like."""
+        """{variable: text} of the special tokens that a chat template can use, as `bos_token`."""
         found = {} if self.lists else special_texts(self.carried)
         tokens = self.vocabulary.tokens
         found = found or {role: tokens[i] for role, i in self.vocabulary.ids.items()}
@@ -116,14 +117,16 @@ class StatedTokenizer:
 
     @cached_property
     def template(self) -> str | None:
-        """The chat template; FormatError if it is no text."""
+        """The chat template, None without one. Raises FormatError if it is no text."""
         return self.carried.chat_template()
 
     @cached_property
     def stops(self) -> frozenset[int]:
-        """Ids that end a generation: those of generation_config.json first, as transformers does.
+        """The ids that end a generation, as transformers or llama.cpp takes them.
 
-        llama.cpp takes the lists' ids and every control token of a known end text.
+        transformers: generation_config.json first. llama.cpp: the lists' ids and every control
+        token
+        with a known end text.
         """
         ids = self.vocabulary.engine_ids
         if self.lists:
@@ -134,10 +137,11 @@ class StatedTokenizer:
 
 
 def stated_tokenizer(model: "Model", *, carried_json: bool = False) -> StatedTokenizer | None:
-    """Return a model's tokenizer as programs that read its format take it; None without one.
+    """Return the tokenizer as programs for this format read it; None if there is none.
 
-    With `carried_json`, the tokenizer.json that a file carries beside its lists; None without one.
-    Raises FormatError for a damaged tokenizer, UnsupportedError for a kind of lists not known.
+    With `carried_json`, by the tokenizer.json that a file embeds beside its lists, None without.
+    A kind that aprfmt cannot encode has `encodes` False. Raises FormatError for a damaged
+    tokenizer, UnsupportedError where the lists name no kind.
     """
     carried = model.carried
     has_lists = bool(carried.length(TOKENS))
@@ -163,7 +167,7 @@ def stated_tokenizer(model: "Model", *, carried_json: bool = False) -> StatedTok
 
 
 def stale_ids(side: StatedTokenizer) -> list[tuple[str, int, int | None]]:
-    """Return (token's text, id, the vocabulary's id of it) where a post-processor has another."""
+    """Return (token's text, id, vocabulary's id or None) of wrong ids in the post-processor."""
     if side.data is None:
         return []
     known = {token: i for i, token in enumerate(side.vocabulary.tokens)}
@@ -174,7 +178,7 @@ def stale_ids(side: StatedTokenizer) -> list[tuple[str, int, int | None]]:
 
 
 def _plain_vocabulary(carried: Carried, kind: str) -> Vocabulary:
-    """Return the lists of a vocabulary of another kind, unchanged."""
+    """Return the lists of a kind that aprfmt does not encode with as a Vocabulary, unchanged."""
     tokens = carried.sequence(TOKENS, str) or []
     count = count_without_fillers(tokens)
     engine = carried.model.key_style == "gguf"

@@ -1,8 +1,9 @@
-"""Chat templates are programs that come from files: they run only in a child process.
+"""Renders chat templates, which are programs from files, in a child process with limits.
 
-The child has CPU, memory and output limits and a sandboxed jinja2 environment; it gets a request as
-JSON on stdin, has no environment variables, and answers with a status word and a text. The static
-scan runs there too, since parsing a hostile template may take as long as rendering it.
+The child has CPU, memory and output limits and a sandboxed jinja2 environment; it gets a
+request as JSON on stdin, has no environment variables, and answers with a status word and a
+text. The static scan runs there too, since parsing a hostile template may take as long as
+rendering it.
 """
 
 import json
@@ -40,8 +41,9 @@ def render(
     variables: Mapping[str, str],
     where: str,
 ) -> str:
-    """Return the messages rendered by a chat template; `variables` are bos_token and the like.
+    """Return the messages rendered by a chat template.
 
+    `variables` are bos_token and the like.
     Raises UsageError if the template rejects the messages, FormatError if it is not a valid
     template, is unsafe, or exceeds a limit (5 s of CPU, 256 MiB, 4 MiB of output).
     """
@@ -91,7 +93,7 @@ def _refuse_foreign(template: str, where: str) -> None:
 
 
 def same_program(one: str, other: str) -> bool:
-    """Say whether two templates are one program that is only spelled otherwise.
+    """Return whether two templates have the same syntax tree.
 
     False where jinja2 cannot parse one of them within the limits.
     """
@@ -107,8 +109,8 @@ def same_program(one: str, other: str) -> bool:
 def scan_template(template: str) -> list[str]:
     """Return a sentence for each suspicious part of a chat template; [] if there is none.
 
-    Nothing is rendered. The scan is only information: the sandbox protects in any case. What
-    another language's template does is not known here: it is for `foreign_template` to name it.
+    Nothing is rendered. The scan is only information: the sandbox protects in any case. [] too
+    for a template of another language, which `foreign_template` names.
     """
     if foreign_template(template) is not None:
         return []
@@ -119,7 +121,11 @@ def scan_template(template: str) -> list[str]:
 
 
 def _run_child(task: str, request: Mapping[str, Any], where: str) -> str:
-    """Run the child on one task and return its answer's text."""
+    """Run the child on one task and return its answer's text.
+
+    Raises UsageError or FormatError for an answer other than "ok", or none.
+    """
+    # The request, with the limits that the child sets for itself.
     limits = {"cpu_seconds": CPU_SECONDS, "memory": MEMORY, "output": OUTPUT}
     work = {"task": task, "path": import_path(), "limits": limits, **request}
     try:
@@ -132,6 +138,7 @@ def _run_child(task: str, request: Mapping[str, Any], where: str) -> str:
         raise FormatError(
             f"{where}: a process for the chat template could not start: {error}"
         ) from None
+    # A timer ends the child where its CPU time cannot be limited.
     timer = Timer(WALL_SECONDS, child.kill)
     timer.start()
     try:
@@ -140,6 +147,7 @@ def _run_child(task: str, request: Mapping[str, Any], where: str) -> str:
         timer.cancel()
         child.kill()
         code = child.wait()
+    # No status word: the child ended early.
     status, separator, text = raw.partition(b"\n")
     if not separator:
         over = f"used more than {CPU_SECONDS} s of CPU or crashed (exit {code})"
@@ -147,13 +155,17 @@ def _run_child(task: str, request: Mapping[str, Any], where: str) -> str:
     answer = text.decode("utf-8", "surrogatepass")
     if status == b"ok":
         return answer
+    # Any status but "ok" becomes an error.
     kind, sentence = _ANSWERS.get(status.decode("ascii", "replace"), _ANSWERS["error"])
     reason = answer[:REASON] if sentence.endswith(": ") else ""
     raise kind(f"{where}: the chat template {sentence}{reason}")
 
 
 def _exchange_with_child(child: "subprocess.Popen[bytes]", payload: bytes) -> bytes:
-    """Write the request, read at most the limit. The child reads everything before it writes."""
+    """Write the request to the child and return its answer, up to the limit.
+
+    The child reads everything before it writes.
+    """
     assert child.stdin is not None and child.stdout is not None
     with child.stdin, child.stdout:
         try:

@@ -1,4 +1,4 @@
-"""Whether two engines make the same of a chat template: jinja2 here, and llama.cpp's own."""
+"""Compares how jinja2 and llama.cpp render the same chat template."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -15,20 +15,20 @@ _SHOWN = 40  # characters of each side
 
 
 def _llama_cpp_variables() -> dict[str, Any]:
-    """Return the variables that llama.cpp gives every template, and transformers none.
+    """Return {name: value} of the variables that llama.cpp gives every template.
 
-    Source: llama.cpp, common/chat.cpp (2026-10).
+    transformers gives none of them. Source: llama.cpp, common/chat.cpp (2026-10).
     """
     return {"enable_thinking": True, "date_string": datetime.now().strftime("%d %b %Y")}
 
 
 @dataclass(frozen=True, slots=True)
 class EngineRendering:
-    """What both engines made of one conversation.
+    """What both engines rendered of one conversation.
 
-    A text is None where an engine refused it, and its reason then stands in `jinja2_refuses` or
+    A text is None where an engine refused it, and its reason is in `jinja2_refuses` or
     `llama_cpp_refuses`. `at` is the first character that differs, None where none does. `given` are
-    variables that llama.cpp alone gives the template, where jinja2 writes the same with them.
+    variables that only llama.cpp gives the template, where jinja2 renders the same with them.
     """
 
     conversation: str
@@ -61,14 +61,14 @@ class EngineRendering:
 
 @dataclass(frozen=True)
 class TemplateEngines:
-    """What two engines made of every conversation; `engine` says which llama.cpp it was."""
+    """What both engines rendered of every conversation; `engine` says which llama.cpp."""
 
     engine: str
     rows: tuple[EngineRendering, ...]
 
     @property
     def apart(self) -> tuple[EngineRendering, ...]:
-        """The conversations that they render otherwise."""
+        """The conversations that the engines render differently."""
         return tuple(row for row in self.rows if not row.same)
 
     @property
@@ -84,10 +84,10 @@ class TemplateEngines:
 
 
 def compare_engines(template: str, variables: Mapping[str, str], where: str) -> TemplateEngines:
-    """Render conversations with tools, reasoning and several turns by jinja2 and by llama.cpp.
+    """Return how jinja2 and llama.cpp render conversations with tools and reasoning.
 
     `variables` are the special tokens that a template can write. Raises BackendUnavailableError
-    where no llama.cpp is here that renders templates, FormatError for what is no template.
+    without a llama.cpp that renders templates, FormatError for what is no template.
     """
     asked: list[Mapping[str, Any]] = list(ENGINE_CONVERSATIONS.values())
     ours = render_several(template, asked, variables, where)
@@ -108,7 +108,7 @@ def compare_engines(template: str, variables: Mapping[str, str], where: str) -> 
 
 
 def _make_rendering(name: str, ours: tuple[str, str], theirs: tuple[str, str]) -> EngineRendering:
-    """Return what both engines made of one conversation."""
+    """Return the EngineRendering of one conversation, from (status, text) of each engine."""
     one, other = (text if status == "ok" else None for status, text in (ours, theirs))
     at = None
     if one is not None and other is not None and one != other:

@@ -1,9 +1,4 @@
-"""Template languages of other engines, which stand where a jinja2 chat template should.
-
-A chat template in jinja2 loops over the messages, so it has a statement `{% ... %}`. A text
-without one that has the marks of another language is a template of that language: its engine reads
-it, and what renders jinja2 refuses it, falls back to a template of its own, or prints it as it is.
-"""
+"""Recognises chat templates in languages other than jinja2, such as Go or Handlebars."""
 
 import re
 from dataclasses import dataclass
@@ -25,7 +20,7 @@ BUILT_IN = frozenset(
 
 @dataclass(frozen=True)
 class TemplateLanguage:
-    """A row: what the template is, in words, and the marks by which it is known."""
+    """A row: a language's name, words for it, and the regular expression that recognises it."""
 
     name: str
     says: str
@@ -66,7 +61,7 @@ class ForeignTemplate:
 
 
 def foreign_template(template: str) -> ForeignTemplate | None:
-    """Return what a chat template is that is not jinja2; None for one that may be."""
+    """Return the language of a chat template that is not jinja2; None for one that may be."""
     if STATEMENT in template:
         return None
     name = template.strip()

@@ -1,7 +1,8 @@
-"""The marks that a chat template writes: which tokens they are, and whether a text reaches them.
+"""Control tokens that a chat template writes, and whether the tokenizer finds them whole.
 
-A mark is a token that the template writes whole (`<|im_start|>`). It works only if the tokenizer
-splits it off the text before everything else; otherwise it is cut into pieces of plain text.
+A mark is a token that the template writes whole (`<|im_start|>`). It works only if the
+tokenizer splits it off the text before everything else; otherwise it is cut into pieces of
+plain text.
 """
 
 import re
@@ -16,16 +17,16 @@ from aprfmt.tokenizer.keys import CONTROL, UNKNOWN, USER_DEFINED
 from aprfmt.tokenizer.loading import engine_of_lists, load_tokenizer
 from aprfmt.tokenizer.stated import StatedTokenizer
 
-# What stands in brackets in a template, such as <think>, <tool_call> or [INST].
+# Texts in brackets in a template, such as <think>, <tool_call> or [INST].
 _BRACKETED = re.compile(r"</?[^<>\s]{1,40}>|\[/?[A-Z_]{2,30}\]")
 _WHOLE = (CONTROL, USER_DEFINED, UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """One token that a template names: its id, and whether a conversation has it written.
+    """One token that a template names: its id, and whether a test conversation contains it.
 
-    `whole` says that it is split off a text before everything else.
+    `whole`: it is split off a text before everything else.
     """
 
     text: str
@@ -36,9 +37,9 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class CutMark:
-    """A mark of which the tokenizer makes other ids. `healed` where llama.cpp overrides its type.
+    """A mark that the tokenizer encodes as other ids. `pieces` are the texts of `ids`.
 
-    `pieces` are the texts of `ids`, in their order.
+    `healed`: llama.cpp overrides its type, so that it is whole there.
     """
 
     mark: Mark
@@ -48,7 +49,7 @@ class CutMark:
 
     @property
     def says(self) -> str:
-        """What becomes of the mark, in words."""
+        """What the mark is encoded as, in words."""
         if not self.ids:
             return f"{self.mark.text!r} ({self.mark.id}) is not split off whole"
         shown = " ".join(map(str, self.ids[:8]))
@@ -58,7 +59,7 @@ class CutMark:
 def template_marks(side: StatedTokenizer) -> list[Mark]:
     """Return the tokens of a vocabulary that its chat template writes; [] without a template.
 
-    [] too for a template that cannot be rendered: another check says it.
+    [] too for a template that cannot be rendered: another check reports it.
     """
     template = side.template
     if template is None:
@@ -77,7 +78,7 @@ def template_marks(side: StatedTokenizer) -> list[Mark]:
 
 
 def turn_end_of(side: StatedTokenizer, found: list[Mark]) -> int | None:
-    """Return the id of the mark behind an answer; None where the template writes none there."""
+    """Return the id of the mark that follows an answer; None where the template writes none."""
     if side.template is None or not found:
         return None
     ids = {mark.text: mark.id for mark in found}
@@ -89,7 +90,7 @@ def turn_end_of(side: StatedTokenizer, found: list[Mark]) -> int | None:
 
 
 def _tokens_split_off(side: StatedTokenizer) -> set[str]:
-    """Return the tokens that are split off a text whole."""
+    """Return the texts of the tokens that are split off a text whole."""
     if not side.lists:
         return {row["content"] for row in side.added}
     rows = zip(side.vocabulary.tokens, side.vocabulary.types, strict=True)
@@ -97,9 +98,9 @@ def _tokens_split_off(side: StatedTokenizer) -> set[str]:
 
 
 def cut_marks(side: StatedTokenizer, found: list[Mark]) -> Iterator[CutMark]:
-    """Yield the marks that a text does not reach: encoding one gives other ids.
+    """Yield the marks that encode to other ids than their own.
 
-    A mark that merging makes of its letters is reached, whatever its type.
+    A mark that merging makes of its letters is not cut, whatever its type.
     """
     doubtful = [mark for mark in found if not mark.whole]
     if not doubtful:
@@ -115,7 +116,7 @@ def cut_marks(side: StatedTokenizer, found: list[Mark]) -> Iterator[CutMark]:
 
 
 def _reader_engine(side: StatedTokenizer) -> Engine | None:
-    """Return the engine by which the readers of the format encode; None where none is known."""
+    """Return the engine that the usual programs for the format encode with; None if unknown."""
     if not side.lists:
         return load_tokenizer(side.carried.model).engine
     try:

@@ -1,7 +1,8 @@
-"""Whether a generation stops where the chat template ends a turn.
+"""Checks that a generation stops where the chat template ends a turn.
 
-The token that the template writes behind an answer is the one a chat model ends its answers with.
-Where it is none of the ids that end a generation, the answer runs on into turns the model makes up.
+The token that the template writes after an answer is the one a chat model ends its answers
+with. Where it is none of the ids that end a generation, the answer runs on into turns the model
+makes up.
 """
 
 import json
@@ -23,7 +24,7 @@ NOWHERE = "neither generation_config.json nor config.json states eos_token_id"
 
 @dataclass(frozen=True)
 class UnstoppedTurn:
-    """A turn's end that no stop id is: its token, the ids that stop, and the place of these.
+    """A turn's last token that is no stop id: the token, the stop ids, and where these are set.
 
     `contradicted`: the tokenizer's own eos is that token, so that two files disagree.
     """
@@ -51,7 +52,7 @@ class UnstoppedTurn:
 
     @property
     def todo(self) -> str:
-        """How it is mended."""
+        """How to repair it, as a clause."""
         if self.place.startswith("tokenizer."):
             return f"set tokenizer.ggml.eot_token_id to {self.id}"
         if self.place == NOWHERE:
@@ -99,7 +100,10 @@ def unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTurn | 
 def _stop_ids_of_readers(
     carried: Carried, tokens: Mapping[str, int], roles: Mapping[str, str], lists: bool
 ) -> tuple[frozenset[int], str]:
-    """Return the ids that end a generation for those who read this format, and their place."""
+    """Return (ids at which the usual programs stop, where these are set).
+
+    `tokens` are ids by text, `roles` texts by role. `lists`: the metadata's lists count.
+    """
     if lists:
         pre, count = carried.text(PRE) or "", carried.length(TOKENS) or 0
         ids = {**default_ids(carried.text(MODEL) or "", pre, count), **carried.ids()}
@@ -115,7 +119,7 @@ def _stop_ids_of_readers(
 
 
 def added_ids(carried: Carried) -> dict[str, int]:
-    """Return the ids of tokens that are split off a text whole, by their text.
+    """Return {text: id} of the tokens that are split off a text whole.
 
     They are `added_tokens` of tokenizer.json, which is not parsed for it: its vocabulary may take a
     second. tokenizer_config.json's added_tokens_decoder adds to them.
@@ -145,7 +149,7 @@ def added_ids(carried: Carried) -> dict[str, int]:
 
 
 def _listed_control_ids(carried: Carried) -> dict[str, int]:
-    """Return the ids of control and user-defined tokens of the metadata's lists, by their text."""
+    """Return {text: id} of control and user-defined tokens in the metadata's lists."""
     tokens = carried.sequence(TOKENS, str) or []
     types = carried.sequence(TYPES, int)
     if types is None:

@@ -1,4 +1,4 @@
-"""One vocabulary type for all formats: tokens by id, types, merges or scores, flags."""
+"""The Vocabulary, one type for all formats: tokens by id, types, merges or scores, flags."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -37,8 +37,8 @@ class Vocabulary:
     `kind`: "bpe" (byte-level), "spm", or another model type of tokenizer.json in lower case.
     `merges` are `"left right"`, best first; `scores` of SentencePiece, higher is better. Fillers
     at the end (`[PAD151666]`) are not part of it. `added` are the ids that are split off the text
-    first: control and user-defined tokens; those in `rstrip` also remove blanks behind them.
-    `taken` are the ids that llama.cpp takes for roles which a GGUF does not state.
+    first: control and user-defined tokens; those in `rstrip` also remove blanks after them.
+    `taken` are the ids that llama.cpp uses for roles which a GGUF does not set.
     """
 
     kind: str
@@ -56,7 +56,7 @@ class Vocabulary:
 
     @property
     def engine_ids(self) -> dict[str, int]:
-        """The ids by role that an engine goes by: the stated ones, and its own for the others."""
+        """{role: id} that an engine uses: those of the file, and its defaults for the others."""
         return {**self.taken, **self.ids}
 
     @property
@@ -78,6 +78,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
     kind = kind_of(carried)
     count = count_without_fillers(tokens)
     del tokens[count:]
+    # The lists, cut to the tokens before the fillers.
     merges = carried.sequence(keys.MERGES, str)
     scores = carried.sequence(keys.SCORES, (float, int))
     types = carried.sequence(keys.TYPES, int)
@@ -87,6 +88,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
                 f"{carried.spelled(key)}: {len(values)} elements for {count} tokens; "
                 "the file is damaged"
             )
+    # Kind and types, with llama.cpp's defaults for a GGUF that lacks them.
     given = carried.ids()
     engine = carried.model.key_style == "gguf"
     spelled = carried.text(keys.PRE) in BLANK_PRE if engine else "<0x00>" in tokens
@@ -95,6 +97,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
         types = _default_types(kind, tokens) if engine else []
         types = types or _guess_types(kind, tokens, merges, given.values())
     del types[count:]
+    # Special ids: those of the keys, and llama.cpp's for absent keys.
     pre = _pre_name(carried, kind)
     taken: dict[str, int] = {}
     if engine:
@@ -103,6 +106,7 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
     if kind == "spm":
         given = {**_SPM_IDS, **given}
         _spell_blanks_as_u2581(tokens, types)
+    # Flags: those of the keys, else the defaults of kind and pre-tokenizer.
     row = PRE_TOKENIZERS.get(pre)
     add_bos, add_eos = carried.flag("add_bos_token"), carried.flag("add_eos_token")
     prefix = carried.flag("add_space_prefix")
@@ -141,7 +145,7 @@ def kind_of(carried: Carried) -> str:
 
 
 def _pre_name(carried: Carried, kind: str) -> str:
-    """Return the `pre` name; for APR files without one, the architecture's."""
+    """Return the `pre` name; for APR files without one, the architecture's; "" for none."""
     model, name = carried.text(keys.MODEL) or "", carried.text(keys.PRE) or ""
     if model in PRE_TOKENIZERS:
         return model  # gemma4's model name is also its `pre` name
@@ -156,7 +160,7 @@ def _pre_name(carried: Carried, kind: str) -> str:
 def _blank_removing_ids(
     carried: Carried, tokens: Sequence[str], types: Sequence[int]
 ) -> frozenset[int]:
-    """Return the ids of control tokens that remove the blanks behind them."""
+    """Return the ids of control tokens that remove the blanks after them."""
     architecture = carried.model.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in keys.SWALLOWING:
         return frozenset()
@@ -165,7 +169,7 @@ def _blank_removing_ids(
 
 
 def count_without_fillers(tokens: Sequence[str]) -> int:
-    """Return the number of tokens before the fillers at the end."""
+    """Return the number of tokens before the `[PAD...]` fillers at the end."""
     count = len(tokens)
     while count and PADDING.fullmatch(tokens[count - 1]):
         count -= 1
@@ -173,14 +177,17 @@ def count_without_fillers(tokens: Sequence[str]) -> int:
 
 
 def _spell_blanks_as_u2581(tokens: list[str], types: Sequence[int]) -> None:
-    """Write spaces of user-defined tokens as U+2581, which llama.cpp's converter had replaced."""
+    """Replace spaces in user-defined tokens by U+2581, in place.
+
+    llama.cpp's converter had replaced U+2581 by spaces.
+    """
     for i, kind in enumerate(types[: len(tokens)]):
         if kind == keys.USER_DEFINED and " " in tokens[i]:
             tokens[i] = tokens[i].replace(" ", BLANK)
 
 
 def _default_types(kind: str, tokens: Sequence[str]) -> list[int]:
-    """Return the types that llama.cpp takes for a GGUF without them.
+    """Return the types that llama.cpp uses for a GGUF without types.
 
     It finds the byte tokens of SentencePiece by their text, whatever their type.
     """
@@ -195,7 +202,7 @@ def _default_types(kind: str, tokens: Sequence[str]) -> list[int]:
 def _guess_types(
     kind: str, tokens: Sequence[str], merges: Sequence[str] | None, special: Iterable[int]
 ) -> list[int]:
-    """Return token types for an APR that has none.
+    """Return likely token types for an APR that has none; `special` ids are control tokens.
 
     In BPE, a token of several characters that no merge makes counts as a control token. Byte
     tokens of SentencePiece are recognised by their spelling.
@@ -217,7 +224,7 @@ def stop_ids(
     """Return the ids that end a generation: those in `stated`, eos, eot and eom.
 
     If `stated` is empty (a foreign GGUF names only one end), the control tokens of END_TEXTS
-    too; `control` gives the id of a control token by its text.
+    too; `control` returns the id of a control token by its text.
     """
     found = {ids[role] for role in ("eos", "eot", "eom") if role in ids} | stated
     if not stated:
@@ -234,7 +241,7 @@ def filler_text(i: int) -> str:
 
 
 def pad_vocabulary(vocabulary: Vocabulary, size: int) -> tuple[list[str], list[int]]:
-    """Return tokens and types cut or filled up to `size` ids."""
+    """Return (tokens, types) cut or filled up to `size` ids."""
     tokens, types = list(vocabulary.tokens[:size]), list(vocabulary.types[:size])
     for i in range(len(tokens), size):
         tokens.append(filler_text(i))
