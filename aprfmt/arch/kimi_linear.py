@@ -282,7 +282,7 @@ KIMI_LINEAR = full_spec(
     "kimi_linear",
     _MADE,
     mla_hyper(
-        replace(_KV_RULE, write=_KV_RULE.write | {"gguf": lambda value, hp: {}}),
+        replace(_KV_RULE, write={**_KV_RULE.write, "gguf": lambda value, hp: {}}),
         hyper_rules.context_length(1048576, "model_max_length max_position_embeddings"),
         hyper_rules.norm_eps(1e-5),
         *(rule for rule in NO_ROPE if rule.name != "rope_dim"),

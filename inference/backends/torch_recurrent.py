@@ -178,7 +178,8 @@ def _products_by_head(x: Array, total: Array, k: Array) -> torch.Tensor:
     """Return exp(c_i - c_j) (x_i . k_j) [heads, i, j], zero for later j; `total` is c by head."""
     between = total[:, :, None] - total[:, None, :]
     between = between.masked_fill(_later(x.shape[1], x), -torch.inf).exp()
-    return (x @ k.swapaxes(1, 2)) * between
+    found: torch.Tensor = (x @ k.swapaxes(1, 2)) * between
+    return found
 
 
 def _products_by_channel(x: Array, total: Array, k: Array) -> torch.Tensor:
