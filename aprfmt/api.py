@@ -17,7 +17,7 @@ from aprfmt.base.outcome import Report
 from aprfmt.errors import UsageError
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.forward import check_tokens
-from aprfmt.inference.running import RunRequest, opened, requested
+from aprfmt.inference.running import RunRequest, make_request, open_run
 from aprfmt.inference.sampling import Sampler, Sampling
 from aprfmt.model import Model, manifest, open_model
 from aprfmt.model.completeness import check_runnable
@@ -146,29 +146,29 @@ def run(
 ) -> Generation:
     """Return the text generated with MODEL[@RUN]; the arguments are those of `aprfmt.run`."""
     from aprfmt.inference.generating import room_in_context
-    from aprfmt.tokenizer import stated_ends, tokenizer_of
+    from aprfmt.tokenizer import metadata_stop_ids, try_load_tokenizer
 
-    with opened(_request(model, where)) as run:
-        tokens = _tokens(run.model, prompt, ids, chat)
+    with open_run(_run_request(model, where)) as run:
+        tokens = _prompt_ids(run.model, prompt, ids, chat)
         room = room_in_context(run.model, len(tokens))
         limit = min(max_tokens, room)
-        tokenizer = tokenizer_of(run.model)
-        ends = stated_ends(run.model) if tokenizer is None else tokenizer.stop_ids
+        tokenizer = try_load_tokenizer(run.model)
+        ends = metadata_stop_ids(run.model) if tokenizer is None else tokenizer.stop_ids
         stops = frozenset() if ignore_stop else frozenset(ends)
         sampler = Sampler(Sampling(temperature, top_k, top_p, seed))
         drawn: list[int] = []
 
-        def draw(logits: Any) -> int:
+        def draw_token(logits: Any) -> int:
             """Return the next token id drawn from logits [vocab], after recording it."""
             drawn.append(sampler(logits))
             return drawn[-1]
 
-        for _ in run.session.generate(tokens, draw, limit, stops):
+        for _ in run.session.generate(tokens, draw_token, limit, stops):
             pass
         stopped = bool(drawn) and drawn[-1] in stops
         made = drawn[:-1] if stopped else drawn
         full: Literal["max_tokens", "context"] = "max_tokens" if room >= max_tokens else "context"
-        text = None if tokenizer is None else _text(tokenizer, tokens, made)
+        text = None if tokenizer is None else _generated_text(tokenizer, tokens, made)
         return Generation(
             str(run.model.path),
             tuple(tokens),
@@ -199,9 +199,9 @@ def evaluate(
     if not texts and ids is None:
         raise UsageError("nothing to evaluate; give text or ids")
     with ExitStack() as stack:
-        run = stack.enter_context(opened(_request(model, where)))
+        run = stack.enter_context(open_run(_run_request(model, where)))
         # Every text and the ids are samples; both models are scored on the same windows.
-        samples = [_sample(run.model, f"text {at}", each) for at, each in enumerate(texts)]
+        samples = [_text_sample(run.model, f"text {at}", each) for at, each in enumerate(texts)]
         if ids is not None:
             vocab = int(run.model.hyper["vocab_size"])
             samples.append(Sample("ids", [int(i) for i in check_tokens(ids, vocab)]))
@@ -210,7 +210,7 @@ def evaluate(
         other = None
         if against is not None:
             there: RunOptions = {}
-            other = stack.enter_context(opened(_request(against, there)))
+            other = stack.enter_context(open_run(_run_request(against, there)))
             refuse_other_tokens(run.model, other.model, chain(*(each.ids for each in samples)))
         found = score_windows(
             run.session, planned, skipped, other.session if other is not None else None
@@ -260,7 +260,7 @@ def parity(
         if prompt is None and ids is None and chat is None:
             tokens = list(choose_ids([one.hyper], long=True))
         else:
-            tokens = _tokens(one, prompt, ids, chat)
+            tokens = _prompt_ids(one, prompt, ids, chat)
         source = None
         if base is not None:
             source = stack.enter_context(open_model(base, arch=arch, allow_missing=allow_missing))
@@ -360,10 +360,10 @@ def set_metadata(
     )
 
 
-def _request(model: Path | str, where: RunOptions) -> RunRequest:
+def _run_request(model: Path | str, where: RunOptions) -> RunRequest:
     """Return the run request of MODEL[@RUN]; UsageError for an engine such as llama.cpp."""
     rest = {key: value for key, value in where.items() if key not in ("device", "backend", "dtype")}
-    request = requested(
+    request = make_request(
         model, where.get("device"), where.get("backend"), where.get("dtype"), **rest
     )
     if request.choice.is_engine:
@@ -372,7 +372,7 @@ def _request(model: Path | str, where: RunOptions) -> RunRequest:
     return request
 
 
-def _tokens(
+def _prompt_ids(
     model: Model, prompt: str | None, ids: Sequence[int] | None, chat: str | None
 ) -> list[int]:
     """Return the token ids of the one of prompt, ids and chat that is given.
@@ -390,7 +390,7 @@ def _tokens(
     return [int(i) for i in check_tokens(found, int(model.hyper["vocab_size"]))]
 
 
-def _text(tokenizer: "Tokenizer", prompt: Sequence[int], made: Sequence[int]) -> str:
+def _generated_text(tokenizer: "Tokenizer", prompt: Sequence[int], made: Sequence[int]) -> str:
     """Return the text of generated ids as it reads after the prompt, without special tokens."""
     before = str(tokenizer.decode(prompt, skip_special=True))
     whole = str(tokenizer.decode([*prompt, *made], skip_special=True))
@@ -399,11 +399,11 @@ def _text(tokenizer: "Tokenizer", prompt: Sequence[int], made: Sequence[int]) ->
     return str(tokenizer.decode(made, skip_special=True))
 
 
-def _sample(model: Model, name: str, text: str) -> "Sample":
+def _text_sample(model: Model, name: str, text: str) -> "Sample":
     """Return a text as a sample to score; every window begins with the model's leading tokens."""
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import count_leading
 
     tokenizer = model.tokenizer
     ids = list(tokenizer.encode(text))
-    return Sample(name, ids, prefix=count_leading(ids, tokenizer.leading))
+    return Sample(name, ids, prefix=count_leading(ids, tokenizer.prefix_ids))

@@ -106,7 +106,7 @@ def show(found: "Attestation", written: Path | None, verbose: bool) -> None:
     """
     verdict = found.pronounced
     headline = verdict.says, _STYLES[verdict.exit]
-    lines = list(_lines(found, verbose))
+    lines = list(_difference_lines(found, verbose))
     if written is not None:
         lines.append((f"  statement written to {written}", ""))
     commands = []
@@ -120,7 +120,7 @@ def show(found: "Attestation", written: Path | None, verbose: bool) -> None:
         render.say(text, style=style)
 
 
-def _lines(found: "Attestation", every: bool) -> "Iterator[Line]":
+def _difference_lines(found: "Attestation", every: bool) -> "Iterator[Line]":
     """Yield a (text, style) line for each tensor, differing field and fault of the statement.
 
     Reproduced tensors are left out unless `every`.

@@ -40,10 +40,10 @@ def command(
     from aprfmt.base.shapes import parse_slice
     from aprfmt.formats.npy import write_npy
     from aprfmt.model import open_model
-    from aprfmt.model.resolve import one_tensor
+    from aprfmt.model.resolve import find_one_tensor
 
     with open_model(model, arch=arch, damaged=True) as opened:
-        found, tensor = one_tensor(opened, name)
+        found, tensor = find_one_tensor(opened, name)
         values = tensor.numpy()
         if region is not None:
             values = values[parse_slice(region, values.shape)]

@@ -58,12 +58,12 @@ def show_validation(report: "Validation") -> None:
         said = "" if check.outcome == "FAIL" else render.escape(check.found, 300)
         render.line(f"{word:7}  {check.name:{width}}  {said}".rstrip(), style=styles[check.outcome])
         noted = [one.finding for one in report.findings if one.check == check.name]
-        for text in render.first_rows(_sentences(noted, report.strict), LINES, " " * 9):
+        for text in render.first_rows(_finding_lines(noted, report.strict), LINES, " " * 9):
             render.line("         " + render.escape(text, 1000))
     show_verdict(report.pronounced)
 
 
-def _sentences(findings: "Sequence[Finding]", strict: bool) -> list[str]:
+def _finding_lines(findings: "Sequence[Finding]", strict: bool) -> list[str]:
     """Return a line for each finding; more than `ALIKE` of one kind become one line with a count.
 
     With `strict` a warning has no prefix, since it fails the file.
@@ -74,14 +74,14 @@ def _sentences(findings: "Sequence[Finding]", strict: bool) -> list[str]:
     lines = []
     for group in alike.values():
         if len(group) <= ALIKE:
-            lines += [_sentence(one, strict) for one in group]
+            lines += [_finding_line(one, strict) for one in group]
             continue
         where = f"{group[0].where}, {group[1].where} and {len(group) - 2} more"
-        lines.append(_sentence(replace(group[0], where=where), strict))
+        lines.append(_finding_line(replace(group[0], where=where), strict))
     return lines
 
 
-def _sentence(finding: "Finding", strict: bool) -> str:
+def _finding_line(finding: "Finding", strict: bool) -> str:
     """Return a finding as one line: where, found, expected, what to do.
 
     The line begins with "warning: " unless the finding fails the file (`strict`, or its level).
@@ -97,25 +97,29 @@ def validation_answer(report: "Validation", against: str | None) -> "list[Line]"
     They are the verdict, what failed or was warned of, the checks that did not run, and the next
     command. `against` is another copy of the file to compare with, or None.
     """
-    from aprfmt.compare.short_answer import merge_alike
+    from aprfmt.compare.short_answer import merge_similar_lines
 
     found = report.pronounced
     lines: list[Line] = []
     for check in report.checks:
         noted = [one.finding for one in report.findings if one.check == check.name]
         style = STYLES[check.outcome] if check.outcome == "FAIL" else "warn"
-        lines += [(f"  {check.name}: {text}", style) for text in _sentences(noted, report.strict)]
+        lines += [
+            (f"  {check.name}: {text}", style) for text in _finding_lines(noted, report.strict)
+        ]
     skipped = [check.name for check in report.checks if check.outcome == "NOT_RUN"]
     end: list[Line] = []
     if skipped:
         end.append((f"not run: {', '.join(skipped)}", "dim"))
     if found.exit:
         tensors = [one.finding.where for one in report.findings if one.finding.level == "fail"]
-        end.append((f"next: {_look(report.subject, against, _first_tensor(tensors))}", "head"))
-    return [(found.says, STYLES[report.outcome]), *merge_alike(lines), *end]
+        end.append(
+            (f"next: {_next_command(report.subject, against, _first_tensor_name(tensors))}", "head")
+        )
+    return [(found.says, STYLES[report.outcome]), *merge_similar_lines(lines), *end]
 
 
-def _first_tensor(places: "Sequence[str]") -> str:
+def _first_tensor_name(places: "Sequence[str]") -> str:
     """Return the stored name of the first place that is a weight or bias; "" where none is.
 
     A place is a stored name, or a role with the stored name in parentheses.
@@ -124,7 +128,7 @@ def _first_tensor(places: "Sequence[str]") -> str:
     return next((name for name in names if name.endswith((".weight", ".bias"))), "")
 
 
-def _look(model: str, other: str | None, tensor: str = "") -> str:
+def _next_command(model: str, other: str | None, tensor: str = "") -> str:
     """Return the command that says most about a file that failed.
 
     It is `diagnose` where there is another copy `other`, `tensors --stats` where a tensor is named,
@@ -143,7 +147,7 @@ def gates_answer(report: "QaReport", saved: str | None, other: str | None) -> "l
     They are the verdict, the checks that failed, the gates that did not run, the baseline's path
     (`saved`), and the next command. `other` is a model to compare with, or None.
     """
-    from aprfmt.compare.short_answer import merge_alike
+    from aprfmt.compare.short_answer import merge_similar_lines
 
     lines: list[Line] = [
         (
@@ -161,9 +165,9 @@ def gates_answer(report: "QaReport", saved: str | None, other: str | None) -> "l
         end.append((f"baseline written to {saved}", ""))
     if report.exit_code:
         path = str(report.subject)
-        todo = _look(path, other) if other else f"aprfmt validate {shlex.quote(path)}"
+        todo = _next_command(path, other) if other else f"aprfmt validate {shlex.quote(path)}"
         end.append((f"next: {todo}", "head"))
-    return [(verdict, style), *merge_alike(lines), *end]
+    return [(verdict, style), *merge_similar_lines(lines), *end]
 
 
 def show_gates(report: "QaReport", saved: str | None) -> None:

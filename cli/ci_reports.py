@@ -45,9 +45,9 @@ def cases_of_validation(body: Mapping[str, Any]) -> list[ReportCase]:
         noted = [one for one in body["findings"] if one["check"] == check["name"]]
         for one in noted:
             level: Level = "fail" if one["level"] == "fail" or body["strict"] else "warning"
-            found.append(ReportCase(check["name"], file, level, _sentence(one), one["where"]))
+            found.append(ReportCase(check["name"], file, level, _check_text(one), one["where"]))
         if not noted:
-            found.append(_case(check, check["name"], file))
+            found.append(_check_case(check, check["name"], file))
     return found
 
 
@@ -58,10 +58,10 @@ def cases_of_gates(body: Mapping[str, Any]) -> list[ReportCase]:
         apart = [one for one in gate["checks"] if one["outcome"] != "PASS"]
         if gate["outcome"] == "NOT_RUN" or not apart:
             text = gate["why"] or gate["proves"]
-            level = _level(gate["outcome"])
+            level = _case_level(gate["outcome"])
             found.append(ReportCase(gate["name"], file, level, text, seconds=gate["seconds"]))
             continue
-        found += [_case(one, f"{gate['name']}: {one['name']}", file) for one in apart]
+        found += [_check_case(one, f"{gate['name']}: {one['name']}", file) for one in apart]
     return found
 
 
@@ -74,9 +74,9 @@ def cases_of_scan(body: Mapping[str, Any]) -> list[ReportCase]:
     for model in body["models"]:
         rows = [row for row in body["damage"] if row["model"] == model["model"]]
         for row in rows:
-            texts = [f"{one['where']}: {_sentence(one)}" for one in row["findings"]]
+            texts = [f"{one['where']}: {_check_text(one)}" for one in row["findings"]]
             text = "; ".join(texts) or row["found"]
-            found.append(ReportCase(row["check"], row["model"], _level(row["outcome"]), text))
+            found.append(ReportCase(row["check"], row["model"], _case_level(row["outcome"]), text))
         text = f"{model['PASS']} answers passed, {model['NOT_RUN']} not run"
         level: Level = "pass" if model["PASS"] else "not run"
         found.append(ReportCase("other checks", model["model"], level, text))
@@ -107,7 +107,7 @@ def cases_of_diff(
     return found
 
 
-def agree_with_verdict(cases: Sequence[ReportCase], code: int, file: str) -> list[ReportCase]:
+def append_verdict_case(cases: Sequence[ReportCase], code: int, file: str) -> list[ReportCase]:
     """Return the cases with one more for the exit code, so that no report hides a failure.
 
     `file` is what the command was about.
@@ -152,13 +152,13 @@ def sarif_log(command: str, cases: Sequence[ReportCase], code: int) -> dict[str,
                         ],
                     }
                 ],
-                "results": [_result(case, rules.index(case.check)) for case in told],
+                "results": [_sarif_result(case, rules.index(case.check)) for case in told],
             }
         ],
     }
 
 
-def _result(case: ReportCase, rule: int) -> dict[str, Any]:
+def _sarif_result(case: ReportCase, rule: int) -> dict[str, Any]:
     """Return a case as a SARIF result; `rule` is the index of its rule in the log's list."""
     address = case.file if "://" in case.file else quote(Path(case.file).as_posix())
     location: dict[str, Any] = {"physicalLocation": {"artifactLocation": {"uri": address}}}
@@ -191,19 +191,21 @@ def junit_xml(command: str, cases: Sequence[ReportCase]) -> str:
     facts = {"name": f"aprfmt {command}", "time": time, **counts}
     suite = ElementTree.SubElement(root, "testsuite", facts)
     for case in cases:
-        name = _printable(f"{case.check}: {case.place}".removesuffix(": "))
-        took, where = f"{case.seconds:.3f}", _printable(case.file)
+        name = _escape_for_xml(f"{case.check}: {case.place}".removesuffix(": "))
+        took, where = f"{case.seconds:.3f}", _escape_for_xml(case.file)
         row = ElementTree.SubElement(suite, "testcase", classname=where, name=name, time=took)
         tag = {"fail": "failure", "error": "error", "not run": "skipped"}.get(case.level)
         if tag is not None:
-            ElementTree.SubElement(row, tag, message=_printable(case.text))
+            ElementTree.SubElement(row, tag, message=_escape_for_xml(case.text))
         elif case.level == "warning":
-            ElementTree.SubElement(row, "system-out").text = _printable(f"warning: {case.text}")
+            ElementTree.SubElement(row, "system-out").text = _escape_for_xml(
+                f"warning: {case.text}"
+            )
     ElementTree.indent(root)
     return ElementTree.tostring(root, "unicode", xml_declaration=False)
 
 
-def _printable(text: str) -> str:
+def _escape_for_xml(text: str) -> str:
     r"""Return text with each character that XML 1.0 cannot hold written as an escape, like \x00.
 
     Names in files may hold such characters.
@@ -219,20 +221,20 @@ def _printable(text: str) -> str:
     )
 
 
-def _level(outcome: str) -> Level:
+def _case_level(outcome: str) -> Level:
     """Return the level of an outcome; any word but PASS, FAIL and NOT_RUN is "error"."""
     levels: dict[str, Level] = {"PASS": "pass", "FAIL": "fail", "NOT_RUN": "not run"}
     return levels.get(outcome, "error")
 
 
-def _case(check: Mapping[str, Any], name: str, file: str) -> ReportCase:
+def _check_case(check: Mapping[str, Any], name: str, file: str) -> ReportCase:
     """Return a check or gate of the JSON as a case, under the given name."""
-    level = _level(check["outcome"])
-    text = check["found"] if level in ("pass", "not run") else _sentence(check)
+    level = _case_level(check["outcome"])
+    text = check["found"] if level in ("pass", "not run") else _check_text(check)
     return ReportCase(name, file, level, text, check["where"])
 
 
-def _sentence(found: Mapping[str, Any]) -> str:
+def _check_text(found: Mapping[str, Any]) -> str:
     """Return "found; expected ...; what to do" of a check or finding of the JSON."""
     todo = f"; {found['todo']}" if found["todo"] else ""
     return f"{found['found']}; expected {found['expected']}{todo}"

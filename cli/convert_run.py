@@ -94,7 +94,7 @@ def convert_with_warnings(
     command = click.get_current_context()
     try:
         with render.ProgressLine(command.info_name or "", "bytes") as progress:
-            report = _way(adapter, base, wishes)(src, dst, to=to, progress=progress)
+            report = _conversion_function(adapter, base, wishes)(src, dst, to=to, progress=progress)
     except NoFormatError as error:
         named = any(each.name == "to" for each in command.command.params)
         hint = ", or its name with --to" if named else ""
@@ -107,7 +107,7 @@ def convert_with_warnings(
     return report
 
 
-def _way(
+def _conversion_function(
     adapter: Path | None, base: Path | None, wishes: ConvertArguments
 ) -> "Callable[..., ConversionReport]":
     """Return the function that converts: plain, with an adapter merged, or an adapter alone.

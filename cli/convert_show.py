@@ -57,18 +57,18 @@ def show_report(
     )
     for path in report.files if listed else ():
         render.line(f"  {render.escape(str(path))}  {render.size_text(report.sizes[path])}")
-    _changed(report)
+    _print_changes(report)
     for note in report.notes:
         if note.level == "note":  # of an adapter: what was done with it
             render.say(f"  {note.text}")
     if report.carried_bytes >= WORTH_SAYING:
         held = render.size_text(report.carried_bytes)
         render.line(f"  of it {held} are tokenizer.json verbatim, which --no-carry leaves out")
-    _expected(report)
-    _verified(report, dry_run, accept)
+    _print_estimate(report)
+    _print_verification(report, dry_run, accept)
 
 
-def _changed(report: "ConversionReport") -> None:
+def _print_changes(report: "ConversionReport") -> None:
     """Print which encodings became others, and which layout steps tensors went through."""
     changed = [t for t in report.tensors if t.encoding != t.source_encoding]
     by_change: dict[tuple[str, str, str], list[TensorOutcome]] = {}
@@ -104,7 +104,7 @@ def _changed(report: "ConversionReport") -> None:
         render.line(f"  {', '.join(said)}: {count} tensors")
 
 
-def _expected(report: "ConversionReport") -> None:
+def _print_estimate(report: "ConversionReport") -> None:
     """Print the memory, disk and time that a dry run estimates; nothing where there was none."""
     if report.estimate is None:
         return
@@ -122,7 +122,7 @@ def _expected(report: "ConversionReport") -> None:
     )
 
 
-def _verified(report: "ConversionReport", dry_run: bool, accept: Sequence[str]) -> None:
+def _print_verification(report: "ConversionReport", dry_run: bool, accept: Sequence[str]) -> None:
     """Print what comparing the written output with the source has shown.
 
     It says so where nothing was verified (--no-verify).

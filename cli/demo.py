@@ -131,7 +131,7 @@ def command(into: Path | None, out: Path | None, force: bool) -> int:
         raise UsageError("--force goes with --into; --out names a new folder")
     # --into only writes the model; --out keeps what the steps write.
     if into is not None:
-        return write(into, force)
+        return write_demo_model(into, force)
     if out is not None:
         if out.exists() and any(out.iterdir()):
             raise OutputError(f"{out}: exists and is not empty; name a new folder")
@@ -168,7 +168,7 @@ def command(into: Path | None, out: Path | None, force: bool) -> int:
     return render.emit(body, code, show, answer=answer)
 
 
-def write(folder: Path, force: bool) -> int:
+def write_demo_model(folder: Path, force: bool) -> int:
     """Write the shipped model into `folder`, print its size, and return the exit code."""
     sizes = write_model(folder, force)
 

@@ -23,28 +23,28 @@ def render_page(body: Mapping[str, Value]) -> str:
         **{str(name): value for name, value in body["facts"].items()
            if isinstance(value, str | int | float)},
     }  # fmt: skip
-    data = {"found": {**body, "findings": [_measured(one) for one in body["findings"]]}}
+    data = {"found": {**body, "findings": [_finding_for_page(one) for one in body["findings"]]}}
     return html_page.render_html("Diagnosis", facts, data, (*html_page.REPORT, "diagnose.js"))
 
 
-def _measured(finding: Mapping[str, Value]) -> dict[str, Value]:
+def _finding_for_page(finding: Mapping[str, Value]) -> dict[str, Value]:
     """Return a finding as the page takes it: `values` as words, evidence as a list `details`."""
     values = dict(finding["values"])
     details = dict.fromkeys(text for tensor in values.pop("evidence", ()) for text in tensor)
     return {
         **finding,
-        "values": [f"{name} = {_text(value)}" for name, value in values.items()],
+        "values": [f"{name} = {_value_text(value)}" for name, value in values.items()],
         "details": list(details),
     }
 
 
-def _text(value: object) -> str:
+def _value_text(value: object) -> str:
     """Return a solved value as text; None is "-", and a float has four digits.
 
     The page gets texts, since JSON would not tell 1.0 from 1.
     """
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_text(one)}" for name, one in value.items())
+        return ", ".join(f"{name} {_value_text(one)}" for name, one in value.items())
     if value is None:
         return "-"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
@@ -61,22 +61,22 @@ def show(result: "Diagnosis", verbose: bool = False) -> None:
     from aprfmt.diagnosis import words
 
     if not verbose:
-        _lines(words.first_lines(result, STYLES[result.kind], output_format.shown_names()))
+        _print_lines(words.first_lines(result, STYLES[result.kind], output_format.shown_names()))
         return
     render.say(result.sentence, style=STYLES[result.kind])
-    _lines(words.cause_lines(result))
-    _lines(words.evidence_lines(result))
-    _points(result)
-    _lines(words.coverage_lines(result))
+    _print_lines(words.cause_lines(result))
+    _print_lines(words.evidence_lines(result))
+    _print_points(result)
+    _print_lines(words.coverage_lines(result))
 
 
-def _lines(lines: Iterable[tuple[str, str]]) -> None:
+def _print_lines(lines: Iterable[tuple[str, str]]) -> None:
     """Print (text, style) lines."""
     for text, style in lines:
         render.say(text, style=style)
 
 
-def _points(result: "Diagnosis") -> None:
+def _print_points(result: "Diagnosis") -> None:
     """Print a table of the capture points around the first divergence, if there is one."""
     at = next((i for i, row in enumerate(result.points) if row.key == result.first), None)
     if at is None:
@@ -85,10 +85,10 @@ def _points(result: "Diagnosis") -> None:
     rows = [
         (
             ("> " if row.key == result.first else "  ") + row.key,
-            _number(row.direct),
-            _number(row.shadow),
-            _number(row.gain),
-            _number(row.tolerance),
+            _number_text(row.direct),
+            _number_text(row.shadow),
+            _number_text(row.gain),
+            _number_text(row.tolerance),
             "beyond" if row.beyond else "",
         )
         for row in result.points[max(0, at - 3) : at + 4]
@@ -96,7 +96,7 @@ def _points(result: "Diagnosis") -> None:
     render.table(rows, ("  point", "A to B", "own input", "gain", "tolerance", ""), "lrrrr")
 
 
-def _number(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     """Return a number with three digits, "-" for None."""
     return "-" if value is None else f"{value:.3g}"
 

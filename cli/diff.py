@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from aprfmt.cli import html_page, options, output_format, render
-from aprfmt.cli.ci_reports import agree_with_verdict, cases_of_diff
+from aprfmt.cli.ci_reports import append_verdict_case, cases_of_diff
 from aprfmt.cli.damage_report import report_damage
 from aprfmt.cli.html_page import add_page
 from aprfmt.compare import DiffReport, diff
@@ -42,10 +42,10 @@ def compare_adapter(
 
     The code is 0 where the adapter is in every weight once, and nothing else differs.
     """
-    from aprfmt.adapters import answers
+    from aprfmt.adapters import answer_merge
 
     with open_model(a, arch=arch) as base, open_model(b, arch=arch) as copy:
-        found, report = answers(base, copy, adapter)
+        found, report = answer_merge(base, copy, adapter)
         again = _merge_command(a, adapter, copy.format)
     verdict = found.pronounced(accept)
     body = {**report.to_json(), "adapter": found.to_json(), **verdict.to_json()}
@@ -77,11 +77,11 @@ def show_adapter(
         render.say(f"  {verdict.says}", style=style)
     # Weights with one mistake are shown together; the rest is counted.
     odd = [each for each in found.weights if each.found != "once" or each.says]
-    for says, group in _alike(odd).items():
+    for says, group in _group_by_finding(odd).items():
         shown = group if len(group) <= _ALIKE + 1 else group[:_ALIKE]
         for each in shown:
             where = f" in {render.escape(each.file)}" if each.file else ""
-            render.line(f"  {render.escape(each.key)}{where}: {render.escape(_says(each))}")
+            render.line(f"  {render.escape(each.key)}{where}: {render.escape(_weight_text(each))}")
         if len(group) > len(shown):
             render.line(f"  {len(group) - len(shown)} more weights: {render.escape(says)}")
     lost = [each for each in found.weights if each.lost >= _LOST]
@@ -100,7 +100,7 @@ def show_adapter(
         render.line(f"next: {render.escape(again)}")
 
 
-def _says(weight: "ChangedWeight") -> str:
+def _weight_text(weight: "ChangedWeight") -> str:
     """Return what was found of a weight: the mistake, or how many times the change is in it."""
     if weight.says:
         return f"{weight.found}: {weight.says}"
@@ -109,7 +109,7 @@ def _says(weight: "ChangedWeight") -> str:
     )
 
 
-def _alike(weights: "Sequence[ChangedWeight]") -> "dict[str, list[ChangedWeight]]":
+def _group_by_finding(weights: "Sequence[ChangedWeight]") -> "dict[str, list[ChangedWeight]]":
     """Return {what was found: weights}, so that weights with one mistake are printed together."""
     found: dict[str, list[ChangedWeight]] = {}
     for each in weights:
@@ -146,15 +146,15 @@ def _field_rows(rows: Sequence[FieldDiff]) -> list[dict[str, object]]:
     return [
         {
             **asdict(row),
-            "a": _cut(str(row.a)),
-            "b": _cut(str(row.b)),
+            "a": _shorten(str(row.a)),
+            "b": _shorten(str(row.b)),
             "whole": f"{row.name}: {row.a} | {row.b}" if row.decisive else "",
         }
         for row in rows
     ]
 
 
-def _cut(text: str) -> str:
+def _shorten(text: str) -> str:
     """Return a text of at most `LONGEST` characters; a longer one ends with "..."."""
     return text if len(text) <= LONGEST else text[: LONGEST - 3] + "..."
 
@@ -224,14 +224,14 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
     `top` is the number of worst tensors to print.
     """
     if verbose or top is not None:
-        _everything(report, TOP if top is None else top, found)
+        _print_everything(report, TOP if top is None else top, found)
         return
     headline = found.says, _STYLES[found.exit]
     lines = short_answer(
         headline,
         report.causes,
         first_said=False,
-        others=list(_others(report)),
+        others=list(_other_difference_lines(report)),
         commands=report.next if found.exit else (),
         names=output_format.shown_names(),
     )
@@ -239,7 +239,7 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
         render.say(text, style=style)
 
 
-def _others(report: DiffReport) -> Iterator[Line]:
+def _other_difference_lines(report: DiffReport) -> Iterator[Line]:
     """Yield a (text, style) line for each kind of difference that no named cause explains."""
     known = {role for cause in report.causes for role in cause.roles}
     apart = [row for row in report.worst() if row.verdict not in (*EQUAL, "WITHIN")]
@@ -260,38 +260,38 @@ def _others(report: DiffReport) -> Iterator[Line]:
             more = f"; {len(counted) - 1} more (-v)" if len(counted) > 1 else ""
             sides = f"{render.field_text(one.name, one.a)} | {render.field_text(one.name, one.b)}"
             yield f"  {title} that differ: {one.name}: {sides}{more}", "bad"
-    if report.beside is not None and report.beside.says:
-        yield f"  {report.beside.says}", "bad"
+    if report.beside is not None and report.beside.text:
+        yield f"  {report.beside.text}", "bad"
     for tensor in report.tensors:  # equal sides that both hold NaN or infinities
         if tensor not in apart and tensor.stats is not None and tensor.stats.nonfinite is not None:
-            yield f"  {tensor.verdict}  {tensor.key}: {tensor.stats.nonfinite.says()}", "warn"
-    for text in (*_derived(report.tensors), *_layouts(report.tensors)):
+            yield f"  {tensor.verdict}  {tensor.key}: {tensor.stats.nonfinite.text()}", "warn"
+    for text in (*_derivation_lines(report.tensors), *_layout_lines(report.tensors)):
         yield text, ""
 
 
-def _everything(report: DiffReport, top: int, found: Pronounced) -> None:
+def _print_everything(report: DiffReport, top: int, found: Pronounced) -> None:
     """Print the verdict, its findings and fields, and then the `top` worst tensors."""
     render.say_verdict(found.says, _STYLES[found.exit])
-    _not_compared(found)
+    _print_not_compared(found)
     for one in report.relations:
         render.say(f"  {one.side.upper()}: {one.relation.text}", style="bad")
-    _findings(report.findings)
-    for text in (*_derived(report.tensors), *_layouts(report.tensors)):
+    _print_findings(report.findings)
+    for text in (*_derivation_lines(report.tensors), *_layout_lines(report.tensors)):
         render.say(text)
-    _fields("hyperparameters", report.hyperparameters)
-    if report.beside is not None and report.beside.says:
-        render.line(report.beside.says, style="bad")
-    _fields("tokenizer", report.tokenizer)
-    _texts(report)
-    _fields("metadata", report.metadata)
+    _print_fields("hyperparameters", report.hyperparameters)
+    if report.beside is not None and report.beside.text:
+        render.line(report.beside.text, style="bad")
+    _print_fields("tokenizer", report.tokenizer)
+    _print_text_differences(report)
+    _print_fields("metadata", report.metadata)
     shown = [t for t in report.worst() if t.verdict not in ("SAME_BYTES", "SAME_VALUES")][:top]
     if shown:
         render.line("worst tensors", style="head")
     for tensor in shown:
-        _tensor(tensor)
+        _print_tensor(tensor)
     for tensor in report.tensors:  # equal sides that both hold NaN or infinities
         if tensor not in shown and tensor.stats is not None and tensor.stats.nonfinite is not None:
-            said = f"  {tensor.verdict}  {tensor.key}: {tensor.stats.nonfinite.says()}"
+            said = f"  {tensor.verdict}  {tensor.key}: {tensor.stats.nonfinite.text()}"
             render.say(said, style="warn")
     left = sum(t.verdict not in ("SAME_BYTES", "SAME_VALUES") for t in report.tensors) - len(shown)
     if left > 0:
@@ -302,7 +302,7 @@ def _everything(report: DiffReport, top: int, found: Pronounced) -> None:
         render.say(f"next: {command}", style="head")
 
 
-def _not_compared(found: Pronounced) -> None:
+def _print_not_compared(found: Pronounced) -> None:
     """Print the items that could not be compared by meaning and are not equal byte for byte.
 
     Prints nothing for fewer than two: the verdict names a single one.
@@ -312,10 +312,10 @@ def _not_compared(found: Pronounced) -> None:
         return
     render.line("not compared", style="head")
     for row in render.first_rows(rows, LEFT, "  ", "more (--json)"):
-        render.say(f"  {row.says}", style="warn")
+        render.say(f"  {row.text}", style="warn")
 
 
-def _findings(findings: Sequence[Finding]) -> None:
+def _print_findings(findings: Sequence[Finding]) -> None:
     """Print one line for each cause that explains differing tensors."""
     for found in render.first_rows(findings, FINDINGS, "  ", "more findings"):
         sure = "" if found.certainty == "confirmed" else f" ({found.certainty})"
@@ -326,14 +326,14 @@ def _findings(findings: Sequence[Finding]) -> None:
         )
 
 
-def _layouts(tensors: Sequence[TensorDiff]) -> Iterator[str]:
+def _layout_lines(tensors: Sequence[TensorDiff]) -> Iterator[str]:
     """Yield a line for each change of layout that left values equal, with its count of tensors."""
     layouts = Counter(row.layout for row in tensors if row.layout and row.verdict in EQUAL)
     for layout, count in layouts.items():
         yield f"  same values in {count} tensors: {', '.join(layout)}"
 
 
-def _derived(tensors: Sequence[TensorDiff]) -> Iterator[str]:
+def _derivation_lines(tensors: Sequence[TensorDiff]) -> Iterator[str]:
     """Yield a line for each side and way in which quantized tensors derive from the base.
 
     Each has the number of its tensors.
@@ -350,7 +350,7 @@ def _derived(tensors: Sequence[TensorDiff]) -> Iterator[str]:
         yield f"  {side.upper()}: {count} tensors {text}"
 
 
-def _fields(title: str, rows: Sequence[FieldDiff]) -> None:
+def _print_fields(title: str, rows: Sequence[FieldDiff]) -> None:
     """Print the differing fields of one section with both values; nothing where there are none."""
     if not rows:
         return
@@ -361,7 +361,7 @@ def _fields(title: str, rows: Sequence[FieldDiff]) -> None:
         render.say(f"  {row.name}: {sides}{origins}", style="bad" if row.decisive else "")
 
 
-def _texts(report: DiffReport) -> None:
+def _print_text_differences(report: DiffReport) -> None:
     """Print the chat templates as a unified diff, and the generation configs' differences."""
     if report.template:
         render.line("chat template", style="head")
@@ -378,7 +378,7 @@ def _texts(report: DiffReport) -> None:
         render.say(f"  {row.name}: {sides}{effect}")
 
 
-def _tensor(tensor: TensorDiff) -> None:
+def _print_tensor(tensor: TensorDiff) -> None:
     """Print all that is known of one differing tensor: names, shapes, statistics, cause."""
     names = " | ".join(name or "-" for name in (tensor.name_a, tensor.name_b))
     encodings = f"{tensor.encoding_a or '-'} | {tensor.encoding_b or '-'}"
@@ -405,16 +405,16 @@ def _tensor(tensor: TensorDiff) -> None:
         if stats.nonfinite is not None:
             render.line(
                 f"      NaN {stats.nan_a} | {stats.nan_b}, Inf {stats.inf_a} | {stats.inf_b}: "
-                f"{stats.nonfinite.says()}",
+                f"{stats.nonfinite.text()}",
                 style="bad",
             )
     if tensor.explanation is not None:
-        _explanation(tensor.explanation)
+        _print_explanation(tensor.explanation)
     if tensor.steps_off is not None:
         render.line(f"      at most {tensor.steps_off:.3g} steps of the coarser encoding apart")
 
 
-def _explanation(found: Finding) -> None:
+def _print_explanation(found: Finding) -> None:
     """Print the cause of a tensor's difference, how sure it is, and its evidence."""
     sure = found.certainty + share_text(found.share)
     after = ""
@@ -536,7 +536,7 @@ def command(
         body,
         code,
         lambda: show(report, found, verbose, top),
-        cases=lambda: agree_with_verdict(
-            cases_of_diff(body, report.fields_apart, accept), code, report.b
+        cases=lambda: append_verdict_case(
+            cases_of_diff(body, report.differing_fields, accept), code, report.b
         ),
     )

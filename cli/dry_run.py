@@ -39,7 +39,7 @@ def report_run(
         ids, _ = run_options.token_ids(model, tokens)
         steps = min(max_tokens, room_in_context(model, len(ids))) - 1
         found = estimate_run(model, replace(request, ids=tuple(ids)), steps)
-        return _said(model, len(ids), [found])
+        return _report_estimates(model, len(ids), [found])
 
 
 def print_trace_estimate(
@@ -69,7 +69,7 @@ def print_trace_estimate(
         positions = parse_positions(asked.positions)
         full = recording.recording_request(request, ids, keys, positions, asked.behind)
         found = estimate_trace(model, full)
-        return _said(model, len(ids), [found])
+        return _report_estimates(model, len(ids), [found])
 
 
 def report_parity(
@@ -81,20 +81,20 @@ def report_parity(
     `request.arbiter` numpy in float64 is one more.
     """
     from aprfmt.inference.dry.estimate import estimate_trace
-    from aprfmt.inference.parity.between import ARBITER, plain_rows
+    from aprfmt.inference.parity.between import ARBITER, fused_rows
 
     every = [*choices, *([ARBITER] if request.arbiter else [])]
-    plain = list(plain_rows(len(request.ids)))
+    plain = list(fused_rows(len(request.ids)))
     found = [
         f"{choice}: an engine manages its memory itself; not counted"
         if choice.is_engine
-        else estimate_trace(model, request.on(choice), plain)
+        else estimate_trace(model, request.with_choice(choice), plain)
         for choice in every
     ]
-    return _said(model, len(request.ids), found)
+    return _report_estimates(model, len(request.ids), found)
 
 
-def _said(model: "Model", tokens: int, found: "Sequence[Estimate | str]") -> int:
+def _report_estimates(model: "Model", tokens: int, found: "Sequence[Estimate | str]") -> int:
     """Print the estimates, as text or JSON, and return exit code 0.
 
     A text among `found` is the reason why a run was not estimated. What does not fit is marked, but
@@ -113,23 +113,23 @@ def _said(model: "Model", tokens: int, found: "Sequence[Estimate | str]") -> int
             "notes": [one for one in found if isinstance(one, str)], "fits": fits,
         }
     }  # fmt: skip
-    return render.emit(body, 0, partial(_show, found, devices if len(known) > 1 else ()))
+    return render.emit(body, 0, partial(_print_estimates, found, devices if len(known) > 1 else ()))
 
 
-def _show(found: "Sequence[Estimate | str]", together: "Sequence[DeviceMemory]") -> None:
+def _print_estimates(found: "Sequence[Estimate | str]", together: "Sequence[DeviceMemory]") -> None:
     """Print each run's estimate, then the sum by device where several runs stay open.
 
     `together` is the sum by device, empty for a single run.
     """
     for one in found:
-        _show_one(one)
+        _print_estimate(one)
     if together:
         render.line("together, one after the other, all kept open", style="head")
     for device in together:
-        _show_device(device)
+        _print_device(device)
 
 
-def _show_one(found: "Estimate | str") -> None:
+def _print_estimate(found: "Estimate | str") -> None:
     """Print one run's tokens, bytes to read and memory by device, or why it has no estimate."""
     if isinstance(found, str):
         render.say(found, style="warn")
@@ -140,10 +140,10 @@ def _show_one(found: "Estimate | str") -> None:
     text = f"{found.ran}: {found.tokens} tokens{behind}; reads {size(found.read_bytes)}{kept}"
     render.say(text, style="head")
     for device in found.devices:
-        _show_device(device)
+        _print_device(device)
 
 
-def _show_device(found: "DeviceMemory") -> None:
+def _print_device(found: "DeviceMemory") -> None:
     """Print a device's peak memory in its parts: weights, cache, the rest."""
     size = render.size_text
     rest = found.peak_bytes - found.weights_bytes - found.cache_bytes

@@ -58,7 +58,7 @@ ROLE_TEXTS: dict[str, str] = {
 }
 
 
-def _errors() -> dict[str, str]:
+def _error_texts() -> dict[str, str]:
     """Return {kind: paragraph} of the error classes, made of their docstrings."""
     found = {}
     for value in vars(errors).values():
@@ -69,7 +69,7 @@ def _errors() -> dict[str, str]:
     return found
 
 
-def _several(name: str) -> str:
+def _packed_encoding_text(name: str) -> str:
     """Return the paragraph of an encoding whose weights are several tensors of a file."""
     from aprfmt.quantizing.mixture import SCHEMES
 
@@ -81,7 +81,7 @@ def _several(name: str) -> str:
     )
 
 
-def _types() -> dict[str, str]:
+def _type_texts() -> dict[str, str]:
     """Return {name: paragraph} of the types of `quantize --type`, GGUF's file types included."""
     from aprfmt.quantizing.mixture import SCHEMES, offered_schemes
 
@@ -98,7 +98,7 @@ def _types() -> dict[str, str]:
     return found
 
 
-def _encodings() -> dict[str, str]:
+def _encoding_texts() -> dict[str, str]:
     """Return {name: paragraph} of all encodings: block size, bits, container codes, layout."""
     from aprfmt.base.encodings import all_encodings
 
@@ -107,7 +107,9 @@ def _encodings() -> dict[str, str]:
         if not row.known:
             size = f" {row.measure}." if row.measure else ""
             found[name] = (
-                f"ggml id {row.ggml}.{size} {row.removed}." if row.removed else _several(name)
+                f"ggml id {row.ggml}.{size} {row.removed}."
+                if row.removed
+                else _packed_encoding_text(name)
             )
             continue
         codes = [
@@ -143,7 +145,7 @@ def all_topics() -> dict[str, dict[str, str]]:
     from aprfmt.inference.reported import MISTAKES
 
     return {
-        "error": _errors(),
+        "error": _error_texts(),
         "warning": dict(WARNINGS),
         "verdict": VERDICT_TEXTS,
         "outcome": OUTCOME_TEXTS,
@@ -155,15 +157,15 @@ def all_topics() -> dict[str, dict[str, str]]:
         "cause": {name: describe(name) for name in CAUSES},
         "loss mistake": {row.name: f"{row.says}. To do: {row.todo}." for row in MISTAKES.values()},
         "role": ROLE_TEXTS,
-        "encoding": _encodings(),
-        "type": _types(),
+        "encoding": _encoding_texts(),
+        "type": _type_texts(),
         "hyperparameter": HYPER_NAMES | SPECIAL_NAMES,
         "capture point": {name: point.sentence for name, point in POINTS.items()},
         "exit code": {str(code): text for code, text in EXIT_CODES.items()},
     }
 
 
-def _completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def _complete_topics(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the topic names that begin with what was typed, for the shell's completion."""
     return shell_completion.matching_names(
         (key for rows in all_topics().values() for key in rows), incomplete
@@ -171,7 +173,7 @@ def _completed(ctx: click.Context, param: click.Parameter, incomplete: str) -> l
 
 
 @click.command("explain")
-@click.argument("name", required=False, shell_complete=_completed)
+@click.argument("name", required=False, shell_complete=_complete_topics)
 @click.option("--schema", metavar="COMMAND", help="Print the JSON schema of a command's --json.")
 @options.common
 def command(name: str | None, schema: str | None) -> int:

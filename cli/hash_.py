@@ -81,7 +81,7 @@ def command(
                 "--roles writes a manifest of its own; leave --write, --check, --tensor and "
                 "--raw-only out"
             )
-        return _write_roles(model, arch, ranks, force)
+        return _write_role_manifest(model, arch, ranks, force)
     if write and patterns:
         raise UsageError("--write is of the whole model; leave --tensor out")
     if blocks and not write:
@@ -90,7 +90,7 @@ def command(
     # A manifest says what a file is to be: none is made of a damaged one.
     with open_model(model, arch=arch, damaged=not write) as opened:
         if write:
-            manifest.check_writable(opened.path, force=force)
+            manifest.check_manifest_writable(opened.path, force=force)
         with render.ProgressLine("hash") as progress:
             rows = manifest.tensor_rows(opened, patterns, raw_only=raw_only, progress=progress)
         body: HashResult = {"model": str(opened.path), "tensors": rows}
@@ -112,7 +112,7 @@ def command(
     return render.emit({**body, **found.to_json()}, code, lambda: show(body, found))
 
 
-def _write_roles(path: Path, arch: str | None, ranks: int, force: bool) -> int:
+def _write_role_manifest(path: Path, arch: str | None, ranks: int, force: bool) -> int:
     """Write the digests of parameters by engine names, print the path, and return exit code 0.
 
     A script inside an engine compares its parameters with them. `ranks` is the number of
@@ -130,7 +130,7 @@ def _write_roles(path: Path, arch: str | None, ranks: int, force: bool) -> int:
             files.discard()
         with render.ProgressLine("hash") as progress:
             rows = role_manifest.parameter_rows(opened, ranks, progress)
-        written = role_manifest.write_roles(opened, ranks, rows, force=force)
+        written = role_manifest.write_role_manifest(opened, ranks, rows, force=force)
         body: HashResult = {
             "model": str(opened.path),
             "tensors": [],
@@ -138,11 +138,11 @@ def _write_roles(path: Path, arch: str | None, ranks: int, force: bool) -> int:
             "written": str(written),
         }
 
-    def say() -> None:
+    def print_written() -> None:
         """Print the path written, and the number of parameters and ranks."""
         render.line(
             f"wrote {render.escape(str(written))}: {len(rows)} parameters of {ranks} "
             f"rank{'s' if ranks != 1 else ''}"
         )
 
-    return render.emit(body, 0, say)
+    return render.emit(body, 0, print_written)

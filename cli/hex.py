@@ -221,12 +221,12 @@ def show(body: "HeaderRows | TensorBlocks | PlainBytes") -> None:
         for text in hex_lines(bytes.fromhex(body["bytes"]), body["offset"]):
             render.line(text)
     elif "blocks" in body:
-        _blocks(body)
+        _print_blocks(body)
     else:
-        _fields(body)
+        _print_fields(body)
 
 
-def _fields(body: "HeaderRows") -> None:
+def _print_fields(body: "HeaderRows") -> None:
     """Print a line for each header field: offset, bytes, name, value."""
     for row in body["fields"]:
         raw = bytes.fromhex(row["bytes"])
@@ -237,7 +237,7 @@ def _fields(body: "HeaderRows") -> None:
         render.line(f"... {body['count'] - len(body['fields'])} more (--limit)", style="dim")
 
 
-def _blocks(body: "TensorBlocks") -> None:
+def _print_blocks(body: "TensorBlocks") -> None:
     """Print each block: its offset, its fields with their bytes, its decoded values."""
     what = f"{body['tensor']} {render.shape_text(body['shape'])} {body['encoding']}"
     render.say(f"{what}, {body['count']} blocks", style="head")
@@ -251,10 +251,10 @@ def _blocks(body: "TensorBlocks") -> None:
             for text in hex_lines(bytes.fromhex(row["bytes"]), row["offset"]):
                 render.line(f"  {text}")
         if row["values"] is not None:
-            render.line(f"  values   {_values(row['values'])}")
+            render.line(f"  values   {_values_text(row['values'])}")
 
 
-def _values(values: list[float]) -> str:
+def _values_text(values: list[float]) -> str:
     """Return the first 16 values as text."""
     some = (f"{v:.6g}" if isinstance(v, float) else str(v) for v in values[:16])
     return " ".join(some) + (" .." if len(values) > 16 else "")

@@ -34,7 +34,7 @@ def histogram(values: Array) -> Histogram | None:
     low, high = float(flat.min()), float(flat.max())
     if low == high:
         return {"low": low, "high": high, "counts": [int(flat.size)]}
-    return {"low": low, "high": high, "counts": _counts(flat, low, high).tolist()}
+    return {"low": low, "high": high, "counts": _count_bins(flat, low, high).tolist()}
 
 
 def tensor_histogram(tensor: View, stats: Stats) -> Histogram | None:
@@ -56,12 +56,12 @@ def tensor_histogram(tensor: View, stats: Stats) -> Histogram | None:
         flat = np.asarray(tensor.rows(index * run, min(rows, (index + 1) * run))).reshape(-1)
         counted += flat.size
         flat = flat[np.isfinite(flat)]
-        counts += _counts(flat, low, high) if low < high else flat.size
+        counts += _count_bins(flat, low, high) if low < high else flat.size
     tensor.drop()
     return {"low": low, "high": high, "counts": counts.tolist(), "of": counted}
 
 
-def _counts(flat: Array, low: float, high: float) -> NDArray[np.int64]:
+def _count_bins(flat: Array, low: float, high: float) -> NDArray[np.int64]:
     """Return the counts of finite values in BINS equal parts of [low, high], int64 [BINS]."""
     counts = np.zeros(BINS, np.int64)
     for start in range(0, flat.size, CHUNK):

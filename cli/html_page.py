@@ -40,17 +40,17 @@ def render_html(
     BASE.
     """
     shown = [[name, str(value)] for name, value in facts.items() if value not in SILENT]
-    found = _told(to_plain_json({"facts": shown, **data}))
+    found = _escape_strings(to_plain_json({"facts": shown, **data}))
     text = json.dumps(found, ensure_ascii=True, allow_nan=False, separators=(",", ":"))
     names = [*BASE, *parts]
     filled = {"title": escape_html(title), "data": script_json(text)} | {
-        hole: "".join(_part(name) for name in names if name.endswith(suffix))
+        hole: "".join(_read_part(name) for name in names if name.endswith(suffix))
         for hole, suffix in (("style", ".css"), ("body", ".html"), ("script", ".js"))
     }
-    return Template(_part("frame.html")).substitute(filled)
+    return Template(_read_part("frame.html")).substitute(filled)
 
 
-def _part(name: str) -> str:
+def _read_part(name: str) -> str:
     """Return the text of a file in `pages/`."""
     from importlib.resources import files
 
@@ -62,13 +62,13 @@ def script_json(text: str) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _told(value: object) -> object:
+def _escape_strings(value: object) -> object:
     """Return plain data with every string and key escaped for display."""
     if isinstance(value, str):
         return escape(value)
     if isinstance(value, dict):
-        return {escape(name): _told(item) for name, item in value.items()}
-    return [_told(item) for item in value] if isinstance(value, list) else value
+        return {escape(name): _escape_strings(item) for name, item in value.items()}
+    return [_escape_strings(item) for item in value] if isinstance(value, list) else value
 
 
 def ids_text(ids: Iterable[int]) -> str:

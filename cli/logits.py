@@ -70,7 +70,7 @@ def command(
     if reference is not None:
         from aprfmt.cli import logprobs
 
-        return logprobs.compare(model, reference, loaded, tokens, where, out)
+        return logprobs.compare_logprob_sides(model, reference, loaded, tokens, where, out)
     if loaded is not None:
         raise UsageError("--load goes with --reference, which names what it is compared with")
     import numpy as np

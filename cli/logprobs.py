@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 SHOWN = 8  # positions with the largest differences
 
 
-def compare(
+def compare_logprob_sides(
     model: str, reference: Path, loaded: Path | None, tokens: run_options.TokenOptions,
     where: run_options.WhereOptions, out: Path | None,
 ) -> int:  # fmt: skip
@@ -27,8 +27,8 @@ def compare(
     They are those of a run of the model, or of the file `loaded` if given. `out` is refused: it
     writes logits of a run. Raises UsageError where the two are of different tokens.
     """
-    from aprfmt.measure.logprob_tables import compare_logprobs, of_logits
-    from aprfmt.measure.tolerances import threshold
+    from aprfmt.measure.logprob_tables import compare_logprobs, rows_from_logits
+    from aprfmt.measure.tolerances import point_threshold
 
     if out is not None:
         raise UsageError("--out writes a run's logits; leave --reference out")
@@ -55,16 +55,16 @@ def compare(
         else:
             run_options.check_ids(run.model, ids)
             name, own = model, run.request.choice.dtype
-            mine = of_logits(ids, run.session.logits(ids), range(len(ids)), model)
+            mine = rows_from_logits(ids, run.session.logits(ids), range(len(ids)), model)
         # Compare at the positions that both have, within rounding of their dtypes.
-        bound = threshold("logits", ("logprobs", "logprobs"), (own, dtype), "exact")
+        bound = point_threshold("logits", ("logprobs", "logprobs"), (own, dtype), "exact")
         table = compare_logprobs(mine, theirs, bound)
         if not table.compared:
             raise FormatError(
                 f"{reference}: none of its positions is one of {name}; expected log-probabilities "
                 "of the same tokens"
             )
-        verdict = pronounced(table)
+        verdict = table_verdict(table)
         body: dict[str, Any] = {
             "here": name, "reference": str(reference),
             "tokens": {"ids": ids, "text": None}, "logprobs": table.to_json(),
@@ -86,24 +86,26 @@ def read_side(
     """
     from aprfmt.inference.engines.logprobs import is_logprobs, read_logprobs
     from aprfmt.inference.engines.opening import open_trace
-    from aprfmt.measure.logprob_tables import of_logits
+    from aprfmt.measure.logprob_tables import rows_from_logits
 
     if not path.exists():
         raise UsageError(f"{path}: there is no such file")
     if is_logprobs(path):
-        return read_logprobs(path, ids, token_ids(model)), "bfloat16"
+        return read_logprobs(path, ids, piece_to_ids(model)), "bfloat16"
     trace = stack.enter_context(open_trace(path, ids, model))
-    record, values = trace.find("logits"), trace.values("logits")
+    record, values = trace.find_record("logits"), trace.recorded_values("logits")
     known = trace.run.get("ids") or ids
     if record is None or values is None or known is None:
         what = "logits" if values is None else "token ids"
         raise FormatError(f"{path}: holds no {what}; expected rows of logits and their tokens")
     positions = record.positions or tuple(range(len(values)))
     stated = trace.run.get("format") != "captures"  # dumps do not say their arithmetic either
-    return of_logits(known, values, positions, str(path)), record.dtype if stated else "bfloat16"
+    return rows_from_logits(
+        known, values, positions, str(path)
+    ), record.dtype if stated else "bfloat16"
 
 
-def token_ids(model: "Model") -> Any:
+def piece_to_ids(model: "Model") -> Any:
     """Return a function (text, bytes or None) -> token ids that decode to this text.
 
     The vocabulary is decoded once, at the first call.
@@ -127,7 +129,7 @@ def token_ids(model: "Model") -> Any:
     return ids
 
 
-def pronounced(table: "LogprobTable") -> "Pronounced":
+def table_verdict(table: "LogprobTable") -> "Pronounced":
     """Return the verdict over the positions that both sides have, naming those left out."""
     from aprfmt.model.ledger import Compared, NotCompared, VerdictWords, pronounce
 
@@ -161,26 +163,33 @@ def show(table: "LogprobTable", verdict: "Pronounced", reference: str) -> None:
     text, style = headline(table, verdict)
     render.say(text, style=style)
     if table.first is not None:
-        render.say(f"first position beyond: {_position(table)}", style="bad")
+        render.say(f"first position beyond: {_first_position_text(table)}", style="bad")
     worst = sorted(table.rows, key=lambda row: -row.largest)[:SHOWN]
     cells = [
-        (str(row.position), "-" if row.token is None else str(row.token), _number(row.here),
-         _number(row.reference), _number(row.difference), f"{row.largest:.3g}", f"{row.kl:.3g}")
+        (
+            str(row.position),
+            "-" if row.token is None else str(row.token),
+            _number_text(row.here),
+            _number_text(row.reference),
+            _number_text(row.difference),
+            f"{row.largest:.3g}",
+            f"{row.kl:.3g}",
+        )
         for row in sorted(worst, key=lambda row: row.position)
-    ]  # fmt: skip
+    ]
     headers = ("position", "next token", "here", "reference", "difference", "largest", "KL")
     render.table(cells, headers, "rrrrrrr")
     if len(table.rows) > len(worst):
         render.line(f"the {len(worst)} largest of {len(table.rows)} (--json has all)", style="dim")
 
 
-def _position(table: "LogprobTable") -> str:
+def _first_position_text(table: "LogprobTable") -> str:
     """Return the first position beyond the tolerance, and its distance, as words."""
     assert table.first is not None
     return f"{table.first.position}, {table.first.largest:.3g} apart"
 
 
-def _number(value: float | None) -> str:
+def _number_text(value: float | None) -> str:
     """Return a number with four decimals, "-" for None."""
     return "-" if value is None else f"{value:.4f}"
 
@@ -190,5 +199,5 @@ def answer(table: "LogprobTable", verdict: "Pronounced", reference: str) -> "lis
     text, style = headline(table, verdict)
     lines: list[Line] = [(f"{text} (against {reference})", style)]
     if table.first is not None:
-        lines.append((f"  first position beyond: {_position(table)}", "bad"))
+        lines.append((f"  first position beyond: {_first_position_text(table)}", "bad"))
     return lines

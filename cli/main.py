@@ -57,18 +57,18 @@ class LazyGroup(click.Group):
 
         Installs the signal handlers and the listeners of notices first.
         """
-        offered = None if cmd_name in COMMANDS else offered_command(cmd_name)
+        offered = None if cmd_name in COMMANDS else plugin_command(cmd_name)
         if cmd_name not in COMMANDS and offered is None:
             return None
         from aprfmt.formats.cleanup import install_signal_handlers
         from aprfmt.formats.notices import set_listener
         from aprfmt.formats.truncation import exit_on_truncation
 
-        set_listener(_notice)
+        set_listener(_print_notice)
         install_signal_handlers()  # SIGTERM must leave no half-written file behind
         args = ctx.find_root().obj
         if args is not None:  # not while a shell asks for completions
-            exit_on_truncation(lambda text: _fail(args, "format", text, FormatError(text)))
+            exit_on_truncation(lambda text: _print_error(args, "format", text, FormatError(text)))
         if offered is not None:
             return offered
         row = COMMANDS[cmd_name]
@@ -89,7 +89,7 @@ class LazyGroup(click.Group):
 
             if is_implied_inspect(args):
                 return super().resolve_command(ctx, ["inspect", *args])
-            if offered_command(args[0]) is not None:
+            if plugin_command(args[0]) is not None:
                 return super().resolve_command(ctx, args)
             known = [*COMMANDS, *(point.name for point in installed_entry_points("commands"))]
             near = get_close_matches(args[0], known, 3)
@@ -105,7 +105,7 @@ class LazyGroup(click.Group):
                 formatter.write_dl([(f"{name:{width}}", row.summary) for name, row in rows.items()])
 
 
-def offered_command(name: str) -> click.Command | None:
+def plugin_command(name: str) -> click.Command | None:
     """Return the command that another package offers as `name`; None if no package does.
 
     Packages offer commands in the entry-point group `aprfmt.commands`. They are searched only where
@@ -129,7 +129,7 @@ def offered_command(name: str) -> click.Command | None:
     return found
 
 
-def _notice(note: Note) -> None:
+def _print_notice(note: Note) -> None:
     """Print a notice of the library as a warning."""
     from aprfmt.cli.render import warn_note
 
@@ -147,7 +147,7 @@ def is_implied_inspect(args: list[str]) -> bool:
     return not args[0] or bool(_PATH.search(args[0])) or os.path.exists(args[0])
 
 
-def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+def _print_version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     """Print the version line and exit with 0, if --version was given."""
     if not value or ctx.resilient_parsing:
         return
@@ -163,7 +163,7 @@ def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     is_flag=True,
     expose_value=False,
     is_eager=True,
-    callback=_version,
+    callback=_print_version,
     help="Show the version, extras and kernels.",
 )
 def group() -> None:
@@ -199,9 +199,9 @@ def main(argv: list[str] | None = None) -> None:
     except click.exceptions.Exit as stop:
         code = stop.exit_code
     except click.ClickException as error:
-        code = _fail(args, "usage", _usage_line(error), error)
+        code = _print_error(args, "usage", _usage_line(error), error)
     except Exception as error:
-        code = _error(args, error)
+        code = _report_error(args, error)
     raise SystemExit(code or 0)
 
 
@@ -215,20 +215,20 @@ def _usage_line(error: click.ClickException) -> str:
     return text + hint
 
 
-def _error(args: list[str], error: Exception) -> int:
+def _report_error(args: list[str], error: Exception) -> int:
     """Print an exception as one line and return exit code 2; one of an unknown class is a bug."""
     if isinstance(error, AprfmtError):
-        return _fail(args, error.kind, str(error), error)
+        return _print_error(args, error.kind, str(error), error)
     if isinstance(error, MemoryError):
-        return _fail(args, "memory", "not enough memory for this; see --memory", error)
+        return _print_error(args, "memory", "not enough memory for this; see --memory", error)
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        return _fail(args, "os", f"{where}{error.strerror or error}", error)
+        return _print_error(args, "os", f"{where}{error.strerror or error}", error)
     text = f"bug: {type(error).__name__}: {error}; please report it with the --debug output"
-    return _fail(args, "bug", text, error)
+    return _print_error(args, "bug", text, error)
 
 
-def _place(message: str) -> str:
+def _place_in_message(message: str) -> str:
     """Return the file, key or option that a message begins with; "" where it begins with none."""
     where, found, _ = message.partition(": ")
     return where if found and ";" not in where else ""
@@ -246,7 +246,7 @@ def requested_format(args: list[str]) -> str:
     return next(iter([*apart, *joined]), "human")
 
 
-def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
+def _print_error(args: list[str], kind: str, message: str, error: Exception) -> int:
     """Print an error on stderr, in JSON or a CI report on stdout if asked; return the exit code.
 
     `kind` is the key of the error in JSON. The code is 2, or 141 for a closed pipe. With --debug
@@ -266,13 +266,15 @@ def _fail(args: list[str], kind: str, message: str, error: Exception) -> int:
         from aprfmt.cli.render import print_cases
 
         command = next((arg for arg in args if arg in COMMANDS), "aprfmt")
-        print_cases(form, command, [ReportCase("error", _place(message), "error", message)], 2)
+        print_cases(
+            form, command, [ReportCase("error", _place_in_message(message), "error", message)], 2
+        )
     if form == "json":
         from aprfmt.cli.render import envelope, print_json
 
         said = next((arg for arg in args if arg in COMMANDS), "aprfmt")
         command = "inspect" if is_implied_inspect(args) else said
-        where = "" if kind == "bug" else _place(message)
+        where = "" if kind == "bug" else _place_in_message(message)
         body: dict[str, Any] = {"error": {"kind": kind, "message": message, "where": where}}
         try:
             print_json(envelope(command, 2, body))

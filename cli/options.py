@@ -162,7 +162,7 @@ def option_group(*added: Callable[[F], F]) -> Callable[[F], F]:
     return add
 
 
-def _plain_http(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+def _allow_http(ctx: click.Context, param: click.Parameter, value: bool) -> None:
     """Allow http:// addresses for this process if --allow-http was given."""
     if value:
         from aprfmt.remote.address_policy import POLICY
@@ -170,7 +170,7 @@ def _plain_http(ctx: click.Context, param: click.Parameter, value: bool) -> None
         POLICY.plain_http = True
 
 
-def _common(names: tuple[str, ...], says: str) -> Callable[[F], F]:
+def _common_options(names: tuple[str, ...], says: str) -> Callable[[F], F]:
     """Return the options that every command has; `names` are the values of --format.
 
     `says` is the help of --format.
@@ -204,17 +204,17 @@ def _common(names: tuple[str, ...], says: str) -> Callable[[F], F]:
             is_flag=True,
             expose_value=False,
             is_eager=True,
-            callback=_plain_http,
+            callback=_allow_http,
             help="Read from http:// addresses of other machines too.",
         ),
-        render.announced,
+        render.with_status_line,
     )
 
 
 _FORM = "What stdout gets; agent is at most 12 lines, and what a coding agent gets unasked"
 # What every command has; `output_format.answer_format` and `render.is_flag_set` say what was given.
-common = _common(output_format.FORMS, f"{_FORM}.")
-common_ci = _common(output_format.CI_FORMS, f"{_FORM}; sarif and junit are for CI servers.")
+common = _common_options(output_format.FORMS, f"{_FORM}.")
+common_ci = _common_options(output_format.CI_FORMS, f"{_FORM}; sarif and junit are for CI servers.")
 
 
 class PathOrAddress(NamedPath):
@@ -419,7 +419,7 @@ def parse_key_values(
     return tuple(pairs)
 
 
-def _accepting(words: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
+def _accept_checker(words: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
     """Return click's callback that refuses values of --accept other than `words` and unread:."""
 
     def check(
@@ -442,7 +442,7 @@ def accept(*, within: bool = False) -> Callable[[F], F]:
         "--accept",
         multiple=True,
         metavar="WHAT",
-        callback=_accepting(("within",) if within else ()),
+        callback=_accept_checker(("within",) if within else ()),
         help=f"Count as equal: {rounding}unread:PATTERN: items that were not compared, by name.",
     )
 

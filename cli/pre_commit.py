@@ -34,7 +34,7 @@ def run_hook(argv: list[str]) -> int:
     codes = [0]
     for file in files:
         if command == "validate":
-            codes.append(exit_code([command, *options, "--", file]))
+            codes.append(run_in_process([command, *options, "--", file]))
         else:
             codes.append(compare_with(base, file, options))
     return max(codes)
@@ -61,10 +61,10 @@ def compare_with(base: str, file: str, options: list[str]) -> int:
         old = Path(folder, Path(file).name)
         with old.open("wb") as out:
             subprocess.run(["git", "cat-file", "--filters", named], stdout=out, check=True)
-        return exit_code(["diff", *options, "--", str(old), file])
+        return run_in_process(["diff", *options, "--", str(old), file])
 
 
-def exit_code(argv: list[str]) -> int:
+def run_in_process(argv: list[str]) -> int:
     """Run one command of aprfmt in this process and return its exit code."""
     print(f"$ aprfmt {' '.join(argv)}", flush=True)
     try:

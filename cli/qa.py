@@ -6,7 +6,7 @@ from typing import TypedDict, Unpack
 import click
 
 from aprfmt.cli import check_output, check_page, options, render, run_options
-from aprfmt.cli.ci_reports import agree_with_verdict, cases_of_gates
+from aprfmt.cli.ci_reports import append_verdict_case, cases_of_gates
 from aprfmt.cli.html_page import add_page
 
 
@@ -136,5 +136,5 @@ def command(
         answer=lambda: check_output.gates_answer(
             report, saved, None if asked["against"] is None else str(asked["against"])
         ),
-        cases=lambda: agree_with_verdict(cases_of_gates(body), code, report.subject),
+        cases=lambda: append_verdict_case(cases_of_gates(body), code, report.subject),
     )

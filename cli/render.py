@@ -31,10 +31,10 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 def envelope(command: str, exit_code: int, body: Mapping[str, object]) -> dict[str, object]:
     """Return the object that every `--json` prints: schema, command, ok, exit, then `body`."""
-    from aprfmt.schemas import number
+    from aprfmt.schemas import schema_number
 
     return {
-        "schema": f"aprfmt.{command}/{number(command)}",
+        "schema": f"aprfmt.{command}/{schema_number(command)}",
         "command": command,
         "ok": exit_code == 0,
         "exit": exit_code,
@@ -230,7 +230,7 @@ def table(
         max([len(header), *(len(row[i]) for row in cells)]) for i, header in enumerate(headers)
     ]
 
-    def text(row: Sequence[str]) -> str:
+    def row_text(row: Sequence[str]) -> str:
         """Return a row as a line of padded cells."""
         parts = [
             cell.rjust(width) if side == "r" else cell.ljust(width)
@@ -238,9 +238,9 @@ def table(
         ]
         return "  ".join(parts).rstrip()
 
-    line(text(list(headers)), style="head")
+    line(row_text(list(headers)), style="head")
     for number, row in enumerate(cells):
-        line(text(row), style=styles.get(number, ""))
+        line(row_text(row), style=styles.get(number, ""))
 
 
 def say_verdict(text: str, style: str) -> None:
@@ -366,7 +366,9 @@ class StatusLine:
         self._what, self._text, self._counted = what, f"{what}: {doing}", False
         self._ended = threading.Event()
         arguments = self._ended, time.monotonic()
-        threading.Thread(target=self._work, args=arguments, name="status", daemon=True).start()
+        threading.Thread(
+            target=self._write_periodically, args=arguments, name="status", daemon=True
+        ).start()
 
     def doing(self, text: str) -> None:
         """Set what the line says the command is doing."""
@@ -394,7 +396,7 @@ class StatusLine:
             self._ended.set()
             self.clear()
 
-    def _work(self, ended: threading.Event, began: float) -> None:
+    def _write_periodically(self, ended: threading.Event, began: float) -> None:
         """Write the line with the time taken, again and again until `ended` is set.
 
         `began` is in seconds of time.monotonic. While progress is shown nothing is written.
@@ -421,7 +423,7 @@ class StatusLine:
 STATUS = StatusLine()
 
 
-def announced(function: F) -> F:
+def with_status_line(function: F) -> F:
     """Return a command's function that shows on a terminal what it is doing while it runs."""
 
     @wraps(function)

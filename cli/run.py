@@ -41,7 +41,7 @@ class TextWriter:
         return self._later.result
 
     @cached_property
-    def _before(self) -> str:
+    def _context_text(self) -> str:
         """The text of the last CONTEXT prompt tokens."""
         assert self._tokenizer is not None
         return str(self._tokenizer.decode(self._context, skip_special=True))
@@ -54,8 +54,8 @@ class TextWriter:
         if self._tokenizer is None:
             return None
         whole = self._tokenizer.decode([*self._context, *ids], skip_special=True)
-        if whole.startswith(self._before):
-            return str(whole[len(self._before) :])
+        if whole.startswith(self._context_text):
+            return str(whole[len(self._context_text) :])
         return str(self._tokenizer.decode(ids, skip_special=True))
 
     def show(self, ids: Sequence[int]) -> None:
@@ -68,18 +68,18 @@ class TextWriter:
             if found is None:
                 self._print(f"{ids[-1]} ")
             elif not found.endswith(("\ufffd", "\\")):
-                self._rest(found)
+                self._print_rest(found)
 
     def finish(self, ids: Sequence[int]) -> None:
         """Print the part of the text that was not printed yet, and end the line."""
         found = self.text(ids)
         if found is not None:
-            self._rest(found)
+            self._print_rest(found)
         elif not self._live:
             self._print(" ".join(map(str, ids)))
         self._print("\n")
 
-    def _rest(self, text: str) -> None:
+    def _print_rest(self, text: str) -> None:
         """Print the part of a text, escaped, that was not printed yet."""
         shown = "\n".join(render.escape(line) for line in text.split("\n"))
         self._print(shown[self._shown :])
@@ -188,9 +188,9 @@ def command(
         run_speed,
     )
     from aprfmt.inference.sampling import Sampler, Sampling
-    from aprfmt.tokenizer import tokenizer_of
+    from aprfmt.tokenizer import try_load_tokenizer
     from aprfmt.tokenizer.absent_keys import absent_ids
-    from aprfmt.tokenizer.turn_ends import unstopped_turn
+    from aprfmt.tokenizer.turn_ends import find_unstopped_turn
 
     sampling = Sampling(temperature, top_k, top_p, seed)
     began = time.perf_counter()
@@ -198,7 +198,7 @@ def command(
         opened = run.model
         ids, text = run_options.token_ids(opened, tokens)
         limit = min(max_tokens, room_in_context(opened, len(ids)))
-        with BackgroundValue(lambda: tokenizer_of(opened)) as tokenizer:
+        with BackgroundValue(lambda: try_load_tokenizer(opened)) as tokenizer:
             stop = StopIds(tokenizer, run_options.stop_token_ids(opened), ignore=ignore_stop)
             writer = TextWriter(tokenizer, ids, live=output_format.answer_format() != "json")
             load = time.perf_counter() - began
@@ -207,10 +207,10 @@ def command(
             known = f"stop tokens as configured: {sorted(stop)}" if stop else "no stop token"
             render.warn(f"{opened.path}: has no tokenizer: ids only; {known}", "no_tokenizer")
         # Warn of what makes other programs go on after the end of a turn.
-        unstopped = unstopped_turn(opened.carried) if tokens.chat is not None else None
+        unstopped = find_unstopped_turn(opened.carried) if tokens.chat is not None else None
         if unstopped is not None and not ignore_stop:
             here = "; this run stops there all the same" if unstopped.id in stop else ""
-            render.warn(f"{unstopped.says}{here}; {unstopped.todo}", "turn_end")
+            render.warn(f"{unstopped.says}{here}; {unstopped.remedy}", "turn_end")
         for absent in () if opened.carried.origin else absent_ids(opened.carried):
             render.warn(f"{absent.says}; so does this run; {absent.todo}", "absent_key")
         # Say why generation ended; the stop token itself is no part of the answer.

@@ -86,9 +86,9 @@ class WhereOptions(WithinOptions):
 
     def request(self, text: str) -> "RunRequest":
         """Return the run request of MODEL[@RUN]; UsageError where options name the run again."""
-        from aprfmt.inference.running import requested
+        from aprfmt.inference.running import make_request
 
-        return requested(
+        return make_request(
             text,
             self.device,
             self.backend,
@@ -96,7 +96,7 @@ class WhereOptions(WithinOptions):
             **{field.name: getattr(self, field.name) for field in fields(WithinOptions)},
         )
 
-    def elsewhere(self, run: bool = True) -> "WhereOptions":
+    def for_other_model(self, run: bool = True) -> "WhereOptions":
         """Return these options for another model: without --arch, with `run` also without device.
 
         `run` says that the other MODEL@RUN names backend, device and dtype itself.
@@ -128,22 +128,22 @@ def open_session(
 
     `draft` opens the model's draft head. Raises UsageError for an engine unless `engines`.
     """
-    from aprfmt.inference.running import opened
+    from aprfmt.inference.running import open_run
 
     request = replace(where.request(text), draft=draft)
     if request.choice.is_engine and not engines:
-        request.backend()  # raises: it says what takes an engine
+        request.open_backend()  # raises: it says what takes an engine
     request.choice.refuse_missing_gpu()  # before torch is imported, which takes seconds
     if request.choice.why.startswith("auto"):
         render.warn(request.choice.why, "fallback")
-    with opened(request, tell=warn_of_model) as run:
+    with open_run(request, tell=warn_of_model) as run:
         render.STATUS.doing(f"running {run.model.path} on {run.choice}")
         yield run
 
 
 def warn_of_model(model: "Model") -> None:
     """Print warnings of what the file leaves out or contradicts."""
-    from aprfmt.model.completeness import accepted_text
+    from aprfmt.model.completeness import accepted_absences_text
 
     report = model.resolution.report
     for note in (*model.notes, *model.resolution.notes):
@@ -151,7 +151,7 @@ def warn_of_model(model: "Model") -> None:
             render.warn_note(note)
     for text in report.conflicts:
         render.warn(f"{model.path}: {text}", "contradiction")
-    accepted = accepted_text(model.resolution)
+    accepted = accepted_absences_text(model.resolution)
     if accepted:
         render.warn(f"{model.path}: {accepted}", "accepted_missing")
 
@@ -193,7 +193,7 @@ def parse_ids(text: str) -> list[int]:
     """Return the token ids of `1,2,3`, of a .npy file of integers, or of stdin for `-`."""
     text = options.read_text_option(text, "--ids")
     if text.endswith(".npy"):
-        return _npy_ids(Path(text))
+        return _read_npy_ids(Path(text))
     return parse_numbers(re.split(r"\s*,\s*|\s+", text.strip()), "--ids")
 
 
@@ -205,7 +205,7 @@ def parse_numbers(words: Sequence[str], option: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _npy_ids(path: Path) -> list[int]:
+def _read_npy_ids(path: Path) -> list[int]:
     """Return the integers of a .npy file."""
     from aprfmt.formats.mapped_file import MappedFile
 
@@ -309,7 +309,7 @@ def stop_token_ids(model: "Model") -> frozenset[int]:
 
     For models whose tokenizer cannot be loaded.
     """
-    from aprfmt.tokenizer import stated_ends as stated
+    from aprfmt.tokenizer import metadata_stop_ids as stated
 
     try:
         return stated(model)
@@ -343,9 +343,9 @@ def top_tokens(row: "Numbers", model: "Model | None", count: int = 5) -> list[To
 
 def name_tokens(top: list[TopToken], model: "Model") -> None:
     """Set each row's `token` (spelling) and `piece` (text), where the model has a tokenizer."""
-    from aprfmt.tokenizer import tokenizer_of
+    from aprfmt.tokenizer import try_load_tokenizer
 
-    tokenizer = tokenizer_of(model)
+    tokenizer = try_load_tokenizer(model)
     if tokenizer is not None:
         for row in top:
             row["token"], row["piece"] = tokenizer.token(row["id"]), tokenizer.piece(row["id"])
@@ -373,5 +373,5 @@ def show_nonfinite(points: "Iterable[PointDiff]", name: str) -> None:
     ]
     odd.sort(key=lambda row: not row[1].alone)
     for key, found in render.first_rows(odd, NONFINITE, what="more points"):
-        text = found.says(name, "the reference")
+        text = found.text(name, "the reference")
         render.say(f"{key}: {text}", style="bad" if found.alone else "warn")

@@ -10,7 +10,7 @@ import click
 
 from aprfmt.base.protocols import Value
 from aprfmt.cli import html_page, options, render
-from aprfmt.cli.ci_reports import agree_with_verdict, cases_of_scan
+from aprfmt.cli.ci_reports import append_verdict_case, cases_of_scan
 from aprfmt.cli.html_page import add_page
 from aprfmt.errors import UsageError
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def render_page(report: "ScanReport", verdict: str) -> str:
-    """Return the HTML page of a scan; `verdict` is its first line."""
+    """Return the HTML page of a scan; `verdict_text` is its first line."""
     facts = {
         "results": report.out,
         "asked now": report.asked,
@@ -39,8 +39,8 @@ def show(report: "ScanReport") -> None:
     """Print the verdict, damage, duplicate tensors, families, and templates that differ."""
     found = report.found
     style = "bad" if found["counts"]["FAIL"] else "warn" if report.exit_code else "good"
-    render.line(verdict(report), style=style)
-    _listed("damage", [_damage(row) for row in found["damage"]], "bad")
+    render.line(verdict_text(report), style=style)
+    _print_list("damage", [_damage_text(row) for row in found["damage"]], "bad")
     copies = found["copies"]
     if copies["tensors"]:
         render.line(
@@ -48,7 +48,7 @@ def show(report: "ScanReport") -> None:
             "could be saved",
             style="head",
         )
-    _listed(
+    _print_list(
         "families",
         [
             f"{row['model']}: {'from' if row['proof'] == DERIVED else 'like'} {row['base']}: "
@@ -56,7 +56,7 @@ def show(report: "ScanReport") -> None:
             for row in found["families"]
         ],
     )
-    _listed(
+    _print_list(
         "vocabularies with several templates",
         [
             "; ".join(f"{one['models']} like {one['example']}" for one in row["templates"])
@@ -72,11 +72,11 @@ def show(report: "ScanReport") -> None:
 
 def answer(report: "ScanReport") -> "list[Line]":
     """Return the short answer as (text, style) lines: verdict, damage, copies, next command."""
-    from aprfmt.compare.short_answer import merge_alike
+    from aprfmt.compare.short_answer import merge_similar_lines
 
     found = report.found
-    lines: list[Line] = [(verdict(report), "bad" if report.exit_code else "good")]
-    lines += merge_alike([(f"  {_damage(row)}", "bad") for row in found["damage"]])
+    lines: list[Line] = [(verdict_text(report), "bad" if report.exit_code else "good")]
+    lines += merge_similar_lines([(f"  {_damage_text(row)}", "bad") for row in found["damage"]])
     copies = found["copies"]
     if copies["tensors"]:
         size = render.size_text(copies["bytes"])
@@ -92,19 +92,19 @@ def answer(report: "ScanReport") -> "list[Line]":
     return lines
 
 
-def verdict(report: "ScanReport") -> str:
+def verdict_text(report: "ScanReport") -> str:
     """Return the verdict's line: the outcome, and how many answers of each kind."""
     return report.pronounced.says
 
 
-def _damage(row: Mapping[str, Value]) -> str:
+def _damage_text(row: Mapping[str, Value]) -> str:
     """Return one line on an answer that is no pass: outcome, model, check, the first finding."""
     first = next(iter(row["findings"]), None)
     said = f"{first['where']}: {first['found']}" if first else row["found"]
     return f"{row['outcome']} {row['model']}: {row['check']}: {said}"
 
 
-def _listed(title: str, lines: list[str], style: str = "") -> None:
+def _print_list(title: str, lines: list[str], style: str = "") -> None:
     """Print a title with the number of lines, then the first of them; nothing for no lines."""
     if not lines:
         return
@@ -220,14 +220,14 @@ def command(
     with render.ProgressLine("scan") as progress:
         report = scan(request, progress)
     body = report.to_json()
-    add_page(body, html, force, lambda: render_page(report, verdict(report)))
+    add_page(body, html, force, lambda: render_page(report, verdict_text(report)))
     code = report.exit_code
     return render.emit(
         body,
         code,
         lambda: show(report),
         answer=lambda: answer(report),
-        cases=lambda: agree_with_verdict(cases_of_scan(body), code, str(output)),
+        cases=lambda: append_verdict_case(cases_of_scan(body), code, str(output)),
     )
 
 

@@ -40,7 +40,7 @@ def complete_interrupted(model: Path) -> None:
             complete_patches(folder)
 
 
-def open_described(model: Path, in_place: bool) -> "Model":
+def open_to_edit(model: Path, in_place: bool) -> "Model":
     """Return the model opened; for --in-place even if its weights do not decode.
 
     config.json may be what is wrong, and is to be changed. Raises CodecError where a copy is asked
@@ -78,7 +78,7 @@ def change_in_place(opened: "Model", request: "EditRequest") -> tuple[dict[str, 
     return report.to_json() | {"in_place": True, "patched_bytes": written}, written
 
 
-def check_stated_values(opened: "Model", template: bool) -> dict[str, list[str]]:
+def check_metadata_values(opened: "Model", template: bool) -> dict[str, list[str]]:
     """Return {check: what is wrong with the metadata}, a text each; no weight is read.
 
     `template` runs the check of the chat template too, which renders it in a child process.
@@ -272,13 +272,13 @@ def command(
     if in_place:
         complete_interrupted(model)
     # Read the old values and doubts first, to tell later what this change made worse.
-    with open_described(model, in_place) as opened:
+    with open_to_edit(model, in_place) as opened:
         asked = parse_edits(opened, changes, remove, output or opened.source.files[0])
         if opened.damage and asked.keys:
             raise FormatError(f"{model}: {opened.damage[0].text}; only its text files are changed")
         before = edits.read_values(opened, asked.keys)
         resolved = read_problem(opened) is None
-        doubtful = check_stated_values(opened, asked.template) if resolved else {}
+        doubtful = check_metadata_values(opened, asked.template) if resolved else {}
         form = opened.format
         body: dict[str, object] = {}
         code = 0
@@ -309,7 +309,7 @@ def command(
         if asked.files is not None and written.folder is not None:
             found += asked.files.changes(written.folder.path)
         why = read_problem(written) if resolved else None
-        new = check_stated_values(written, asked.template) if resolved and why is None else {}
+        new = check_metadata_values(written, asked.template) if resolved and why is None else {}
     warn_of_changes(output or model, form, asked.unknown, why, new_doubts(doubtful, new))
 
     def show() -> None:

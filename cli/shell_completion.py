@@ -30,12 +30,12 @@ def complete_tensors(ctx: click.Context, param: click.Parameter, incomplete: str
         for spellings in spellings_by_name(model).values():
             yield from spellings
 
-    return _offered(ctx, incomplete, names)
+    return _complete_from_model(ctx, incomplete, names)
 
 
 def complete_keys(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """Return the model's metadata keys that begin with `incomplete`."""
-    return _offered(ctx, incomplete, lambda model: model.metadata)
+    return _complete_from_model(ctx, incomplete, lambda model: model.metadata)
 
 
 def complete_settings(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
@@ -43,7 +43,7 @@ def complete_settings(ctx: click.Context, param: click.Parameter, incomplete: st
     return [f"{key}=" for key in complete_keys(ctx, param, incomplete)]
 
 
-def _offered(
+def _complete_from_model(
     ctx: click.Context, incomplete: str, names: "Callable[[Model], Iterable[str]]"
 ) -> list[str]:
     """Return those of `names(model)` that begin with `incomplete`; [] without a readable model."""

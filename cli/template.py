@@ -24,12 +24,12 @@ def render_template(
     Where the tokenizer cannot be built, `ids` is None and `no_ids` says why. `open_turn` begins the
     assistant's turn.
     """
-    from aprfmt.tokenizer import render_alone
+    from aprfmt.tokenizer import render_messages
 
     try:
         tokenizer = opened.tokenizer
     except AprfmtError as error:
-        text = render_alone(opened, messages, add_generation_prompt=open_turn)
+        text = render_messages(opened, messages, add_generation_prompt=open_turn)
         if text is None:
             raise
         return {"tokenizer": None, "text": text, "ids": None, "no_ids": str(error)}
@@ -131,34 +131,36 @@ def report_engines(model: Path) -> int:
     It is 1 where a conversation differs, else 0.
     """
     from aprfmt.model import open_model
-    from aprfmt.tokenizer.stated import stated_tokenizer
+    from aprfmt.tokenizer.stated import read_tokenizer_parts
     from aprfmt.tokenizer.template_engines import CAUSE, compare_engines
 
     with open_model(model) as opened:
-        side = stated_tokenizer(opened)
+        side = read_tokenizer_parts(opened)
         template = opened.carried.chat_template()
         if side is None or template is None:
             raise FormatError(f"{opened.path}: carries no chat template; nothing can be rendered")
-        found = compare_engines(template, side.texts, str(opened.path))
+        found = compare_engines(template, side.special_token_texts, str(opened.path))
         body = {
             "model": str(opened.path),
-            "cause": CAUSE if found.apart else None,
+            "cause": CAUSE if found.differing else None,
             "engine": found.engine,
-            "says": found.says,
-            "conversations": [asdict(row) | {"says": row.says} for row in found.rows],
+            "says": found.text,
+            "conversations": [asdict(row) | {"says": row.text} for row in found.rows],
         }
 
     def show() -> None:
         """Print the verdict, and each conversation that differs."""
-        render.say(found.says, style="bad" if found.apart else "good")
-        for row in found.apart:
-            render.say(f"  {row.conversation}: {row.says}", style="bad")
+        render.say(found.text, style="bad" if found.differing else "good")
+        for row in found.differing:
+            render.say(f"  {row.conversation}: {row.text}", style="bad")
 
     def answer() -> "list[Line]":
         """Return the short answer as (text, style) lines."""
-        from aprfmt.compare.short_answer import merge_alike
+        from aprfmt.compare.short_answer import merge_similar_lines
 
-        lines: list[Line] = [(f"  {row.conversation}: {row.says}", "bad") for row in found.apart]
-        return [(found.says, "bad" if found.apart else "good"), *merge_alike(lines)]
+        lines: list[Line] = [
+            (f"  {row.conversation}: {row.text}", "bad") for row in found.differing
+        ]
+        return [(found.text, "bad" if found.differing else "good"), *merge_similar_lines(lines)]
 
-    return render.emit(body, int(bool(found.apart)), show, answer=answer)
+    return render.emit(body, int(bool(found.differing)), show, answer=answer)

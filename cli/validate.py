@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from aprfmt.cli import check_output, check_page, options, render
-from aprfmt.cli.ci_reports import agree_with_verdict, cases_of_validation
+from aprfmt.cli.ci_reports import append_verdict_case, cases_of_validation
 from aprfmt.cli.html_page import add_page
 
 
@@ -67,5 +67,5 @@ def command(
         answer=lambda: check_output.validation_answer(
             report, None if against is None else str(against)
         ),
-        cases=lambda: agree_with_verdict(cases_of_validation(body), code, report.subject),
+        cases=lambda: append_verdict_case(cases_of_validation(body), code, report.subject),
     )

@@ -29,7 +29,7 @@ def merge_copies(c: Context, x: Array) -> Array:
     return c.tap("altup_merged", WHOLE, b.narrow(total / int(c.hp["altup_streams"])))
 
 
-def predict(c: Context, layer: int, x: Array) -> tuple[Array, Array]:
+def predict_copies(c: Context, layer: int, x: Array) -> tuple[Array, Array]:
     """Return (all predicted copies, the first of them, on which the layer runs)."""
     modes = c.tap("altup_modes", layer, _router_modes(c, layer, _copy_views(c, x)[0]))
     coefs = c.linear(layer, "altup_predict_coef", modes)
@@ -38,7 +38,7 @@ def predict(c: Context, layer: int, x: Array) -> tuple[Array, Array]:
     return mixed, _copy_views(c, mixed)[0]
 
 
-def correct(c: Context, layer: int, predicted: Array, x: Array) -> Array:
+def correct_copies(c: Context, layer: int, predicted: Array, x: Array) -> Array:
     """Return the copies, each moved by its share of what the layer changed in the first one.
 
     `predicted` are the copies before the layer, x is the first one after it.
@@ -69,8 +69,8 @@ def add_to_others(c: Context, x: Array, y: Array) -> Array:
     return c.backend.concat([first, *(c.backend.add(each, y) for each in others)])
 
 
-def laurel(c: Context, layer: int, x: Array) -> Array:
-    """Return x plus the norm of its low-rank product: point `laurel`."""
+def add_low_rank(c: Context, layer: int, x: Array) -> Array:
+    """Return x plus the norm of its low-rank product: point `add_low_rank`."""
     low = c.linear(layer, "laurel_r", c.linear(layer, "laurel_l", x))
     return c.tap("laurel", layer, c.backend.add(x, c.norm(layer, "laurel_post_norm", low)))
 
@@ -83,7 +83,7 @@ def _copy_views(c: Context, x: Array) -> list[Array]:
 
 def _copy_projections(c: Context, role: str) -> list[Weight]:
     """Return the projections of all copies but the first, for a stacked role."""
-    w = c.weights.of(None, f"{role}.weight")
+    w = c.weights.role(None, f"{role}.weight")
     return [w.expert(i) for i in range(int(c.hp["altup_streams"]) - 1)]
 
 

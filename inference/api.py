@@ -9,8 +9,8 @@ from aprfmt.errors import UsageError
 from aprfmt.inference.capture import select_points
 from aprfmt.inference.forward import check_tokens
 from aprfmt.inference.identity import trace_identity
-from aprfmt.inference.running import Run, opened, requested
-from aprfmt.inference.trace import Kept, Positions, Trace
+from aprfmt.inference.running import Run, make_request, open_run
+from aprfmt.inference.trace import KeptValues, Positions, Trace
 from aprfmt.model import Model
 
 
@@ -55,7 +55,7 @@ def trace(
     may be missing. Raises UsageError for a point, layer or token that is
     none, BackendUnavailableError for a device that is not there.
     """
-    request = requested(
+    request = make_request(
         model,
         device,
         backend,
@@ -71,16 +71,16 @@ def trace(
     if request.choice.is_engine:
         engine = request.choice.backend
         raise UsageError(f"{engine}: is a foreign engine; trace it with aprfmt trace")
-    with opened(request) as run:
-        tokens = _tokens(run.model, prompt, ids)
-        wanted = _wanted(run, points, layers)
+    with open_run(request) as run:
+        tokens = _request_tokens(run.model, prompt, ids)
+        wanted = _wanted_keys(run, points, layers)
         facts = {"prompt": prompt, **trace_identity(run.model, tokens)}
         asked = replace(request, ids=tuple(tokens), wanted=wanted)
-        with run.trace(asked, place=Kept(), stop=True, facts=facts) as found:
+        with run.trace(asked, place=KeptValues(), stop=True, facts=facts) as found:
             return found
 
 
-def _tokens(model: Model, prompt: str | None, ids: Sequence[int] | None) -> list[int]:
+def _request_tokens(model: Model, prompt: str | None, ids: Sequence[int] | None) -> list[int]:
     """Return the tokens of a prompt, or the given ones; UsageError unless exactly one is given."""
     if prompt is not None and ids is None:
         return list(model.tokenizer.encode(prompt))
@@ -89,7 +89,7 @@ def _tokens(model: Model, prompt: str | None, ids: Sequence[int] | None) -> list
     raise UsageError("give one of prompt and ids")
 
 
-def _wanted(run: Run, points: Sequence[str], layers: Sequence[int] | None) -> list[str]:
+def _wanted_keys(run: Run, points: Sequence[str], layers: Sequence[int] | None) -> list[str]:
     """Return the keys of these points in these layers (None: all), in execution order.
 
     Raises UsageError for a point or layer that the model does not have.

@@ -28,7 +28,7 @@ from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt_facts import FolderFacts, StageFacts
 from aprfmt.inference.capture import POINTS, SLOTS, STAGE_ALIASES, STAGES, WHOLE, key_name
 from aprfmt.inference.trace import Record, Trace
-from aprfmt.inference.trace_file import whole
+from aprfmt.inference.trace_file import refuse_partial_trace
 from aprfmt.tensors.stats import compute_stats
 
 Numbers = NDArray[Any]
@@ -46,7 +46,7 @@ def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
     All files appear together. Raises OutputError for an existing folder that is not empty, unless
     `force`: then a folder that holds only APRT files is replaced.
     """
-    whole(trace, folder)
+    refuse_partial_trace(trace, folder)
 
     written = []
     facts: dict[str, StageFacts] = {}
@@ -68,7 +68,7 @@ def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
                 out.write(body)
                 out.close()  # more stages than files that a process may have open
                 written.append(out.path)
-                record = trace.find(key_name(points[0], layer))
+                record = trace.find_record(key_name(points[0], layer))
                 assert record is not None
                 name = (target / f"{stage}.bin").relative_to(folder).as_posix()
                 digest = hashlib.sha256(head)
@@ -76,7 +76,7 @@ def save_aprt(folder: Path, trace: Trace, *, force: bool = False) -> list[Path]:
                 facts[name] = aprt_facts.stage_facts(record, values.shape, digest.hexdigest())
         beside = folder / aprt_facts.NAME
         out = files.create(beside)
-        said = aprt_facts.to_json(FolderFacts(trace.run, facts))
+        said = aprt_facts.facts_to_json(FolderFacts(trace.run, facts))
         out.write(dumps(said, str(beside)).encode())
         written.append(out.path)
     return written
@@ -95,7 +95,7 @@ def _join_points(trace: Trace, points: tuple[str, ...], layer: int) -> Numbers |
 
     The values of a single point are returned in their shape.
     """
-    parts = [trace.values(key_name(point, layer)) for point in points]
+    parts = [trace.recorded_values(key_name(point, layer)) for point in points]
     found = [part for part in parts if part is not None]
     if len(found) != len(points):
         return None

@@ -54,7 +54,7 @@ def stage_facts(record: Record, shape: tuple[int, ...], sha256: str) -> StageFac
     return StageFacts(sha256, shape, record.positions, dtype, record.form, record.device)
 
 
-def to_json(facts: FolderFacts) -> dict[str, Any]:
+def facts_to_json(facts: FolderFacts) -> dict[str, Any]:
     """Return the JSON object of aprfmt-trace.json."""
     return {
         "schema": SCHEMA,

@@ -14,11 +14,11 @@ from aprfmt.inference.indexer import choose_keys
 from aprfmt.inference.layer_heads import (
     gives_keys_to_later,
     key_value_layer,
-    kv_heads,
+    kv_head_count,
     values_are_keys,
 )
 from aprfmt.inference.masks import Mask
-from aprfmt.inference.rope import kind_of
+from aprfmt.inference.rope import rotation_of_layer
 
 
 def attention(c: Context, layer: int, x: Array) -> Array:
@@ -52,7 +52,7 @@ def attention(c: Context, layer: int, x: Array) -> Array:
 _GATES = {"none": "", "sigmoid": "attn_q_gate", "sigmoid_head": "attn_gate"}
 
 
-def needs_single_steps(c: Context, layer: int) -> bool:
+def wants_scores(c: Context, layer: int) -> bool:
     """Return whether a point inside fused attention is wanted, scores or probs."""
     return c.wants("scores", layer) or c.wants("probs", layer)
 
@@ -60,14 +60,14 @@ def needs_single_steps(c: Context, layer: int) -> bool:
 def _attend(c: Context, layer: int, q: Array, k: Array, v: Array) -> Array:
     """Return attention probs.v [tokens, heads, value_dim], fused or step by step."""
     chunk = _chunk_size(c, layer)
-    if chunk is not None and not needs_single_steps(c, layer):
+    if chunk is not None and not wants_scores(c, layer):
         return _attend_by_chunk(c, layer, (q, k, v), chunk)
-    heads = _heads_of_pass(c, layer, int(k.shape[0]))
+    heads = _attention_settings(c, layer, int(k.shape[0]))
     if c.state.chosen is not None:
         heads = replace(heads, mask=heads.mask & c.state.chosen, causal=None)
     if c.block.score_bias != "none":
-        return score_bias.attention(c, layer, q, k, v, heads)
-    if not needs_single_steps(c, layer):
+        return score_bias.biased_attention(c, layer, q, k, v, heads)
+    if not wants_scores(c, layer):
         return c.backend.attention(q, k, v, heads)
     scores = c.tap("scores", layer, c.backend.scores(q, k, heads))
     probs = c.tap("probs", layer, c.backend.probs(scores, heads))
@@ -94,7 +94,7 @@ def _attend_by_chunk(c: Context, layer: int, qkv: tuple[Array, Array, Array], ch
         begin = start // chunk * chunk
         stop = min(begin + chunk, cached + len(q))
         mask = b.seen(stop - start, stop - begin, start - begin, None, causal=True)
-        heads = _heads_with_mask(c, layer, mask, (start - begin, None))
+        heads = _settings_with_mask(c, layer, mask, (start - begin, None))
         b.at(start)
         rows = slice(start - cached, stop - cached)
         parts.append(b.attention(q[rows], k[begin:stop], v[begin:stop], heads))
@@ -103,20 +103,20 @@ def _attend_by_chunk(c: Context, layer: int, qkv: tuple[Array, Array, Array], ch
     return parts[0] if len(parts) == 1 else b.stack(parts)
 
 
-def _heads_of_pass(c: Context, layer: int, keys: int) -> Heads:
+def _attention_settings(c: Context, layer: int, keys: int) -> Heads:
     """Return mask, scale, softcap and sinks for all queries and keys of a pass."""
     tokens, cached = len(c.facts.ids), c.facts.cached
     chunk = _chunk_size(c, layer)
     if chunk is not None:
-        return _heads_with_mask(c, layer, c.backend.chunked(tokens, keys, cached, chunk), None)
+        return _settings_with_mask(c, layer, c.backend.chunked(tokens, keys, cached, chunk), None)
     limited = c.hp["window_layers"][layer] and c.block.window == "sliding"
     window = c.hp["sliding_window"] if limited else None
     causal = c.block.attends == "causal"
     mask = c.backend.seen(tokens, keys, cached, window, causal=causal)
-    return _heads_with_mask(c, layer, mask, (cached, window) if causal else None)
+    return _settings_with_mask(c, layer, mask, (cached, window) if causal else None)
 
 
-def _heads_with_mask(
+def _settings_with_mask(
     c: Context, layer: int, mask: Mask, causal: tuple[int, int | None] | None
 ) -> Heads:
     """Return the layer's scale, softcap and sinks with a mask.
@@ -144,7 +144,7 @@ def _project_parts(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -
     products = c.backend.projections(
         x,
         [
-            (c.weights.of(layer, f"attn_{part}.weight"), None if part in late else biases[part])
+            (c.weights.role(layer, f"attn_{part}.weight"), None if part in late else biases[part])
             for part in heads
         ],
     )
@@ -178,7 +178,7 @@ def _grouped_query_key_value(
         return _rotate_parts(c, layer, [_norm_part(c, layer, "q", q)])[0], None, None
     if c.block.multipliers != "none":
         x = c.backend.scale(x, float(c.hp["attn_in_scale"]))
-    n_kv = kv_heads(c.hp, layer)
+    n_kv = kv_head_count(c.hp, layer)
     parts = {"q": int(c.hp["n_heads"]), "k": n_kv, "v": n_kv}
     if values_are_keys(c.hp, layer):
         del parts["v"]
@@ -203,7 +203,7 @@ def _norm_part(c: Context, layer: int, part: str, x: Array) -> Array:
 
 def _rotate_parts(c: Context, layer: int, xs: list[Array]) -> list[Array]:
     """Return q, or q and k, after rope; unchanged where the layer does not rotate."""
-    kind = kind_of(c.hp, layer) if c.block.position == "rope" else None
+    kind = rotation_of_layer(c.hp, layer) if c.block.position == "rope" else None
     if kind is None:
         return xs
     turned = c.backend.ropes(xs, c.ropes[kind], style=_rope_style(c), cast=c.block.rope_cast)
@@ -229,7 +229,7 @@ def _finish_query_key(
     return q, k
 
 
-def _scale_queries(c: Context, q: Array) -> Array:
+def _scale_queries_rounded(c: Context, q: Array) -> Array:
     """Return q times its positions' factors, computed in float32 steps and rounded."""
     factors = _query_factors(c, c.facts.positions.astype(np.float32))
     return c.backend.mul(q, c.backend.array(factors[:, None, None]))
@@ -261,7 +261,7 @@ def _query_factors(c: Context, positions: Numbers) -> Numbers:
     return factors
 
 
-_TEMPERATURES = {"all": _scale_queries, "unrotated": _scale_queries_exactly}
+_TEMPERATURES = {"all": _scale_queries_rounded, "unrotated": _scale_queries_exactly}
 
 
 def _rotate(c: Context, x: Array, table: tuple[Array, Array]) -> Array:
@@ -320,7 +320,7 @@ def _latent_query_key_value(c: Context, layer: int, x: Array) -> tuple[Array, Ar
     expanded = c.linear(layer, "attn_kv_b", latent).reshape(len(x), n_heads, -1)
     k_nope = c.tap("k_nope", layer, expanded[..., :nope])
     v = c.tap("v", layer, expanded[..., nope:])
-    kind = kind_of(hp, layer)
+    kind = rotation_of_layer(hp, layer)
     q_pe = q[..., nope:]
     if kind is not None:
         q_pe = _rotate(c, q_pe, c.ropes[kind])

@@ -68,14 +68,14 @@ class Batch:
     mask_given: bool = True
 
     @property
-    def documents(self) -> int:
+    def document_count(self) -> int:
         """The number of documents in all rows; a row that is not packed is one."""
         if self.document is None:
             return len(self.mask)
         return int((self.document.max(1) + 1).sum())
 
     @property
-    def starts(self) -> NDArray[np.bool_]:
+    def document_starts(self) -> NDArray[np.bool_]:
         """Mask [samples, tokens + 1] of the first token of each document but a row's first."""
         found = np.zeros(self.label.shape, bool)
         if self.document is not None:
@@ -83,12 +83,12 @@ class Batch:
         return found
 
     @property
-    def tokens(self) -> int:
+    def row_length(self) -> int:
         """The number of tokens of a row, padding included."""
         return int(self.mask.shape[1])
 
     @property
-    def scored(self) -> int:
+    def label_count(self) -> int:
         """The number of labels that a row predicts; no row predicts a sample's first token."""
         return int(self.label[:, 1:].sum())
 
@@ -198,8 +198,8 @@ def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
         found["mask"] is not None,
     )
     # The first token of a document is no label: no row of its document predicts it.
-    edges = int((label & batch.starts).sum()) if given is not None else 0
-    return replace(batch, label=label & ~batch.starts, edges=edges)
+    edges = int((label & batch.document_starts).sum()) if given is not None else 0
+    return replace(batch, label=label & ~batch.document_starts, edges=edges)
 
 
 ENDS_TOGETHER = 2  # tokens: `<|im_end|>`, a line feed, `<|endoftext|>` are one end
@@ -218,7 +218,7 @@ def count_turn_ends(batch: Batch) -> list[EndCounts]:
     end, label = batch.is_end & (batch.ids >= 0), batch.label
     real = np.append(batch.mask, label[:, -1:], axis=1)
     places = np.zeros(end.shape, bool)
-    places[:, 1:] = end[:, 1:] & label[:, :-1] & ~batch.starts[:, 1:]
+    places[:, 1:] = end[:, 1:] & label[:, :-1] & ~batch.document_starts[:, 1:]
     scored = end & label
     # Of ends that follow a scored end closely only those scored themselves count.
     near = np.zeros(end.shape, bool)
@@ -229,17 +229,19 @@ def count_turn_ends(batch: Batch) -> list[EndCounts]:
     padding = ~real
     if not batch.mask_given:
         for sample in range(samples):
-            row = batch.ids[sample, : batch.tokens]
+            row = batch.ids[sample, : batch.row_length]
             other = np.flatnonzero(row != row[-1])
             first = int(other[-1]) + 1 if len(other) else 0
-            padding[sample, first : batch.tokens] = batch.tokens - first > 1
+            padding[sample, first : batch.row_length] = batch.row_length - first > 1
     found = []
     for i in sorted(batch.ends):
         here = places & (batch.ids == i)
         known = here & (scored | ~padding)
         many, labelled = int(known.sum()), int((known & scored).sum())
         unknown = int((here & ~known).sum())
-        filled = bool((padding[:, : batch.tokens] & (batch.ids[:, : batch.tokens] == i)).any())
+        filled = bool(
+            (padding[:, : batch.row_length] & (batch.ids[:, : batch.row_length] == i)).any()
+        )
         if many or unknown:
             found.append(EndCounts(i, many, labelled, unknown, filled))
     return found
@@ -411,12 +413,12 @@ def other_packings(batch: Batch) -> Iterator[tuple[str, Batch]]:
     every = [int(i) for i in np.flatnonzero(lengths)]
     rows: list[list[int]] = [[]]
     for sample in every:
-        if rows[-1] and int(lengths[rows[-1]].sum() + lengths[sample]) > batch.tokens:
+        if rows[-1] and int(lengths[rows[-1]].sum() + lengths[sample]) > batch.row_length:
             rows.append([])
         rows[-1].append(sample)
     yield "packed into one row", _pack_rows(batch, [every])
     if 1 < len(rows) < len(every):
-        yield f"packed into rows of {batch.tokens}", _pack_rows(batch, rows)
+        yield f"packed into rows of {batch.row_length}", _pack_rows(batch, rows)
 
 
 def _pack_rows(batch: Batch, rows: list[list[int]]) -> Batch:
@@ -439,7 +441,7 @@ def _pack_rows(batch: Batch, rows: list[list[int]]) -> Batch:
             at = end
         document[i, at:] = len(row) - 1
     found = replace(batch, ids=ids, label=label, mask=mask, document=document, logits=None)
-    return replace(found, label=label & ~found.starts)
+    return replace(found, label=label & ~found.document_starts)
 
 
 def score_batch(batch: Batch, session: Session | None) -> Iterator[ScoredSample]:
@@ -456,16 +458,16 @@ def score_batch(batch: Batch, session: Session | None) -> Iterator[ScoredSample]
             yield ScoredSample(rows, rows)
             continue
         inside = np.flatnonzero(mask)
-        whole = np.full((AHEAD, batch.tokens), np.nan)
+        whole = np.full((AHEAD, batch.row_length), np.nan)
         if not len(inside):
-            yield ScoredSample(whole, _losses_of_pass(session, ids, 0, batch.tokens))
+            yield ScoredSample(whole, _losses_of_pass(session, ids, 0, batch.row_length))
             continue
         first, stop = int(inside[0]), int(inside[-1]) + 1
         nats, joined = whole.copy(), None
-        cuts = [first, *(int(at) for at in np.flatnonzero(batch.starts[sample])), stop]
+        cuts = [first, *(int(at) for at in np.flatnonzero(batch.document_starts[sample])), stop]
         for start, end in pairwise(cuts):
             nats[:, start:end] = _losses_of_pass(session, ids, start, end)
-        padded = stop - first < batch.tokens
+        padded = stop - first < batch.row_length
         if len(cuts) > 2:
             places = np.concatenate([np.arange(end - start) for start, end in pairwise(cuts)])
             joined = {name: whole.copy() for name in ("positions count on", "positions restart")}
@@ -474,7 +476,7 @@ def score_batch(batch: Batch, session: Session | None) -> Iterator[ScoredSample]
                 session, ids, first, stop, places
             )
         yield ScoredSample(
-            nats, _losses_of_pass(session, ids, 0, batch.tokens) if padded else nats, joined
+            nats, _losses_of_pass(session, ids, 0, batch.row_length) if padded else nats, joined
         )
 
 
@@ -488,8 +490,8 @@ def _losses_of_pass(
     most = rows_at_once(int(session.hp["vocab_size"]))
     tokens = [int(i) for i in ids[first:stop]]
     if places is not None:
-        return losses_ahead(session.at_positions(tokens, places, most), ids, first)
-    return losses_ahead(session.in_parts(tokens, range(len(tokens)), most), ids, first)
+        return losses_ahead(session.logits_at_positions(tokens, places, most), ids, first)
+    return losses_ahead(session.logits_in_parts(tokens, range(len(tokens)), most), ids, first)
 
 
 def losses_ahead(parts: Any, ids: NDArray[np.int64], first: int) -> Numbers:

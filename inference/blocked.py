@@ -48,6 +48,6 @@ def run_expert_blocks(c: Context, layer: int, x: Array, found: ExpertBlocks) -> 
 def _block_product(c: Context, layer: int, role: str, inputs: Array, found: ExpertBlocks) -> Array:
     """Return [n, size, out]: each block of inputs times its expert's weight, plus its bias."""
     b = c.backend
-    y = b.stacked(inputs, c.weights.of(layer, f"{role}.weight"), found.experts)
+    y = b.multiply_stack(inputs, c.weights.role(layer, f"{role}.weight"), found.experts)
     bias = c.weights.get_role(layer, f"{role}.bias")
     return y if bias is None else b.add(y, b.take(bias.array(b), found.experts)[:, None])

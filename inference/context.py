@@ -102,7 +102,7 @@ class Context:
 
     def vector(self, layer: int | None, role: str) -> Array:
         """Return the weight of a role (a norm's, say) decoded as the backend's array."""
-        return self.weights.of(layer, role).array(self.backend)
+        return self.weights.role(layer, role).array(self.backend)
 
     def bias(self, layer: int | None, role: str) -> Array | None:
         """Return the bias of a role as the backend's array; None if the model has none."""
@@ -111,7 +111,7 @@ class Context:
 
     def linear(self, layer: int | None, role: str, x: Array) -> Array:
         """Return x times the transposed weight of a role, plus its bias if there is one."""
-        w = self.weights.of(layer, f"{role}.weight")
+        w = self.weights.role(layer, f"{role}.weight")
         return self.backend.linear(x, w, self.bias(layer, role))
 
     def norm(self, layer: int | None, role: str, x: Array) -> Array:
@@ -149,7 +149,7 @@ class Context:
     def gated(self, layer: int, x: Array) -> Array:
         """Return a layer's act(x @ gate) * (x @ up) [tokens, ffn_size], as one operation."""
         gate, up = (
-            (self.weights.of(layer, f"{role}.weight"), self.bias(layer, role))
+            (self.weights.role(layer, f"{role}.weight"), self.bias(layer, role))
             for role in ("ffn_gate", "ffn_up")
         )
         steps = self.block.activation_cast == "steps"
@@ -160,6 +160,6 @@ class Context:
         """Return the MLP's activation of x; xIELU needs the layer, which stores its numbers."""
         steps = self.block.activation_cast == "steps"
         if self.block.activation == "xielu":
-            stored = [self.weights.of(layer, f"ffn_act.{name}") for name in XIELU]
+            stored = [self.weights.role(layer, f"ffn_act.{name}") for name in XIELU]
             return self.backend.xielu(x, *self.backend.xielu_numbers(stored))
         return self.backend.activate(x, str(self.hp["activation"]), steps=steps)

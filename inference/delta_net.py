@@ -2,10 +2,10 @@
 
 from aprfmt.inference.backends.base import Array
 from aprfmt.inference.context import Context
-from aprfmt.inference.short_conv import window_of
+from aprfmt.inference.short_conv import convolution_window
 
 
-def delta_net(c: Context, layer: int, x: Array) -> Array:
+def run_delta_net(c: Context, layer: int, x: Array) -> Array:
     """Return a gated delta net's result, heads joined, before the output product.
 
     That is the point `delta_norm`. The convolution and the state continue from the cache, where
@@ -17,7 +17,7 @@ def delta_net(c: Context, layer: int, x: Array) -> Array:
     before, state = (None, None) if c.cache is None else c.cache.state(layer)
     # q, k and v through the short convolution.
     rows = c.tap("delta_qkv", layer, c.linear(layer, "attn_qkv", x))
-    window = window_of(c, before, rows)
+    window = convolution_window(c, before, rows)
     mixed = c.activate(b.convolve(window, c.vector(layer, "ssm_conv1d.weight")))
     mixed = c.tap("conv", layer, mixed)
     # Output gate, strength of writing, and decay of the state, for each head.
@@ -38,7 +38,9 @@ def delta_net(c: Context, layer: int, x: Array) -> Array:
     # The gated delta rule, from the cached state on; then norm and gate.
     read, state = b.delta(q, k, v, decay, beta, state)
     if c.cache is not None:
-        c.cache.keep(layer, (b.stack([window[len(x) :]]), state))  # a copy: no view of the pass
+        c.cache.set_next_state(
+            layer, (b.stack([window[len(x) :]]), state)
+        )  # a copy: no view of the pass
     read = c.tap("delta", layer, read.reshape(len(x), -1))
     normed = b.gated_norm(
         read.reshape(len(x), value_heads, -1), c.vector(layer, "ssm_norm.weight"),

@@ -51,7 +51,7 @@ class DraftSession(Session):
         }
         weights = Weights(rows, main.weights.holder.budget, f"{model.path}: draft head")
         for key, theirs in head.shared.items():
-            weights.share(key, main.weights[theirs])
+            weights.use_handle(key, main.weights[theirs])
         super().__init__(head.spec, head.hyper, weights, main.backend)
         self.main = main
         self._graphs = None  # the hidden rows are no fixed input of a recorded pass
@@ -61,7 +61,7 @@ class DraftSession(Session):
         super().close()
         self.main.close()
 
-    def _pass(
+    def _run_pass(
         self, ids: Sequence[int], cache: KVCache | None, recorder: Recorder | None, rows: LogitRows
     ) -> Any:
         """Return the head's logits for tokens `ids`, after the model's pass.
@@ -70,11 +70,11 @@ class DraftSession(Session):
         """
         if cache is not None:
             raise UsageError("a draft head runs whole sequences; expected no cache")
-        hidden, _ = self.hidden(ids)
+        hidden, _ = self.run_main(ids)
         span = Span(hidden=hidden[:-1])
-        return self._part(ids[1:], span, rows, recorder)
+        return self._run_head_part(ids[1:], span, rows, recorder)
 
-    def hidden(self, ids: Sequence[int]) -> tuple[Array, Array]:
+    def run_main(self, ids: Sequence[int]) -> tuple[Array, Array]:
         """Return the model's (rows after the last norm, residual stream before it).
 
         Raises UsageError for a sequence of fewer than two tokens.
@@ -82,31 +82,33 @@ class DraftSession(Session):
         if len(ids) < 2:
             raise UsageError(f"{len(ids)} tokens; a draft head needs two")
         stop = int(self.main.hp["n_layers"]) + 1
-        stream = self._main_part(ids, Span(stop=stop))
-        taken = _Taken("final_norm")
-        self._main_part(ids, Span(stop, stream=stream), recorder=taken)
+        stream = self._run_main_part(ids, Span(stop=stop))
+        taken = _PointTap("final_norm")
+        self._run_main_part(ids, Span(stop, stream=stream), recorder=taken)
         return taken.value, stream
 
-    def both(self, ids: Sequence[int], rows: range, most: int) -> Iterator[tuple[Numbers, Numbers]]:
+    def logits_of_both(
+        self, ids: Sequence[int], rows: range, most: int
+    ) -> Iterator[tuple[Numbers, Numbers]]:
         """Yield (model's logits, head's logits) for rows of a sequence, at most `most` at a time.
 
         The model's row r and the head's draft in the second array predict the token after token r;
         the head made its guess one token earlier, so that row 0 has none.
         """
-        hidden, stream = self.hidden(ids)
-        entered = self._part(ids[1:], Span(stop=2, hidden=hidden[:-1]), "last", None)
+        hidden, stream = self.run_main(ids)
+        entered = self._run_head_part(ids[1:], Span(stop=2, hidden=hidden[:-1]), "last", None)
         after = int(self.main.hp["n_layers"]) + 1
         for first in range(rows.start, rows.stop, most):
             part = range(first, min(first + most, rows.stop))
-            mine = self.backend.to_numpy(self._main_part(ids, Span(after, stream=stream), part))
+            mine = self.backend.to_numpy(self._run_main_part(ids, Span(after, stream=stream), part))
             earlier = [row - 1 for row in part if row]
             if not earlier:
                 yield mine, mine[:0]
                 continue
-            drafts = self._part(ids[1:], Span(2, stream=entered), earlier, None)
+            drafts = self._run_head_part(ids[1:], Span(2, stream=entered), earlier, None)
             yield mine, self.backend.to_numpy(drafts)
 
-    def _part(
+    def _run_head_part(
         self, ids: Sequence[int], span: Span, rows: LogitRows, recorder: Recorder | None
     ) -> Array:
         """Return what a part of the head's pass gives for these tokens: logits, or the stream."""
@@ -121,7 +123,7 @@ class DraftSession(Session):
             span=span,
         )
 
-    def _main_part(
+    def _run_main_part(
         self,
         ids: Sequence[int],
         span: Span,
@@ -154,11 +156,11 @@ class DraftCounts:
     accepted: int = 0
 
     @property
-    def rate(self) -> float:
+    def acceptance_rate(self) -> float:
         """The share of accepted drafts, NaN without drafts."""
         return self.accepted / self.drafts if self.drafts else math.nan
 
-    def plus(self, mine: Numbers, drafts: Numbers) -> "DraftCounts":
+    def add_rows(self, mine: Numbers, drafts: Numbers) -> "DraftCounts":
         """Return the counts with those of logits [rows, vocab] of model and head added.
 
         The head's are the last of the model's rows. A row with a NaN or an infinity is not
@@ -169,24 +171,24 @@ class DraftCounts:
         same = sound & (mine.argmax(-1) == drafts.argmax(-1))
         return DraftCounts(self.drafts + len(drafts), self.accepted + int(same.sum()))
 
-    def judged(self, least: float, where: str) -> Check:
+    def check_acceptance(self, least: float, where: str) -> Check:
         """Return the check that at least the share `least` is accepted; NOT_RUN without drafts."""
         expected = f"at least {100 * least:g} %"
         if not self.drafts:
             return Check("drafts-accepted", "NOT_RUN", where, "no draft was scored", expected)
-        alive = self.rate >= least
+        alive = self.acceptance_rate >= least
         todo = "compare the head with its source: aprfmt diff SOURCE MODEL"
         return Check(
             "drafts-accepted",
             "PASS" if alive else "FAIL",
             where,
-            f"{100 * self.rate:.1f} % of {self.drafts} drafts",
+            f"{100 * self.acceptance_rate:.1f} % of {self.drafts} drafts",
             expected,
             "" if alive else todo,
         )
 
 
-class _Taken:
+class _PointTap:
     """A recorder that stores the value of one whole-model point, left on the device."""
 
     def __init__(self, point: str) -> None:

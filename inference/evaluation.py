@@ -131,28 +131,30 @@ class _PassRows:
         return self.ids[first : first + (len(self.mine) if count is None else count)]
 
 
-def _rows_of_pass(
+def _run_window(
     sample: Sample, window: LossWindow, mine: Session, other: Session | None
 ) -> Iterator[_PassRows]:
     """Yield the logits of one window, by the model or by both models, a few rows at a time."""
     vocab = int(mine.hp["vocab_size"])
     step, most = max(1, ROW_BYTES // (8 * vocab)), rows_at_once(vocab)
     ids, rows = window.ids(sample.ids), window.rows
-    others = repeat(None) if other is None else other.in_parts(ids, rows, most)
+    others = repeat(None) if other is None else other.logits_in_parts(ids, rows, most)
     at = rows.start + 1
-    for here, there in zip(mine.in_parts(ids, rows, most), others, strict=False):
+    for here, there in zip(mine.logits_in_parts(ids, rows, most), others, strict=False):
         for first in range(0, len(here), step):
             part = here[first : first + step]
             yield _PassRows(part, None if there is None else there[first : first + step], ids, at)
             at += len(part)
 
 
-def _drafted_rows(sample: Sample, window: LossWindow, draft: DraftSession) -> Iterator[_PassRows]:
+def _run_window_with_drafts(
+    sample: Sample, window: LossWindow, draft: DraftSession
+) -> Iterator[_PassRows]:
     """Yield the logits of one window, by a model and its draft head, a few rows at a time."""
     vocab = int(draft.hp["vocab_size"])
     most = min(max(1, ROW_BYTES // (8 * vocab)), rows_at_once(vocab))
     ids, at = window.ids(sample.ids), window.rows.start + 1
-    for mine, drafts in draft.both(ids, window.rows, most):
+    for mine, drafts in draft.logits_of_both(ids, window.rows, most):
         yield _PassRows(mine, None, ids, at, drafts)
         at += len(mine)
 
@@ -185,13 +187,13 @@ def score_windows(
         scored_there: list[Numbers] = []
         for window in cut:
             passes = (
-                _rows_of_pass(sample, window, session, other)
+                _run_window(sample, window, session, other)
                 if draft is None
-                else _drafted_rows(sample, window, draft)
+                else _run_window_with_drafts(sample, window, draft)
             )
             for rows in passes:
                 if acceptance is not None and rows.drafts is not None:
-                    acceptance = acceptance.plus(rows.mine, rows.drafts)
+                    acceptance = acceptance.add_rows(rows.mine, rows.drafts)
                 scored.append(cross_entropy(rows.mine, rows.labels()))
                 if rows.theirs is not None:
                     scored_there.append(cross_entropy(rows.theirs, rows.labels()))

@@ -20,16 +20,16 @@ from aprfmt.inference.attention import attention
 from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.capture import WHOLE
 from aprfmt.inference.context import Context, Ids, PassFacts, PassState, Recorder
-from aprfmt.inference.delta_net import delta_net
-from aprfmt.inference.kimi_delta import kimi_delta
+from aprfmt.inference.delta_net import run_delta_net
+from aprfmt.inference.kimi_delta import run_kimi_delta
 from aprfmt.inference.kv_cache import KVCache
-from aprfmt.inference.lightning import lightning
+from aprfmt.inference.lightning import run_lightning
 from aprfmt.inference.moe import run_experts
 from aprfmt.inference.placing import has_last_norm, has_mlp, mixer_of_layer
-from aprfmt.inference.points import adds_unscaled, has_input_norms, norm_role, placement
-from aprfmt.inference.rope import ropes
-from aprfmt.inference.short_conv import short_conv
-from aprfmt.inference.state_space import mamba, mamba2
+from aprfmt.inference.points import adds_unscaled, has_input_norms, norm_placement, norm_role
+from aprfmt.inference.rope import all_frequencies
+from aprfmt.inference.short_conv import run_short_conv
+from aprfmt.inference.state_space import run_mamba, run_mamba2
 from aprfmt.inference.weights import Weights
 
 LogitRows = Literal["last", "all"] | Sequence[int]
@@ -41,18 +41,18 @@ class Span:
 
     `stream` is the residual stream [tokens, hidden] that enters stage `start`; None at 0. A pass
     that stops before the head returns the stream that leaves it. For a model whose layers share
-    more than the stream (`PassState`) both are a `Carried`. `hidden` are the rows [tokens,
+    more than the stream (`PassState`) both are a `StageOutput`. `hidden` are the rows [tokens,
     hidden] of another model that a draft head joins with its embedding (arch/draft_head.py).
     """
 
     start: int = 0
     stop: int | None = None
-    stream: "Array | Carried | None" = None
+    stream: "Array | StageOutput | None" = None
     hidden: Array | None = None
 
 
 @dataclass(frozen=True)
-class Carried:
+class StageOutput:
     """What one stage of a pass gives to the next: the stream, and what later layers share."""
 
     stream: Array
@@ -93,13 +93,13 @@ def forward(
     length = max(facts.cached + len(facts.ids), int(facts.positions.max()) + 1)
     tables = {}
     if spec.block.position == "rope":
-        for kind, rope in ropes(hp, length).items():
+        for kind, rope in all_frequencies(hp, length).items():
             tables[kind] = backend.rope_table(
                 facts.positions, rope.inv_freq, factor=rope.factor, cast=spec.block.rope_cast
             )
     # Enter with the embedding, or with the stream of an earlier stage.
     x, state = span.stream, PassState()
-    if isinstance(x, Carried):
+    if isinstance(x, StageOutput):
         x, state = x.stream, x.state.copy()
     c = Context(backend, spec.block, hp, weights, recorder, facts, cache, tables, state)
     count = int(hp["n_layers"])
@@ -113,13 +113,13 @@ def forward(
         x = _draft_input(c, x, span.hidden)
     # The layers of the span, then the head unless the span stops before it.
     for layer in range(max(span.start, 1) - 1, min(stop - 1, count)):
-        with weights.layer(layer):
-            x = _block(c, layer, backend.at_layer(layer, count, x))
+        with weights.using_layer(layer):
+            x = _run_layer(c, layer, backend.at_layer(layer, count, x))
     if cache is not None:
         cache.commit(len(facts.ids))
     if stop > count + 1:
         return _head(c, x)
-    return Carried(x, state) if state else x
+    return StageOutput(x, state) if state else x
 
 
 class _FastHyper(dict[str, Value]):
@@ -230,14 +230,14 @@ def _learned_positions(c: Context) -> Array:
     return c.backend.embed(table, rows)
 
 
-def _block(c: Context, layer: int, x: Array) -> Array:
+def _run_layer(c: Context, layer: int, x: Array) -> Array:
     """Return the residual stream after a layer that reads the stream x."""
     if c.block.halves == "one":
-        return _half_block(c, layer, x)
+        return _run_single_block_layer(c, layer, x)
     b = c.backend
     copies = None
     if c.block.streams == "altup":
-        copies, x = altup.predict(c, layer, x)
+        copies, x = altup.predict_copies(c, layer, x)
     h = x
     if has_input_norms(c.block, c.hp, layer) and c.hp["attn_norm_layers"][layer]:
         h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", x))
@@ -246,15 +246,15 @@ def _block(c: Context, layer: int, x: Array) -> Array:
         mixed = mix(c, layer, h)
         if c.block.parallel_norm == "two":
             h = c.norm(layer, "ffn_norm", x)
-        x = b.add(x, _contribution(c, layer, half.product(c, layer, mixed), half))
+        x = b.add(x, _contribution(c, layer, half.multiply_output(c, layer, mixed), half))
         if c.block.parallel_norm == "two":
             h = c.tap("ffn_norm", layer, h)
         fed = run_experts(c, layer, h) if c.hp["moe_layers"][layer] else _dense_mlp(c, layer, h)
         return c.tap("out", layer, b.add(x, _contribution(c, layer, fed, _MLP)))
     # Attention or another mixer, then the MLP, each added to the stream.
-    short = None if copies is None else altup.laurel(c, layer, h)
+    short = None if copies is None else altup.add_low_rank(c, layer, h)
     x = _norm_after_residual(
-        c, layer, _add_mixer(c, layer, _kept(c, layer, x, h, _ATTENTION), h), _ATTENTION
+        c, layer, _add_mixer(c, layer, _residual_input(c, layer, x, h, _ATTENTION), h), _ATTENTION
     )
     if short is not None:
         x = b.narrow(b.wide(b.add(x, short)) / 2.0**0.5)
@@ -262,13 +262,13 @@ def _block(c: Context, layer: int, x: Array) -> Array:
     h = x
     if has_input_norms(c.block, c.hp, layer):
         h = c.tap("ffn_norm", layer, c.norm(layer, "ffn_norm", x))
-    x = _after_mlp(c, layer, _kept(c, layer, x, h, _MLP), h)
+    x = _add_mlp(c, layer, _residual_input(c, layer, x, h, _MLP), h)
     return c.tap(
-        "out", layer, _leave_layer(c, layer, _norm_after_residual(c, layer, x, _MLP), copies)
+        "out", layer, _finish_layer(c, layer, _norm_after_residual(c, layer, x, _MLP), copies)
     )
 
 
-def _parallel_experts(c: Context, layer: int, x: Array, h: Array) -> Array:
+def _add_mlp_and_experts(c: Context, layer: int, x: Array, h: Array) -> Array:
     """Return a dense MLP's output for h plus that of experts for the stream x, each normalised."""
     dense = c.tap("ffn_mlp", layer, c.norm(layer, "post_ffw_norm_1", _dense_mlp(c, layer, h)))
     given = c.tap("moe_norm", layer, c.norm(layer, "pre_ffw_norm_2", x))
@@ -284,7 +284,7 @@ def _router_input(c: Context, layer: int, x: Array) -> Array:
     return c.tap("router_in", layer, b.scale(normed, float(c.hp["hidden_size"]) ** -0.5))
 
 
-def _leave_layer(c: Context, layer: int, x: Array, copies: Array | None) -> Array:
+def _finish_layer(c: Context, layer: int, x: Array, copies: Array | None) -> Array:
     """Return what leaves a layer, given the stream x after its MLP.
 
     That is corrected stream copies, per-layer inputs and the layer's scale, where a model has them.
@@ -293,7 +293,7 @@ def _leave_layer(c: Context, layer: int, x: Array, copies: Array | None) -> Arra
     if given is not None or c.block.layer_scale:
         x = c.tap("ffn_stream", layer, x)
     if copies is not None:
-        copies = altup.correct(c, layer, copies, x)
+        copies = altup.correct_copies(c, layer, copies, x)
         x = altup.scale_first_copy(c, layer, copies)
     if given is not None:
         added = per_layer.layer_input_contribution(c, layer, x, given)
@@ -301,11 +301,11 @@ def _leave_layer(c: Context, layer: int, x: Array, copies: Array | None) -> Arra
     return b.mul(x, c.vector(layer, "layer_output_scale.weight")) if c.block.layer_scale else x
 
 
-def _half_block(c: Context, layer: int, x: Array) -> Array:
+def _run_single_block_layer(c: Context, layer: int, x: Array) -> Array:
     """Return the stream after a layer that is a mixer or an MLP alone."""
     given = c.backend.narrow(x) if c.hp["wide_stream"] else x
     h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", given))
-    after = _after_mlp if has_mlp(c.block, c.hp, layer) else _add_mixer
+    after = _add_mlp if has_mlp(c.block, c.hp, layer) else _add_mixer
     return c.tap("out", layer, after(c, layer, x, h))
 
 
@@ -315,7 +315,7 @@ def _add_mixer(c: Context, layer: int, x: Array, h: Array) -> Array:
     if kind != "none" and c.block.recurrence_place == "beside":
         return c.backend.add(x, _attention_and_mixer(c, layer, h, kind))
     mix, half = _MIXERS[kind]
-    return _add_half(c, layer, x, mix(c, layer, h), half)
+    return _add_branch(c, layer, x, mix(c, layer, h), half)
 
 
 def _attention_and_mixer(c: Context, layer: int, h: Array, kind: str) -> Array:
@@ -323,24 +323,24 @@ def _attention_and_mixer(c: Context, layer: int, h: Array, kind: str) -> Array:
     b = c.backend
     mix, half = _MIXERS[kind]
     other = c.tap("ssm_out", layer, c.linear(layer, half.role, mix(c, layer, h)))
-    mixed = _ATTENTION.product(c, layer, attention(c, layer, h))
+    mixed = _ATTENTION.multiply_output(c, layer, attention(c, layer, h))
     if c.block.multipliers != "none":
         other = b.scale(other, float(c.hp["ssm_out_scale"]))
         mixed = b.scale(mixed, float(c.hp["attn_out_scale"]))
     return c.tap("attn_contrib", layer, b.add(other, mixed))
 
 
-def _after_mlp(c: Context, layer: int, x: Array, h: Array) -> Array:
+def _add_mlp(c: Context, layer: int, x: Array, h: Array) -> Array:
     """Return the stream x with the output of the layer's MLP or experts for h added."""
     if c.hp["moe_layers"][layer]:
         together = c.block.experts == "parallel"
-        fed = _parallel_experts(c, layer, x, h) if together else run_experts(c, layer, h)
+        fed = _add_mlp_and_experts(c, layer, x, h) if together else run_experts(c, layer, h)
         return c.backend.add(x, _contribution(c, layer, fed, _MLP))
-    return _add_half(c, layer, x, _mlp_product(c, layer, h), _MLP)
+    return _add_branch(c, layer, x, _mlp_hidden(c, layer, h), _MLP)
 
 
 @dataclass(frozen=True)
-class _Half:
+class _Branch:
     """One branch of a layer, attention (or a recurrence) or the MLP: its roles and points.
 
     `role` and `point` are of its last product, `norm` and `contrib` of its post-norm; `sum_norm`
@@ -354,73 +354,75 @@ class _Half:
     sum_norm: str
     sum: str
 
-    def product(self, c: Context, layer: int, inner: Array) -> Array:
+    def multiply_output(self, c: Context, layer: int, inner: Array) -> Array:
         """Return the branch's last product for `inner`, captured at its point."""
         return c.tap(self.point, layer, c.linear(layer, self.role, inner))
 
 
-_ATTENTION = _Half(
+_ATTENTION = _Branch(
     "attn_output", "attn_out", "post_attention_norm", "attn_contrib", "attn_output_norm", "attn_sum"
 )
-_MIXERS: Mapping[str, tuple[Callable[[Context, int, Array], Array], _Half]] = {
+_MIXERS: Mapping[str, tuple[Callable[[Context, int, Array], Array], _Branch]] = {
     "none": (attention, _ATTENTION),
-    "gated_delta": (delta_net, replace(_ATTENTION, role="ssm_out")),
-    "kimi_delta": (kimi_delta, _ATTENTION),
-    "short_conv": (short_conv, replace(_ATTENTION, role="shortconv.out_proj")),
-    "mamba": (mamba, replace(_ATTENTION, role="ssm_out")),
-    "mamba2": (mamba2, replace(_ATTENTION, role="ssm_out")),
-    "lightning": (lightning, replace(_ATTENTION, role="ssm_out")),
+    "gated_delta": (run_delta_net, replace(_ATTENTION, role="ssm_out")),
+    "kimi_delta": (run_kimi_delta, _ATTENTION),
+    "short_conv": (run_short_conv, replace(_ATTENTION, role="shortconv.out_proj")),
+    "mamba": (run_mamba, replace(_ATTENTION, role="ssm_out")),
+    "mamba2": (run_mamba2, replace(_ATTENTION, role="ssm_out")),
+    "lightning": (run_lightning, replace(_ATTENTION, role="ssm_out")),
 }
-_MLP = _Half("ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib", "layer_output_norm", "ffn_sum")
+_MLP = _Branch(
+    "ffn_down", "ffn_out", "post_ffw_norm", "ffn_contrib", "layer_output_norm", "ffn_sum"
+)
 
 
-def _add_half(c: Context, layer: int, x: Array, inner: Array, half: _Half) -> Array:
+def _add_branch(c: Context, layer: int, x: Array, inner: Array, half: _Branch) -> Array:
     """Return the stream x after adding one branch's last product for `inner`.
 
     It is one fused operation if no point between is wanted.
     """
     if c.block.halves == "one" and c.hp["wide_stream"]:
-        return c.backend.add_wide(x, half.product(c, layer, inner))
+        return c.backend.add_wide(x, half.multiply_output(c, layer, inner))
     if adds_unscaled(c.block, c.hp, layer) and not c.wants(half.point, layer):
-        w = c.weights.of(layer, f"{half.role}.weight")
+        w = c.weights.role(layer, f"{half.role}.weight")
         return c.backend.add_linear(x, inner, w, c.bias(layer, half.role))
-    return c.backend.add(x, _contribution(c, layer, half.product(c, layer, inner), half))
+    return c.backend.add(x, _contribution(c, layer, half.multiply_output(c, layer, inner), half))
 
 
-def _factors(c: Context, layer: int, half: _Half) -> tuple[float, float]:
+def _residual_factors(c: Context, layer: int, half: _Branch) -> tuple[float, float]:
     """Return (factor of the stream, factor of the branch's output) for a layer."""
     at = 4 if half is _MLP else 0 if mixer_of_layer(c.block, c.hp, layer) == "none" else 2
     kept, added = c.hp["residual_scales"][at : at + 2]
     return float(kept), float(added)
 
 
-def _kept(c: Context, layer: int, x: Array, h: Array, half: _Half) -> Array:
+def _residual_input(c: Context, layer: int, x: Array, h: Array, half: _Branch) -> Array:
     """Return what a branch's result is added to: the stream x, or its norm h times a factor."""
     if c.block.residual == "stream":
         return x
-    factor, _ = _factors(c, layer, half)
+    factor, _ = _residual_factors(c, layer, half)
     return h if factor == 1 else c.backend.scale(h, factor)
 
 
-def _contribution(c: Context, layer: int, x: Array, half: _Half) -> Array:
+def _contribution(c: Context, layer: int, x: Array, half: _Branch) -> Array:
     """Return what a branch adds to the stream: its output x after post-norm and factor."""
     if adds_unscaled(c.block, c.hp, layer):
         return x
     scale = float(c.hp["residual_scale"])
     role = norm_role(c.block, half.norm)
     there = c.weights.get_role(layer, f"{role}.weight") is not None
-    if there and placement(c.block, c.hp, layer) in ("post", "sandwich"):
+    if there and norm_placement(c.block, c.hp, layer) in ("post", "sandwich"):
         x = c.norm(layer, role, x)
     if c.block.multipliers != "none":
         scale = float(c.hp["ffn_down_scale"])  # attention's is applied in _attention_and_mixer
     if c.block.residual == "norm":
-        scale = _factors(c, layer, half)[1]
+        scale = _residual_factors(c, layer, half)[1]
     if scale != 1:
         x = c.backend.scale(x, scale)
     return c.tap(half.contrib, layer, x)
 
 
-def _norm_after_residual(c: Context, layer: int, x: Array, half: _Half) -> Array:
+def _norm_after_residual(c: Context, layer: int, x: Array, half: _Branch) -> Array:
     """Return the stream after attention or MLP was added, normalised if the block does so."""
     if c.block.placement != "after":
         return x
@@ -429,10 +431,10 @@ def _norm_after_residual(c: Context, layer: int, x: Array, half: _Half) -> Array
 
 def _dense_mlp(c: Context, layer: int, x: Array) -> Array:
     """Return a dense MLP's output for x."""
-    return _MLP.product(c, layer, _mlp_product(c, layer, x))
+    return _MLP.multiply_output(c, layer, _mlp_hidden(c, layer, x))
 
 
-def _mlp_product(c: Context, layer: int, x: Array) -> Array:
+def _mlp_hidden(c: Context, layer: int, x: Array) -> Array:
     """Return the input of a dense MLP's down product, computed for x."""
     share = float(c.hp["ffn_sparsity"][layer])
     if c.block.mlp == "plain":

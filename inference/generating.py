@@ -37,9 +37,9 @@ class BackgroundValue(Generic[T]):
         """Start making the value by `make()` on another thread."""
         self.seconds = 0.0
         self._pool = ThreadPoolExecutor(1)
-        self._future = self._pool.submit(self._timed, make)
+        self._future = self._pool.submit(self._make_timed, make)
 
-    def _timed(self, make: Callable[[], T]) -> T:
+    def _make_timed(self, make: Callable[[], T]) -> T:
         """Return make(), and store how long it took in `seconds`."""
         began = time.perf_counter()
         made = make()
@@ -71,7 +71,7 @@ class StopIds(Collection[int]):
         """Take the tokenizer and the configuration's ids; with `ignore` no id ends a generation."""
         self._tokenizer, self._stated, self._ignore = tokenizer, stated, ignore
 
-    def _ids(self) -> frozenset[int]:
+    def _stop_ids(self) -> frozenset[int]:
         """Return the ids that end a generation; waits until the tokenizer is there."""
         if self._ignore:
             return frozenset()
@@ -81,13 +81,13 @@ class StopIds(Collection[int]):
 
     def __contains__(self, token: object) -> bool:
         """Return whether a token ends a generation; waits until the tokenizer is there."""
-        return token in self._ids()
+        return token in self._stop_ids()
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._ids())
+        return iter(self._stop_ids())
 
     def __len__(self) -> int:
-        return len(self._ids())
+        return len(self._stop_ids())
 
 
 def generate(
@@ -106,14 +106,14 @@ def generate(
     drawn: list[int] = []
     times = [time.perf_counter()]
 
-    def remember(logits: Numbers | DeviceLogits) -> int:
+    def sample_and_record(logits: Numbers | DeviceLogits) -> int:
         """Return the sampled token, after it and the time were added to the lists."""
         drawn.append(sampler(logits))
         times.append(time.perf_counter())
         return drawn[-1]
 
     made: list[int] = []
-    for token in session.generate(tokens, remember, limit, stop):
+    for token in session.generate(tokens, sample_and_record, limit, stop):
         made.append(token)
         show(made)
     return drawn, times

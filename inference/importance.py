@@ -27,7 +27,7 @@ CHUNK = 512  # tokens of a pass, as llama-imatrix has by default
 Sums = dict[str, InputSums]
 
 
-class _Watching(NumpyBackend):
+class _CountingBackend(NumpyBackend):
     """The numpy backend in float32, which adds up the squares of its products' inputs."""
 
     def __init__(self, sums: Sums) -> None:
@@ -67,10 +67,10 @@ def collect_imatrix(
     planned, _ = plan_windows([Sample(name, ids, prefix=prefix)], size, convention="llama.cpp")
     passes = [window.ids(ids) for _, cut in planned for window in cut][:chunks]
     sums: Sums = {}
-    model.remember()
-    with Session.of(model, _Watching(sums)) as session:
+    model.cache_remote_reads()
+    with Session.open(model, _CountingBackend(sums)) as session:
         for done, each in enumerate(passes):
-            session.reset()
+            session.truncate()
             session.prefill(each)
             if progress is not None:
                 progress(done + 1, len(passes))

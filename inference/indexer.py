@@ -11,7 +11,7 @@ import numpy as np
 from aprfmt.inference.backends.base import Array, Numbers
 from aprfmt.inference.context import Context
 from aprfmt.inference.masks import Mask
-from aprfmt.inference.rope import kind_of
+from aprfmt.inference.rope import rotation_of_layer
 
 EPS = 1e-6  # of the norm on an indexer's keys, in every model
 POINTS = ("index_scores", "index_keys", "index_margin")  # what is worked out on the host
@@ -34,7 +34,7 @@ def choose_keys(c: Context, layer: int, x: Array, latent: Array) -> Mask | None:
     )
     k = c.tap("index_k", layer, k)
     q, k = q.reshape(len(x), heads, size), k.reshape(len(x), 1, size)
-    kind = kind_of(hp, layer)
+    kind = rotation_of_layer(hp, layer)
     if kind is not None and c.block.indexer != "none":
         q, k = b.ropes([q, k], c.ropes[kind], style=c.block.indexer, cast=c.block.rope_cast)
         q, k = c.tap("index_q_rope", layer, q), c.tap("index_k_rope", layer, k)

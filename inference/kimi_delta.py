@@ -2,12 +2,12 @@
 
 from aprfmt.inference.backends.base import Array
 from aprfmt.inference.context import Context
-from aprfmt.inference.short_conv import window_of
+from aprfmt.inference.short_conv import convolution_window
 
 PARTS = ("q", "k", "v")
 
 
-def kimi_delta(c: Context, layer: int, x: Array) -> Array:
+def run_kimi_delta(c: Context, layer: int, x: Array) -> Array:
     """Return Kimi delta attention's result, heads joined, before the output product.
 
     That is the point `delta_norm`. It is a gated delta net whose state decays by channel of the
@@ -18,10 +18,10 @@ def kimi_delta(c: Context, layer: int, x: Array) -> Array:
     tokens, heads, width = len(x), int(hp["delta_value_heads"]), int(hp["delta_value_dim"])
     before, state = (None, None) if c.cache is None else c.cache.state(layer)
     # q, k and v side by side through their short convolutions.
-    matrices = [(c.weights.of(layer, f"attn_{part}.weight"), None) for part in PARTS]
+    matrices = [(c.weights.role(layer, f"attn_{part}.weight"), None) for part in PARTS]
     products = zip(PARTS, b.projections(x, matrices), strict=True)
     rows = b.concat([c.tap(f"delta_{part}", layer, y) for part, y in products])
-    window = window_of(c, before, rows)
+    window = convolution_window(c, before, rows)
     kernel = b.stack([c.vector(layer, f"ssm_conv1d_{part}.weight") for part in PARTS])
     mixed = c.tap("conv", layer, c.activate(b.convolve(window, kernel)))
     # Output gate, strength of writing, and decay of every channel of the state.
@@ -42,7 +42,9 @@ def kimi_delta(c: Context, layer: int, x: Array) -> Array:
     )
     read, state = b.delta(q, k, v, decay.reshape(tokens, heads, width), beta, state)
     if c.cache is not None:
-        c.cache.keep(layer, (b.stack([window[tokens:]]), state))  # a copy: no view of the pass
+        c.cache.set_next_state(
+            layer, (b.stack([window[tokens:]]), state)
+        )  # a copy: no view of the pass
     read = c.tap("delta", layer, read.reshape(tokens, -1))
     headed = read.reshape(tokens, heads, width), gate.reshape(tokens, heads, width)
     weight, eps = c.vector(layer, "ssm_norm.weight"), float(hp["delta_norm_eps"])

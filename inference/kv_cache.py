@@ -1,11 +1,11 @@
 """Keys and values of the positions seen so far, per layer, in buffers that grow by doubling.
 
 The keys of indexers are held too (`extend_index`). Recurrent layers have a state instead (`state`,
-`keep`), that of the last valid position only: such a cache can be emptied, not cut.
+`set_next_state`), that of the last valid position only: such a cache can be emptied, not cut.
 
 Every layer holds all positions, also windowed layers: the mask decides which are visible. Keys are
 stored rotated; if the frequencies depend on the length (dynamic, longrope), a longer sequence may
-have to be run again from the start (`rope.same_ropes`).
+have to be run again from the start (`rope.keys_stay_valid`).
 """
 
 from collections.abc import Mapping
@@ -36,22 +36,22 @@ class KVCache:
     def extend(self, layer: int, k: Array, v: Array) -> tuple[Array, Array]:
         """Write k and v [tokens, kv_heads, d] after the valid positions; return all rows."""
         stop = self.length + int(k.shape[0])
-        keys = self._keys[layer] = self._room(self._keys[layer], k, stop)
-        values = self._values[layer] = self._room(self._values[layer], v, stop)
+        keys = self._keys[layer] = self._ensure_rows(self._keys[layer], k, stop)
+        values = self._values[layer] = self._ensure_rows(self._values[layer], v, stop)
         k, v = self._backend.append((keys, values), (k, v), self.length)
         return k, v
 
     def extend_index(self, layer: int, k: Array) -> Array:
         """Write an indexer's keys k [tokens, 1, d] after the valid positions; return all rows."""
         stop = self.length + int(k.shape[0])
-        keys = self._index[layer] = self._room(self._index[layer], k, stop)
+        keys = self._index[layer] = self._ensure_rows(self._index[layer], k, stop)
         return self._backend.append((keys,), (k,), self.length)[0]
 
     def state(self, layer: int) -> State | tuple[None, None]:
         """Return a layer's state after the last valid position; (None, None) at the beginning."""
         return self._states.get(layer, (None, None))
 
-    def keep(self, layer: int, state: State) -> None:
+    def set_next_state(self, layer: int, state: State) -> None:
         """Store a layer's state after the pass's last position; `commit` makes it valid."""
         self._next[layer] = state
 
@@ -60,7 +60,7 @@ class KVCache:
         return dict(self._states)
 
     @property
-    def cuttable(self) -> bool:
+    def can_truncate(self) -> bool:
         """Whether positions can be removed one by one: no layer has a recurrent state."""
         return not self._states
 
@@ -75,7 +75,7 @@ class KVCache:
             self._measured, self._capacity = self.generation, min(sizes, default=0)
         return self.length + tokens <= self._capacity
 
-    def _room(self, buffer: Array | None, x: Array, stop: int) -> Array:
+    def _ensure_rows(self, buffer: Array | None, x: Array, stop: int) -> Array:
         """Return a buffer of at least `stop` rows like x's: `buffer` itself, or a larger copy."""
         if buffer is not None and buffer.shape[0] >= stop:
             return buffer
@@ -91,7 +91,7 @@ class KVCache:
     def commit(self, tokens: int, states: Mapping[int, State] | None = None) -> None:
         """Make the `tokens` positions written last valid; called once all layers have written.
 
-        `states` are those of a pass that was replayed: it calls no `keep`.
+        `states` are those of a pass that was replayed: it calls no `set_next_state`.
         """
         self.length += tokens
         self._states.update(self._next if states is None else states)
@@ -106,7 +106,7 @@ class KVCache:
             raise UsageError(
                 f"the cache holds {self.length} positions; it cannot be cut to {length}"
             )
-        if 0 < length < self.length and not self.cuttable:
+        if 0 < length < self.length and not self.can_truncate:
             raise UsageError(
                 f"the cache holds the state after {self.length} positions; it cannot be cut to "
                 f"{length}, only emptied"

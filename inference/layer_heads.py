@@ -11,13 +11,13 @@ from aprfmt.errors import ArchError
 Hyper = Mapping[str, Value]
 
 
-def kv_heads(hp: Hyper, layer: int) -> int:
+def kv_head_count(hp: Hyper, layer: int) -> int:
     """Return the number of key-value heads of a layer."""
     other = None if hp["window_layers"][layer] else hp["global_kv_heads"]
     return int(hp["n_kv_heads"] if other is None else other)
 
 
-def head_dim(hp: Hyper, layer: int) -> int:
+def head_dim_of_layer(hp: Hyper, layer: int) -> int:
     """Return the width of a layer's query and key heads."""
     other = None if hp["window_layers"][layer] else hp["global_head_dim"]
     return int(hp["head_dim"] if other is None else other)

@@ -15,7 +15,7 @@ EPS = 1e-6  # of the norm after the state, in every model
 TINY = 1e-5  # keeps the last layer's slopes above zero
 
 
-def slopes(heads: int, layer: int, layers: int) -> Numbers:
+def decay_slopes(heads: int, layer: int, layers: int) -> Numbers:
     """Return how fast each head of a layer forgets [heads], float64.
 
     Later heads and layers forget less.
@@ -24,7 +24,7 @@ def slopes(heads: int, layer: int, layers: int) -> Numbers:
     return 2.0 ** (-8.0 / heads * np.arange(1, heads + 1)) * factor
 
 
-def lightning(c: Context, layer: int, x: Array) -> Array:
+def run_lightning(c: Context, layer: int, x: Array) -> Array:
     """Return lightning attention's result, heads joined, before the output product.
 
     That is the point `lightning_gated`. The state continues from the cache, where there is one.
@@ -37,11 +37,11 @@ def lightning(c: Context, layer: int, x: Array) -> Array:
     gate = c.tap("lightning_gate", layer, c.linear(layer, "attn_gate", x))
     before = None if c.cache is None else c.cache.state(layer)[0]
     # A state space scan with time steps of one: keys are B, queries C, the decay is by head.
-    rate = b.wide(b.array(-slopes(heads, layer, int(hp["n_layers"]))))
+    rate = b.wide(b.array(-decay_slopes(heads, layer, int(hp["n_layers"]))))
     step = b.shift(b.zeros((tokens, heads)), 1)
     read, state = b.scan(v, step, rate, k, q, b.zeros((heads,)), before)
     if c.cache is not None:
-        c.cache.keep(layer, (state,))
+        c.cache.set_next_state(layer, (state,))
     read = c.tap("lightning", layer, b.narrow(read.reshape(tokens, -1)))
     normed = c.rms_norm(read, c.vector(layer, "ssm_norm.weight"), EPS)
     normed = c.tap("lightning_norm", layer, normed)

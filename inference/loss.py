@@ -67,7 +67,7 @@ class LossWindow:
     prefix: int = 0
 
     @property
-    def labels(self) -> int:
+    def label_count(self) -> int:
         """The number of scored labels."""
         return self.stop - self.first
 
@@ -75,7 +75,7 @@ class LossWindow:
     def rows(self) -> range:
         """The rows of the pass whose logits predict the labels."""
         first = self.prefix + self.first - self.start - 1
-        return range(first, first + self.labels)
+        return range(first, first + self.label_count)
 
     def ids(self, sequence: Sequence[int]) -> list[int]:
         """Return the tokens of the pass, cut from the whole sequence."""
@@ -116,7 +116,7 @@ def plan_loss_windows(
             "expected windows of at least 2 and an overlap below what they hold"
         )
     if convention == "llama.cpp":
-        return _half_windows(tokens, capacity, prefix)
+        return _plan_llama_cpp_windows(tokens, capacity, prefix)
     found = []
     label = max(prompt, prefix, 1)
     reach = label - (overlap or (0 if prefix else 1))
@@ -130,7 +130,7 @@ def plan_loss_windows(
     return found
 
 
-def _half_windows(tokens: int, capacity: int, prefix: int) -> list[LossWindow]:
+def _plan_llama_cpp_windows(tokens: int, capacity: int, prefix: int) -> list[LossWindow]:
     """Return llama-perplexity's windows: only labels of each window's second half are scored.
 
     Windows are whole; the first `prefix` tokens are repeated in place of a window's first ones.
@@ -190,7 +190,7 @@ class MeanLoss:
         return math.exp(self.nats) if self.nats < 700 else math.inf
 
     @property
-    def uniform(self) -> float:
+    def uniform_loss(self) -> float:
         """ln(vocab) in nats: the loss of guessing uniformly."""
         return math.log(self.vocab)
 
@@ -218,7 +218,7 @@ def assess_loss(
     Bounds are those of `weights`, trained or random. `where` names the measured text in the
     checks. A loss that is not finite leaves the bounds NOT_RUN.
     """
-    uniform = loss.uniform
+    uniform = loss.uniform_loss
     low, high = RANDOM_BOUNDS
     bounds = {"trained": (IMPLAUSIBLY_GOOD, uniform), "random": (low, high * uniform)}[weights]
 

@@ -34,7 +34,7 @@ def chunk_mask(cached: int, tokens: int, keys: int, chunk: int) -> Mask:
 
 
 @lru_cache(maxsize=2)
-def near_mask(tokens: int, window: int | None) -> Mask:
+def window_mask(tokens: int, window: int | None) -> Mask:
     """Return the mask [tokens, tokens]: True within half a window on either side.
 
     Without a window all is True.

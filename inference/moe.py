@@ -14,7 +14,7 @@ from aprfmt.inference.backends.base import Array
 from aprfmt.inference.backends.hosted import ExpertRows
 from aprfmt.inference.blocked import run_expert_blocks
 from aprfmt.inference.context import Context
-from aprfmt.inference.routing import route
+from aprfmt.inference.routing import choose_experts
 from aprfmt.inference.weights import Weight
 
 STACKS = {
@@ -30,7 +30,7 @@ def run_experts(c: Context, layer: int, x: Array, read: Array | None = None) -> 
     The router reads `read`; None: what the experts read.
     """
     b = c.backend
-    w = c.weights.of(layer, "ffn_gate_inp.weight")
+    w = c.weights.role(layer, "ffn_gate_inp.weight")
     cast = c.block.router_cast
     logits = b.router(
         x if read is None else read,
@@ -39,20 +39,20 @@ def run_experts(c: Context, layer: int, x: Array, read: Array | None = None) -> 
         rounded=cast in ("weights", "logits"),
     )
     correction = c.weights.get_role(layer, "exp_probs_b.bias")
-    bias = None if correction is None else b.factors(correction)
+    bias = None if correction is None else b.router_factors(correction)
     per_expert = c.weights.get_role(layer, "ffn_down_exps.scale")
-    scale = None if per_expert is None else b.factors(per_expert)
-    stacks = [c.weights.of(layer, f"{role}.weight") for role in STACKS[c.block.mlp]]
+    scale = None if per_expert is None else b.router_factors(per_expert)
+    stacks = [c.weights.role(layer, f"{role}.weight") for role in STACKS[c.block.mlp]]
     given = x
     latent = c.weights.get_role(layer, "ffn_latent_down.weight") is not None
     if latent:
         given = c.tap("latent", layer, c.linear(layer, "ffn_latent_down", x))
-    if any(c.wants(point, layer) for point in ROUTED) or not b.all_held(stacks):
-        total = _experts_on_host(c, layer, given, logits, (bias, scale), stacks)
+    if any(c.wants(point, layer) for point in ROUTED) or not b.can_stack_experts(stacks):
+        total = _run_experts_one_by_one(c, layer, given, logits, (bias, scale), stacks)
     else:
         rounds = cast in ("weights", "product")
         total = run_expert_blocks(
-            c, layer, given, b.blocks(logits, bias, c.hp, rounds=rounds, scale=scale)
+            c, layer, given, b.route_blocks(logits, bias, c.hp, rounds=rounds, scale=scale)
         )
     if latent:
         total = c.linear(layer, "ffn_latent_up", c.tap("latent_out", layer, total))
@@ -61,7 +61,7 @@ def run_experts(c: Context, layer: int, x: Array, read: Array | None = None) -> 
     return c.tap("moe_out", layer, total)
 
 
-def _experts_on_host(
+def _run_experts_one_by_one(
     c: Context,
     layer: int,
     x: Array,
@@ -75,18 +75,18 @@ def _experts_on_host(
     """
     b = c.backend
     logits = b.router_numbers(c.tap("router", layer, logits))
-    bias, scale = (x if x is None else b.like(x, logits) for x in factors)
-    routing = route(logits, bias, c.hp, b.maths, scale)
+    bias, scale = (x if x is None else b.as_logits_dtype(x, logits) for x in factors)
+    routing = choose_experts(logits, bias, c.hp, b.maths, scale)
     experts = b.to_numpy(c.tap("experts", layer, routing.experts))
     applied = routing.weights
     if c.block.router_cast in ("weights", "product"):
         applied = b.rounded_factors(applied)
     weights = b.router_numbers(c.tap("expert_w", layer, applied))
     c.tap("router_margin", layer, routing.margin)
-    if b.all_held(stacks):
-        return run_expert_blocks(c, layer, x, b.packed(experts, weights, stacks[0].shape[0]))
+    if b.can_stack_experts(stacks):
+        return run_expert_blocks(c, layer, x, b.pack_blocks(experts, weights, stacks[0].shape[0]))
     total = b.zeros(x.shape)
-    for share in b.shares(experts, weights):
+    for share in b.rows_by_expert(experts, weights):
         total = _ADDED[c.block.expert_weights](c, layer, share, total, x)
     return total
 
@@ -99,8 +99,8 @@ def _add_weighted_output(
     `share` is (expert, its rows, their weights).
     """
     expert, rows, weights = share
-    y = _run_expert(c, layer, expert, _rows_of_expert(c, x, rows))
-    return c.backend.add_weighted(total, rows, _own_rows(c, y, rows), weights)
+    y = _run_expert(c, layer, expert, _expert_input(c, x, rows))
+    return c.backend.add_weighted(total, rows, _expert_output(c, y, rows), weights)
 
 
 def _add_weighted_input(c: Context, layer: int, share: ExpertRows, total: Array, x: Array) -> Array:
@@ -112,20 +112,20 @@ def _add_weighted_input(c: Context, layer: int, share: ExpertRows, total: Array,
     if b.deterministic:  # all rows: zeros where they are not the expert's
         given, weights = weights, np.zeros(len(x), weights.dtype)
         weights[rows] = given
-    y = _run_expert(c, layer, expert, b.mul(_rows_of_expert(c, x, rows), b.column(weights)))
-    return b.add_rows(total, rows, _own_rows(c, y, rows))
+    y = _run_expert(c, layer, expert, b.mul(_expert_input(c, x, rows), b.column(weights)))
+    return b.add_rows(total, rows, _expert_output(c, y, rows))
 
 
 _ADDED = {"output": _add_weighted_output, "input": _add_weighted_input}
 
 
-def _rows_of_expert(c: Context, x: Array, rows: Any) -> Array:
+def _expert_input(c: Context, x: Array, rows: Any) -> Array:
     """Return an expert's rows of x; in deterministic mode all, so that each has its place."""
     return x if c.backend.deterministic else c.backend.take(x, rows)
 
 
-def _own_rows(c: Context, y: Array, rows: Any) -> Array:
-    """Return an expert's rows of what was computed by `_rows_of_expert`'s rows."""
+def _expert_output(c: Context, y: Array, rows: Any) -> Array:
+    """Return an expert's rows of what was computed by `_expert_input`'s rows."""
     return c.backend.take(y, rows) if c.backend.deterministic else y
 
 
@@ -133,17 +133,17 @@ def _run_expert(c: Context, layer: int, expert: int, inputs: Array) -> Array:
     """Return one expert's output [n, hidden] for its input rows."""
     b = c.backend
 
-    def product(role: str, inputs: Array) -> Array:
+    def multiply(role: str, inputs: Array) -> Array:
         """Return inputs times the expert's weight of a role, plus its bias."""
-        w = c.weights.of(layer, f"{role}.weight").expert(expert)
+        w = c.weights.role(layer, f"{role}.weight").expert(expert)
         bias = c.weights.get_role(layer, f"{role}.bias")
         y = b.linear(inputs, w, None)  # the bias is added in a separate step, with its own rounding
         return y if bias is None else b.add(y, bias.expert(expert).array(b))
 
     if c.block.mlp == "plain":
-        return product("ffn_down_exps", c.activate(product("ffn_up_exps", inputs)))
-    gated = c.gate(product("ffn_gate_exps", inputs), product("ffn_up_exps", inputs))
-    return product("ffn_down_exps", gated)
+        return multiply("ffn_down_exps", c.activate(multiply("ffn_up_exps", inputs)))
+    gated = c.gate(multiply("ffn_gate_exps", inputs), multiply("ffn_up_exps", inputs))
+    return multiply("ffn_down_exps", gated)
 
 
 def _shared_expert(c: Context, layer: int, x: Array) -> Array:

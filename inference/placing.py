@@ -22,7 +22,7 @@ class LayerFacts:
     roles: Collection[str]
     layer: int
 
-    def has(self, role: str) -> bool:
+    def has_role(self, role: str) -> bool:
         """Return whether the layer has a tensor of a role (`attn_q.bias`)."""
         return role_key(None if self.layer == WHOLE else self.layer, role) in self.roles
 
@@ -37,9 +37,9 @@ class LayerFacts:
         return bool(self.hp["moe_layers"][self.layer])
 
     @property
-    def dense(self) -> bool:
+    def has_dense_mlp(self) -> bool:
         """Whether the layer has a dense MLP."""
-        return self.feeds and (not self.moe or self.block.experts == "parallel")
+        return self.has_mlp and (not self.moe or self.block.experts == "parallel")
 
     @property
     def parallel_experts(self) -> bool:
@@ -52,48 +52,48 @@ class LayerFacts:
         return bool(self.hp["own_kv_layers"][self.layer])
 
     @property
-    def per_layer(self) -> bool:
+    def has_layer_inputs(self) -> bool:
         """Whether each layer gets a slice of a second embedding (gemma3n's per-layer inputs)."""
         return bool(self.hp["per_layer_size"])
 
     @property
-    def copied(self) -> bool:
+    def has_stream_copies(self) -> bool:
         """Whether the residual stream has several copies (AltUp of gemma3n)."""
         return self.block.streams == "altup"
 
     @property
-    def mixes(self) -> bool:
+    def has_mixer(self) -> bool:
         """Whether the layer mixes tokens, by attention or a recurrence: it is not an MLP alone."""
         return has_mixer(self.block, self.hp, self.layer)
 
     @property
-    def feeds(self) -> bool:
+    def has_mlp(self) -> bool:
         """Whether the layer has an MLP or experts: it is not a mixer alone."""
         return has_mlp(self.block, self.hp, self.layer)
 
     @property
-    def recurrent(self) -> bool:
+    def lacks_attention(self) -> bool:
         """Whether the layer has no attention.
 
         A recurrence or a convolution mixes its tokens, or nothing does.
         """
         instead = self.block.recurrence_place == "instead"
-        return not self.mixes or (
+        return not self.has_mixer or (
             instead and mixer_of_layer(self.block, self.hp, self.layer) != "none"
         )
 
     @property
-    def beside(self) -> bool:
+    def has_parallel_recurrence(self) -> bool:
         """Whether a recurrence runs parallel to the layer's attention."""
         aside = self.block.recurrence_place == "beside"
         return aside and mixer_of_layer(self.block, self.hp, self.layer) != "none"
 
     @property
-    def gated(self) -> bool:
+    def has_attention_gate(self) -> bool:
         """Whether attention's result is multiplied by a gate."""
-        if self.block.attention_gate == "sigmoid_head" and not self.has("attn_gate.weight"):
+        if self.block.attention_gate == "sigmoid_head" and not self.has_role("attn_gate.weight"):
             return False
-        return self.block.attention_gate != "none" and not self.recurrent
+        return self.block.attention_gate != "none" and not self.lacks_attention
 
     @property
     def rotates(self) -> bool:
@@ -101,7 +101,7 @@ class LayerFacts:
         return self.block.position == "rope" and bool(self.hp["rope_layers"][self.layer])
 
     @property
-    def normed_late(self) -> bool:
+    def norms_after_rope(self) -> bool:
         """Whether the layer norms q and k after rope."""
         place = self.block.qk_norm_place
         return bool(self.hp["qk_norm"]) and (
@@ -109,7 +109,7 @@ class LayerFacts:
         )
 
     @property
-    def tempered(self) -> bool:
+    def has_query_factors(self) -> bool:
         """Whether the layer's queries get a factor that grows with the position."""
         some = self.block.temperature == "unrotated" and self.rotates
         return (
@@ -119,23 +119,23 @@ class LayerFacts:
         )
 
     @property
-    def parallel(self) -> bool:
+    def has_parallel_residual(self) -> bool:
         """Whether attention and MLP read the same norm and are added to the stream together."""
         return bool(self.hp["parallel_residual"])
 
     @property
-    def normed(self) -> bool:
+    def has_attention_norm(self) -> bool:
         """Whether attention reads a norm of the residual stream."""
         before = has_input_norms(self.block, self.hp, self.layer)
         return before and bool(self.hp["attn_norm_layers"][self.layer])
 
     @property
-    def summed(self) -> bool:
+    def norms_after_sum(self) -> bool:
         """Whether the norms come after the sums with the residual stream."""
         return self.block.placement == "after"
 
     @property
-    def unscaled(self) -> bool:
+    def adds_unscaled(self) -> bool:
         """Whether a block's output is added to the stream without norm or factor."""
         return adds_unscaled(self.block, self.hp, self.layer)
 
@@ -166,7 +166,7 @@ def has_mixer(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
     return block.halves == "both" or not has_mlp(block, hp, layer)
 
 
-def placement(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> str:
+def norm_placement(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> str:
     """Return where a layer's norms are: pre, post, sandwich or after."""
     if block.placement != "by_mixer":
         return block.placement
@@ -177,12 +177,12 @@ def adds_unscaled(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool
     """Return whether a block's output is added to the stream without norm or factor."""
     plain = block.multipliers == "none" and float(hp["residual_scale"]) == 1
     plain = plain and block.residual == "stream"
-    return placement(block, hp, layer) in ("pre", "after") and plain
+    return norm_placement(block, hp, layer) in ("pre", "after") and plain
 
 
 def has_input_norms(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
     """Return whether attention and the MLP read a norm of the stream."""
-    return placement(block, hp, layer) in ("pre", "sandwich")
+    return norm_placement(block, hp, layer) in ("pre", "sandwich")
 
 
 def norm_role(block: BlockSpec, norm: str) -> str:
@@ -223,14 +223,14 @@ def place_product(part: str) -> PlaceOf:
 
     def where(place: LayerFacts) -> str:
         """Return HERE, ABSENT, or the part's name where there is no bias."""
-        if not place.has(f"attn_{part}.weight"):
+        if not place.has_role(f"attn_{part}.weight"):
             return ABSENT
-        return HERE if place.has(f"attn_{part}.bias") else part
+        return HERE if place.has_role(f"attn_{part}.bias") else part
 
     return where
 
 
-def is_normed(place: LayerFacts) -> bool:
+def has_norms_before_rope(place: LayerFacts) -> bool:
     """Return whether q and k are normed before rope."""
     before = place.block.qk_norm_place == "before_rope"
     return bool(place.hp["qk_norm"]) and before and not place.mla
@@ -246,7 +246,7 @@ def place_rotated(part: str) -> PlaceOf:
         """Return HERE, or the name of the norm or product that is not rotated."""
         if place.rotates or place.mla:
             return HERE
-        return f"{part}_norm" if is_normed(place) else part
+        return f"{part}_norm" if has_norms_before_rope(place) else part
 
     return where
 
@@ -256,10 +256,10 @@ def place_contribution(otherwise: Callable[[LayerFacts], str]) -> PlaceOf:
 
     HERE if it has a norm or a factor, else what `otherwise` returns.
     """
-    return lambda place: HERE if not place.unscaled else otherwise(place)
+    return lambda place: HERE if not place.adds_unscaled else otherwise(place)
 
 
-def is_scaled(place: LayerFacts) -> bool:
+def changes_embedding(place: LayerFacts) -> bool:
     """Return whether the embedding is scaled, or has positions or token types added."""
     learned = place.block.position == "learned" or "token_types.weight" in place.roles
     return learned or float(place.hp["embedding_scale"]) != 1
@@ -269,7 +269,7 @@ def place_embedded(place: LayerFacts) -> str:
     """Return the name of the point that is the input of layer 0."""
     if "token_embd_norm.weight" in place.roles:
         return "embd_norm"
-    return "embd_scaled" if is_scaled(place) else "embd"
+    return "embd_scaled" if changes_embedding(place) else "embd"
 
 
 def place_entering(place: LayerFacts) -> str:
@@ -279,23 +279,23 @@ def place_entering(place: LayerFacts) -> str:
     """
     if place.layer > 0:
         return BEFORE
-    if place.copied:
+    if place.has_stream_copies:
         return "altup_embd"
     return "draft_in" if _JOIN in place.roles else place_embedded(place)
 
 
 def place_multiplied(place: LayerFacts) -> str:
     """Return the placing of ffn_mul, the product of gate and up."""
-    if not place.dense:
+    if not place.has_dense_mlp:
         return ABSENT
     return HERE if place.block.mlp == "gated" else "ffn_act"
 
 
 def place_mlp_out(place: LayerFacts) -> str:
     """Return the placing of an MLP's output; where experts replace it, moe_out."""
-    if not place.feeds:
+    if not place.has_mlp:
         return ABSENT
-    return HERE if place.dense else "moe_out"
+    return HERE if place.has_dense_mlp else "moe_out"
 
 
 def place_between_halves(place: LayerFacts) -> str:
@@ -303,14 +303,14 @@ def place_between_halves(place: LayerFacts) -> str:
 
     ABSENT where both read the same stream, or the layer has one of them only.
     """
-    return ABSENT if place.parallel or place.block.halves == "one" else HERE
+    return ABSENT if place.has_parallel_residual or place.block.halves == "one" else HERE
 
 
 def place_ffn_norm(place: LayerFacts) -> str:
     """Return the placing of the norm before the MLP, or the point that the MLP reads instead."""
     if place.block.halves == "one":
-        return "attn_norm" if place.feeds else ABSENT
-    if place.parallel and place.block.parallel_norm == "one":
+        return "attn_norm" if place.has_mlp else ABSENT
+    if place.has_parallel_residual and place.block.parallel_norm == "one":
         return "attn_norm" if has_input_norms(place.block, place.hp, place.layer) else "in"
     return HERE if has_input_norms(place.block, place.hp, place.layer) else "mid"
 
@@ -324,24 +324,24 @@ def place_raw_logits(place: LayerFacts) -> str:
 
 
 DRAFT = here_if(lambda place: _JOIN in place.roles)
-GATED = here_if(lambda place: place.dense and place.block.mlp == "gated")
-DENSE = here_if(lambda place: place.dense)
+GATED = here_if(lambda place: place.has_dense_mlp and place.block.mlp == "gated")
+DENSE = here_if(lambda place: place.has_dense_mlp)
 PARALLEL = here_if(lambda place: place.parallel_experts)
-PER_LAYER = here_if(lambda place: place.per_layer)
-COPIED = here_if(lambda place: place.copied)
-SPARSE = here_if(lambda place: place.dense and place.hp["ffn_sparsity"][place.layer] > 0)
+PER_LAYER = here_if(lambda place: place.has_layer_inputs)
+COPIED = here_if(lambda place: place.has_stream_copies)
+SPARSE = here_if(lambda place: place.has_dense_mlp and place.hp["ffn_sparsity"][place.layer] > 0)
 MOE = here_if(lambda place: place.moe)
 LATENT_Q = here_if(lambda place: place.mla and place.hp["q_lora_rank"] is not None)
 MLA = here_if(lambda place: place.mla)
 INDEXED = here_if(
     lambda place: place.block.indexer != "none" and bool(place.hp["index_layers"][place.layer])
 )
-LATENT = here_if(lambda place: place.moe and place.has("ffn_latent_down.weight"))
+LATENT = here_if(lambda place: place.moe and place.has_role("ffn_latent_down.weight"))
 
 
 def only_attention(where: PlaceOf) -> PlaceOf:
     """Return `where`, but ABSENT in layers without attention."""
-    return lambda place: ABSENT if place.recurrent else where(place)
+    return lambda place: ABSENT if place.lacks_attention else where(place)
 
 
 def only_own_keys(where: PlaceOf) -> PlaceOf:
@@ -364,9 +364,9 @@ def place_attention_result(place: LayerFacts) -> str:
 
     In layers with another mixer it is the name of that mixer's last point.
     """
-    if not place.mixes:
+    if not place.has_mixer:
         return ABSENT
-    if not place.recurrent:
+    if not place.lacks_attention:
         return HERE
     results = {
         "gated_delta": "delta_norm", "kimi_delta": "delta_norm", "short_conv": "conv_gated",
@@ -377,12 +377,12 @@ def place_attention_result(place: LayerFacts) -> str:
 
 def only_mixing_layers(where: PlaceOf) -> PlaceOf:
     """Return `where`, but ABSENT in layers that are an MLP alone."""
-    return lambda place: where(place) if place.mixes else ABSENT
+    return lambda place: where(place) if place.has_mixer else ABSENT
 
 
 def only_mlp_layers(where: PlaceOf) -> PlaceOf:
     """Return `where`, but ABSENT in layers without an MLP."""
-    return lambda place: where(place) if place.feeds else ABSENT
+    return lambda place: where(place) if place.has_mlp else ABSENT
 
 
 def place_mixer_sum(place: LayerFacts) -> str:
@@ -390,7 +390,7 @@ def place_mixer_sum(place: LayerFacts) -> str:
 
     It equals attn_out where attention or a recurrence is added alone, without norm or factor.
     """
-    return HERE if place.beside or not place.unscaled else "attn_out"
+    return HERE if place.has_parallel_recurrence or not place.adds_unscaled else "attn_out"
 
 
 DELTA = only_mixers("gated_delta", "kimi_delta")
@@ -401,4 +401,4 @@ SHORT_CONV = only_mixers("short_conv")
 CONV = only_mixers("gated_delta", "kimi_delta", "short_conv", "mamba", "mamba2")
 SSM = only_mixers("mamba", "mamba2")
 MAMBA = only_mixers("mamba")
-GATE = here_if(lambda place: place.gated)
+GATE = here_if(lambda place: place.has_attention_gate)

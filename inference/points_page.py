@@ -38,16 +38,16 @@ Without `--points`, `trace --payload` records these points. Their names in `apr 
 """
 
 
-def page() -> str:
+def render_page() -> str:
     """Return the page docs/reference/capture_points.md as Markdown."""
     rows = [
         (
             f"`{point.name}`",
             f"[{point.shape}]",
             point.sentence,
-            _names(point.llama_cpp),
+            _format_names(point.llama_cpp),
             f"`{point.apr}`" if point.apr else "",
-            _names(point.hf),
+            _format_names(point.hf),
         )
         for point in POINTS.values()
     ]
@@ -58,10 +58,10 @@ def page() -> str:
     return _HEAD + table(head, rows) + _CACHE + table(("slot", "points"), slots)
 
 
-def _names(names: Sequence[Name]) -> str:
+def _format_names(names: Sequence[Name]) -> str:
     """Return names as Markdown code, joined by commas; "the layer" for the layer's result."""
     return ", ".join(f"`{name}`" if name.text or name.role else "the layer" for name in names)
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(render_page(), end="")

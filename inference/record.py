@@ -43,7 +43,7 @@ class Record:
         """The record's key, `L3.attn_out`, or the name of a whole-model point."""
         return key_name(self.point, self.layer)
 
-    def measured(self, stats: Stats) -> "Record":
+    def with_stats(self, stats: Stats) -> "Record":
         """Return the same record with statistics (faster than dataclasses.replace)."""
         return Record(
             self.point,
@@ -88,41 +88,41 @@ def record_from_json(row: Any, where: str) -> Record:
     if not isinstance(row, dict):
         raise FormatError(f"{where}: is not an object")
 
-    def field(name: str, *kinds: type) -> Any:
+    def read_field(name: str, *kinds: type) -> Any:
         """Return the value of a field; FormatError if it is of none of the types `kinds`."""
         value = row.get(name)
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise FormatError(f"{where}: {name} is {value!r}")
         return value
 
-    def sizes(name: str) -> tuple[int, ...]:
+    def read_sizes(name: str) -> tuple[int, ...]:
         """Return a field's list of non-negative integers; FormatError for anything else."""
-        values = field(name, list)
+        values = read_field(name, list)
         if not all(isinstance(v, int) and not isinstance(v, bool) and v >= 0 for v in values):
             raise FormatError(f"{where}: {name} is {values!r}; expected numbers not negative")
         return tuple(values)
 
     # The key names the point and the layer; it may be of a joined slot.
-    joined = _JOINED.fullmatch(field("key", str))
+    joined = _JOINED.fullmatch(read_field("key", str))
     try:
-        point, layer = (joined[2], int(joined[1])) if joined else parse_key(field("key", str))
+        point, layer = (joined[2], int(joined[1])) if joined else parse_key(read_field("key", str))
     except UsageError as error:
         raise FormatError(f"{where}: {error}") from None
-    form = field("form", str, type(None))
+    form = read_field("form", str, type(None))
     if form not in ("fused", "stepped", None):
         raise FormatError(f"{where}: form is {form!r}; expected fused, stepped or null")
-    positions = None if row.get("positions") is None else sizes("positions")
-    stats = field("stats", dict, type(None))
+    positions = None if row.get("positions") is None else read_sizes("positions")
+    stats = read_field("stats", dict, type(None))
     return Record(
         point,
         layer,
-        sizes("shape"),
+        read_sizes("shape"),
         positions,
-        field("dtype", str),
+        read_field("dtype", str),
         form,
-        field("device", str),
+        read_field("device", str),
         None if stats is None else _stats_from_json(stats, where),
-        field("sha256", str, type(None)),
+        read_field("sha256", str, type(None)),
     )
 
 

@@ -174,7 +174,7 @@ class LossVerdict:
     guesses: tuple[LossGuess, ...]
 
     @property
-    def causes(self) -> tuple[tuple[str, ...], ...]:
+    def distinct_mistakes(self) -> tuple[tuple[str, ...], ...]:
         """The distinct sets of mistakes that give the reported number, in the guesses' order."""
         return tuple(dict.fromkeys(guess.mistakes for guess in self.guesses))
 
@@ -195,7 +195,7 @@ def explain_loss(
     one that only comes near it is likely.
     """
     right_ones = label_losses(batch, scored)
-    right = _mean_of(right_ones)
+    right = _mean_loss(right_ones)
 
     def fits(guess: LossGuess, bound: float) -> bool:
         """Return whether a guess gives the reported number, within a relative bound."""
@@ -241,7 +241,7 @@ def _wanted_rows(
     `wanted` is a mask [tokens + 1].
     """
     tokens = np.flatnonzero(wanted & (batch.ids[sample] >= 0)) - ahead
-    return tokens[(tokens >= 0) & (tokens < batch.tokens)]
+    return tokens[(tokens >= 0) & (tokens < batch.row_length)]
 
 
 def _picked_losses(
@@ -273,7 +273,7 @@ def _real_tokens(batch: Batch, sample: int) -> NDArray[np.bool_]:
     out: no row of its document predicts it.
     """
     there = np.append(batch.mask[sample], batch.label[sample, -1])
-    found: NDArray[np.bool_] = there & ~batch.starts[sample]
+    found: NDArray[np.bool_] = there & ~batch.document_starts[sample]
     return found
 
 
@@ -326,7 +326,7 @@ def _wrong_selections(
                 for i, one in each
             ],
         )
-        everything = np.ones(batch.tokens + 1, bool)
+        everything = np.ones(batch.row_length + 1, bool)
         yield (
             "padding_counted",
             "every token is scored",
@@ -338,8 +338,8 @@ def _wrong_selections(
             [_picked_losses(batch, i, one.whole, 1, batch.label[i]) for i, one in each],
         )
     # Windows shorter than the rows.
-    for size in usual_windows(batch.tokens):
-        inside = np.arange(batch.tokens + 1) < size
+    for size in usual_windows(batch.row_length):
+        inside = np.arange(batch.row_length + 1) < size
         yield (
             "window",
             f"{size} tokens",
@@ -351,7 +351,7 @@ def _wrong_packed_selections(
     batch: Batch, scored: Sequence[ScoredSample]
 ) -> Iterator[tuple[str, str, Picked]]:
     """Yield (mistake, detail, losses by sample) of wrong ways to score documents in one row."""
-    edged = batch.label | batch.starts
+    edged = batch.label | batch.document_starts
     yield (
         "boundary_scored",
         "",
@@ -382,7 +382,7 @@ def _guess_packings(batch: Batch, session: Session) -> Iterator[LossGuess]:
             packed, list(score_batch(packed, session))
         ):
             detail = "; ".join(text for text in (f"the samples are {says}", detail) if text)
-            yield LossGuess((name,), _mean_of(picked), detail)
+            yield LossGuess((name,), _mean_loss(picked), detail)
 
 
 def _guess_empty_windows(batch: Batch, right: Picked) -> Iterator[LossGuess]:
@@ -400,7 +400,7 @@ def _guess_empty_windows(batch: Batch, right: Picked) -> Iterator[LossGuess]:
         return
     places = np.flatnonzero(batch.label.any(0))
     first = int(places[places > 0][0])
-    sizes = [size for size in usual_windows(batch.tokens) if size <= first]
+    sizes = [size for size in usual_windows(batch.row_length) if size <= first]
     if sizes:
         detail = f"the first label is token {first}; a window of {sizes[-1]} or less has none"
         yield LossGuess(("no_labels",), math.nan, detail)
@@ -409,7 +409,7 @@ def _guess_empty_windows(batch: Batch, right: Picked) -> Iterator[LossGuess]:
 # --- how many become one -----------------------------------------------------------------------
 
 
-def _mean_of(picked: Picked) -> float:
+def _mean_loss(picked: Picked) -> float:
     """Return the mean of all losses of all samples; NaN without any."""
     count = sum(each.size for each in picked)
     return float(sum(each.sum() for each in picked)) / count if count else math.nan
@@ -479,7 +479,7 @@ def _guess_group_reductions(picked: Picked) -> Iterator[LossGuess]:
                 yield LossGuess(("one_group",), float(picked[at].mean()), says)
     for says, groups in _micro_batches(len(picked)):
         parts = [[picked[i] for i in group] for group in groups]
-        means = [mean for each in parts if not math.isnan(mean := _mean_of(each))]
+        means = [mean for each in parts if not math.isnan(mean := _mean_loss(each))]
         if len(means) < 2:
             continue
         yield LossGuess(("group_means",), sum(means) / len(means), says)
@@ -501,7 +501,7 @@ def _all_guesses(
         yield from _guess_group_reductions(right)
     for name, detail, picked in _wrong_selections(batch, scored):
         if not both:
-            yield LossGuess((name,), _mean_of(picked), detail)
+            yield LossGuess((name,), _mean_loss(picked), detail)
         if not both or name == "window":  # a size and a way: something fits any number
             continue
         for more in _guess_reductions(batch, picked):

@@ -22,19 +22,19 @@ F32 = NDArray[np.float32]
 
 
 @dataclass(frozen=True, eq=False)
-class Turning:
+class RopeFrequencies:
     """Frequencies of one kind of layer: inv_freq [pairs] float32, and the factor on cos and sin."""
 
     inv_freq: F32
     factor: float
 
-    def same(self, other: "Turning") -> bool:
+    def equals(self, other: "RopeFrequencies") -> bool:
         """Return whether both give the same rotations, so that cached keys stay valid."""
         return self.factor == other.factor and np.array_equal(self.inv_freq, other.inv_freq)
 
 
 @dataclass(frozen=True)
-class _Request:
+class _ScalingInputs:
     """The inputs of a rope scaling; request[key] is a value of its parameters."""
 
     theta: float
@@ -71,22 +71,22 @@ def _inverse(periods: F32) -> F32:
     return inverse
 
 
-def _linear(request: _Request) -> Turning:
+def _scale_linear(request: _ScalingInputs) -> RopeFrequencies:
     """Return the frequencies divided by the factor (position interpolation)."""
-    return Turning(_inverse(request.periods()) / np.float32(request["factor"]), 1.0)
+    return RopeFrequencies(_inverse(request.periods()) / np.float32(request["factor"]), 1.0)
 
 
-def _dynamic(request: _Request) -> Turning:
+def _scale_dynamic(request: _ScalingInputs) -> RopeFrequencies:
     """Return the frequencies of a base raised for a sequence beyond the trained context (NTK)."""
     factor, dim, longest = np.float32(request["factor"]), request.dim, request.context_length
     length = np.float32(max(request.length, longest))
     stretch = factor * length / np.float32(longest) - (factor - np.float32(1))
     power = np.float32(np.float64(stretch) ** (dim / (dim - 2)))
     theta = np.float32(request.theta) * power
-    return Turning(_inverse(_powers(float(theta), dim)), 1.0)
+    return RopeFrequencies(_inverse(_powers(float(theta), dim)), 1.0)
 
 
-def _llama3(request: _Request) -> Turning:
+def _scale_llama3(request: _ScalingInputs) -> RopeFrequencies:
     """Return high frequencies unchanged, low ones divided by the factor, others interpolated."""
     inv_freq = _inverse(request.periods())
     factor, low, high = request["factor"], request["low_freq_factor"], request["high_freq_factor"]
@@ -95,10 +95,12 @@ def _llama3(request: _Request) -> Turning:
     blend = (np.float32(original) / wavelength - np.float32(low)) / np.float32(high - low)
     blended = (1 - blend) * inv_freq / np.float32(factor) + blend * inv_freq
     scaled = np.where(wavelength > original / low, inv_freq / np.float32(factor), blended)
-    return Turning(np.where(wavelength < original / high, inv_freq, scaled).astype(np.float32), 1.0)
+    return RopeFrequencies(
+        np.where(wavelength < original / high, inv_freq, scaled).astype(np.float32), 1.0
+    )
 
 
-def _yarn(request: _Request) -> Turning:
+def _scale_yarn(request: _ScalingInputs) -> RopeFrequencies:
     """Return slow pairs divided by the factor, fast ones unchanged, those between interpolated.
 
     The limits are pair numbers, from how often a pair rotates over the original context.
@@ -106,11 +108,11 @@ def _yarn(request: _Request) -> Turning:
     factor, theta, dim = request["factor"], request.theta, request.dim
     original = request["original_context_length"]
 
-    def pair(rotations: float) -> float:
+    def pair_number(rotations: float) -> float:
         """Return the number of the pair that rotates this often over the original context."""
         return dim * math.log(original / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low, high = pair(request["beta_fast"]), pair(request["beta_slow"])
+    low, high = pair_number(request["beta_fast"]), pair_number(request["beta_slow"])
     if request["truncate"]:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
@@ -120,27 +122,27 @@ def _yarn(request: _Request) -> Turning:
     periods = request.periods()
     slow = _inverse(np.float32(factor) * periods)
     inv_freq = slow * (np.float32(1) - kept) + _inverse(periods) * kept
-    return Turning(inv_freq, float(request["attention_factor"]))
+    return RopeFrequencies(inv_freq, float(request["attention_factor"]))
 
 
-def _longrope(request: _Request) -> Turning:
+def _scale_longrope(request: _ScalingInputs) -> RopeFrequencies:
     """Return each pair's frequency divided by its number in a list of the model.
 
     It is the long list for sequences beyond the original context, else the short one.
     """
     original = request["original_context_length"]
     divisors = request["long_factor" if request.length > original else "short_factor"]
-    inv_freq = _inverse(_divisors(divisors, request) * request.periods())
-    return Turning(inv_freq, float(request["attention_factor"]))
+    inv_freq = _inverse(_check_divisors(divisors, request) * request.periods())
+    return RopeFrequencies(inv_freq, float(request["attention_factor"]))
 
 
-def _factors(request: _Request) -> Turning:
+def _scale_by_factors(request: _ScalingInputs) -> RopeFrequencies:
     """Return each pair's frequency divided by its number (GGUF's rope_freqs.weight)."""
     inv_freq = _inverse(request.periods())
-    return Turning(inv_freq / _divisors(request["factors"], request), 1.0)
+    return RopeFrequencies(inv_freq / _check_divisors(request["factors"], request), 1.0)
 
 
-def _divisors(values: Any, request: _Request) -> F32:
+def _check_divisors(values: Any, request: _ScalingInputs) -> F32:
     """Return a list of numbers as float32 [pairs]; ArchError if there is not one per pair."""
     divisors = np.asarray(values, np.float32)
     if divisors.shape != (request.dim // 2,):
@@ -151,7 +153,7 @@ def _divisors(values: Any, request: _Request) -> F32:
     return divisors
 
 
-def _proportional(request: _Request) -> Turning:
+def _scale_proportional(request: _ScalingInputs) -> RopeFrequencies:
     """Return frequencies of a whole head for the first pairs, and zero for the others.
 
     The first `rotated` elements of the head turn; frequencies are divided by the factor.
@@ -160,17 +162,17 @@ def _proportional(request: _Request) -> Turning:
     turned = int(request["rotated"]) // 2
     kept = np.arange(len(inv_freq)) < turned
     scaled = np.where(kept, inv_freq, np.float32(0)) / np.float32(request["factor"])
-    return Turning(scaled.astype(np.float32), 1.0)
+    return RopeFrequencies(scaled.astype(np.float32), 1.0)
 
 
-SCALINGS: Mapping[str, Callable[[_Request], Turning]] = {
-    "linear": _linear,
-    "dynamic": _dynamic,
-    "llama3": _llama3,
-    "yarn": _yarn,
-    "longrope": _longrope,
-    "factors": _factors,
-    "proportional": _proportional,
+SCALINGS: Mapping[str, Callable[[_ScalingInputs], RopeFrequencies]] = {
+    "linear": _scale_linear,
+    "dynamic": _scale_dynamic,
+    "llama3": _scale_llama3,
+    "yarn": _scale_yarn,
+    "longrope": _scale_longrope,
+    "factors": _scale_by_factors,
+    "proportional": _scale_proportional,
 }
 BY_LENGTH = ("dynamic", "longrope")  # scalings whose frequencies depend on the sequence's length
 
@@ -186,7 +188,7 @@ class RopeKind(NamedTuple):
     dim: int | None = None
 
 
-def kind_of(hp: Mapping[str, Value], layer: int) -> RopeKind | None:
+def rotation_of_layer(hp: Mapping[str, Value], layer: int) -> RopeKind | None:
     """Return the kind of rotation of a layer (base, scaling, elements); None without rope."""
     if not hp["rope_layers"][layer]:
         return None
@@ -200,7 +202,7 @@ def kind_of(hp: Mapping[str, Value], layer: int) -> RopeKind | None:
     return RopeKind(float(theta), scaled, None if other is None else int(other))
 
 
-def make(hp: Mapping[str, Value], kind: RopeKind, length: int) -> Turning:
+def compute_frequencies(hp: Mapping[str, Value], kind: RopeKind, length: int) -> RopeFrequencies:
     """Return the frequencies of a kind of layer for a sequence of `length` positions.
 
     Raises ArchError for an unknown scaling or for a missing value.
@@ -211,31 +213,31 @@ def make(hp: Mapping[str, Value], kind: RopeKind, length: int) -> Turning:
     if dim % 2 or not 0 < dim <= most:
         raise ArchError(f"rope_dim is {dim}; expected an even number of at most head_dim, {most}")
     if not scaled:
-        return Turning(_inverse(_powers(theta, dim)), 1.0)
+        return RopeFrequencies(_inverse(_powers(theta, dim)), 1.0)
     scaling: Mapping[str, Value] = hp["rope_scaling"]
     name = str(scaling["type"])
     if name not in SCALINGS:
         raise ArchError(
             f"rope scaling {name!r} is not known; expected one of {', '.join(SCALINGS)}"
         )
-    return SCALINGS[name](_Request(theta, dim, scaling, int(hp["context_length"]), length))
+    return SCALINGS[name](_ScalingInputs(theta, dim, scaling, int(hp["context_length"]), length))
 
 
-def ropes(hp: Mapping[str, Value], length: int) -> dict[RopeKind, Turning]:
+def all_frequencies(hp: Mapping[str, Value], length: int) -> dict[RopeKind, RopeFrequencies]:
     """Return {kind: frequencies} for every kind of rotating layer, for a sequence of `length`."""
-    kinds = {kind_of(hp, layer) for layer in range(int(hp["n_layers"]))} - {None}
-    return {kind: make(hp, kind, length) for kind in kinds if kind is not None}
+    kinds = {rotation_of_layer(hp, layer) for layer in range(int(hp["n_layers"]))} - {None}
+    return {kind: compute_frequencies(hp, kind, length) for kind in kinds if kind is not None}
 
 
-def lengthy(hp: Mapping[str, Value]) -> bool:
+def depends_on_length(hp: Mapping[str, Value]) -> bool:
     """Return whether the frequencies depend on the sequence's length."""
     scaling = hp["rope_scaling"]
     return scaling is not None and scaling["type"] in BY_LENGTH
 
 
-def same_ropes(hp: Mapping[str, Value], before: int, after: int) -> bool:
+def keys_stay_valid(hp: Mapping[str, Value], before: int, after: int) -> bool:
     """Return whether keys cached at length `before` can be used at length `after`."""
-    if not lengthy(hp):
+    if not depends_on_length(hp):
         return True
-    old, new = ropes(hp, before), ropes(hp, after)
-    return all(new[kind].same(rope) for kind, rope in old.items())
+    old, new = all_frequencies(hp, before), all_frequencies(hp, after)
+    return all(new[kind].equals(rope) for kind, rope in old.items())

@@ -115,7 +115,7 @@ class NumpyMaths:
 NUMPY = NumpyMaths()
 
 
-def route(
+def choose_experts(
     logits: Array, bias: Array | None, hp: Hyper, m: Maths = NUMPY, scale: Array | None = None
 ) -> Routing:
     """Return the experts chosen by logits [tokens, n_experts], their weights and margins.
@@ -142,7 +142,7 @@ def _softmax(m: Maths, x: Array) -> Array:
     return e / m.total(e)
 
 
-def _best(m: Maths, scores: Array, count: int) -> tuple[Array, Array]:
+def _choose_best(m: Maths, scores: Array, count: int) -> tuple[Array, Array]:
     """Return (indices [tokens, count] of each row's highest scores, margin [tokens] to the next).
 
     The margin is infinite if all are chosen, NaN if the row's first score is.
@@ -155,7 +155,7 @@ def _best(m: Maths, scores: Array, count: int) -> tuple[Array, Array]:
     return order[:, :count], edge[:, 0] - edge[:, 1]
 
 
-def _weighted(m: Maths, weights: Array, hp: Hyper, tiny: float) -> Array:
+def _finish_weights(m: Maths, weights: Array, hp: Hyper, tiny: float) -> Array:
     """Return the experts' weights, normalised if `norm_topk`, times `routed_scale`.
 
     `tiny` is added to their sum before the division.
@@ -165,21 +165,21 @@ def _weighted(m: Maths, weights: Array, hp: Hyper, tiny: float) -> Array:
     return weights * float(hp["routed_scale"])
 
 
-def _all(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
+def _route_softmax(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
     """Return the routing by softmax over all experts (mixtral, qwen, deepseek v2 greedy)."""
     scores = _softmax(m, logits)
-    chosen, margin = _best(m, scores, int(hp["n_experts_used"]))
-    return Routing(chosen, _weighted(m, m.pick(scores, chosen), hp, 0.0), margin)
+    chosen, margin = _choose_best(m, scores, int(hp["n_experts_used"]))
+    return Routing(chosen, _finish_weights(m, m.pick(scores, chosen), hp, 0.0), margin)
 
 
-def _chosen_only(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
+def _route_softmax_of_chosen(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
     """Return the routing by the best logits, softmax over these only (gpt-oss)."""
-    chosen, margin = _best(m, logits, int(hp["n_experts_used"]))
+    chosen, margin = _choose_best(m, logits, int(hp["n_experts_used"]))
     weights = _softmax(m, m.pick(logits, chosen))
     return Routing(chosen, weights * float(hp["routed_scale"]), margin)
 
 
-def _in_groups(
+def _best_groups_mask(
     m: Maths, choice: Array, group_scores: Callable[[Array], Array], hp: Hyper
 ) -> tuple[Array, Array]:
     """Return (mask [tokens, n_experts] of experts in the best groups, the groups' margin).
@@ -194,20 +194,20 @@ def _in_groups(
             f"{choice.shape[-1]} experts"
         )
     split = choice.reshape(len(choice), groups, -1)
-    best, margin = _best(m, group_scores(split)[..., 0], int(hp["n_expert_groups_used"]))
+    best, margin = _choose_best(m, group_scores(split)[..., 0], int(hp["n_expert_groups_used"]))
     return m.spread(m.marked(best, groups), split.shape[-1]), margin
 
 
-def _group_limited(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
+def _route_group_limited(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
     """Return the routing by softmax, within the groups that have the best expert (deepseek v2)."""
     scores = _softmax(m, logits)
-    kept, group_margin = _in_groups(m, scores, m.highest, hp)
-    chosen, margin = _best(m, m.where(kept, scores, 0.0), int(hp["n_experts_used"]))
-    weights = _weighted(m, m.pick(scores, chosen), hp, 0.0)
+    kept, group_margin = _best_groups_mask(m, scores, m.highest, hp)
+    chosen, margin = _choose_best(m, m.where(kept, scores, 0.0), int(hp["n_experts_used"]))
+    weights = _finish_weights(m, m.pick(scores, chosen), hp, 0.0)
     return Routing(chosen, weights, m.minimum(margin, group_margin))
 
 
-def _sigmoid_bias(
+def _route_sigmoid_bias(
     m: Maths, logits: Array, bias: Array | None, hp: Hyper, tiny: float = 1e-20
 ) -> Routing:
     """Return the routing by sigmoid, within the groups with the two best (deepseek v3).
@@ -217,25 +217,25 @@ def _sigmoid_bias(
     scores = 1 / (1 + m.exp(-logits))
     choice = scores if bias is None else scores + bias
 
-    def best_two(split: Array) -> Array:
+    def sum_best_two(split: Array) -> Array:
         """Return the sum of each group's two highest scores, last axis kept."""
         return m.total(m.pick(split, m.ranked(split)[..., :2]))
 
-    kept, group_margin = _in_groups(m, choice, best_two, hp)
-    chosen, margin = _best(m, m.where(kept, choice, -np.inf), int(hp["n_experts_used"]))
-    weights = _weighted(m, m.pick(scores, chosen), hp, tiny)
+    kept, group_margin = _best_groups_mask(m, choice, sum_best_two, hp)
+    chosen, margin = _choose_best(m, m.where(kept, choice, -np.inf), int(hp["n_experts_used"]))
+    weights = _finish_weights(m, m.pick(scores, chosen), hp, tiny)
     return Routing(chosen, weights, m.minimum(margin, group_margin))
 
 
-def _softmax_bias(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
+def _route_softmax_bias(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
     """Return the routing by softmax; a bias is added for the choice only (ernie)."""
     scores = _softmax(m, logits)
     choice = scores if bias is None else scores + bias
-    chosen, margin = _best(m, choice, int(hp["n_experts_used"]))
-    return Routing(chosen, _weighted(m, m.pick(scores, chosen), hp, 0.0), margin)
+    chosen, margin = _choose_best(m, choice, int(hp["n_experts_used"]))
+    return Routing(chosen, _finish_weights(m, m.pick(scores, chosen), hp, 0.0), margin)
 
 
-def _sparsemixer(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
+def _route_sparsemixer(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
     """Return the routing that picks experts one by one, best first (phimoe).
 
     An expert's weight is its softmax over the experts left whose logits are near the best:
@@ -243,7 +243,7 @@ def _sparsemixer(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Rout
     """
     used, far = int(hp["n_experts_used"]), 2 * float(hp["router_jitter"])
     left, weights = logits, []
-    chosen, margin = _best(m, logits, used)
+    chosen, margin = _choose_best(m, logits, used)
     for rank in range(used):
         best = chosen[:, rank : rank + 1]
         top = m.pick(left, best)
@@ -254,20 +254,20 @@ def _sparsemixer(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Rout
     return Routing(chosen, m.joined(weights), margin)
 
 
-def _sigmoid(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
+def _route_sigmoid(m: Maths, logits: Array, bias: Array | None, hp: Hyper) -> Routing:
     """Return the routing by the best logits, weighted by the sigmoid of each (llama4)."""
-    chosen, margin = _best(m, logits, int(hp["n_experts_used"]))
+    chosen, margin = _choose_best(m, logits, int(hp["n_experts_used"]))
     weights = 1 / (1 + m.exp(-m.pick(logits, chosen)))
-    return Routing(chosen, _weighted(m, weights, hp, 0.0), margin)
+    return Routing(chosen, _finish_weights(m, weights, hp, 0.0), margin)
 
 
 ROUTERS: Mapping[str, Callable[[Maths, Array, Array | None, Hyper], Routing]] = {
-    "softmax": _all,
-    "softmax_topk": _chosen_only,
-    "group_limited_greedy": _group_limited,
-    "sigmoid_bias": _sigmoid_bias,
-    "sigmoid_bias_eps": partial(_sigmoid_bias, tiny=1e-6),  # transformers' modeling_lfm2_moe
-    "softmax_bias": _softmax_bias,
-    "sparsemixer": _sparsemixer,
-    "sigmoid": _sigmoid,
+    "softmax": _route_softmax,
+    "softmax_topk": _route_softmax_of_chosen,
+    "group_limited_greedy": _route_group_limited,
+    "sigmoid_bias": _route_sigmoid_bias,
+    "sigmoid_bias_eps": partial(_route_sigmoid_bias, tiny=1e-6),  # transformers' modeling_lfm2_moe
+    "softmax_bias": _route_softmax_bias,
+    "sparsemixer": _route_sparsemixer,
+    "sigmoid": _route_sigmoid,
 }

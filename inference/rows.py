@@ -11,7 +11,7 @@ from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.base.protocols import raw_parts
 from aprfmt.base.shapes import matrix_shape
 from aprfmt.codecs import codec
-from aprfmt.codecs.bnb4 import Bnb4Codec, Coded
+from aprfmt.codecs.bnb4 import Bnb4Codec, CodedParts
 
 if TYPE_CHECKING:
     from aprfmt.tensors.view import View
@@ -59,7 +59,7 @@ class RowSource(Protocol):
         """
         ...
 
-    def coded(self) -> Coded | None:
+    def coded(self) -> CodedParts | None:
         """Return the parts of a bitsandbytes 4-bit weight; None for any other weight."""
         ...
 
@@ -97,7 +97,7 @@ class ArrayRows:
         """Return None: nothing is encoded."""
         return None
 
-    def coded(self) -> Coded | None:
+    def coded(self) -> CodedParts | None:
         """Return None: nothing is encoded."""
         return None
 
@@ -132,7 +132,7 @@ class ChangedRows:
         """Return None: no stored bytes hold these numbers."""
         return None
 
-    def coded(self) -> "Coded | None":
+    def coded(self) -> "CodedParts | None":
         """Return None: no stored parts hold these numbers."""
         return None
 
@@ -186,7 +186,7 @@ class StoredRows:
             return None
         return data.window(start * size, stop * size)
 
-    def coded(self) -> Coded | None:
+    def coded(self) -> CodedParts | None:
         """Return the checked parts of a bitsandbytes 4-bit weight; None for any other weight."""
         whole = self._tensor.whole
         if whole is None or not whole.parts:

@@ -1,7 +1,7 @@
 """Opens a model where a request says it runs, and traces its passes: for all commands.
 
-A `RunRequest` says what runs where, `opened` opens it, `Run.trace` records a pass. A run is a model
-with a session on one of our backends, or with an engine that runs whole passes.
+A `RunRequest` says what runs where, `open_run` opens it, `Run.trace` records a pass. A run is a
+model with a session on one of our backends, or with an engine that runs whole passes.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -66,29 +66,29 @@ class RunRequest:
         if self.through is not None:
             object.__setattr__(self, "through", encoding_name(self.through))
 
-    def on(self: Asked, choice: DeviceChoice) -> Asked:
+    def with_choice(self: Asked, choice: DeviceChoice) -> Asked:
         """Return the same request on another backend, engine, device or dtype."""
         return replace(self, choice=choice)
 
-    def backend(self) -> Backend:
+    def open_backend(self) -> Backend:
         """Return the backend that the request names, opened; UsageError for an engine."""
         return self.choice.open(deterministic=self.deterministic, threads=self.threads)
 
-    def session(self, model: Model, backend: Backend | None = None) -> Session:
+    def open_session(self, model: Model, backend: Backend | None = None) -> Session:
         """Return a session of a model, which the caller closes (a context manager).
 
         It is on `backend`, or on a new one. With `draft` it is a DraftSession.
         """
-        backend = self.backend() if backend is None else backend
+        backend = self.open_backend() if backend is None else backend
         if self.through is None:
-            main = Session.of(model, backend, memory=self.memory)
+            main = Session.open(model, backend, memory=self.memory)
         else:
             weights = weights_through_encoding(model, self.through, self.memory)
             main = Session(model.spec, model.hyper, weights, backend)
         return DraftSession(model, main) if self.draft else main
 
 
-def requested(
+def make_request(
     text: Path | str,
     device: str | None = None,
     backend: str | None = None,
@@ -102,7 +102,7 @@ def requested(
     would never look up.
     """
     check_arch(rest.get("arch"))
-    name, run = model_and_run(str(text))
+    name, run = split_known_run(str(text))
     if run is None:
         return RunRequest(model=name, choice=choose_device(device, backend, dtype), **rest)
     if device or backend or dtype:
@@ -110,7 +110,7 @@ def requested(
     return RunRequest(model=name, choice=parse_run(run), **rest)
 
 
-def model_and_run(text: str) -> tuple[str, str | None]:
+def split_known_run(text: str) -> tuple[str, str | None]:
     """Return (model, run) of `MODEL@RUN`; run is None if the text names none.
 
     Unlike `split_run`, it raises UsageError for an unknown run after a model that exists.
@@ -123,7 +123,7 @@ def model_and_run(text: str) -> tuple[str, str | None]:
     return name, run
 
 
-class Keeper(Protocol):
+class ValueStore(Protocol):
     """A store of recorded values: takes them as they come, returns them later."""
 
     def keep(self, record: Record, values: Numbers) -> None:
@@ -168,7 +168,7 @@ class Run:
         self,
         request: RunRequest | None = None,
         *,
-        place: Keeper | None = None,
+        place: ValueStore | None = None,
         stop: bool = False,
         facts: Mapping[str, Value] | None = None,
     ) -> Iterator[Trace]:
@@ -183,7 +183,7 @@ class Run:
         if asked.ids is None:
             raise UsageError(f"{asked.model}: a run needs token ids; give --ids or --prompt")
         if self.own is None:
-            with self._by_engine(asked, asked.ids) as trace:
+            with self._trace_by_engine(asked, asked.ids) as trace:
                 said = {"weights": weights_class_of(self.model), **trace.run, **(facts or {})}
                 yield replace(trace, run=said)
             return
@@ -202,7 +202,9 @@ class Run:
                 behind=asked.behind,
             )
 
-    def _by_engine(self, asked: RunRequest, ids: Sequence[int]) -> AbstractContextManager[Trace]:
+    def _trace_by_engine(
+        self, asked: RunRequest, ids: Sequence[int]
+    ) -> AbstractContextManager[Trace]:
         """Return a context manager of an engine's trace.
 
         Raises UsageError if the request needs a backend.
@@ -222,7 +224,7 @@ class Run:
 
 
 @contextmanager
-def opened(
+def open_run(
     request: RunRequest, model: Model | None = None, tell: Callable[[Model], None] | None = None
 ) -> Iterator[Run]:
     """Yield the run that a request names; a `model` that is open already is used.
@@ -232,13 +234,13 @@ def opened(
     lacks what it needs.
     """
     choice = request.choice
-    backend = None if choice.is_engine else request.backend()
+    backend = None if choice.is_engine else request.open_backend()
     with ExitStack() as stack:
         if model is None:
             model = stack.enter_context(
                 open_model(request.model, arch=request.arch, allow_missing=request.allow_missing)
             )
-        model.remember()
+        model.cache_remote_reads()
         if tell is not None:
             tell(model)
         if backend is None and request.draft:
@@ -253,18 +255,18 @@ def opened(
             yield Run(request, model, None)
             return
         stack.enter_context(name_memory_errors(choice.device))
-        yield Run(request, model, stack.enter_context(request.session(model, backend)))
+        yield Run(request, model, stack.enter_context(request.open_session(model, backend)))
 
 
 @contextmanager
-def traced(
+def run_and_trace(
     request: RunRequest, model: Model | None = None, facts: Mapping[str, Value] | None = None
 ) -> Iterator[Trace]:
-    """Yield the trace of a request: `opened` and `Run.trace` in one.
+    """Yield the trace of a request: `open_run` and `Run.trace` in one.
 
     Raises UsageError for a request without token ids.
     """
     if request.ids is None:
         raise UsageError(f"{request.model}: a run needs token ids; give --ids or --prompt")
-    with opened(request, model) as run, run.trace(facts=facts) as trace:
+    with open_run(request, model) as run, run.trace(facts=facts) as trace:
         yield trace

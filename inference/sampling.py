@@ -36,7 +36,7 @@ class Sampling:
 class DeviceLogits(Protocol):
     """Logits on a device: `greedy` gives the likeliest token without copying all logits."""
 
-    def greedy(self) -> int | None:
+    def argmax_or_none(self) -> int | None:
         """Return the first index of the highest logit; None if a logit is NaN."""
         ...
 
@@ -55,7 +55,7 @@ class Sampler:
     def __call__(self, logits: "Logits | DeviceLogits") -> int:
         """Return the next token for logits [vocab]; AprfmtError if a logit is NaN."""
         if self.sampling.temperature == 0 and not isinstance(logits, np.ndarray):
-            best = logits.greedy()
+            best = logits.argmax_or_none()
             if best is not None:
                 return best
         logits = np.asarray(logits)
@@ -68,13 +68,13 @@ class Sampler:
             )
         if self.sampling.temperature == 0:
             return int(np.argmax(logits))
-        ids, probs = candidates(logits, self.sampling)
+        ids, probs = token_probabilities(logits, self.sampling)
         edges = np.cumsum(probs)
         draw = self._random.random() * edges[-1]
         return int(ids[min(int(np.searchsorted(edges, draw, side="right")), len(ids) - 1)])
 
 
-def candidates(logits: Logits, sampling: Sampling) -> tuple[NDArray[np.int64], Logits]:
+def token_probabilities(logits: Logits, sampling: Sampling) -> tuple[NDArray[np.int64], Logits]:
     """Return (tokens that may be drawn, likeliest first; their probabilities, which sum to 1).
 
     Applied in this order: temperature; the top_k highest; the fewest tokens whose probabilities

@@ -2,10 +2,10 @@
 
 A mixer has for each of its heads a matrix S [head_dim, state]. A token with value x, time step t,
 input vector B and output vector C changes it to S' = exp(t a) S + t x B, and reads S' C + d x. The
-rate `a` is below zero: one number a head (Mamba 2), or one for each number of state (Mamba 1,
-whose heads are channels of one element). `recurrent` computes token by token; `chunked` gives the
-same numbers by products of CHUNK tokens at a time, where a head has one rate. Sources: Gu and Dao,
-"Mamba" (2023); Dao and Gu, "Transformers are SSMs" (2024); transformers' modeling_mamba2.
+rate `a` is below zero: one number a head (Mamba 2), or one for each number of state (Mamba 1, whose
+heads are channels of one element). `scan_by_token` computes token by token; `scan_by_chunk` gives
+the same numbers by products of CHUNK tokens at a time, where a head has one rate. Sources: Gu and
+Dao, "Mamba" (2023); Dao and Gu, "Transformers are SSMs" (2024); transformers' modeling_mamba2.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ Array = Any
 CHUNK = 64  # tokens that are worked out together
 
 
-def scanned(
+def run_scan(
     x: Array,
     step: Array,
     rate: Array,
@@ -36,20 +36,20 @@ def scanned(
     if state is None:
         state = np.zeros((*x.shape[1:], b.shape[2]), x.dtype)
     if steps or len(x) == 1:
-        read, state = recurrent(x, step, rate, b, c, state)
+        read, state = scan_by_token(x, step, rate, b, c, state)
     elif rate.ndim == 2:
-        read, state = _by_number(x, step, rate, b, c, state)
+        read, state = _scan_by_state_element(x, step, rate, b, c, state)
     else:
-        read, state = chunked(x, step, rate, b, c, state)
+        read, state = scan_by_chunk(x, step, rate, b, c, state)
     return read + skip[:, None] * x, state
 
 
-def recurrent(
+def scan_by_token(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[Array, Array]:
     """Return (reads without the skip, state after the last token), computed token by token.
 
-    Arguments are those of `scanned`.
+    Arguments are those of `run_scan`.
     """
     each = x.shape[1] // b.shape[1]
     reads = []
@@ -62,10 +62,10 @@ def recurrent(
     return np.stack(reads), state
 
 
-def _by_number(
+def _scan_by_state_element(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return what `recurrent` does where every number of state has a rate.
+    """Return what `scan_by_token` does where every number of state has a rate.
 
     What does not depend on the state is computed for CHUNK tokens at once.
     """
@@ -83,17 +83,17 @@ def _by_number(
     return np.concatenate(reads), state.copy()
 
 
-def chunked(
+def scan_by_chunk(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return what `recurrent` does where a head has one rate, CHUNK tokens at a time."""
+    """Return what `scan_by_token` does where a head has one rate, CHUNK tokens at a time."""
     groups = b.shape[1]
     grouped = x.shape[1] // groups
     state = state.reshape(groups, grouped, *state.shape[1:])
     reads = []
     for start in range(0, len(x), CHUNK):
         y, t, i, o = (part[start : start + CHUNK].swapaxes(0, 1) for part in (x, step, b, c))
-        read, state = _chunk(
+        read, state = _scan_chunk(
             y.reshape(groups, grouped, *y.shape[1:]),
             t.reshape(groups, grouped, -1),
             rate.reshape(groups, grouped),
@@ -105,7 +105,7 @@ def chunked(
     return np.concatenate(reads), state.reshape(-1, *state.shape[2:])
 
 
-def _chunk(
+def _scan_chunk(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[Array, Array]:
     """Return (reads [groups, heads of each, tokens, head_dim], state) of one chunk.
@@ -140,7 +140,7 @@ def time_steps(raw: Array, bias: Array | None, low: float, high: float) -> Array
     return np.where(x > LINEAR, x, soft).clip(low, high)
 
 
-def gated(
+def gate_and_norm(
     x: Array, gate: Array, weight: Array | None, *, groups: int, eps: float, first: bool
 ) -> Array:
     """Return x [tokens, width] times silu(gate), with RMSNorm by groups if there is a weight.

@@ -16,7 +16,7 @@ from aprfmt.inference.context import Context
 FURTHEST = 128  # distance from which on all keys share one row of a table
 
 
-def attention(c: Context, layer: int, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+def biased_attention(c: Context, layer: int, q: Array, k: Array, v: Array, heads: Heads) -> Array:
     """Return attention with the bias added to the scores: [tokens, heads, value_dim].
 
     Queries are computed `query_block` at a time, all at once where scores or probs are wanted.
@@ -38,13 +38,13 @@ def attention(c: Context, layer: int, q: Array, k: Array, v: Array, heads: Heads
     return parts[0] if len(parts) == 1 else b.stack(parts)
 
 
-def _alibi(c: Context, start: int, queries: int, keys: int) -> Array:
+def _alibi_distance_bias(c: Context, start: int, queries: int, keys: int) -> Array:
     """Return slope times (key - query) [heads, queries, keys]; the first query is at `start`."""
     slopes = alibi_slopes(int(c.hp["n_heads"]), float(c.hp["alibi_max_bias"]))
-    return c.backend.sloped(slopes, start, queries, keys)
+    return c.backend.alibi_bias(slopes, start, queries, keys)
 
 
-def _alibi_keys(c: Context, start: int, queries: int, keys: int) -> Array:
+def _alibi_key_bias(c: Context, start: int, queries: int, keys: int) -> Array:
     """Return slope times the key's position [heads, queries, keys], as falcon computes it.
 
     All steps are bfloat16, and the attention scale multiplies the result. It is the same for every
@@ -80,7 +80,7 @@ def alibi_slopes(heads: int, most: float) -> Numbers:
     return np.array([2.0 ** (-most * step) for step in steps])
 
 
-def _relative(c: Context, start: int, queries: int, keys: int) -> Array:
+def _relative_bias(c: Context, start: int, queries: int, keys: int) -> Array:
     """Return a table's number for each head and distance of key and query [heads, queries, keys].
 
     The first query is at `start`. The table is `attn_rel_b.weight` [rows, heads].
@@ -88,11 +88,11 @@ def _relative(c: Context, start: int, queries: int, keys: int) -> Array:
     away = np.arange(keys)[None, :] - np.arange(start, start + queries)[:, None]
     weight = c.weights["attn_rel_b.weight"]
     table = np.asarray(weight.rows(0, weight.n_rows))
-    bias: Numbers = table[_rows(away, len(table))]
+    bias: Numbers = table[_bucket_rows(away, len(table))]
     return c.backend.array(np.ascontiguousarray(bias.transpose(2, 0, 1)))
 
 
-def _rows(away: Numbers, count: int) -> Numbers:
+def _bucket_rows(away: Numbers, count: int) -> Numbers:
     """Return the table rows (buckets) of distances key - query, in a table of `count` rows.
 
     Half of them are for each sign; near distances have a row each, far ones share by logarithm.
@@ -107,4 +107,4 @@ def _rows(away: Numbers, count: int) -> Numbers:
     return rows
 
 
-_BIASES = {"alibi": _alibi, "alibi_keys": _alibi_keys, "relative": _relative}
+_BIASES = {"alibi": _alibi_distance_bias, "alibi_keys": _alibi_key_bias, "relative": _relative_bias}

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aprfmt.arch.spec import ArchSpec
 from aprfmt.base.protocols import Value
-from aprfmt.base.registry import load
+from aprfmt.base.registry import load_attribute
 from aprfmt.base.version import __version__
 from aprfmt.errors import ArchError, UsageError
 from aprfmt.inference.backends.base import Backend
@@ -18,9 +18,9 @@ from aprfmt.inference.capture import PointInstance, point_instances
 from aprfmt.inference.context import Recorder
 from aprfmt.inference.forward import LogitRows, check_tokens, forward
 from aprfmt.inference.kv_cache import KVCache
-from aprfmt.inference.rope import lengthy, same_ropes
+from aprfmt.inference.rope import depends_on_length, keys_stay_valid
 from aprfmt.inference.sampling import DeviceLogits
-from aprfmt.inference.trace import Kept, Positions, Record, StoppedTrace, Trace, Tracer
+from aprfmt.inference.trace import KeptValues, Positions, Record, StoppedTrace, Trace, Tracer
 from aprfmt.inference.weights import Weights, model_weights
 from aprfmt.model import Model
 from aprfmt.model.completeness import check_predicts, check_runnable
@@ -46,7 +46,7 @@ class Session:
         self._templates: dict[Hashable, Any] = {}  # of recorded traces
 
     @classmethod
-    def of(cls, model: Model, backend: Backend, *, memory: int | None = None) -> "Session":
+    def open(cls, model: Model, backend: Backend, *, memory: int | None = None) -> "Session":
         """Return a session of a model; `memory` is the budget in bytes for decoded weights.
 
         None: the backend's budget. Raises ArchError for a model whose tensors are not those its
@@ -73,12 +73,12 @@ class Session:
         self.close()
 
     @cached_property
-    def _lengthy(self) -> bool:
+    def _depends_on_length(self) -> bool:
         """Whether the rotary angles of a position depend on the length of the sequence."""
-        return self.spec.block.position == "rope" and lengthy(self.hp)
+        return self.spec.block.position == "rope" and depends_on_length(self.hp)
 
     @cached_property
-    def _stepwise(self) -> bool:
+    def _can_replay_steps(self) -> bool:
         """Whether a step's arithmetic depends on its token, its position and the cache alone.
 
         Chunks and factors on the queries are chosen on the host by the position, and learned
@@ -87,10 +87,10 @@ class Session:
         block = self.spec.block
         chunked = block.window == "chunk" and any(self.hp["window_layers"])
         hosted = chunked or block.position == "learned"
-        return not (self._lengthy or hosted or self.hp["temperature_scale"] is not None)
+        return not (self._depends_on_length or hosted or self.hp["temperature_scale"] is not None)
 
     @cached_property
-    def _vocab(self) -> int:
+    def _vocab_size(self) -> int:
         """The number of tokens of the vocabulary."""
         return int(self.hp["vocab_size"])
 
@@ -104,14 +104,14 @@ class Session:
         """The key-value cache of the tokens so far, None before the first."""
         return self._cache
 
-    def reset(self, length: int = 0) -> None:
+    def truncate(self, length: int = 0) -> None:
         """Forget the tokens from `length` on; the default forgets all.
 
         A recurrent state cannot be cut, so the tokens before `length` run again with the next call.
         """
         if self._cache is not None:
             kept = min(length, self._cache.length)
-            whole = self._cache.cuttable or kept == self._cache.length
+            whole = self._cache.can_truncate or kept == self._cache.length
             self._cache.truncate(kept if whole else 0)
         self.ids = self.ids[:length]
 
@@ -137,16 +137,20 @@ class Session:
         if self._cache is None:
             self._cache = KVCache(self.backend, int(self.hp["n_layers"]))
         rows = logits_rows
-        stale = before and self._lengthy and not same_ropes(self.hp, before, before + len(new))
+        stale = (
+            before
+            and self._depends_on_length
+            and not keys_stay_valid(self.hp, before, before + len(new))
+        )
         if before and (stale or self._cache.length < before):
             self._cache.truncate(0)
-            rows = _shifted(logits_rows, len(new), before)
+            rows = _shift_rows(logits_rows, len(new), before)
             new, self.ids = self.ids + new, []
-        logits = self._pass(new, self._cache, recorder, rows)
+        logits = self._run_pass(new, self._cache, recorder, rows)
         self.ids = self.ids + new
         return logits
 
-    def _pass(
+    def _run_pass(
         self, ids: Sequence[int], cache: KVCache | None, recorder: Recorder | None, rows: LogitRows
     ) -> Any:
         """Return the logits of `rows` from the forward pass, replayed where it was recorded."""
@@ -165,16 +169,18 @@ class Session:
                 logits_rows=rows,
             )
 
-        tracer = recorder if isinstance(recorder, Tracer) and recorder.kind is not None else None
+        tracer = (
+            recorder if isinstance(recorder, Tracer) and recorder.replay_key is not None else None
+        )
         if self._graphs is None or (recorder is not None and (tracer is None or cache is not None)):
             return run(ids)
-        tokens = check_tokens(ids, self._vocab)
+        tokens = check_tokens(ids, self._vocab_size)
         kind = rows if isinstance(rows, str) else tuple(rows)
         if tracer is None:
-            return self._graphs.run(run, tokens, cache, kind, steps=self._stepwise)
-        return self._traced(tracer, run, tokens, (kind, tracer.kind))
+            return self._graphs.replay_for(run, tokens, cache, kind, steps=self._can_replay_steps)
+        return self._run_traced(tracer, run, tokens, (kind, tracer.replay_key))
 
-    def _traced(
+    def _run_traced(
         self, tracer: Tracer, run: Callable[..., Any], tokens: Numbers, kind: Hashable
     ) -> Any:
         """Return the logits of a pass whose statistics wait on the device, run or replayed.
@@ -184,32 +190,32 @@ class Session:
         """
         assert self._graphs is not None
 
-        def traced(ids: Numbers, positions: Numbers) -> Any:
+        def run_and_trace(ids: Numbers, positions: Numbers) -> Any:
             """Return the logits of a pass recorded by the tracer from its beginning."""
-            tracer.again()
+            tracer.restart()
             logits = run(ids, positions)
-            tracer.end()
+            tracer.join_statistics()
             return logits
 
-        logits = self._graphs.run(traced, tokens, None, kind, steps=False)
+        logits = self._graphs.replay_for(run_and_trace, tokens, None, kind, steps=False)
         if not tracer.ran:
-            tracer.replayed(self._templates[kind, len(tokens)])
+            tracer.take_replay(self._templates[kind, len(tokens)])
         elif self._graphs.best is not None:
-            self._templates[kind, len(tokens)] = tracer.template()
+            self._templates[kind, len(tokens)] = tracer.replay_template()
         return logits
 
     def prefill(self, ids: Sequence[int], logits_rows: LogitRows = "last") -> Numbers:
         """Discard the sequence so far, run a prompt and return logits [rows, vocab]."""
-        self.reset()
+        self.truncate()
         return self.extend(ids, None, logits_rows)
 
-    def in_parts(self, ids: Sequence[int], rows: range, most: int) -> Iterator[Numbers]:
+    def logits_in_parts(self, ids: Sequence[int], rows: range, most: int) -> Iterator[Numbers]:
         """Yield logits of the neighbouring `rows` of a new sequence, at most `most` rows at a time.
 
         Later rows run after the cache of earlier ones, so that only those yielded are held. Where
         the rotary frequencies depend on the length the whole sequence runs at once.
         """
-        if self._lengthy:
+        if self._depends_on_length:
             logits = self.prefill(ids, rows)
             yield from (logits[at : at + most] for at in range(0, len(rows), most))
             return
@@ -218,7 +224,9 @@ class Session:
         for start, stop in pairwise(ends):
             yield self.extend(ids[start:stop], None, "all")
 
-    def at_positions(self, ids: Sequence[int], positions: Numbers, most: int) -> Iterator[Numbers]:
+    def logits_at_positions(
+        self, ids: Sequence[int], positions: Numbers, most: int
+    ) -> Iterator[Numbers]:
         """Yield logits of all rows of a sequence whose tokens have the given positions.
 
         Every token attends to all before it, whatever the positions. At most `most` rows are held,
@@ -249,7 +257,7 @@ class Session:
         The session's sequence and cache are not changed.
         """
         check_predicts(self.spec, self.weights.subject)
-        return self.backend.to_numpy(self._once(ids, recorder, "all"))
+        return self.backend.to_numpy(self._run_without_cache(ids, recorder, "all"))
 
     def embedding(self, ids: Sequence[int]) -> Numbers:
         """Return the pooled last rows of a sequence, [1, hidden].
@@ -259,16 +267,18 @@ class Session:
         if self.hp["pooling"] is None:
             raise UsageError(f"{self.spec.name}: states no pooling; expected mean, cls or last")
         if self.spec.block.head == "none":
-            return self.backend.to_numpy(self._once(ids, None, "last"))
-        kept = Kept()
+            return self.backend.to_numpy(self._run_without_cache(ids, None, "last"))
+        kept = KeptValues()
         self.trace(ids, ("pooled",), keep=kept.keep)
         found = kept.fetch("pooled")
         assert found is not None
         return found
 
-    def _once(self, ids: Sequence[int], recorder: Recorder | None, rows: LogitRows) -> Any:
+    def _run_without_cache(
+        self, ids: Sequence[int], recorder: Recorder | None, rows: LogitRows
+    ) -> Any:
         """Return the logits of `rows` of a pass that uses no cache."""
-        return self._pass(ids, None, recorder, rows)
+        return self._run_pass(ids, None, recorder, rows)
 
     def generate(
         self,
@@ -281,7 +291,7 @@ class Session:
 
         `sampler` chooses a token from logits [vocab].
         """
-        self.reset()
+        self.truncate()
         given: Sequence[int] = ids
         for _ in range(limit):
             token = sampler(self._last_row(given))
@@ -337,7 +347,7 @@ class Session:
                 self.prefill(ids[:behind])
                 self.extend(ids[behind:], tracer, logits_rows)
             else:
-                self._once(ids, tracer, logits_rows)
+                self._run_without_cache(ids, tracer, logits_rows)
         except StoppedTrace:
             pass  # the trace says where
         return tracer.trace(self.facts(ids) | dict(run or {}), fetch)
@@ -357,7 +367,7 @@ def load_forward(spec: ArchSpec) -> Callable[..., Any]:
     if not spec.forward:
         return forward
     try:
-        named: Callable[..., Any] = load(spec.forward)
+        named: Callable[..., Any] = load_attribute(spec.forward)
     except (ImportError, AttributeError) as error:
         raise ArchError(
             f"{spec.name}: its forward pass {spec.forward!r} cannot be loaded: {error}"
@@ -365,7 +375,7 @@ def load_forward(spec: ArchSpec) -> Callable[..., Any]:
     return named
 
 
-def _shifted(rows: LogitRows, count: int, before: int) -> LogitRows:
+def _shift_rows(rows: LogitRows, count: int, before: int) -> LogitRows:
     """Return rows of the last `count` tokens as rows of a sequence with `before` more in front."""
     if rows == "last":
         return rows

@@ -4,7 +4,7 @@ from aprfmt.inference.backends.base import Array
 from aprfmt.inference.context import Context
 
 
-def short_conv(c: Context, layer: int, x: Array) -> Array:
+def run_short_conv(c: Context, layer: int, x: Array) -> Array:
     """Return a short convolution's result [tokens, hidden], before the output product.
 
     That is the point `conv_gated`. One product gives the gate before the convolution, the gate
@@ -15,16 +15,16 @@ def short_conv(c: Context, layer: int, x: Array) -> Array:
     before = None if c.cache is None else c.cache.state(layer)[0]
     joined = c.tap("conv_in", layer, c.linear(layer, "shortconv.in_proj", x))
     first, second, value = (joined[:, i * width : (i + 1) * width] for i in range(3))
-    window = window_of(c, before, c.tap("conv_x", layer, b.mul(first, value)))
+    window = convolution_window(c, before, c.tap("conv_x", layer, b.mul(first, value)))
     mixed = b.convolve(window, c.vector(layer, "shortconv.conv.weight"))
     bias = c.bias(layer, "shortconv.conv")
     mixed = c.tap("conv", layer, mixed if bias is None else b.add(mixed, bias))
     if c.cache is not None:
-        c.cache.keep(layer, (b.stack([window[len(x) :]]),))  # a copy: no view of the pass
+        c.cache.set_next_state(layer, (b.stack([window[len(x) :]]),))  # a copy: no view of the pass
     return c.tap("conv_gated", layer, b.mul(second, mixed))
 
 
-def window_of(c: Context, before: Array | None, rows: Array) -> Array:
+def convolution_window(c: Context, before: Array | None, rows: Array) -> Array:
     """Return `rows` [tokens, channels] with the earlier rows a convolution looks back on in front.
 
     `before` are these rows; None: zeros, at the beginning of a sequence.

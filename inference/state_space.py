@@ -9,31 +9,31 @@ from collections.abc import Sequence
 
 from aprfmt.inference.backends.base import Array
 from aprfmt.inference.context import Context
-from aprfmt.inference.short_conv import window_of
+from aprfmt.inference.short_conv import convolution_window
 
 UNBOUNDED = float("inf")
 
 
-def mamba(c: Context, layer: int, x: Array) -> Array:
+def run_mamba(c: Context, layer: int, x: Array) -> Array:
     """Return a Mamba 1 mixer's result [tokens, ssm_size] before the output product: `ssm_gated`."""
     b, hp = c.backend, c.hp
     width, rank, size = (int(hp[name]) for name in ("ssm_size", "ssm_rank", "ssm_state"))
     joined = c.linear(layer, "ssm_in", x)
     value, gate = joined[:, :width], c.tap("ssm_gate", layer, joined[:, width:])
-    window, value = _convolved(c, layer, c.tap("ssm_conv_in", layer, value))
-    low, into, out = _parts(
+    window, value = _convolve(c, layer, c.tap("ssm_conv_in", layer, value))
+    low, into, out = _split_columns(
         c.tap("ssm_x", layer, c.linear(layer, "ssm_x", value)), (rank, size, size)
     )
     if c.block.ssm_norms != "none":
         low, into, out = (
-            _normed(c, layer, role, y) for role, y in (("dt", low), ("b", into), ("c", out))
+            _norm_part(c, layer, role, y) for role, y in (("dt", low), ("b", into), ("c", out))
         )
-    raw = b.linear(low, c.weights.of(layer, "ssm_dt.weight"), None)
-    read = _scanned(c, layer, window, (value[:, :, None], raw, into[:, None], out[:, None]))
-    return _gated(c, layer, read, gate)
+    raw = b.linear(low, c.weights.role(layer, "ssm_dt.weight"), None)
+    read = _scan(c, layer, window, (value[:, :, None], raw, into[:, None], out[:, None]))
+    return _gate(c, layer, read, gate)
 
 
-def mamba2(c: Context, layer: int, x: Array) -> Array:
+def run_mamba2(c: Context, layer: int, x: Array) -> Array:
     """Return a Mamba 2 mixer's result [tokens, ssm_size] before the output product: `ssm_gated`."""
     b, hp = c.backend, c.hp
     heads, groups = int(hp["ssm_heads"]), int(hp["ssm_groups"])
@@ -44,21 +44,21 @@ def mamba2(c: Context, layer: int, x: Array) -> Array:
     joined = c.linear(layer, "ssm_in", x)
     if c.block.multipliers != "none":
         sizes = (width, width, shared, shared, heads)
-        parts = zip(_parts(joined, sizes), hp["ssm_scales"], strict=True)
+        parts = zip(_split_columns(joined, sizes), hp["ssm_scales"], strict=True)
         joined = b.concat([b.scale(part, b.rounded(float(factor))) for part, factor in parts])
-    gate, rows, raw = _parts(joined, (width, width + 2 * shared, heads))
+    gate, rows, raw = _split_columns(joined, (width, width + 2 * shared, heads))
     gate = c.tap("ssm_gate", layer, gate)
-    window, mixed = _convolved(c, layer, c.tap("ssm_conv_in", layer, rows))
+    window, mixed = _convolve(c, layer, c.tap("ssm_conv_in", layer, rows))
     value, into, out = (
         part.reshape(len(x), count, -1)
         for part, count in zip(
-            _parts(mixed, (width, shared, shared)), (heads, groups, groups), strict=True
+            _split_columns(mixed, (width, shared, shared)), (heads, groups, groups), strict=True
         )
     )
-    return _gated(c, layer, _scanned(c, layer, window, (value, raw, into, out)), gate)
+    return _gate(c, layer, _scan(c, layer, window, (value, raw, into, out)), gate)
 
 
-def _parts(x: Array, sizes: Sequence[int]) -> list[Array]:
+def _split_columns(x: Array, sizes: Sequence[int]) -> list[Array]:
     """Return x [tokens, width] split into neighbouring columns of these widths."""
     parts, start = [], 0
     for size in sizes:
@@ -67,10 +67,10 @@ def _parts(x: Array, sizes: Sequence[int]) -> list[Array]:
     return parts
 
 
-def _convolved(c: Context, layer: int, rows: Array) -> tuple[Array, Array]:
+def _convolve(c: Context, layer: int, rows: Array) -> tuple[Array, Array]:
     """Return (rows that the next pass looks back on, activated convolution: point `conv`)."""
     before = None if c.cache is None else c.cache.state(layer)[0]
-    window = window_of(c, before, rows)
+    window = convolution_window(c, before, rows)
     mixed = c.backend.convolve(
         window, c.vector(layer, "ssm_conv1d.weight"), c.bias(layer, "ssm_conv1d")
     )
@@ -78,7 +78,7 @@ def _convolved(c: Context, layer: int, rows: Array) -> tuple[Array, Array]:
     return window[len(rows) :], c.tap("conv", layer, mixed)
 
 
-def _normed(c: Context, layer: int, part: str, x: Array) -> Array:
+def _norm_part(c: Context, layer: int, part: str, x: Array) -> Array:
     """Return a time step, B or C (`part` dt, b or c) after its norm."""
     b = c.backend
     if c.block.ssm_norms == "plain":
@@ -88,9 +88,7 @@ def _normed(c: Context, layer: int, part: str, x: Array) -> Array:
     return c.rms_norm(x, weight, eps)
 
 
-def _scanned(
-    c: Context, layer: int, window: Array, given: tuple[Array, Array, Array, Array]
-) -> Array:
+def _scan(c: Context, layer: int, window: Array, given: tuple[Array, Array, Array, Array]) -> Array:
     """Return the reads of a scan, heads joined, in float32 at least: point `ssm_scan`.
 
     `given` are values, raw time steps, B and C; `window` are the rows that the next pass's
@@ -105,16 +103,16 @@ def _scanned(
         UNBOUNDED if high is None else float(high),
     )
     step = c.tap("ssm_step", layer, step)
-    rate = b.rates(c.vector(layer, "ssm_a.weight"))
+    rate = b.decay_rates(c.vector(layer, "ssm_a.weight"))
     before = None if c.cache is None else c.cache.state(layer)[1]
     skip = c.vector(layer, "ssm_d.weight")
     read, state = b.scan(value, step, rate, into, out, skip, before)
     if c.cache is not None:
-        c.cache.keep(layer, (b.stack([window]), state))  # a copy: no view of the pass
+        c.cache.set_next_state(layer, (b.stack([window]), state))  # a copy: no view of the pass
     return c.tap("ssm_scan", layer, read.reshape(len(value), -1))
 
 
-def _gated(c: Context, layer: int, read: Array, gate: Array) -> Array:
+def _gate(c: Context, layer: int, read: Array, gate: Array) -> Array:
     """Return a scan's reads gated, and normalised where the model does so: point `ssm_gated`."""
     normed = bool(c.hp["ssm_norm"])
     return c.tap(

@@ -56,43 +56,43 @@ class Trace(Tabular):
         """Return the keys of the records."""
         return list(self.records)
 
-    def find(self, key: str) -> Record | None:
+    def find_record(self, key: str) -> Record | None:
         """Return the record of a key or of the key it equals; None where it was not captured.
 
         The key of a joined slot (`L3.qkv`) gives one record of its parts, if all were recorded.
         """
         found = self.records.get(self.aliases.get(key, key))
-        return self._joined(key) if found is None else found
+        return self._joined_record(key) if found is None else found
 
-    def values(self, key: str) -> Numbers | None:
+    def recorded_values(self, key: str) -> Numbers | None:
         """Return the recorded values of a key or of the key it equals; None where there are none.
 
         The parts of a joined slot (`L3.qkv`) are joined along the last axis, token by token.
         """
         if self.aliases.get(key, key) in self.records:
             return self.fetch(self.aliases.get(key, key))
-        if self._joined(key) is None:
+        if self._joined_record(key) is None:
             return None
-        found = [self.fetch(self.aliases.get(part, part)) for part in self.parts(key)]
+        found = [self.fetch(self.aliases.get(part, part)) for part in self.slot_parts(key)]
         whole = [values.reshape(len(values), -1) for values in found if values is not None]
         return np.concatenate(whole, axis=-1) if len(whole) == len(found) else None
 
-    def mask(self, key: str) -> NDArray[np.bool_] | None:
+    def values_mask(self, key: str) -> NDArray[np.bool_] | None:
         """Return a mask of the values of a key that are there; None if all are."""
         return self.masks.get(self.aliases.get(key, key))
 
-    def parts(self, key: str) -> list[str]:
+    def slot_parts(self, key: str) -> list[str]:
         """Return the keys that a key names: a joined slot's parts (`L3.qkv`), or the key itself."""
         layer, _, slot = key.rpartition(".")
         points = SLOTS.get(slot, ())
         return [f"{layer}.{point}" for point in points] if layer and len(points) > 1 else [key]
 
-    def _joined(self, key: str) -> Record | None:
+    def _joined_record(self, key: str) -> Record | None:
         """Return one record for a joined slot's parts; None if it is no slot, or parts do not fit.
 
         They must all be recorded, on the same rows.
         """
-        keys = self.parts(key)
+        keys = self.slot_parts(key)
         found = [self.records.get(self.aliases.get(part, part)) for part in keys]
         parts = [record for record in found if record is not None]
         if len(keys) < 2 or len(parts) != len(found):
@@ -102,12 +102,12 @@ class Trace(Tabular):
             return None  # parts of unknown shape, or of other rows
         width = sum(part.count for part in parts) // rows if rows else 0
         slot = key.rpartition(".")[2]
-        stats = self.slot(slot, first.layer)
+        stats = self.slot_stats(slot, first.layer)
         return replace(first, point=slot, shape=(rows, width), stats=stats, sha256=None)
 
-    def slot(self, name: str, layer: int) -> Stats | None:
+    def slot_stats(self, name: str, layer: int) -> Stats | None:
         """Return the statistics of a slot of SLOTS, its parts joined; None if one is missing."""
-        found = [self.find(key_name(point, layer)) for point in SLOTS[name]]
+        found = [self.find_record(key_name(point, layer)) for point in SLOTS[name]]
         stats = [record.stats for record in found if record is not None]
         parts = [part for part in stats if part is not None]
         return merge_stats(parts) if len(parts) == len(SLOTS[name]) else None
@@ -162,7 +162,7 @@ class Trace(Tabular):
         }
 
 
-def joined_slots(keys: Iterable[str]) -> list[str]:
+def order_slots(keys: Iterable[str]) -> list[str]:
     """Return the keys in order, with joined slots' keys moved to their first part's place.
 
     `L3.qkv` comes after `L3.attn_norm`, or before the layer's first key.
@@ -266,7 +266,7 @@ class Tracer:
         Raises StoppedTrace if it is not finite and the trace ends there.
         """
         assert self._facts is not None
-        x_rows, positions = self._cut(point, x, self._facts)
+        x_rows, positions = self._select_rows(point, x, self._facts)
         if not positions:
             return x  # logits of other rows only: absent, never a record of nothing
         stats = None
@@ -294,11 +294,11 @@ class Tracer:
             if self._keep is not None:
                 self._keep(record, values)
         self.records[record.key] = record
-        if stats is not None and self._ends(record):
+        if stats is not None and self._note_nonfinite(record):
             raise StoppedTrace(record.key)
         return x
 
-    def _ends(self, record: Record) -> bool:
+    def _note_nonfinite(self, record: Record) -> bool:
         """Return whether the trace ends at this record; the first that is not finite is stored."""
         stats = record.stats
         if self.nonfinite is None and POINTS[record.point].finite and stats is not None:
@@ -307,20 +307,20 @@ class Tracer:
                 return self._stop
         return False
 
-    def _read(self) -> None:
+    def _read_pending(self) -> None:
         """Add statistics that were computed on the device; drop records after the trace's end."""
         if self._pending is None:
             return
         measured: dict[str, Record] = {}
         for waited, stats in zip(self.records.values(), self._pending.read(), strict=True):
-            record = measured[waited.key] = waited.measured(stats)
-            if stats.nan + stats.inf and self._ends(record):
+            record = measured[waited.key] = waited.with_stats(stats)
+            if stats.nan + stats.inf and self._note_nonfinite(record):
                 break
         self.records = measured
         self._pending = None
 
     @property
-    def kind(self) -> Hashable | None:
+    def replay_key(self) -> Hashable | None:
         """A key that is equal for passes one recording serves; None if no recording can.
 
         Only traces whose statistics all wait on the device can be replayed.
@@ -330,13 +330,13 @@ class Tracer:
         chosen = self._positions if isinstance(self._positions, str) else tuple(self._positions)
         return frozenset(self._wanted), chosen
 
-    def again(self) -> None:
+    def restart(self) -> None:
         """Discard what was recorded, to record the same pass once more."""
         self._facts, self.records, self.nonfinite = None, {}, None
         if self._pending is not None:
             self._pending = self._backend.pending()
 
-    def end(self) -> None:
+    def join_statistics(self) -> None:
         """Make what is enqueued after the pass wait for the statistics."""
         if self._pending is not None:
             self._pending.join()
@@ -346,15 +346,15 @@ class Tracer:
         """Whether a pass went past this recorder; a replayed one does not."""
         return self._facts is not None
 
-    def template(self) -> tuple[dict[str, Record], Any]:
+    def replay_template(self) -> tuple[dict[str, Record], Any]:
         """Return (records, pending statistics) of a recorded pass, which each replay overwrites."""
         return self.records, self._pending
 
-    def replayed(self, template: tuple[dict[str, Record], Any]) -> None:
+    def take_replay(self, template: tuple[dict[str, Record], Any]) -> None:
         """Take records and pending statistics from the template of a pass that was replayed."""
         self.records, self._pending = template
 
-    def _cut(self, point: str, x: Array, facts: PassFacts) -> tuple[Array, tuple[int, ...]]:
+    def _select_rows(self, point: str, x: Array, facts: PassFacts) -> tuple[Array, tuple[int, ...]]:
         """Return (x at the chosen positions, these positions) for a point.
 
         What rows of the point are depends on its kind: tokens, keys, logits' rows, or the sequence.
@@ -383,7 +383,7 @@ class Tracer:
         self, run: Mapping[str, Value], fetch: Callable[[str], Numbers | None] | None = None
     ) -> Trace:
         """Return the trace of what was recorded; `run` says what ran, `fetch` returns values."""
-        self._read()
+        self._read_pending()
         return Trace(
             run,
             dict(self.records),
@@ -393,7 +393,7 @@ class Tracer:
         )
 
 
-class Kept:
+class KeptValues:
     """Recorded values in memory: pass `keep` to a Tracer and `fetch` to its trace."""
 
     def __init__(self) -> None:

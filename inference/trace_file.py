@@ -83,7 +83,7 @@ class Spool:
         self.close()
 
 
-def whole(trace: Trace, path: Path) -> None:
+def refuse_partial_trace(trace: Trace, path: Path) -> None:
     """Raise UsageError for a trace that has only some values of its points (printed text)."""
     if trace.masks:
         raise UsageError(
@@ -98,7 +98,7 @@ def save_trace(path: Path, trace: Trace, *, force: bool = False) -> None:
     Records without values (statistics only) are written without a tensor. Raises UsageError for a
     trace of printed text, which has only some values: the missing ones would become zeros.
     """
-    whole(trace, path)
+    refuse_partial_trace(trace, path)
 
     infos = []
     for key in trace.records:
@@ -112,10 +112,10 @@ def save_trace(path: Path, trace: Trace, *, force: bool = False) -> None:
         for info in infos:
             values = trace.fetch(info.name)
             assert values is not None
-            sink.write(info.name, windows(values))
+            sink.write(info.name, byte_windows(values))
 
 
-def windows(values: Numbers) -> Iterator[memoryview]:
+def byte_windows(values: Numbers) -> Iterator[memoryview]:
     """Yield an array's bytes in pieces of at most _WINDOW, as a sink takes them."""
     data = np.ascontiguousarray(values)
     raw = data.data.cast("B") if data.size else memoryview(b"")
@@ -147,10 +147,10 @@ def load_trace(path: Path) -> Iterator[Trace]:
     Raises FormatError if the file is not a trace, or its records and tensors disagree.
     """
     with open_source(path) as source:
-        yield trace_of(source)
+        yield read_trace(source)
 
 
-def trace_of(source: Source) -> Trace:
+def read_trace(source: Source) -> Trace:
     """Return the trace in an open file, valid while the file is open.
 
     Raises FormatError if the file holds none, or its records and tensors disagree.

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.arch.role_vocabulary import role_key, split_key
-from aprfmt.codecs.bnb4 import Coded
+from aprfmt.codecs.bnb4 import CodedParts
 from aprfmt.errors import ArchError, TensorNotFoundError
 from aprfmt.inference.rows import ArrayRows, ChangedRows, RowSource, StoredRows
 from aprfmt.model import Model
@@ -46,7 +46,9 @@ class Holder:
         self.used = 0
         self._held: dict[tuple[str, Hashable], Any] = {}
 
-    def get(self, key: str, owner: Hashable, size: int, place: Callable[[], Any]) -> Any | None:
+    def get_or_place(
+        self, key: str, owner: Hashable, size: int, place: Callable[[], Any]
+    ) -> Any | None:
         """Return the placed tensor, calling `place` now if `size` bytes fit the budget.
 
         None if it is not placed and does not fit.
@@ -67,15 +69,15 @@ class Holder:
         """Put another copy of a placed tensor's numbers in its place."""
         self._held[key, owner] = placed
 
-    def has(self, key: str, owner: Hashable) -> bool:
+    def is_placed_by(self, key: str, owner: Hashable) -> bool:
         """Return whether this owner has placed this tensor."""
         return (key, owner) in self._held
 
-    def placed(self) -> list[Any]:
+    def placed_tensors(self) -> list[Any]:
         """Return everything that is placed, whoever owns it."""
         return list(self._held.values())
 
-    def holds(self, key: str) -> bool:
+    def is_placed(self, key: str) -> bool:
         """Return whether any backend has placed a tensor."""
         return any(held == key for held, _ in self._held)
 
@@ -145,7 +147,7 @@ class Weight:
             self._rows.drop()
         return found
 
-    def held(self, backend: "Backend") -> Any | None:
+    def placed_on(self, backend: "Backend") -> Any | None:
         """Return the whole tensor as placed by the backend; None if the budget is spent.
 
         A tensor whose rows cannot be decoded one by one is then placed too, for this use only.
@@ -154,54 +156,54 @@ class Weight:
         if placed is not None:
             return placed
         size = self._size * backend.itemsize
-        placed = self._holder.get(self.key, backend, size, lambda: self._place(backend))
+        placed = self._holder.get_or_place(self.key, backend, size, lambda: self._place(backend))
         if placed is None and not self._rows.by_rows:
             return self._place(backend)
         return placed
 
-    def fits(self, backend: "Backend") -> bool:
+    def fits_budget(self, backend: "Backend") -> bool:
         """Return whether the budget has room for the whole tensor in the backend's dtype."""
         return self._holder.used + self._size * backend.itemsize <= self._holder.budget
 
-    def ready(self, backend: "Backend") -> Any | None:
+    def placed_for_lookup(self, backend: "Backend") -> Any | None:
         """Return the whole tensor if it is placed already, or if rows cannot be decoded alone.
 
         None otherwise: decoding a few rows is much faster than decoding a big vocabulary.
         """
-        if self._rows.by_rows and not self._holder.has(self.key, backend):
+        if self._rows.by_rows and not self._holder.is_placed_by(self.key, backend):
             return None
-        return self.held(backend)
+        return self.placed_on(backend)
 
     def array(self, backend: "Backend") -> Any:
         """Return the whole tensor placed by the backend, over budget too; for vectors."""
-        placed = self.held(backend)
+        placed = self.placed_on(backend)
         return self._place(backend) if placed is None else placed
 
     def encoded_on(self, owner: Hashable) -> Any | None:
-        """Return what an earlier call of `kept` placed for this owner, or None."""
+        """Return what an earlier call of `place_encoded` placed for this owner, or None."""
         return self._holder.find(f"{self.key}@{self.encoding}", owner)
 
-    def kept(self, owner: Hashable, size: int, place: Callable[[], Any]) -> Any | None:
+    def place_encoded(self, owner: Hashable, size: int, place: Callable[[], Any]) -> Any | None:
         """Return the result of `place` on the stored bytes, held under the budget; None if full.
 
         `size` is the bytes it takes. Later calls of this owner return the same object.
         """
-        return self._holder.get(f"{self.key}@{self.encoding}", owner, size, place)
+        return self._holder.get_or_place(f"{self.key}@{self.encoding}", owner, size, place)
 
-    def moved(self, backend: "Backend", placed: Any) -> None:
+    def replace_placed(self, backend: "Backend", placed: Any) -> None:
         """Replace the placed tensor by a copy, after several tensors were joined into one."""
         self._holder.replace(self.key, backend, placed)
 
-    def stored(self) -> bytes | memoryview | None:
+    def stored_bytes(self) -> bytes | memoryview | None:
         """Return the stored bytes of all rows in order; None if there are no such bytes."""
         first = 0 if self.part is None else self.part[0] * self.n_rows
         return self._rows.encoded(first, first + self.n_rows)
 
-    def coded(self) -> Coded | None:
+    def bnb4_parts(self) -> CodedParts | None:
         """Return the checked parts of a whole bitsandbytes 4-bit weight; None for any other."""
         return self._rows.coded() if self.part is None else None
 
-    def drop(self) -> None:
+    def release_pages(self) -> None:
         """Release the mapped pages of the stored bytes."""
         self._rows.drop()
 
@@ -253,19 +255,19 @@ class Weights(Mapping[str, Weight]):
         """Return whether there is a weight of a role key."""
         return key in self._rows  # the inherited method would build an error with near names
 
-    def share(self, key: str, weight: Weight) -> None:
+    def use_handle(self, key: str, weight: Weight) -> None:
         """Use another model's handle of a weight for `key`, so that what it placed is shared."""
         self._handles[key] = weight
 
-    def stored(self) -> int:
+    def stored_bytes_used(self) -> int:
         """Return the stored bytes of all weights whose handles were used."""
         return sum(self._rows[key].nbytes for key in self._handles)
 
-    def unread(self) -> list[str]:
+    def unused_keys(self) -> list[str]:
         """Return the keys of weights whose handles were never used."""
         return [key for key in self._rows if key not in self._handles]
 
-    def overlaid(self, arrays: Mapping[str, Array]) -> "Weights":
+    def with_arrays(self, arrays: Mapping[str, Array]) -> "Weights":
         """Return these weights with some replaced by arrays; no placed tensors are shared.
 
         They serve a hypothesis: `arrays` are by role key.
@@ -273,7 +275,7 @@ class Weights(Mapping[str, Weight]):
         rows = self._rows | {key: ArrayRows(values) for key, values in arrays.items()}
         return Weights(rows, self.holder.budget, self.subject)
 
-    def changed(self, change: Callable[[Array], Array]) -> "Weights":
+    def with_change(self, change: Callable[[Array], Array]) -> "Weights":
         """Return these weights with `change` applied to all numbers when they are decoded.
 
         No placed tensors are shared.
@@ -281,7 +283,7 @@ class Weights(Mapping[str, Weight]):
         rows = {key: ChangedRows(rows, change) for key, rows in self._rows.items()}
         return Weights(rows, self.holder.budget, self.subject)
 
-    def of(self, layer: int | None, role: str) -> Weight:
+    def role(self, layer: int | None, role: str) -> Weight:
         """Return the weight of a role in a layer; TensorNotFoundError if there is none."""
         found = self.get_role(layer, role)
         return self[role_key(layer, role)] if found is None else found  # raises, with near names
@@ -294,16 +296,16 @@ class Weights(Mapping[str, Weight]):
             self._roles[where] = self[key] if key in self._rows else None
         return self._roles[where]
 
-    def layer(self, index: int) -> AbstractContextManager[None]:
+    def using_layer(self, index: int) -> AbstractContextManager[None]:
         """Return a context manager for the use of a layer.
 
         If the stored bytes alone exceed the budget, the next layer is read ahead, and this layer's
         mapped pages are released afterwards. Otherwise it does nothing.
         """
-        return self._streamed(index) if self._streams else _NOTHING
+        return self._stream_layer(index) if self._streams else _NOTHING
 
     @contextmanager
-    def _streamed(self, index: int) -> Iterator[None]:
+    def _stream_layer(self, index: int) -> Iterator[None]:
         """Read the next layer ahead on entering, release this layer's pages on leaving."""
         self._read_ahead(index + 1)
         try:
@@ -333,7 +335,7 @@ class Weights(Mapping[str, Weight]):
         Nothing happens while an earlier layer is still being read.
         """
         keys = self._by_layer.get(layer, ())
-        waiting = [self._rows[key] for key in keys if not self.holder.holds(key)]
+        waiting = [self._rows[key] for key in keys if not self.holder.is_placed(key)]
         if not waiting or (self._ahead is not None and not self._ahead.done()):
             return
         if self._pool is None:

@@ -163,7 +163,7 @@ def test_the_public_names_are_these() -> None:
 def test_a_trace_keeps_what_was_asked_for(demo_model: Path) -> None:
     found = aprfmt.trace(demo_model, ids=[5, 6, 7], points=["attn_out", "logits"], layers=[1])
     assert list(found.records) == ["L1.attn_out", "logits"]
-    values = found.values("L1.attn_out")
+    values = found.recorded_values("L1.attn_out")
     assert values is not None and values.shape == (3, 256)
     body = found.to_json()
     assert [row["point"] for row in body["records"]] == ["attn_out", "logits"]

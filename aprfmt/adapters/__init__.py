@@ -1,12 +1,20 @@
 """LoRA adapters: read in three spellings, merged into a base, written in another spelling."""
 
-from aprfmt.adapters.answers import AdapterAnswer, answers
-from aprfmt.adapters.merging import convert_merged, merged_model
-from aprfmt.adapters.placing import LowRank, placed
-from aprfmt.adapters.reading import Adapter, Stored, read_adapter
+from aprfmt.adapters.answers import AdapterAnswer, answer_merge
+from aprfmt.adapters.merging import convert_merged, merge_adapter
+from aprfmt.adapters.placing import LowRank, place_pairs
+from aprfmt.adapters.reading import Adapter, StoredPair, read_adapter
 from aprfmt.adapters.writing import convert_adapter
 
 __all__ = [
-    "Adapter", "AdapterAnswer", "LowRank", "Stored", "answers", "convert_adapter", "convert_merged",
-    "merged_model", "placed", "read_adapter",
-]  # fmt: skip
+    "Adapter",
+    "AdapterAnswer",
+    "LowRank",
+    "StoredPair",
+    "answer_merge",
+    "convert_adapter",
+    "convert_merged",
+    "merge_adapter",
+    "place_pairs",
+    "read_adapter",
+]

@@ -23,11 +23,11 @@ from aprfmt.adapters.merge_faults import (
     Judged,
     Merge,
     OtherChange,
-    holder_of_change,
+    find_added_change,
     judge_merge,
     scale_factors,
 )
-from aprfmt.adapters.merging import MergedTensor, merged_model, merged_values
+from aprfmt.adapters.merging import MergedTensor, merge_adapter, merged_values
 from aprfmt.adapters.parameters import OTHER_ORDERS
 from aprfmt.adapters.reading import Adapter
 from aprfmt.arch.role_vocabulary import split_key
@@ -36,7 +36,14 @@ from aprfmt.errors import AprfmtError
 from aprfmt.measure.encoding_noise import storage_noise
 from aprfmt.model import Model, open_model
 from aprfmt.model.adapter_parts import adapter_parts, alpha_contradiction
-from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, ledger, pronounce
+from aprfmt.model.ledger import (
+    Compared,
+    NotCompared,
+    Pronounced,
+    VerdictWords,
+    make_ledger,
+    pronounce,
+)
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -109,10 +116,10 @@ class AdapterAnswer:
     @property
     def differs(self) -> bool:
         """Whether B is certainly not A with the adapter merged."""
-        return not (self.yes or self.undecided)
+        return not (self.is_merged_once or self.undecided)
 
     @property
-    def yes(self) -> bool:
+    def is_merged_once(self) -> bool:
         """Whether B is A with the adapter once in every weight, and nothing else differs."""
         return self.found == ONCE and not self.others
 
@@ -120,15 +127,15 @@ class AdapterAnswer:
         """Return plain data for `--json`."""
         found = asdict(self)
         del found["left"], found["same"]
-        return {"merged": self.yes, **found}
+        return {"merged": self.is_merged_once, **found}
 
 
-def answers(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffReport]":
+def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, DiffReport]":
     """Return (answer, comparison of B with A plus the adapter)."""
     from aprfmt.compare import diff_models
 
     # A with the adapter, compared with B as `diff` compares.
-    model, opened, found = merged_model(a, adapter, again=True)
+    model, opened, found = merge_adapter(a, adapter, again=True)
     with opened:
         report = diff_models(model, b, only=("tensors",), explain=False)
         changed = {
@@ -199,7 +206,7 @@ def _unexplained_others(
         if mine is None or theirs is None or mine.shape != theirs.shape:
             continue
         plain, held = (one.numpy().astype(np.float64) for one in (mine, theirs))
-        whose = holder_of_change(plain, held, theirs.encoding, _other_changes(model, changed, key))
+        whose = find_added_change(plain, held, theirs.encoding, _other_changes(model, changed, key))
         if whose:
             says.append(f"{key} holds the change of {whose}")
     return left, tuple(says)
@@ -212,7 +219,7 @@ def _unread_tensors(adapter: Path) -> Iterator[NotCompared]:
     """
     with open_model(adapter) as opened:
         taken = set(adapter_parts(opened).whole.values())
-        for item in ledger(opened, ("tensor", "adapter tensor")).unread:
+        for item in make_ledger(opened, ("tensor", "adapter tensor")).unread:
             if item.name in taken:
                 continue
             yield NotCompared(item.kind, item.name, "only in A", item.of, "the adapter")
@@ -225,7 +232,7 @@ def _try_rank_orders(
     for order in OTHER_ORDERS:
         if all(one.found not in (OTHERWISE, MORE) for one in weights):
             break
-        model, opened, _ = merged_model(a, adapter, again=True, order=order)
+        model, opened, _ = merge_adapter(a, adapter, again=True, order=order)
         with opened:
             for at, one in enumerate(weights):
                 mine, theirs = model.find(one.key), b.find(one.key)
@@ -256,14 +263,14 @@ def _merge_values(merged: View, b: View, close: bool) -> Merge:
     base = kinds.pop() if len(kinds) == 1 else "+".join(sorted(kinds))
     noise = max(storage_noise(one) for one in (b.encoding, base))
     theirs = b.numpy().astype(np.float64)
-    again = None
+    store_again = None
     if b.encoding not in FRACTIONS and not any(one.parts for one in b.stored):
 
-        def again(values: "F64") -> "F64 | None":
+        def store_again(values: "F64") -> "F64 | None":
             """Return values encoded in B's packed type and decoded again."""
             return _store_through(b.encoding, values)
 
-    return Merge(plain, full - plain, theirs, b.encoding, base, close, noise, again)
+    return Merge(plain, full - plain, theirs, b.encoding, base, close, noise, store_again)
 
 
 def _store_through(kind: str, values: "F64") -> "F64 | None":

@@ -68,7 +68,7 @@ class Merge:
     noise: float = 0.0  # relative error that B's packed type, or A's, may have
     again: "Callable[[F64], F64 | None] | None" = None
 
-    def expert(self, at: int) -> "Merge":
+    def expert_merge(self, at: int) -> "Merge":
         """Return one expert's matrix of a stack as a Merge."""
         return replace(
             self, plain=self.plain[at], change=self.change[at], theirs=self.theirs[at], again=None
@@ -146,7 +146,7 @@ def judge_merge(
     if found.found not in (OTHERWISE, MORE) or merge.plain.ndim != 3 or len(merge.plain) < 2:
         return found
     each = [
-        _judge_whole(merge.expert(at), factors, partial(_expert_changes, merge, at, others))
+        _judge_whole(merge.expert_merge(at), factors, partial(_expert_changes, merge, at, others))
         for at in range(len(merge.plain))
     ]
     words: dict[tuple[str, str], list[int]] = {}
@@ -247,7 +247,7 @@ def _misplaced_change(
     return None
 
 
-def holder_of_change(
+def find_added_change(
     plain: "F64", theirs: "F64", encoding: str, others: Iterable[OtherChange]
 ) -> str:
     """Return the key of the weight whose change was added to this one; "" for none.
@@ -375,12 +375,12 @@ class BaseScheme(NamedTuple):
 def _code_values(encoding: str, table: str) -> "Callable[[], F64]":
     """Return a function that returns the finite values of a type's codes, sorted."""
 
-    def load() -> "F64":
+    def load_code_values() -> "F64":
         """Return the sorted finite values of the codec's table."""
         values = np.asarray(getattr(codec(encoding), table), np.float64)
         return np.unique(values[np.isfinite(values)])
 
-    return load
+    return load_code_values
 
 
 def _integer_codes(low: int, high: int) -> "Callable[[], F64]":

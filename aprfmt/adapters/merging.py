@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder
-from aprfmt.adapters.placing import LowRank, placed, related, whole_tensors
+from aprfmt.adapters.placing import LowRank, place_pairs, whole_tensors, with_base_names
 from aprfmt.adapters.reading import Adapter, read_adapter
-from aprfmt.adapters.vocabulary import grown_folder
+from aprfmt.adapters.vocabulary import resized_folder
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
 from aprfmt.codecs import decode, encode
@@ -83,12 +83,12 @@ class MergedTensor(LazyTensor):
         first, last = start // row, -(-stop // row)
         step = max(1, _ROWS // self.info.shape[-1])
         made = [
-            encode(self.info.encoding, self._rows(at, min(at + step, last)))[""]
+            encode(self.info.encoding, self._merged_rows(at, min(at + step, last)))[""]
             for at in range(first, last, step)
         ]
         return memoryview(b"".join(made))[start - first * row : stop - first * row]
 
-    def _rows(self, start: int, stop: int) -> "F32":
+    def _merged_rows(self, start: int, stop: int) -> "F32":
         """Return rows [start, stop) of the merged weight as float32."""
         stored = self.base.info
         assert stored.row_bytes is not None
@@ -96,10 +96,10 @@ class MergedTensor(LazyTensor):
         found = decode(stored.encoding, held, (stop - start, stored.shape[-1]))
         with np.errstate(all="ignore"):
             for _ in range(self._times):
-                found = merged_rows(found, self.pair, start, stop)
+                found = merge_rows(found, self.pair, start, stop)
         return found
 
-    def again(self, times: int) -> "MergedTensor":
+    def with_times(self, times: int) -> "MergedTensor":
         """Return the weight with the pair added `times` times, in float32."""
         return MergedTensor(self.base, self.pair, times=times, encoding="F32")
 
@@ -146,9 +146,9 @@ class DecodedTensor(LazyTensor):
         self._view.drop()
 
 
-def merged_rows(weight: "F32", pair: LowRank, start: int, stop: int) -> "F32":
+def merge_rows(weight: "F32", pair: LowRank, start: int, stop: int) -> "F32":
     """Return rows [start, stop) of a merged weight; `weight` are the base's rows (float32)."""
-    delta = pair.product(start, stop).astype(np.float32) * np.float32(pair.scale)
+    delta = pair.product_rows(start, stop).astype(np.float32) * np.float32(pair.scale)
     found: F32 = weight + delta
     if pair.magnitude is not None:
         length = np.sqrt(np.square(found.astype(np.float64)).sum(axis=1))
@@ -174,7 +174,7 @@ class MergedSource:
         self.version, self.notes = source.version, source.notes
 
     @property
-    def beneath(self) -> Source:
+    def wrapped_source(self) -> Source:
         """The Source whose tensors are replaced."""
         return self._source
 
@@ -194,7 +194,7 @@ class MergedSource:
         self.close()
 
 
-def merged_model(
+def merge_adapter(
     base: Model,
     adapter: Path,
     *,
@@ -211,24 +211,24 @@ def merged_model(
     """
     opened, found = read_adapter(adapter, compare=again)
     try:
-        found, relation = related(found, base)
-        digest = _digest(opened)
-        before = merged_before(base)
+        found, relation = with_base_names(found, base)
+        digest = _adapter_sha256(opened)
+        before = recorded_digests(base)
         if digest in before and not again:
             raise ConversionError(
                 f"{base.path}: its metadata say that {adapter} is merged into it; merge it into "
                 "the base it was made for"
             )
         whole = whole_tensors(found, base)
-        grown = grown_folder(found, whole, base)
-        tensors = dict(_tensors(base, found, whole, order, again, encoding))
+        grown = resized_folder(found, whole, base)
+        tensors = dict(_merged_tensors(base, found, whole, order, again, encoding))
         record = json.dumps([*before, digest])
         source = MergedSource(base.source, tensors, record if not again else "")
         folder, note = (base.folder, None) if grown is None else grown
         if note is not None:
             source.notes = (*source.notes, note)
         if relation is not None:
-            source.notes = (*source.notes, relation.note(found.path))
+            source.notes = (*source.notes, relation.as_note(found.path))
             found = replace(found, relation=relation)
         model = Model(source, folder, base.forced, base.allow_missing)
         return model, opened, found
@@ -237,7 +237,7 @@ def merged_model(
         raise
 
 
-def _tensors(
+def _merged_tensors(
     base: Model,
     adapter: Adapter,
     whole: Mapping[str, View],
@@ -251,7 +251,7 @@ def _tensors(
     """
     own = {name: RenamedTensor(view.stored[0], name) for name, view in whole.items()}
     yield from own.items()
-    for name, pair in placed(adapter, base, order).items():
+    for name, pair in place_pairs(adapter, base, order).items():
         stored = own.get(name, base[name].stored[0])
         if stored.parts or stored.info.encoding not in _FLOATS:
             if decoded and name not in own:
@@ -286,7 +286,7 @@ class RenamedTensor(LazyTensor):
         self._stored.drop(start, stop)
 
 
-def merged_before(base: Model) -> list[str]:
+def recorded_digests(base: Model) -> list[str]:
     """Return the SHA-256 of adapters that the metadata record as merged; [] without any."""
     text = base.metadata.get(RECORD)
     try:
@@ -296,7 +296,7 @@ def merged_before(base: Model) -> list[str]:
     return [str(each) for each in found] if isinstance(found, list) else []
 
 
-def _digest(opened: Model) -> str:
+def _adapter_sha256(opened: Model) -> str:
     """Return the SHA-256 in hex of an adapter's tensors: names, encodings, shapes and bytes."""
     total = hashlib.sha256()
     for name in sorted(opened):
@@ -315,13 +315,13 @@ def convert_merged(
     """Convert a base with an adapter merged into it; see `aprfmt.convert` for the options.
 
     The output records the adapter's digest, so that it is not merged twice. Raises what `convert`
-    and `merged_model` do.
+    and `merge_adapter` do.
     """
     options = Options(**wishes)
     with open_model(src, arch=options.arch, allow_missing=options.allow_missing) as base:
         # What is stored otherwise is rounded from the sum, not from the base's type.
         asked = "F32" if options.encoding or options.quantize else ""
-        model, opened, found = merged_model(base, adapter, encoding=asked)
+        model, opened, found = merge_adapter(base, adapter, encoding=asked)
         with opened:
             count = sum(isinstance(one, MergedTensor) for one in model.source.tensors.values())
             extra = {**options.extra_metadata, RECORD: model.metadata[RECORD]}
@@ -382,7 +382,9 @@ def merge_losses(model: Model, out: Path) -> "Iterator[MergeLoss]":
 
 def merged_values(merged: View, times: int) -> "F64":
     """Return a weight with the change added `times` times, before rounding (float64)."""
-    stored = [one.again(times) if isinstance(one, MergedTensor) else one for one in merged.stored]
+    stored = [
+        one.with_times(times) if isinstance(one, MergedTensor) else one for one in merged.stored
+    ]
     view = View(*stored, role=merged.role, group=merged.group, hp=merged.sizes)
     return view.numpy().astype(np.float64)
 

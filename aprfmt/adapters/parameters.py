@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from aprfmt.adapters.reading import Adapter, Stored, factors, pair_scale
+from aprfmt.adapters.reading import Adapter, StoredPair, pair_scale, read_factors
 from aprfmt.arch.element_moves import to_logical, to_stored
 from aprfmt.arch.layout_steps import Transposed, TransposedEach
 from aprfmt.errors import ArchError, ConversionError
@@ -76,19 +76,19 @@ class _Target(NamedTuple):
 
 def parameter_changes(
     adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER
-) -> Iterator[tuple[str, Stored, Change]]:
+) -> Iterator[tuple[str, StoredPair, Change]]:
     """Yield (stored name of the base, pair, change) of each pair for a single parameter.
 
     Raises ConversionError for a pair that fits no parameter, or two of the same shape.
     """
-    modules: dict[str, list[Stored]] = {}
+    modules: dict[str, list[StoredPair]] = {}
     for pair in adapter.pairs.values():
         if pair.parameters:
             modules.setdefault(unwrap_module(pair.module)[0], []).append(pair)
     for module, pairs in modules.items():
         pairs.sort(key=lambda pair: -unwrap_module(pair.module)[1])
-        for pair, target in zip(pairs, _targets(adapter, module, pairs, base), strict=True):
-            left, right, scale = _factors(adapter, pair, target, base, order)
+        for pair, target in zip(pairs, _assign_targets(adapter, module, pairs, base), strict=True):
+            left, right, scale = _expert_factors(adapter, pair, target, base, order)
             if target.group is None:
                 if len(target.shape) == 2:
                     left, right = left[0], right[0]
@@ -99,23 +99,23 @@ def parameter_changes(
                     f"{adapter.path}: {target.name} (target_parameters) has another form in "
                     f"{base.path}; merge the adapter into a base in its own format"
                 )
-            for name, (one, other) in _placed(adapter, pair, target, base, left, right):
+            for name, (one, other) in _place_factors(adapter, pair, target, base, left, right):
                 yield name, pair, Change(one, other, scale)
 
 
-def _targets(
-    adapter: Adapter, module: str, pairs: Sequence[Stored], base: Model
+def _assign_targets(
+    adapter: Adapter, module: str, pairs: Sequence[StoredPair], base: Model
 ) -> Sequence[_Target]:
     """Return the parameter that each pair of a module changes, found by the shapes.
 
     Raises ConversionError where no assignment fits, or several do.
     """
-    every = [_target(f"{module}.{name}", base) for name in pairs[0].parameters]
+    every = [_find_target(f"{module}.{name}", base) for name in pairs[0].parameters]
     targets = [target for target in every if target is not None]
     fitting = [
         order
         for order in permutations(targets, len(pairs))
-        if all(_fits(adapter, p, t) for p, t in zip(pairs, order, strict=True))
+        if all(_pair_fits(adapter, p, t) for p, t in zip(pairs, order, strict=True))
     ]
     if len(fitting) == 1:
         return fitting[0]
@@ -137,7 +137,7 @@ def _targets(
     )
 
 
-def _target(name: str, base: Model) -> _Target | None:
+def _find_target(name: str, base: Model) -> _Target | None:
     """Return a parameter of the base by PEFT's name, None where it has none."""
     from aprfmt.arch.binding import bind_names
 
@@ -153,29 +153,29 @@ def _target(name: str, base: Model) -> _Target | None:
     return _Target(name, shapes[0], groups[0]) if shapes else None
 
 
-def _sizes(shape: Shape) -> tuple[int, int, int]:
+def _matrix_sizes(shape: Shape) -> tuple[int, int, int]:
     """Return (experts, rows, columns) of a parameter; a matrix counts as one expert."""
     return (shape[0], shape[1], shape[2]) if len(shape) == 3 else (1, shape[0], shape[1])
 
 
-def _fits(adapter: Adapter, pair: Stored, target: _Target) -> bool:
+def _pair_fits(adapter: Adapter, pair: StoredPair, target: _Target) -> bool:
     """Return whether a pair's shapes fit a parameter, for experts also exchanged."""
     if len(target.shape) not in (2, 3):
         return False
-    experts, rows, columns = _sizes(target.shape)
+    experts, rows, columns = _matrix_sizes(target.shape)
     rank, _ = pair_scale(adapter, target.name)
     out, into = pair.parts["b"].shape[0], pair.parts["a"].shape[1]
     sides = (rows, columns), (columns, rows)
     return pair.rank == rank * experts and (out, into) in sides[: 1 if experts == 1 else 2]
 
 
-def _factors(
-    adapter: Adapter, pair: Stored, target: _Target, base: Model, order: ExpertOrder
+def _expert_factors(
+    adapter: Adapter, pair: StoredPair, target: _Target, base: Model, order: ExpertOrder
 ) -> tuple[Array, Array, float]:
     """Return (left [experts, rows, r], right [experts, r, columns], scale) of a parameter."""
-    experts, rows, columns = _sizes(target.shape)
+    experts, rows, columns = _matrix_sizes(target.shape)
     rank, scale = pair_scale(adapter, target.name)
-    a, b = factors(pair)
+    a, b = read_factors(pair)
     if order.a:
         a = a.reshape(experts, rank, -1)
     else:
@@ -192,7 +192,7 @@ def _factors(
     return b, a, scale
 
 
-def _swapped(
+def _split_transpose(
     steps: "Sequence[LayoutStep]", shapes: Sequence[Shape], hp: Mapping[str, Any]
 ) -> "tuple[bool, Sequence[LayoutStep]]":
     """Return (whether rows and columns are stored exchanged, the steps after that one)."""
@@ -203,8 +203,8 @@ def _swapped(
     return square or first.shapes(shapes, hp) != [tuple(s) for s in shapes], steps[1:]
 
 
-def _placed(
-    adapter: Adapter, pair: Stored, target: _Target, base: Model, left: Array, right: Array
+def _place_factors(
+    adapter: Adapter, pair: StoredPair, target: _Target, base: Model, left: Array, right: Array
 ) -> Iterator[tuple[str, tuple[Array, Array]]]:
     """Yield (stored name, (left, right)) for a base with another layout of the experts.
 
@@ -215,7 +215,7 @@ def _placed(
     hp = base.hyper
     experts = len(left)
     # Both factors in the base's orientation, before its other layout steps.
-    turned, steps = _swapped(target.group.binding.steps, [target.shape], hp)
+    turned, steps = _split_transpose(target.group.binding.steps, [target.shape], hp)
     if turned:
         left, right = right.swapaxes(1, 2), left.swapaxes(1, 2)
     try:
@@ -231,7 +231,9 @@ def _placed(
             assert group is not None
             if not set(group.roles) <= set(roles):
                 raise ArchError(f"{view.names[0]} holds {', '.join(group.roles)}")
-            back, after = _swapped(group.binding.steps, [x.info.shape for x in view.stored], hp)
+            back, after = _split_transpose(
+                group.binding.steps, [x.info.shape for x in view.stored], hp
+            )
             lefts = to_stored(after, [rows[role] for role in group.roles], hp)
             owned = to_stored(after, [whose[role] for role in group.roles], hp)
             for name, one, owner in zip(view.names, lefts, owned, strict=True):

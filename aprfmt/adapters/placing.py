@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aprfmt.adapters.parameters import PEFT_ORDER, ExpertOrder, parameter_changes
-from aprfmt.adapters.reading import Adapter, Stored, factors
+from aprfmt.adapters.reading import Adapter, StoredPair, read_factors
 from aprfmt.adapters.vocabulary import vocabulary_tensors
 from aprfmt.arch.element_moves import to_logical, to_stored
 from aprfmt.arch.layout_steps import RowsPermuted
@@ -53,7 +53,7 @@ class LowRank:
         """Rank of the pair; of one expert's where there are several."""
         return int(self.a.shape[-2])
 
-    def product(self, start: int, stop: int) -> Array:
+    def product_rows(self, start: int, stop: int) -> Array:
         """Return rows [start, stop) of b @ a; the rows of all experts are numbered through."""
         if self.a.ndim == 2:
             found: Array = self.b[start:stop] @ self.a
@@ -65,7 +65,9 @@ class LowRank:
         )
 
 
-def placed(adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER) -> dict[str, LowRank]:
+def place_pairs(
+    adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER
+) -> dict[str, LowRank]:
     """Return {stored name of the base: change}; ConversionError if a pair fits none.
 
     `order` is that in which the ranks of pairs for stacked experts are read.
@@ -73,7 +75,7 @@ def placed(adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER) -> di
     found: dict[str, LowRank] = {}
     whole = whole_tensors(adapter, base)
 
-    def place(module: str, name: str, made: LowRank) -> None:
+    def add_change(module: str, name: str, made: LowRank) -> None:
         """Add the change of a weight to the result, once name and shape are checked."""
         if name not in whole and name not in base:
             tied = name.endswith(_HEADS) and base.hyper["tied_embeddings"]
@@ -95,19 +97,19 @@ def placed(adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER) -> di
     for module, pair in adapter.pairs.items():
         if pair.parameters:
             continue
-        name = stored_name(adapter, module, base)
+        name = weight_name(adapter, module, base)
         if name in base:
-            made = _as_stored(adapter, pair)
+            made = _pair_as_low_rank(adapter, pair)
         else:
-            name, made = _by_role(adapter, pair, name, base)
-        place(module, name, made)
+            name, made = _place_by_role(adapter, pair, name, base)
+        add_change(module, name, made)
     # Pairs of single parameters: stacked experts.
     for name, pair, change in parameter_changes(adapter, base, order):
-        place(pair.module, name, LowRank(change.right, change.left, change.scale))
+        add_change(pair.module, name, LowRank(change.right, change.left, change.scale))
     return found
 
 
-def related(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
+def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
     """Return (adapter with names changed to the base's, relation), or (adapter, None).
 
     Loaders that find no such module leave the pair out, most of them without a warning. Unchanged
@@ -123,7 +125,7 @@ def related(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
     rule = next(
         (
             rule
-            for rule in _rules(astray, base)
+            for rule in _prefix_rules(astray, base)
             if all(_has_place(adapter, rule(name), base) for name in astray)
         ),
         None,
@@ -135,7 +137,7 @@ def related(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
     pairs = tuple((name, apply[name]) for name in astray)
     says = (
         f"{len(astray)} of {len(every)} modules of the adapter have names that {base.path} has "
-        f"not, so that loaders leave them out: {rule.says}"
+        f"not, so that loaders leave them out: {rule.text}"
     )
     remedy = command_line(
         "convert", opening_path(adapter.path), "OUT", "--base", opening_path(base.path)
@@ -151,7 +153,7 @@ def related(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation | None]":
     ), relation
 
 
-def _rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:
+def _prefix_rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:
     """Yield prefix rules that may turn these names into the base's, the likeliest first."""
     there = {name for stored in base for name in (stored, stored.rpartition(".")[0])}
     found = prefix_rule_onto(astray, there)
@@ -186,7 +188,7 @@ def _has_place(adapter: Adapter, module: str, base: Model) -> bool:
     return any(found and found[0].roles[0] in base.roles for found in groups)
 
 
-def stored_name(adapter: Adapter, module: str, base: Model) -> str:
+def weight_name(adapter: Adapter, module: str, base: Model) -> str:
     """Return the name of a pair's weight in the adapter's own spelling.
 
     Raises ConversionError for a kohya module that the base does not have.
@@ -205,9 +207,9 @@ def stored_name(adapter: Adapter, module: str, base: Model) -> str:
     return max(ends, key=len)
 
 
-def _as_stored(adapter: Adapter, pair: Stored) -> LowRank:
+def _pair_as_low_rank(adapter: Adapter, pair: StoredPair) -> LowRank:
     """Return a pair's change [out, in]; factors are exchanged for fan_in_fan_out."""
-    a, b = factors(pair)
+    a, b = read_factors(pair)
     magnitude = pair.parts.get("magnitude")
     if adapter.turned and not pair.embedding:
         if magnitude is not None:
@@ -217,7 +219,9 @@ def _as_stored(adapter: Adapter, pair: Stored) -> LowRank:
     return LowRank(a, b, pair.scale, lengths)
 
 
-def _by_role(adapter: Adapter, pair: Stored, name: str, base: Model) -> tuple[str, LowRank]:
+def _place_by_role(
+    adapter: Adapter, pair: StoredPair, name: str, base: Model
+) -> tuple[str, LowRank]:
     """Return (the base's name of the weight, the change with its rows in that layout)."""
     from aprfmt.arch.binding import bind_names, groups_for
 
@@ -232,10 +236,12 @@ def _by_role(adapter: Adapter, pair: Stored, name: str, base: Model) -> tuple[st
         raise ConversionError(
             f"{adapter.path}: {pair.module} has no place in {base.path}: {error}"
         ) from error
-    return there.stored[0], moved(_as_stored(adapter, pair), group, there, base, adapter)
+    return there.stored[0], reorder_rows(
+        _pair_as_low_rank(adapter, pair), group, there, base, adapter
+    )
 
 
-def moved(
+def reorder_rows(
     pair: LowRank, here: "BoundGroup", there: "BoundGroup", base: Model, adapter: Adapter
 ) -> LowRank:
     """Return a change with its rows in the order of another style.
@@ -251,13 +257,13 @@ def moved(
             "out otherwise: merge the adapter into a base in its own format"
         )
 
-    def turned(rows: Array) -> Array:
+    def permute_rows(rows: Array) -> Array:
         """Return rows in the order of the other style."""
         logical = to_logical(here.binding.steps, [rows], base.hyper)
         return np.ascontiguousarray(to_stored(there.binding.steps, logical, base.hyper)[0])
 
-    lengths = None if pair.magnitude is None else turned(pair.magnitude)
-    return LowRank(pair.a, turned(pair.b), pair.scale, lengths)
+    lengths = None if pair.magnitude is None else permute_rows(pair.magnitude)
+    return LowRank(pair.a, permute_rows(pair.b), pair.scale, lengths)
 
 
 def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
@@ -301,7 +307,7 @@ def whole_tensors(adapter: Adapter, base: Model) -> Mapping[str, Any]:
     return found
 
 
-def _table_of(base: Model) -> str:
+def _embedding_name(base: Model) -> str:
     """Return the base's name of its token embedding; "" without one."""
     try:
         view = base.roles.get("token_embd.weight")
@@ -315,7 +321,7 @@ def _is_tied_head(adapter: Adapter, name: str, base: Model) -> bool:
 
     Raises ConversionError where the base has one tensor for both, and the adapter two.
     """
-    table = _table_of(base)
+    table = _embedding_name(base)
     if not table or not base.hyper["tied_embeddings"] or not name.endswith(_HEADS):
         return False
     own = adapter.whole.get(table, base[table])

@@ -42,7 +42,7 @@ EMBEDDING = "token_embd.weight"  # the one pair of a GGUF whose factors stand th
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredPair:
     """One pair as its file has it: its parts by kind, its rank and its scale.
 
     `embedding` marks exchanged factors, as for a token embedding. `parameters`
@@ -64,7 +64,7 @@ class Adapter:
 
     path: Path
     spelling: str
-    pairs: Mapping[str, Stored]
+    pairs: Mapping[str, StoredPair]
     whole: Mapping[str, View]
     config: Mapping[str, Any]
     alpha: float
@@ -81,13 +81,13 @@ def read_adapter(path: Path, *, compare: bool = False) -> tuple[Model, Adapter]:
     """
     model = open_model(path)
     try:
-        return model, _read(model, compare)
+        return model, _adapter_from_model(model, compare)
     except BaseException:
         model.close()
         raise
 
 
-def _read(model: Model, compare: bool) -> Adapter:
+def _adapter_from_model(model: Model, compare: bool) -> Adapter:
     """Return the adapter in an open file; FormatError or UnsupportedError if it cannot be used."""
     config = peft_config(model)
     parts = adapter_parts(model)
@@ -99,9 +99,11 @@ def _read(model: Model, compare: bool) -> Adapter:
     obstacle = merge_obstacle(config, parts, model, compare=compare)
     if obstacle:
         raise UnsupportedError(f"{model.path}: {obstacle}")
-    alpha = _number(model, config.get("lora_alpha", model.metadata.get("adapter.lora.alpha", 0)))
+    alpha = _checked_alpha(
+        model, config.get("lora_alpha", model.metadata.get("adapter.lora.alpha", 0))
+    )
     pairs = {
-        module: _stored(
+        module: _make_pair(
             model,
             module,
             {part: model[name] for part, name in own.items()},
@@ -116,21 +118,21 @@ def _read(model: Model, compare: bool) -> Adapter:
     return Adapter(model.path, spelling, pairs, whole, config, alpha, turned, parts.stray)
 
 
-def _number(model: Model, value: Any) -> float:
+def _checked_alpha(model: Model, value: Any) -> float:
     """Return an alpha as float; FormatError if it is no finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise FormatError(f"{model.path}: alpha is {value!r}; expected a number")
     return float(value)
 
 
-def _stored(
+def _make_pair(
     model: Model,
     module: str,
     parts: Mapping[str, View],
     spelling: str,
     config: Mapping[str, Any],
     alpha: float,
-) -> Stored:
+) -> StoredPair:
     """Return one pair with its rank and scale; FormatError for missing or misshapen parts.
 
     `parts` are its tensors by kind ("a", "b", "alpha", ...), `alpha` is the adapter's.
@@ -142,18 +144,18 @@ def _stored(
         if part not in parts:
             raise FormatError(f"{model.path}: {module} has no {part} beside {', '.join(parts)}")
     turned = spelling == "gguf" and module == EMBEDDING
-    rank = _rank(model, module, parts[a].shape, parts[b].shape, turned)
+    rank = _checked_rank(model, module, parts[a].shape, parts[b].shape, turned)
     embedding = embedding or turned
     _check_lengths(model, module, parts)
     # Each spelling has its own place for the scale.
     if spelling == "kohya":
         own = float(parts["alpha"].numpy().reshape(-1)[0]) if "alpha" in parts else float(rank)
-        return Stored(module, parts, rank, _number(model, own) / rank)
+        return StoredPair(module, parts, rank, _checked_alpha(model, own) / rank)
     parameters = target_parameters(config, unwrap_module(module)[0]) if spelling == "peft" else ()
     if parameters:
         if parts.keys() != {"a", "b"}:
             raise FormatError(f"{model.path}: {module}: {', '.join(parts)}; expected a and b")
-        return Stored(module, parts, rank, math.nan, parameters=parameters)
+        return StoredPair(module, parts, rank, math.nan, parameters=parameters)
     # PEFT and GGUF: rank and alpha by the configuration.
     claimed = value_by_pattern(config.get("rank_pattern"), module, config.get("r", rank))
     if claimed != rank:
@@ -161,10 +163,10 @@ def _stored(
             f"{model.path}: {module}: adapter_config.json says rank {claimed}, its factors have "
             f"{rank}"
         )
-    own = _number(model, value_by_pattern(config.get("alpha_pattern"), module, alpha))
+    own = _checked_alpha(model, value_by_pattern(config.get("alpha_pattern"), module, alpha))
     if spelling == "gguf" and not own:
         own = float(rank)  # llama.cpp's rule: no alpha, no scale
-    return Stored(module, parts, rank, adapter_scale(config, own, rank), embedding)
+    return StoredPair(module, parts, rank, adapter_scale(config, own, rank), embedding)
 
 
 def pair_scale(adapter: Adapter, parameter: str) -> tuple[int, float]:
@@ -179,7 +181,9 @@ def pair_scale(adapter: Adapter, parameter: str) -> tuple[int, float]:
     return rank, adapter_scale(config, float(alpha), rank)
 
 
-def _rank(model: Model, module: str, a: tuple[int, ...], b: tuple[int, ...], turned: bool) -> int:
+def _checked_rank(
+    model: Model, module: str, a: tuple[int, ...], b: tuple[int, ...], turned: bool
+) -> int:
     """Return the rank of two factors; FormatError for shapes that do not fit together.
 
     `turned`: A is stored as [tokens, r].
@@ -205,7 +209,7 @@ def _check_lengths(model: Model, module: str, parts: Mapping[str, View]) -> None
         )
 
 
-def factors(pair: Stored) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def read_factors(pair: StoredPair) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return (A [r, in], B [out, r]) as float64; FormatError for values that are not finite."""
     for part in pair.parts.values():
         values = part.numpy()

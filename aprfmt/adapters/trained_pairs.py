@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aprfmt.adapters.placing import related, stored_name
-from aprfmt.adapters.reading import Adapter, Stored, factors
+from aprfmt.adapters.placing import weight_name, with_base_names
+from aprfmt.adapters.reading import Adapter, StoredPair, read_factors
 from aprfmt.arch.binding import bind_names
 from aprfmt.arch.element_moves import to_logical
 from aprfmt.errors import ArchError, UnsupportedError
@@ -26,17 +26,17 @@ def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
     pair that changes no single matrix by a product: DoRA, embeddings, stacked experts; and for
     whole trained tensors (modules_to_save).
     """
-    found, _ = related(adapter, base)
+    found, _ = with_base_names(adapter, base)
     if found.whole:
         name = next(iter(found.whole))
         raise UnsupportedError(
             f"{adapter.path}: {name} is a whole trained tensor (modules_to_save); gradients beside "
             "one are not computed: merge it into the base"
         )
-    return [_trained(found, module, pair, base) for module, pair in found.pairs.items()]
+    return [_trained_pair(found, module, pair, base) for module, pair in found.pairs.items()]
 
 
-def _trained(adapter: Adapter, module: str, pair: Stored, base: Model) -> AdapterPair:
+def _trained_pair(adapter: Adapter, module: str, pair: StoredPair, base: Model) -> AdapterPair:
     """Return one pair for gradients; UnsupportedError unless it is plain LoRA at a linear layer."""
     # Gradients are computed of plain pairs at linear layers only.
     what = (
@@ -54,14 +54,14 @@ def _trained(adapter: Adapter, module: str, pair: Stored, base: Model) -> Adapte
             "layers"
         )
     # Number the weight's elements, to see which rows each role gets.
-    a, b = factors(pair)
-    name = stored_name(adapter, module, base)
-    group = _group(adapter, name, base)
+    a, b = read_factors(pair)
+    name = weight_name(adapter, module, base)
+    group = _find_group(adapter, name, base)
     shape = (a.shape[1], b.shape[0]) if adapter.turned else (b.shape[0], a.shape[1])
     places = np.arange(shape[0] * shape[1]).reshape(shape)
     parts = to_logical(group.binding.steps, [places], base.hyper)
     rows = {
-        role: _rows(adapter, name, part, shape)
+        role: _output_rows(adapter, name, part, shape)
         for role, part in zip(group.roles, parts, strict=True)
     }
     key = group.roles[0] if len(group.roles) == 1 else name
@@ -69,7 +69,7 @@ def _trained(adapter: Adapter, module: str, pair: Stored, base: Model) -> Adapte
     return AdapterPair(names, a, b, pair.scale, rows)
 
 
-def _group(adapter: Adapter, name: str, base: Model) -> "BoundGroup":
+def _find_group(adapter: Adapter, name: str, base: Model) -> "BoundGroup":
     """Return the bound group of a weight, whose roles it holds; UnsupportedError if none fits."""
     style = "gguf" if adapter.spelling == "gguf" else "hf"
     try:
@@ -84,7 +84,7 @@ def _group(adapter: Adapter, name: str, base: Model) -> "BoundGroup":
     return groups[0]
 
 
-def _rows(
+def _output_rows(
     adapter: Adapter, name: str, places: Any, shape: tuple[int, ...]
 ) -> "np.ndarray[Any, np.dtype[np.int64]]":
     """Return for each row of a role the output of the module that it is (int64).

@@ -45,7 +45,7 @@ def vocabulary_tensors(base: Model) -> Mapping[str, int]:
     return found
 
 
-def grown_folder(
+def resized_folder(
     adapter: Adapter, whole: Mapping[str, View], base: Model
 ) -> tuple[HFFolder, Note] | None:
     """Return (the base's text files for another vocabulary size, a note), or None.
@@ -78,14 +78,14 @@ def grown_folder(
         )
     # The new size goes into config.json, and the adapter's tokenizer along with it.
     texts = {**folder.texts}
-    config = _with_rows(json.loads(texts["config.json"]), count, base)
+    config = _with_vocab_size(json.loads(texts["config.json"]), count, base)
     texts["config.json"] = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     own = _tokenizer_files(adapter.path.parent)
     if own:
         texts = {name: text for name, text in texts.items() if name not in _TOKENIZER} | own
     added = count - held[name]
     change = f"{added} tokens were added" if added > 0 else f"{-added} rows were cut"
-    tokenizer = _tokenizer_words(adapter, folder, own, count)
+    tokenizer = _tokenizer_text(adapter, folder, own, count)
     where = str(adapter.path)
     said = (
         f"the vocabulary has {count} rows, in config.json too ({held[name]} in {base.path}): "
@@ -97,7 +97,7 @@ def grown_folder(
     return replace(folder, config=config, texts=texts), note
 
 
-def _with_rows(config: dict[str, Any], count: int, base: Model) -> dict[str, Any]:
+def _with_vocab_size(config: dict[str, Any], count: int, base: Model) -> dict[str, Any]:
     """Return config.json's keys with `vocab_size` set to `count` wherever the key is."""
     inner = config.get(_TEXT)
     if isinstance(inner, dict) and _KEY in inner:
@@ -119,13 +119,13 @@ def _tokenizer_files(folder: Path) -> dict[str, str]:
     return {name: texts[name] for name in _TOKENIZER if name in texts}
 
 
-def _tokenizer_words(adapter: Adapter, base: HFFolder, own: Mapping[str, str], count: int) -> str:
+def _tokenizer_text(adapter: Adapter, base: HFFolder, own: Mapping[str, str], count: int) -> str:
     """Return a clause on whose tokenizer the merge gets; ConversionError if it has too many ids."""
     whose, texts = ("the adapter's", own) if own else ("the base's", base.texts)
     if _JSON not in texts:
         return f"neither {adapter.path.parent} nor {base.path} has a {_JSON}"
     where = str((adapter.path.parent if own else base.path) / _JSON)
-    size = _tokens(texts[_JSON], where)
+    size = _count_token_ids(texts[_JSON], where)
     if size > count:
         raise ConversionError(
             f"{adapter.path}: {where} has {size} tokens, and the table of the adapter {count} "
@@ -137,7 +137,7 @@ def _tokenizer_words(adapter: Adapter, base: HFFolder, own: Mapping[str, str], c
     return said
 
 
-def _tokens(text: str, where: str) -> int:
+def _count_token_ids(text: str, where: str) -> int:
     """Return the number of ids that a tokenizer.json needs: the highest id plus one."""
     from aprfmt.tokenizer.hf_json import stored_vocab
 

@@ -10,8 +10,15 @@ from typing import Any
 import numpy as np
 
 from aprfmt.adapters.merging import stray_notes
-from aprfmt.adapters.placing import Array, LowRank, moved, placed, related, whole_tensors
-from aprfmt.adapters.reading import Adapter, Stored, read_adapter
+from aprfmt.adapters.placing import (
+    Array,
+    LowRank,
+    place_pairs,
+    reorder_rows,
+    whole_tensors,
+    with_base_names,
+)
+from aprfmt.adapters.reading import Adapter, StoredPair, read_adapter
 from aprfmt.base.protocols import Note, TensorInfo, TypedValue
 from aprfmt.codecs import encode
 from aprfmt.conversion.outputs import make_info
@@ -40,7 +47,7 @@ class Spelling:
     called: str
     container: str
     style: str
-    names: Callable[[str, LowRank, Stored], Iterator[tuple[str, str, Array]]]
+    names: Callable[[str, LowRank, StoredPair], Iterator[tuple[str, str, Array]]]
     facts: Callable[[Adapter, Model, Mapping[str, NamedBytes]], tuple[dict[str, Any], Texts]]
     holds: frozenset[str]  # of "DoRA" and "embedding"
 
@@ -64,12 +71,14 @@ def convert_adapter(
     # The tensors in that spelling, by the base's names.
     opened, adapter = read_adapter(src)
     with opened, open_model(base) as model:
-        adapter, relation = related(adapter, model)
-        rows = dict(_outputs(adapter, model, _named(model, spelling.style), spelling))
+        adapter, relation = with_base_names(adapter, model)
+        rows = dict(
+            _output_tensors(adapter, model, _names_in_style(model, spelling.style), spelling)
+        )
         metadata, texts = spelling.facts(adapter, model, rows)
-        files, sizes = _write(dst, rows, metadata, texts, spelling, force, dry_run)
+        files, sizes = _write_adapter(dst, rows, metadata, texts, spelling, force, dry_run)
     # Read back what was written, and report each tensor.
-    verified = None if dry_run else _verified(files[0], rows)
+    verified = None if dry_run else _verify_written(files[0], rows)
     outcomes = tuple(
         TensorOutcome(name, "bytes", info.encoding, info.encoding, info.shape, info.nbytes)
         for name, (info, _) in rows.items()
@@ -91,7 +100,7 @@ def convert_adapter(
     )
 
 
-def _verified(weights: Path, rows: Mapping[str, NamedBytes]) -> int:
+def _verify_written(weights: Path, rows: Mapping[str, NamedBytes]) -> int:
     """Return how many tensors were read back; ConversionError for one that differs."""
     with open_source(weights) as written:
         for name, (_, raw) in rows.items():
@@ -100,7 +109,7 @@ def _verified(weights: Path, rows: Mapping[str, NamedBytes]) -> int:
     return len(rows)
 
 
-def _named(model: Model, style: str) -> Mapping[str, str]:
+def _names_in_style(model: Model, style: str) -> Mapping[str, str]:
     """Return {stored name: name in `style`} of the base's weights."""
     from aprfmt.arch.draft_head import stored_groups
 
@@ -116,7 +125,7 @@ def _named(model: Model, style: str) -> Mapping[str, str]:
     return found
 
 
-def _outputs(
+def _output_tensors(
     adapter: Adapter, model: Model, named: Mapping[str, str], spelling: Spelling
 ) -> Iterator[tuple[str, NamedBytes]]:
     """Yield (name, (info, bytes)) of the tensors to write; factors keep their dtype.
@@ -139,8 +148,8 @@ def _outputs(
         )
     whole_tensors(adapter, model)  # what is saved of the base has to be this base's
     # Each pair under the name that the spelling has for its weight.
-    pairs = dict(zip(placed(adapter, model), adapter.pairs.values(), strict=True))
-    for name, made in _in_style(adapter, model, spelling.style).items():
+    pairs = dict(zip(place_pairs(adapter, model), adapter.pairs.values(), strict=True))
+    for name, made in _pairs_in_style(adapter, model, spelling.style).items():
         stored = pairs[name]
         other = named.get(name)
         kinds = {"DoRA": made.magnitude is not None, "embedding": stored.embedding}
@@ -152,17 +161,17 @@ def _outputs(
                 "(convert BASE OUT --adapter)"
             )
         for end, part, values in spelling.names(other, made, stored):
-            yield end, _row(end, stored, part, values)
+            yield end, _encode_tensor(end, stored, part, values)
 
 
-def _gguf_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str, str, Array]]:
+def _gguf_names(name: str, pair: LowRank, stored: StoredPair) -> Iterator[tuple[str, str, Array]]:
     """Yield (tensor name, part, values) of a pair in llama.cpp's spelling."""
     turned = stored.embedding
     yield f"{name}.lora_a", "a", pair.b if turned else pair.a
     yield f"{name}.lora_b", "b", pair.a.T if turned else pair.b
 
 
-def _peft_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str, str, Array]]:
+def _peft_names(name: str, pair: LowRank, stored: StoredPair) -> Iterator[tuple[str, str, Array]]:
     """Yield (tensor name, part, values) of a pair in PEFT's spelling."""
     module = _PREFIX + name.removesuffix(".weight")
     if stored.embedding:
@@ -175,7 +184,7 @@ def _peft_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str,
         yield f"{module}.lora_magnitude_vector", "magnitude", pair.magnitude
 
 
-def _kohya_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str, str, Array]]:
+def _kohya_names(name: str, pair: LowRank, stored: StoredPair) -> Iterator[tuple[str, str, Array]]:
     """Yield (tensor name, part, values) of a pair in kohya's spelling, with alpha."""
     module = _KOHYA + name.removesuffix(".weight").replace(".", "_")
     yield f"{module}.lora_down.weight", "a", pair.a
@@ -185,11 +194,11 @@ def _kohya_names(name: str, pair: LowRank, stored: Stored) -> Iterator[tuple[str
         yield f"{module}.dora_scale", "magnitude", pair.magnitude[:, None]
 
 
-def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRank]:
+def _pairs_in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRank]:
     """Return {the base's name: change} with rows in the order of a style."""
     from aprfmt.arch.draft_head import stored_groups
 
-    found = placed(adapter, model)
+    found = place_pairs(adapter, model)
     if model.style == style:
         return found
     turned = {}
@@ -197,11 +206,11 @@ def _in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, LowRan
         keys = model.roles_of.get(name, ())
         here = stored_groups(model.spec, model.style or "", keys, model.hyper)[0]
         there = stored_groups(model.spec, style, keys, model.hyper)[0]
-        turned[name] = moved(pair, here, there, model, adapter)
+        turned[name] = reorder_rows(pair, here, there, model, adapter)
     return turned
 
 
-def _row(name: str, stored: Stored, part: str, values: Array) -> NamedBytes:
+def _encode_tensor(name: str, stored: StoredPair, part: str, values: Array) -> NamedBytes:
     """Return (info, bytes) of values in the dtype that this part of the pair has stored."""
     like = stored.parts.get(part) or stored.parts.get(f"embedding_{part}")
     kind = "F32" if like is None else like.encoding
@@ -209,7 +218,7 @@ def _row(name: str, stored: Stored, part: str, values: Array) -> NamedBytes:
     return make_info(name, held.shape, kind), encode(kind, held)[""]
 
 
-def _alpha(adapter: Adapter) -> float:
+def _common_alpha(adapter: Adapter) -> float:
     """Return the alpha that gives every pair its scale; ConversionError if there is none."""
     every = {pair.scale * pair.rank for pair in adapter.pairs.values()}
     found = every.pop()
@@ -221,7 +230,7 @@ def _alpha(adapter: Adapter) -> float:
     return found
 
 
-def _gguf(
+def _gguf_facts(
     adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
 ) -> tuple[dict[str, Any], dict[str, str]]:
     """Return (metadata, {}) of an adapter in GGUF."""
@@ -230,7 +239,7 @@ def _gguf(
         "general.architecture": model.spec.called["gguf"][0],
         "general.type": "adapter",
         "adapter.type": "lora",
-        "adapter.lora.alpha": TypedValue(_alpha(adapter), "float32"),
+        "adapter.lora.alpha": TypedValue(_common_alpha(adapter), "float32"),
         **(
             {"general.base_model.count": TypedValue(1, "uint32"), "general.base_model.0.name": base}
             if isinstance(base, str)
@@ -239,19 +248,19 @@ def _gguf(
     }, {}
 
 
-def _peft(
+def _peft_facts(
     adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
 ) -> tuple[dict[str, Any], Texts]:
     """Return (metadata, {file name: text}) with PEFT's adapter_config.json.
 
     It has the usual rank and alpha, and patterns for the other pairs.
     """
-    names = _named(model, "hf")
-    pairs = zip(placed(adapter, model), adapter.pairs.values(), strict=True)
+    names = _names_in_style(model, "hf")
+    pairs = zip(place_pairs(adapter, model), adapter.pairs.values(), strict=True)
     modules = {names[name].removesuffix(".weight"): pair for name, pair in pairs}
     ranks = {name: pair.rank for name, pair in modules.items()}
-    alphas = {name: _plain(pair.scale * pair.rank) for name, pair in modules.items()}
-    rank, alpha = _usual(ranks), _usual(alphas)
+    alphas = {name: _json_number(pair.scale * pair.rank) for name, pair in modules.items()}
+    rank, alpha = _most_common(ranks), _most_common(alphas)
     config = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
@@ -269,18 +278,18 @@ def _peft(
     return {"format": "pt"}, {CONFIG: json.dumps(config, indent=2, sort_keys=True) + "\n"}
 
 
-def _usual(values: Mapping[str, float]) -> float:
+def _most_common(values: Mapping[str, float]) -> float:
     """Return the most common value."""
     return max(values.values(), key=list(values.values()).count)
 
 
-def _plain(value: float) -> float:
+def _json_number(value: float) -> float:
     """Return a whole number as int, others unchanged."""
     near = round(value)
     return near if math.isclose(value, near, rel_tol=1e-12) else value
 
 
-def _kohya(
+def _kohya_facts(
     adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
 ) -> tuple[dict[str, Any], Texts]:
     """Return (metadata, {}) of an adapter in kohya's spelling."""
@@ -293,15 +302,17 @@ def _kohya(
 
 # By the extension of the output; a folder has none.
 SPELLINGS: Mapping[str, Spelling] = {
-    ".gguf": Spelling("GGUF", "gguf", "gguf", _gguf_names, _gguf, frozenset({"embedding"})),
+    ".gguf": Spelling("GGUF", "gguf", "gguf", _gguf_names, _gguf_facts, frozenset({"embedding"})),
     ".safetensors": Spelling(
-        "kohya's file", "safetensors", "hf", _kohya_names, _kohya, frozenset({"DoRA"})
+        "kohya's file", "safetensors", "hf", _kohya_names, _kohya_facts, frozenset({"DoRA"})
     ),
-    "": Spelling("PEFT", "safetensors", "hf", _peft_names, _peft, frozenset({"DoRA", "embedding"})),
+    "": Spelling(
+        "PEFT", "safetensors", "hf", _peft_names, _peft_facts, frozenset({"DoRA", "embedding"})
+    ),
 }
 
 
-def _write(
+def _write_adapter(
     dst: Path,
     rows: Mapping[str, NamedBytes],
     metadata: Mapping[str, Any],

@@ -58,22 +58,22 @@ class AccessedKeys(Mapping[str, Value]):
     def __len__(self) -> int:
         return len(dict.fromkeys((*self._inner, *self._values)))
 
-    def all_seen(self) -> dict[str, None]:
+    def accessed_keys(self) -> dict[str, None]:
         """Return {full key: None} of the keys read so far, in order."""
         every = dict(self.seen)
         for nested in self._nested.values():
-            every.update(nested.all_seen())
+            every.update(nested.accessed_keys())
         return every
 
-    def unseen(self) -> Iterator[str]:
+    def unread_keys(self) -> Iterator[str]:
         """Yield the full keys never read; a nested object never opened counts as one key."""
-        seen = self.all_seen()
+        seen = self.accessed_keys()
         for values, label in ((self._inner, self._inner_label), (self._values, self._label)):
             for key in values:
                 if values is self._values and key == self._inner_key:
                     continue
                 if key in self._nested and isinstance(values[key], Mapping):
-                    yield from self._nested[key].unseen()
+                    yield from self._nested[key].unread_keys()
                 elif label + key not in seen:
                     yield label + key
 

@@ -15,7 +15,7 @@ from aprfmt.arch.role_vocabulary import PROJECTORS
 from aprfmt.arch.spec import ArchSpec, HyperRule
 from aprfmt.arch.spec_builders import names_only_spec
 from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm, single_row
-from aprfmt.arch.vision_towers import UNUSED, projector_model
+from aprfmt.arch.vision_towers import UNUSED, evidence_of_projector
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -30,7 +30,7 @@ _IGNORED = frozenset(
 )
 
 
-def _layer() -> Rows:
+def _layer_rows() -> Rows:
     """Return the rows of a layer's tensors."""
     rows = (
         *norm("ln1", _LAYER + "self_attn_layer_norm", bias=True),
@@ -45,7 +45,7 @@ def _layer() -> Rows:
     return tuple(replace(row, gguf=f"a.blk.{{L}}.{row.role}") for row in rows)
 
 
-def _convolution(number: int, into: str) -> Rows:
+def _convolution_rows(number: int, into: str) -> Rows:
     """Return the rows of one of the two convolutions; `into` are its input channels."""
     role, hf = f"a.conv1d.{number}", f"{_TOWER}conv{number}"
     return (
@@ -54,12 +54,12 @@ def _convolution(number: int, into: str) -> Rows:
     )
 
 
-def _size(name: str, hf: str, gguf: str, default: int) -> HyperRule:
+def _size_rule(name: str, hf: str, gguf: str, default: int) -> HyperRule:
     """Return the rule of a size with its keys in config.json and in GGUF."""
     return hyper_rules.size(name, hf, gguf, hf_default=default)
 
 
-def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> ArchSpec:
+def _tower_spec(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> ArchSpec:
     """Return the architecture of a tower and its projector.
 
     `shown` is the role whose first axis is the text model's width. `joins`: the projector reads
@@ -67,17 +67,17 @@ def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> A
     """
     kind = PROJECTORS[name]
 
-    def write(value: Value, hp: Params) -> Params:
+    def write_projector(value: Value, hp: Params) -> Params:
         """Return GGUF's {key: value} of the projector: file type, kind, width, joined frames."""
         return {
             "general.type": "mmproj",
             "{arch}.has_audio_encoder": True,
             "{arch}.projector_type": kind,
             "{arch}.audio.projection_dim": value,
-            **({"{arch}.audio.projector.stack_factor": frames(hp)} if joins else {}),
+            **({"{arch}.audio.projector.stack_factor": joined_frames(hp)} if joins else {}),
         }
 
-    def frames(hp: Params) -> int:
+    def joined_frames(hp: Params) -> int:
         """Return how many frames the projector reads at once."""
         return int(hp["ffn_size"]) // int(hp["hidden_size"])
 
@@ -85,23 +85,23 @@ def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> A
         name,
         make_tables(
             (
-                *_convolution(1, "mel_bins"),
-                *_convolution(2, "hidden_size"),
+                *_convolution_rows(1, "mel_bins"),
+                *_convolution_rows(2, "hidden_size"),
                 single_row(
                     "a.position_embd.weight",
                     _TOWER + "embed_positions.weight",
                     "source_length",
                     "hidden_size",
                 ),
-                *_layer(),
+                *_layer_rows(),
                 *norm("a.post_ln", _TOWER + "layer_norm", bias=True, layered=False),
                 *projector,
             )
         ),
         hyper_rules.hyper_table(
-            _size("hidden_size", "d_model hidden_size", "audio.embedding_length", 1280),
-            _size("n_layers", "encoder_layers num_hidden_layers", "audio.block_count", 32),
-            _size(
+            _size_rule("hidden_size", "d_model hidden_size", "audio.embedding_length", 1280),
+            _size_rule("n_layers", "encoder_layers num_hidden_layers", "audio.block_count", 32),
+            _size_rule(
                 "n_heads",
                 "encoder_attention_heads num_attention_heads",
                 "audio.attention.head_count",
@@ -110,7 +110,7 @@ def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> A
             HyperRule("n_kv_heads", default=lambda hp: hp["n_heads"]),
             HyperRule("head_dim", default=lambda hp: hp["hidden_size"] // hp["n_heads"]),
             HyperRule("value_head_dim", default=lambda hp: hp["head_dim"]),
-            _size(
+            _size_rule(
                 "ffn_size", "encoder_ffn_dim intermediate_size", "audio.feed_forward_length", 5120
             ),
             hyper_rules.fixed("vocab_size", 0),
@@ -130,28 +130,28 @@ def _tower(name: str, shown: str, *projector: RoleRow, joins: bool = False) -> A
                 hf_default=1500,
                 shape=hyper_rules.axis("a.position_embd.weight", 0),
             ),
-            _size("mel_bins", "num_mel_bins", "audio.num_mel_bins", 128),
+            _size_rule("mel_bins", "num_mel_bins", "audio.num_mel_bins", 128),
             HyperRule(
                 "projection_size",
                 {"gguf": ("{arch}.audio.projection_dim",)},
                 "size",
-                write={"gguf": write},
+                write={"gguf": write_projector},
                 shape=hyper_rules.axis(shown, 0),
             ),
         ),
-        evidence=projector_model(kind),
+        evidence=evidence_of_projector(kind),
         section="audio_config",
         ignored=UNUSED | _IGNORED,
     )
 
 
-QWEN2_AUDIO_TOWER = _tower(
+QWEN2_AUDIO_TOWER = _tower_spec(
     "qwen2_audio_tower",
     "mm.a.fc.weight",
     single_row("mm.a.fc.weight", _PROJECTOR + "linear.weight", "projection_size", "hidden_size"),
     single_row("mm.a.fc.bias", _PROJECTOR + "linear.bias", "projection_size"),
 )
-VOXTRAL_TOWER = _tower(
+VOXTRAL_TOWER = _tower_spec(
     "voxtral_tower",
     "mm.a.mlp.1.weight",
     single_row("mm.a.mlp.1.weight", _PROJECTOR + "linear_1.weight", "projection_size", "ffn_size"),

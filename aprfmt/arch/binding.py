@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.layout_steps import Transposed
-from aprfmt.arch.mlx_layout import more_bindings
+from aprfmt.arch.mlx_layout import mlx_bindings
 from aprfmt.arch.name_templates import NO_MODEL, NameIndex, expand_template
 from aprfmt.arch.name_templates import detect_style as detect_style
 from aprfmt.arch.size_expressions import size_of
@@ -46,7 +46,7 @@ class BoundNames:
     buffers: tuple[str, ...] = ()
 
 
-class Order:
+class ExecutionOrder:
     """Execution order of role keys: the embedding, the layers, the rest; inside as in the table."""
 
     def __init__(self, spec: ArchSpec) -> None:
@@ -69,7 +69,7 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
     All bindings are tried. If two of them offer a role, the earlier one gets it and the names of
     the later one stay unbound. Raises ArchError if two names mean the same tensor.
     """
-    bindings = (*spec.bindings.get(style, ()), *more_bindings(spec, style))
+    bindings = (*spec.bindings.get(style, ()), *mlx_bindings(spec, style))
     index = NameIndex(
         style,
         [(name, (b, s)) for b, row in enumerate(bindings) for s, name in enumerate(row.stored)],
@@ -108,7 +108,7 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
         if name not in used and (name.startswith(NO_MODEL) or templates.find(name))
     }
     claims = used | derived | buffers
-    order = Order(spec)
+    order = ExecutionOrder(spec)
     return BoundNames(
         tuple(sorted(groups.values(), key=lambda group: order(group.roles[0]))),
         tuple(name for name in every if name not in claims),
@@ -228,7 +228,7 @@ def groups_for(
     groups: list[BoundGroup] = []
     done: set[str] = set()
     homeless: list[str] = []
-    for key in sorted(wanted, key=Order(spec)):
+    for key in sorted(wanted, key=ExecutionOrder(spec)):
         if key in done:
             continue
         layer, role = split_key(key)
@@ -260,12 +260,12 @@ def _written_names(binding: Binding, layer: int | None, hp: Mapping[str, Value])
     """Return the stored names that a binding at one layer is written with, in order."""
     names: list[str] = []
     for template in binding.stored:
-        elements = _elements(binding, hp) if "{E}" in template else (0,)
+        elements = _expert_numbers(binding, hp) if "{E}" in template else (0,)
         names += [expand_template(template, layer, element) for element in elements]
     return tuple(names)
 
 
-def _elements(binding: Binding, hp: Mapping[str, Value]) -> Sequence[int]:
+def _expert_numbers(binding: Binding, hp: Mapping[str, Value]) -> Sequence[int]:
     """Return the numbers that {E} takes in a binding's names."""
     if binding.elements:
         return [number for number, here in enumerate(hp[binding.elements]) if here]

@@ -105,13 +105,15 @@ class BlockSpec:
     def check(self) -> None:
         """Raise ArchError if a field has a value that its type does not list."""
         kinds = get_type_hints(BlockSpec)
-        for name, values in ((each.name, _allowed(kinds[each.name])) for each in fields(self)):
+        for name, values in (
+            (each.name, _allowed_values(kinds[each.name])) for each in fields(self)
+        ):
             if getattr(self, name) not in values:
                 raise ArchError(
                     f"block field {name} is {getattr(self, name)!r}; expected one of {values}"
                 )
 
 
-def _allowed(kind: Any) -> tuple[object, ...]:
+def _allowed_values(kind: Any) -> tuple[object, ...]:
     """Return the values of a field's type: those of a Literal, or both booleans."""
     return get_args(kind) or (False, True)

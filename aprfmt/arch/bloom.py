@@ -7,9 +7,9 @@ converter's bloom.py, llama.cpp's bloom.cpp.
 from collections.abc import Mapping
 
 from aprfmt.arch import hyper_rules, losses
-from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_in, fused_rows
-from aprfmt.arch.gpt2 import NO_ROPE, four_times
-from aprfmt.arch.required_values import divided_heads
+from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_bindings, fused_rows
+from aprfmt.arch.gpt2 import NO_ROPE, default_ffn_size
+from aprfmt.arch.required_values import divided_head_dim_rule
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
 from aprfmt.arch.tensor_rows import Q, linear, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import boolean
@@ -30,12 +30,12 @@ _TENSORS, _BINDINGS = make_tables(
         final="transformer.ln_f",
         norm_bias=True,
     ),
-    hf_first=fused_in(_H + "self_attention.query_key_value", GROUPED),
+    hf_first=fused_bindings(_H + "self_attention.query_key_value", GROUPED),
     gguf_first=GGUF_FUSED,
 )
 
 
-def _plain_residual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
+def _check_residual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
     """Return ""; ArchError if the residual stream would continue with the normed values."""
     found = facts.first("apply_residual_connection_post_layernorm")
     if found is not None and boolean(*found):
@@ -50,8 +50,8 @@ BLOOM = ArchSpec(
         hyper_rules.n_layers(2, "n_layer num_hidden_layers"),
         hyper_rules.n_heads(8, "n_head num_attention_heads"),
         hyper_rules.n_kv_heads(hf=""),
-        divided_heads(),
-        hyper_rules.ffn_size(four_times, ""),
+        divided_head_dim_rule(),
+        hyper_rules.ffn_size(default_ffn_size, ""),
         hyper_rules.context_length(2048, "seq_length"),
         hyper_rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
         HyperRule("activation", default="gelu_tanh"),
@@ -61,7 +61,7 @@ BLOOM = ArchSpec(
         hyper_rules.fixed("mlp_bias", True),
         *NO_ROPE,
         hyper_rules.fixed("alibi_max_bias", 8.0),
-        HyperRule("parallel_residual", default=False, check=_plain_residual),
+        HyperRule("parallel_residual", default=False, check=_check_residual),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from reprlib import repr as short_repr
 
 from aprfmt.arch.spec import Facts
-from aprfmt.arch.value_checks import divisors, number, positive, text, whole_number
+from aprfmt.arch.value_checks import divisors, finite_number, positive_number, text, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError, FormatError
 
@@ -62,7 +62,7 @@ SCALINGS: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 
-def carried_value(
+def read_aprfmt_key(
     facts: Facts, name: str, usual: Value, settled: Mapping[str, Value]
 ) -> tuple[Value, str] | None:
     """Return (value, key) of `aprfmt.hyper.NAME`; None if the file has no such key.
@@ -80,15 +80,15 @@ def carried_value(
         value = loads(text(*found), found[1], max_bytes=_MAX_BYTES)
     except (FormatError, UnicodeEncodeError) as error:
         raise ArchError(f"{found[1]}: holds no JSON value ({error})") from None
-    return _checked(name, found[1], value, usual, settled), found[1]
+    return _check_value(name, found[1], value, usual, settled), found[1]
 
 
-def _checked(
+def _check_value(
     name: str, key: str, value: Value, usual: Value, settled: Mapping[str, Value]
 ) -> Value:
     """Return the value in the form that the hyperparameter has; ArchError if it cannot be one."""
     if name == "rope_scaling":
-        return None if value is None else _scaling(value, key)
+        return None if value is None else _check_scaling(value, key)
     if name in LAYERED:
         layers = settled["n_layers"]
         if (
@@ -102,12 +102,12 @@ def _checked(
         return tuple(whole_number(part, key) for part in value)
     if name in NUMBERED:
         if isinstance(value, list) and len(value) == settled["n_layers"]:
-            return tuple(float(number(part, key)) for part in value)
+            return tuple(float(finite_number(part, key)) for part in value)
         raise ArchError(
             f"{key}: is {short_repr(value)}; expected a list of {settled['n_layers']} numbers"
         )
     if name in NUMBERS and isinstance(value, list):
-        return tuple(number(part, key) for part in value)
+        return tuple(finite_number(part, key) for part in value)
     if name in WORDS:
         if value in WORDS[name]:
             return value
@@ -122,11 +122,11 @@ def _checked(
     elif isinstance(usual, int):
         return whole_number(value, key)
     elif isinstance(value, (int, float)):
-        return number(value, key)
+        return finite_number(value, key)
     raise ArchError(f"{key}: is {short_repr(value)}; expected a value like {short_repr(usual)}")
 
 
-def _scaling(value: Value, key: str) -> Mapping[str, Value]:
+def _check_scaling(value: Value, key: str) -> Mapping[str, Value]:
     """Return a rope scaling in normal form; ArchError for other keys or values."""
     kind = value.get("type") if isinstance(value, dict) else None
     wanted = SCALINGS.get(kind, ()) if isinstance(kind, str) else ()
@@ -137,7 +137,7 @@ def _scaling(value: Value, key: str) -> Mapping[str, Value]:
     for name in wanted:
         part, where = value[name], f"{key}.{name}"
         if name in _OPTIONAL:
-            out[name] = None if part is None else number(part, where)
+            out[name] = None if part is None else finite_number(part, where)
         elif name == "original_context_length":
             out[name] = whole_number(part, where, 1)
         elif name == "rotated":
@@ -149,7 +149,7 @@ def _scaling(value: Value, key: str) -> Mapping[str, Value]:
                 raise ArchError(f"{where}: is {short_repr(part)}; expected true or false")
             out[name] = part
         else:
-            out[name] = positive(part, where)
+            out[name] = positive_number(part, where)
     low, high = out.get("low_freq_factor"), out.get("high_freq_factor")
     if low is not None and math.isclose(low, high or 0):
         raise ArchError(f"{key}: low_freq_factor and high_freq_factor are equal")

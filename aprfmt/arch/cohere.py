@@ -25,7 +25,7 @@ _TENSORS, _BINDINGS = make_tables(
 )
 
 
-def logit_factor() -> HyperRule:
+def logit_factor_rule() -> HyperRule:
     """Return the rule for the factor on the logits."""
     return HyperRule(
         "logit_scale",
@@ -51,7 +51,7 @@ COHERE = ArchSpec(
         hyper_rules.fixed("parallel_residual", True),
         *rope_rules(RopeDefaults(theta=500000.0)),
         hyper_rules.rope_style("interleaved"),
-        logit_factor(),
+        logit_factor_rule(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

@@ -7,7 +7,7 @@ command_r.py, llama.cpp's cohere2.cpp.
 from collections.abc import Mapping
 
 from aprfmt.arch import hyper_rules, losses
-from aprfmt.arch.cohere import logit_factor
+from aprfmt.arch.cohere import logit_factor_rule
 from aprfmt.arch.gemma2 import pattern_loss
 from aprfmt.arch.sliding_window import (
     PerLayer,
@@ -22,7 +22,7 @@ from aprfmt.arch.value_checks import whole_number
 from aprfmt.base.protocols import Value
 
 
-def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
+def _window_layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     """Return one boolean a layer: a window in all but every fourth.
 
     The old key sliding_window_pattern may give another period.
@@ -47,9 +47,9 @@ COHERE2 = ArchSpec(
         *hyper_rules.attention_biases(),
         hyper_rules.fixed("parallel_residual", True),
         hyper_rules.rope_style("interleaved"),
-        *window_rules(Window(4096, MISSING, _layers, stated=True)),
+        *window_rules(Window(4096, MISSING, _window_layers, stated=True)),
         rotated_windows(without=False),
-        logit_factor(),
+        logit_factor_rule(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

@@ -11,8 +11,8 @@ from collections.abc import Collection, Mapping
 
 from aprfmt.arch import draft_head, hyper_rules, losses, moe
 from aprfmt.arch.joining_steps import KvB
-from aprfmt.arch.mla import dense_first, groups, mla_hyper
-from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
+from aprfmt.arch.mla import dense_first_rule, expert_groups_rule, mla_rules
+from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert_rows
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss, Write
 from aprfmt.arch.spec_builders import Made
 from aprfmt.arch.tensor_rows import (
@@ -61,7 +61,7 @@ GGUF_FIRST = (
 GGUF_MORE = (Binding(("blk.{L}.attn_kv_b.weight",), ("attn_kv_b.weight",)),)
 
 
-def _rows(mlp_bias: str | None, *router: RoleRow, more: tuple[RoleRow, ...] = ()) -> Rows:
+def _deepseek_rows(mlp_bias: str | None, *router: RoleRow, more: tuple[RoleRow, ...] = ()) -> Rows:
     """Return the rows of a deepseek model; `router` and `more` are rows that versions differ in.
 
     `mlp_bias` is the condition for biases of the MLPs, None: no biases.
@@ -74,7 +74,7 @@ def _rows(mlp_bias: str | None, *router: RoleRow, more: tuple[RoleRow, ...] = ()
         *gated_mlp(mlp_bias, needs="!moe_layers"),
         *router,
         *EXPERTS,
-        *shared_expert("mlp.shared_experts", "moe_layers & shared_ffn_size", mlp_bias),
+        *shared_expert_rows("mlp.shared_experts", "moe_layers & shared_ffn_size", mlp_bias),
     )
 
 
@@ -101,7 +101,7 @@ _DERIVED_KEYS = frozenset(
 EXPERTS_HF = "n_routed_experts num_experts num_local_experts"
 
 
-def _ignored_norm(value: Value, facts: Facts, hp: Params) -> str:
+def _check_norm_topk(value: Value, facts: Facts, hp: Params) -> str:
     """Return a remark if the file asks to renormalise the experts' weights, else ""."""
     found = facts.first("norm_topk_prob", "{arch}.expert_weights_norm")
     if found is None or not found[0]:
@@ -109,7 +109,7 @@ def _ignored_norm(value: Value, facts: Facts, hp: Params) -> str:
     return f"{found[1]} is true, but transformers never renormalises deepseek v2's weights"
 
 
-def _v2_router(facts: Facts, hp: Params) -> Found:
+def _read_v2_router(facts: Facts, hp: Params) -> Found:
     """Return (kind of router, key) of config.json's `topk_method`; ArchError if unknown."""
     found = facts.first("topk_method")
     if found is None:
@@ -125,7 +125,7 @@ _GATING = "{arch}.expert_gating_func"
 _SOFTMAX, _SIGMOID = 1, 2  # llama.cpp's llama_expert_gating_func_type
 
 
-def _gguf_router(facts: Facts, number: int) -> str:
+def _read_gating_key(facts: Facts, number: int) -> str:
     """Return the key that names the router's score function, "" without it.
 
     ArchError unless the function is number `number` of llama.cpp.
@@ -136,31 +136,31 @@ def _gguf_router(facts: Facts, number: int) -> str:
     return "" if found is None else found[1]
 
 
-def _v2_gguf_router(facts: Facts, hp: Params) -> Found:
+def _read_v2_gguf_router(facts: Facts, hp: Params) -> Found:
     """Return (kind of router by the number of groups, key) of a GGUF."""
-    key = _gguf_router(facts, _SOFTMAX)
+    key = _read_gating_key(facts, _SOFTMAX)
     return ("group_limited_greedy" if hp["n_expert_groups"] > 1 else "softmax"), key
 
 
-def _gating(number: int) -> Write:
+def _write_gating(number: int) -> Write:
     """Return a write function for the number of the router's score function."""
     return lambda value, hp: {_GATING: number}
 
 
-def sigmoid_router(kind: str = "sigmoid_bias") -> HyperRule:
+def sigmoid_router_rule(kind: str = "sigmoid_bias") -> HyperRule:
     """Return the rule for deepseek v3's routing: sigmoid scores, a bias for the choice.
 
     `kind` is the value of the hyperparameter `router`.
     """
     return HyperRule(
         "router",
-        read={"gguf": lambda facts, hp: (kind, _gguf_router(facts, _SIGMOID))},
-        write={"gguf": _gating(_SIGMOID)},
+        read={"gguf": lambda facts, hp: (kind, _read_gating_key(facts, _SIGMOID))},
+        write={"gguf": _write_gating(_SIGMOID)},
         default=kind,
     )
 
 
-def routed_scale(hf_default: float) -> HyperRule:
+def routed_scale_rule(hf_default: float) -> HyperRule:
     """Return the rule for the factor on the routed experts' weights."""
     return HyperRule(
         "routed_scale",
@@ -172,28 +172,31 @@ def routed_scale(hf_default: float) -> HyperRule:
 
 
 _V2_TENSORS, _V2_BINDINGS = make_tables(
-    _rows("mlp_bias", ROUTER), hf_first=EXPERT_BINDINGS, gguf_first=GGUF_FIRST, gguf_more=GGUF_MORE
+    _deepseek_rows("mlp_bias", ROUTER),
+    hf_first=EXPERT_BINDINGS,
+    gguf_first=GGUF_FIRST,
+    gguf_more=GGUF_MORE,
 )
 
 DEEPSEEK_V2 = ArchSpec(
     name="deepseek_v2",
-    hyper=mla_hyper(
+    hyper=mla_rules(
         hyper_rules.flag(
             "mlp_bias", False, "mlp_bias", present=("ffn_up.bias", "ffn_up_shexp.bias")
         ),
         hyper_rules.rope_style("interleaved"),
-        *moe.counts(64, 6, EXPERTS_HF),
-        dense_first(0),
-        HyperRule("norm_topk", default=False, check=_ignored_norm),
-        routed_scale(1.0),
-        groups("n_expert_groups", "n_group", "expert_group_count", 1),
-        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
+        *moe.expert_count_rules(64, 6, EXPERTS_HF),
+        dense_first_rule(0),
+        HyperRule("norm_topk", default=False, check=_check_norm_topk),
+        routed_scale_rule(1.0),
+        expert_groups_rule("n_expert_groups", "n_group", "expert_group_count", 1),
+        expert_groups_rule("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
         HyperRule(
             "router",
-            read={"hf": _v2_router, "gguf": _v2_gguf_router},
+            read={"hf": _read_v2_router, "gguf": _read_v2_gguf_router},
             write={
                 "hf": lambda value, hp: {"topk_method": "greedy" if value == "softmax" else value},
-                "gguf": _gating(_SOFTMAX),
+                "gguf": _write_gating(_SOFTMAX),
             },
             default="softmax",
         ),
@@ -223,7 +226,7 @@ DEEPSEEK_V2 = ArchSpec(
 def v3_tables(*more: RoleRow) -> Made:
     """Return the tensor table and bindings of v3, with `more` rows after attention's."""
     return make_tables(
-        _rows(None, ROUTER, ROUTER_BIAS, more=more),
+        _deepseek_rows(None, ROUTER, ROUTER_BIAS, more=more),
         hf_first=EXPERT_BINDINGS,
         gguf_first=GGUF_FIRST,
         gguf_more=GGUF_MORE,
@@ -239,7 +242,7 @@ def _has_router_bias(names: Collection[str], values: Mapping[str, Value]) -> boo
     return any(name.endswith(ends) for name in names)
 
 
-def _v3_style(facts: Facts, hp: Params) -> Found:
+def _read_rope_style(facts: Facts, hp: Params) -> Found:
     """Return ("interleaved" or "half", key) of config.json's `rope_interleave`."""
     found = facts.first("rope_interleave")
     return None if found is None else ("interleaved" if found[0] else "half", found[1])
@@ -247,7 +250,7 @@ def _v3_style(facts: Facts, hp: Params) -> Found:
 
 INTERLEAVED = HyperRule(
     "rope_style",
-    read={"hf": _v3_style},
+    read={"hf": _read_rope_style},
     write={
         "hf": lambda value, hp: {"rope_interleave": value == "interleaved"},
         **hyper_rules.rope_style("interleaved").write,
@@ -257,19 +260,19 @@ INTERLEAVED = HyperRule(
 )
 
 
-def v3_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+def v3_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     """Return deepseek v3's rules; `overrides` replace or add to them."""
-    return mla_hyper(
-        draft_head.main_layers(),
+    return mla_rules(
+        draft_head.main_layers_rule(),
         hyper_rules.context_length(4096),
         INTERLEAVED,
-        *moe.counts(256, 8, EXPERTS_HF),
-        dense_first(3),
-        moe.norm_topk(True),
-        routed_scale(2.5),
-        groups("n_expert_groups", "n_group", "expert_group_count", 8),
-        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 4),
-        sigmoid_router(),
+        *moe.expert_count_rules(256, 8, EXPERTS_HF),
+        dense_first_rule(3),
+        moe.norm_topk_rule(True),
+        routed_scale_rule(2.5),
+        expert_groups_rule("n_expert_groups", "n_group", "expert_group_count", 8),
+        expert_groups_rule("n_expert_groups_used", "topk_group", "expert_group_used_count", 4),
+        sigmoid_router_rule(),
         *overrides,
     )
 
@@ -277,7 +280,7 @@ def v3_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
 _V3_TENSORS, _V3_BINDINGS = v3_tables()
 DEEPSEEK_V3 = ArchSpec(
     name="deepseek_v3",
-    hyper=v3_hyper(),
+    hyper=v3_rules(),
     tensors=_V3_TENSORS,
     bindings=_V3_BINDINGS,
     block=BlockSpec(attention="mla", shared_expert="plain", router_cast="none"),

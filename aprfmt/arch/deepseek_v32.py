@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, moe
-from aprfmt.arch.deepseek import DEEPSEEK_V3, EXPERTS_HF, v3_hyper, v3_tables
-from aprfmt.arch.layer_kinds import by_names, layers_with_role
+from aprfmt.arch.deepseek import DEEPSEEK_V3, EXPERTS_HF, v3_rules, v3_tables
+from aprfmt.arch.layer_kinds import layers_with_role, read_layer_kinds
 from aprfmt.arch.mla import (
     LISTED_EXPERTS_LOSS,
-    groups,
-    listed_experts,
-    mla_lengths,
-    q_lora_rank,
-    shared_experts,
+    expert_groups_rule,
+    listed_experts_rule,
+    mla_length_rules,
+    q_lora_rank_rule,
+    shared_experts_rule,
 )
 from aprfmt.arch.spec import Facts, HyperRule
 from aprfmt.arch.tensor_rows import linear, norm
@@ -40,14 +40,14 @@ _TENSORS, _BINDINGS = v3_tables(
 _TYPES = "{arch}.attention.indexer.types"
 
 
-def _own(names: str) -> HyperRule:
+def _index_layers_rule(names: str) -> HyperRule:
     """Return the rule for the layers with an indexer of their own.
 
     config.json lists them, or has one letter a layer, or gives a period: all up to an offset, then
     every n-th. `names` "": all have one, and no key is read.
     """
     # config.json has three forms: a list of kinds, one letter a layer, or a period.
-    listed = by_names(("full",), ("shared",), "indexer_types")
+    listed = read_layer_kinds(("full",), ("shared",), "indexer_types")
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (which layers have an indexer, key) of config.json; None without a key."""
@@ -103,20 +103,20 @@ def _own(names: str) -> HyperRule:
     )
 
 
-def _mixed(hp: Params) -> str:
+def _unpublished_mix(hp: Params) -> str:
     """Return two features that no published model has together, in words; "" for none."""
     if hp["q_lora_rank"] is None:
         return "an indexer and queries that are not compressed"
     return "" if hp[_IN][0] else "an indexer and a first layer that has none"
 
 
-def _hyper(heads: int, *overrides: HyperRule) -> tuple[HyperRule, ...]:
+def _v32_rules(heads: int, *overrides: HyperRule) -> tuple[HyperRule, ...]:
     """Return the rules of both models; `heads` is the default number of an indexer's heads."""
-    return v3_hyper(
+    return v3_rules(
         hyper_rules.rope_style("interleaved"),
-        shared_experts("n_shared_experts", 1),
-        moe.expert_size(hf_default=2048),
-        listed_experts(3, counted=True),
+        shared_experts_rule("n_shared_experts", 1),
+        moe.expert_size_rule(hf_default=2048),
+        listed_experts_rule(3, counted=True),
         hyper_rules.size(
             "index_heads", "index_n_heads", "attention.indexer.head_count", hf_default=heads
         ),
@@ -135,12 +135,12 @@ DEEPSEEK_V32 = replace(
     DEEPSEEK_V3,
     name="deepseek_v32",
     called={},
-    hyper=_hyper(
+    hyper=_v32_rules(
         64,
         hyper_rules.context_length(163840),
-        _own(""),
-        groups("n_expert_groups", "n_group", "expert_group_count", 8),
-        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 4),
+        _index_layers_rule(""),
+        expert_groups_rule("n_expert_groups", "n_group", "expert_group_count", 8),
+        expert_groups_rule("n_expert_groups_used", "topk_group", "expert_group_used_count", 4),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -148,22 +148,22 @@ DEEPSEEK_V32 = replace(
     lost=(*DEEPSEEK_V3.lost, LISTED_EXPERTS_LOSS),
     ignored=_IGNORED,
     evidence=None,
-    mixed=_mixed,
+    mixed=_unpublished_mix,
 )
 GLM_MOE_DSA = replace(
     DEEPSEEK_V32,
     name="glm_moe_dsa",
     called={},
-    hyper=_hyper(
+    hyper=_v32_rules(
         32,
         hyper_rules.context_length(202752),
         hyper_rules.norm_eps(1e-5),
-        *mla_lengths(192, 256),
-        q_lora_rank(2048),
-        *moe.counts(256, 8, EXPERTS_HF),
-        groups("n_expert_groups", "n_group", "expert_group_count", 1),
-        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
-        _own("indexer_types"),
+        *mla_length_rules(192, 256),
+        q_lora_rank_rule(2048),
+        *moe.expert_count_rules(256, 8, EXPERTS_HF),
+        expert_groups_rule("n_expert_groups", "n_group", "expert_group_count", 1),
+        expert_groups_rule("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
+        _index_layers_rule("indexer_types"),
     ),
     block=replace(DEEPSEEK_V3.block, indexer="interleaved"),
     ignored=_IGNORED | {"rope_interleave", "indexer_rope_interleave"},

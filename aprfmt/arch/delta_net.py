@@ -9,7 +9,7 @@ Sources: transformers' modeling_qwen3_next and modeling_qwen3_5; llama.cpp's con
 from collections.abc import Mapping
 
 from aprfmt.arch import hyper_rules, rope_sections
-from aprfmt.arch.gemma import PLUS_ONE, gemma_norm
+from aprfmt.arch.gemma import PLUS_ONE, gemma_norm_rows
 from aprfmt.arch.grouped_rows import ByGroup
 from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
@@ -38,15 +38,17 @@ BLOCK = BlockSpec(
 _QUERIES = ByGroup("n_heads", (Q, Q), ((0,), (1,)))
 
 
-def _gated(name: str, suffix: str) -> Binding:
+def _gated_binding(name: str, suffix: str) -> Binding:
     """Return the binding of a stored tensor that has the rows of q and its gate, head by head."""
     return Binding(
         (f"{name}.{suffix}",), (f"attn_q.{suffix}", f"attn_q_gate.{suffix}"), (_QUERIES,)
     )
 
 
-GATED_HF = tuple(_gated(f"{LAYER}self_attn.q_proj", suffix) for suffix in ("weight", "bias"))
-GATED_GGUF = tuple(_gated("blk.{L}.attn_q", suffix) for suffix in ("weight", "bias"))
+GATED_HF = tuple(
+    _gated_binding(f"{LAYER}self_attn.q_proj", suffix) for suffix in ("weight", "bias")
+)
+GATED_GGUF = tuple(_gated_binding("blk.{L}.attn_q", suffix) for suffix in ("weight", "bias"))
 
 # Gate and up of all experts in one tensor, gate first: read, not written.
 GATE_UP_GGUF = Binding(
@@ -56,7 +58,7 @@ GATE_UP_GGUF = Binding(
 )
 
 
-def attention() -> tuple[RoleRow, ...]:
+def gated_attention_rows() -> tuple[RoleRow, ...]:
     """Return the rows of layers with attention: q with its gate, k, v, output and q/k-norms."""
     own = tuple(
         RoleRow(f"{role}.{suffix}", "", shape, needs, gguf="")
@@ -77,7 +79,7 @@ def attention() -> tuple[RoleRow, ...]:
     )
 
 
-def norms() -> tuple[tuple[RoleRow, ...], tuple[RoleRow, ...]]:
+def norm_rows() -> tuple[tuple[RoleRow, ...], tuple[RoleRow, ...]]:
     """Return (rows of the norm before mixing, rows of the norm before the MLP).
 
     GGUF names the second one differently from other families.
@@ -86,10 +88,10 @@ def norms() -> tuple[tuple[RoleRow, ...], tuple[RoleRow, ...]]:
         "ffn_norm.weight", "post_attention_layernorm.weight", ("hidden_size",),
         gguf_steps=PLUS_ONE, gguf="post_attention_norm.weight",
     )  # fmt: skip
-    return gemma_norm("attn_norm", "input_layernorm"), (after,)
+    return gemma_norm_rows("attn_norm", "input_layernorm"), (after,)
 
 
-def delta_net(
+def delta_net_rows(
     *,
     rates: Steps = (),
     kernel: Steps = (),
@@ -104,7 +106,7 @@ def delta_net(
     """
     own = {role: (hf, steps) for hf, role, steps in projections}
 
-    def into(role: str, rows: str) -> RoleRow:
+    def input_row(role: str, rows: str) -> RoleRow:
         """Return the row of a projection of the stream to `rows` rows.
 
         Only a projection of `projections` has a name of its own; others are parts of a stored
@@ -118,10 +120,10 @@ def delta_net(
 
     heads = ("delta_value_heads",)
     return (
-        into("attn_qkv", CHANNELS),
-        into("attn_gate", VALUES),
-        into("ssm_beta", heads[0]),
-        into("ssm_alpha", heads[0]),
+        input_row("attn_qkv", CHANNELS),
+        input_row("attn_gate", VALUES),
+        input_row("ssm_beta", heads[0]),
+        input_row("ssm_alpha", heads[0]),
         RoleRow("ssm_conv1d.weight", "linear_attn.conv1d.weight", (CHANNELS, "conv_taps"),
             IN_LAYERS, (Depthwise(CHANNELS, "conv_taps"),), kernel),
         RoleRow("ssm_dt.bias", "linear_attn.dt_bias", heads, IN_LAYERS, (), rates),
@@ -133,24 +135,26 @@ def delta_net(
     )  # fmt: skip
 
 
-def _layers(interval: int, hp: Params) -> PerLayer:
+def _layers_of_interval(interval: int, hp: Params) -> PerLayer:
     """Return one boolean a layer: a delta net in all but every interval-th."""
     return tuple((i + 1) % interval != 0 for i in range(hp["n_layers"]))
 
 
-def delta_layers() -> HyperRule:
+def delta_layers_rule() -> HyperRule:
     """Return the rule for the layers with a delta net: listed, or all but every n-th."""
     key = "{arch}.full_attention_interval"
 
-    def interval(facts: Facts, name: str, hp: Params) -> tuple[Value, str] | None:
+    def read_interval(facts: Facts, name: str, hp: Params) -> tuple[Value, str] | None:
         """Return (one boolean a layer, key) from the interval under a key; None without it."""
         found = facts.first(name)
-        return None if found is None else (_layers(whole_number(*found, 1), hp), found[1])
+        return (
+            None if found is None else (_layers_of_interval(whole_number(*found, 1), hp), found[1])
+        )
 
     # config.json may list the kinds, or give the period as a GGUF does.
-    def hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+    def read_hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
         """Return (one boolean a layer, key) of config.json's list, or of its interval."""
-        by_interval = interval(facts, "full_attention_interval", hp)
+        by_interval = read_interval(facts, "full_attention_interval", hp)
         found = facts.first("layer_types")
         if found is None:
             return by_interval
@@ -172,21 +176,21 @@ def delta_layers() -> HyperRule:
     return HyperRule(
         "delta_layers",
         {"gguf": (key,)},
-        read={"hf": hf, "gguf": lambda facts, hp: interval(facts, key, hp)},
+        read={"hf": read_hf, "gguf": lambda facts, hp: read_interval(facts, key, hp)},
         write={"hf": write_hf, "gguf": write_gguf},
-        default=lambda hp: _layers(INTERVAL, hp),
+        default=lambda hp: _layers_of_interval(INTERVAL, hp),
     )
 
 
-def rotated_layers() -> HyperRule:
+def rotated_layers_rule() -> HyperRule:
     """Return the rule for the layers with rope: those with attention."""
     return HyperRule("rope_layers", default=lambda hp: tuple(not on for on in hp["delta_layers"]))
 
 
-def sizes() -> tuple[HyperRule, ...]:
+def size_rules() -> tuple[HyperRule, ...]:
     """Return the rules for heads, their sizes and the convolution, with transformers' defaults."""
 
-    def value_dim(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+    def read_value_dim(facts: Facts, hp: Params) -> tuple[Value, str] | None:
         """Return (elements of a value head, key) of a GGUF's inner size; ArchError unless whole."""
         found = facts.first("{arch}.ssm.inner_size")
         if found is None:
@@ -200,7 +204,7 @@ def sizes() -> tuple[HyperRule, ...]:
         """Return GGUF's {key: inner size}, value heads times their elements."""
         return {"{arch}.ssm.inner_size": value * hp["delta_value_heads"]}
 
-    def size(name: str, hf: str, gguf: str, default: int) -> HyperRule:
+    def size_rule(name: str, hf: str, gguf: str, default: int) -> HyperRule:
         """Return the rule of a size; its keys come without the prefixes of both styles."""
         return hyper_rules.size(name, f"linear_{hf}", f"ssm.{gguf}", hf_default=default)
 
@@ -209,17 +213,17 @@ def sizes() -> tuple[HyperRule, ...]:
         {"hf": ("linear_value_head_dim",), "gguf": ("{arch}.ssm.inner_size",)},
         "size",
         default_in={"hf": 128},
-        read={"gguf": value_dim},
+        read={"gguf": read_value_dim},
         write={"gguf": write_inner},
     )
     return (
-        size("delta_key_heads", "num_key_heads", "group_count", 16),
-        size("delta_value_heads", "num_value_heads", "time_step_rank", 32),
-        size("delta_key_dim", "key_head_dim", "state_size", 128),
+        size_rule("delta_key_heads", "num_key_heads", "group_count", 16),
+        size_rule("delta_value_heads", "num_value_heads", "time_step_rank", 32),
+        size_rule("delta_key_dim", "key_head_dim", "state_size", 128),
         values,
-        size("conv_taps", "conv_kernel_dim", "conv_kernel", 4),
-        delta_layers(),
-        rotated_layers(),
+        size_rule("conv_taps", "conv_kernel_dim", "conv_kernel", 4),
+        delta_layers_rule(),
+        rotated_layers_rule(),
         hyper_rules.fixed("delta_strength", 1.0),
         HyperRule("delta_norm_eps", default=lambda hp: hp["norm_eps"]),
     )
@@ -227,15 +231,21 @@ def sizes() -> tuple[HyperRule, ...]:
 
 LOST = (
     Loss(
-        "gguf", "delta_layers",
-        lambda hp: hp["delta_layers"] != _layers((*hp["delta_layers"], False).index(False) + 1, hp),
+        "gguf",
+        "delta_layers",
+        lambda hp: (
+            hp["delta_layers"]
+            != _layers_of_interval((*hp["delta_layers"], False).index(False) + 1, hp)
+        ),
         "GGUF has an interval only: llama.cpp gives every so many-th layer attention",
     ),
     Loss(
-        "gguf", "delta_value_dim", lambda hp: hp["delta_key_dim"] != hp["delta_value_dim"],
+        "gguf",
+        "delta_value_dim",
+        lambda hp: hp["delta_key_dim"] != hp["delta_value_dim"],
         "llama.cpp runs delta nets only whose key and value heads are of one size",
     ),
-)  # fmt: skip
+)
 
 # Keys of config.json that do not change the pass of a text.
 IGNORED = frozenset(

@@ -103,18 +103,21 @@ def architectures_page() -> str:
         (
             spec.name,
             spec.level,
-            _types(spec),
-            _gguf(spec),
-            _mixtures(spec),
-            _runs(spec),
-            _measured(spec),
-            _seen(spec, seen["rows"]),
+            _types_text(spec),
+            _gguf_names_text(spec),
+            _mixtures_text(spec),
+            _backends_text(spec),
+            _measured_text(spec),
+            _llama_cpp_text(spec, seen["rows"]),
         )
         for spec in specs
     ]
     full = [spec for spec in specs if spec.level == "full"]
-    blocks = [(spec.name, _called(spec), _unlike(spec), _lost(spec)) for spec in full]
-    layouts = [row for spec in specs for row in _layouts(spec)]
+    blocks = [
+        (spec.name, _names_text(spec), _block_differences(spec), _lost_in_gguf(spec))
+        for spec in full
+    ]
+    layouts = [row for spec in specs for row in _layout_rows(spec)]
     drafts = [
         (spec.name, _code([f"{names.layer}*"]), _code(list(names.own)))
         for spec in specs
@@ -135,19 +138,19 @@ def architectures_page() -> str:
     )
 
 
-def _measured(spec: ArchSpec) -> str:
+def _measured_text(spec: ArchSpec) -> str:
     """Return what was compared with transformers for an architecture, and the tolerance."""
     if spec.level == "names":
         return "bytes, equal"
     return "logits, 1e-12" if spec.block.head != "none" else "embedding, 1e-12"
 
 
-def _mixtures(spec: ArchSpec) -> str:
+def _mixtures_text(spec: ArchSpec) -> str:
     """Return which mixtures of encodings `quantize` writes as a GGUF: "all", or "-" for none."""
     return "all" if "gguf" in spec.called else "-"
 
 
-def _seen(spec: ArchSpec, rows: Mapping[str, Mapping[str, Any]]) -> str:
+def _llama_cpp_text(spec: ArchSpec, rows: Mapping[str, Mapping[str, Any]]) -> str:
     """Return what llama.cpp made of an architecture's file: loads, refuses, or the distance.
 
     `rows` are the recorded measurements by architecture.
@@ -168,7 +171,7 @@ def model_types() -> frozenset[str]:
     return frozenset(name for arch in ARCHS.own for name in _hf_types(ARCHS[arch]))
 
 
-def with_own_names() -> frozenset[str]:
+def uniquely_named_archs() -> frozenset[str]:
     """Return the architectures with a stored name or layout step that no other one has."""
     users: dict[object, set[str]] = defaultdict(set)
     for name in ARCHS.own:
@@ -184,11 +187,12 @@ def model_count() -> str:
     forward = sum(ARCHS[name].level == "full" for name in ARCHS.own)
     return (
         f"{len(ARCHS.own)} architectures for {len(model_types())} model types, {forward} of them "
-        f"with a forward pass; {len(with_own_names())} have names or steps that no other one has.\n"
+        f"with a forward pass; {len(uniquely_named_archs())} have names or steps that no "
+        f"other one has.\n"
     )
 
 
-def _types(spec: ArchSpec) -> str:
+def _types_text(spec: ArchSpec) -> str:
     """Return the model types of config.json as Markdown code."""
     return _code(_hf_types(spec))
 
@@ -198,24 +202,24 @@ def _hf_types(spec: ArchSpec) -> list[str]:
     return [name for name in spec.called.get("hf", ()) if name == name.lower()]
 
 
-def _gguf(spec: ArchSpec) -> str:
+def _gguf_names_text(spec: ArchSpec) -> str:
     """Return the names in GGUF as Markdown code, "-" for none."""
     return _code(spec.called.get("gguf", ())) or "-"
 
 
-def _runs(spec: ArchSpec) -> str:
+def _backends_text(spec: ArchSpec) -> str:
     """Return the backends that run the architecture, "-" for none."""
     return "numpy torch cupy" if spec.level == "full" else "-"
 
 
-def _called(spec: ArchSpec) -> str:
+def _names_text(spec: ArchSpec) -> str:
     """Return the names in config.json and in GGUF as Markdown code, by style."""
     return "; ".join(
         f"{style} {_code(spec.called[style])}" for style in ("hf", "gguf") if style in spec.called
     )
 
 
-def _unlike(spec: ArchSpec) -> str:
+def _block_differences(spec: ArchSpec) -> str:
     """Return the fields of the block spec that differ from llama's, with their values."""
     base = BlockSpec()
     own = [
@@ -226,12 +230,12 @@ def _unlike(spec: ArchSpec) -> str:
     return ", ".join(own)
 
 
-def _lost(spec: ArchSpec) -> str:
+def _lost_in_gguf(spec: ArchSpec) -> str:
     """Return the hyperparameters that a GGUF cannot express, as Markdown code."""
     return _code(list(dict.fromkeys(loss.name for loss in spec.lost if loss.style == "gguf")))
 
 
-def _layouts(spec: ArchSpec) -> Iterator[tuple[str, ...]]:
+def _layout_rows(spec: ArchSpec) -> Iterator[tuple[str, ...]]:
     """Yield (architecture, style, stored names, roles, steps) of bindings with layout steps."""
     for style, bindings in spec.bindings.items():
         for row in bindings:

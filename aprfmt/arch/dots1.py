@@ -6,9 +6,9 @@ Source: transformers' modeling_dots1; the converter's dots1.py; llama.cpp has no
 from collections.abc import Mapping
 
 from aprfmt.arch import hyper_rules, losses, moe
-from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale, sigmoid_router
-from aprfmt.arch.mla import dense_first, groups, shared_experts
-from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
+from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale_rule, sigmoid_router_rule
+from aprfmt.arch.mla import dense_first_rule, expert_groups_rule, shared_experts_rule
+from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert_rows
 from aprfmt.arch.qwen3 import QK_NORMS
 from aprfmt.arch.sliding_window import (
     IGNORED_WINDOW,
@@ -25,7 +25,7 @@ from aprfmt.base.protocols import Value
 _LAST = 62  # max_window_layers that transformers assumes
 
 
-def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
+def _window_layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     """Return one boolean a layer: a window from max_window_layers on."""
     found = None if facts is None else facts.first("max_window_layers")
     first = _LAST if found is None else whole_number(*found)
@@ -42,7 +42,7 @@ _TENSORS, _BINDINGS = make_tables(
         ROUTER,
         ROUTER_BIAS,
         *EXPERTS,
-        *shared_expert("mlp.shared_experts", "moe_layers & shared_ffn_size"),
+        *shared_expert_rows("mlp.shared_experts", "moe_layers & shared_ffn_size"),
     ),
     hf_first=EXPERT_BINDINGS,
     hf_more=FUSED,
@@ -55,16 +55,16 @@ DOTS1 = ArchSpec(
         hyper_rules.tied_embeddings(shown=False),
         *hyper_rules.attention_biases(),
         hyper_rules.fixed("qk_norm", True),
-        *window_rules(Window(4096, None, _layers, gguf_layers=window_every_layer)),
-        *moe.counts(128, 6, EXPERTS_HF),
-        moe.expert_size(hf_default=1408),
-        shared_experts("n_shared_experts"),
-        dense_first(0),
-        moe.norm_topk(False),
-        routed_scale(1.0),
-        groups("n_expert_groups", "n_group", "expert_group_count", 1),
-        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
-        sigmoid_router(),
+        *window_rules(Window(4096, None, _window_layers, gguf_layers=window_every_layer)),
+        *moe.expert_count_rules(128, 6, EXPERTS_HF),
+        moe.expert_size_rule(hf_default=1408),
+        shared_experts_rule("n_shared_experts"),
+        dense_first_rule(0),
+        moe.norm_topk_rule(False),
+        routed_scale_rule(1.0),
+        expert_groups_rule("n_expert_groups", "n_group", "expert_group_count", 1),
+        expert_groups_rule("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
+        sigmoid_router_rule(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

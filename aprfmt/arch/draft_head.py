@@ -106,13 +106,13 @@ MTP: Mapping[str, DraftNames] = {
 _FIRST = {"hf": LAYER.replace("{L}", "0"), "gguf": "blk.0."}
 
 
-def main_layers() -> HyperRule:
+def main_layers_rule() -> HyperRule:
     """Return the rule for the number of layers without those of draft heads.
 
     A GGUF counts a draft head's layer among its blocks.
     """
 
-    def gguf(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
+    def read_gguf(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
         """Return (block_count minus the draft layers, key) of a GGUF; None without the key."""
         found, draft = facts.first("{arch}.block_count"), facts.first("{arch}.nextn_predict_layers")
         if found is None:
@@ -120,7 +120,7 @@ def main_layers() -> HyperRule:
         blocks = whole_number(*found, 1, MAX_LAYERS)
         return blocks - (0 if draft is None else whole_number(*draft, 0, blocks - 1)), found[1]
 
-    return replace(hyper_rules.n_layers(), read={"gguf": gguf})
+    return replace(hyper_rules.n_layers(), read={"gguf": read_gguf})
 
 
 def head_spec(spec: ArchSpec) -> ArchSpec:
@@ -152,7 +152,7 @@ def head_hyper(spec: ArchSpec, hp: HyperParams) -> HyperParams:
         for name, value in hp.items()
         if name.endswith("_layers") and isinstance(value, tuple)
     }
-    return hp.replaced(**{**layers, "n_layers": 1})
+    return hp.with_values(**{**layers, "n_layers": 1})
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def find_heads(
     `packed` are the names of packed weights. The order is that of the blocks.
     """
     found = []
-    for layer, stored in _by_head(spec, style, hp, names):
+    for layer, stored in _group_names_by_head(spec, style, hp, names):
         hyper = head_hyper(spec, hp)
         bound = bind_names(head_spec(spec), style, stored)
         bound = bind_packed(bound, {target for target, name in stored.items() if name in packed})
@@ -184,7 +184,7 @@ def find_heads(
                 group.binding,
                 layer,
                 tuple(stored[name] for name in group.stored),
-                tuple(model_key(layer, key) for key in group.roles),
+                tuple(model_role(layer, key) for key in group.roles),
             )
             for group in bound.groups
         )
@@ -201,7 +201,7 @@ def find_heads(
     return found
 
 
-def _by_head(
+def _group_names_by_head(
     spec: ArchSpec, style: str, hp: Mapping[str, Value], names: Collection[str]
 ) -> Iterator[tuple[int, dict[str, str]]]:
     """Yield (block number, {name in a model of one layer: stored name}) of each draft head."""
@@ -210,8 +210,10 @@ def _by_head(
     count = size_of("n_layers", hp)
     for layer in range(count, count + MAX_LAYERS):
         renamed = HeadNames(head_spec(spec), style, count, layer - count)
-        stored = {target: name for name in names if (target := renamed.find(name)) is not None}
-        if not stored or (renamed.roles and {*stored}.isdisjoint(renamed.targets)):
+        stored = {
+            target: name for name in names if (target := renamed.find_target(name)) is not None
+        }
+        if not stored or (renamed.own_roles and {*stored}.isdisjoint(renamed.own_targets)):
             return  # without tensors that only a head has, it is a layer of the model
         yield layer, stored
 
@@ -235,20 +237,23 @@ def head_count_keys(
 
     Empty without a head. A GGUF counts heads among the blocks, also in lists of one value a block.
     """
-    count = sum(1 for _ in _by_head(spec, style, hp, names))
+    count = sum(1 for _ in _group_names_by_head(spec, style, hp, names))
     if not count:
         return {}
     keys: dict[str, Value] = {spec.draft[style].counts[0]: count}
     if style == "gguf":
-        keys |= {"{arch}.block_count": size_of("n_layers", hp) + count, **_lists(spec, hp, count)}
+        keys |= {
+            "{arch}.block_count": size_of("n_layers", hp) + count,
+            **_block_lists(spec, hp, count),
+        }
     arch = (spec.called.get("gguf") or ("",))[0]
     return {key.replace("{arch}", arch): value for key, value in keys.items()}
 
 
-def _lists(spec: ArchSpec, hp: HyperParams, count: int) -> dict[str, Value]:
+def _block_lists(spec: ArchSpec, hp: HyperParams, count: int) -> dict[str, Value]:
     """Return a GGUF's {key: list of one value a block}, extended by those of `count` heads."""
     layers = {name: (*hp[name], *(on,) * count) for name, on in spec.draft_layer.items()}
-    longer = hp.replaced(**layers)
+    longer = hp.with_values(**layers)
     made = (
         rule.write["gguf"](longer[rule.name], longer)
         for rule in spec.hyper
@@ -257,7 +262,7 @@ def _lists(spec: ArchSpec, hp: HyperParams, count: int) -> dict[str, Value]:
     return {key: value for keys in made for key, value in keys.items() if isinstance(value, list)}
 
 
-def model_key(layer: int, key: str) -> str:
+def model_role(layer: int, key: str) -> str:
     """Return the role key that a head's tensor has in the model, where the head is block `layer`.
 
     `key` is the one in a model of one layer: `L0.attn_q.weight`, or `nextn.enorm.weight`.
@@ -302,7 +307,7 @@ def _head_groups(
     """
     head, count = head_spec(spec), size_of("n_layers", hp)
     renamed = HeadNames(head, style, count, layer - count)
-    named = renamed.roles
+    named = renamed.own_roles
     homeless = [key for key in keys if split_key(key)[1] in _INNER and head_role(key) not in named]
     if homeless:
         raise ArchError(
@@ -313,8 +318,8 @@ def _head_groups(
         BoundGroup(
             group.binding,
             layer,
-            tuple(map(renamed.stored, group.stored)),
-            tuple(model_key(layer, key) for key in group.roles),
+            tuple(map(renamed.stored_name, group.stored)),
+            tuple(model_role(layer, key) for key in group.roles),
         )
         for group in groups_for(head, style, [head_role(key) for key in keys], head_hyper(spec, hp))
     ]
@@ -330,18 +335,18 @@ class HeadNames:
         """Fill the name templates of head number `index` of a model with `n_layers` layers."""
         self._style = style
         names = spec.draft[style]
-        self._layer = _filled(names.layer, n_layers, index)
+        self._layer = _fill_template(names.layer, n_layers, index)
         self._own, self._roles = {}, {}
         for template, role in names.own.items():
             if index and "{" not in template:
                 continue
             target = next(row.stored[0] for row in spec.bindings[style] if row.roles == (role,))
             target = target.replace("{L}", "0")
-            name = _filled(template, n_layers, index)
+            name = _fill_template(template, n_layers, index)
             self._own[name], self._roles[name] = target, role
 
     @property
-    def roles(self) -> Set[str]:
+    def own_roles(self) -> Set[str]:
         """The roles, in a model of one layer, of tensors that only a draft head has.
 
         For example `nextn.enorm.weight`, and `output_norm.weight` for its own last norm.
@@ -349,16 +354,16 @@ class HeadNames:
         return {*self._roles.values()}
 
     @property
-    def targets(self) -> Set[str]:
+    def own_targets(self) -> Set[str]:
         """The names, in a model of one layer, of tensors that only a draft head has."""
         return {*self._own.values()}
 
     @property
-    def own(self) -> tuple[str, ...]:
+    def own_stored(self) -> tuple[str, ...]:
         """The stored names of tensors that every draft head has: not output head, not embedding."""
         return tuple(name for name, role in self._roles.items() if role not in (_HEAD, _EMBED))
 
-    def find(self, name: str) -> str | None:
+    def find_target(self, name: str) -> str | None:
         """Return a stored tensor's name in a model of one layer; None if not the head's."""
         inner = strip_prefix(name, self._style)
         for stored, target in self._own.items():
@@ -367,7 +372,7 @@ class HeadNames:
         layer = strip_prefix(self._layer, self._style)
         return _FIRST[self._style] + inner.removeprefix(layer) if inner.startswith(layer) else None
 
-    def stored(self, name: str) -> str:
+    def stored_name(self, name: str) -> str:
         """Return the stored name of a tensor, from its name in a model of one layer."""
         for stored, target in self._own.items():
             if name == target:
@@ -375,6 +380,6 @@ class HeadNames:
         return self._layer + name.removeprefix(_FIRST[self._style])
 
 
-def _filled(template: str, n_layers: int, index: int) -> str:
+def _fill_template(template: str, n_layers: int, index: int) -> str:
     """Return a name template with {N} as the head's block number and {I} as its own number."""
     return template.replace("{N}", str(n_layers + index)).replace("{I}", str(index))

@@ -60,7 +60,7 @@ def chain_steps(
     if not steps:
         return identity_moves(before[0])
     # Layers of equal shapes ask for the same chain.
-    key = _key(steps, before, hp, back)
+    key = _cache_key(steps, before, hp, back)
     if key in _chains:
         return _chains[key]
     moves = identity_moves(before[0])
@@ -71,7 +71,7 @@ def chain_steps(
         moves = compose_moves(outer, moves)
     if back:
         moves = invert_moves(moves, [math.prod(shape) for shape in before[0]])
-    chain = [_columns(each) if len(each) > FEW else each for each in moves]
+    chain = [_as_columns(each) if len(each) > FEW else each for each in moves]
     if key is not None and sum(map(len, moves)) <= _MANY:
         if len(_chains) >= _KEPT:
             _chains.clear()
@@ -79,12 +79,12 @@ def chain_steps(
     return chain
 
 
-def _columns(moves: Sequence[Move]) -> Columns[Move]:
+def _as_columns(moves: Sequence[Move]) -> Columns[Move]:
     """Return moves as columns of numbers, which take less memory than objects."""
-    return Columns.of(Move, [(move.source, move.start, move.count) for move in moves])
+    return Columns.from_rows(Move, [(move.source, move.start, move.count) for move in moves])
 
 
-def _key(
+def _cache_key(
     steps: Sequence[LayoutStep], before: Sequence[Shapes], hp: Mapping[str, Value], back: bool
 ) -> object:
     """Return the cache key of a chain; None where a step of another package is not hashable."""
@@ -117,12 +117,12 @@ def compose_moves(outer: Sequence[Sequence[Move]], inner: Sequence[Sequence[Move
     """
     ends = [list(accumulate(move.count for move in moves)) for moves in inner]
     return [
-        merge_moves([piece for move in moves for piece in _trace(move, inner, ends)])
+        merge_moves([piece for move in moves for piece in _trace_move(move, inner, ends)])
         for moves in outer
     ]
 
 
-def _trace(move: Move, inner: Sequence[Sequence[Move]], ends: list[list[int]]) -> list[Move]:
+def _trace_move(move: Move, inner: Sequence[Sequence[Move]], ends: list[list[int]]) -> list[Move]:
     """Return the runs of `inner`'s inputs that make up one run of its outputs.
 
     `ends` are the running totals of the elements of each output of `inner`.
@@ -167,15 +167,15 @@ def invert_moves(moves: Sequence[Sequence[Move]], sizes: Sequence[int]) -> Moves
         for start, move in found:
             if start != at:
                 raise ArchError(
-                    _not_once(source, min(start, at), size, "twice" if start < at else "never")
+                    _not_once_text(source, min(start, at), size, "twice" if start < at else "never")
                 )
             at += move.count
         if at != size:
-            raise ArchError(_not_once(source, min(at, size), size, "never"))
+            raise ArchError(_not_once_text(source, min(at, size), size, "never"))
         inverse.append(merge_moves([move for _, move in found]))
     return inverse
 
 
-def _not_once(source: int, element: int, size: int, times: str) -> str:
+def _not_once_text(source: int, element: int, size: int, times: str) -> str:
     """Return the error message of moves that take an element twice or never."""
     return f"moves take element {element} of tensor {source} ({size} elements) {times}, not once"

@@ -13,8 +13,8 @@ from typing import Any
 
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.pooling import pooling
-from aprfmt.arch.required_values import divided_heads, must_be
+from aprfmt.arch.pooling import pooling_rule
+from aprfmt.arch.required_values import divided_head_dim_rule, require_values
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.spec_builders import Made, own_styles_only
 from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm
@@ -34,7 +34,7 @@ BLOCK = BlockSpec(
 )
 
 
-def embeddings(
+def embedding_rows(
     words: str,
     places: str = "",
     types: str = "",
@@ -70,7 +70,7 @@ def embeddings(
     return (*rows, *norm("token_embd_norm", normed, bias=bias, layered=False))
 
 
-def _attention(q: str, k: str, v: str, out: str) -> tuple[RoleRow, ...]:
+def _attention_rows(q: str, k: str, v: str, out: str) -> tuple[RoleRow, ...]:
     """Return the rows of attention's four projections with biases; arguments are their names."""
     return (
         *linear("attn_q", q, Q, "hidden_size", bias=""),
@@ -80,7 +80,7 @@ def _attention(q: str, k: str, v: str, out: str) -> tuple[RoleRow, ...]:
     )
 
 
-def mlp(up: str, down: str) -> tuple[RoleRow, ...]:
+def mlp_rows(up: str, down: str) -> tuple[RoleRow, ...]:
     """Return the rows of an MLP of two matrices with biases; arguments are their names."""
     return (
         *linear("ffn_up", up, "ffn_size", "hidden_size", bias=""),
@@ -90,24 +90,24 @@ def mlp(up: str, down: str) -> tuple[RoleRow, ...]:
 
 _OLD = ("embeddings.word_embeddings", "embeddings.position_embeddings")
 _BERT_LAYER = (
-    *_attention(
+    *_attention_rows(
         _BERT + "attention.self.query", _BERT + "attention.self.key",
         _BERT + "attention.self.value", _BERT + "attention.output.dense",
     ),
     *norm("attn_output_norm", _BERT + "attention.output.LayerNorm", bias=True),
-    *mlp(_BERT + "intermediate.dense", _BERT + "output.dense"),
+    *mlp_rows(_BERT + "intermediate.dense", _BERT + "output.dense"),
     *norm("layer_output_norm", _BERT + "output.LayerNorm", bias=True),
     *POOLER,
 )  # fmt: skip
 _BERT_ROWS = (
-    *embeddings(*_OLD, "embeddings.token_type_embeddings", "embeddings.LayerNorm"),
+    *embedding_rows(*_OLD, "embeddings.token_type_embeddings", "embeddings.LayerNorm"),
     *_BERT_LAYER,
 )
 # What the oldest checkpoints, bert-base-uncased among them, call a norm's weight and bias.
 _OLDEST = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
 
 
-def _made(rows: Sequence[RoleRow]) -> Made:
+def _make_encoder_tables(rows: Sequence[RoleRow]) -> Made:
     """Return the tensor table and bindings of rows whose norms may have their oldest names."""
     older = tuple(
         Binding((row.hf.replace(now, then),), (row.role,))
@@ -118,18 +118,18 @@ def _made(rows: Sequence[RoleRow]) -> Made:
     return make_tables(rows, hf_more=older)
 
 
-def encoder_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+def encoder_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     """Return the rules that encoders share; `overrides` replace or add to them.
 
     Positions are learned unless `overrides` say otherwise.
     """
     return hyper_rules.hyper_table(
         hyper_rules.n_kv_heads(hf=""),
-        divided_heads(),
+        divided_head_dim_rule(),
         hyper_rules.norm_eps(1e-12, "layer_norm_eps", "layer_norm_epsilon"),
         hyper_rules.activation("gelu"),
         hyper_rules.fixed("tied_embeddings", True),
-        pooling("mean", causal=False),
+        pooling_rule("mean", causal=False),
         *NO_ROPE,
         HyperRule(
             "token_types",
@@ -143,7 +143,7 @@ def encoder_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     )
 
 
-def _offset(default: int) -> HyperRule:
+def _position_offset_rule(default: int) -> HyperRule:
     """Return the rule for the first position's row, the one after the padding id's."""
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
@@ -159,7 +159,7 @@ def _offset(default: int) -> HyperRule:
     )
 
 
-def _plain_attention(causal: bool = False, **usual: Value) -> HyperRule:
+def _attention_bias_rule(causal: bool = False, **usual: Value) -> HyperRule:
     """Return the rule for `attention_bias`, whose check refuses bert's uncommon attention.
 
     `usual` are more keys of config.json that must have this value. `causal`: a decoder.
@@ -168,7 +168,7 @@ def _plain_attention(causal: bool = False, **usual: Value) -> HyperRule:
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
         """Return ""; ArchError if config.json asks for another kind of attention."""
-        must_be(facts, {**wanted, **({"add_cross_attention": False} if causal else {})})
+        require_values(facts, {**wanted, **({"add_cross_attention": False} if causal else {})})
         return ""
 
     return HyperRule("attention_bias", default=True, check=check)
@@ -192,7 +192,7 @@ _LOST_POOLING = Loss(
 )
 
 
-def encoder(
+def encoder_spec(
     name: str,
     made: Made,
     hyper: tuple[HyperRule, ...],
@@ -221,14 +221,17 @@ def encoder(
     )
 
 
-BERT = encoder("bert", _made(_BERT_ROWS), encoder_hyper(_plain_attention()))
+BERT = encoder_spec("bert", _make_encoder_tables(_BERT_ROWS), encoder_rules(_attention_bias_rule()))
 _SKIPPING = replace(BLOCK, padding="skipped")
-ROBERTA = encoder(
-    "roberta", _made(_BERT_ROWS), encoder_hyper(_plain_attention(), _offset(2)), _SKIPPING
+ROBERTA = encoder_spec(
+    "roberta",
+    _make_encoder_tables(_BERT_ROWS),
+    encoder_rules(_attention_bias_rule(), _position_offset_rule(2)),
+    _SKIPPING,
 )
 
 
-def _causal(prefix: str, head: str, norm_name: str, words: str) -> Made:
+def _make_causal_tables(prefix: str, head: str, norm_name: str, words: str) -> Made:
     """Return the tables of a causal bert, with the head that predicts masked words.
 
     The arguments are Hugging Face names: of everything, of the head, of its norm, of its matrix.
@@ -253,7 +256,7 @@ def _causal(prefix: str, head: str, norm_name: str, words: str) -> Made:
     )
 
 
-def _looks_back(names: Collection[str], values: Mapping[str, Value]) -> bool:
+def _is_decoder(names: Collection[str], values: Mapping[str, Value]) -> bool:
     """Return whether config.json says that the model is a decoder.
 
     `names`, the tensors', is for other evidence functions.
@@ -261,38 +264,38 @@ def _looks_back(names: Collection[str], values: Mapping[str, Value]) -> bool:
     return values.get("is_decoder") is True
 
 
-def _causal_hyper(*more: HyperRule) -> tuple[HyperRule, ...]:
+def _causal_rules(*more: HyperRule) -> tuple[HyperRule, ...]:
     """Return the rules of a causal bert; `more` replace or add to them."""
     write = {"hf": lambda value, hp: {"is_decoder": True}}
-    return encoder_hyper(
-        replace(pooling(), write={**pooling().write, **write}),
+    return encoder_rules(
+        replace(pooling_rule(), write={**pooling_rule().write, **write}),
         hyper_rules.tied_embeddings(True),
         *more,
     )
 
 
 _CAUSAL = replace(BLOCK, attends="causal", head="dense")
-BERT_CAUSAL = encoder(
+BERT_CAUSAL = encoder_spec(
     "bert_causal",
-    _causal("bert.", "cls.predictions.transform.", "LayerNorm", "cls.predictions."),
-    _causal_hyper(_plain_attention(causal=True)),
+    _make_causal_tables("bert.", "cls.predictions.transform.", "LayerNorm", "cls.predictions."),
+    _causal_rules(_attention_bias_rule(causal=True)),
     _CAUSAL,
-    evidence=_looks_back,
+    evidence=_is_decoder,
     unused=("cls.predictions.bias",),  # of a head of its own, which has another one
 )
-ROBERTA_CAUSAL = encoder(
+ROBERTA_CAUSAL = encoder_spec(
     "roberta_causal",
-    _causal("roberta.", "lm_head.", "layer_norm", "lm_head."),
-    _causal_hyper(_plain_attention(causal=True, hidden_act="gelu"), _offset(2)),
+    _make_causal_tables("roberta.", "lm_head.", "layer_norm", "lm_head."),
+    _causal_rules(_attention_bias_rule(causal=True, hidden_act="gelu"), _position_offset_rule(2)),
     replace(_CAUSAL, padding="skipped"),
-    evidence=_looks_back,
+    evidence=_is_decoder,
     unused=("lm_head.bias",),
 )
 
 _D = "transformer.layer.{L}."
 
 
-def _without_types(names: Collection[str], values: Mapping[str, Value]) -> bool:
+def _has_no_token_types(names: Collection[str], values: Mapping[str, Value]) -> bool:
     """Return whether tensor names show that the model has no table of token types.
 
     `values`, the metadata, is for other evidence functions.
@@ -300,16 +303,16 @@ def _without_types(names: Collection[str], values: Mapping[str, Value]) -> bool:
     return bool(names) and not any("token_type" in name for name in names)
 
 
-DISTILBERT = encoder(
+DISTILBERT = encoder_spec(
     "distilbert",
-    _made((
-        *embeddings(*_OLD, "", "embeddings.LayerNorm"),
-        *_attention(*(f"{_D}attention.{x}_lin" for x in ("q", "k", "v", "out"))),
+    _make_encoder_tables((
+        *embedding_rows(*_OLD, "", "embeddings.LayerNorm"),
+        *_attention_rows(*(f"{_D}attention.{x}_lin" for x in ("q", "k", "v", "out"))),
         *norm("attn_output_norm", _D + "sa_layer_norm", bias=True),
-        *mlp(_D + "ffn.lin1", _D + "ffn.lin2"),
+        *mlp_rows(_D + "ffn.lin1", _D + "ffn.lin2"),
         *norm("layer_output_norm", _D + "output_layer_norm", bias=True),
     )),
-    encoder_hyper(
+    encoder_rules(
         hyper_rules.hidden_size(768, "dim hidden_size"),
         hyper_rules.n_layers(6, "n_layers num_hidden_layers"),
         hyper_rules.n_heads(12, "n_heads num_attention_heads"),
@@ -318,31 +321,31 @@ DISTILBERT = encoder(
         hyper_rules.context_length(512),
         hyper_rules.activation("gelu", "activation"),
     ),
-    evidence=_without_types,
+    evidence=_has_no_token_types,
 )  # fmt: skip
 
 
-def _buckets(value: Value, facts: Facts, hp: Params) -> str:
+def _check_buckets(value: Value, facts: Facts, hp: Params) -> str:
     """Return ""; ArchError for a count other than 32, as transformers always computes with 32."""
-    must_be(facts, {"relative_attention_num_buckets": 32})
+    require_values(facts, {"relative_attention_num_buckets": 32})
     return ""
 
 
-MPNET = encoder(
+MPNET = encoder_spec(
     "mpnet",
-    _made((
-        *embeddings(*_OLD, "", "embeddings.LayerNorm"),
+    _make_encoder_tables((
+        *embedding_rows(*_OLD, "", "embeddings.LayerNorm"),
         RoleRow("attn_rel_b.weight", "encoder.relative_attention_bias.weight",
             ("position_buckets", "n_heads"), layered=False),
-        *_attention(*(f"{_BERT}attention.attn.{x}" for x in "qkvo")),
+        *_attention_rows(*(f"{_BERT}attention.attn.{x}" for x in "qkvo")),
         *norm("attn_output_norm", _BERT + "attention.LayerNorm", bias=True),
-        *mlp(_BERT + "intermediate.dense", _BERT + "output.dense"),
+        *mlp_rows(_BERT + "intermediate.dense", _BERT + "output.dense"),
         *norm("layer_output_norm", _BERT + "output.LayerNorm", bias=True),
         *POOLER,
     )),
-    encoder_hyper(
+    encoder_rules(
         hyper_rules.size("position_buckets", "relative_attention_num_buckets", default=32,
-            shape=hyper_rules.axis("attn_rel_b.weight", 0), shape_wins=True, check=_buckets),
+            shape=hyper_rules.axis("attn_rel_b.weight", 0), shape_wins=True, check=_check_buckets),
         hyper_rules.fixed("position_offset", 2),
     ),
     replace(_SKIPPING, score_bias="relative"),

@@ -9,8 +9,8 @@ from dataclasses import replace
 from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.ernie import BIASES, ROPE
 from aprfmt.arch.layout_steps import Reshaped
-from aprfmt.arch.mla import shared_experts
-from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
+from aprfmt.arch.mla import shared_experts_rule
+from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert_rows
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.tensor_rows import (
     FUSED,
@@ -22,7 +22,7 @@ from aprfmt.arch.tensor_rows import (
     norm,
     with_model_rows,
 )
-from aprfmt.arch.value_checks import number, whole_number
+from aprfmt.arch.value_checks import finite_number, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -42,7 +42,7 @@ _TENSORS, _BINDINGS = make_tables(
             RoleRow("exp_probs_b.bias", "mlp.moe_statics.e_score_correction_bias", ("n_experts",),
                 "moe_layers", hf_steps=_FLAT),
             *EXPERTS,
-            *shared_expert("mlp.shared_experts", "moe_layers & shared_ffn_size", "mlp_bias"),
+            *shared_expert_rows("mlp.shared_experts", "moe_layers & shared_ffn_size", "mlp_bias"),
         ),
         RoleRow("output.bias", "lm_head.bias", ("vocab_size",), "mlp_bias", layered=False),
     ),
@@ -56,23 +56,23 @@ _TENSORS, _BINDINGS = make_tables(
 )  # fmt: skip
 
 
-def _layers(first: int, last: int, step: int, hp: Params) -> tuple[bool, ...]:
+def _layers_of_range(first: int, last: int, step: int, hp: Params) -> tuple[bool, ...]:
     """Return one boolean a layer: True for every step-th from `first` to `last`."""
     return tuple((i + 1) % step == 0 and first <= i <= last for i in range(hp["n_layers"]))
 
 
-def _sparse_layers() -> HyperRule:
+def _moe_layers_rule() -> HyperRule:
     """Return the rule for moe_layers: every step-th layer from a first to a last one."""
 
-    def hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+    def read_hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
         """Return (one boolean a layer, key) of config.json's three keys."""
         first, last, step = (facts.first(key) for key in (_FIRST, _LAST, _STEP))
         end = hp["n_layers"] - 1 if last is None or last[0] == -1 else whole_number(*last)
         start = 1 if first is None else whole_number(*first)
         every = 1 if step is None else whole_number(*step, 1)
-        return _layers(start, end, every, hp), (first or last or step or (0, ""))[1]
+        return _layers_of_range(start, end, every, hp), (first or last or step or (0, ""))[1]
 
-    def gguf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+    def read_gguf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
         """Return (one boolean a layer, key) of a GGUF's two keys; None without both."""
         first = facts.first("{arch}.leading_dense_block_count")
         step = facts.first("{arch}.interleave_moe_layer_step")
@@ -80,9 +80,9 @@ def _sparse_layers() -> HyperRule:
             return None
         start = 0 if first is None else whole_number(*first)
         every = 1 if step is None else whole_number(*step, 1)
-        return _layers(start, hp["n_layers"] - 1, every, hp), (first or step or (0, ""))[1]
+        return _layers_of_range(start, hp["n_layers"] - 1, every, hp), (first or step or (0, ""))[1]
 
-    def parts(value: Value) -> tuple[int, int, int]:
+    def layers_to_range(value: Value) -> tuple[int, int, int]:
         """Return (first layer, last layer, step) of one boolean a layer."""
         on = [i for i, sparse in enumerate(value) if sparse]
         if not on:
@@ -92,26 +92,26 @@ def _sparse_layers() -> HyperRule:
 
     def write_hf(value: Value, hp: Params) -> Params:
         """Return config.json's {key: number} of first, last and step."""
-        return dict(zip((_FIRST, _LAST, _STEP), parts(value), strict=True))
+        return dict(zip((_FIRST, _LAST, _STEP), layers_to_range(value), strict=True))
 
     def write_gguf(value: Value, hp: Params) -> Params:
         """Return GGUF's {key: number} of first and step."""
-        first, _, step = parts(value)
+        first, _, step = layers_to_range(value)
         return {"{arch}.leading_dense_block_count": first, "{arch}.interleave_moe_layer_step": step}
 
     # transformers leaves the first layer dense by default, llama.cpp none.
     return HyperRule(
         "moe_layers",
-        read={"hf": hf, "gguf": gguf},
+        read={"hf": read_hf, "gguf": read_gguf},
         write={"hf": write_hf, "gguf": write_gguf},
-        default=lambda hp: _layers(1, hp["n_layers"] - 1, 1, hp),
-        default_in={"gguf": lambda hp: _layers(0, hp["n_layers"] - 1, 1, hp)},
+        default=lambda hp: _layers_of_range(1, hp["n_layers"] - 1, 1, hp),
+        default_in={"gguf": lambda hp: _layers_of_range(0, hp["n_layers"] - 1, 1, hp)},
     )
 
 
-def _shared() -> HyperRule:
+def _shared_experts_rule() -> HyperRule:
     """Return the rule for the shared experts' width; GGUF has the width and the number."""
-    rule = shared_experts("moe_num_shared_experts", 2)
+    rule = shared_experts_rule("moe_num_shared_experts", 2)
     width = "{arch}.expert_shared_feed_forward_length"
     read = {name: read for name, read in rule.read.items() if name != "gguf"}
 
@@ -124,17 +124,17 @@ def _shared() -> HyperRule:
     )
 
 
-def _divisor(value: Value, facts: Facts, hp: Params) -> str:
+def _check_norm_min(value: Value, facts: Facts, hp: Params) -> str:
     """Return ""; ArchError where the lower bound of the weights' divisor could have an effect."""
     found = facts.first("moe_norm_min")
-    if found is not None and number(*found) > _SMALL:
+    if found is not None and finite_number(*found) > _SMALL:
         raise ArchError(
             f"{found[1]}: is {found[0]!r}; expected at most {_SMALL}: no larger one is known"
         )
     return ""
 
 
-_COUNTS = moe.counts(64, 6, "moe_num_experts num_experts")
+_COUNTS = moe.expert_count_rules(64, 6, "moe_num_experts num_experts")
 
 ERNIE4_5_MOE = ArchSpec(
     name="ernie4_5_moe",
@@ -147,10 +147,10 @@ ERNIE4_5_MOE = ArchSpec(
         *ROPE,
         _COUNTS[0],
         replace(_COUNTS[1], keys={**_COUNTS[1].keys, "hf": ("moe_k", "num_experts_per_tok")}),
-        moe.expert_size(hf_default=1536),
-        _shared(),
-        _sparse_layers(),
-        HyperRule("norm_topk", default=True, check=_divisor),
+        moe.expert_size_rule(hf_default=1536),
+        _shared_experts_rule(),
+        _moe_layers_rule(),
+        HyperRule("norm_topk", default=True, check=_check_norm_min),
         hyper_rules.fixed("router", "softmax_bias"),
     ),
     tensors=_TENSORS,

@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, losses
-from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_in, fused_rows
-from aprfmt.arch.gpt2 import NO_ROPE, four_times
-from aprfmt.arch.required_values import divided_heads, must_be
+from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_bindings, fused_rows
+from aprfmt.arch.gpt2 import NO_ROPE, default_ffn_size
+from aprfmt.arch.required_values import divided_head_dim_rule, require_values
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.spec_builders import own_styles_only
 from aprfmt.arch.tensor_rows import Q, RoleRow, linear, make_tables, norm, with_model_rows
@@ -27,7 +27,7 @@ _NEW = "new_decoder_architecture"
 _SECOND = ("ffn_norm.weight", "ffn_norm.bias")
 
 
-def _layer(*norms: RoleRow) -> tuple[RoleRow, ...]:
+def _falcon_rows(*norms: RoleRow) -> tuple[RoleRow, ...]:
     """Return the rows of a falcon model; `norms` are those of its norms in a layer."""
     return with_model_rows(
         *norms,
@@ -43,7 +43,7 @@ def _layer(*norms: RoleRow) -> tuple[RoleRow, ...]:
     )
 
 
-def _norm(role: str, hf: str, gguf: str, needs: str = "") -> tuple[RoleRow, ...]:
+def _norm_rows(role: str, hf: str, gguf: str, needs: str = "") -> tuple[RoleRow, ...]:
     """Return the rows of a norm; `gguf` is its name there, "" if GGUF has no such norm."""
     return tuple(
         RoleRow(
@@ -57,31 +57,32 @@ def _norm(role: str, hf: str, gguf: str, needs: str = "") -> tuple[RoleRow, ...]
     )
 
 
-_FUSED = fused_in(_H + "self_attention.query_key_value", GROUPED)
+_FUSED = fused_bindings(_H + "self_attention.query_key_value", GROUPED)
 _ONE = make_tables(
-    _layer(
+    _falcon_rows(
         *norm("attn_norm", _H + "input_layernorm", bias=True),
-        *_norm("ffn_norm", "post_attention_layernorm", "", "!parallel_residual"),
+        *_norm_rows("ffn_norm", "post_attention_layernorm", "", "!parallel_residual"),
     ),
     hf_first=_FUSED,
     gguf_first=GGUF_FUSED,
 )
 _TWO = make_tables(
-    _layer(
-        *_norm("attn_norm", "ln_attn", "attn_norm_2"), *_norm("ffn_norm", "ln_mlp", "attn_norm")
+    _falcon_rows(
+        *_norm_rows("attn_norm", "ln_attn", "attn_norm_2"),
+        *_norm_rows("ffn_norm", "ln_mlp", "attn_norm"),
     ),
     hf_first=_FUSED,
     gguf_first=GGUF_FUSED,
 )
 
 
-def _says(facts: Facts, key: str, default: bool) -> bool:
+def _boolean_or_default(facts: Facts, key: str, default: bool) -> bool:
     """Return the boolean that a key of the file has, or the default."""
     found = facts.first(key)
     return default if found is None else boolean(*found)
 
 
-def _key_heads(two: bool) -> Callable[[Facts, Params], Found]:
+def _read_key_heads(two: bool) -> Callable[[Facts, Params], Found]:
     """Return a read function for the key heads: their number, 1 (`multi_query`), or all heads.
 
     `two`: the form with two norms, which has groups of heads without a key.
@@ -89,15 +90,18 @@ def _key_heads(two: bool) -> Callable[[Facts, Params], Found]:
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (number of key heads, key) of config.json; None where the new form gives none."""
-        stated, one = facts.first("num_kv_heads", "n_head_kv"), _says(facts, "multi_query", True)
-        if _says(facts, _NEW, two):
+        stated, one = (
+            facts.first("num_kv_heads", "n_head_kv"),
+            _boolean_or_default(facts, "multi_query", True),
+        )
+        if _boolean_or_default(facts, _NEW, two):
             return None if stated is None else (whole_number(*stated, 1), stated[1])
         return 1 if one else hp["n_heads"], "multi_query"
 
     return read
 
 
-def _write_heads(two: bool) -> Callable[[Value, Params], Params]:
+def _write_key_heads(two: bool) -> Callable[[Value, Params], Params]:
     """Return a write function for the key heads; `two`: the form with two norms."""
 
     def write(value: Value, hp: Params) -> Params:
@@ -109,7 +113,7 @@ def _write_heads(two: bool) -> Callable[[Value, Params], Params]:
     return write
 
 
-def _residual(two: bool, alibi: bool) -> HyperRule:
+def _parallel_residual_rule(two: bool, alibi: bool) -> HyperRule:
     """Return the rule for whether attention and MLP read the same stream, in parallel.
 
     Its check raises ArchError for settings with which transformers builds a model but cannot run
@@ -118,11 +122,11 @@ def _residual(two: bool, alibi: bool) -> HyperRule:
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
         """Return ""; ArchError for a config.json that contradicts this form of falcon."""
-        new = _says(facts, _NEW, two)
-        must_be(facts, {"alibi": alibi, **({"parallel_attn": True} if new else {})})
+        new = _boolean_or_default(facts, _NEW, two)
+        require_values(facts, {"alibi": alibi, **({"parallel_attn": True} if new else {})})
         facts.first("num_ln_in_parallel_attn")
         if two:
-            must_be(facts, {_NEW: True})
+            require_values(facts, {_NEW: True})
         return ""
 
     rule = hyper_rules.flag(
@@ -131,32 +135,32 @@ def _residual(two: bool, alibi: bool) -> HyperRule:
     return replace(rule, check=check)
 
 
-def _positions(alibi: bool) -> tuple[HyperRule, ...]:
+def _position_rules(alibi: bool) -> tuple[HyperRule, ...]:
     """Return the rules for positions: distances added to the scores (`alibi`), or rope."""
     most = hyper_rules.fixed("alibi_max_bias", 8.0 if alibi else None)
     most = replace(most, write={"hf": lambda value, hp: {"alibi": alibi}})
     return (most, *(NO_ROPE if alibi else ()))
 
 
-def _hyper(two: bool, alibi: bool) -> tuple[HyperRule, ...]:
+def _falcon_rules(two: bool, alibi: bool) -> tuple[HyperRule, ...]:
     """Return the rules of a form: with two norms (`two`), with distances (`alibi`)."""
     return hyper_rules.hyper_table(
         hyper_rules.n_layers(hf="num_hidden_layers n_layer"),
         hyper_rules.n_heads(hf="num_attention_heads n_head"),
         replace(
             hyper_rules.n_kv_heads(hf=""),
-            read={"hf": _key_heads(two)},
-            write={"hf": _write_heads(two)},
+            read={"hf": _read_key_heads(two)},
+            write={"hf": _write_key_heads(two)},
         ),
-        divided_heads(),
-        hyper_rules.ffn_size(four_times, "ffn_hidden_size"),
+        divided_head_dim_rule(),
+        hyper_rules.ffn_size(default_ffn_size, "ffn_hidden_size"),
         hyper_rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
         hyper_rules.activation("gelu", "activation"),
         hyper_rules.tied_embeddings(True),
         *hyper_rules.attention_biases(False, "bias"),
         hyper_rules.flag("mlp_bias", False, "bias", present=("ffn_up.bias",), written=False),
-        _residual(two, alibi),
-        *_positions(alibi),
+        _parallel_residual_rule(two, alibi),
+        *_position_rules(alibi),
     )
 
 
@@ -174,7 +178,7 @@ _IGNORED = frozenset({"apply_residual_connection_post_layernorm", "n_embed"})
 _ROPE_KEYS = frozenset({"rope_theta", "rope_parameters", "rope_scaling"})  # read, and not used
 
 
-def _form(name: str, *, two: bool, alibi: bool) -> ArchSpec:
+def _falcon_spec(name: str, *, two: bool, alibi: bool) -> ArchSpec:
     """Return the architecture of one form of falcon.
 
     `two`: attention and MLP have a norm each. `alibi`: distances are added to the scores.
@@ -192,7 +196,7 @@ def _form(name: str, *, two: bool, alibi: bool) -> ArchSpec:
     return own_styles_only(
         ArchSpec(
             name=name,
-            hyper=_hyper(two, alibi),
+            hyper=_falcon_rules(two, alibi),
             tensors=tensors,
             bindings=bindings,
             block=block,
@@ -205,7 +209,7 @@ def _form(name: str, *, two: bool, alibi: bool) -> ArchSpec:
     )
 
 
-FALCON = _form("falcon", two=False, alibi=False)
-FALCON_40B = _form("falcon_40b", two=True, alibi=False)
-FALCON_RW = _form("falcon_rw", two=False, alibi=True)
-FALCON_RW_40B = _form("falcon_rw_40b", two=True, alibi=True)
+FALCON = _falcon_spec("falcon", two=False, alibi=False)
+FALCON_40B = _falcon_spec("falcon_40b", two=True, alibi=False)
+FALCON_RW = _falcon_spec("falcon_rw", two=False, alibi=True)
+FALCON_RW_40B = _falcon_spec("falcon_rw_40b", two=True, alibi=True)

@@ -16,7 +16,7 @@ from aprfmt.arch.mamba import (
     head_rules,
     inner_width_rule,
     limit_rules,
-    mamba2_mixer,
+    mamba2_rows,
     mixer_rules,
     state_rules,
 )
@@ -34,7 +34,7 @@ from aprfmt.arch.tensor_rows import (
     norm,
     with_model_rows,
 )
-from aprfmt.arch.value_checks import number, sequence
+from aprfmt.arch.value_checks import finite_number, sequence
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -51,24 +51,24 @@ _MLP, _SSM = "mlp_multipliers", "ssm_multipliers"
 _LISTED = ("ffn_gate_scale", "ffn_down_scale")
 
 
-def _numbers(facts: Facts, key: str, count: int) -> tuple[tuple[float, ...], str] | None:
+def _read_factors(facts: Facts, key: str, count: int) -> tuple[tuple[float, ...], str] | None:
     """Return (`count` factors, key) of a list; None without it, ArchError for another count."""
     found = facts.first(key)
     if found is None:
         return None
-    factors = tuple(number(part, key) for part in sequence(*found, count))
+    factors = tuple(finite_number(part, key) for part in sequence(*found, count))
     if len(factors) != count:
         raise ArchError(f"{key}: has {len(factors)} entries; expected {count}")
     return factors, found[1]
 
 
-def _of_mlp(name: str) -> HyperRule:
+def _mlp_factor_rule(name: str) -> HyperRule:
     """Return the rule for one of the MLP's two factors; the first one's rule writes both."""
     at = _LISTED.index(name)
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (factor, key) of config.json's list; None without it."""
-        found = _numbers(facts, _MLP, len(_LISTED))
+        found = _read_factors(facts, _MLP, len(_LISTED))
         return None if found is None else (found[0][at], found[1])
 
     def write(value: Value, hp: Params) -> Params:
@@ -80,26 +80,26 @@ def _of_mlp(name: str) -> HyperRule:
 
 _SCALES = (
     *(HyperRule(name, {"hf": (key,)}, "float", 1.0) for name, key in _FACTORS.items()),
-    *map(_of_mlp, _LISTED),
+    *map(_mlp_factor_rule, _LISTED),
     HyperRule(
         "ssm_scales", {"hf": (_SSM,)}, default=(1.0,) * 5,
-        read={"hf": lambda facts, hp: _numbers(facts, _SSM, 5)},
+        read={"hf": lambda facts, hp: _read_factors(facts, _SSM, 5)},
     ),
 )  # fmt: skip
 
 
-def _scaled(name: str) -> Loss:
+def _factor_loss(name: str) -> Loss:
     """Return the loss for a factor other than 1, which a GGUF cannot express."""
     return Loss(
         "gguf",
         name,
-        lambda hp: any(x != 1 for x in _each(hp[name])),
+        lambda hp: any(x != 1 for x in _as_tuple(hp[name])),
         "llama.cpp expects the weights multiplied by this factor, and has no key for it: it would "
         "run this file without it",
     )
 
 
-def _each(value: Value) -> tuple[float, ...]:
+def _as_tuple(value: Value) -> tuple[float, ...]:
     """Return the factors of a value: a tuple, or one number as a tuple."""
     return value if isinstance(value, tuple) else (value,)
 
@@ -110,7 +110,7 @@ FALCON_H1 = full_spec(
         with_model_rows(
             *norm("attn_norm", "input_layernorm"),
             *attention(),
-            *mamba2_mixer(LAYER + "mamba", out_bias="ssm_out_bias"),
+            *mamba2_rows(LAYER + "mamba", out_bias="ssm_out_bias"),
             # The gguf package's map names it without a suffix here, and llama.cpp asks for that.
             RoleRow(
                 "ffn_norm.weight", "pre_ff_layernorm.weight", ("hidden_size",), gguf="ffn_norm"
@@ -145,7 +145,7 @@ FALCON_H1 = full_spec(
     lost=(
         *LOST,
         *losses.common_losses(),
-        *(_scaled(name) for name in (*_FACTORS, *_LISTED, "ssm_scales")),
+        *(_factor_loss(name) for name in (*_FACTORS, *_LISTED, "ssm_scales")),
         Loss(
             "gguf",
             "ssm_norm_first",

@@ -30,7 +30,7 @@ def fused_rows(bias: str | None) -> tuple[RoleRow, ...]:
     return tuple(rows)
 
 
-def fused_in(
+def fused_bindings(
     template: str, steps: tuple[LayoutStep, ...], parts: Iterable[str] = PARTS
 ) -> tuple[Binding, ...]:
     """Return the bindings of one stored matrix with q, k and v, and of its bias.
@@ -40,4 +40,4 @@ def fused_in(
     return tuple(Binding((f"{template}.{part}",), ROLES[part], steps) for part in parts)
 
 
-GGUF_FUSED = fused_in("blk.{L}.attn_qkv", IN_ORDER)
+GGUF_FUSED = fused_bindings("blk.{L}.attn_qkv", IN_ORDER)

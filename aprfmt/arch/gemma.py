@@ -26,12 +26,14 @@ NO_BIASES = Loss(
 )
 
 
-def gemma_norm(role: str, hf: str, size: tuple[str, ...] = ("hidden_size",)) -> tuple[RoleRow, ...]:
+def gemma_norm_rows(
+    role: str, hf: str, size: tuple[str, ...] = ("hidden_size",)
+) -> tuple[RoleRow, ...]:
     """Return the row of a norm that GGUF stores as 1 + w, as a tuple of one."""
     return norm(role, hf, size, gguf_steps=PLUS_ONE)
 
 
-def embedding_scale() -> HyperRule:
+def embedding_scale_rule() -> HyperRule:
     """Return the rule for the factor sqrt(hidden_size) on embeddings.
 
     It is rounded to the weights' dtype when used.
@@ -41,9 +43,9 @@ def embedding_scale() -> HyperRule:
 
 _TENSORS, _BINDINGS = make_tables(
     with_model_rows(
-        *gemma_norm("attn_norm", "input_layernorm"),
+        *gemma_norm_rows("attn_norm", "input_layernorm"),
         *attention(),
-        *gemma_norm("ffn_norm", "post_attention_layernorm"),
+        *gemma_norm_rows("ffn_norm", "post_attention_layernorm"),
         *gated_mlp(),
         head_gguf="",
         norm_steps=PLUS_ONE,
@@ -60,7 +62,7 @@ GEMMA = ArchSpec(
         hyper_rules.activation("gelu_tanh", names={"gelu": "gelu_tanh"}),
         hyper_rules.tied_embeddings(True),
         *hyper_rules.attention_biases(),
-        embedding_scale(),
+        embedding_scale_rule(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

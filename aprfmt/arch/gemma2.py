@@ -7,11 +7,11 @@ docs/reference/architectures.md; llama.cpp's gemma2.cpp.
 from collections.abc import Callable, Collection, Mapping
 
 from aprfmt.arch import hyper_rules, losses
-from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale, gemma_norm
+from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale_rule, gemma_norm_rows
 from aprfmt.arch.sliding_window import Window, window_period, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, with_model_rows
-from aprfmt.arch.value_checks import positive
+from aprfmt.arch.value_checks import positive_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -19,12 +19,12 @@ SCALAR = 256  # transformers' default of query_pre_attn_scalar
 LARGEST = 46  # layers of the 27B model, whose scale follows from hidden_size / n_heads
 
 
-def four_norms(names: Collection[str]) -> bool:
+def has_four_norms(names: Collection[str]) -> bool:
     """Return whether tensor names include norms after attention and after the MLP."""
     return any("pre_feedforward_layernorm" in name or "post_ffw_norm" in name for name in names)
 
 
-def qk_norms(names: Collection[str]) -> bool:
+def has_qk_norms(names: Collection[str]) -> bool:
     """Return whether tensor names include norms of queries and keys."""
     return any("q_norm" in name for name in names)
 
@@ -46,7 +46,7 @@ def derived_scale(largest: int) -> Callable[[Params], float]:
     return scale
 
 
-def query_scale(largest: int) -> HyperRule:
+def query_scale_rule(largest: int) -> HyperRule:
     """Return the rule for the attention scale, query_pre_attn_scalar ** -0.5 in config.json.
 
     `largest` as in `derived_scale`, which is what GGUF readers compute.
@@ -57,7 +57,7 @@ def query_scale(largest: int) -> HyperRule:
         found = facts.first("query_pre_attn_scalar")
         if found is None:
             return None
-        return hyper_rules.scale_factor(positive(*found) ** -0.5, found[1]), found[1]
+        return hyper_rules.check_scale_factor(positive_number(*found) ** -0.5, found[1]), found[1]
 
     def write(value: Value, hp: Params) -> Params:
         """Return config.json's {key: scalar}, a whole number where that is exact."""
@@ -83,7 +83,7 @@ def derived_scale_loss(largest: int) -> Loss:
     )
 
 
-def softcap(name: str, hf: str, gguf: str, default: float | None) -> HyperRule:
+def softcap_rule(name: str, hf: str, gguf: str, default: float | None) -> HyperRule:
     """Return the rule for a softcap; null in config.json means no softcap.
 
     `hf` and `gguf` are its keys.
@@ -105,15 +105,15 @@ def pattern_loss(every: int) -> Loss:
 
 
 SANDWICH = (
-    *gemma_norm("post_attention_norm", "post_attention_layernorm"),
-    *gemma_norm("ffn_norm", "pre_feedforward_layernorm"),
+    *gemma_norm_rows("post_attention_norm", "post_attention_layernorm"),
+    *gemma_norm_rows("ffn_norm", "pre_feedforward_layernorm"),
     *gated_mlp(),
-    *gemma_norm("post_ffw_norm", "post_feedforward_layernorm"),
+    *gemma_norm_rows("post_ffw_norm", "post_feedforward_layernorm"),
 )
 
 _TENSORS, _BINDINGS = make_tables(
     with_model_rows(
-        *gemma_norm("attn_norm", "input_layernorm"),
+        *gemma_norm_rows("attn_norm", "input_layernorm"),
         *attention(),
         *SANDWICH,
         head_gguf="",
@@ -132,10 +132,10 @@ GEMMA2 = ArchSpec(
         hyper_rules.tied_embeddings(True),
         *hyper_rules.attention_biases(),
         *window_rules(Window(4096, 4096, window_period(2), stated=True)),
-        query_scale(LARGEST),
-        softcap("attn_softcap", "attn_logit_softcapping", "attn_logit_softcapping", 50.0),
-        softcap("final_softcap", "final_logit_softcapping", "final_logit_softcapping", 30.0),
-        embedding_scale(),
+        query_scale_rule(LARGEST),
+        softcap_rule("attn_softcap", "attn_logit_softcapping", "attn_logit_softcapping", 50.0),
+        softcap_rule("final_softcap", "final_logit_softcapping", "final_logit_softcapping", 30.0),
+        embedding_scale_rule(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -154,5 +154,5 @@ GEMMA2 = ArchSpec(
         ),
     ),
     ignored=frozenset({"hidden_act", "cache_implementation"}),
-    evidence=lambda names, values: four_norms(names) and not qk_norms(names),
+    evidence=lambda names, values: has_four_norms(names) and not has_qk_norms(names),
 )

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 from reprlib import repr as short_repr
 
 from aprfmt.arch import hyper_rules, losses
-from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale, gemma_norm
+from aprfmt.arch.gemma import NO_BIASES, PLUS_ONE, embedding_scale_rule, gemma_norm_rows
 from aprfmt.arch.gemma2 import (
     SANDWICH,
     derived_scale_loss,
-    four_norms,
+    has_four_norms,
+    has_qk_norms,
     pattern_loss,
-    qk_norms,
-    query_scale,
-    softcap,
+    query_scale_rule,
+    softcap_rule,
 )
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
@@ -30,7 +30,7 @@ LARGEST = 62  # layers of the 27B model
 LOCAL_THETA = 10000.0
 
 
-def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
+def _window_layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     """Return one boolean a layer: a window in all but every sixth.
 
     The old key sliding_window_pattern may give another period.
@@ -39,7 +39,7 @@ def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     return window_period(6 if found is None else whole_number(*found, 1))(facts, hp)
 
 
-def _no_score_cap(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
+def _check_no_score_cap(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
     """Return a remark if a file gives a cap on the scores, which transformers ignores, else ""."""
     found = facts.first("attn_logit_softcapping", "{arch}.attn_logit_softcapping")
     if found is None:
@@ -52,10 +52,10 @@ def _no_score_cap(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
 
 _TENSORS, _BINDINGS = make_tables(
     with_model_rows(
-        *gemma_norm("attn_norm", "input_layernorm"),
+        *gemma_norm_rows("attn_norm", "input_layernorm"),
         *attention(),
-        *gemma_norm("attn_q_norm", "self_attn.q_norm", ("head_dim",)),
-        *gemma_norm("attn_k_norm", "self_attn.k_norm", ("head_dim",)),
+        *gemma_norm_rows("attn_q_norm", "self_attn.q_norm", ("head_dim",)),
+        *gemma_norm_rows("attn_k_norm", "self_attn.k_norm", ("head_dim",)),
         *SANDWICH,
         norm_steps=PLUS_ONE,
     ),
@@ -83,11 +83,11 @@ GEMMA3 = ArchSpec(
                 theta=1e6, theta_local=LOCAL_THETA, local_key="rope_local_base_freq", layers="full"
             )
         ),
-        *window_rules(Window(4096, MISSING, _layers, stated=True)),
-        query_scale(LARGEST),
-        HyperRule("attn_softcap", default=None, check=_no_score_cap),
-        softcap("final_softcap", "final_logit_softcapping", "final_logit_softcapping", None),
-        embedding_scale(),
+        *window_rules(Window(4096, MISSING, _window_layers, stated=True)),
+        query_scale_rule(LARGEST),
+        HyperRule("attn_softcap", default=None, check=_check_no_score_cap),
+        softcap_rule("final_softcap", "final_logit_softcapping", "final_logit_softcapping", None),
+        embedding_scale_rule(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -108,5 +108,5 @@ GEMMA3 = ArchSpec(
         ),
     ),
     ignored=frozenset({"hidden_act", "cache_implementation", "_sliding_window_pattern"}),
-    evidence=lambda names, values: four_norms(names) and qk_norms(names),
+    evidence=lambda names, values: has_four_norms(names) and has_qk_norms(names),
 )

@@ -19,9 +19,9 @@ from aprfmt.arch.tensor_rows import RoleRow, make_tables
 from aprfmt.arch.vision_towers import (
     POSITION_IDS,
     UNUSED,
-    projector_model,
-    siglip_hyper,
+    evidence_of_projector,
     siglip_rows,
+    siglip_rules,
 )
 from aprfmt.base.protocols import Value
 
@@ -32,7 +32,7 @@ _TOWER, _PROJECTOR = "vision_tower.", "multi_modal_projector."
 _COLOURS = [0.5, 0.5, 0.5]
 
 
-def _write(value: Value, hp: Params) -> Params:
+def _write_projector(value: Value, hp: Params) -> Params:
     """Return GGUF's {key: value} of the projector: kind, width, image statistics, pooling."""
     side = int(hp["image_size"]) // int(hp["patch_size"])
     pooled = side // int(hp["image_tokens"] ** 0.5)
@@ -60,16 +60,21 @@ _TENSORS, _BINDINGS = make_tables(
 )  # fmt: skip
 
 GEMMA3_VISION = names_only_spec(
-    _NAME, (_TENSORS, _BINDINGS),
+    _NAME,
+    (_TENSORS, _BINDINGS),
     hyper_rules.hyper_table(
-        *siglip_hyper(),
+        *siglip_rules(),
         hyper_rules.size("image_tokens", "mm_tokens_per_image", default=256),
         HyperRule(
-            "projection_size", {"gguf": ("{arch}.vision.projection_dim",)}, "size",
-            write={"gguf": _write}, shape=hyper_rules.axis("mm.input_projection.weight", 1),
+            "projection_size",
+            {"gguf": ("{arch}.vision.projection_dim",)},
+            "size",
+            write={"gguf": _write_projector},
+            shape=hyper_rules.axis("mm.input_projection.weight", 1),
         ),
     ),
-    evidence=projector_model(KIND), section="vision_config",
+    evidence=evidence_of_projector(KIND),
+    section="vision_config",
     ignored=UNUSED | {"text_config", "vision.projector.scale_factor"},
     buffers={"hf": (f"{_TOWER}vision_model.{POSITION_IDS}", _TOWER + POSITION_IDS)},
-)  # fmt: skip
+)

@@ -13,8 +13,8 @@ from reprlib import repr as short_repr
 from statistics import NormalDist
 
 from aprfmt.arch import hyper_rules, losses
-from aprfmt.arch.gemma import NO_BIASES, embedding_scale
-from aprfmt.arch.gemma2 import pattern_loss, softcap
+from aprfmt.arch.gemma import NO_BIASES, embedding_scale_rule
+from aprfmt.arch.gemma2 import pattern_loss, softcap_rule
 from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
@@ -30,7 +30,7 @@ from aprfmt.arch.tensor_rows import (
     norm,
     with_model_rows,
 )
-from aprfmt.arch.value_checks import nearest_float32, number, sequence, whole_number
+from aprfmt.arch.value_checks import finite_number, nearest_float32, sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -88,25 +88,25 @@ def four_norms() -> tuple[Rows, Rows, Rows, Rows]:
     )
 
 
-def own_kv(default: int) -> HyperRule:
+def own_kv_rule(default: int) -> HyperRule:
     """Return the rule for the layers with their own keys and values: all but the last few.
 
     `default` is how many of the last layers have none.
     """
 
-    def layers(shared: int, hp: Params) -> tuple[bool, ...]:
+    def own_layers(shared: int, hp: Params) -> tuple[bool, ...]:
         """Return one boolean a layer: False for the last `shared` ones."""
         return tuple(i < hp["n_layers"] - shared for i in range(hp["n_layers"]))
 
     def read(key: str, facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key) from the count that `key` has; None without it."""
         found = facts.first(key)
-        return None if found is None else (layers(whole_number(*found), hp), found[1])
+        return None if found is None else (own_layers(whole_number(*found), hp), found[1])
 
     hf, gguf = _LAST["hf"], _LAST["gguf"]
     return HyperRule(
         OWN,
-        default=lambda hp: layers(default, hp),
+        default=lambda hp: own_layers(default, hp),
         read={
             "hf": lambda facts, hp: read(hf, facts, hp),
             "gguf": lambda facts, hp: read(gguf, facts, hp),
@@ -133,7 +133,7 @@ def kv_sources(hp: Params) -> tuple[int | None, ...]:
     return tuple(found)
 
 
-def _shared(value: Value, facts: Facts, hp: Params) -> str:
+def _check_kv_sources(value: Value, facts: Facts, hp: Params) -> str:
     """Return the causal check's remark; ArchError for a layer that finds no keys to reuse."""
     said = require_causal(value, facts, hp)
     sources = kv_sources({OWN: hp[OWN], "window_layers": value})
@@ -157,7 +157,7 @@ def listed_windows(
     positions, layers = window_rules(Window(size, MISSING, every, stated=True))
     key = "{arch}.attention.sliding_window_pattern"
     write = {**layers.write, "gguf": lambda value, hp: {key: list(value)}}
-    return positions, replace(layers, write=write, check=_shared)
+    return positions, replace(layers, write=write, check=_check_kv_sources)
 
 
 def fixed_rule(name: str, value: Value, *keys: str) -> HyperRule:
@@ -204,7 +204,7 @@ def per_layer_sizes(vocab: int, default: int) -> tuple[HyperRule, HyperRule]:
     )
 
 
-def _reused(hp: Params) -> bool:
+def _reuses_other_layers(hp: Params) -> bool:
     """Return whether llama.cpp would take keys and values of other layers than transformers."""
     own = sum(hp[OWN])
     wanted = (own - 2 if window else own - 1 for window in hp["window_layers"][own:])
@@ -214,7 +214,7 @@ def _reused(hp: Params) -> bool:
 REUSED = Loss(
     "gguf",
     OWN,
-    _reused,
+    _reuses_other_layers,
     "llama.cpp takes those of the last layer but one that has its own, where there is a window, "
     "and of the last one elsewhere: the logits differ",
 )
@@ -227,7 +227,7 @@ PADDED = Loss(
 )
 
 
-def same_width(default: int) -> HyperRule:
+def same_ffn_size(default: int) -> HyperRule:
     """Return the rule for the MLP width, which a list may give for every layer, all equal."""
 
     def read(key: str, facts: Facts, hp: Params) -> Found:
@@ -263,7 +263,7 @@ def std_multiplier(share: float) -> float:
     return NormalDist().inv_cdf(share) if share > 0 else -math.inf
 
 
-def _share_of(multiplier: float) -> float:
+def _share_of_multiplier(multiplier: float) -> float:
     """Return the share that a float32 multiplier was computed from, with the fewest digits."""
     if multiplier == -math.inf:
         return 0.0
@@ -275,7 +275,7 @@ def _share_of(multiplier: float) -> float:
     return exact
 
 
-def _sparsity() -> HyperRule:
+def _sparsity_rule() -> HyperRule:
     """Return the rule for the share of gate values that each layer's MLP sets to zero.
 
     config.json has shares, a GGUF the threshold in standard deviations.
@@ -288,13 +288,13 @@ def _sparsity() -> HyperRule:
         cut = 10 if layers > 10 else 0
         return (0.95,) * cut + (0.0,) * (layers - cut)
 
-    def hf(facts: Facts, hp: Params) -> Found:
+    def read_hf(facts: Facts, hp: Params) -> Found:
         """Return (shares by layer, key) of config.json; ArchError outside 0 to 1."""
         found = facts.first("activation_sparsity_pattern")
         if found is None:
             return None
         listed = found[0] if isinstance(found[0], (list, tuple)) else [found[0]] * hp["n_layers"]
-        shares = tuple(number(share, found[1]) for share in sequence(listed, found[1]))
+        shares = tuple(finite_number(share, found[1]) for share in sequence(listed, found[1]))
         if len(shares) != hp["n_layers"] or not all(0 <= share < 1 for share in shares):
             raise ArchError(
                 f"{found[1]}: is {short_repr(found[0])}; expected {hp['n_layers']} numbers from 0 "
@@ -302,7 +302,7 @@ def _sparsity() -> HyperRule:
             )
         return tuple(map(float, shares)), found[1]
 
-    def gguf(facts: Facts, hp: Params) -> Found:
+    def read_gguf(facts: Facts, hp: Params) -> Found:
         """Return (shares by layer, key) of a GGUF's multipliers of the standard deviation."""
         found = facts.first(key)
         if found is None:
@@ -310,13 +310,13 @@ def _sparsity() -> HyperRule:
         listed = sequence(found[0], found[1], hp["n_layers"])[: hp["n_layers"]]
         if not all(isinstance(one, (int, float)) and one < math.inf for one in listed):
             raise ArchError(f"{found[1]}: is {short_repr(found[0])}; expected numbers")
-        return tuple(_share_of(float(one)) for one in listed), found[1]
+        return tuple(_share_of_multiplier(float(one)) for one in listed), found[1]
 
     # config.json has the shares, a GGUF the multipliers computed from them, as float32.
     return HyperRule(
         _SPARSE,
         default=usual,
-        read={"hf": hf, "gguf": gguf},
+        read={"hf": read_hf, "gguf": read_gguf},
         write={
             "hf": lambda value, hp: {"activation_sparsity_pattern": list(value)},
             "gguf": lambda value, hp: {
@@ -326,7 +326,7 @@ def _sparsity() -> HyperRule:
     )
 
 
-def _copies() -> HyperRule:
+def _stream_copies_rule() -> HyperRule:
     """Return the rule for the number of copies of the stream; the layers run on the first."""
     first = fixed_rule("", 0, "altup_active_idx", "{arch}.altup.active_idx")
 
@@ -337,25 +337,25 @@ def _copies() -> HyperRule:
             raise ArchError(f"altup_num_inputs: is {value}; expected two copies of the stream")
         return first.check(value, facts, hp)
 
-    def hf(value: Value, hp: Params) -> Params:
+    def write_hf(value: Value, hp: Params) -> Params:
         """Return config.json's {key: value}: the count and the active copy."""
         return {"altup_active_idx": 0, "altup_num_inputs": value}
 
-    def gguf(value: Value, hp: Params) -> Params:
+    def write_gguf(value: Value, hp: Params) -> Params:
         """Return GGUF's {key: value}: the count and the active copy."""
         return {"{arch}.altup.active_idx": 0, "{arch}.altup.num_inputs": value}
 
     usual = hyper_rules.size(_N, "altup_num_inputs", "altup.num_inputs", default=4)
-    return replace(usual, check=check, write={"hf": hf, "gguf": gguf})
+    return replace(usual, check=check, write={"hf": write_hf, "gguf": write_gguf})
 
 
-def _fixed_sparsity(hp: Params) -> bool:
+def _is_other_sparsity(hp: Params) -> bool:
     """Return whether the shares differ from those that llama.cpp has in its code."""
     return bool(hp[_SPARSE] != (0.95,) * min(10, hp["n_layers"]) + (0.0,) * (hp["n_layers"] - 10))
 
 
 _FIXED = (
-    Loss("gguf", _SPARSE, _fixed_sparsity,
+    Loss("gguf", _SPARSE, _is_other_sparsity,
          "llama.cpp cuts 95% in the first ten layers, whatever the file says, and divides the "
          "variance by one less than the values"),
     pattern_loss(5),
@@ -371,7 +371,7 @@ _FIXED = (
 )  # fmt: skip
 
 
-def _side(role: str, hf: str) -> RoleRow:
+def _altup_projection_row(role: str, hf: str) -> RoleRow:
     """Return the row of the projections of the copies, one tensor each, stacked in GGUF."""
     return RoleRow(
         f"{role}.weight",
@@ -395,8 +395,8 @@ _ALTUP = (
 _TENSORS, _BINDINGS = make_tables(
     with_model_rows(
         *per_layer_embeddings(),
-        _side("altup_proj", "altup_projections"),
-        _side("altup_unembd_proj", "altup_unembed_projections"),
+        _altup_projection_row("altup_proj", "altup_projections"),
+        _altup_projection_row("altup_unembd_proj", "altup_unembed_projections"),
         *_ROWS[0],
         *linear("attn_q", "self_attn.q_proj", Q, "hidden_size", bias=BIAS),
         *linear("attn_k", "self_attn.k_proj", KV, "hidden_size", OWN, bias=BIAS),
@@ -420,7 +420,7 @@ GEMMA3N = ArchSpec(
         hyper_rules.n_heads(8),
         hyper_rules.n_kv_heads(2),
         hyper_rules.head_dim(256),
-        same_width(16384),
+        same_ffn_size(16384),
         hyper_rules.vocab_size(262400),
         hyper_rules.context_length(32768),
         hyper_rules.activation("gelu_tanh", "hidden_activation"),
@@ -434,11 +434,11 @@ GEMMA3N = ArchSpec(
             )
         ),
         *listed_windows(512, window_period(5)),
-        softcap("final_softcap", "final_logit_softcapping", "final_logit_softcapping", 30.0),
-        embedding_scale(),
-        own_kv(15),
+        softcap_rule("final_softcap", "final_logit_softcapping", "final_logit_softcapping", 30.0),
+        embedding_scale_rule(),
+        own_kv_rule(15),
         *per_layer_sizes(262144, 256),
-        _copies(),
+        _stream_copies_rule(),
         hyper_rules.flag("altup_scaled", True, "altup_correct_scale"),
         HyperRule("altup_extra", default=lambda hp: hp[_N] - 1),
         hyper_rules.size(
@@ -448,7 +448,7 @@ GEMMA3N = ArchSpec(
             shape=hyper_rules.axis("laurel_l.weight", 0),
             shape_wins=True,
         ),
-        _sparsity(),
+        _sparsity_rule(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

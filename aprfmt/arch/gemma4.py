@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, losses, moe
-from aprfmt.arch.gemma import NO_BIASES, embedding_scale
-from aprfmt.arch.gemma2 import softcap
+from aprfmt.arch.gemma import NO_BIASES, embedding_scale_rule
+from aprfmt.arch.gemma2 import softcap_rule
 from aprfmt.arch.gemma3n import (
     BIAS,
     OUT_BIAS,
@@ -22,7 +22,7 @@ from aprfmt.arch.gemma3n import (
     REUSED,
     four_norms,
     listed_windows,
-    own_kv,
+    own_kv_rule,
     per_layer_embeddings,
     per_layer_inputs,
     per_layer_sizes,
@@ -43,7 +43,7 @@ from aprfmt.arch.tensor_rows import (
     norm,
     with_model_rows,
 )
-from aprfmt.arch.value_checks import boolean, number, sequence, whole_number
+from aprfmt.arch.value_checks import boolean, finite_number, sequence, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -53,33 +53,33 @@ _LOCAL, _FULL = "window_layers", "!window_layers"
 _GQ, _GKV = "n_heads*global_head_dim", "global_kv_heads*global_head_dim"
 
 
-def _nothing(value: Value, hp: Params) -> Params:
+def _write_nothing(value: Value, hp: Params) -> Params:
     """Return {}: the write function of a hyperparameter that this style has no key for."""
     return {}
 
 
-def _read_cap(facts: Facts, hp: Params) -> Found:
+def _read_logit_softcap(facts: Facts, hp: Params) -> Found:
     """Return a GGUF's (softcap of the logits, key), where 0 means None; None without the key."""
     found = facts.first(_CAP)
-    return None if found is None else (number(*found) or None, found[1])
+    return None if found is None else (finite_number(*found) or None, found[1])
 
 
 # llama.cpp caps the logits at 30 unless a GGUF says otherwise; 0 switches it off.
 _CAP = "{arch}.final_logit_softcapping"
 _FINAL_CAP = replace(
-    softcap("final_softcap", "final_logit_softcapping", "final_logit_softcapping", None),
-    read={"gguf": _read_cap},
+    softcap_rule("final_softcap", "final_logit_softcapping", "final_logit_softcapping", None),
+    read={"gguf": _read_logit_softcap},
     write={"gguf": lambda value, hp: {_CAP: value or 0.0}},
     default_in={"gguf": 30.0},
 )
 
 
-def _also(role: str, shape: tuple[str, ...], needs: str) -> RoleRow:
+def _other_kind_row(role: str, shape: tuple[str, ...], needs: str) -> RoleRow:
     """Return the row of a role in the other kind of layers: another shape, the same names."""
     return RoleRow(role, "", shape, needs, gguf="")
 
 
-def _attention() -> Rows:
+def _attention_rows() -> Rows:
     """Return the rows of attention, for layers with a window and without one."""
     own, other, dim = f"{_LOCAL} & {OWN}", f"{_FULL} & {OWN}", "global_head_dim"
     valued = f"{other} & !value_is_key"
@@ -90,20 +90,20 @@ def _attention() -> Rows:
         *linear("attn_output", "self_attn.o_proj", "hidden_size", Q, _LOCAL, bias=OUT_BIAS),
         *norm("attn_q_norm", "self_attn.q_norm", ("head_dim",), _LOCAL),
         *norm("attn_k_norm", "self_attn.k_norm", ("head_dim",), own),
-        _also("attn_q.weight", (_GQ, "hidden_size"), _FULL),
-        _also("attn_k.weight", (_GKV, "hidden_size"), other),
-        _also("attn_v.weight", (_GKV, "hidden_size"), valued),
-        _also("attn_output.weight", ("hidden_size", _GQ), _FULL),
-        _also("attn_q.bias", (_GQ,), f"{_FULL} & {BIAS}"),
-        _also("attn_k.bias", (_GKV,), f"{other} & {BIAS}"),
-        _also("attn_v.bias", (_GKV,), f"{valued} & {BIAS}"),
-        _also("attn_output.bias", ("hidden_size",), f"{_FULL} & {OUT_BIAS}"),
-        _also("attn_q_norm.weight", (dim,), _FULL),
-        _also("attn_k_norm.weight", (dim,), other),
+        _other_kind_row("attn_q.weight", (_GQ, "hidden_size"), _FULL),
+        _other_kind_row("attn_k.weight", (_GKV, "hidden_size"), other),
+        _other_kind_row("attn_v.weight", (_GKV, "hidden_size"), valued),
+        _other_kind_row("attn_output.weight", ("hidden_size", _GQ), _FULL),
+        _other_kind_row("attn_q.bias", (_GQ,), f"{_FULL} & {BIAS}"),
+        _other_kind_row("attn_k.bias", (_GKV,), f"{other} & {BIAS}"),
+        _other_kind_row("attn_v.bias", (_GKV,), f"{valued} & {BIAS}"),
+        _other_kind_row("attn_output.bias", ("hidden_size",), f"{_FULL} & {OUT_BIAS}"),
+        _other_kind_row("attn_q_norm.weight", (dim,), _FULL),
+        _other_kind_row("attn_k_norm.weight", (dim,), other),
     )
 
 
-def _mlp() -> Rows:
+def _mlp_rows() -> Rows:
     """Return the rows of the dense MLP, for layers of the usual width and of twice that."""
     usual, wide = "!wide_layers", "wide_layers"
     into, out = ("2*ffn_size", "hidden_size"), ("hidden_size", "2*ffn_size")
@@ -111,12 +111,12 @@ def _mlp() -> Rows:
         *linear("ffn_gate", "mlp.gate_proj", "ffn_size", "hidden_size", usual),
         *linear("ffn_up", "mlp.up_proj", "ffn_size", "hidden_size", usual),
         *linear("ffn_down", "mlp.down_proj", "hidden_size", "ffn_size", usual),
-        *(_also(f"ffn_{name}.weight", into, wide) for name in ("gate", "up")),
-        _also("ffn_down.weight", out, wide),
+        *(_other_kind_row(f"ffn_{name}.weight", into, wide) for name in ("gate", "up")),
+        _other_kind_row("ffn_down.weight", out, wide),
     )
 
 
-def _experts() -> Rows:
+def _expert_rows() -> Rows:
     """Return the rows of the router, the experts and the norms around them."""
     on = "moe_layers"
     into = ("n_experts", "moe_ffn_size", "hidden_size")
@@ -144,7 +144,7 @@ _HALVES = (Split(("moe_ffn_size", "moe_ffn_size"), axis=1),)
 _ROPE = RopeDefaults(theta=1e6, theta_local=10000.0, layers="full", nested=True, new=True)
 
 
-def _rope() -> tuple[HyperRule, ...]:
+def _rope_rules() -> tuple[HyperRule, ...]:
     """Return the rules for rope; by default a quarter of each head without a window is rotated."""
 
     def usual(hp: Params) -> Params:
@@ -155,16 +155,16 @@ def _rope() -> tuple[HyperRule, ...]:
             "rotated": 2 * int(0.25 * full_head_dim(hp) // 2),
         }
 
-    def changed(rule: HyperRule) -> HyperRule:
+    def change_rule(rule: HyperRule) -> HyperRule:
         """Return a shared rule with gemma 4's defaults for `rope_dim` and `rope_scaling`."""
         if rule.name == "rope_dim":
             return HyperRule("rope_dim", default=lambda hp: hp["head_dim"])
         return replace(rule, default_in={"hf": usual}) if rule.name == "rope_scaling" else rule
 
-    return tuple(map(changed, rope_rules(_ROPE)))
+    return tuple(map(change_rule, rope_rules(_ROPE)))
 
 
-def _divisors(hp: Params) -> Sequence[float]:
+def _rope_divisors(hp: Params) -> Sequence[float]:
     """Return the divisors of a GGUF's rope_freqs tensor, one for each pair of a full head.
 
     UNTURNED for a pair that is not rotated. llama.cpp asks for the tensor even where all pairs are
@@ -177,14 +177,14 @@ def _divisors(hp: Params) -> Sequence[float]:
     return (float(scaling["factor"]),) * turned + (UNTURNED,) * (pairs - turned)
 
 
-def _windowed(facts: Facts | None, hp: Params) -> PerLayer:
+def _default_window_layers(facts: Facts | None, hp: Params) -> PerLayer:
     """Return whether each layer has a window: all but every sixth, and never the last one."""
     return (*window_period(6)(facts, hp)[:-1], False)
 
 
-def _windows(size: int) -> tuple[HyperRule, HyperRule]:
+def _window_rules(size: int) -> tuple[HyperRule, HyperRule]:
     """Return the rules for the window's size and layers; the last layer never has a window."""
-    positions, layers = listed_windows(size, _windowed)
+    positions, layers = listed_windows(size, _default_window_layers)
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (layers with a window, key) of config.json, the last one set to False."""
@@ -216,7 +216,7 @@ _WORDS: Mapping[str, str] = {
 }
 
 
-def _mixed(hp: Params) -> str:
+def _unpublished_mix(hp: Params) -> str:
     """Return two features that no published model has together, in words; "" for none."""
     has = {
         "n_experts": any(hp["moe_layers"]), PER: hp[PER] > 0, "shared": not all(hp[OWN]),
@@ -229,7 +229,7 @@ def _mixed(hp: Params) -> str:
     return ""
 
 
-def _global(key: str, layer_key: str) -> Read:
+def _read_full_layer_size(key: str, layer_key: str) -> Read:
     """Return a read function for a size of layers without a window.
 
     It takes `key`, else `layer_key` of the first layer in `per_layer_config` that has it.
@@ -258,7 +258,7 @@ def _without_values(shapes: Mapping[str, tuple[int, ...]]) -> bool:
 _LENGTH = "{arch}.attention.key_length"
 
 
-def _lengths(hp: Params) -> Params:
+def _write_head_lengths(hp: Params) -> Params:
     """Return GGUF's {key: head length}, of layers without ("") and with ("_swa") a window."""
     lengths = {"": hp["global_head_dim"], "_swa": hp["head_dim"]}
     keys = {
@@ -272,7 +272,7 @@ def _lengths(hp: Params) -> Params:
 _KV_HEADS = "{arch}.attention.head_count_kv"
 
 
-def _kv(windowed: bool, facts: Facts, hp: Params) -> Found:
+def _read_kv_heads(windowed: bool, facts: Facts, hp: Params) -> Found:
     """Return (key-value heads, key) of a GGUF's layers with a window, or of those without.
 
     A list has a number for each layer; the first one of such a layer is taken.
@@ -287,7 +287,7 @@ def _kv(windowed: bool, facts: Facts, hp: Params) -> Found:
     return ((here or counts)[0], found[1])
 
 
-def _write_kv(value: Value, hp: Params) -> Params:
+def _write_kv_heads(value: Value, hp: Params) -> Params:
     """Return GGUF's {key: key-value heads}: one number, or a list if layers differ."""
     if value == hp["global_kv_heads"]:
         return {_KV_HEADS: value}
@@ -297,7 +297,7 @@ def _write_kv(value: Value, hp: Params) -> Params:
 _WIDTH = "{arch}.feed_forward_length"
 
 
-def _widths(facts: Facts, hp: Params) -> Found:
+def _read_ffn_size(facts: Facts, hp: Params) -> Found:
     """Return (the smallest MLP width, key) of a GGUF, which may list one for each layer."""
     found = facts.first(_WIDTH)
     if found is None or isinstance(found[0], (int, float)):
@@ -305,7 +305,7 @@ def _widths(facts: Facts, hp: Params) -> Found:
     return min(whole_number(width, found[1], 1) for width in sequence(*found, 1)), found[1]
 
 
-def _write_widths(value: Value, hp: Params) -> Params:
+def _write_ffn_size(value: Value, hp: Params) -> Params:
     """Return GGUF's {key: MLP width}, a list with twice the width for the wide layers."""
     wide = hp["wide_layers"]
     return {_WIDTH: [value * (1 + on) for on in wide] if any(wide) else value}
@@ -314,7 +314,7 @@ def _write_widths(value: Value, hp: Params) -> Params:
 _NORMS = four_norms()
 
 
-def _wide_rule() -> HyperRule:
+def _wide_layers_rule() -> HyperRule:
     """Return the rule for the layers with MLPs of twice the width: those that reuse keys."""
 
     def read(facts: Facts, hp: Params) -> Found:
@@ -324,7 +324,7 @@ def _wide_rule() -> HyperRule:
             return None
         return tuple(boolean(*found) and not own for own in hp[OWN]), found[1]
 
-    def gguf(facts: Facts, hp: Params) -> Found:
+    def read_gguf(facts: Facts, hp: Params) -> Found:
         """Return (which layers are wide, key) of a GGUF's list of widths; None without a list."""
         found = facts.first(_WIDTH)
         if found is None or isinstance(found[0], (int, float)):
@@ -335,12 +335,12 @@ def _wide_rule() -> HyperRule:
     return HyperRule(
         "wide_layers",
         default=hyper_rules.per_layer(False),
-        read={"hf": read, "gguf": gguf},
-        write={"hf": lambda value, hp: {"use_double_wide_mlp": any(value)}, "gguf": _nothing},
+        read={"hf": read, "gguf": read_gguf},
+        write={"hf": lambda value, hp: {"use_double_wide_mlp": any(value)}, "gguf": _write_nothing},
     )
 
 
-def _moe_layers() -> HyperRule:
+def _moe_layers_rule() -> HyperRule:
     """Return the rule for the layers with experts: all or none."""
 
     def read(facts: Facts, hp: Params) -> Found:
@@ -348,29 +348,29 @@ def _moe_layers() -> HyperRule:
         found = facts.first("enable_moe_block")
         return None if found is None else ((boolean(*found),) * hp["n_layers"], found[1])
 
-    def gguf(facts: Facts, hp: Params) -> Found:
+    def read_gguf(facts: Facts, hp: Params) -> Found:
         """Return (all layers True if there are experts, key) of a GGUF."""
         return (hp["n_experts"] > 0,) * hp["n_layers"], "{arch}.expert_count"
 
     return HyperRule(
         "moe_layers",
         default=hyper_rules.per_layer(False),
-        read={"hf": read, "gguf": gguf},
-        write={"hf": lambda value, hp: {"enable_moe_block": any(value)}, "gguf": _nothing},
+        read={"hf": read, "gguf": read_gguf},
+        write={"hf": lambda value, hp: {"enable_moe_block": any(value)}, "gguf": _write_nothing},
     )
 
 
-def _count(name: str, hf: str, gguf: str) -> HyperRule:
+def _count_rule(name: str, hf: str, gguf: str) -> HyperRule:
     """Return the rule of a whole number, 0 by default, with its keys of both styles."""
     return HyperRule(name, {"hf": (hf,), "gguf": (f"{{arch}}.{gguf}",)}, "int", 0)
 
 
-def _few_kv_heads(facts: Facts, hp: Params) -> Found:
+def _read_global_kv_heads(facts: Facts, hp: Params) -> Found:
     """Return config.json's (key-value heads, key) of layers without a window.
 
     None where the key is not used: transformers reads it only where keys are values too.
     """
-    found = _global("num_global_key_value_heads", "num_key_value_heads")(facts, hp)
+    found = _read_full_layer_size("num_global_key_value_heads", "num_key_value_heads")(facts, hp)
     equal = facts.first("attention_k_eq_v")
     stated = found is not None and found[1] == "num_global_key_value_heads"
     return None if stated and not (equal is not None and boolean(*equal)) else found
@@ -388,15 +388,15 @@ def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule,
         hyper_rules.n_heads(8),
         replace(
             hyper_rules.n_kv_heads(4),
-            write={"gguf": _write_kv},
-            read={"gguf": lambda facts, hp: _kv(True, facts, hp)},
+            write={"gguf": _write_kv_heads},
+            read={"gguf": lambda facts, hp: _read_kv_heads(True, facts, hp)},
         ),
         HyperRule(
             "head_dim",
             {"hf": ("head_dim",), "gguf": (_LENGTH + "_swa",)},
             "size",
             256,
-            write={"gguf": lambda value, hp: _lengths(hp)},
+            write={"gguf": lambda value, hp: _write_head_lengths(hp)},
         ),
         HyperRule("value_head_dim", default=lambda hp: hp["head_dim"]),
         HyperRule(
@@ -405,7 +405,7 @@ def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule,
             "size",
             512,
             {"gguf": lambda hp: hp["head_dim"]},
-            read={"hf": _global("global_head_dim", "head_dim")},
+            read={"hf": _read_full_layer_size("global_head_dim", "head_dim")},
             write={"gguf": lambda value, hp: {}},
         ),
         HyperRule(
@@ -413,13 +413,16 @@ def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule,
             {"hf": ("num_global_key_value_heads",)},
             "size",
             lambda hp: hp["n_kv_heads"],
-            read={"hf": _few_kv_heads, "gguf": lambda facts, hp: _kv(False, facts, hp)},
-            write={"gguf": _nothing},
+            read={
+                "hf": _read_global_kv_heads,
+                "gguf": lambda facts, hp: _read_kv_heads(False, facts, hp),
+            },
+            write={"gguf": _write_nothing},
         ),
         replace(
             hyper_rules.ffn_size(9216),
-            read={"gguf": _widths},
-            write={"gguf": _write_widths},
+            read={"gguf": _read_ffn_size},
+            write={"gguf": _write_ffn_size},
             shape=None,
         ),
         hyper_rules.vocab_size(262144),
@@ -429,21 +432,21 @@ def _shared_rules(window: int, context: int, per_layer: int) -> tuple[HyperRule,
         *hyper_rules.attention_biases(),
         hyper_rules.fixed("qk_norm", True),
         hyper_rules.fixed("attn_scale", 1.0),
-        *_rope(),
-        *_windows(window),
+        *_rope_rules(),
+        *_window_rules(window),
         _FINAL_CAP,
-        embedding_scale(),
-        own_kv(0),
-        _wide_rule(),
+        embedding_scale_rule(),
+        own_kv_rule(0),
+        _wide_layers_rule(),
         HyperRule(
             "value_is_key", {"hf": ("attention_k_eq_v",)}, "bool", False, shape=_without_values
         ),
         *per_layer_sizes(262144, per_layer),
-        _count("n_experts", "num_experts", "expert_count"),
-        _count("n_experts_used", "top_k_experts", "expert_used_count"),
-        _count("moe_ffn_size", "moe_intermediate_size", "expert_feed_forward_length"),
-        _moe_layers(),
-        moe.router("softmax"),
+        _count_rule("n_experts", "num_experts", "expert_count"),
+        _count_rule("n_experts_used", "top_k_experts", "expert_used_count"),
+        _count_rule("moe_ffn_size", "moe_intermediate_size", "expert_feed_forward_length"),
+        _moe_layers_rule(),
+        moe.router_rule("softmax"),
         hyper_rules.fixed("norm_topk", True),
     )
 
@@ -452,11 +455,11 @@ _TENSORS, _BINDINGS = make_tables(
     with_model_rows(
         *per_layer_embeddings(PER),
         *_NORMS[0],
-        *_attention(),
+        *_attention_rows(),
         *_NORMS[1],
         *_NORMS[2],
-        *_mlp(),
-        *_experts(),
+        *_mlp_rows(),
+        *_expert_rows(),
         *_NORMS[3],
         *per_layer_inputs(PER),
         RoleRow("layer_output_scale.weight", "layer_scalar", ("1",)),
@@ -479,8 +482,8 @@ GEMMA4 = ArchSpec(
         router_cast="logits",
     ),
     lost=(*losses.common_losses("gelu_tanh"), losses.ONE_BIAS_KEY, NO_BIASES, PADDED, REUSED),
-    mixed=_mixed,
-    derived=(DerivedTensor({"gguf": FREQS}, _divisors),),
+    mixed=_unpublished_mix,
+    derived=(DerivedTensor({"gguf": FREQS}, _rope_divisors),),
     ignored=frozenset(
         """attention.value_length attention.value_length_swa rope.dimension_count
         rope.dimension_count_swa per_layer_config hidden_act""".split()

@@ -5,9 +5,9 @@ the converter's glm.py, llama.cpp's glm4-moe.cpp.
 """
 
 from aprfmt.arch import draft_head, hyper_rules, losses, moe
-from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale, sigmoid_router
-from aprfmt.arch.mla import dense_first, groups, shared_experts
-from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert
+from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale_rule, sigmoid_router_rule
+from aprfmt.arch.mla import dense_first_rule, expert_groups_rule, shared_experts_rule
+from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER, shared_expert_rows
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Loss
@@ -37,7 +37,7 @@ _TENSORS, _BINDINGS = make_tables(
         ROUTER,
         ROUTER_BIAS,
         *EXPERTS,
-        *shared_expert("mlp.shared_experts", "moe_layers & shared_ffn_size"),
+        *shared_expert_rows("mlp.shared_experts", "moe_layers & shared_ffn_size"),
     ),
     hf_first=EXPERT_BINDINGS,
     hf_more=FUSED,
@@ -46,22 +46,22 @@ _TENSORS, _BINDINGS = make_tables(
 GLM4_MOE = ArchSpec(
     name="glm4_moe",
     hyper=hyper_rules.hyper_table(
-        draft_head.main_layers(),
+        draft_head.main_layers_rule(),
         hyper_rules.n_kv_heads(8),
         hyper_rules.context_length(131072),
         hyper_rules.norm_eps(1e-5),
         hyper_rules.flag("attention_bias", False, "attention_bias", present=("attn_q.bias",)),
         hyper_rules.qk_norm(False, "use_qk_norm"),
         *rope_rules(RopeDefaults(partial=0.5)),
-        *moe.counts(128, 8, EXPERTS_HF),
-        moe.expert_size(hf_default=1408),
-        shared_experts("n_shared_experts", 1),
-        dense_first(1),
-        moe.norm_topk(True),
-        routed_scale(1.0),
-        groups("n_expert_groups", "n_group", "expert_group_count", 1),
-        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
-        sigmoid_router(),
+        *moe.expert_count_rules(128, 8, EXPERTS_HF),
+        moe.expert_size_rule(hf_default=1408),
+        shared_experts_rule("n_shared_experts", 1),
+        dense_first_rule(1),
+        moe.norm_topk_rule(True),
+        routed_scale_rule(1.0),
+        expert_groups_rule("n_expert_groups", "n_group", "expert_group_count", 1),
+        expert_groups_rule("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
+        sigmoid_router_rule(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

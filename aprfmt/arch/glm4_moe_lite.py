@@ -9,14 +9,14 @@ from dataclasses import replace
 from reprlib import repr as short_repr
 
 from aprfmt.arch import hyper_rules, moe
-from aprfmt.arch.deepseek import DEEPSEEK_V3, EXPERTS_HF, routed_scale, v3_hyper
+from aprfmt.arch.deepseek import DEEPSEEK_V3, EXPERTS_HF, routed_scale_rule, v3_rules
 from aprfmt.arch.mla import (
     LISTED_EXPERTS_LOSS,
-    groups,
-    listed_experts,
-    mla_lengths,
-    q_lora_rank,
-    shared_experts,
+    expert_groups_rule,
+    listed_experts_rule,
+    mla_length_rules,
+    q_lora_rank_rule,
+    shared_experts_rule,
 )
 from aprfmt.arch.spec import Facts
 from aprfmt.base.protocols import Value
@@ -25,7 +25,7 @@ from aprfmt.errors import ArchError
 Params = Mapping[str, Value]
 
 
-def _whole(value: Value, facts: Facts, hp: Params) -> str:
+def _check_whole_rope(value: Value, facts: Facts, hp: Params) -> str:
     """Return ""; ArchError if only a part of the rotated elements is asked for.
 
     transformers fails on such a model.
@@ -52,19 +52,19 @@ GLM4_MOE_LITE = replace(
     DEEPSEEK_V3,
     name="glm4_moe_lite",
     called={},
-    hyper=v3_hyper(
+    hyper=v3_rules(
         hyper_rules.context_length(202752),
         hyper_rules.norm_eps(1e-5),
-        *mla_lengths(192, 256),
-        q_lora_rank(768),
-        replace(_ROPE_DIM, check=_whole),
-        *moe.counts(64, 4, EXPERTS_HF),
-        moe.expert_size(hf_default=1536),
-        shared_experts("n_shared_experts", 1),
-        listed_experts(1, counted=False),
-        routed_scale(1.8),
-        groups("n_expert_groups", "n_group", "expert_group_count", 1),
-        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
+        *mla_length_rules(192, 256),
+        q_lora_rank_rule(768),
+        replace(_ROPE_DIM, check=_check_whole_rope),
+        *moe.expert_count_rules(64, 4, EXPERTS_HF),
+        moe.expert_size_rule(hf_default=1536),
+        shared_experts_rule("n_shared_experts", 1),
+        listed_experts_rule(1, counted=False),
+        routed_scale_rule(1.8),
+        expert_groups_rule("n_expert_groups", "n_group", "expert_group_count", 1),
+        expert_groups_rule("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
     ),
     lost=(*DEEPSEEK_V3.lost, LISTED_EXPERTS_LOSS),
     evidence=lambda names, values: False,

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from aprfmt.arch import hyper_rules, losses
 from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.layout_steps import Transposed
-from aprfmt.arch.required_values import divided_heads
+from aprfmt.arch.required_values import divided_head_dim_rule
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import boolean
@@ -62,21 +62,21 @@ def _read_scale(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | No
     found = facts.first("scale_attn_weights")
     if found is None:
         return None
-    return (hyper_rules.plain_scale(hp) if boolean(*found) else 1.0), found[1]
+    return (hyper_rules.default_attn_scale(hp) if boolean(*found) else 1.0), found[1]
 
 
 def _write_scale(value: Value, hp: Mapping[str, Value]) -> Mapping[str, Value]:
     """Return config.json's {key: whether scores are divided by sqrt(head_dim)}."""
-    return {"scale_attn_weights": value == hyper_rules.plain_scale(hp)}
+    return {"scale_attn_weights": value == hyper_rules.default_attn_scale(hp)}
 
 
-def four_times(hp: Mapping[str, Value]) -> int:
+def default_ffn_size(hp: Mapping[str, Value]) -> int:
     """Return the usual inner width of the MLP, four times the hidden size."""
     size: int = 4 * hp["hidden_size"]
     return size
 
 
-def scale_rule() -> HyperRule:
+def attn_scale_rule() -> HyperRule:
     """Return the rule for a switch of the division of scores by sqrt(head_dim)."""
     return hyper_rules.attn_scale(read={"hf": _read_scale}, write={"hf": _write_scale})
 
@@ -98,8 +98,8 @@ GPT2 = ArchSpec(
         hyper_rules.n_layers(12, "n_layer num_hidden_layers"),
         hyper_rules.n_heads(12, "n_head num_attention_heads"),
         hyper_rules.n_kv_heads(hf=""),
-        divided_heads(),
-        hyper_rules.ffn_size(four_times, "n_inner"),
+        divided_head_dim_rule(),
+        hyper_rules.ffn_size(default_ffn_size, "n_inner"),
         hyper_rules.vocab_size(50257),
         hyper_rules.context_length(1024, "n_positions max_position_embeddings n_ctx"),
         hyper_rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
@@ -109,7 +109,7 @@ GPT2 = ArchSpec(
         hyper_rules.fixed("attention_out_bias", True),
         hyper_rules.fixed("mlp_bias", True),
         *NO_ROPE,
-        scale_rule(),
+        attn_scale_rule(),
         hyper_rules.flag("attn_scale_by_layer", False, "scale_attn_by_inverse_layer_idx"),
     ),
     tensors=_TENSORS,
@@ -120,7 +120,9 @@ GPT2 = ArchSpec(
         Loss(
             "gguf",
             "attn_scale",
-            lambda hp: hp["attn_scale"] != hyper_rules.plain_scale(hp) or hp["attn_scale_by_layer"],
+            lambda hp: (
+                hp["attn_scale"] != hyper_rules.default_attn_scale(hp) or hp["attn_scale_by_layer"]
+            ),
             "llama.cpp divides gpt2's scores by sqrt(head_dim) in every layer",
         ),
     ),

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, losses
-from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_in, fused_rows
-from aprfmt.arch.gpt2 import BUFFERS, NO_ROPE, POSITIONS, four_times, scale_rule
-from aprfmt.arch.required_values import divided_heads
+from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_bindings, fused_rows
+from aprfmt.arch.gpt2 import BUFFERS, NO_ROPE, POSITIONS, attn_scale_rule, default_ffn_size
+from aprfmt.arch.required_values import divided_head_dim_rule
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, Loss
 from aprfmt.arch.tensor_rows import Q, linear, make_tables, norm, with_model_rows
 from aprfmt.arch.value_checks import boolean
@@ -31,12 +31,12 @@ _TENSORS, _BINDINGS = make_tables(
         final="transformer.ln_f",
         norm_bias=True,
     ),
-    hf_first=fused_in(_H + "attn.c_attn", GROUPED),
+    hf_first=fused_bindings(_H + "attn.c_attn", GROUPED),
     gguf_first=GGUF_FUSED,
 )
 
 
-def _key_heads(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+def _read_key_heads(facts: Facts, hp: Params) -> tuple[Value, str] | None:
     """Return (number of key heads, 1 or all heads, key) of config.json's `multi_query`."""
     found = facts.first("multi_query")
     return None if found is None else (1 if boolean(*found) else hp["n_heads"], found[1])
@@ -50,11 +50,11 @@ GPT_BIGCODE = ArchSpec(
         hyper_rules.n_heads(12, "n_head num_attention_heads"),
         replace(
             hyper_rules.n_kv_heads(1, hf=""),
-            read={"hf": _key_heads},
+            read={"hf": _read_key_heads},
             write={"hf": lambda value, hp: {"multi_query": value == 1}},
         ),
-        divided_heads(),
-        hyper_rules.ffn_size(four_times, "n_inner"),
+        divided_head_dim_rule(),
+        hyper_rules.ffn_size(default_ffn_size, "n_inner"),
         hyper_rules.vocab_size(50257),
         hyper_rules.context_length(1024, "n_positions max_position_embeddings n_ctx"),
         hyper_rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
@@ -64,7 +64,7 @@ GPT_BIGCODE = ArchSpec(
         hyper_rules.fixed("attention_out_bias", True),
         hyper_rules.fixed("mlp_bias", True),
         *NO_ROPE,
-        scale_rule(),
+        attn_scale_rule(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,
@@ -74,7 +74,7 @@ GPT_BIGCODE = ArchSpec(
         Loss(
             "gguf",
             "attn_scale",
-            lambda hp: hp["attn_scale"] != hyper_rules.plain_scale(hp),
+            lambda hp: hp["attn_scale"] != hyper_rules.default_attn_scale(hp),
             "llama.cpp divides starcoder's scores by sqrt(head_dim)",
         ),
     ),

@@ -5,8 +5,8 @@ is rotated. Source: transformers' modeling_gpt_neox; the converter's gpt_neox.py
 """
 
 from aprfmt.arch import hyper_rules, losses
-from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_in, fused_rows
-from aprfmt.arch.required_values import divided_heads
+from aprfmt.arch.fused_projection import GGUF_FUSED, GROUPED, fused_bindings, fused_rows
+from aprfmt.arch.required_values import divided_head_dim_rule
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Loss
@@ -26,7 +26,7 @@ _TENSORS, _BINDINGS = make_tables(
         head="embed_out",
         norm_bias=True,
     ),
-    hf_first=fused_in(_L + "attention.query_key_value", GROUPED),
+    hf_first=fused_bindings(_L + "attention.query_key_value", GROUPED),
     hf_more=(Binding(("lm_head.weight",), ("output.weight",)),),  # in memory
     gguf_first=GGUF_FUSED,
 )
@@ -35,7 +35,7 @@ GPT_NEOX = ArchSpec(
     name="gpt_neox",
     hyper=hyper_rules.hyper_table(
         hyper_rules.n_kv_heads(hf=""),
-        divided_heads(),
+        divided_head_dim_rule(),
         hyper_rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
         hyper_rules.activation("gelu"),
         hyper_rules.tied_embeddings(shown=False),

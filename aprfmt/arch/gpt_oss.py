@@ -10,7 +10,7 @@ from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.layout_steps import Transposed
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import YARN_BETAS, RopeDefaults, yarn_attention
+from aprfmt.arch.rope_hf import YARN_BETAS, RopeDefaults, yarn_attention_factor
 from aprfmt.arch.sliding_window import Window, window_period, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, HyperRule, Loss
 from aprfmt.arch.tensor_rows import (
@@ -70,7 +70,7 @@ YARN = {
     "original_context_length": 4096,
     "beta_fast": YARN_BETAS[0],
     "beta_slow": YARN_BETAS[1],
-    "attention_factor": yarn_attention(32.0, None, None),
+    "attention_factor": yarn_attention_factor(32.0, None, None),
     "mscale": None,
     "mscale_all_dim": None,
     "truncate": False,
@@ -93,10 +93,10 @@ GPT_OSS = ArchSpec(
         hyper_rules.fixed("mlp_bias", True),
         *rope_rules(RopeDefaults(theta=150000.0, hf_default=YARN)),
         *window_rules(Window(128, 128, window_period(2), stated=True)),
-        *moe.counts(128, 4, "num_local_experts num_experts"),
-        moe.expert_size("intermediate_size"),
-        moe.all_layers(),
-        moe.router("softmax_topk"),
+        *moe.expert_count_rules(128, 4, "num_local_experts num_experts"),
+        moe.expert_size_rule("intermediate_size"),
+        moe.all_moe_layers_rule(),
+        moe.router_rule("softmax_topk"),
         HyperRule("swiglu_limit", {"hf": ("swiglu_limit",)}, "float", LIMIT),
         HyperRule("swiglu_alpha", {"hf": ("swiglu_alpha",)}, "float", ALPHA),
     ),

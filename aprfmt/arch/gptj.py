@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, losses
-from aprfmt.arch.gpt2 import BUFFERS, four_times
-from aprfmt.arch.required_values import divided_heads
+from aprfmt.arch.gpt2 import BUFFERS, default_ffn_size
+from aprfmt.arch.required_values import divided_head_dim_rule
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
@@ -35,7 +35,7 @@ _TENSORS, _BINDINGS = make_tables(
 )
 
 
-def _rope() -> tuple[HyperRule, ...]:
+def _rope_rules() -> tuple[HyperRule, ...]:
     """Return the rules for rope; the config counts the rotated elements, the base is fixed."""
     rows = {rule.name: rule for rule in rope_rules(RopeDefaults(partial=1.0))}
 
@@ -69,8 +69,8 @@ GPTJ = ArchSpec(
         hyper_rules.n_layers(28, "n_layer num_hidden_layers"),
         hyper_rules.n_heads(16, "n_head num_attention_heads"),
         hyper_rules.n_kv_heads(hf=""),
-        divided_heads(),
-        hyper_rules.ffn_size(four_times, "n_inner"),
+        divided_head_dim_rule(),
+        hyper_rules.ffn_size(default_ffn_size, "n_inner"),
         hyper_rules.vocab_size(50400),
         hyper_rules.context_length(2048, "n_positions max_position_embeddings n_ctx"),
         hyper_rules.norm_eps(1e-5, "layer_norm_epsilon", "layer_norm_epsilon"),
@@ -78,7 +78,7 @@ GPTJ = ArchSpec(
         hyper_rules.tied_embeddings(shown=False),
         hyper_rules.fixed("mlp_bias", True),
         hyper_rules.fixed("parallel_residual", True),
-        *_rope(),
+        *_rope_rules(),
         hyper_rules.rope_style("interleaved"),
     ),
     tensors=_TENSORS,

@@ -33,7 +33,7 @@ _TENSORS, _BINDINGS = make_tables(
 )
 
 
-def _factor(name: str, hf: str, gguf: str) -> HyperRule:
+def _factor_rule(name: str, hf: str, gguf: str) -> HyperRule:
     """Return the rule for a factor, 1 without a key; an APR file must have it."""
     keys = {"hf": (hf,), "gguf": (f"{{arch}}.{gguf}",)}
     return HyperRule(name, keys, "float", 1.0, {"apr": MISSING})
@@ -41,14 +41,14 @@ def _factor(name: str, hf: str, gguf: str) -> HyperRule:
 
 FACTORS = (
     replace(
-        hyper_rules.attn_scale(gguf_default=hyper_rules.plain_scale),
+        hyper_rules.attn_scale(gguf_default=hyper_rules.default_attn_scale),
         keys={"hf": ("attention_multiplier",), "gguf": ("{arch}.attention.scale",)},
         default=1.0,
-        default_in={"gguf": hyper_rules.plain_scale, "apr": MISSING},
+        default_in={"gguf": hyper_rules.default_attn_scale, "apr": MISSING},
         write={},
     ),
-    _factor("embedding_scale", "embedding_multiplier", "embedding_scale"),
-    _factor("residual_scale", "residual_multiplier", "residual_scale"),
+    _factor_rule("embedding_scale", "embedding_multiplier", "embedding_scale"),
+    _factor_rule("residual_scale", "residual_multiplier", "residual_scale"),
     HyperRule(
         "logit_scale",
         {"hf": ("logits_scaling",), "gguf": ("{arch}.logit_scale",)},
@@ -109,9 +109,9 @@ GRANITEMOE = ArchSpec(
         *hyper_rules.attention_biases(),
         hyper_rules.rope_style("half", permuted=True),
         *FACTORS,
-        *moe.counts(8, 2, "num_local_experts num_experts"),
-        moe.expert_size("intermediate_size"),
-        moe.all_layers(),
+        *moe.expert_count_rules(8, 2, "num_local_experts num_experts"),
+        moe.expert_size_rule("intermediate_size"),
+        moe.all_moe_layers_rule(),
         hyper_rules.fixed("router", "softmax_topk"),
         hyper_rules.fixed("norm_topk", True),
     ),

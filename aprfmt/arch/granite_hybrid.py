@@ -14,12 +14,12 @@ from aprfmt.arch.layer_kinds import (
     ATTENTION,
     SSM,
     STATE_SPACE,
-    attention_layers,
+    attention_layers_rule,
     attention_rows,
-    by_index,
-    by_names,
-    kv_heads,
-    other_layers,
+    kv_heads_rule,
+    other_layers_rule,
+    read_layer_kinds,
+    read_layer_numbers,
     write_indices,
 )
 from aprfmt.arch.mamba import (
@@ -29,7 +29,7 @@ from aprfmt.arch.mamba import (
     head_rules,
     inner_width_rule,
     limit_rules,
-    mamba2_mixer,
+    mamba2_rows,
     mixer_rules,
     state_rules,
 )
@@ -53,7 +53,7 @@ Params = Mapping[str, Value]
 Found = tuple[Value, str] | None
 ROTATED = "{arch}.rope.scaling.finetuned"
 _SSM_RULES = (
-    other_layers(),
+    other_layers_rule(),
     inner_width_rule("mamba_expand"),
     *head_rules("mamba_n_heads", "mamba_n_groups", 128, 1),
     *state_rules("mamba_d_state", "mamba_d_conv", 256),
@@ -63,22 +63,22 @@ _SSM_RULES = (
 )
 
 
-def _rotated(usual: bool) -> HyperRule:
+def _rope_layers_rule(usual: bool) -> HyperRule:
     """Return the rule for the layers with rope: all or none; `usual` without a key."""
 
-    def every(value: bool, hp: Params) -> tuple[bool, ...]:
+    def all_layers(value: bool, hp: Params) -> tuple[bool, ...]:
         """Return the same boolean for every layer."""
         return (value,) * int(hp["n_layers"])
 
-    def hf(facts: Facts, hp: Params) -> Found:
+    def read_hf(facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key) of config.json; None without the key."""
         found = facts.first("position_embedding_type")
-        return None if found is None else (every(found[0] == "rope", hp), found[1])
+        return None if found is None else (all_layers(found[0] == "rope", hp), found[1])
 
-    def gguf(facts: Facts, hp: Params) -> Found:
+    def read_gguf(facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key) of a GGUF; None without the key."""
         found = facts.first(ROTATED)
-        return None if found is None else (every(found[0] is True, hp), found[1])
+        return None if found is None else (all_layers(found[0] is True, hp), found[1])
 
     def write_hf(value: Value, hp: Params) -> Params:
         """Return config.json's {key: kind of positions}, empty for models that always have rope."""
@@ -87,7 +87,7 @@ def _rotated(usual: bool) -> HyperRule:
     return HyperRule(
         "rope_layers",
         default=hyper_rules.per_layer(usual),
-        read={"gguf": gguf} | ({} if usual else {"hf": hf}),
+        read={"gguf": read_gguf} | ({} if usual else {"hf": read_hf}),
         write={"hf": write_hf, "gguf": lambda value, hp: {ROTATED: any(value)}},
     )
 
@@ -116,14 +116,14 @@ BAMBA = full_spec(
         with_model_rows(
             *norm("attn_norm", "input_layernorm"),
             *attention_rows(permuted=True),
-            *mamba2_mixer(LAYER + "mamba", SSM),
+            *mamba2_rows(LAYER + "mamba", SSM),
             *norm("ffn_norm", "pre_ff_layernorm"),
             *gated_mlp(bias="mlp_bias", module="feed_forward"),
             final="model.final_layernorm",
         )
     ),
     hyper_rules.hyper_table(
-        kv_heads(8),
+        kv_heads_rule(8),
         hyper_rules.ffn_size(14336),
         hyper_rules.context_length(262144),
         hyper_rules.norm_eps(1e-5),
@@ -131,8 +131,10 @@ BAMBA = full_spec(
         hyper_rules.mlp_bias(),
         *rope_rules(RopeDefaults(partial=0.5)),
         hyper_rules.rope_style("half", permuted=True),
-        _rotated(True),
-        attention_layers(by_index("attn_layer_indices"), write_indices("attn_layer_indices")),
+        _rope_layers_rule(True),
+        attention_layers_rule(
+            read_layer_numbers("attn_layer_indices"), write_indices("attn_layer_indices")
+        ),
         *_SSM_RULES,
     ),
     BlockSpec(recurrence="mamba2"),
@@ -162,7 +164,7 @@ _ROUTER = RoleRow("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight",
                   ("n_experts", "hidden_size"), "moe_layers")  # fmt: skip
 
 
-def _made(suffix: str, size: str, routed: tuple[RoleRow, ...]) -> Made:
+def _make_granite_tables(suffix: str, size: str, routed: tuple[RoleRow, ...]) -> Made:
     """Return the tensor table and bindings.
 
     `suffix` and `size` are those of the MLP that every token takes; `routed` are the rows of the
@@ -173,7 +175,7 @@ def _made(suffix: str, size: str, routed: tuple[RoleRow, ...]) -> Made:
         with_model_rows(
             *norm("attn_norm", "input_layernorm"),
             *attention_rows(permuted=True),
-            *mamba2_mixer(LAYER + "mamba", SSM),
+            *mamba2_rows(LAYER + "mamba", SSM),
             *norm("ffn_norm", "post_attention_layernorm"),
             *routed,
             *(RoleRow(role, "", (size, "hidden_size")) for role in (gate, up)),
@@ -188,22 +190,23 @@ def _made(suffix: str, size: str, routed: tuple[RoleRow, ...]) -> Made:
     )
 
 
-def _kinds(value: Value, hp: Params) -> Params:
+def _write_layer_types(value: Value, hp: Params) -> Params:
     """Return config.json's {key: kind of each layer}."""
     return {"layer_types": ["attention" if on else "mamba" for on in value]}
 
 
-def _granite(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+def _granite_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     """Return the rules of both granite hybrids; `overrides` replace or add to them."""
     return hyper_rules.hyper_table(
-        kv_heads(),
+        kv_heads_rule(),
         hyper_rules.context_length(2048),
         *hyper_rules.attention_biases(),
         hyper_rules.rope_style("half", permuted=True),
-        _rotated(False),
+        _rope_layers_rule(False),
         *FACTORS,
-        attention_layers(
-            by_names(ATTENTION, STATE_SPACE, "layer_types", "layers_block_type"), _kinds
+        attention_layers_rule(
+            read_layer_kinds(ATTENTION, STATE_SPACE, "layer_types", "layers_block_type"),
+            _write_layer_types,
         ),
         *_SSM_RULES,
         *overrides,
@@ -212,16 +215,16 @@ def _granite(*overrides: HyperRule) -> tuple[HyperRule, ...]:
 
 _NO_EXPERTS = {"num_local_experts": 0, "num_experts_per_tok": 0}
 GRANITE_HYBRID_MOE = full_spec(
-    "granite_hybrid_moe", _made("_shexp", "shared_ffn_size",
+    "granite_hybrid_moe", _make_granite_tables("_shexp", "shared_ffn_size",
         (_ROUTER, *experts()[0])),
-    _granite(
-        *moe.counts(8, 2, "num_local_experts num_experts"),
+    _granite_rules(
+        *moe.expert_count_rules(8, 2, "num_local_experts num_experts"),
         hyper_rules.ffn_size(32000),
         hyper_rules.size("moe_ffn_size", "", "expert_feed_forward_length",
             default=lambda hp: hp["ffn_size"]),
         hyper_rules.size("shared_ffn_size", "shared_intermediate_size",
             "expert_shared_feed_forward_length", hf_default=1024),
-        moe.all_layers(),
+        moe.all_moe_layers_rule(),
         hyper_rules.fixed("router", "softmax_topk"),
         hyper_rules.fixed("norm_topk", True),
     ),
@@ -231,8 +234,8 @@ GRANITE_HYBRID_MOE = full_spec(
 )  # fmt: skip
 GRANITE_HYBRID = full_spec(
     "granite_hybrid",
-    _made("", "ffn_size", ()),
-    _granite(
+    _make_granite_tables("", "ffn_size", ()),
+    _granite_rules(
         hyper_rules.ffn_size(1024, "shared_intermediate_size"),
         # transformers makes eight experts where the key is missing
         HyperRule("n_experts", default=0, write={"hf": lambda value, hp: _NO_EXPERTS}),

@@ -30,7 +30,7 @@ class ByGroup:
     outputs: tuple[tuple[int, ...], ...]
     permutes: ClassVar[bool] = True
 
-    def _sizes(self, hp: Sizes) -> tuple[int, list[int]]:
+    def _group_sizes(self, hp: Sizes) -> tuple[int, list[int]]:
         """Return (number of groups, [rows of each part in one group]).
 
         ArchError unless the groups divide the parts.
@@ -44,29 +44,29 @@ class ByGroup:
             )
         return groups, [size // groups for size in whole]
 
-    def _rows(self, output: tuple[int, ...], groups: int, sizes: list[int]) -> int:
+    def _output_rows(self, output: tuple[int, ...], groups: int, sizes: list[int]) -> int:
         """Return the rows of a logical tensor made of the parts in `output`."""
         return groups * sum(sizes[part] for part in output)
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
         """Return the logical shapes; ArchError unless the stored rows are whole groups."""
         shape = only_shape(stored, self)
-        groups, sizes = self._sizes(hp)
+        groups, sizes = self._group_sizes(hp)
         rows = shape[0] if shape else 0
         if not shape or rows != groups * sum(sizes):
             raise ArchError(
                 f"{self}: shape {list(shape)} has {rows} rows; expected {groups} groups of "
                 f"{' + '.join(map(str, sizes))}"
             )
-        return [(self._rows(output, groups, sizes), *shape[1:]) for output in self.outputs]
+        return [(self._output_rows(output, groups, sizes), *shape[1:]) for output in self.outputs]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the shape of the one stored tensor]; ArchError for other logical shapes.
 
         `count`, the number of stored tensors, matters only to steps that stack.
         """
-        groups, sizes = self._sizes(hp)
-        wanted = [self._rows(output, groups, sizes) for output in self.outputs]
+        groups, sizes = self._group_sizes(hp)
+        wanted = [self._output_rows(output, groups, sizes) for output in self.outputs]
         found = [shape[0] if shape else 0 for shape in logical]
         if found != wanted or len({tuple(shape[1:]) for shape in logical}) != 1:
             raise ArchError(
@@ -81,7 +81,7 @@ class ByGroup:
         None for more than MAX_MOVES runs.
         """
         self.shapes(stored, hp)
-        groups, sizes = self._sizes(hp)
+        groups, sizes = self._group_sizes(hp)
         row, each = math.prod(stored[0][1:]), sum(sizes)
         if groups * len(sizes) > MAX_MOVES:
             return None
@@ -100,7 +100,7 @@ class ByGroup:
 
         x = stored[0]
         self.shapes([x.shape], hp)
-        groups, sizes = self._sizes(hp)
+        groups, sizes = self._group_sizes(hp)
         split = x.reshape(groups, sum(sizes), *x.shape[1:])
         ends = [sum(sizes[: i + 1]) for i in range(len(sizes))]
         parts = [
@@ -114,7 +114,7 @@ class ByGroup:
         import numpy as np
 
         whole = self.stored_shapes([x.shape for x in logical], hp, 1)[0]
-        groups, sizes = self._sizes(hp)
+        groups, sizes = self._group_sizes(hp)
         parts: dict[int, Array] = {}
         for output, x in zip(self.outputs, logical, strict=True):
             start = 0
@@ -142,7 +142,7 @@ class Grouped(ByGroup):
     parts: tuple[str, ...] = ("n_heads*head_dim", "n_kv_heads*head_dim", "n_kv_heads*head_dim")
     outputs: tuple[tuple[int, ...], ...] = ((0,), (1,), (2,))
 
-    def _sizes(self, hp: Sizes) -> tuple[int, list[int]]:
+    def _group_sizes(self, hp: Sizes) -> tuple[int, list[int]]:
         """Return (number of key heads, [rows of q, k and v in one group]).
 
         ArchError unless the query heads are whole groups.
@@ -150,7 +150,7 @@ class Grouped(ByGroup):
         heads, kv = size_of("n_heads", hp), size_of("n_kv_heads", hp)
         if kv < 1 or heads % kv:
             raise ArchError(f"{self}: {heads} query heads on {kv} key heads; expected whole groups")
-        return ByGroup._sizes(self, hp)
+        return ByGroup._group_sizes(self, hp)
 
     def __str__(self) -> str:
         return "Grouped(q, k, v)"
@@ -172,7 +172,7 @@ class Tiled:
     values: str = "delta_value_heads"
     permutes: ClassVar[bool] = True
 
-    def _sizes(self, shape: Shape, hp: Sizes) -> tuple[int, int, int, int]:
+    def _head_sizes(self, shape: Shape, hp: Sizes) -> tuple[int, int, int, int]:
         """Return (elements before the heads, key heads, value heads of each, elements of a head).
 
         ArchError unless they add up to the shape's axis.
@@ -190,7 +190,7 @@ class Tiled:
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
         """Return [the stored shape]; ArchError unless the heads fit it."""
         shape = only_shape(stored, self)
-        self._sizes(shape, hp)
+        self._head_sizes(shape, hp)
         return [shape]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
@@ -207,7 +207,7 @@ class Tiled:
         MAX_MOVES.
         """
         shape = only_shape(stored, self)
-        before, keys, each, size = self._sizes(shape, hp)
+        before, keys, each, size = self._head_sizes(shape, hp)
         outer, inner = math.prod(shape[: self.axis]), math.prod(shape[self.axis + 1 :])
         if outer * (keys * each + 1) > MAX_MOVES:
             return None
@@ -224,15 +224,15 @@ class Tiled:
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
         """Return [the logical array]: the value heads of each key head together."""
-        before, keys, each, size = self._sizes(stored[0].shape, hp)
-        return [self._turned(stored[0], before, (each, keys, size))]
+        before, keys, each, size = self._head_sizes(stored[0].shape, hp)
+        return [self._swap_head_axes(stored[0], before, (each, keys, size))]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
         """Return [the stored array]: value heads in turns, one of every key head."""
-        before, keys, each, size = self._sizes(logical[0].shape, hp)
-        return [self._turned(logical[0], before, (keys, each, size))]
+        before, keys, each, size = self._head_sizes(logical[0].shape, hp)
+        return [self._swap_head_axes(logical[0], before, (keys, each, size))]
 
-    def _turned(self, x: Array, before: int, heads: tuple[int, int, int]) -> Array:
+    def _swap_head_axes(self, x: Array, before: int, heads: tuple[int, int, int]) -> Array:
         """Return `x` with the two axes of its heads swapped; the `before` first elements stay.
 
         `heads` is the shape (two head axes, elements of a head) of the rest along `axis`.

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch import hyper_rules, losses, moe
-from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, shared_expert
+from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, shared_expert_rows
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import HFRope, RopeDefaults
@@ -24,7 +24,7 @@ from aprfmt.arch.tensor_rows import (
     norm,
     with_model_rows,
 )
-from aprfmt.arch.value_checks import positive, sequence, whole_number
+from aprfmt.arch.value_checks import positive_number, sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -33,26 +33,26 @@ Found = tuple[Value, str] | None
 _ROPE = RopeDefaults()
 
 
-def _alpha(facts: Facts) -> float | None:
+def _read_alpha(facts: Facts) -> float | None:
     """Return the factor alpha that raises rope's base, None without one."""
     found = HFRope(_ROPE, facts).full.find("alpha")
-    return None if found is None or not found[0] else positive(*found)
+    return None if found is None or not found[0] else positive_number(*found)
 
 
-def _theta(facts: Facts, hp: Params) -> Found:
+def _read_theta(facts: Facts, hp: Params) -> Found:
     """Return (rope base multiplied by alpha's power, key) of config.json."""
-    found, alpha, dim = HFRope(_ROPE, facts).theta(), _alpha(facts), hp["head_dim"]
+    found, alpha, dim = HFRope(_ROPE, facts).read_theta(), _read_alpha(facts), hp["head_dim"]
     if alpha is None or dim <= 2:
         return found
     base, key = (_ROPE.theta, "rope_theta") if found is None else found
-    return positive(base, key) * alpha ** (dim / (dim - 2)), key
+    return positive_number(base, key) * alpha ** (dim / (dim - 2)), key
 
 
-def _scaling(facts: Facts, hp: Params) -> Found:
+def _read_scaling(facts: Facts, hp: Params) -> Found:
     """Return (scaling in normal form, key); (None, key) where alpha is all there is."""
     rope = HFRope(_ROPE, facts)
-    if _alpha(facts) is None:
-        return rope.scaling(hp["context_length"])
+    if _read_alpha(facts) is None:
+        return rope.read_scaling(hp["context_length"])
     for key in (
         "rope_type",
         "type",
@@ -66,9 +66,9 @@ def _scaling(facts: Facts, hp: Params) -> Found:
     return None, "alpha"
 
 
-def _stretched() -> tuple[HyperRule, ...]:
+def _rope_rules() -> tuple[HyperRule, ...]:
     """Return the rules for rope, with base and scaling read with alpha."""
-    reads: dict[str, Any] = {"rope_theta": _theta, "rope_scaling": _scaling}
+    reads: dict[str, Any] = {"rope_theta": _read_theta, "rope_scaling": _read_scaling}
     return tuple(
         replace(rule, read={**rule.read, "hf": reads[rule.name]}) if rule.name in reads else rule
         for rule in rope_rules(_ROPE)
@@ -86,7 +86,7 @@ _HYPER = (
     hyper_rules.norm_eps(1e-5),
     *hyper_rules.attention_biases(),
     hyper_rules.fixed("qk_norm", True),
-    *_stretched(),
+    *_rope_rules(),
 )
 _IGNORED = frozenset(
     """eod_token_id sep_token_id im_start_id im_end_id im_newline_id text_start_id text_end_id
@@ -112,7 +112,7 @@ HUNYUAN_V1_DENSE = ArchSpec(
 )
 
 
-def _same_everywhere(key: str) -> Any:
+def _read_same_number(key: str) -> Any:
     """Return a read function for a number, or for a list with the same number for every layer."""
 
     def read(facts: Facts, hp: Params) -> Found:
@@ -135,31 +135,31 @@ _MOE_TENSORS, _MOE_BINDINGS = make_tables(
             "ffn_gate_inp.weight", "mlp.gate.wg.weight", ("n_experts", "hidden_size"), "moe_layers"
         ),
         *EXPERTS,
-        *shared_expert("mlp.shared_mlp"),
+        *shared_expert_rows("mlp.shared_mlp"),
     ),
     hf_first=EXPERT_BINDINGS,
     hf_more=FUSED,
 )
-_COUNTS = moe.counts(1, 1, "num_experts num_local_experts")
+_COUNTS = moe.expert_count_rules(1, 1, "num_experts num_local_experts")
 
 HUNYUAN_V1_MOE = ArchSpec(
     name="hunyuan_v1_moe",
     hyper=hyper_rules.hyper_table(
         *_HYPER,
-        replace(_COUNTS[0], read={"hf": _same_everywhere("num_experts")}),
+        replace(_COUNTS[0], read={"hf": _read_same_number("num_experts")}),
         replace(
             _COUNTS[1],
             keys={**_COUNTS[1].keys, "hf": ("moe_topk",)},
-            read={"hf": _same_everywhere("moe_topk")},
+            read={"hf": _read_same_number("moe_topk")},
         ),
-        moe.expert_size("intermediate_size"),
+        moe.expert_size_rule("intermediate_size"),
         hyper_rules.size(
             "shared_ffn_size",
             "intermediate_size",
             "expert_shared_feed_forward_length",
             default=lambda hp: hp["ffn_size"],
         ),
-        moe.all_layers(),
+        moe.all_moe_layers_rule(),
         hyper_rules.fixed("norm_topk", True),
     ),
     tensors=_MOE_TENSORS,

@@ -6,11 +6,11 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aprfmt.arch.pooling import pooling
+from aprfmt.arch.pooling import pooling_rule
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import HYPER_NAMES, MISSING, SPECIAL_NAMES, Facts, HyperRule, Write, split_key
-from aprfmt.arch.value_checks import MAX_LAYERS, nearest_float32, number, text
+from aprfmt.arch.value_checks import MAX_LAYERS, finite_number, nearest_float32, text
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -45,7 +45,7 @@ def axis(role: str, at: int) -> Callable[[ShapesByName], int | None]:
     return read
 
 
-def _layers(shapes: ShapesByName) -> int | None:
+def _count_layers(shapes: ShapesByName) -> int | None:
     """Return the number of layers that tensor names show; None if no tensor is in a layer."""
     found = [layer for layer, _ in map(split_key, shapes) if layer is not None]
     return max(found) + 1 if found else None
@@ -99,7 +99,7 @@ def n_layers(hf_default: int | None = None, hf: str = "num_hidden_layers n_layer
         "block_count",
         "num_layers n_layers num_hidden_layers n_layer model.num_layers",
         hf_default=hf_default,
-        shape=_layers,
+        shape=_count_layers,
         high=MAX_LAYERS,
     )
 
@@ -322,22 +322,22 @@ def qk_norm(default: bool = True, hf: str = "") -> HyperRule:
     return flag("qk_norm", default, hf, present=("attn_q_norm.weight", "attn_k_norm.weight"))
 
 
-def plain_scale(hp: Params) -> float:
+def default_attn_scale(hp: Params) -> float:
     """Return the usual factor on attention scores, 1/sqrt(head_dim)."""
     scale: float = float(hp["head_dim"]) ** -0.5
     return scale
 
 
-def scale_factor(value: Value, key: str) -> float:
+def check_scale_factor(value: Value, key: str) -> float:
     """Return a factor on attention scores as a float; ArchError outside 1e-9 to 1e9."""
-    found = number(value, key)
+    found = finite_number(value, key)
     if not 1e-9 < found < 1e9:
         raise ArchError(f"{key}: is {found!r}; expected a factor between 1e-9 and 1e9")
     return found
 
 
 def attn_scale(
-    default: Callable[[Params], float] = plain_scale,
+    default: Callable[[Params], float] = default_attn_scale,
     gguf_default: Callable[[Params], float] | None = None,
     read: Mapping[str, Any] | None = None,
     write: Mapping[str, Any] | None = None,
@@ -357,7 +357,7 @@ def attn_scale(
         found = facts.first("{arch}.attention.scale")
         if found is None or found[0] == 0:  # llama.cpp: not set
             return None
-        value = scale_factor(*found)
+        value = check_scale_factor(*found)
         exact = round(value**-2) ** -0.5 if value < 1 else value  # one over a whole root, mostly
         return (exact if nearest_float32(exact) == value else value), found[1]
 
@@ -426,7 +426,7 @@ BASE: tuple[HyperRule, ...] = (
     context_length(),
     fixed("position_offset", 0),
     fixed("alibi_max_bias", None),
-    pooling(),
+    pooling_rule(),
     norm_eps(),
     fixed("lora_norm_eps", None),
     activation(),

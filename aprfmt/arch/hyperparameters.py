@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from aprfmt.arch.accessed_keys import AccessedKeys, NotSettledError, PartialHyperParams
-from aprfmt.arch.carried_hyperparameters import CARRIED, STYLES, carried_value
+from aprfmt.arch.carried_hyperparameters import CARRIED, STYLES, read_aprfmt_key
 from aprfmt.arch.other_keys import IGNORED, KNOWN
 from aprfmt.arch.spec import (
     HYPER_NAMES,
@@ -26,10 +26,10 @@ from aprfmt.arch.spec import (
 )
 from aprfmt.arch.value_checks import (
     boolean,
+    finite_number,
     inverse,
     nearest_float32,
-    number,
-    positive,
+    positive_number,
     same_value,
     shortest_decimal,
     text,
@@ -73,8 +73,8 @@ def convert_value(rule: HyperRule, value: Value, key: str) -> Value:
 
 
 _KINDS: Mapping[str, Callable[[Value, str], Value]] = {
-    "float": number,
-    "positive": positive,
+    "float": finite_number,
+    "positive": positive_number,
     "bool": boolean,
     "str": text,
 }
@@ -91,17 +91,17 @@ def read_hyper(
     reader = _Reader(spec, facts, subject)
     for rule in spec.hyper:
         try:
-            row = reader.settle(rule)
+            row = reader.read_rule(rule)
         except ArchError as error:
             raise ArchError(f"{subject}: {error}") from error
         if row is not None:
             reader.rows[rule.name] = row
         elif complete:
-            raise ArchError(f"{subject}: {_nowhere(rule, facts)}")
+            raise ArchError(f"{subject}: {_missing_value_text(rule, facts)}")
     return HyperParams(reader.rows, subject), reader.report()
 
 
-def _nowhere(rule: HyperRule, facts: Facts) -> str:
+def _missing_value_text(rule: HyperRule, facts: Facts) -> str:
     """Return the error message of a hyperparameter without a value: its name, expected keys."""
     keys = [key.replace("{arch}", facts.arch_key) for key in rule.keys.get(facts.style, ())]
     return (
@@ -136,48 +136,48 @@ class _Reader:
         self.facts = replace(self.facts, values=self.watched, arch_key=arch_key)
         self.live = PartialHyperParams(self.rows)
 
-    def settle(self, rule: HyperRule) -> HyperParam | None:
+    def read_rule(self, rule: HyperRule) -> HyperParam | None:
         """Return a rule's value with its origin; None if it has neither a key nor a default.
 
         Notes the rule's check and the keys that it accessed in the report.
         """
-        kept, stated = self._carried(rule), self._stated(rule)
+        kept, stated = self._read_aprfmt_key(rule), self._read_style_keys(rule)
         if rule.present or rule.absent:
-            self._demand(rule, kept or stated)
-        found = self._against_tensors(rule, kept or stated)
+            self._record_demand(rule, kept or stated)
+        found = self._reconcile_with_tensors(rule, kept or stated)
         if found is None:
-            found = self._default(rule)
+            found = self._default_value(rule)
         if found is not None and rule.check is not None:
             remark = rule.check(found.value, self.facts, self.live)
             if remark:
                 self.conflicts.append(remark)
-        for key in self.watched.all_seen():
+        for key in self.watched.accessed_keys():
             self.read.setdefault(key, rule.name)
         return found
 
-    def _demand(self, rule: HyperRule, said: HyperParam | None) -> None:
+    def _record_demand(self, rule: HyperRule, said: HyperParam | None) -> None:
         """Record whether keys or defaults require a part whose presence the tensors show.
 
         `said` is the value of the keys, or None.
         """
         if said is None and self.facts.style not in rule.shown_in:
-            said = self._default(rule)
+            said = self._default_value(rule)
         if said is not None:
             self.demanded[rule.name] = said
 
-    def _carried(self, rule: HyperRule) -> HyperParam | None:
+    def _read_aprfmt_key(self, rule: HyperRule) -> HyperParam | None:
         """Return the value of `aprfmt.hyper.NAME`, or None.
 
         Our writer adds that key if the style has none for the hyperparameter.
         """
-        usual = self._default(rule)
-        found = carried_value(self.facts, rule.name, usual.value if usual else MISSING, self.live)
+        usual = self._default_value(rule)
+        found = read_aprfmt_key(self.facts, rule.name, usual.value if usual else MISSING, self.live)
         if found is None:
             return None
         value = convert_value(rule, found[0], found[1])
-        return HyperParam(_frozen(value), _ORIGINS[self.facts.style], found[1])
+        return HyperParam(_freeze(value), _ORIGINS[self.facts.style], found[1])
 
-    def _stated(self, rule: HyperRule) -> HyperParam | None:
+    def _read_style_keys(self, rule: HyperRule) -> HyperParam | None:
         """Return the value that the keys of this style give, or None."""
         style = self.facts.style
         if style in rule.read:
@@ -194,17 +194,19 @@ class _Reader:
         elif isinstance(value, float) and style in _FLOAT32:
             value = self._undo_rounding(rule, value)
         origin = "tensor" if key in self.facts.tensors else _ORIGINS[style]
-        return HyperParam(_frozen(value), origin, key)
+        return HyperParam(_freeze(value), origin, key)
 
     def _undo_rounding(self, rule: HyperRule, value: float) -> float:
         """Return the decimal number a float32 was rounded from: the default, or the shortest."""
-        default = self._default(rule)
+        default = self._default_value(rule)
         if default is not None and isinstance(default.value, float):
             if nearest_float32(default.value) == value:
                 return default.value
         return shortest_decimal(value)
 
-    def _against_tensors(self, rule: HyperRule, found: HyperParam | None) -> HyperParam | None:
+    def _reconcile_with_tensors(
+        self, rule: HyperRule, found: HyperParam | None
+    ) -> HyperParam | None:
         """Return the value that the tensors show where they win or no key has one, else `found`.
 
         A key that contradicts the tensors is added to the report.
@@ -213,7 +215,7 @@ class _Reader:
             return found
         # What the tensors show: the presence of a part, or a size.
         actual: Value = None
-        if rule.present and self._has_no_part(rule.present):
+        if rule.present and self._has_no_biased_weight(rule.present):
             return found
         if rule.present or rule.absent:
             here = self.facts.roles.intersection(rule.present or rule.absent)
@@ -234,7 +236,7 @@ class _Reader:
             return HyperParam(actual, "shape", found.key if found else "")
         return found
 
-    def _has_no_part(self, present: Sequence[str]) -> bool:
+    def _has_no_biased_weight(self, present: Sequence[str]) -> bool:
         """Return whether biases show nothing, as the model has none of their weights either.
 
         `present` are the bias roles of a rule. A model may have no layer of that kind.
@@ -245,7 +247,7 @@ class _Reader:
             return False
         return self.facts.roles.isdisjoint({*present, *(f"{stem}.weight" for stem in stems)})
 
-    def _default(self, rule: HyperRule) -> HyperParam | None:
+    def _default_value(self, rule: HyperRule) -> HyperParam | None:
         """Return the default of a rule; None without one, or if it needs a value not yet read."""
         default = rule.default_in.get(self.facts.style, rule.default)
         if default is MISSING:
@@ -261,10 +263,14 @@ class _Reader:
         """Return the key report: the keys no rule accessed are sorted into ignored and unknown."""
         style, arch_key = self.facts.style, self.facts.arch_key
         keys = KNOWN.get(style)
-        left = [key for key in self.watched.unseen() if keys is None or keys.counts(key, arch_key)]
+        left = [
+            key for key in self.watched.unread_keys() if keys is None or keys.counts(key, arch_key)
+        ]
         known = self.spec.ignored | IGNORED.get(style, frozenset())
-        bare = {key: _bare(key, arch_key, self.spec.section) for key in left}
-        ignored = tuple(key for key in left if bare[key] in known or _object(bare[key]) in known)
+        bare = {key: _bare_key(key, arch_key, self.spec.section) for key in left}
+        ignored = tuple(
+            key for key in left if bare[key] in known or _outer_object(bare[key]) in known
+        )
         defaulted = tuple(
             rule.name
             for rule in self.spec.hyper
@@ -288,27 +294,27 @@ class _Reader:
         for loss in self.spec.lost:
             row = self.rows.get(loss.name)
             if loss.assumed and loss.style == self.facts.style and row and row.origin == "default":
-                yield f"no key says {loss.name}, {_shown(row.value)} taken: {loss.consequence}"
+                yield f"no key says {loss.name}, {_value_text(row.value)} taken: {loss.consequence}"
 
 
-def _shown(value: Value) -> str:
+def _value_text(value: Value) -> str:
     """Return a value and its verb for a sentence; booleans by layer as a count of layers."""
     if isinstance(value, tuple) and all(isinstance(item, bool) for item in value):
         return f"{sum(value)} of {len(value)} layers are"
     return f"{value!r} is"
 
 
-def _bare(key: str, arch_key: str, section: str) -> str:
+def _bare_key(key: str, arch_key: str, section: str) -> str:
     """Return a key without the architecture's prefix and without the section it is nested in."""
     return key.removeprefix(f"{arch_key}.").removeprefix(f"{section}.")
 
 
-def _frozen(value: Value) -> Value:
+def _freeze(value: Value) -> Value:
     """Return a value with lists as tuples, in mappings too, so that equal values compare equal."""
     if isinstance(value, Mapping):
-        return {key: _frozen(item) for key, item in value.items()}
+        return {key: _freeze(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return tuple(_frozen(item) for item in value)
+        return tuple(_freeze(item) for item in value)
     return value
 
 
@@ -316,7 +322,7 @@ def _frozen(value: Value) -> Value:
 _BESIDE: Mapping[str, str] = {"exp_probs_b": "ffn_gate_inp"}
 
 
-def _object(bare: str) -> str:
+def _outer_object(bare: str) -> str:
     """Return the first part of a dotted key: a key inside an ignored object is ignored too."""
     return bare.partition(".")[0]
 
@@ -339,17 +345,17 @@ def write_hyper(
     for rule in spec.hyper:
         if rule.name not in hp:
             continue
-        for key, value in _pairs(rule, hp[rule.name], style, hp):
-            out[key.replace("{arch}", arch_key)] = _plain(value)
+        for key, value in _written_pairs(rule, hp[rule.name], style, hp):
+            out[key.replace("{arch}", arch_key)] = _thaw(value)
     heads = KNOWN[style].heads(spec, hp) if style in KNOWN else {}
     out = {**heads, **out}
     if complete and style in STYLES:
         for name in inexpressible_names(spec, hp, style, out):
-            out[CARRIED + name] = json.dumps(_plain(hp[name]), separators=(",", ":"))
+            out[CARRIED + name] = json.dumps(_thaw(hp[name]), separators=(",", ":"))
     return out
 
 
-def _pairs(
+def _written_pairs(
     rule: HyperRule, value: Value, style: str, hp: HyperParams
 ) -> Iterator[tuple[str, Value]]:
     """Yield the (key, value) pairs that a rule writes for one value in a style; maybe none."""
@@ -364,14 +370,14 @@ def _pairs(
     yield keys[0], value
 
 
-def _plain(value: Value) -> Value:
+def _thaw(value: Value) -> Value:
     """Return a value with tuples as lists, as JSON and the GGUF writer want them."""
     if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, (list, tuple)) else value
+        return {key: _thaw(item) for key, item in value.items()}
+    return [_thaw(item) for item in value] if isinstance(value, (list, tuple)) else value
 
 
-class _Values:
+class _Float32Values:
     """The values of a tensor derived from hyperparameters, rounded to float32 as a file has them.
 
     It has the few methods of a tensor that read functions call, and needs no numpy.
@@ -382,11 +388,11 @@ class _Values:
         self.shape = (len(values),)
         self._values = [nearest_float32(value) for value in values]
 
-    def numpy(self) -> "_Values":
+    def numpy(self) -> "_Float32Values":
         """Return the values; like LazyTensor.numpy."""
         return self
 
-    def reshape(self, _: int) -> "_Values":
+    def reshape(self, _: int) -> "_Float32Values":
         """Return the values, which have one axis already; stands for numpy's method."""
         return self
 
@@ -414,9 +420,11 @@ def inexpressible_names(
     if written is None:
         written = write_hyper(spec, hp, style, complete=False)
     rounded = (
-        {key: _round(value) for key, value in written.items()} if style in _FLOAT32 else written
+        {key: _round_floats(value) for key, value in written.items()}
+        if style in _FLOAT32
+        else written
     )
-    tensors = {n: _Values(v) for n, v in derived_tensors(spec, hp, style).items()}
+    tensors = {n: _Float32Values(v) for n, v in derived_tensors(spec, hp, style).items()}
     facts = Facts(style, rounded, {}, tensors=tensors)
     back, _ = read_hyper(spec, facts, f"{style} keys of {spec.name}", complete=False)
     by_tensors = {rule.name for rule in spec.hyper if rule.present or rule.absent}
@@ -427,11 +435,11 @@ def inexpressible_names(
     )
 
 
-def _round(value: Value) -> Value:
+def _round_floats(value: Value) -> Value:
     """Return a value with its floats rounded to float32, in lists too."""
     if isinstance(value, float):
         return nearest_float32(value)
-    return [_round(item) for item in value] if isinstance(value, list) else value
+    return [_round_floats(item) for item in value] if isinstance(value, list) else value
 
 
 def expected_losses(spec: ArchSpec, hp: Mapping[str, Value], style: str) -> list[Loss]:

@@ -11,15 +11,21 @@ from aprfmt.arch import hyper_rules, moe
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.layer_kinds import (
     SSM,
-    attention_layers,
+    attention_layers_rule,
     attention_rows,
-    by_period,
-    kv_heads,
+    kv_heads_rule,
     layers_with_role,
-    other_layers,
+    other_layers_rule,
+    read_layer_period,
     write_period,
 )
-from aprfmt.arch.mamba import bias_rules, inner_width_rule, mamba_mixer, state_rules, time_step_rank
+from aprfmt.arch.mamba import (
+    bias_rules,
+    inner_width_rule,
+    mamba_rows,
+    state_rules,
+    time_step_rank_rule,
+)
 from aprfmt.arch.spec import Facts, HyperRule
 from aprfmt.arch.spec_builders import names_only_spec
 from aprfmt.arch.tensor_rows import (
@@ -38,11 +44,11 @@ _EXPERTS = "expert_layer_period", "expert_layer_offset"
 _ROWS, _BINDINGS = experts("feed_forward.experts")
 
 
-def _sparse(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
+def _read_moe_layers(facts: Facts, hp: Mapping[str, Value]) -> tuple[Value, str] | None:
     """Return (which layers have experts, key) of config.json: none if there is one expert."""
     if hp["n_experts"] == 1:
         return (False,) * hp["n_layers"], "num_experts"
-    return by_period(*_EXPERTS, (2, 1))(facts, hp)
+    return read_layer_period(*_EXPERTS, (2, 1))(facts, hp)
 
 
 JAMBA = names_only_spec(
@@ -51,7 +57,7 @@ JAMBA = names_only_spec(
         with_model_rows(
             *norm("attn_norm", "input_layernorm"),
             *attention_rows(bias=None),
-            *mamba_mixer(LAYER + "mamba", SSM),
+            *mamba_rows(LAYER + "mamba", SSM),
             *norm("ssm_dt_norm", "mamba.dt_layernorm", ("ssm_rank",), SSM),
             *norm("ssm_b_norm", "mamba.b_layernorm", ("ssm_state",), SSM),
             *norm("ssm_c_norm", "mamba.c_layernorm", ("ssm_state",), SSM),
@@ -69,23 +75,23 @@ JAMBA = names_only_spec(
         hf_first=_BINDINGS,
     ),
     hyper_rules.hyper_table(
-        kv_heads(8),
+        kv_heads_rule(8),
         hyper_rules.ffn_size(14336),
         hyper_rules.context_length(262144),
         *NO_ROPE,
-        *moe.counts(16, 2),
+        *moe.expert_count_rules(16, 2),
         hyper_rules.size("moe_ffn_size", default=lambda hp: hp["ffn_size"]),
         HyperRule(
             "moe_layers",
-            read={"hf": _sparse},
+            read={"hf": _read_moe_layers},
             write={"hf": write_period(*_EXPERTS)},
             default=hyper_rules.per_layer(True),
             shape=layers_with_role("ffn_gate_inp.weight"),
         ),
-        attention_layers(by_period(*_ATTENTION, (8, 4)), write_period(*_ATTENTION)),
-        other_layers(),
+        attention_layers_rule(read_layer_period(*_ATTENTION, (8, 4)), write_period(*_ATTENTION)),
+        other_layers_rule(),
         inner_width_rule("mamba_expand"),
-        time_step_rank("mamba_dt_rank"),
+        time_step_rank_rule("mamba_dt_rank"),
         *state_rules("mamba_d_state", "mamba_d_conv", 16),
         *bias_rules("mamba_conv_bias", "mamba_proj_bias"),
     ),

@@ -28,7 +28,7 @@ class Split:
     interleaved: bool = False
     permutes: ClassVar[bool] = True
 
-    def _parts(self, shape: Shape, hp: Sizes) -> list[int]:
+    def _part_sizes(self, shape: Shape, hp: Sizes) -> list[int]:
         """Return the size of each part on the axis; ArchError unless they add up to the shape's."""
         parts = [size_of(size, hp) for size in self.sizes]
         found = shape[self.axis] if self.axis < len(shape) else 0
@@ -43,7 +43,7 @@ class Split:
         """Return one logical shape for each part of the stored tensor."""
         shape = only_shape(stored, self)
         at = self.axis
-        return [(*shape[:at], part, *shape[at + 1 :]) for part in self._parts(shape, hp)]
+        return [(*shape[:at], part, *shape[at + 1 :]) for part in self._part_sizes(shape, hp)]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the shape of the parts joined along the axis].
@@ -64,7 +64,7 @@ class Split:
         With `interleaved` one for each row. None for more than MAX_MOVES runs.
         """
         shape = only_shape(stored, self)
-        parts = self._parts(shape, hp)
+        parts = self._part_sizes(shape, hp)
         outer, inner = math.prod(shape[: self.axis]), math.prod(shape[self.axis + 1 :])
         total, n = sum(parts), len(parts)
         if outer * (total if self.interleaved else n) > MAX_MOVES:
@@ -83,7 +83,7 @@ class Split:
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
         """Return the parts of the stored array, as views."""
         x = stored[0]
-        parts = self._parts(x.shape, hp)
+        parts = self._part_sizes(x.shape, hp)
         before = (slice(None),) * self.axis
         if self.interleaved:
             return [x[(*before, slice(k, None, len(parts)))] for k in range(len(parts))]
@@ -241,7 +241,7 @@ class KvB:
 
     permutes: ClassVar[bool] = True
 
-    def _expected(self, hp: Sizes) -> tuple[Shape, Shape, Shape]:
+    def _expected_shapes(self, hp: Sizes) -> tuple[Shape, Shape, Shape]:
         """Return the shapes of k_b, v_b and the logical kv_b, by the hyperparameters."""
         k = shape_of(("n_heads", "kv_lora_rank", "qk_nope_head_dim"), hp)
         v = shape_of(("n_heads", "value_head_dim", "kv_lora_rank"), hp)
@@ -249,7 +249,7 @@ class KvB:
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
         """Return [the shape of kv_b]; ArchError unless k_b and v_b fit the hyperparameters."""
-        k, v, whole = self._expected(hp)
+        k, v, whole = self._expected_shapes(hp)
         found = [tuple(shape) for shape in stored]
         if found != [k, v]:
             raise ArchError(
@@ -263,7 +263,7 @@ class KvB:
 
         `count`, the number of stored tensors, matters only to steps that stack.
         """
-        k, v, whole = self._expected(hp)
+        k, v, whole = self._expected_shapes(hp)
         if only_shape(logical, self) != whole:
             raise ArchError(f"{self}: shape {list(logical[0])}; expected {list(whole)}")
         return [k, v]
@@ -282,7 +282,7 @@ class KvB:
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
         """Return [k_b, v_b]: kv_b cut head by head, the key rows transposed."""
         x = logical[0]
-        k, v, _ = self._expected(hp)
+        k, v, _ = self._expected_shapes(hp)
         self.stored_shapes([x.shape], hp, 2)
         heads = x.reshape(k[0], k[2] + v[1], k[1])
         return [heads[:, : k[2]].swapaxes(1, 2), heads[:, k[2] :]]

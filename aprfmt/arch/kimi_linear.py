@@ -11,14 +11,26 @@ from dataclasses import replace
 from reprlib import repr as short_repr
 
 from aprfmt.arch import hyper_rules, losses, moe
-from aprfmt.arch.deepseek import GGUF_FIRST, GGUF_MORE, LATENT_LOST, routed_scale, sigmoid_router
+from aprfmt.arch.deepseek import (
+    GGUF_FIRST,
+    GGUF_MORE,
+    LATENT_LOST,
+    routed_scale_rule,
+    sigmoid_router_rule,
+)
 from aprfmt.arch.delta_net import ELSEWHERE, IN_LAYERS, VALUES
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.joining_steps import Split
-from aprfmt.arch.layer_kinds import KV_HEADS, by_names
+from aprfmt.arch.layer_kinds import KV_HEADS, read_layer_kinds
 from aprfmt.arch.layout_steps import Reshaped
-from aprfmt.arch.mla import LISTED_EXPERTS_LOSS, groups, listed_experts, mla_hyper, shared_experts
-from aprfmt.arch.qwen2_moe import shared_expert
+from aprfmt.arch.mla import (
+    LISTED_EXPERTS_LOSS,
+    expert_groups_rule,
+    listed_experts_rule,
+    mla_rules,
+    shared_experts_rule,
+)
+from aprfmt.arch.qwen2_moe import shared_expert_rows
 from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.spec_builders import full_spec
@@ -153,7 +165,7 @@ _MADE = make_tables(
         RoleRow(_ROUTER[0][0], _MOE + _ROUTER[0][1], ("n_experts", "hidden_size"), "moe_layers"),
         RoleRow(_ROUTER[1][0], _MOE + _ROUTER[1][1], ("n_experts",), "moe_layers"),
         *_EXPERTS,
-        *shared_expert(_MOE + "shared_experts", "moe_layers & shared_ffn_size"),
+        *shared_expert_rows(_MOE + "shared_experts", "moe_layers & shared_ffn_size"),
     ),
     hf_first=_EXPERT_BINDINGS,
     hf_more=_OTHER_NAMES,
@@ -196,7 +208,7 @@ def _size(name: str, key: str, nested: str, default: int, gguf: str = "") -> Hyp
 
 def _delta_layers() -> HyperRule:
     """Return the rule for the layers with KDA; a GGUF has no key heads for them."""
-    listed = by_names((_KINDS[True],), (_KINDS[False],), "layer_types")
+    listed = read_layer_kinds((_KINDS[True],), (_KINDS[False],), "layer_types")
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (which layers have KDA, key) of config.json's list of kinds, or of numbers."""
@@ -276,18 +288,18 @@ def _mixed(hp: Params) -> str:
     return "" if hp["activation"] == "silu" else f"convolutions and {hp['activation']} behind them"
 
 
-_KV_RULE = next(rule for rule in mla_hyper() if rule.name == "n_kv_heads")
+_KV_RULE = next(rule for rule in mla_rules() if rule.name == "n_kv_heads")
 _COUNTED = "num_experts_per_token num_experts_per_tok"
 KIMI_LINEAR = full_spec(
     "kimi_linear",
     _MADE,
-    mla_hyper(
+    mla_rules(
         replace(_KV_RULE, write={**_KV_RULE.write, "gguf": lambda value, hp: {}}),
         hyper_rules.context_length(1048576, "model_max_length max_position_embeddings"),
         hyper_rules.norm_eps(1e-5),
         *(rule for rule in NO_ROPE if rule.name != "rope_dim"),
         hyper_rules.size(_LORA, _LORA, "attention.q_lora_rank", default=None, null_in=("hf",)),
-        moe.counts(256, 8, "num_experts num_local_experts")[0],
+        moe.expert_count_rules(256, 8, "num_experts num_local_experts")[0],
         hyper_rules.size(
             "n_experts_used",
             _COUNTED,
@@ -296,16 +308,16 @@ KIMI_LINEAR = full_spec(
             hf_default=8,
             high=moe.MAX_EXPERTS,
         ),
-        moe.expert_size(hf_default=1024),
-        shared_experts("num_shared_experts n_shared_experts", 1),
-        listed_experts(1, counted=True),
+        moe.expert_size_rule(hf_default=1024),
+        shared_experts_rule("num_shared_experts n_shared_experts", 1),
+        listed_experts_rule(1, counted=True),
         HyperRule(
             "norm_topk", {"hf": ("moe_renormalize", "norm_topk_prob")}, "bool", True, {"gguf": True}
         ),
-        routed_scale(2.446),
-        groups("n_expert_groups", "num_expert_group n_group", "expert_group_count", 1),
-        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
-        sigmoid_router(),
+        routed_scale_rule(2.446),
+        expert_groups_rule("n_expert_groups", "num_expert_group n_group", "expert_group_count", 1),
+        expert_groups_rule("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
+        sigmoid_router_rule(),
         replace(
             _size("delta_key_heads", "linear_num_heads", "num_heads", 32),
             default_in={"hf": 32, "gguf": lambda hp: hp["n_heads"]},

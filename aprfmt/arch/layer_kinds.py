@@ -65,7 +65,7 @@ def layers_with_role(role: str) -> Callable[[Mapping[str, tuple[int, ...]]], Per
     return read
 
 
-def _heads(facts: Facts) -> tuple[list[int], str] | None:
+def _read_kv_heads(facts: Facts) -> tuple[list[int], str] | None:
     """Return (a GGUF's key heads by layer, key); one number stands for all layers."""
     found = facts.first(KV_HEADS)
     if found is None:
@@ -74,12 +74,12 @@ def _heads(facts: Facts) -> tuple[list[int], str] | None:
     return [whole_number(count, found[1]) for count in sequence(listed, found[1], 1)], found[1]
 
 
-def kv_heads(hf_default: int | None = None) -> HyperRule:
+def kv_heads_rule(hf_default: int | None = None) -> HyperRule:
     """Return the rule for the key heads of layers with attention; GGUF lists 0 for others."""
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (the largest number of key heads of a layer, key) of a GGUF."""
-        found = _heads(facts)
+        found = _read_kv_heads(facts)
         return None if found is None else (max(found[0]), found[1])
 
     def write(value: Value, hp: Params) -> Params:
@@ -90,33 +90,35 @@ def kv_heads(hf_default: int | None = None) -> HyperRule:
     return replace(usual, read={"gguf": read}, write={"gguf": write})
 
 
-def attention_layers(
+def attention_layers_rule(
     hf: Read, write_hf: Write, default: Callable[[Params], PerLayer] | None = None
 ) -> HyperRule:
     """Return the rule for which layers have attention; `hf` reads config.json's keys.
 
     In a GGUF those with key heads have it. Without a key, `default` says it, or all layers have it.
     """
-    return _by_heads("attention_layers", True, hf, write_hf, default or hyper_rules.per_layer(True))
+    return _layers_by_heads_rule(
+        "attention_layers", True, hf, write_hf, default or hyper_rules.per_layer(True)
+    )
 
 
-def convolved_layers(hf: Read, write_hf: Write) -> HyperRule:
+def conv_layers_rule(hf: Read, write_hf: Write) -> HyperRule:
     """Return the rule for which layers have a convolution; `hf` reads config.json's keys.
 
     In a GGUF those without key heads have it. Without a key, those with a stored kernel have it.
     """
-    rule = _by_heads("conv_layers", False, hf, write_hf, hyper_rules.per_layer(False))
+    rule = _layers_by_heads_rule("conv_layers", False, hf, write_hf, hyper_rules.per_layer(False))
     return replace(rule, shape=layers_with_role("shortconv.conv.weight"))
 
 
-def _by_heads(
+def _layers_by_heads_rule(
     name: str, attends: bool, hf: Read, write_hf: Write, default: Callable[[Params], PerLayer]
 ) -> HyperRule:
     """Return the rule for layers with key heads in a GGUF, or without them if not `attends`."""
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key) of a GGUF's key head counts; None without the key."""
-        found = _heads(facts)
+        found = _read_kv_heads(facts)
         if found is None:
             return None
         counts = found[0] * (1 if len(found[0]) > 1 else hp["n_layers"])
@@ -131,12 +133,12 @@ def _by_heads(
     )
 
 
-def other_layers(name: str = "ssm_layers", of: str = "attention_layers") -> HyperRule:
+def other_layers_rule(name: str = "ssm_layers", of: str = "attention_layers") -> HyperRule:
     """Return the rule for the layers that the rule `of` says False of."""
     return HyperRule(name, default=lambda hp: tuple(not on for on in hp[of]))
 
 
-def by_names(names: Sequence[str], rest: Sequence[str], *keys: str) -> Read:
+def read_layer_kinds(names: Sequence[str], rest: Sequence[str], *keys: str) -> Read:
     """Return a read function for a list of layer kinds: which layers' kind is among `names`.
 
     It raises ArchError for a kind that is neither among them nor in `rest`.
@@ -160,7 +162,7 @@ def by_names(names: Sequence[str], rest: Sequence[str], *keys: str) -> Read:
     return read
 
 
-def by_index(key: str) -> Read:
+def read_layer_numbers(key: str) -> Read:
     """Return a read function for a list of layer numbers: which layers are in it."""
 
     def read(facts: Facts, hp: Params) -> Found:
@@ -174,7 +176,7 @@ def by_index(key: str) -> Read:
     return read
 
 
-def by_period(period: str, offset: str, usual: tuple[int, int]) -> Read:
+def read_layer_period(period: str, offset: str, usual: tuple[int, int]) -> Read:
     """Return a read function for a period and an offset: which layers they mean.
 
     `usual` are (period, offset) where config.json has no keys.

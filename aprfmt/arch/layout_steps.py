@@ -206,7 +206,7 @@ class Oriented(Transposed):
     rows: str
     columns: str
 
-    def _turned(self, shape: Shape, hp: Sizes) -> bool:
+    def _is_swapped(self, shape: Shape, hp: Sizes) -> bool:
         """Return whether a stored shape has the last two axes swapped.
 
         Raises ArchError if the last two sizes are neither (rows, columns) nor (columns, rows).
@@ -219,25 +219,25 @@ class Oriented(Transposed):
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
         """Return [the logical shape]: the stored one, its last two axes swapped if they are."""
         shape = only_shape(stored, self)
-        return Transposed.shapes(self, stored, hp) if self._turned(shape, hp) else [shape]
+        return Transposed.shapes(self, stored, hp) if self._is_swapped(shape, hp) else [shape]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the shape that is written]: the logical one with its last two axes swapped.
 
         `count`, the number of stored tensors, matters only to steps that stack.
         """
-        self._turned(only_shape(logical, self), hp)
+        self._is_swapped(only_shape(logical, self), hp)
         return Transposed.shapes(self, logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """Return [[one run of all elements]] if none changes its place, else None: decode whole."""
         shape = only_shape(stored, self)
-        turned = self._turned(shape, hp) and 1 not in shape[-2:]
+        turned = self._is_swapped(shape, hp) and 1 not in shape[-2:]
         return None if turned else [[Move(0, 0, math.prod(shape))]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
         """Return [the stored array, its last two axes swapped if the shape shows it]."""
-        return [stored[0].swapaxes(-1, -2) if self._turned(stored[0].shape, hp) else stored[0]]
+        return [stored[0].swapaxes(-1, -2) if self._is_swapped(stored[0].shape, hp) else stored[0]]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
         """Return [the logical array, its last two axes swapped unless they are equally long]."""
@@ -351,7 +351,7 @@ class Reshaped:
     stored: tuple[str, ...]
     permutes: ClassVar[bool] = True
 
-    def _to(self, shape: Shape, expressions: tuple[str, ...], hp: Sizes) -> Shape:
+    def _checked_shape(self, shape: Shape, expressions: tuple[str, ...], hp: Sizes) -> Shape:
         """Return the sizes of `expressions`; ArchError unless `shape` has as many elements."""
         wanted = shape_of(expressions, hp)
         if math.prod(shape) != math.prod(wanted):
@@ -363,14 +363,14 @@ class Reshaped:
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
         """Return [the logical shape]; ArchError unless the element counts are equal."""
-        return [self._to(only_shape(stored, self), self.logical, hp)]
+        return [self._checked_shape(only_shape(stored, self), self.logical, hp)]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the shape that is written]; ArchError unless the element counts are equal.
 
         `count`, the number of stored tensors, matters only to steps that stack.
         """
-        return [self._to(only_shape(logical, self), self.stored, hp)]
+        return [self._checked_shape(only_shape(logical, self), self.stored, hp)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
         """Return [[one run of all elements]]: none changes its place."""
@@ -378,11 +378,11 @@ class Reshaped:
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
         """Return [the stored array reshaped to the logical shape]."""
-        return [stored[0].reshape(self._to(stored[0].shape, self.logical, hp))]
+        return [stored[0].reshape(self._checked_shape(stored[0].shape, self.logical, hp))]
 
     def apply(self, logical: Sequence[Array], hp: Sizes) -> list[Array]:
         """Return [the logical array reshaped to the shape that is written]."""
-        return [logical[0].reshape(self._to(logical[0].shape, self.stored, hp))]
+        return [logical[0].reshape(self._checked_shape(logical[0].shape, self.stored, hp))]
 
     def __str__(self) -> str:
         return f"Reshaped({', '.join(self.logical)})"

@@ -8,23 +8,23 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, losses, moe
-from aprfmt.arch.deepseek import routed_scale, sigmoid_router
+from aprfmt.arch.deepseek import routed_scale_rule, sigmoid_router_rule
 from aprfmt.arch.layer_kinds import (
     IN,
     attention_rows,
-    by_index,
-    by_names,
-    convolved_layers,
-    kv_heads,
-    other_layers,
+    conv_layers_rule,
+    kv_heads_rule,
+    other_layers_rule,
+    read_layer_kinds,
+    read_layer_numbers,
 )
-from aprfmt.arch.mla import dense_first
+from aprfmt.arch.mla import dense_first_rule
 from aprfmt.arch.recurrent_steps import Depthwise
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.tensor_rows import RoleRow, experts, linear, make_tables, model_rows, norm
-from aprfmt.arch.value_checks import boolean, number, whole_number
+from aprfmt.arch.value_checks import boolean, finite_number, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -42,7 +42,7 @@ _HEAD = RoleRow(
 )  # fmt: skip
 
 
-def _mlp(needs: str = "") -> Rows:
+def _mlp_rows(needs: str = "") -> Rows:
     """Return the rows of the gated MLP's three matrices."""
     return (
         *linear("ffn_gate", "feed_forward.w1", "ffn_size", "hidden_size", needs),
@@ -51,7 +51,7 @@ def _mlp(needs: str = "") -> Rows:
     )
 
 
-GATED = _mlp()
+GATED = _mlp_rows()
 CONVOLUTION = (
     *linear("shortconv.in_proj", "conv.in_proj", "3*hidden_size", "hidden_size", _CONV, bias=_BIAS),
     RoleRow("shortconv.conv.weight", "conv.conv.weight", ("hidden_size", "conv_taps"), _CONV,
@@ -61,7 +61,7 @@ CONVOLUTION = (
 )  # fmt: skip
 
 
-def _rows(*mlp: RoleRow, head: RoleRow = _HEAD) -> Rows:
+def _lfm2_rows(*mlp: RoleRow, head: RoleRow = _HEAD) -> Rows:
     """Return the rows of a model with these MLP rows and this head."""
     return (
         *_BEFORE,
@@ -77,7 +77,7 @@ def _rows(*mlp: RoleRow, head: RoleRow = _HEAD) -> Rows:
     )
 
 
-def _adjusted(facts: Facts, hp: Params) -> Found:
+def _read_ffn_size(facts: Facts, hp: Params) -> Found:
     """Return (MLP width, key): two thirds of config.json's, times a factor, rounded up.
 
     config.json may switch that off; then the width is the one of its key.
@@ -90,18 +90,18 @@ def _adjusted(facts: Facts, hp: Params) -> Found:
         return stated
     size = 2 * whole_number(*stated, 1) // 3
     if factor is not None:
-        size = int(number(*factor) * size)
+        size = int(finite_number(*factor) * size)
     multiple = 256 if unit is None else whole_number(*unit, 1)
     return -(-size // multiple) * multiple, stated[1]
 
 
-def _convolving() -> HyperRule:
+def _conv_layers_rule() -> HyperRule:
     """Return the rule for the layers with a convolution: by kind, or by old files' numbers.
 
     Old files list the numbers of the layers with attention.
     """
-    kinds = by_names(("conv",), ("full_attention",), "layer_types")
-    numbers = by_index("full_attn_idxs")
+    kinds = read_layer_kinds(("conv",), ("full_attention",), "layer_types")
+    numbers = read_layer_numbers("full_attn_idxs")
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (which layers have a convolution, key) of config.json; None without a list."""
@@ -114,10 +114,10 @@ def _convolving() -> HyperRule:
         """Return config.json's {key: kind of each layer}."""
         return {"layer_types": ["conv" if on else "full_attention" for on in value]}
 
-    return convolved_layers(read, write)
+    return conv_layers_rule(read, write)
 
 
-def _tied() -> HyperRule:
+def _tied_rule() -> HyperRule:
     """Return the rule for a tied head; an older key wins in transformers where both exist."""
 
     def read(facts: Facts, hp: Params) -> Found:
@@ -129,17 +129,17 @@ def _tied() -> HyperRule:
 
 
 _SHARED = (
-    kv_heads(8),
+    kv_heads_rule(8),
     hyper_rules.context_length(128000),
     hyper_rules.norm_eps(1e-5, "norm_eps"),
-    _tied(),
+    _tied_rule(),
     hyper_rules.fixed("activation", "silu"),
     hyper_rules.fixed("qk_norm", True),
     *rope_rules(RopeDefaults(theta=1e6)),
     hyper_rules.size("conv_taps", "conv_L_cache", "shortconv.l_cache", default=3),
-    _convolving(),
-    other_layers("rope_layers", "conv_layers"),
-    other_layers("attention_layers", "conv_layers"),
+    _conv_layers_rule(),
+    other_layers_rule("rope_layers", "conv_layers"),
+    other_layers_rule("attention_layers", "conv_layers"),
     hyper_rules.flag("conv_bias", False, "conv_bias", present=("shortconv.in_proj.bias",)),
 )
 _BLOCK = BlockSpec(qk_norm="head", recurrence="short_conv")
@@ -157,14 +157,14 @@ _IGNORED = frozenset(
     use_pos_enc""".split()
 )
 
-_TENSORS, _BINDINGS = make_tables(_rows(*GATED))
+_TENSORS, _BINDINGS = make_tables(_lfm2_rows(*GATED))
 LFM2 = ArchSpec(
     name="lfm2",
     hyper=hyper_rules.hyper_table(
         *_SHARED,
         replace(
             hyper_rules.ffn_size(8192),
-            read={"hf": _adjusted},
+            read={"hf": _read_ffn_size},
             write={
                 "hf": lambda value, hp: {
                     "intermediate_size": value,
@@ -182,8 +182,8 @@ LFM2 = ArchSpec(
 
 _EXPERTS, _EXPERTS_HF = experts("feed_forward.experts", "w1", "w3", "w2")
 _MOE_TENSORS, _MOE_BINDINGS = make_tables(
-    _rows(
-        *_mlp("!moe_layers"),
+    _lfm2_rows(
+        *_mlp_rows("!moe_layers"),
         RoleRow(
             "ffn_gate_inp.weight",
             "feed_forward.gate.weight",
@@ -206,12 +206,12 @@ LFM2_MOE = ArchSpec(
     hyper=hyper_rules.hyper_table(
         *_SHARED,
         hyper_rules.ffn_size(7168),
-        *moe.counts(32, 4),
-        moe.expert_size(hf_default=1792),
-        dense_first(2, "num_dense_layers"),
-        moe.norm_topk(True, gguf=True),
-        routed_scale(1.0),
-        sigmoid_router("sigmoid_bias_eps"),
+        *moe.expert_count_rules(32, 4),
+        moe.expert_size_rule(hf_default=1792),
+        dense_first_rule(2, "num_dense_layers"),
+        moe.norm_topk_rule(True, gguf=True),
+        routed_scale_rule(1.0),
+        sigmoid_router_rule("sigmoid_bias_eps"),
         hyper_rules.flag("expert_bias", True, "use_expert_bias", present=("exp_probs_b.bias",)),
     ),
     tensors=_MOE_TENSORS,

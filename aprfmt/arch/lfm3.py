@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, losses
-from aprfmt.arch.layer_kinds import IN, attention_rows, layers_with_role, other_layers
+from aprfmt.arch.layer_kinds import IN, attention_rows, layers_with_role, other_layers_rule
 from aprfmt.arch.lfm2 import CONVOLUTION, GATED, LAST
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults, full_head_dim
@@ -26,7 +26,7 @@ _KINDS = (_CONV, _WINDOW, _FULL)
 _BEFORE, _ = model_rows()
 
 
-def _usual(hp: Params) -> list[str]:
+def _default_kinds(hp: Params) -> list[str]:
     """Return the kind of each layer that transformers assumes where none are listed."""
     return [
         _FULL if i % 4 == 2 else _WINDOW if i % 4 == 0 and i > 0 else _CONV
@@ -34,11 +34,11 @@ def _usual(hp: Params) -> list[str]:
     ]
 
 
-def _listed(facts: Facts, hp: Params) -> tuple[Sequence[str], str]:
+def _read_kinds(facts: Facts, hp: Params) -> tuple[Sequence[str], str]:
     """Return (kind of each layer, key), the key "" for the default; ArchError for another kind."""
     found = facts.first("layer_types")
     if found is None:
-        return _usual(hp), ""
+        return _default_kinds(hp), ""
     kinds = sequence(*found, hp["n_layers"])[: hp["n_layers"]]
     for layer, kind in enumerate(kinds):
         if kind not in _KINDS:
@@ -49,17 +49,17 @@ def _listed(facts: Facts, hp: Params) -> tuple[Sequence[str], str]:
     return kinds, found[1]
 
 
-def _of_kind(name: str, kind: str) -> HyperRule:
+def _layers_of_kind_rule(name: str, kind: str) -> HyperRule:
     """Return the rule for the layers of one kind."""
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (which layers are of the kind, key) of config.json's list or of the default."""
-        kinds, key = _listed(facts, hp)
+        kinds, key = _read_kinds(facts, hp)
         return tuple(each == kind for each in kinds), key
 
     return HyperRule(
         name,
-        default=lambda hp: tuple(each == kind for each in _usual(hp)),
+        default=lambda hp: tuple(each == kind for each in _default_kinds(hp)),
         read={"hf": read},
         write={"hf": lambda value, hp: {}},
     )
@@ -71,10 +71,10 @@ def _write_kinds(value: Value, hp: Params) -> Params:
     return {"layer_types": [_CONV if conv else _WINDOW if on else _FULL for conv, on in pairs]}
 
 
-def _size(facts: Facts, hp: Params) -> Found:
+def _read_window_size(facts: Facts, hp: Params) -> Found:
     """Return (window size, key) of config.json; ArchError for none where a layer has a window."""
     found = facts.first("sliding_window", null=True)
-    if found is not None and not found[0] and _WINDOW in _listed(facts, hp)[0]:
+    if found is not None and not found[0] and _WINDOW in _read_kinds(facts, hp)[0]:
         raise ArchError(
             f"{found[1]}: is {found[0]!r}, and layer_types has layers with a window; expected a "
             "number of positions above zero"
@@ -82,10 +82,10 @@ def _size(facts: Facts, hp: Params) -> Found:
     return found
 
 
-def _rope() -> tuple[HyperRule, ...]:
+def _rope_rules() -> tuple[HyperRule, ...]:
     """Return the rules for rope; by default half of each head without a window is rotated."""
 
-    def usual(hp: Params) -> Params:
+    def default_scaling(hp: Params) -> Params:
         """Return the scaling that rotates the first half of a full head's pairs."""
         rotated = 2 * int(0.5 * full_head_dim(hp) // 2)
         return {"type": "proportional", "factor": 1.0, "rotated": rotated}
@@ -94,7 +94,7 @@ def _rope() -> tuple[HyperRule, ...]:
         RopeDefaults(theta=1e6, theta_local=10000.0, layers="full", nested=True, new=True)
     )
     return tuple(
-        replace(rule, default_in={"hf": usual}) if rule.name == "rope_scaling" else rule
+        replace(rule, default_in={"hf": default_scaling}) if rule.name == "rope_scaling" else rule
         for rule in made
     )
 
@@ -138,13 +138,22 @@ LFM3 = ArchSpec(
         hyper_rules.fixed("qk_norm", True),
         hyper_rules.flag("sandwich_norms", True, "use_sandwich_norm", present=_AROUND),
         hyper_rules.flag("head_gate", True, "use_attention_gate", present=("attn_gate.weight",)),
-        *_rope(),
+        *_rope_rules(),
         hyper_rules.size("conv_taps", "conv_L_cache", default=7),
-        replace(_of_kind("conv_layers", _CONV), shape=layers_with_role("shortconv.conv.weight")),
-        HyperRule("sliding_window", {"hf": ("sliding_window",)}, "int", 256, read={"hf": _size}),
-        replace(_of_kind("window_layers", _WINDOW), write={"hf": _write_kinds}),
-        other_layers("rope_layers", "conv_layers"),
-        other_layers("attention_layers", "conv_layers"),
+        replace(
+            _layers_of_kind_rule("conv_layers", _CONV),
+            shape=layers_with_role("shortconv.conv.weight"),
+        ),
+        HyperRule(
+            "sliding_window",
+            {"hf": ("sliding_window",)},
+            "int",
+            256,
+            read={"hf": _read_window_size},
+        ),
+        replace(_layers_of_kind_rule("window_layers", _WINDOW), write={"hf": _write_kinds}),
+        other_layers_rule("rope_layers", "conv_layers"),
+        other_layers_rule("attention_layers", "conv_layers"),
         hyper_rules.flag("conv_bias", False, "conv_bias", present=("shortconv.in_proj.bias",)),
     ),
     tensors=_TENSORS,

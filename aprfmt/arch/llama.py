@@ -67,7 +67,7 @@ def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
     return any(".ffn_gate_inp." in name or ".block_sparse_moe." in name for name in names)
 
 
-def _states_a_window(names: Collection[str], values: Mapping[str, Value]) -> bool:
+def _has_window_key(names: Collection[str], values: Mapping[str, Value]) -> bool:
     """Return whether a GGUF has a window's size and no experts: the model is mistral."""
     return bool(values.get("llama.attention.sliding_window")) and not _has_experts(names, values)
 
@@ -86,7 +86,7 @@ MISTRAL = ArchSpec(
     lost=(*losses.common_losses(), IGNORED_WINDOW),
     derived=ROPE_TENSORS,
     buffers=BUFFERS,
-    evidence=_states_a_window,
+    evidence=_has_window_key,
 )
 
 _EXPERTS, _EXPERT_BINDINGS = experts("block_sparse_moe.experts", "w1", "w3", "w2")
@@ -126,9 +126,9 @@ MIXTRAL = ArchSpec(
         *rope_rules(RopeDefaults(theta=1e6)),
         hyper_rules.rope_style("half", permuted=True),
         *window_rules(Window(listed=False)),
-        *moe.counts(8, 2, "num_local_experts num_experts"),
-        moe.expert_size("intermediate_size"),
-        moe.all_layers(),
+        *moe.expert_count_rules(8, 2, "num_local_experts num_experts"),
+        moe.expert_size_rule("intermediate_size"),
+        moe.all_moe_layers_rule(),
         hyper_rules.fixed("norm_topk", True),
     ),
     tensors=_MIXTRAL_TENSORS,

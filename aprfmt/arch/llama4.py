@@ -13,8 +13,8 @@ from collections.abc import Callable, Mapping
 from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.joining_steps import Split
 from aprfmt.arch.layout_steps import Transposed
-from aprfmt.arch.nope_layers import every_fourth, rope_layers, rotating_layers
-from aprfmt.arch.qwen2_moe import shared_expert
+from aprfmt.arch.nope_layers import all_but_every, rope_layers_rule, rotating_layers
+from aprfmt.arch.qwen2_moe import shared_expert_rows
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
@@ -31,7 +31,7 @@ from aprfmt.arch.tensor_rows import (
     norm,
     with_model_rows,
 )
-from aprfmt.arch.value_checks import boolean, number, sequence, whole_number
+from aprfmt.arch.value_checks import boolean, finite_number, sequence, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -53,7 +53,7 @@ _TENSORS, _BINDINGS = make_tables(
             "ffn_gate_inp.weight", _F + "router.weight", ("n_experts", "hidden_size"), "moe_layers"
         ),
         *experts()[0],
-        *shared_expert(_F + "shared_expert"),
+        *shared_expert_rows(_F + "shared_expert"),
     ),
     hf_first=(
         Binding((f"{LAYER}{_F}experts.gate_up_proj",), _GATE_UP, _HALVES),
@@ -63,42 +63,42 @@ _TENSORS, _BINDINGS = make_tables(
 )
 
 
-def _sparse(facts: Facts, hp: Params) -> Found:
+def _read_moe_layers(facts: Facts, hp: Params) -> Found:
     """Return (which layers have experts, key) of config.json; None without a list and a step."""
     listed, step = facts.first("moe_layers"), facts.first("interleave_moe_layer_step")
     if listed is not None:
         on = {whole_number(item, listed[1]) for item in sequence(*listed)}
         return tuple(i in on for i in range(hp["n_layers"])), listed[1]
-    return None if step is None else (_every(whole_number(*step), hp), step[1])
+    return None if step is None else (_layers_of_step(whole_number(*step), hp), step[1])
 
 
-def _every(step: int, hp: Params) -> PerLayer:
+def _layers_of_step(step: int, hp: Params) -> PerLayer:
     """Return one boolean a layer: True for every step-th; all False for 0."""
     return tuple(step > 0 and (i + 1) % step == 0 for i in range(hp["n_layers"]))
 
 
-def _sparse_gguf(facts: Facts, hp: Params) -> Found:
+def _read_moe_layers_gguf(facts: Facts, hp: Params) -> Found:
     """Return (which layers have experts, key) of a GGUF's step; None without the key."""
     step = facts.first("{arch}.interleave_moe_layer_step")
-    return None if step is None else (_every(whole_number(*step), hp), step[1])
+    return None if step is None else (_layers_of_step(whole_number(*step), hp), step[1])
 
 
-def _write_sparse(value: Value, hp: Params) -> Params:
+def _write_moe_layers(value: Value, hp: Params) -> Params:
     """Return config.json's {key: numbers of the layers with experts}."""
     return {"moe_layers": [i for i, sparse in enumerate(value) if sparse]}
 
 
-def _step(layers: PerLayer) -> int:
+def _expert_step(layers: PerLayer) -> int:
     """Return the number of the first layer with experts, counted from 1; 0 for none."""
     return (*layers, True).index(True) + 1 if any(layers) else 0
 
 
-def _write_sparse_gguf(value: Value, hp: Params) -> Params:
+def _write_moe_layers_gguf(value: Value, hp: Params) -> Params:
     """Return GGUF's {key: step} of the layers with experts."""
-    return {"{arch}.interleave_moe_layer_step": _step(value)}
+    return {"{arch}.interleave_moe_layer_step": _expert_step(value)}
 
 
-def _tuned(facts: Facts) -> tuple[bool, str]:
+def _read_temperature_switch(facts: Facts) -> tuple[bool, str]:
     """Return (whether queries grow with the position, key); published files have a number."""
     found = facts.first("attn_temperature_tuning")
     if found is None:
@@ -109,15 +109,15 @@ def _tuned(facts: Facts) -> tuple[bool, str]:
 
 def _read_scale(facts: Facts, hp: Params) -> Found:
     """Return (factor of the logarithm by which queries grow, or None, key) of config.json."""
-    (tuned, key), found = _tuned(facts), facts.first("attn_scale")
+    (tuned, key), found = _read_temperature_switch(facts), facts.first("attn_scale")
     if not tuned:
         return None, key
-    return (_SCALE, key) if found is None else (number(*found), found[1])
+    return (_SCALE, key) if found is None else (finite_number(*found), found[1])
 
 
 def _read_length(facts: Facts, hp: Params) -> Found:
     """Return (positions of a step of that growth, or None, key) of config.json."""
-    (tuned, key), found = _tuned(facts), facts.first("floor_scale")
+    (tuned, key), found = _read_temperature_switch(facts), facts.first("floor_scale")
     if not tuned:
         return None, key
     return (_LENGTH, key) if found is None else (whole_number(*found, 1), found[1])
@@ -134,53 +134,65 @@ def _write_length(value: Value, hp: Params) -> Params:
     return {} if value is None else {"floor_scale": value}
 
 
-def _fixed(value: float) -> Callable[[Params], Value]:
+def _default_with_chunks(value: float) -> Callable[[Params], Value]:
     """Return a default function: `value` in models with chunks, else None, as llama.cpp."""
     return lambda hp: value if any(hp["window_layers"]) else None
 
 
-def _rotating_gguf(hp: Params) -> PerLayer:
+def _rope_layers_gguf(hp: Params) -> PerLayer:
     """Return the layers that llama.cpp rotates: three of four, without chunks all but the last."""
-    return every_fourth(hp, 4 if any(hp["window_layers"]) else hp["n_layers"])
+    return all_but_every(hp, 4 if any(hp["window_layers"]) else hp["n_layers"])
 
 
-def _normed_gguf(facts: Facts, hp: Params) -> Found:
+def _read_qk_norm_gguf(facts: Facts, hp: Params) -> Found:
     """Return (whether llama.cpp normalises q and k, key): it goes by the number of experts."""
     found = facts.first("{arch}.expert_count")
     return None if found is None else (whole_number(*found) != _UNNORMED, found[1])
 
 
-def _temperature(hp: Params) -> tuple[Value, Value]:
+def _temperature_values(hp: Params) -> tuple[Value, Value]:
     """Return (factor, positions of a step) of the growth of queries."""
     return hp["temperature_scale"], hp["temperature_length"]
 
 
 _LOST = (
     Loss(
-        "gguf", "sliding_window",
+        "gguf",
+        "sliding_window",
         lambda hp: any(hp["window_layers"]) and hp["sliding_window"] != _CHUNK,
         f"GGUF has no key for it: llama.cpp has chunks of {_CHUNK} positions",
     ),
     Loss(
-        "gguf", "rope_layers", lambda hp: hp["rope_layers"] != _rotating_gguf(hp),
+        "gguf",
+        "rope_layers",
+        lambda hp: hp["rope_layers"] != _rope_layers_gguf(hp),
         "GGUF has no key for the list: llama.cpp rotates in all layers but every fourth, without "
-        "chunks in all but the last", assumed=True,
+        "chunks in all but the last",
+        assumed=True,
     ),
     Loss(
-        "gguf", "temperature_scale",
-        lambda hp: _temperature(hp) != (_fixed(_SCALE)(hp), _fixed(_LENGTH)(hp)),
+        "gguf",
+        "temperature_scale",
+        lambda hp: (
+            _temperature_values(hp)
+            != (_default_with_chunks(_SCALE)(hp), _default_with_chunks(_LENGTH)(hp))
+        ),
         f"GGUF has no key for it: llama.cpp takes {_SCALE} and a length of {_LENGTH}",
     ),
     Loss(
-        "gguf", "qk_norm", lambda hp: hp["qk_norm"] is not (hp["n_experts"] != _UNNORMED),
+        "gguf",
+        "qk_norm",
+        lambda hp: hp["qk_norm"] is not (hp["n_experts"] != _UNNORMED),
         f"GGUF has no key for it: llama.cpp normalises q and k unless there are {_UNNORMED} "
         "experts",
     ),
     Loss(
-        "gguf", "moe_layers", lambda hp: hp["moe_layers"] != _every(_step(hp["moe_layers"]), hp),
+        "gguf",
+        "moe_layers",
+        lambda hp: hp["moe_layers"] != _layers_of_step(_expert_step(hp["moe_layers"]), hp),
         "GGUF has a step only: llama.cpp expects experts in every so many layers",
     ),
-)  # fmt: skip
+)
 
 LLAMA4 = ArchSpec(
     name="llama4",
@@ -196,12 +208,12 @@ LLAMA4 = ArchSpec(
             {"hf": ("use_qk_norm",)},
             "bool",
             True,
-            read={"gguf": _normed_gguf},
+            read={"gguf": _read_qk_norm_gguf},
             write={"gguf": lambda value, hp: {}},
         ),
         *rope_rules(RopeDefaults(theta=500000.0)),
         hyper_rules.rope_style("interleaved"),
-        rope_layers(_rotating_gguf),
+        rope_layers_rule(_rope_layers_gguf),
         *window_rules(
             Window(
                 _CHUNK,
@@ -220,17 +232,17 @@ LLAMA4 = ArchSpec(
             read={"hf": _read_scale},
             write={"hf": _write_scale},
             default=_SCALE,
-            default_in={"gguf": _fixed(_SCALE)},
+            default_in={"gguf": _default_with_chunks(_SCALE)},
         ),
         HyperRule(
             "temperature_length",
             read={"hf": _read_length},
             write={"hf": _write_length},
             default=_LENGTH,
-            default_in={"gguf": _fixed(_LENGTH)},
+            default_in={"gguf": _default_with_chunks(_LENGTH)},
         ),
-        *moe.counts(16, 1, "num_local_experts num_experts"),
-        moe.expert_size("intermediate_size", 8192),
+        *moe.expert_count_rules(16, 1, "num_local_experts num_experts"),
+        moe.expert_size_rule("intermediate_size", 8192),
         hyper_rules.size(
             "shared_ffn_size",
             "intermediate_size",
@@ -240,11 +252,11 @@ LLAMA4 = ArchSpec(
         ),
         HyperRule(
             "moe_layers",
-            read={"hf": _sparse, "gguf": _sparse_gguf},
-            write={"hf": _write_sparse, "gguf": _write_sparse_gguf},
+            read={"hf": _read_moe_layers, "gguf": _read_moe_layers_gguf},
+            write={"hf": _write_moe_layers, "gguf": _write_moe_layers_gguf},
             default=hyper_rules.per_layer(True),
         ),
-        moe.router("sigmoid"),
+        moe.router_rule("sigmoid"),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

@@ -8,7 +8,7 @@ from aprfmt.base.protocols import Value
 Params = Mapping[str, Value]
 
 
-def _scaling(*kinds: str) -> Callable[[Params], bool]:
+def _has_scaling(*kinds: str) -> Callable[[Params], bool]:
     """Return a function (hp -> bool): whether the rope scaling is of one of these types."""
     return lambda hp: hp["rope_scaling"] is not None and hp["rope_scaling"]["type"] in kinds
 
@@ -38,21 +38,21 @@ def common_losses(activation: str = "silu", *, partial: bool = False) -> tuple[L
         Loss(
             "gguf",
             "rope_scaling",
-            _scaling("dynamic"),
+            _has_scaling("dynamic"),
             "GGUF has no key for dynamic scaling: llama.cpp rotates unscaled, so that its logits "
             "differ beyond the trained context length",
         ),
         Loss(
             "gguf",
             "rope_scaling",
-            lambda hp: _scaling("yarn")(hp) and not hp["rope_scaling"]["truncate"],
+            lambda hp: _has_scaling("yarn")(hp) and not hp["rope_scaling"]["truncate"],
             "GGUF has no key for yarn without truncation: llama.cpp rounds the bounds of the ramp "
             "to whole dimensions, so that the frequencies between them differ",
         ),
         Loss(
             "gguf",
             "rope_scaling",
-            _scaling("longrope"),
+            _has_scaling("longrope"),
             "llama.cpp turns by the long factors once the context it is opened with is longer than "
             "the trained one, transformers once the text is: short texts differ in long contexts",
         ),
@@ -60,7 +60,7 @@ def common_losses(activation: str = "silu", *, partial: bool = False) -> tuple[L
             "gguf",
             "rope_scaling",
             lambda hp: (
-                _scaling("yarn")(hp)
+                _has_scaling("yarn")(hp)
                 and hp["rope_scaling"]["mscale"] != hp["rope_scaling"]["mscale_all_dim"]
             ),
             "GGUF keeps yarn's mscale_all_dim only: llama.cpp takes mscale to be the same",

@@ -18,7 +18,7 @@ from aprfmt.arch.recurrent_steps import Depthwise, NegativeExp
 from aprfmt.arch.spec import BlockSpec, Facts, HyperRule, Loss
 from aprfmt.arch.spec_builders import full_spec
 from aprfmt.arch.tensor_rows import RoleRow, linear, make_tables, norm, with_model_rows
-from aprfmt.arch.value_checks import number, sequence, whole_number
+from aprfmt.arch.value_checks import finite_number, sequence, whole_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -30,7 +30,7 @@ _ONE = (Reshaped(("ssm_heads",), ("ssm_heads", "1")),)
 _CHANNELS = "ssm_size+2*ssm_groups*ssm_state"
 
 
-def _convolution(module: str, channels: str, needs: str) -> Rows:
+def _convolution_rows(module: str, channels: str, needs: str) -> Rows:
     """Return the rows of a mixer's depthwise convolution over `channels`, weight and bias."""
     both = " & ".join(filter(None, (needs, "conv_bias")))
     return (
@@ -45,14 +45,14 @@ def _convolution(module: str, channels: str, needs: str) -> Rows:
     )
 
 
-def mamba_mixer(module: str, needs: str = "") -> Rows:
+def mamba_rows(module: str, needs: str = "") -> Rows:
     """Return the rows of a mamba mixer's tensors; `module` is its name in Hugging Face files.
 
     `needs` is the condition for a layer to have it.
     """
     return (
         *linear("ssm_in", f"{module}.in_proj", "2*ssm_size", "hidden_size", needs, bias="ssm_bias"),
-        *_convolution(module, "ssm_size", needs),
+        *_convolution_rows(module, "ssm_size", needs),
         *linear("ssm_x", f"{module}.x_proj", "ssm_rank+2*ssm_state", "ssm_size", needs),
         *linear("ssm_dt", f"{module}.dt_proj", "ssm_size", "ssm_rank", needs, bias=""),
         RoleRow(
@@ -69,7 +69,7 @@ def mamba_mixer(module: str, needs: str = "") -> Rows:
     )
 
 
-def mamba2_mixer(module: str, needs: str = "", out_bias: str = "ssm_bias") -> Rows:
+def mamba2_rows(module: str, needs: str = "", out_bias: str = "ssm_bias") -> Rows:
     """Return the rows of a mamba2 mixer's tensors; `module` is its name in Hugging Face files.
 
     `needs` is the condition for a layer to have it, `out_bias` that for the last matrix's bias.
@@ -78,7 +78,7 @@ def mamba2_mixer(module: str, needs: str = "", out_bias: str = "ssm_bias") -> Ro
     into = "2*ssm_size+2*ssm_groups*ssm_state+ssm_heads"
     return (
         *linear("ssm_in", f"{module}.in_proj", into, "hidden_size", needs, bias="ssm_bias"),
-        *_convolution(module, _CHANNELS, needs),
+        *_convolution_rows(module, _CHANNELS, needs),
         RoleRow("ssm_dt.bias", f"{module}.dt_bias", ("ssm_heads",), needs),
         RoleRow(
             "ssm_a.weight",
@@ -130,7 +130,7 @@ def inner_width_rule(expand: str = "expand", key: str = "", default: int = 2) ->
     )
 
 
-def time_step_rank(hf: str) -> HyperRule:
+def time_step_rank_rule(hf: str) -> HyperRule:
     """Return the rule for the rank of the compressed time step.
 
     "auto" in config.json stands for a sixteenth of the hidden size, rounded up.
@@ -159,7 +159,7 @@ def _group_size(hp: Params) -> int:
     return int(hp["ssm_size"]) // int(hp["ssm_groups"])
 
 
-def _divides(value: Value, facts: Facts, hp: Params) -> str:
+def _check_groups(value: Value, facts: Facts, hp: Params) -> str:
     """Return ""; ArchError where groups do not divide the heads, or heads the inner width."""
     heads, width = int(hp["ssm_heads"]), int(hp["ssm_size"])
     if heads % int(value) or width % heads:
@@ -189,7 +189,7 @@ def head_rules(heads: str, groups: str, default: int, n_groups: int) -> tuple[Hy
     return (
         hyper_rules.size("ssm_heads", heads, "ssm.time_step_rank", hf_default=default),
         hyper_rules.size(
-            "ssm_groups", groups, "ssm.group_count", hf_default=n_groups, check=_divides
+            "ssm_groups", groups, "ssm.group_count", hf_default=n_groups, check=_check_groups
         ),
         HyperRule("ssm_group_size", default=_group_size),
     )
@@ -202,14 +202,14 @@ def limit_rules(hf: str = "time_step_limit", least: str = "") -> tuple[HyperRule
     `hf` is not read and there is no greatest one (nemotron_h).
     """
 
-    def low(facts: Facts, hp: Params) -> Found:
+    def read_low(facts: Facts, hp: Params) -> Found:
         """Return (least time step, key) of config.json; None without the key."""
-        found = _limits(facts, hf)
+        found = _read_limits(facts, hf)
         return None if found is None else (found[0][0], found[1])
 
-    def high(facts: Facts, hp: Params) -> Found:
+    def read_high(facts: Facts, hp: Params) -> Found:
         """Return (greatest time step or None for infinity, key) of config.json; None without it."""
-        found = _limits(facts, hf)
+        found = _read_limits(facts, hf)
         if found is None:
             return None
         return (None if math.isinf(found[0][1]) else found[0][1]), found[1]
@@ -230,19 +230,19 @@ def limit_rules(hf: str = "time_step_limit", least: str = "") -> tuple[HyperRule
         )
     return (
         # The greatest one is read before `write` is called: both are in one key.
-        HyperRule("ssm_step_low", {}, "float", 0.0, read={"hf": low}, write={"hf": write}),
+        HyperRule("ssm_step_low", {}, "float", 0.0, read={"hf": read_low}, write={"hf": write}),
         HyperRule(
             "ssm_step_high",
             {},
             "positive",
             None,
-            read={"hf": high},
+            read={"hf": read_high},
             write={"hf": lambda value, hp: {}},
         ),
     )
 
 
-def _limits(facts: Facts, key: str) -> tuple[tuple[float, float], str] | None:
+def _read_limits(facts: Facts, key: str) -> tuple[tuple[float, float], str] | None:
     """Return ((least, greatest), key); None without the key.
 
     The greatest may be infinite. ArchError for anything but two numbers in order.
@@ -253,9 +253,9 @@ def _limits(facts: Facts, key: str) -> tuple[tuple[float, float], str] | None:
     listed = [
         part.get("__float__") if isinstance(part, Mapping) else part for part in sequence(*found, 2)
     ]
-    low = number(listed[0], key)
+    low = finite_number(listed[0], key)
     endless = listed[1] in ("Infinity", "inf", math.inf)
-    high = math.inf if endless else number(listed[1], key)
+    high = math.inf if endless else finite_number(listed[1], key)
     if len(listed) != 2 or not 0 <= low < high:
         raise ArchError(f"{key}: is {listed!r}; expected two numbers from 0 on, in order")
     return (low, high), found[1]
@@ -307,14 +307,14 @@ def bias_rules(conv: str, projections: str) -> tuple[HyperRule, ...]:
     )
 
 
-def _no_heads(value: Value, hp: Params) -> Params:
+def _write_no_heads(value: Value, hp: Params) -> Params:
     """Return GGUF's {key: 0} for the attention heads that these models do not have."""
     return {"{arch}.attention.head_count": 0}
 
 
 # No attention, no MLP, no positions, and no bound on them.
 _ALONE: tuple[HyperRule, ...] = (
-    HyperRule("n_heads", default=0, write={"gguf": _no_heads}),
+    HyperRule("n_heads", default=0, write={"gguf": _write_no_heads}),
     *(
         hyper_rules.fixed(name, 0)
         for name in ("n_kv_heads", "head_dim", "value_head_dim", "ffn_size")
@@ -331,13 +331,13 @@ _ALONE: tuple[HyperRule, ...] = (
 _UNUSED = frozenset({"attention.head_count", "feed_forward_length"})  # zeros in a GGUF
 
 
-def _rows(mixer: Rows) -> Any:
+def _make_mamba_tables(mixer: Rows) -> Any:
     """Return the tensor table and bindings of a model whose layers are a norm and a mixer."""
     rows = (*norm("attn_norm", "backbone.layers.{L}.norm"), *mixer)
     return make_tables(with_model_rows(*rows, embed="backbone.embeddings", final="backbone.norm_f"))
 
 
-def _mamba(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+def _mamba_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     """Return the rules of both mambas; `overrides` replace or add to them."""
     return hyper_rules.hyper_table(
         *_ALONE,
@@ -348,7 +348,7 @@ def _mamba(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     )
 
 
-def _block(**fields: Any) -> BlockSpec:
+def _mamba_block(**fields: Any) -> BlockSpec:
     """Return the block spec of a mixer alone: no MLP, no positions."""
     return BlockSpec(halves="one", position="none", **fields)
 
@@ -357,13 +357,13 @@ _MIXER = "backbone.layers.{L}.mixer"
 _MAMBA_HYPER = (
     hyper_rules.tied_embeddings(True),
     inner_width_rule("expand", "intermediate_size"),
-    time_step_rank("time_step_rank"),
+    time_step_rank_rule("time_step_rank"),
     *state_rules("state_size", "conv_kernel", 16),
     *mixer_rules(),
 )
 
 
-def _normed(value: bool) -> HyperRule:
+def _inner_norms_rule(value: bool) -> HyperRule:
     """Return the rule for norms without weights on the time step, B and C.
 
     `value` is the default; a GGUF has a key for it.
@@ -371,7 +371,7 @@ def _normed(value: bool) -> HyperRule:
     return HyperRule("ssm_inner_norms", {"gguf": ("{arch}.ssm.dt_b_c_rms",)}, "bool", value)
 
 
-def _is_falcon(names: Any, values: Mapping[str, Value]) -> bool:
+def _is_falcon_mamba(names: Any, values: Mapping[str, Value]) -> bool:
     """Return whether a GGUF's keys say that the model is falcon_mamba, not mamba.
 
     `names`, the tensors', is for other evidence functions.
@@ -385,19 +385,19 @@ _EPS = HyperRule(
 )  # fmt: skip
 MAMBA = full_spec(
     "mamba",
-    _rows(mamba_mixer(_MIXER)),
-    _mamba(*_MAMBA_HYPER, _normed(False)),
-    _block(recurrence="mamba"),
+    _make_mamba_tables(mamba_rows(_MIXER)),
+    _mamba_rules(*_MAMBA_HYPER, _inner_norms_rule(False)),
+    _mamba_block(recurrence="mamba"),
     ignored=_UNUSED | IGNORED,
     lost=LOST,
 )
 FALCON_MAMBA = full_spec(
     "falcon_mamba",
-    _rows(mamba_mixer(_MIXER)),
-    _mamba(*_MAMBA_HYPER, _normed(True), _EPS),
-    _block(recurrence="mamba", ssm_norms="plain"),
+    _make_mamba_tables(mamba_rows(_MIXER)),
+    _mamba_rules(*_MAMBA_HYPER, _inner_norms_rule(True), _EPS),
+    _mamba_block(recurrence="mamba", ssm_norms="plain"),
     ignored=_UNUSED | IGNORED,
-    evidence=_is_falcon,
+    evidence=_is_falcon_mamba,
     lost=(
         *LOST,
         Loss(
@@ -410,23 +410,23 @@ FALCON_MAMBA = full_spec(
 )
 
 
-def _of_heads(value: Value, hp: Params) -> Params:
+def _write_head_sizes(value: Value, hp: Params) -> Params:
     """Return config.json's {key: value} of the inner width: its factor and the head dim."""
     return {"expand": value // hp["hidden_size"], "head_dim": value // hp["ssm_heads"]}
 
 
 MAMBA2 = full_spec(
     "mamba2",
-    _rows(mamba2_mixer(_MIXER)),
-    _mamba(
+    _make_mamba_tables(mamba2_rows(_MIXER)),
+    _mamba_rules(
         hyper_rules.tied_embeddings(),
-        replace(inner_width_rule(), write={"hf": _of_heads}),
+        replace(inner_width_rule(), write={"hf": _write_head_sizes}),
         *head_rules("num_heads", "n_groups", 128, 8),
         *state_rules("state_size", "conv_kernel", 128),
         *mixer_rules(limits=limit_rules()),
         hyper_rules.flag("ssm_norm", True, present=("ssm_norm.weight",)),
     ),
-    _block(recurrence="mamba2"),
+    _mamba_block(recurrence="mamba2"),
     ignored=_UNUSED | IGNORED | {"head_dim"},
     lost=LOST,
 )

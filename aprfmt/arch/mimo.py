@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import draft_head, hyper_rules, moe
-from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale
+from aprfmt.arch.deepseek import EXPERTS_HF, ROUTER_BIAS, routed_scale_rule
 from aprfmt.arch.layout_steps import HalvesExchanged
-from aprfmt.arch.mla import groups
+from aprfmt.arch.mla import expert_groups_rule
 from aprfmt.arch.qwen2 import QWEN2, WINDOW
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER
 from aprfmt.arch.rope import rope_rules
@@ -43,7 +43,7 @@ _PATTERN = "{arch}.attention.sliding_window_pattern"
 _COUNTS = ("num_nextn_predict_layers",)
 
 
-def _head(layer: str, before: tuple[str, str, str], last: str, **more: str) -> dict[str, str]:
+def _head_names(layer: str, before: tuple[str, str, str], last: str, **more: str) -> dict[str, str]:
     """Return {stored name template: role} of a draft head's own tensors.
 
     `before` are the names of its two norms and its join, `last` of its last norm, below `layer`.
@@ -72,7 +72,9 @@ MIMO = names_only_spec(
     draft={
         "hf": DraftNames(
             _SEVEN,
-            _head(_SEVEN, ("token_layernorm", "hidden_layernorm", "input_proj"), "final_layernorm"),
+            _head_names(
+                _SEVEN, ("token_layernorm", "hidden_layernorm", "input_proj"), "final_layernorm"
+            ),
             _COUNTS,
             (HalvesExchanged(),),
         )
@@ -80,7 +82,7 @@ MIMO = names_only_spec(
 )
 
 
-def _windowed(facts: Facts | None, hp: Params) -> PerLayer:
+def _read_window_layers(facts: Facts | None, hp: Params) -> PerLayer:
     """Return one boolean a layer: config.json's list, else all but the first and every sixth."""
     listed = None if facts is None else facts.first("hybrid_layer_pattern")
     if listed is None:
@@ -89,14 +91,14 @@ def _windowed(facts: Facts | None, hp: Params) -> PerLayer:
     return tuple(whole_number(mark, listed[1], 0, 1) == 1 for mark in marks)
 
 
-def _windows() -> tuple[HyperRule, HyperRule]:
+def _window_rules() -> tuple[HyperRule, HyperRule]:
     """Return the rules for the window's size and its layers; a GGUF lists one boolean a layer."""
-    positions, layers = window_rules(Window(129, MISSING, _windowed, stated=True))
+    positions, layers = window_rules(Window(129, MISSING, _read_window_layers, stated=True))
     write = {**layers.write, "gguf": lambda value, hp: {_PATTERN: list(value)}}
     return positions, replace(layers, write=write)
 
 
-def _sparse(facts: Facts, hp: Params) -> Found:
+def _read_moe_layers(facts: Facts, hp: Params) -> Found:
     """Return (which layers have experts, key) of config.json; None without a list.
 
     1 in `moe_layer_freq`, or "sparse" among `mlp_layer_types`.
@@ -108,13 +110,13 @@ def _sparse(facts: Facts, hp: Params) -> Found:
     return tuple(kind in (1, "sparse") for kind in kinds), found[1]
 
 
-def _sparse_gguf(facts: Facts, hp: Params) -> Found:
+def _read_moe_layers_gguf(facts: Facts, hp: Params) -> Found:
     """Return (which layers store a router, its name): no key of a GGUF says it."""
     there = (f"L{i}.ffn_gate_inp.weight" in facts.shapes for i in range(hp["n_layers"]))
     return tuple(there), "ffn_gate_inp.weight"
 
 
-def _kv_heads(facts: Facts, hp: Params) -> Found:
+def _read_window_kv_heads(facts: Facts, hp: Params) -> Found:
     """Return (key heads of layers with a window, key) of config.json.
 
     Without their own key they are twice those of the other layers.
@@ -125,7 +127,7 @@ def _kv_heads(facts: Facts, hp: Params) -> Found:
     return 2 * whole_number(*others, 1), others[1]
 
 
-def _kv_heads_gguf(windowed: bool, facts: Facts) -> Found:
+def _read_kv_heads_gguf(windowed: bool, facts: Facts) -> Found:
     """Return (key heads, key) of a GGUF's layers with a window, or of those without."""
     found, pattern = facts.first(_KV_HEADS), facts.first(_PATTERN)
     if found is None or isinstance(found[0], int) or pattern is None:
@@ -140,7 +142,7 @@ def _write_kv_heads(value: Value, hp: Params) -> Params:
     return {_KV_HEADS: [value if on else hp["global_kv_heads"] for on in hp[_LOCAL]]}
 
 
-def _sinks(facts: Facts, hp: Params) -> Found:
+def _read_sink_layers(facts: Facts, hp: Params) -> Found:
     """Return (which layers' heads have a sink, key) of config.json's two keys; None without."""
     local = facts.first("add_swa_attention_sink_bias")
     full = facts.first("add_full_attention_sink_bias")
@@ -159,7 +161,7 @@ def _write_sinks(value: Value, hp: Params) -> Params:
     }
 
 
-def _kv(role: str, hf: str, width: str) -> tuple[RoleRow, RoleRow]:
+def _kv_rows(role: str, hf: str, width: str) -> tuple[RoleRow, RoleRow]:
     """Return the rows of a projection to keys or values, of layers with a window and without."""
     row, *_ = linear(role, hf, f"n_kv_heads*{width}", "hidden_size", _LOCAL)
     return row, RoleRow(row.role, "", (f"global_kv_heads*{width}", "hidden_size"), _FULL, gguf="")
@@ -173,8 +175,8 @@ MIMO_V2 = names_only_spec(
         with_model_rows(
             *norm("attn_norm", "input_layernorm"),
             *linear("attn_q", "self_attn.q_proj", Q, "hidden_size"),
-            *_kv("attn_k", "self_attn.k_proj", "head_dim"),
-            *_kv("attn_v", "self_attn.v_proj", "value_head_dim"),
+            *_kv_rows("attn_k", "self_attn.k_proj", "head_dim"),
+            *_kv_rows("attn_v", "self_attn.v_proj", "value_head_dim"),
             *linear("attn_output", "self_attn.o_proj", "hidden_size", "n_heads*value_head_dim"),
             RoleRow(
                 "attn_sinks.weight", "self_attn.attention_sink_bias", ("n_heads",), "sink_layers"
@@ -190,13 +192,16 @@ MIMO_V2 = names_only_spec(
         hf_more=(Binding((LAYER + "self_attn.sinks",), ("attn_sinks.weight",)),),
     ),
     hyper_rules.hyper_table(
-        draft_head.main_layers(),
+        draft_head.main_layers_rule(),
         hyper_rules.n_heads(64),
         replace(
             hyper_rules.n_kv_heads(),
             keys={"hf": ("swa_num_key_value_heads",)},
             shape=None,
-            read={"hf": _kv_heads, "gguf": lambda facts, hp: _kv_heads_gguf(True, facts)},
+            read={
+                "hf": _read_window_kv_heads,
+                "gguf": lambda facts, hp: _read_kv_heads_gguf(True, facts),
+            },
             write={"gguf": _write_kv_heads},
         ),
         hyper_rules.head_dim(192),
@@ -218,26 +223,26 @@ MIMO_V2 = names_only_spec(
                 nested=True,
             )
         ),
-        *_windows(),
-        *moe.counts(256, 8, EXPERTS_HF),
-        moe.expert_size(hf_default=2048),
+        *_window_rules(),
+        *moe.expert_count_rules(256, 8, EXPERTS_HF),
+        moe.expert_size_rule(hf_default=2048),
         HyperRule(
             "moe_layers",
             default=lambda hp: tuple(i > 0 for i in range(hp["n_layers"])),
-            read={"hf": _sparse, "gguf": _sparse_gguf},
+            read={"hf": _read_moe_layers, "gguf": _read_moe_layers_gguf},
             write={"hf": lambda value, hp: {"moe_layer_freq": [int(on) for on in value]}},
         ),
-        moe.norm_topk(True, gguf=True),
-        routed_scale(1.0),
-        groups("n_expert_groups", "n_group", "expert_group_count", 1),
-        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
-        moe.router("sigmoid_bias"),
+        moe.norm_topk_rule(True, gguf=True),
+        routed_scale_rule(1.0),
+        expert_groups_rule("n_expert_groups", "n_group", "expert_group_count", 1),
+        expert_groups_rule("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
+        moe.router_rule("sigmoid_bias"),
         HyperRule(
             "global_kv_heads",
             {"hf": ("num_key_value_heads",)},
             "size",
             4,
-            read={"gguf": lambda facts, hp: _kv_heads_gguf(False, facts)},
+            read={"gguf": lambda facts, hp: _read_kv_heads_gguf(False, facts)},
             write={"gguf": lambda value, hp: {}},
         ),
         HyperRule(
@@ -249,7 +254,7 @@ MIMO_V2 = names_only_spec(
         HyperRule(
             "sink_layers",
             default=lambda hp: hp[_LOCAL],
-            read={"hf": _sinks},
+            read={"hf": _read_sink_layers},
             write={"hf": _write_sinks},
         ),
     ),
@@ -262,7 +267,7 @@ MIMO_V2 = names_only_spec(
         "gguf": replace(
             draft_head.NEXTN["gguf"],
             own={
-                **_head(
+                **_head_names(
                     "blk.{N}.",
                     (draft_head.EMBED_NORM, draft_head.HIDDEN_NORM, draft_head.JOIN),
                     "layer_output_norm",
@@ -272,7 +277,7 @@ MIMO_V2 = names_only_spec(
         ),
         "hf": DraftNames(
             _V2,
-            _head(
+            _head_names(
                 _V2, ("enorm", "hnorm", "eh_proj"), "final_layernorm", ffn_norm="pre_mlp_layernorm"
             ),
             _COUNTS,

@@ -8,7 +8,7 @@ has no such architecture.
 from collections.abc import Mapping
 
 from aprfmt.arch import hyper_rules, moe
-from aprfmt.arch.layer_kinds import by_names
+from aprfmt.arch.layer_kinds import read_layer_kinds
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.sliding_window import Window, window_rules
@@ -25,7 +25,7 @@ from aprfmt.arch.tensor_rows import (
     norm,
     with_model_rows,
 )
-from aprfmt.arch.value_checks import number
+from aprfmt.arch.value_checks import finite_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -61,18 +61,18 @@ _FACTORS = tuple(
 )
 
 
-def _layers() -> HyperRule:
+def _lightning_layers_rule() -> HyperRule:
     """Return the rule for the layers with lightning attention; by default every other one."""
     kinds = ("full_attention", "linear_attention")
     return HyperRule(
         _IN,
-        read={"hf": by_names(kinds[1:], kinds[:1], "layer_types")},
+        read={"hf": read_layer_kinds(kinds[1:], kinds[:1], "layer_types")},
         write={"hf": lambda value, hp: {"layer_types": [kinds[on] for on in value]}},
         default=lambda hp: tuple(i % 2 == 1 for i in range(hp["n_layers"])),
     )
 
 
-def _factors() -> HyperRule:
+def _residual_scales_rule() -> HyperRule:
     """Return the rule for the six factors on residual streams and outputs."""
 
     def read(facts: Facts, hp: Params) -> Found:
@@ -80,7 +80,7 @@ def _factors() -> HyperRule:
         found = [facts.first(key) for key in _FACTORS]
         if not any(found):
             return None
-        values = tuple(1.0 if each is None else float(number(*each)) for each in found)
+        values = tuple(1.0 if each is None else float(finite_number(*each)) for each in found)
         return values, next(each[1] for each in found if each is not None)
 
     return HyperRule(
@@ -105,12 +105,12 @@ MINIMAX = full_spec(
         hyper_rules.norm_eps(1e-5),
         *rope_rules(RopeDefaults(theta=1e6)),
         *window_rules(Window(listed=False)),
-        *moe.counts(8, 2, "num_local_experts num_experts"),
-        moe.expert_size("intermediate_size"),
-        moe.all_layers(),
+        *moe.expert_count_rules(8, 2, "num_local_experts num_experts"),
+        moe.expert_size_rule("intermediate_size"),
+        moe.all_moe_layers_rule(),
         hyper_rules.fixed("norm_topk", True),
-        _layers(),
-        _factors(),
+        _lightning_layers_rule(),
+        _residual_scales_rule(),
     ),
     BlockSpec(recurrence="lightning", residual="norm", router_cast="logits"),
     ignored=frozenset({"block_size", "router_jitter_noise"}),

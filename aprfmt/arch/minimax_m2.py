@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch import hyper_rules, losses, moe
-from aprfmt.arch.deepseek import sigmoid_router
+from aprfmt.arch.deepseek import sigmoid_router_rule
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import ArchSpec, Binding, BlockSpec, Facts, HyperRule
@@ -52,7 +52,7 @@ _TENSORS, _BINDINGS = make_tables(
 )
 
 
-def _rotated() -> tuple[HyperRule, ...]:
+def _rope_rules() -> tuple[HyperRule, ...]:
     """Return the rules for rope; published configs say `rotary_dim` for the rotated elements."""
     rows = {rule.name: rule for rule in rope_rules(RopeDefaults(theta=5e6, partial=1.0))}
     usual: Any = rows["rope_dim"].read["hf"]
@@ -77,12 +77,12 @@ MINIMAX_M2 = ArchSpec(
         hyper_rules.context_length(196608),
         hyper_rules.tied_embeddings(shown=False),
         hyper_rules.fixed("qk_norm", True),
-        *_rotated(),
-        *moe.counts(256, 8, "num_local_experts num_experts"),
-        moe.expert_size("intermediate_size"),
-        moe.all_layers(),
+        *_rope_rules(),
+        *moe.expert_count_rules(256, 8, "num_local_experts num_experts"),
+        moe.expert_size_rule("intermediate_size"),
+        moe.all_moe_layers_rule(),
         hyper_rules.fixed("norm_topk", True),
-        sigmoid_router(),
+        sigmoid_router_rule(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

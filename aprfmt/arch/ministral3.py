@@ -15,7 +15,7 @@ from aprfmt.arch.rope_hf import ORIGINAL, HFRope, RopeDefaults
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_rules
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
 from aprfmt.arch.tensor_rows import FUSED, attention, gated_mlp, make_tables, norm, with_model_rows
-from aprfmt.arch.value_checks import number, whole_number
+from aprfmt.arch.value_checks import finite_number, whole_number
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -23,12 +23,12 @@ _ROPE = RopeDefaults(theta=1e6, log_mul=1.0)
 _BETA = "llama_4_scaling_beta"
 
 
-def _beta(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+def _read_beta(facts: Facts, hp: Params) -> tuple[Value, str] | None:
     """Return (factor beta, or None for 0, key) of the rope object; None without the key."""
     rope = HFRope(_ROPE, facts)
     rope.full.find("max_position_embeddings")  # published there too, and not used
     found = rope.full.find(_BETA)
-    return None if found is None else (number(*found) or None, found[1])
+    return None if found is None else (finite_number(*found) or None, found[1])
 
 
 def _read_length(facts: Facts, hp: Params) -> tuple[Value, str] | None:
@@ -39,7 +39,7 @@ def _read_length(facts: Facts, hp: Params) -> tuple[Value, str] | None:
     return (None if hp["temperature_scale"] is None else whole_number(*found, 1)), found[1]
 
 
-def _length(hp: Params) -> int | None:
+def _default_length(hp: Params) -> int | None:
     """Return the length that rope was trained for, None where queries do not grow."""
     if hp["temperature_scale"] is None:
         return None
@@ -84,14 +84,14 @@ MINISTRAL3 = ArchSpec(
             {"gguf": ("{arch}.attention.temperature_scale",)},
             "float",
             None,
-            read={"hf": _beta},
+            read={"hf": _read_beta},
             write={"hf": lambda value, hp: {}},
         ),
         HyperRule(
             "temperature_length",
             read={"hf": _read_length},
             write={"hf": lambda value, hp: {}},
-            default=_length,
+            default=_default_length,
         ),
     ),
     tensors=_TENSORS,

@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, moe
-from aprfmt.arch.layer_kinds import by_names
+from aprfmt.arch.layer_kinds import read_layer_kinds
 from aprfmt.arch.rope import rope_rules
-from aprfmt.arch.rope_hf import RopeDefaults, mscale
+from aprfmt.arch.rope_hf import RopeDefaults, yarn_mscale
 from aprfmt.arch.spec import MISSING, Facts, HyperRule, Loss, Read
 from aprfmt.arch.value_checks import MAX_ROTATED, whole_number
 from aprfmt.base.protocols import Value
@@ -22,30 +22,30 @@ Found = tuple[Value, str] | None
 NOPE, ROPE = 128, 64  # transformers' defaults, v2 and v3
 
 
-def _stated(facts: Facts, key: str, default: int) -> int:
+def _size_or_default(facts: Facts, key: str, default: int) -> int:
     """Return the size that `key` has, or the default."""
     found = facts.first(key)
     size: int = default if found is None else whole_number(*found, 1)
     return size
 
 
-def mla_lengths(nope: int = NOPE, value: int = 128) -> tuple[HyperRule, HyperRule]:
+def mla_length_rules(nope: int = NOPE, value: int = 128) -> tuple[HyperRule, HyperRule]:
     """Return the rules for the elements of a key head and of a value head.
 
     The arguments are transformers' defaults for an absent key.
     """
 
-    def head_dim(facts: Facts, hp: Params) -> Found:
+    def read_head_dim(facts: Facts, hp: Params) -> Found:
         """Return (elements of a key head, key) of config.json: without rope plus with rope."""
-        rope = _stated(facts, "qk_rope_head_dim", ROPE)
-        return _stated(facts, "qk_nope_head_dim", nope) + rope, "qk_nope_head_dim"
+        rope = _size_or_default(facts, "qk_rope_head_dim", ROPE)
+        return _size_or_default(facts, "qk_nope_head_dim", nope) + rope, "qk_nope_head_dim"
 
     return (
         HyperRule(
             "head_dim",
             {"gguf": ("{arch}.attention.key_length_mla", "{arch}.attention.key_length")},
             "size",
-            read={"hf": head_dim},
+            read={"hf": read_head_dim},
             write={"hf": lambda value, hp: {}, "gguf": _write_lengths},
         ),
         HyperRule(
@@ -62,7 +62,7 @@ def mla_lengths(nope: int = NOPE, value: int = 128) -> tuple[HyperRule, HyperRul
     )
 
 
-def q_lora_rank(hf_default: int = 1536) -> HyperRule:
+def q_lora_rank_rule(hf_default: int = 1536) -> HyperRule:
     """Return the rule for the rank of the compressed query; null: it is not compressed."""
     return hyper_rules.size(
         "q_lora_rank",
@@ -85,13 +85,13 @@ def _write_lengths(value: Value, hp: Params) -> Params:
     }
 
 
-def _write_shared(value: Value, hp: Params) -> int:
+def _shared_expert_count(value: Value, hp: Params) -> int:
     """Return how many experts the shared experts' joint width `value` makes; 0 without experts."""
     size: int = value // hp["moe_ffn_size"] if hp["moe_ffn_size"] else 0
     return size
 
 
-def shared_experts(key: str, hf_default: int = 0) -> HyperRule:
+def shared_experts_rule(key: str, hf_default: int = 0) -> HyperRule:
     """Return the rule for the shared experts' joint width; a file gives their number.
 
     `key` is config.json's (of several, separated by spaces, the first is written), `hf_default`
@@ -99,39 +99,39 @@ def shared_experts(key: str, hf_default: int = 0) -> HyperRule:
     """
     keys = key.split()
 
-    def read(*keys: str) -> Read:
+    def read_with(*keys: str) -> Read:
         """Return a read function for the number of shared experts under one of `keys`."""
 
-        def shared(facts: Facts, hp: Params) -> Found:
+        def read_shared_width(facts: Facts, hp: Params) -> Found:
             """Return (shared experts times an expert's width, key); None without the key."""
             found = facts.first(*keys)
             return None if found is None else (whole_number(*found) * hp["moe_ffn_size"], found[1])
 
-        return shared
+        return read_shared_width
 
     gguf = "{arch}.expert_shared_count"
     return HyperRule(
         "shared_ffn_size",
-        read={"hf": read(*keys), "gguf": read(gguf)},
+        read={"hf": read_with(*keys), "gguf": read_with(gguf)},
         write={
-            "hf": lambda value, hp: {keys[0]: _write_shared(value, hp)},
-            "gguf": lambda value, hp: {gguf: _write_shared(value, hp)},
+            "hf": lambda value, hp: {keys[0]: _shared_expert_count(value, hp)},
+            "gguf": lambda value, hp: {gguf: _shared_expert_count(value, hp)},
         },
         default=0,
         default_in={"hf": lambda hp: hf_default * hp["moe_ffn_size"]},
     )
 
 
-def dense_first(hf_default: int, hf: str = "first_k_dense_replace") -> HyperRule:
+def dense_first_rule(hf_default: int, hf: str = "first_k_dense_replace") -> HyperRule:
     """Return the rule for moe_layers: all layers except the first few, counted by key `hf`.
 
     `hf_default` is how many are dense without the key.
     """
 
-    def read(*keys: str) -> Read:
+    def read_with(*keys: str) -> Read:
         """Return a read function for the number of dense layers under one of `keys`."""
 
-        def layers(facts: Facts, hp: Params) -> Found:
+        def read_moe_layers(facts: Facts, hp: Params) -> Found:
             """Return (one boolean a layer, key): False for the first dense ones."""
             found = facts.first(*keys)
             if found is None:
@@ -139,12 +139,12 @@ def dense_first(hf_default: int, hf: str = "first_k_dense_replace") -> HyperRule
             first = whole_number(*found)
             return tuple(i >= first for i in range(hp["n_layers"])), found[1]
 
-        return layers
+        return read_moe_layers
 
     gguf = "{arch}.leading_dense_block_count"
     return HyperRule(
         "moe_layers",
-        read={"hf": read(hf), "gguf": read(gguf)},
+        read={"hf": read_with(hf), "gguf": read_with(gguf)},
         write={
             "hf": lambda value, hp: {hf: (*value, True).index(True)},
             "gguf": lambda value, hp: {gguf: (*value, True).index(True)},
@@ -154,14 +154,14 @@ def dense_first(hf_default: int, hf: str = "first_k_dense_replace") -> HyperRule
     )
 
 
-def listed_experts(dense: int, *, counted: bool) -> HyperRule:
+def listed_experts_rule(dense: int, *, counted: bool) -> HyperRule:
     """Return the rule for moe_layers where config.json lists kinds; GGUF counts the dense ones.
 
     Without a list the first `dense` layers are dense. With `counted`, transformers also reads the
     key that counts them.
     """
-    first, key = dense_first(dense), "mlp_layer_types"
-    listed = by_names(("sparse",), ("dense",), key)
+    first, key = dense_first_rule(dense), "mlp_layer_types"
+    listed = read_layer_kinds(("sparse",), ("dense",), key)
 
     # The list wins over the count, which not all models of the family read.
     def read(facts: Facts, hp: Params) -> Found:
@@ -199,21 +199,21 @@ LISTED_EXPERTS_LOSS = Loss(
 )
 
 
-def _scale(hp: Params) -> float:
+def _yarn_attn_scale(hp: Params) -> float:
     """Return 1/sqrt(head_dim) times yarn's mscale_all_dim term, squared."""
     scaling = hp["rope_scaling"] or {}
     every = scaling.get("mscale_all_dim")
-    factor = mscale(scaling["factor"], every) if every else 1.0
-    return hyper_rules.plain_scale(hp) * factor * factor
+    factor = yarn_mscale(scaling["factor"], every) if every else 1.0
+    return hyper_rules.default_attn_scale(hp) * factor * factor
 
 
-def groups(name: str, hf: str, gguf: str, default: int) -> HyperRule:
+def expert_groups_rule(name: str, hf: str, gguf: str, default: int) -> HyperRule:
     """Return a rule for a number of groups of experts; an absent key means one group."""
-    check = _enough if name == "n_expert_groups_used" else None
+    check = _check_enough_experts if name == "n_expert_groups_used" else None
     return hyper_rules.size(name, hf, gguf, default=1, hf_default=default, check=check)
 
 
-def _enough(value: Value, facts: Facts, hp: Params) -> str:
+def _check_enough_experts(value: Value, facts: Facts, hp: Params) -> str:
     """Return ""; ArchError if the groups that are kept have fewer experts than a token uses."""
     groups, used = hp["n_expert_groups"], hp["n_experts_used"]
     method, there = facts.first("topk_method"), value * (hp["n_experts"] // groups)
@@ -226,7 +226,7 @@ def _enough(value: Value, facts: Facts, hp: Params) -> str:
     return ""
 
 
-def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+def mla_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     """Return the rules that deepseek v2 and v3 share; `overrides` replace or add to them."""
     return hyper_rules.hyper_table(
         # Key heads are not shared in MLA: every head has its own part of kv_b.
@@ -240,7 +240,7 @@ def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
                 "gguf": lambda value, hp: {"{arch}.attention.head_count_kv": 1},
             },
         ),
-        *mla_lengths(),
+        *mla_length_rules(),
         HyperRule("lora_norm_eps", default=1e-6, default_in={"gguf": lambda hp: hp["norm_eps"]}),
         hyper_rules.flag(
             "attention_bias", False, "attention_bias", present=("attn_kv_a_mqa.bias",)
@@ -261,8 +261,8 @@ def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
             {"hf": ROPE},
             high=MAX_ROTATED,
         ),
-        hyper_rules.attn_scale(_scale),
-        q_lora_rank(),
+        hyper_rules.attn_scale(_yarn_attn_scale),
+        q_lora_rank_rule(),
         hyper_rules.size("kv_lora_rank", "kv_lora_rank", "attention.kv_lora_rank", hf_default=512),
         HyperRule(
             "qk_nope_head_dim",
@@ -270,7 +270,7 @@ def mla_hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
             default=lambda hp: hp["head_dim"] - hp["rope_dim"],
         ),
         HyperRule("qk_rope_head_dim", default=lambda hp: hp["rope_dim"]),
-        moe.expert_size(),
-        shared_experts("n_shared_experts"),
+        moe.expert_size_rule(),
+        shared_experts_rule("n_shared_experts"),
         *overrides,
     )

@@ -40,7 +40,7 @@ _RENAMED = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 _SHARED = "shared_mlp"
 
 
-def more_bindings(spec: ArchSpec, style: str) -> tuple[Binding, ...]:
+def mlx_bindings(spec: ArchSpec, style: str) -> tuple[Binding, ...]:
     """Return the bindings under MLX's names, without those that the tables of `spec` have.
 
     Empty for another style than "hf".
@@ -51,7 +51,11 @@ def more_bindings(spec: ArchSpec, style: str) -> tuple[Binding, ...]:
         strip_prefix(name, style) for row in spec.bindings.get(style, ()) for name in row.stored
     }
     found: list[Binding] = []
-    for row in (*_stacked(spec), *_renamed(spec), *_cut_by_head(spec)):
+    for row in (
+        *_stacked_expert_bindings(spec),
+        *_renamed_mlp_bindings(spec),
+        *_mla_bindings(spec),
+    ):
         names = {strip_prefix(name, style) for name in row.stored}
         if known.isdisjoint(names):
             known |= names
@@ -59,7 +63,7 @@ def more_bindings(spec: ArchSpec, style: str) -> tuple[Binding, ...]:
     return tuple(found)
 
 
-def _stacked(spec: ArchSpec) -> Iterator[Binding]:
+def _stacked_expert_bindings(spec: ArchSpec) -> Iterator[Binding]:
     """Yield bindings of stacked experts for each block that has experts."""
     roles = {rule.role for rule in spec.tensors if "_exps." in rule.role}
     blocks: dict[str, None] = {}
@@ -81,7 +85,7 @@ def _stacked(spec: ArchSpec) -> Iterator[Binding]:
                     yield Binding((f"{block}.{stack}.{name}.{kind}",), (role,))
 
 
-def _renamed(spec: ArchSpec) -> Iterator[Binding]:
+def _renamed_mlp_bindings(spec: ArchSpec) -> Iterator[Binding]:
     """Yield bindings of MLPs without experts under MLX's names."""
     for row in spec.bindings.get(STYLE, ()):
         parts = row.stored[0].split(".")
@@ -97,7 +101,7 @@ def _renamed(spec: ArchSpec) -> Iterator[Binding]:
                 yield Binding((f"{above}.mlp.{name}.{parts[-1]}",), (role,))
 
 
-def _cut_by_head(spec: ArchSpec) -> Iterator[Binding]:
+def _mla_bindings(spec: ArchSpec) -> Iterator[Binding]:
     """Yield bindings of MLA's key and value matrices, which have the layout of GGUF's."""
     for row in spec.bindings.get("gguf", ()):
         if any(isinstance(step, KvB) for step in row.steps):
@@ -105,7 +109,7 @@ def _cut_by_head(spec: ArchSpec) -> Iterator[Binding]:
             yield replace(row, stored=(f"{below}embed_q.weight", f"{below}unembed_out.weight"))
 
 
-def with_norms(
+def with_mlx_norms(
     spec: ArchSpec, bound: "BoundNames", shapes: Mapping[str, tuple[int, ...]]
 ) -> "BoundNames":
     """Return `bound` with norms that MLX stores as 1 + w read so; unchanged for other files.

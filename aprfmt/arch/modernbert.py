@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules
-from aprfmt.arch.encoders import BLOCK, embeddings, encoder, encoder_hyper
-from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, fused_in, fused_rows
+from aprfmt.arch.encoders import BLOCK, embedding_rows, encoder_rules, encoder_spec
+from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, fused_bindings, fused_rows
 from aprfmt.arch.phi3 import GATE_UP, IN_GATE_UP
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
@@ -28,16 +28,16 @@ _EVERY = "global_attn_every_n_layers"
 _PATTERN = "{arch}.attention.sliding_window_pattern"
 
 
-def _but_every(step: int, hp: Params) -> tuple[bool, ...]:
+def _layers_of_step(step: int, hp: Params) -> tuple[bool, ...]:
     """Return one boolean a layer: a window in all but the first of every `step`."""
     return tuple(i % step > 0 for i in range(hp["n_layers"]))
 
 
-def _read(facts: Facts, hp: Params) -> Found:
+def _read_window_layers(facts: Facts, hp: Params) -> Found:
     """Return (which layers have a window, key) of config.json's list or step; else None."""
     kinds, step = facts.first("layer_types"), facts.first(_EVERY)
     if kinds is None:
-        return None if step is None else (_but_every(whole_number(*step, 1), hp), step[1])
+        return None if step is None else (_layers_of_step(whole_number(*step, 1), hp), step[1])
     listed = sequence(*kinds, hp["n_layers"])[: hp["n_layers"]]
     wrong = [kind for kind in listed if not isinstance(kind, str) or kind not in KINDS]
     if wrong:
@@ -45,29 +45,29 @@ def _read(facts: Facts, hp: Params) -> Found:
     return tuple(KINDS[kind] for kind in listed), kinds[1]
 
 
-def _read_gguf(facts: Facts, hp: Params) -> Found:
+def _read_window_layers_gguf(facts: Facts, hp: Params) -> Found:
     """Return (which layers have a window, key) of a GGUF's list or step; None without the key."""
     found = facts.first(_PATTERN)
     if found is None:
         return None
     if isinstance(found[0], int) and not isinstance(found[0], bool):
-        return _but_every(whole_number(*found, 1), hp), found[1]
+        return _layers_of_step(whole_number(*found, 1), hp), found[1]
     return tuple(bool(each) for each in sequence(*found, hp["n_layers"])), found[1]
 
 
-def _write(value: Value, hp: Params) -> Params:
+def _write_window_layers(value: Value, hp: Params) -> Params:
     """Return config.json's {key: kind of each layer}."""
     names = {on: name for name, on in KINDS.items()}
     return {"layer_types": [names[on] for on in value]}
 
 
-def _write_gguf(value: Value, hp: Params) -> Params:
+def _write_window_layers_gguf(value: Value, hp: Params) -> Params:
     """Return GGUF's {key: step}, or the list where no step expresses it."""
-    steps = [n for n in range(1, hp["n_layers"] + 1) if value == _but_every(n, hp)]
+    steps = [n for n in range(1, hp["n_layers"] + 1) if value == _layers_of_step(n, hp)]
     return {_PATTERN: steps[0] if steps else list(value)}
 
 
-def _unbiased(value: Value, facts: Facts, hp: Params) -> str:
+def _check_no_biases(value: Value, facts: Facts, hp: Params) -> str:
     """Return ""; ArchError for a model with biases, which no published one has."""
     for key in ("norm_bias", "attention_bias", "mlp_bias"):
         found = facts.first(key) if facts.style == "hf" else None
@@ -80,19 +80,22 @@ _WINDOWS = (
     HyperRule(
         "sliding_window",
         {"hf": ("local_attention",), "gguf": ("{arch}.attention.sliding_window",)},
-        "size", 128,
+        "size",
+        128,
     ),
     HyperRule(
-        "window_layers", read={"hf": _read, "gguf": _read_gguf},
-        write={"hf": _write, "gguf": _write_gguf}, default=lambda hp: _but_every(3, hp),
+        "window_layers",
+        read={"hf": _read_window_layers, "gguf": _read_window_layers_gguf},
+        write={"hf": _write_window_layers, "gguf": _write_window_layers_gguf},
+        default=lambda hp: _layers_of_step(3, hp),
     ),
-)  # fmt: skip
+)
 
-MODERNBERT = encoder(
+MODERNBERT = encoder_spec(
     "modernbert",
     make_tables(
         (
-            *embeddings("embeddings.tok_embeddings", normed="embeddings.norm", bias=False),
+            *embedding_rows("embeddings.tok_embeddings", normed="embeddings.norm", bias=False),
             *norm("attn_norm", _M + "attn_norm", needs="attn_norm_layers"),
             *fused_rows(None),
             *linear("attn_output", _M + "attn.Wo", "hidden_size", Q),
@@ -102,26 +105,30 @@ MODERNBERT = encoder(
             *norm("output_norm", "final_norm", layered=False),
         ),
         hf_first=(
-            *fused_in(_M + "attn.Wqkv", IN_ORDER, ("weight",)),
+            *fused_bindings(_M + "attn.Wqkv", IN_ORDER, ("weight",)),
             Binding((_M + "mlp.Wi.weight",), GATE_UP, IN_GATE_UP),
         ),
-        gguf_first=(
-            *GGUF_FUSED[:1],
-            Binding(("blk.{L}.ffn_up.weight",), GATE_UP, IN_GATE_UP),
-        ),
+        gguf_first=(*GGUF_FUSED[:1], Binding(("blk.{L}.ffn_up.weight",), GATE_UP, IN_GATE_UP)),
     ),
-    encoder_hyper(
-        replace(hyper_rules.norm_eps(1e-5, "norm_eps", "layer_norm_epsilon"), check=_unbiased),
+    encoder_rules(
+        replace(
+            hyper_rules.norm_eps(1e-5, "norm_eps", "layer_norm_epsilon"), check=_check_no_biases
+        ),
         hyper_rules.activation("gelu", "hidden_activation"),
         # The width of the MLP is not a width of its first matrix.
         hyper_rules.size(
             "ffn_size", "intermediate_size", "feed_forward_length", "intermediate_size"
         ),
-        HyperRule("attn_norm_layers",
-            default=lambda hp: (False, *(True,) * (hp["n_layers"] - 1))),
+        HyperRule("attn_norm_layers", default=lambda hp: (False, *(True,) * (hp["n_layers"] - 1))),
         *_WINDOWS,
-        *rope_rules(RopeDefaults(theta=160000.0, theta_local=10000.0, local_key="local_rope_theta",
-            base_key="global_rope_theta")),
+        *rope_rules(
+            RopeDefaults(
+                theta=160000.0,
+                theta_local=10000.0,
+                local_key="local_rope_theta",
+                base_key="global_rope_theta",
+            )
+        ),
         hyper_rules.rope_style("half"),
         HyperRule("rope_layers", default=hyper_rules.per_layer(True)),
     ),
@@ -129,4 +136,4 @@ MODERNBERT = encoder(
     more_ignored="""classifier_activation classifier_bias classifier_pooling decoder_bias
         deterministic_flash_attn embedding_dropout initializer_cutoff_factor mlp_dropout
         reference_compile repad_logits_with_grad sparse_pred_ignore_index sparse_prediction""",
-)  # fmt: skip
+)

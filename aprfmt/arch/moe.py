@@ -13,7 +13,7 @@ Found = tuple[Value, str] | None
 MAX_EXPERTS = 1 << 16
 
 
-def counts(
+def expert_count_rules(
     experts: int, used: int, hf: str = "num_experts num_local_experts"
 ) -> tuple[HyperRule, HyperRule]:
     """Return the rules for the number of experts and for how many of them each token uses.
@@ -33,7 +33,7 @@ def counts(
     )
 
 
-def expert_size(hf: str = "moe_intermediate_size", hf_default: Any = None) -> HyperRule:
+def expert_size_rule(hf: str = "moe_intermediate_size", hf_default: Any = None) -> HyperRule:
     """Return the rule for the inner width of an expert; without a key a GGUF means ffn_size."""
     return size(
         "moe_ffn_size",
@@ -45,12 +45,12 @@ def expert_size(hf: str = "moe_intermediate_size", hf_default: Any = None) -> Hy
     )
 
 
-def all_layers() -> HyperRule:
+def all_moe_layers_rule() -> HyperRule:
     """Return the rule for `moe_layers` of models whose layers all have experts."""
     return HyperRule("moe_layers", default=per_layer(True))
 
 
-def sparse_layers() -> HyperRule:
+def sparse_layers_rule() -> HyperRule:
     """Return qwen's rule for moe_layers: every decoder_sparse_step-th, none of mlp_only_layers."""
 
     def read(facts: Facts, hp: Params) -> Found:
@@ -69,7 +69,7 @@ def sparse_layers() -> HyperRule:
     return HyperRule("moe_layers", read={"hf": read}, write={"hf": write}, default=per_layer(True))
 
 
-def norm_topk(default: bool, gguf: bool | None = None) -> HyperRule:
+def norm_topk_rule(default: bool, gguf: bool | None = None) -> HyperRule:
     """Return the rule for renormalising the chosen experts' weights.
 
     `gguf`: llama.cpp's fixed choice; None: a GGUF has a key for it.
@@ -81,7 +81,7 @@ def norm_topk(default: bool, gguf: bool | None = None) -> HyperRule:
     return HyperRule("norm_topk", keys, "bool", default, {"gguf": gguf})
 
 
-def router(kind: str) -> HyperRule:
+def router_rule(kind: str) -> HyperRule:
     """Return the rule for a fixed kind of routing, which no key changes."""
     return fixed("router", kind)
 

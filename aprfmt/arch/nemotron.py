@@ -12,7 +12,7 @@ from aprfmt.arch.spec import ArchSpec, BlockSpec
 from aprfmt.arch.tensor_rows import FUSED, RoleRow, attention, make_tables, model_rows, plain_mlp
 
 
-def _norm(role: str, hf: str, layered: bool = True) -> tuple[RoleRow, ...]:
+def _norm_rows(role: str, hf: str, layered: bool = True) -> tuple[RoleRow, ...]:
     """Return the rows of a LayerNorm, weight and bias; GGUF stores the weight plus 1."""
     width = ("hidden_size",)
     return (
@@ -25,11 +25,11 @@ _BEFORE, (*_, _HEAD) = model_rows()
 _TENSORS, _BINDINGS = make_tables(
     (
         *_BEFORE,
-        *_norm("attn_norm", "input_layernorm"),
+        *_norm_rows("attn_norm", "input_layernorm"),
         *attention(),
-        *_norm("ffn_norm", "post_attention_layernorm"),
+        *_norm_rows("ffn_norm", "post_attention_layernorm"),
         *plain_mlp("up_proj", "down_proj", bias="mlp_bias"),
-        *_norm("output_norm", "model.norm", layered=False),
+        *_norm_rows("output_norm", "model.norm", layered=False),
         _HEAD,
     ),
     hf_more=FUSED,

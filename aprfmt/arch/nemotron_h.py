@@ -9,15 +9,15 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules, moe
-from aprfmt.arch.deepseek import routed_scale, sigmoid_router
+from aprfmt.arch.deepseek import routed_scale_rule, sigmoid_router_rule
 from aprfmt.arch.gpt2 import NO_ROPE
 from aprfmt.arch.joining_steps import Stacked
 from aprfmt.arch.layer_kinds import (
     ATTENTION,
     STATE_SPACE,
-    attention_layers,
+    attention_layers_rule,
     attention_rows,
-    kv_heads,
+    kv_heads_rule,
 )
 from aprfmt.arch.mamba import (
     IGNORED,
@@ -25,11 +25,11 @@ from aprfmt.arch.mamba import (
     bias_rules,
     head_rules,
     limit_rules,
-    mamba2_mixer,
+    mamba2_rows,
     mixer_rules,
     state_rules,
 )
-from aprfmt.arch.mla import groups
+from aprfmt.arch.mla import expert_groups_rule
 from aprfmt.arch.spec import Binding, BlockSpec, Facts, HyperRule, Read
 from aprfmt.arch.spec_builders import Made, full_spec
 from aprfmt.arch.tensor_rows import RoleRow, linear, make_tables, norm, with_model_rows
@@ -49,7 +49,7 @@ _MIXER = _LAYER + "mixer"
 _KINDS = "layers_block_type", "layer_types", "hybrid_override_pattern"
 
 
-def _layers() -> HyperRule:
+def _layer_count_rule() -> HyperRule:
     """Return the rule for the number of layers: as many as kinds listed, as in transformers."""
     usual = hyper_rules.n_layers()
 
@@ -61,7 +61,7 @@ def _layers() -> HyperRule:
     return replace(usual, read={"hf": read})
 
 
-def _kinds(facts: Facts, hp: Params) -> tuple[list[Value], str] | None:
+def _read_kinds(facts: Facts, hp: Params) -> tuple[list[Value], str] | None:
     """Return (kind of each layer in transformers' words, key); None without the key.
 
     ArchError for unknown kinds, too few of them, or a model with both MLPs and experts.
@@ -88,18 +88,18 @@ def _kinds(facts: Facts, hp: Params) -> tuple[list[Value], str] | None:
     return kinds[: hp["n_layers"]], found[1]
 
 
-def _of(*names: str) -> Read:
+def _read_layers_of_kind(*names: str) -> Read:
     """Return a read function: which layers are of one of the kinds `names`."""
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key) of config.json; None without a list of kinds."""
-        found = _kinds(facts, hp)
+        found = _read_kinds(facts, hp)
         return None if found is None else (tuple(kind in names for kind in found[0]), found[1])
 
     return read
 
 
-def _written(hp: Params) -> list[str]:
+def _kind_words(hp: Params) -> list[str]:
     """Return the kind of each layer as config.json lists them."""
     marks = (("attention_layers", "attention"), ("mlp_layers", "mlp"), ("moe_layers", "moe"))
     return [
@@ -107,7 +107,7 @@ def _written(hp: Params) -> list[str]:
     ]
 
 
-def _widths(facts: Facts) -> tuple[list[int], str] | None:
+def _read_widths(facts: Facts) -> tuple[list[int], str] | None:
     """Return (a GGUF's list of MLP widths, key); None without the key."""
     found = facts.first(_WIDTHS)
     if found is None:
@@ -116,32 +116,32 @@ def _widths(facts: Facts) -> tuple[list[int], str] | None:
     return [whole_number(width, found[1]) for width in sequence(listed, found[1], 1)], found[1]
 
 
-def _wide(facts: Facts, hp: Params) -> Found:
+def _read_wide_layers(facts: Facts, hp: Params) -> Found:
     """Return (which layers' width in a GGUF is not zero, key); None without the key."""
-    found = _widths(facts)
+    found = _read_widths(facts)
     if found is None:
         return None
     widths = found[0] * (1 if len(found[0]) > 1 else hp["n_layers"])
     return tuple(width > 0 for width in widths[: hp["n_layers"]]), found[1]
 
 
-def _by_width(name: str, kind: str) -> HyperRule:
+def _layers_by_width_rule(name: str, kind: str) -> HyperRule:
     """Return the rule for the layers of one kind, which a GGUF shows by their width."""
     return HyperRule(
         name,
         {"gguf": (_WIDTHS,)},
-        read={"hf": _of(kind), "gguf": _wide},
+        read={"hf": _read_layers_of_kind(kind), "gguf": _read_wide_layers},
         write={"hf": lambda value, hp: {}, "gguf": lambda value, hp: {}},
         default=hyper_rules.per_layer(False),
     )
 
 
-def _remaining(hp: Params) -> tuple[bool, ...]:
+def _default_ssm_layers(hp: Params) -> tuple[bool, ...]:
     """Return which layers are of no other kind: those with a mixer."""
-    return tuple(word == "mamba" for word in _written(hp))
+    return tuple(word == "mamba" for word in _kind_words(hp))
 
 
-def _width(rule: HyperRule, layers: str) -> HyperRule:
+def _width_rule(rule: HyperRule, layers: str) -> HyperRule:
     """Return a width's rule changed to GGUF's list, which has zeros in layers other than `layers`.
 
     A key that GGUF has for the width alone is written as well, and read first.
@@ -150,7 +150,7 @@ def _width(rule: HyperRule, layers: str) -> HyperRule:
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (width, key) of a GGUF: its own key, or the largest of the list."""
-        stated, found = facts.first(*own), _widths(facts)
+        stated, found = facts.first(*own), _read_widths(facts)
         if stated is not None or found is None or not any(found[0]):
             return stated
         return max(found[0]), found[1]
@@ -162,7 +162,7 @@ def _width(rule: HyperRule, layers: str) -> HyperRule:
     return replace(rule, read={"gguf": read}, write={"gguf": write})
 
 
-def _inner() -> HyperRule:
+def _inner_width_rule() -> HyperRule:
     """Return the rule for the mixers' inner width: heads times head dim."""
 
     def read(facts: Facts, hp: Params) -> Found:
@@ -197,13 +197,13 @@ _EPS = replace(
 _SECOND = frozenset({"attention.layer_norm_epsilon"})  # read under the other name
 
 
-def _made(*mlp: RoleRow, hf_first: tuple[Binding, ...] = ()) -> Made:
+def _make_nemotron_tables(*mlp: RoleRow, hf_first: tuple[Binding, ...] = ()) -> Made:
     """Return the tensor table and bindings: attention and mixer rows, and those of the MLP."""
     return make_tables(
         with_model_rows(
             *norm("attn_norm", _LAYER + "norm"),
             *attention_rows(_MIXER, bias=None),
-            *mamba2_mixer(_MIXER, "ssm_layers"),
+            *mamba2_rows(_MIXER, "ssm_layers"),
             *mlp,
             embed="backbone.embeddings",
             final="backbone.norm_f",
@@ -212,29 +212,33 @@ def _made(*mlp: RoleRow, hf_first: tuple[Binding, ...] = ()) -> Made:
     )
 
 
-def _activation() -> HyperRule:
+def _conv_activation_rule() -> HyperRule:
     """Return the rule for the activation after the convolutions, which the MLPs do not share."""
     return replace(hyper_rules.activation("silu", "mamba_hidden_act"), name="ssm_activation")
 
 
-def _hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+def _nemotron_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     """Return the rules of both models; `overrides` replace or add to them."""
     return hyper_rules.hyper_table(
-        _layers(),
-        kv_heads(8),
+        _layer_count_rule(),
+        kv_heads_rule(8),
         hyper_rules.head_dim(128),
         hyper_rules.context_length(4096),
         _EPS,
         hyper_rules.activation("relu2", "mlp_hidden_act"),
         hyper_rules.mlp_bias(),
         *NO_ROPE,
-        attention_layers(_of(*ATTENTION), lambda value, hp: {"layers_block_type": _written(hp)}),
-        HyperRule("ssm_layers", default=_remaining),
+        attention_layers_rule(
+            _read_layers_of_kind(*ATTENTION),
+            lambda value, hp: {"layers_block_type": _kind_words(hp)},
+        ),
+        HyperRule("ssm_layers", default=_default_ssm_layers),
         HyperRule("mlp_layers", default=hyper_rules.per_layer(False)),
         hyper_rules.fixed("wide_stream", False),  # transformers does not read residual_in_fp32
-        _inner(),
+        _inner_width_rule(),
         *mixer_rules(
-            limits=limit_rules(least="time_step_min mamba_dt_min"), activation=_activation()
+            limits=limit_rules(least="time_step_min mamba_dt_min"),
+            activation=_conv_activation_rule(),
         ),
         *head_rules("mamba_num_heads", "n_groups", 128, 8),
         *state_rules("ssm_state_size", "conv_kernel", 128),
@@ -244,7 +248,7 @@ def _hyper(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     )
 
 
-def _plain(role: str, hf: str, size: str, needs: str) -> Rows:
+def _mlp_rows(role: str, hf: str, size: str, needs: str) -> Rows:
     """Return the rows of an MLP without a gate; `role` is the end of its role names."""
     return (
         *linear(f"ffn_up{role}", f"{hf}.up_proj", size, "hidden_size", needs, bias="mlp_bias"),
@@ -273,8 +277,11 @@ _BLOCK = BlockSpec(
 )
 NEMOTRON_H = full_spec(
     "nemotron_h",
-    _made(*_plain("", _MIXER, "ffn_size", "mlp_layers")),
-    _hyper(_width(hyper_rules.ffn_size(21504), "mlp_layers"), _by_width("mlp_layers", "mlp")),
+    _make_nemotron_tables(*_mlp_rows("", _MIXER, "ffn_size", "mlp_layers")),
+    _nemotron_rules(
+        _width_rule(hyper_rules.ffn_size(21504), "mlp_layers"),
+        _layers_by_width_rule("mlp_layers", "mlp"),
+    ),
     _BLOCK,
     ignored=_IGNORED | _OF_EXPERTS,
     lost=LOST,
@@ -286,7 +293,7 @@ def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
     return any(".mixer.gate." in name or ".ffn_gate_inp." in name for name in names)
 
 
-def _expert(name: str, shape: tuple[str, ...]) -> tuple[RoleRow, Binding, Binding]:
+def _expert_row(name: str, shape: tuple[str, ...]) -> tuple[RoleRow, Binding, Binding]:
     """Return (row, binding of one tensor an expert, binding of transformers 5's one tensor)."""
     role = f"ffn_{name}_exps.weight"
     each = Binding(
@@ -297,13 +304,13 @@ def _expert(name: str, shape: tuple[str, ...]) -> tuple[RoleRow, Binding, Bindin
 
 
 _EXPERTS = (
-    _expert("up", ("n_experts", "moe_ffn_size", "expert_width")),
-    _expert("down", ("n_experts", "expert_width", "moe_ffn_size")),
+    _expert_row("up", ("n_experts", "moe_ffn_size", "expert_width")),
+    _expert_row("down", ("n_experts", "expert_width", "moe_ffn_size")),
 )
 _LATENT = "moe_layers & latent_size"
 NEMOTRON_H_MOE = full_spec(
     "nemotron_h_moe",
-    _made(
+    _make_nemotron_tables(
         RoleRow(
             "ffn_gate_inp.weight",
             _MIXER + ".gate.weight",
@@ -333,13 +340,13 @@ NEMOTRON_H_MOE = full_spec(
             bias="mlp_bias",
         ),
         *(row for row, *_ in _EXPERTS),
-        *_plain("_shexp", _MIXER + ".shared_experts", "shared_ffn_size", "moe_layers"),
+        *_mlp_rows("_shexp", _MIXER + ".shared_experts", "shared_ffn_size", "moe_layers"),
         hf_first=tuple(binding for _, *each in _EXPERTS for binding in each),
     ),
-    _hyper(
+    _nemotron_rules(
         hyper_rules.flag("mlp_bias", False, "mlp_bias", present=("ffn_up_shexp.bias",)),
-        _by_width("moe_layers", "moe"),
-        _width(moe.expert_size(hf_default=7688), "moe_layers"),
+        _layers_by_width_rule("moe_layers", "moe"),
+        _width_rule(moe.expert_size_rule(hf_default=7688), "moe_layers"),
         HyperRule("ffn_size", {"hf": ("intermediate_size",)}, "size", 21504),
         hyper_rules.size(
             "shared_ffn_size",
@@ -347,14 +354,14 @@ NEMOTRON_H_MOE = full_spec(
             "expert_shared_feed_forward_length",
             hf_default=7688,
         ),
-        *moe.counts(8, 2, "n_routed_experts num_experts"),
-        moe.norm_topk(True),
-        routed_scale(1.0),
+        *moe.expert_count_rules(8, 2, "n_routed_experts num_experts"),
+        moe.norm_topk_rule(True),
+        routed_scale_rule(1.0),
         hyper_rules.size("latent_size", "moe_latent_size", "moe_latent_size", default=None),
         HyperRule("expert_width", default=lambda hp: hp["latent_size"] or hp["hidden_size"]),
-        groups("n_expert_groups", "n_group", "expert_group_count", 1),
-        groups("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
-        sigmoid_router(),
+        expert_groups_rule("n_expert_groups", "n_group", "expert_group_count", 1),
+        expert_groups_rule("n_expert_groups_used", "topk_group", "expert_group_used_count", 1),
+        sigmoid_router_rule(),
     ),
     replace(_BLOCK, shared_expert="plain", router_cast="none"),
     evidence=_has_experts,

@@ -11,7 +11,7 @@ Params = Mapping[str, Value]
 FoundLayers = tuple[PerLayer, str] | None
 
 
-def every_fourth(hp: Params, interval: int = 4) -> PerLayer:
+def all_but_every(hp: Params, interval: int = 4) -> PerLayer:
     """Return one boolean a layer: rope in all but every `interval`-th."""
     return tuple((i + 1) % interval != 0 for i in range(hp["n_layers"]))
 
@@ -26,22 +26,22 @@ def read_no_rope_layers(facts: Facts, hp: Params) -> FoundLayers:
         entries = sequence(*found, hp["n_layers"])[: hp["n_layers"]]
         return tuple(whole_number(entry, found[1], 0, 1) == 1 for entry in entries), found[1]
     if interval is not None:
-        return every_fourth(hp, whole_number(*interval, 1)), interval[1]
+        return all_but_every(hp, whole_number(*interval, 1)), interval[1]
     return None
 
 
 def rotating_layers(facts: Facts | None, hp: Params) -> PerLayer:
     """Return which layers have rope: as config.json says, else all but every fourth."""
     found = None if facts is None else read_no_rope_layers(facts, hp)
-    return every_fourth(hp) if found is None else found[0]
+    return all_but_every(hp) if found is None else found[0]
 
 
-def rope_layers(gguf: Callable[[Params], PerLayer] = every_fourth) -> HyperRule:
+def rope_layers_rule(gguf: Callable[[Params], PerLayer] = all_but_every) -> HyperRule:
     """Return the rule for the layers with rope; `gguf` gives those that llama.cpp rotates."""
     return HyperRule(
         "rope_layers",
         read={"hf": read_no_rope_layers},
         write={"hf": lambda value, hp: {"no_rope_layers": [int(on) for on in value]}},
-        default=every_fourth,
+        default=all_but_every,
         default_in={"gguf": gguf},
     )

@@ -7,8 +7,8 @@ modeling files; the gguf package's name map; the converter's olmo.py.
 from typing import Unpack
 
 from aprfmt.arch import hyper_rules
-from aprfmt.arch.fused_projection import GROUPED, fused_in, fused_rows
-from aprfmt.arch.gpt2 import NO_ROPE, POSITIONS, four_times
+from aprfmt.arch.fused_projection import GROUPED, fused_bindings, fused_rows
+from aprfmt.arch.gpt2 import NO_ROPE, POSITIONS, default_ffn_size
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import HyperRule
@@ -31,7 +31,7 @@ _H = "transformer.h.{L}."
 Rows = tuple[RoleRow, ...]
 
 
-def _plain(up: str, down: str, bias: str | None = "") -> tuple[RoleRow, ...]:
+def _plain_mlp_rows(up: str, down: str, bias: str | None = "") -> tuple[RoleRow, ...]:
     """Return the rows of an MLP without a gate; `up` and `down` are its matrices' names."""
     return (
         *linear("ffn_up", up, "ffn_size", "hidden_size", bias=bias),
@@ -39,7 +39,7 @@ def _plain(up: str, down: str, bias: str | None = "") -> tuple[RoleRow, ...]:
     )
 
 
-def _old(*overrides: HyperRule) -> tuple[HyperRule, ...]:
+def _old_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:
     """Return the rules that these share: as many key heads as query heads, no rope.
 
     `overrides` replace or add to them.
@@ -66,16 +66,16 @@ GPT_NEO = names_only_spec(
             *linear("attn_v", _H + "attn.attention.v_proj", KV, "hidden_size"),
             *linear("attn_output", _H + "attn.attention.out_proj", "hidden_size", Q, bias=""),
             *norm("ffn_norm", _H + "ln_2", bias=True),
-            *_plain(_H + "mlp.c_fc", _H + "mlp.c_proj"),
+            *_plain_mlp_rows(_H + "mlp.c_fc", _H + "mlp.c_proj"),
             embed="transformer.wte",
             final="transformer.ln_f",
             norm_bias=True,
         )
     ),
-    _old(
+    _old_rules(
         hyper_rules.n_layers(None, "num_layers num_hidden_layers"),
         hyper_rules.n_heads(None, "num_heads num_attention_heads"),
-        hyper_rules.ffn_size(four_times),
+        hyper_rules.ffn_size(default_ffn_size),
         hyper_rules.context_length(2048),
         hyper_rules.activation("gelu_tanh", "activation_function", tanh="gelu_new"),
     ),
@@ -110,7 +110,7 @@ OLMO = names_only_spec(
 # fairseq's decoders: norms before attention and MLP, biases everywhere.
 
 
-def _fairseq(layer: str, *more: RoleRow, **named: Unpack[WholeNames]) -> Rows:
+def _fairseq_rows(layer: str, *more: RoleRow, **named: Unpack[WholeNames]) -> Rows:
     """Return the rows of a model with fairseq's names; `layer` is the prefix of its layers.
 
     `more` are further rows, `named` the names of the whole-model tensors.
@@ -123,15 +123,15 @@ def _fairseq(layer: str, *more: RoleRow, **named: Unpack[WholeNames]) -> Rows:
         *linear("attn_v", layer + "self_attn.v_proj", KV, "hidden_size", bias=""),
         *linear("attn_output", layer + "self_attn.out_proj", "hidden_size", Q, bias=""),
         *norm("ffn_norm", layer + "final_layer_norm", bias=True),
-        *_plain(layer + "fc1", layer + "fc2"),
+        *_plain_mlp_rows(layer + "fc1", layer + "fc2"),
         **named,
     )
 
 
 XGLM = names_only_spec(
     "xglm",
-    make_tables(_fairseq("model.layers.{L}.", final="model.layer_norm", norm_bias=True)),
-    _old(
+    make_tables(_fairseq_rows("model.layers.{L}.", final="model.layer_norm", norm_bias=True)),
+    _old_rules(
         hyper_rules.hidden_size(1024, "d_model hidden_size"),
         hyper_rules.n_layers(24, "num_layers num_hidden_layers"),
         hyper_rules.n_heads(16, "attention_heads num_attention_heads"),
@@ -143,7 +143,7 @@ XGLM = names_only_spec(
 BIOGPT = names_only_spec(
     "biogpt",
     make_tables(
-        _fairseq(
+        _fairseq_rows(
             "biogpt.layers.{L}.",
             RoleRow(
                 "position_embd.weight",
@@ -157,7 +157,7 @@ BIOGPT = names_only_spec(
             head="output_projection",
         )
     ),
-    _old(
+    _old_rules(
         hyper_rules.context_length(1024),
         hyper_rules.norm_eps(1e-12, "layer_norm_eps", "layer_norm_epsilon"),
     ),
@@ -174,11 +174,11 @@ PERSIMMON = names_only_spec(
             *norm("attn_k_norm", "self_attn.k_layernorm", ("head_dim",), "qk_norm", bias=True),
             *linear("attn_output", "self_attn.dense", "hidden_size", Q, bias=""),
             *norm("ffn_norm", "post_attention_layernorm", bias=True),
-            *_plain(_L + "mlp.dense_h_to_4h", _L + "mlp.dense_4h_to_h"),
+            *_plain_mlp_rows(_L + "mlp.dense_h_to_4h", _L + "mlp.dense_4h_to_h"),
             final="model.final_layernorm",
             norm_bias=True,
         ),
-        hf_first=fused_in(_L + "self_attn.query_key_value", GROUPED),
+        hf_first=fused_bindings(_L + "self_attn.query_key_value", GROUPED),
     ),
     hyper_rules.hyper_table(
         hyper_rules.n_kv_heads(hf=""),
@@ -201,18 +201,18 @@ CODEGEN = names_only_spec(
                 "attn_qvk.weight", _H + "attn.qkv_proj.weight", ("3*hidden_size", "hidden_size")
             ),
             *linear("attn_output", _H + "attn.out_proj", "hidden_size", Q),
-            *_plain(_H + "mlp.fc_in", _H + "mlp.fc_out"),
+            *_plain_mlp_rows(_H + "mlp.fc_in", _H + "mlp.fc_out"),
             embed="transformer.wte",
             final="transformer.ln_f",
             norm_bias=True,
             head_bias=True,
         )
     ),
-    _old(
+    _old_rules(
         hyper_rules.hidden_size(4096, "n_embd hidden_size"),
         hyper_rules.n_layers(28, "n_layer num_hidden_layers"),
         hyper_rules.n_heads(16, "n_head num_attention_heads"),
-        hyper_rules.ffn_size(four_times, "n_inner"),
+        hyper_rules.ffn_size(default_ffn_size, "n_inner"),
         hyper_rules.vocab_size(50400),
         hyper_rules.context_length(2048, "n_positions n_ctx"),
         hyper_rules.activation("gelu_tanh", "activation_function", tanh="gelu_new"),

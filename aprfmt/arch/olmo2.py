@@ -54,7 +54,7 @@ OLMO2 = ArchSpec(
 )
 
 
-def _states_a_window(names: Collection[str], values: Mapping[str, Value]) -> bool:
+def _has_window_key(names: Collection[str], values: Mapping[str, Value]) -> bool:
     """Return whether a GGUF has a window's size: the model is olmo3.
 
     `names`, the tensors', is for other evidence functions.
@@ -83,5 +83,5 @@ OLMO3 = ArchSpec(
             "llama.cpp rotates olmo3's windowed layers by the same base, unscaled",
         ),
     ),
-    evidence=_states_a_window,
+    evidence=_has_window_key,
 )

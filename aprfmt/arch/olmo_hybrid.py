@@ -44,7 +44,7 @@ _DEPTHWISE = Depthwise(CHANNELS, "conv_taps")
 _BIAS, _OUT = "attention_bias", "attention_out_bias"
 
 
-def _row(role: str, hf: str, *shape: str) -> RoleRow:
+def _delta_row(role: str, hf: str, *shape: str) -> RoleRow:
     """Return the row of a delta net's tensor; `hf` is its name below `linear_attn.`, or ""."""
     return RoleRow(role, hf and f"linear_attn.{hf}", shape, IN_LAYERS)
 
@@ -52,15 +52,15 @@ def _row(role: str, hf: str, *shape: str) -> RoleRow:
 _MADE = make_tables(
     with_model_rows(
         *norm("attn_norm", "attention_layer_norm", needs=IN_LAYERS),
-        _row("attn_qkv.weight", "", CHANNELS, "hidden_size"),
-        _row("attn_gate.weight", "g_proj.weight", VALUES, "hidden_size"),
-        _row("ssm_beta.weight", "b_proj.weight", *_HEADS, "hidden_size"),
-        _row("ssm_alpha.weight", "a_proj.weight", *_HEADS, "hidden_size"),
-        _row("ssm_conv1d.weight", "", CHANNELS, "conv_taps"),
-        _row("ssm_dt.bias", "dt_bias", *_HEADS),
-        _row("ssm_a.weight", "A_log", *_HEADS),
-        _row("ssm_norm.weight", "o_norm.weight", "delta_value_dim"),
-        _row("ssm_out.weight", "o_proj.weight", "hidden_size", VALUES),
+        _delta_row("attn_qkv.weight", "", CHANNELS, "hidden_size"),
+        _delta_row("attn_gate.weight", "g_proj.weight", VALUES, "hidden_size"),
+        _delta_row("ssm_beta.weight", "b_proj.weight", *_HEADS, "hidden_size"),
+        _delta_row("ssm_alpha.weight", "a_proj.weight", *_HEADS, "hidden_size"),
+        _delta_row("ssm_conv1d.weight", "", CHANNELS, "conv_taps"),
+        _delta_row("ssm_dt.bias", "dt_bias", *_HEADS),
+        _delta_row("ssm_a.weight", "A_log", *_HEADS),
+        _delta_row("ssm_norm.weight", "o_norm.weight", "delta_value_dim"),
+        _delta_row("ssm_out.weight", "o_proj.weight", "hidden_size", VALUES),
         *linear("attn_q", "self_attn.q_proj", Q, "hidden_size", ELSEWHERE, bias=_BIAS),
         *linear("attn_k", "self_attn.k_proj", KV, "hidden_size", ELSEWHERE, bias=_BIAS),
         *linear("attn_v", "self_attn.v_proj", KV, "hidden_size", ELSEWHERE, bias=_BIAS),
@@ -83,7 +83,7 @@ _MADE = make_tables(
 )
 
 
-def _rotated() -> HyperRule:
+def _rope_layers_rule() -> HyperRule:
     """Return the rule for the layers with rope: those with attention, or none."""
 
     def read(facts: Facts, hp: Params) -> Found:
@@ -105,11 +105,11 @@ def _rotated() -> HyperRule:
         """Return config.json's {key: None} for a model without rope, else empty."""
         return {} if any(value) else {"rope_theta": None}
 
-    usual = delta_net.rotated_layers()
+    usual = delta_net.rotated_layers_rule()
     return replace(usual, read={"hf": read}, write={"hf": write})
 
 
-def _strength() -> HyperRule:
+def _strength_rule() -> HyperRule:
     """Return the rule for the factor on a delta net's strength: 2 where config.json allows it."""
     key = "linear_allow_neg_eigval"
 
@@ -124,13 +124,13 @@ def _strength() -> HyperRule:
     )  # fmt: skip
 
 
-def _last_attends(hp: Params) -> tuple[bool, ...]:
+def _default_delta_layers(hp: Params) -> tuple[bool, ...]:
     """Return transformers' default layers with a delta net: all but every fourth, or the last."""
     layers = tuple((i + 1) % delta_net.INTERVAL != 0 for i in range(hp["n_layers"]))
     return layers if not all(layers) else (*layers[:-1], False)
 
 
-def _both_kinds(value: Value, facts: Facts, hp: Params) -> str:
+def _check_both_kinds(value: Value, facts: Facts, hp: Params) -> str:
     """Return ""; ArchError unless there are layers of both kinds, which transformers requires."""
     if facts.style == "hf" and (all(value) or not any(value)):
         raise ArchError(
@@ -140,7 +140,7 @@ def _both_kinds(value: Value, facts: Facts, hp: Params) -> str:
     return ""
 
 
-_SIZES = {rule.name: rule for rule in delta_net.sizes()}
+_SIZES = {rule.name: rule for rule in delta_net.size_rules()}
 OLMO_HYBRID = full_spec(
     "olmo_hybrid",
     _MADE,
@@ -150,9 +150,9 @@ OLMO_HYBRID = full_spec(
         hyper_rules.fixed("qk_norm", True),
         *rope_rules(RopeDefaults()),
         *_SIZES.values(),
-        replace(_SIZES["delta_layers"], default=_last_attends, check=_both_kinds),
-        _rotated(),
-        _strength(),
+        replace(_SIZES["delta_layers"], default=_default_delta_layers, check=_check_both_kinds),
+        _rope_layers_rule(),
+        _strength_rule(),
         hyper_rules.fixed("delta_norm_eps", 1e-5),
         hyper_rules.size(
             "delta_key_heads", "linear_num_key_heads", default=lambda hp: hp["n_heads"]

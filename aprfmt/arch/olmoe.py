@@ -5,7 +5,7 @@ Source: transformers' modeling_olmoe; the converter's olmo.py, llama.cpp's olmoe
 
 from aprfmt.arch import hyper_rules, losses, moe
 from aprfmt.arch.qwen2_moe import EXPERT_BINDINGS, EXPERTS, ROUTER
-from aprfmt.arch.required_values import divided_heads
+from aprfmt.arch.required_values import divided_head_dim_rule
 from aprfmt.arch.spec import ArchSpec, BlockSpec, HyperRule, Loss
 from aprfmt.arch.tensor_rows import FUSED, KV, Q, attention, make_tables, norm, with_model_rows
 
@@ -27,16 +27,16 @@ OLMOE = ArchSpec(
     name="olmoe",
     hyper=hyper_rules.hyper_table(
         hyper_rules.context_length(4096),
-        divided_heads(),
+        divided_head_dim_rule(),
         hyper_rules.norm_eps(1e-5),
         hyper_rules.tied_embeddings(shown=False),
         *hyper_rules.attention_biases(),
         hyper_rules.fixed("qk_norm", True),
         HyperRule("qkv_clip", {"hf": ("clip_qkv",)}, "positive", None),
-        *moe.counts(64, 8),
-        moe.expert_size("intermediate_size"),
-        moe.all_layers(),
-        moe.norm_topk(False, gguf=False),
+        *moe.expert_count_rules(64, 8),
+        moe.expert_size_rule("intermediate_size"),
+        moe.all_moe_layers_rule(),
+        moe.norm_topk_rule(False, gguf=False),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from aprfmt.arch import hyper_rules
 from aprfmt.arch.gpt2 import NO_ROPE
-from aprfmt.arch.required_values import divided_heads
+from aprfmt.arch.required_values import divided_head_dim_rule
 from aprfmt.arch.spec import ArchSpec, BlockSpec, Facts, HyperRule
 from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, with_model_rows
 from aprfmt.base.protocols import Value
@@ -21,7 +21,7 @@ _BIAS = "attention_bias"
 _NARROW = ("vocab_size", "embedding_width")
 
 
-def _layer(before: str, behind: str) -> tuple[RoleRow, ...]:
+def _opt_rows(before: str, behind: str) -> tuple[RoleRow, ...]:
     """Return the rows of the position table and of a layer.
 
     `before` is the role of attention's norm and `behind` that of the MLP's; the roles say whether
@@ -49,7 +49,7 @@ def _layer(before: str, behind: str) -> tuple[RoleRow, ...]:
 
 _TENSORS, _BINDINGS = make_tables(
     with_model_rows(
-        *_layer("attn_norm", "ffn_norm"),
+        *_opt_rows("attn_norm", "ffn_norm"),
         embed="model.decoder.embed_tokens",
         final="model.decoder.final_layer_norm",
         norm_bias=True,
@@ -60,7 +60,7 @@ _SMALL = make_tables(
         RoleRow("token_embd.weight", "model.decoder.embed_tokens.weight", _NARROW, layered=False),
         RoleRow("embd_in.weight", "model.decoder.project_in.weight",
             ("hidden_size", "embedding_width"), layered=False),
-        *_layer("attn_output_norm", "layer_output_norm"),
+        *_opt_rows("attn_output_norm", "layer_output_norm"),
         RoleRow("head_in.weight", "model.decoder.project_out.weight",
             ("embedding_width", "hidden_size"), layered=False),
         RoleRow("output.weight", "lm_head.weight", _NARROW, "!tied_embeddings", layered=False),
@@ -68,7 +68,7 @@ _SMALL = make_tables(
 )  # fmt: skip
 
 
-def _usual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
+def _check_usual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
     """Return ""; ArchError for the form of the 350M model and of old checkpoints."""
     width = facts.first("word_embed_proj_dim")
     if width is not None and width[0] != hp["hidden_size"]:
@@ -76,18 +76,18 @@ def _usual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
             f"{width[1]}: is {width[0]}; expected {hp['hidden_size']}: projections beside the "
             "embedding are not known"
         )
-    _as_expected(facts, {"do_layer_norm_before": True, "_remove_final_layer_norm": False})
+    _require_values(facts, {"do_layer_norm_before": True, "_remove_final_layer_norm": False})
     return ""
 
 
-def _small(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
+def _check_small(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
     """Return ""; ArchError for a model that has the 350M form's projections but not its norms."""
-    _as_expected(facts, {"do_layer_norm_before": False})
+    _require_values(facts, {"do_layer_norm_before": False})
     facts.first("_remove_final_layer_norm")  # there is none after a sum that is normalised
     return ""
 
 
-def _as_expected(facts: Facts, wanted: Mapping[str, bool]) -> None:
+def _require_values(facts: Facts, wanted: Mapping[str, bool]) -> None:
     """Raise ArchError if a boolean key of config.json differs from the one wanted."""
     for key, usual in {**wanted, "layer_norm_elementwise_affine": True}.items():
         found = facts.first(key)
@@ -107,7 +107,7 @@ def _has_projections(names: Collection[str], values: Mapping[str, Value]) -> boo
 _EPS = hyper_rules.norm_eps(1e-5)  # config.json has no key for it
 
 
-def _hyper(
+def _opt_rules(
     check: Callable[[Value, Facts, Mapping[str, Value]], str], *more: HyperRule
 ) -> tuple[HyperRule, ...]:
     """Return the rules of a form; `check` refuses the other one, `more` replace or add."""
@@ -116,7 +116,7 @@ def _hyper(
         hyper_rules.n_layers(12),
         hyper_rules.n_heads(12),
         hyper_rules.n_kv_heads(hf=""),
-        divided_heads(),
+        divided_head_dim_rule(),
         hyper_rules.ffn_size(3072, "ffn_dim"),
         hyper_rules.vocab_size(50272),
         hyper_rules.context_length(2048),
@@ -138,7 +138,7 @@ def _hyper(
 _IGNORED = frozenset({"dropout", "activation_dropout", "layerdrop", "init_std", "prefix"})
 OPT = ArchSpec(
     name="opt",
-    hyper=_hyper(_usual),
+    hyper=_opt_rules(_check_usual),
     tensors=_TENSORS,
     bindings={"hf": _BINDINGS["hf"]},
     block=BlockSpec(norm="layer", position="learned", mlp="plain"),
@@ -146,8 +146,8 @@ OPT = ArchSpec(
 )
 OPT_350M = ArchSpec(
     name="opt_350m",
-    hyper=_hyper(
-        _small,
+    hyper=_opt_rules(
+        _check_small,
         HyperRule(
             "embedding_width",
             {"hf": ("word_embed_proj_dim",)},

@@ -34,14 +34,14 @@ def class_name(spec: "ArchSpec") -> str:
     return names[0] if names else ""
 
 
-def _hf_heads(spec: "ArchSpec", hp: "HyperParams") -> Mapping[str, Value]:
+def _hf_name_keys(spec: "ArchSpec", hp: "HyperParams") -> Mapping[str, Value]:
     """Return config.json's {key: value} that name the architecture: class and model type."""
     name = class_name(spec)
     classes = {"architectures": [name]} if name else {}
     return {**classes, "model_type": spec.called["hf"][0]}
 
 
-def _apr_heads(spec: "ArchSpec", hp: "HyperParams") -> Mapping[str, Value]:
+def _apr_name_keys(spec: "ArchSpec", hp: "HyperParams") -> Mapping[str, Value]:
     """Return an APR file's {key: value} that name the architecture."""
     return {
         "architecture": spec.called["apr"][0],
@@ -61,10 +61,11 @@ _APR_OTHER = frozenset(
 _APR_FAMILIES = ("tokenizer.", "aprfmt.", "model.")
 
 KNOWN: Mapping[str, KeyStyle] = {
-    "hf": KeyStyle(lambda key, arch: True, _hf_heads, nested=True),
+    "hf": KeyStyle(lambda key, arch: True, _hf_name_keys, nested=True),
     "gguf": KeyStyle(lambda key, arch: key.startswith(f"{arch}."), lambda spec, hp: {}),
     "apr": KeyStyle(
-        lambda key, arch: key not in _APR_OTHER and not key.startswith(_APR_FAMILIES), _apr_heads
+        lambda key, arch: key not in _APR_OTHER and not key.startswith(_APR_FAMILIES),
+        _apr_name_keys,
     ),
 }
 

@@ -54,7 +54,7 @@ _RULES = {rule.name: rule for rule in rope_rules(RopeDefaults(theta=1e6, origina
 _SCALING = _RULES["rope_scaling"]
 
 
-def _write(value: Value, hp: Params) -> Params:
+def _write_scaling(value: Value, hp: Params) -> Params:
     """Return config.json's {key: value} of rope with the two factors transformers asks for."""
     made = dict(_SCALING.write["hf"](value, hp))
     if made.get("rope_scaling"):
@@ -64,16 +64,16 @@ def _write(value: Value, hp: Params) -> Params:
     return made
 
 
-_COUNTS = moe.counts(16, 2, "num_local_experts num_experts")
+_COUNTS = moe.expert_count_rules(16, 2, "num_local_experts num_experts")
 _USED = "num_experts_per_tok"
 
 
-def _two(facts: Facts, hp: Params) -> Found:
+def _read_two_experts(facts: Facts, hp: Params) -> Found:
     """Return (2, key) whatever number config.json gives; None without the key."""
     return None if facts.first(_USED) is None else (2, _USED)
 
 
-def _always_two(value: Value, facts: Facts, hp: Params) -> str:
+def _check_two_experts(value: Value, facts: Facts, hp: Params) -> str:
     """Return a remark if config.json gives another number of experts than two, else ""."""
     said = facts.first(_USED) if facts.style == "hf" else None
     if said is None or said[0] == value:
@@ -81,7 +81,7 @@ def _always_two(value: Value, facts: Facts, hp: Params) -> str:
     return f"{_USED} is {short_repr(said[0])}; transformers takes two experts here: ignored"
 
 
-_RULES["rope_scaling"] = replace(_SCALING, write={**_SCALING.write, "hf": _write})
+_RULES["rope_scaling"] = replace(_SCALING, write={**_SCALING.write, "hf": _write_scaling})
 
 PHIMOE = ArchSpec(
     name="phimoe",
@@ -93,10 +93,10 @@ PHIMOE = ArchSpec(
         *_RULES.values(),
         *window_rules(Window(listed=False, stated=True)),
         _COUNTS[0],
-        replace(_COUNTS[1], read={"hf": _two}, check=_always_two),
-        moe.expert_size("intermediate_size"),
-        moe.all_layers(),
-        moe.router("sparsemixer"),
+        replace(_COUNTS[1], read={"hf": _read_two_experts}, check=_check_two_experts),
+        moe.expert_size_rule("intermediate_size"),
+        moe.all_moe_layers_rule(),
+        moe.router_rule("sparsemixer"),
         HyperRule("router_jitter", {"hf": ("router_jitter_noise",)}, "float", 0.01),
         hyper_rules.flag("head_bias", False, "lm_head_bias", present=("output.bias",)),
     ),

@@ -17,7 +17,7 @@ from aprfmt.arch.role_vocabulary import PROJECTORS
 from aprfmt.arch.spec import HyperRule, Loss
 from aprfmt.arch.spec_builders import names_only_spec
 from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, single_row
-from aprfmt.arch.vision_towers import UNUSED, projector_model, tower_hyper
+from aprfmt.arch.vision_towers import UNUSED, evidence_of_projector, tower_rules
 from aprfmt.base.protocols import Value
 
 Params = Mapping[str, Value]
@@ -31,7 +31,7 @@ MEAN = [0.48145466, 0.4578275, 0.40821073]
 DEVIATION = [0.26862954, 0.26130258, 0.27577711]
 
 
-def _write(value: Value, hp: Params) -> Params:
+def _write_projector(value: Value, hp: Params) -> Params:
     """Return GGUF's {key: value} of the projector's kind, width and image statistics."""
     return {
         "general.type": "mmproj",
@@ -42,7 +42,7 @@ def _write(value: Value, hp: Params) -> Params:
     }
 
 
-def _layer() -> tuple[RoleRow, ...]:
+def _layer_rows() -> tuple[RoleRow, ...]:
     """Return the rows of a layer of the tower."""
     rows = (
         *norm("ln1", _LAYER + "attention_norm"),
@@ -60,7 +60,7 @@ def _layer() -> tuple[RoleRow, ...]:
     return tuple(replace(row, gguf=f"v.blk.{{L}}.{row.role}") for row in rows)
 
 
-def _projection(number: int, into: str) -> tuple[RoleRow, ...]:
+def _projection_rows(number: int, into: str) -> tuple[RoleRow, ...]:
     """Return the rows of one of the projector's two matrices, weight and optional bias."""
     role, hf = f"mm.{number}", f"{_PROJECTOR}linear_{number}"
     return (
@@ -82,7 +82,7 @@ PIXTRAL_VISION = names_only_spec(
                 "patch_size",
             ),
             *norm("v.pre_ln", _TOWER + "ln_pre", layered=False),
-            *_layer(),
+            *_layer_rows(),
             single_row(
                 "mm.input_norm.weight", _PROJECTOR + "norm.weight", *_WIDE, needs="optional"
             ),
@@ -93,12 +93,12 @@ PIXTRAL_VISION = names_only_spec(
                 "patch_merge*patch_merge*hidden_size",
                 needs="optional",
             ),
-            *_projection(1, "hidden_size"),
-            *_projection(2, _OUT),
+            *_projection_rows(1, "hidden_size"),
+            *_projection_rows(2, _OUT),
         )
     ),
     hyper_rules.hyper_table(
-        *tower_hyper(1e-5, "gelu", class_token=False, usual=_USUAL),
+        *tower_rules(1e-5, "gelu", class_token=False, usual=_USUAL),
         hyper_rules.size(
             "patch_merge", "spatial_merge_size", "vision.spatial_merge_size", default=1
         ),
@@ -106,7 +106,7 @@ PIXTRAL_VISION = names_only_spec(
             "projection_size",
             {"gguf": ("{arch}.vision.projection_dim",)},
             "size",
-            write={"gguf": _write},
+            write={"gguf": _write_projector},
             shape=hyper_rules.axis("mm.1.weight", 0),
         ),
     ),
@@ -119,7 +119,7 @@ PIXTRAL_VISION = names_only_spec(
             "is none of the tower's: it refuses the file without",
         ),
     ),
-    evidence=projector_model(KIND),
+    evidence=evidence_of_projector(KIND),
     section="vision_config",
     ignored=UNUSED | {"text_config"},
 )

@@ -33,10 +33,10 @@ def _read_file(facts: Facts, hp: Params) -> Found:
     if found is None or not isinstance(found[0], Mapping):
         return None
     stated: Mapping[str, Value] = found[0]
-    return _mode(stated), found[1]
+    return _parse_mode(stated), found[1]
 
 
-def _mode(stated: Mapping[str, Value]) -> str | None:
+def _parse_mode(stated: Mapping[str, Value]) -> str | None:
     """Return the one mode a pooling file turns on; None for several, or one not computed here."""
     named = stated.get("pooling_mode")
     if isinstance(named, str):
@@ -62,7 +62,7 @@ def _write_encoder(value: Value, hp: Params) -> Params:
     return {_CAUSAL: False, _KEY: number}
 
 
-def _understood(value: Value, facts: Facts, hp: Params) -> str:
+def _check_pooling(value: Value, facts: Facts, hp: Params) -> str:
     """Return a remark if a file asks for a pooling that is not computed here, else ""."""
     found = facts.first(FILE, _KEY)
     if found is None or value is not None or found[0] == 0:
@@ -70,7 +70,7 @@ def _understood(value: Value, facts: Facts, hp: Params) -> str:
     return f"{found[1]}: asks for a pooling other than mean, cls or last; no embedding is computed"
 
 
-def pooling(default: str | None = None, *, causal: bool = True) -> HyperRule:
+def pooling_rule(default: str | None = None, *, causal: bool = True) -> HyperRule:
     """Return the rule for the pooling; `default` is for a folder without a pooling file.
 
     Not `causal`: a GGUF says that attention looks both ways, which llama.cpp goes by.
@@ -81,7 +81,7 @@ def pooling(default: str | None = None, *, causal: bool = True) -> HyperRule:
         stated = facts.first(_CAUSAL)
         if stated is not None and boolean(*stated) is not causal:
             raise ArchError(f"{stated[1]}: is {stated[0]}; expected {causal}: no other is known")
-        return _understood(value, facts, hp)
+        return _check_pooling(value, facts, hp)
 
     return HyperRule(
         "pooling",

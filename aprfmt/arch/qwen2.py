@@ -28,13 +28,13 @@ def upper_layers(usual: int) -> Callable[[Facts | None, Mapping[str, Value]], Pe
     `usual` is the default of that key.
     """
 
-    def layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
+    def read_layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
         """Return one boolean a layer: True from config.json's max_window_layers on."""
         found = None if facts is None else facts.first("max_window_layers")
         first = usual if found is None else whole_number(*found)
         return tuple(i >= first for i in range(hp["n_layers"]))
 
-    return layers
+    return read_layers
 
 
 WINDOW = Window(layers=upper_layers(MAX_WINDOW_LAYERS), gguf_layers=window_every_layer, switch=True)

@@ -51,7 +51,7 @@ DENSE_LOSS = Loss(
 )
 
 
-def shared_expert(
+def shared_expert_rows(
     module: str, needs: str = "moe_layers", bias: str | None = None
 ) -> tuple[RoleRow, ...]:
     """Return the rows of gate, up and down of the shared expert, stored below `module`.
@@ -80,14 +80,14 @@ _TENSORS, _BINDINGS = make_tables(
         ROUTER,
         *EXPERTS,
         SHARED_GATE,
-        *shared_expert("mlp.shared_expert"),
+        *shared_expert_rows("mlp.shared_expert"),
     ),
     hf_first=EXPERT_BINDINGS,
     hf_more=FUSED,
 )
 
 
-def _layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
+def _window_layers(facts: Facts | None, hp: Mapping[str, Value]) -> PerLayer:
     """Return one boolean a layer: a window in every other layer below max_window_layers.
 
     As transformers does.
@@ -104,9 +104,9 @@ QWEN2_MOE = ArchSpec(
         hyper_rules.context_length(32768),
         hyper_rules.tied_embeddings(shown=False),
         hyper_rules.flag("attention_bias", True, "qkv_bias", present=("attn_q.bias",)),
-        *window_rules(Window(layers=_layers, gguf_layers=window_every_layer, switch=True)),
-        *moe.counts(60, 4),
-        moe.expert_size(hf_default=1408),
+        *window_rules(Window(layers=_window_layers, gguf_layers=window_every_layer, switch=True)),
+        *moe.expert_count_rules(60, 4),
+        moe.expert_size_rule(hf_default=1408),
         hyper_rules.size(
             "shared_ffn_size",
             "shared_expert_intermediate_size",
@@ -114,8 +114,8 @@ QWEN2_MOE = ArchSpec(
             default=lambda hp: hp["ffn_size"],
             hf_default=5632,
         ),
-        moe.sparse_layers(),
-        moe.norm_topk(False, gguf=False),
+        moe.sparse_layers_rule(),
+        moe.norm_topk_rule(False, gguf=False),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

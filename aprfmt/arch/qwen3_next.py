@@ -17,7 +17,7 @@ from aprfmt.arch.qwen2_moe import (
     EXPERTS,
     ROUTER,
     SHARED_GATE,
-    shared_expert,
+    shared_expert_rows,
 )
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
@@ -36,12 +36,12 @@ _QKVZ = (
 _BA = (ByGroup("delta_key_heads", ("delta_value_heads", "delta_value_heads"), ((0,), (1,))),)
 
 
-def _joined(qkvz: str, ba: str) -> tuple[Binding, Binding]:
+def _joined_bindings(qkvz: str, ba: str) -> tuple[Binding, Binding]:
     """Return the bindings of two stored tensors: q, k, v and z in one, b and a in the other."""
     return Binding((qkvz,), _INTO, _QKVZ), Binding((ba,), _RATES, _BA)
 
 
-def shared_size() -> HyperRule:
+def shared_size_rule() -> HyperRule:
     """Return the rule for the inner width of the shared expert."""
     return hyper_rules.size(
         "shared_ffn_size",
@@ -52,24 +52,24 @@ def shared_size() -> HyperRule:
     )
 
 
-_FIRST, _SECOND = delta_net.norms()
+_FIRST, _SECOND = delta_net.norm_rows()
 _TENSORS, _BINDINGS = make_tables(
     with_model_rows(
         *_FIRST,
-        *delta_net.attention(),
-        *delta_net.delta_net(),
+        *delta_net.gated_attention_rows(),
+        *delta_net.delta_net_rows(),
         *_SECOND,
         *DENSE,
         ROUTER,
         *EXPERTS,
         SHARED_GATE,
-        *shared_expert("mlp.shared_expert"),
+        *shared_expert_rows("mlp.shared_expert"),
         norm_steps=PLUS_ONE,
     ),
     hf_first=(
         *EXPERT_BINDINGS,
         *delta_net.GATED_HF,
-        *_joined(
+        *_joined_bindings(
             f"{LAYER}linear_attn.in_proj_qkvz.weight", f"{LAYER}linear_attn.in_proj_ba.weight"
         ),
     ),
@@ -77,7 +77,7 @@ _TENSORS, _BINDINGS = make_tables(
         *delta_net.GATED_GGUF,
         Binding(("blk.{L}.attn_qkv.weight",), ("attn_qkv.weight",)),
         Binding(("blk.{L}.attn_gate.weight",), ("attn_gate.weight",)),
-        *_joined("blk.{L}.ssm_in.weight", "blk.{L}.ssm_ba.weight"),
+        *_joined_bindings("blk.{L}.ssm_in.weight", "blk.{L}.ssm_ba.weight"),
     ),
     gguf_more=(delta_net.GATE_UP_GGUF,),
 )
@@ -85,7 +85,7 @@ _TENSORS, _BINDINGS = make_tables(
 QWEN3_NEXT = ArchSpec(
     name="qwen3_next",
     hyper=hyper_rules.hyper_table(
-        draft_head.main_layers(),
+        draft_head.main_layers_rule(),
         hyper_rules.n_kv_heads(2),
         hyper_rules.head_dim(256),
         hyper_rules.ffn_size(5632),
@@ -93,12 +93,12 @@ QWEN3_NEXT = ArchSpec(
         *hyper_rules.attention_biases(),
         hyper_rules.fixed("qk_norm", True),
         *rope_rules(RopeDefaults(partial=0.25)),
-        *moe.counts(512, 10),
-        moe.expert_size(hf_default=512),
-        shared_size(),
-        moe.sparse_layers(),
-        moe.norm_topk(True, gguf=True),
-        *delta_net.sizes(),
+        *moe.expert_count_rules(512, 10),
+        moe.expert_size_rule(hf_default=512),
+        shared_size_rule(),
+        moe.sparse_layers_rule(),
+        moe.norm_topk_rule(True, gguf=True),
+        *delta_net.size_rules(),
     ),
     tensors=_TENSORS,
     bindings=_BINDINGS,

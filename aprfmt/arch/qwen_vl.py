@@ -16,11 +16,11 @@ from aprfmt.arch.qwen2 import QWEN2, upper_layers
 from aprfmt.arch.qwen2_moe import DENSE_LOSS
 from aprfmt.arch.qwen3 import QWEN3
 from aprfmt.arch.qwen3_moe import QWEN3_MOE
-from aprfmt.arch.required_values import divided_heads
+from aprfmt.arch.required_values import divided_head_dim_rule
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
-from aprfmt.arch.rope_sections import IGNORED, old_sections
+from aprfmt.arch.rope_sections import IGNORED, old_sections_rule
 from aprfmt.arch.sliding_window import IGNORED_WINDOW, Window, window_every_layer, window_rules
 from aprfmt.arch.spec import ArchSpec, Binding, Facts, HyperRule, Loss
 from aprfmt.arch.tensor_rows import LAYER
@@ -36,7 +36,7 @@ _IGNORED = IGNORED.union(
 _SEEN = 3  # layers that a tower of qwen3_vl adds to, if its configuration lists none
 
 
-def _deepstack() -> HyperRule:
+def _deepstack_rule() -> HyperRule:
     """Return the rule for how many first layers the tower adds to; none in a text alone."""
     tower = "vision_config"
 
@@ -67,7 +67,7 @@ _TOWERS_OWN = Loss(
 )
 
 
-def _two(name: str, chosen: bool) -> ArchSpec:
+def _qwen2_vl_spec(name: str, chosen: bool) -> ArchSpec:
     """Return the architecture of qwen2's text with rotary sections.
 
     GGUF calls both `qwen2vl`: a file of that name is read as the `chosen` one.
@@ -76,12 +76,12 @@ def _two(name: str, chosen: bool) -> ArchSpec:
         name=name,
         hyper=hyper_rules.hyper_table(
             hyper_rules.n_kv_heads(8),
-            divided_heads(),
+            divided_head_dim_rule(),
             hyper_rules.context_length(32768),
             hyper_rules.norm_eps(1e-5),
             hyper_rules.flag("attention_bias", True, present=("attn_q.bias",)),
             *rope_rules(_TWO),
-            old_sections(_TWO, (16, 24, 24)),
+            old_sections_rule(_TWO, (16, 24, 24)),
             *window_rules(
                 Window(layers=upper_layers(80), gguf_layers=window_every_layer, switch=True)
             ),
@@ -96,11 +96,11 @@ def _two(name: str, chosen: bool) -> ArchSpec:
     )
 
 
-QWEN2_VL = _two("qwen2_vl", chosen=True)
-QWEN2_5_VL = _two("qwen2_5_vl", chosen=False)
+QWEN2_VL = _qwen2_vl_spec("qwen2_vl", chosen=True)
+QWEN2_5_VL = _qwen2_vl_spec("qwen2_5_vl", chosen=False)
 
 
-def _three(heads: int) -> tuple[HyperRule, ...]:
+def _qwen3_vl_rules(heads: int) -> tuple[HyperRule, ...]:
     """Return the rules that qwen3's two forms share; `heads` is the default of key heads."""
     return (
         hyper_rules.n_kv_heads(heads),
@@ -108,14 +108,14 @@ def _three(heads: int) -> tuple[HyperRule, ...]:
         *hyper_rules.attention_biases(),
         hyper_rules.fixed("qk_norm", True),
         *rope_rules(_THREE),
-        old_sections(_THREE, (24, 20, 20), interleaved=True),
-        _deepstack(),
+        old_sections_rule(_THREE, (24, 20, 20), interleaved=True),
+        _deepstack_rule(),
     )
 
 
 QWEN3_VL = ArchSpec(
     name="qwen3_vl",
-    hyper=hyper_rules.hyper_table(*_three(32), hyper_rules.head_dim(128)),
+    hyper=hyper_rules.hyper_table(*_qwen3_vl_rules(32), hyper_rules.head_dim(128)),
     tensors=QWEN3.tensors,
     bindings=QWEN3.bindings,
     block=QWEN3.block,
@@ -125,7 +125,7 @@ QWEN3_VL = ArchSpec(
 )
 
 
-def _tied(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+def _read_tied(facts: Facts, hp: Params) -> tuple[Value, str] | None:
     """Return (whether the head is tied, key) of config.json; None without the key.
 
     Without it a text alone is tied, a whole model is not.
@@ -157,11 +157,11 @@ _STORED = {name for binding in _PUBLISHED for name in binding.stored}
 QWEN3_VL_MOE = ArchSpec(
     name="qwen3_vl_moe",
     hyper=hyper_rules.hyper_table(
-        *_three(16),
-        replace(hyper_rules.tied_embeddings(), read={"hf": _tied}),
-        *moe.counts(60, 4),
-        moe.expert_size(hf_default=1408),
-        moe.sparse_layers(),
+        *_qwen3_vl_rules(16),
+        replace(hyper_rules.tied_embeddings(), read={"hf": _read_tied}),
+        *moe.expert_count_rules(60, 4),
+        moe.expert_size_rule(hf_default=1408),
+        moe.sparse_layers_rule(),
         hyper_rules.fixed("norm_topk", True),
     ),
     tensors=QWEN3_MOE.tensors,

@@ -22,7 +22,7 @@ from aprfmt.arch.spec import MISSING, ArchSpec, Binding, Facts, HyperRule, Loss,
 from aprfmt.arch.spec_builders import names_only_spec
 from aprfmt.arch.tensor_rows import KV, Q, RoleRow, linear, make_tables, norm, single_row
 from aprfmt.arch.value_checks import sequence, whole_number
-from aprfmt.arch.vision_towers import UNUSED, activation_keys, projector_model, tower_hyper
+from aprfmt.arch.vision_towers import UNUSED, activation_rule, evidence_of_projector, tower_rules
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -45,7 +45,7 @@ _BESIDE = frozenset(
 )
 
 
-def _own(key: str) -> Read:
+def _read_tower_key(key: str) -> Read:
     """Return a read function for a key of `vision_config`, if there is one, never outside it."""
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
@@ -58,7 +58,7 @@ def _own(key: str) -> Read:
     return read
 
 
-def _size(name: str, key: str, default: int, gguf: str = "") -> HyperRule:
+def _size_rule(name: str, key: str, default: int, gguf: str = "") -> HyperRule:
     """Return the rule of a size whose config key is read from the tower's object alone.
 
     `gguf` is its key below `{arch}.vision.`; without a default there, a GGUF must have it.
@@ -69,14 +69,14 @@ def _size(name: str, key: str, default: int, gguf: str = "") -> HyperRule:
         "size",
         MISSING if gguf else default,
         {"hf": default},
-        read={"hf": _own(key)},
+        read={"hf": _read_tower_key(key)},
         write={"hf": lambda value, hp: {key: value}},
     )
 
 
-def _activation(default: str) -> HyperRule:
+def _activation_rule(default: str) -> HyperRule:
     """Return the rule for the activation, read from the tower's own `hidden_act` alone."""
-    rule, own = activation_keys(default), _own("hidden_act")
+    rule, own = activation_rule(default), _read_tower_key("hidden_act")
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
         """Return (activation, key) of the tower's object, or the shared rule's default."""
@@ -87,14 +87,14 @@ def _activation(default: str) -> HyperRule:
     return replace(rule, read={"hf": read})
 
 
-def _listed(name: str, key: str, usual: tuple[int, ...], inside: bool) -> HyperRule:
+def _layer_list_rule(name: str, key: str, usual: tuple[int, ...], inside: bool) -> HyperRule:
     """Return the rule of one boolean a layer that config.json writes as a list of layers.
 
     `inside` is the boolean of the layers in the list, `usual` the default list.
     """
-    own = _own(key)
+    own = _read_tower_key(key)
 
-    def of(layers: tuple[int, ...], hp: Params) -> tuple[bool, ...]:
+    def layers_to_flags(layers: tuple[int, ...], hp: Params) -> tuple[bool, ...]:
         """Return one boolean for each layer of the model from a list of layer numbers."""
         return tuple((layer in layers) is inside for layer in range(hp["n_layers"]))
 
@@ -103,18 +103,22 @@ def _listed(name: str, key: str, usual: tuple[int, ...], inside: bool) -> HyperR
         found = own(facts, hp)
         if found is None:
             return None
-        return of(tuple(whole_number(layer, key) for layer in sequence(*found)), hp), key
+        return layers_to_flags(
+            tuple(whole_number(layer, key) for layer in sequence(*found)), hp
+        ), key
 
     def write(value: Value, hp: Params) -> Params:
         """Return config.json's {key: list of layer numbers}."""
         return {key: [layer for layer, on in enumerate(value) if on is inside]}
 
-    return HyperRule(name, default=lambda hp: of(usual, hp), read={"hf": read}, write={"hf": write})
+    return HyperRule(
+        name, default=lambda hp: layers_to_flags(usual, hp), read={"hf": read}, write={"hf": write}
+    )
 
 
-def _two_frames() -> HyperRule:
+def _patch_frames_rule() -> HyperRule:
     """Return the rule for the frames of a patch, which must be 2: GGUF has names for two."""
-    rule = _size("patch_frames", "temporal_patch_size", 2)
+    rule = _size_rule("patch_frames", "temporal_patch_size", 2)
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
         """Return "" for two frames; ArchError for any other number."""
@@ -125,7 +129,7 @@ def _two_frames() -> HyperRule:
     return replace(rule, check=check)
 
 
-def _projection(kind: str, key: str) -> HyperRule:
+def _projection_rule(kind: str, key: str) -> HyperRule:
     """Return the rule for the text model's width, which the merger projects to.
 
     `kind` is GGUF's projector type, `key` the config key. Writing it to a GGUF also writes the
@@ -142,13 +146,13 @@ def _projection(kind: str, key: str) -> HyperRule:
             "{arch}.vision.image_std": DEVIATION,
         }
 
-    rule = _size("projection_size", key, 3584, "projection_dim")
+    rule = _size_rule("projection_size", key, 3584, "projection_dim")
     return replace(
         rule, write={**rule.write, "gguf": write}, shape=hyper_rules.axis("mm.2.weight", 0)
     )
 
 
-def _hyper(
+def _tower_rules(
     kind: str, layers: int, act: str, patch: int, out: str, *own: HyperRule
 ) -> tuple[HyperRule, ...]:
     """Return all hyperparameter rules of a tower.
@@ -157,35 +161,37 @@ def _hyper(
     key of the text model's width, `own` are rules that replace or add to the shared ones.
     """
     return hyper_rules.hyper_table(
-        *tower_hyper(1e-6, act, class_token=False),
-        _size("n_layers", "depth", layers, "block_count"),
-        _size("n_heads", "num_heads", 16, "attention.head_count"),
+        *tower_rules(1e-6, act, class_token=False),
+        _size_rule("n_layers", "depth", layers, "block_count"),
+        _size_rule("n_heads", "num_heads", 16, "attention.head_count"),
         HyperRule(
             "norm_eps", {"gguf": ("{arch}.vision.attention.layer_norm_epsilon",)}, "positive", 1e-6
         ),
-        _activation(act),
-        _size("image_size", "image_size", 560, "image_size"),
-        _size("patch_size", "patch_size", patch, "patch_size"),
-        _size("image_channels", "in_channels", 3),
-        _two_frames(),
-        replace(_size("patch_merge", "spatial_merge_size", 2, "spatial_merge_size"), default=2),
-        _projection(kind, out),
+        _activation_rule(act),
+        _size_rule("image_size", "image_size", 560, "image_size"),
+        _size_rule("patch_size", "patch_size", patch, "patch_size"),
+        _size_rule("image_channels", "in_channels", 3),
+        _patch_frames_rule(),
+        replace(
+            _size_rule("patch_merge", "spatial_merge_size", 2, "spatial_merge_size"), default=2
+        ),
+        _projection_rule(kind, out),
         *own,
     )
 
 
-def _once(role: str, hf: str, *shape: str) -> RoleRow:
+def _tower_row(role: str, hf: str, *shape: str) -> RoleRow:
     """Return the row of a tensor outside the layers; `hf` is its name below `visual.`."""
     return single_row(role, f"{_TOWER}{hf}", *shape)
 
 
-def _both(role: str, hf: str, out: str, into: str) -> Rows:
+def _weight_and_bias(role: str, hf: str, out: str, into: str) -> Rows:
     """Return the rows of a matrix and its bias outside the layers."""
-    matrix = _once(f"{role}.weight", f"{hf}.weight", out, into)
-    return matrix, _once(f"{role}.bias", f"{hf}.bias", out)
+    matrix = _tower_row(f"{role}.weight", f"{hf}.weight", out, into)
+    return matrix, _tower_row(f"{role}.bias", f"{hf}.bias", out)
 
 
-def _layer(mlp: Mapping[str, str], bias: bool) -> Rows:
+def _layer_rows(mlp: Mapping[str, str], bias: bool) -> Rows:
     """Return the rows of a layer's tensors.
 
     `mlp` has the names of the MLP's matrices in Hugging Face by role. `bias`: norms have a bias.
@@ -212,7 +218,7 @@ def _layer(mlp: Mapping[str, str], bias: bool) -> Rows:
     )
 
 
-def _fused(stored: str) -> tuple[Binding, ...]:
+def _qkv_bindings(stored: str) -> tuple[Binding, ...]:
     """Return the bindings for weight and bias of q, k and v stored as one tensor, `stored`."""
     return tuple(
         Binding((f"{stored}.{part}",), tuple(f"attn_{x}.{part}" for x in "qkv"), (_QKV,))
@@ -221,7 +227,7 @@ def _fused(stored: str) -> tuple[Binding, ...]:
 
 
 _PATCH = replace(
-    _once(
+    _tower_row(
         "v.patch_embd.weight",
         "patch_embed.proj.weight",
         _WIDE,
@@ -239,16 +245,16 @@ _FRAMES = Binding(
 )
 
 
-def _around(name: str, first: str, second: str, bias: bool) -> Rows:
+def _merger_rows(name: str, first: str, second: str, bias: bool) -> Rows:
     """Return the rows of the merger: a norm, then two matrices that read joined patches.
 
     `name`, `first` and `second` are the names of these three below `merger.`.
     """
     parts = ("weight", "bias") if bias else ("weight",)
     return (
-        *(_once(f"v.post_ln.{part}", f"merger.{name}.{part}", _WIDE) for part in parts),
-        *_both("mm.0", f"merger.{first}", _JOINED, _JOINED),
-        *_both("mm.2", f"merger.{second}", "projection_size", _JOINED),
+        *(_tower_row(f"v.post_ln.{part}", f"merger.{name}.{part}", _WIDE) for part in parts),
+        *_weight_and_bias("mm.0", f"merger.{first}", _JOINED, _JOINED),
+        *_weight_and_bias("mm.2", f"merger.{second}", "projection_size", _JOINED),
     )
 
 
@@ -261,24 +267,24 @@ def _tower(
     **more: Any,
 ) -> ArchSpec:
     """Return the architecture of a tower; `hf` and `gguf` are bindings tried first."""
-    fused = _fused(_LAYER + "attn.qkv")
+    fused = _qkv_bindings(_LAYER + "attn.qkv")
     return names_only_spec(
         name,
         make_tables((_PATCH, *rows), hf_first=(*fused, *hf), gguf_first=(_FRAMES, *gguf)),
         hyper,
-        evidence=projector_model(PROJECTORS[name]),
+        evidence=evidence_of_projector(PROJECTORS[name]),
         section=_SECTION,
         ignored=UNUSED | _BESIDE,
         **more,
     )
 
 
-def _ffn_of_ratio() -> HyperRule:
+def _ffn_size_rule() -> HyperRule:
     """Return qwen2_vl's rule for the MLP width, which config.json gives as `mlp_ratio`.
 
     The key that the converter writes has the text model's width, so a GGUF's tensors decide.
     """
-    own = _own("mlp_ratio")
+    own = _read_tower_key("mlp_ratio")
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
         """Return (ratio times the width, key) of config.json; None without the key."""
@@ -300,25 +306,25 @@ def _ffn_of_ratio() -> HyperRule:
 
 QWEN2_VL_VISION = _tower(
     "qwen2_vl_vision",
-    (*_layer({"ffn_up": "fc1", "ffn_down": "fc2"}, bias=True),
-     *_around("ln_q", "mlp.0", "mlp.2", bias=True)),
-    _hyper(PROJECTORS["qwen2_vl_vision"], 32, "gelu_quick", 14, "hidden_size",
-           _size("hidden_size", "embed_dim", 1280, "embedding_length"), _ffn_of_ratio()),
+    (*_layer_rows({"ffn_up": "fc1", "ffn_down": "fc2"}, bias=True),
+     *_merger_rows("ln_q", "mlp.0", "mlp.2", bias=True)),
+    _tower_rules(PROJECTORS["qwen2_vl_vision"], 32, "gelu_quick", 14, "hidden_size",
+           _size_rule("hidden_size", "embed_dim", 1280, "embedding_length"), _ffn_size_rule()),
 )  # fmt: skip
 
 _EVERY = "{arch}.vision.n_wa_pattern"
 
 
-def _pattern(layers: tuple[bool, ...]) -> int:
+def _full_layer_period(layers: tuple[bool, ...]) -> int:
     """Return n if exactly every n-th layer has no window; 0 for any other pattern."""
     first = (*layers, False).index(False) + 1
     same = layers == tuple((layer + 1) % first != 0 for layer in range(len(layers)))
     return first if same else 0
 
 
-def _windows() -> HyperRule:
+def _window_rule() -> HyperRule:
     """Return the rule for the layers with windows: a list in config.json, a period in GGUF."""
-    rule = _listed("window_layers", "fullatt_block_indexes", (7, 15, 23, 31), inside=False)
+    rule = _layer_list_rule("window_layers", "fullatt_block_indexes", (7, 15, 23, 31), inside=False)
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
         """Return (which layers have windows, key) of a GGUF's period; None without the key."""
@@ -330,7 +336,7 @@ def _windows() -> HyperRule:
 
     def write(value: Value, hp: Params) -> Params:
         """Return GGUF's {key: period}, empty if the layers follow no period."""
-        every = _pattern(value)
+        every = _full_layer_period(value)
         return {_EVERY: every} if every else {}
 
     return replace(rule, read={**rule.read, "gguf": read}, write={**rule.write, "gguf": write})
@@ -338,31 +344,48 @@ def _windows() -> HyperRule:
 
 QWEN2_5_VL_VISION = _tower(
     "qwen2_5_vl_vision",
-    (*_layer({"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}, bias=False),
-     *_around("ln_q", "mlp.0", "mlp.2", bias=False)),
-    _hyper(PROJECTORS["qwen2_5_vl_vision"], 32, "silu", 14, "out_hidden_size",
-           _size("hidden_size", "hidden_size", 3584, "embedding_length"),
-           _size("ffn_size", "intermediate_size", 3420, "feed_forward_length"),
-           _windows(), _size("image_window", "window_size", 112)),
-    lost=(Loss("gguf", "window_layers", lambda hp: not _pattern(hp["window_layers"]),
-               "GGUF has a pattern only: llama.cpp takes every so many-th layer"),),
-)  # fmt: skip
+    (
+        *_layer_rows(
+            {"ffn_gate": "gate_proj", "ffn_up": "up_proj", "ffn_down": "down_proj"}, bias=False
+        ),
+        *_merger_rows("ln_q", "mlp.0", "mlp.2", bias=False),
+    ),
+    _tower_rules(
+        PROJECTORS["qwen2_5_vl_vision"],
+        32,
+        "silu",
+        14,
+        "out_hidden_size",
+        _size_rule("hidden_size", "hidden_size", 3584, "embedding_length"),
+        _size_rule("ffn_size", "intermediate_size", 3420, "feed_forward_length"),
+        _window_rule(),
+        _size_rule("image_window", "window_size", 112),
+    ),
+    lost=(
+        Loss(
+            "gguf",
+            "window_layers",
+            lambda hp: not _full_layer_period(hp["window_layers"]),
+            "GGUF has a pattern only: llama.cpp takes every so many-th layer",
+        ),
+    ),
+)
 
 
-def _positions() -> tuple[HyperRule, ...]:
+def _position_rules() -> tuple[HyperRule, ...]:
     """Return the rules for image size and position table; GGUF has only the image's side."""
-    own, patches = _own("num_position_embeddings"), _own("patch_size")
+    own, patches = _read_tower_key("num_position_embeddings"), _read_tower_key("patch_size")
 
-    def side(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+    def read_image_size(facts: Facts, hp: Params) -> tuple[Value, str] | None:
         """Return (image side in pixels, key) from config.json's count of positions."""
         rows, size = own(facts, hp), patches(facts, hp)
         count = 2304 if rows is None else whole_number(*rows, 1)
         key = "num_position_embeddings"
         return isqrt(count) * (16 if size is None else whole_number(*size, 1)), key
 
-    image = _size("image_size", "image_size", 768, "image_size")
+    image = _size_rule("image_size", "image_size", 768, "image_size")
     return (
-        replace(image, read={"hf": side}, write={"hf": lambda value, hp: {}}),
+        replace(image, read={"hf": read_image_size}, write={"hf": lambda value, hp: {}}),
         HyperRule(
             "image_positions",
             kind="size",
@@ -374,10 +397,10 @@ def _positions() -> tuple[HyperRule, ...]:
     )
 
 
-def _mergers() -> tuple[HyperRule, ...]:
+def _merger_rules() -> tuple[HyperRule, ...]:
     """Return the rules for which layers have a merger of their own, and how many there are."""
     key = "{arch}.vision.is_deepstack_layers"
-    rule = _listed("merger_layers", "deepstack_visual_indexes", (8, 16, 24), inside=True)
+    rule = _layer_list_rule("merger_layers", "deepstack_visual_indexes", (8, 16, 24), inside=True)
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
         """Return (which layers have mergers, key) of a GGUF's booleans; None without the key."""
@@ -411,20 +434,20 @@ _STACK = (Stacked("merger_count"),)
 QWEN3_VL_VISION = _tower(
     "qwen3_vl_vision",
     (
-        _once("v.patch_embd.bias", "patch_embed.proj.bias", _WIDE),
-        _once("v.position_embd.weight", "pos_embed.weight", "image_positions", _WIDE),
-        *_layer({"ffn_up": "linear_fc1", "ffn_down": "linear_fc2"}, bias=True),
-        *_around("norm", "linear_fc1", "linear_fc2", bias=True),
+        _tower_row("v.patch_embd.bias", "patch_embed.proj.bias", _WIDE),
+        _tower_row("v.position_embd.weight", "pos_embed.weight", "image_positions", _WIDE),
+        *_layer_rows({"ffn_up": "linear_fc1", "ffn_down": "linear_fc2"}, bias=True),
+        *_merger_rows("norm", "linear_fc1", "linear_fc2", bias=True),
         *(RoleRow(f"v.deepstack_{role}", "", ("merger_count", *shape), "merger_count", gguf="",
                   layered=False) for role, (_, shape) in _DEEP.items()),
     ),
-    _hyper(PROJECTORS["qwen3_vl_vision"], 27, "gelu_tanh", 16, "out_hidden_size",
-           _size("hidden_size", "hidden_size", 1152, "embedding_length"),
-           _size("ffn_size", "intermediate_size", 4304, "feed_forward_length"),
-           *_positions(), *_mergers()),
+    _tower_rules(PROJECTORS["qwen3_vl_vision"], 27, "gelu_tanh", 16, "out_hidden_size",
+           _size_rule("hidden_size", "hidden_size", 1152, "embedding_length"),
+           _size_rule("ffn_size", "intermediate_size", 4304, "feed_forward_length"),
+           *_position_rules(), *_merger_rules()),
     hf=tuple(Binding((f"{_TOWER}deepstack_merger_list.{{E}}.{hf}",), (f"v.deepstack_{role}",),
                      _STACK) for role, (hf, _) in _DEEP.items()),
-    gguf=(*_fused("v.blk.{L}.attn_qkv"),
+    gguf=(*_qkv_bindings("v.blk.{L}.attn_qkv"),
           *(Binding((f"v.deepstack.{{E}}.{role}",), (f"v.deepstack_{role}",), _STACK,
                     "merger_layers") for role in _DEEP)),
 )  # fmt: skip

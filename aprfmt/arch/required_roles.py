@@ -9,7 +9,7 @@ exists: biases in one layer make the biases of all layers required.
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
-from aprfmt.arch.binding import Order, Shape
+from aprfmt.arch.binding import ExecutionOrder, Shape
 from aprfmt.arch.size_expressions import shape_of, size_of
 from aprfmt.arch.spec import ArchSpec, TensorRule, role_key, split_key
 from aprfmt.base.protocols import Value
@@ -54,16 +54,16 @@ def expected_roles(
                 demanded and is_required(rule, layer, hp, demanded)
             ):
                 expected[role_key(layer, rule.role)] = shape_of(rule.shape, hp)
-    order = Order(spec)
+    order = ExecutionOrder(spec)
     return dict(sorted(expected.items(), key=lambda item: order(item[0])))
 
 
 def logical_shape(spec: ArchSpec, key: str, hp: Values) -> Shape:
     """Return the logical shape of a role key; ArchError if the table has no such role."""
-    return shape_of(_rule(spec, key, hp).shape, hp)
+    return shape_of(_find_rule(spec, key, hp).shape, hp)
 
 
-def _rule(spec: ArchSpec, key: str, hp: Values) -> TensorRule:
+def _find_rule(spec: ArchSpec, key: str, hp: Values) -> TensorRule:
     """Return a role's rule; of several (one for each kind of layer) the one for this layer."""
     layer, role = split_key(key)
     found = [rule for rule in spec.tensors if rule.role == role]
@@ -105,7 +105,7 @@ def accept_nothing(key: str) -> bool:
     return False
 
 
-def coverage(
+def compare_roles(
     spec: ArchSpec,
     hp: Values,
     shapes: Mapping[str, Shape],
@@ -121,7 +121,7 @@ def coverage(
     absent = [key for key in expected if key not in shapes]
     accepted = tuple(key for key in absent if accept(key))
     missing = tuple(key for key in absent if key not in set(accepted))
-    vital = tuple(key for key in absent if _vital(spec, key, hp))
+    vital = tuple(key for key in absent if _is_vital(spec, key, hp))
     wrong = []
     for key, found in shapes.items():
         wanted = expected.get(key)
@@ -135,13 +135,15 @@ def coverage(
     return Coverage(tuple(expected), missing, accepted, vital, tuple(wrong))
 
 
-def _vital(spec: ArchSpec, key: str, hp: Values) -> bool:
+def _is_vital(spec: ArchSpec, key: str, hp: Values) -> bool:
     """Return whether a forward pass is impossible without a role.
 
     It is possible without biases, without q/k-norms if all of them are missing, and without a
     head, which the embedding replaces.
     """
-    return not key.endswith(".bias") and is_required(_rule(spec, key, hp), split_key(key)[0], hp)
+    return not key.endswith(".bias") and is_required(
+        _find_rule(spec, key, hp), split_key(key)[0], hp
+    )
 
 
 def collapse_roles(keys: Collection[str], required: Collection[str]) -> tuple[str, ...]:
@@ -149,7 +151,7 @@ def collapse_roles(keys: Collection[str], required: Collection[str]) -> tuple[st
 
     `keys` are the missing ones, `required` all.
     """
-    lacking, layers = _by_role(keys), _by_role(required)
+    lacking, layers = _group_by_role(keys), _group_by_role(required)
     return tuple(
         name
         for role, found in lacking.items()
@@ -157,7 +159,7 @@ def collapse_roles(keys: Collection[str], required: Collection[str]) -> tuple[st
     )
 
 
-def _by_role(keys: Collection[str]) -> dict[str, list[str]]:
+def _group_by_role(keys: Collection[str]) -> dict[str, list[str]]:
     """Return {role without layer: its role keys}."""
     found: dict[str, list[str]] = {}
     for key in keys:

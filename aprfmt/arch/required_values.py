@@ -12,7 +12,7 @@ from aprfmt.errors import ArchError
 Params = Mapping[str, Value]
 
 
-def must_be(facts: Facts, usual: Mapping[str, Value]) -> None:
+def require_values(facts: Facts, usual: Mapping[str, Value]) -> None:
     """Raise ArchError if a key of config.json has another value; null counts as absent.
 
     Nothing is checked in other styles.
@@ -27,7 +27,7 @@ def must_be(facts: Facts, usual: Mapping[str, Value]) -> None:
             )
 
 
-def _divided(value: Value, facts: Facts, hp: Params) -> str:
+def _check_head_dim(value: Value, facts: Facts, hp: Params) -> str:
     """Return ""; ArchError if config.json gives another head dim than width over heads."""
     found = facts.first("head_dim") if facts.style == "hf" else None
     if found is not None and found[0] != value:
@@ -38,6 +38,6 @@ def _divided(value: Value, facts: Facts, hp: Params) -> str:
     return ""
 
 
-def divided_heads() -> HyperRule:
+def divided_head_dim_rule() -> HyperRule:
     """Return the rule for the elements of a head that are the width divided by the heads."""
-    return replace(hyper_rules.head_dim(hf=""), check=_divided)
+    return replace(hyper_rules.head_dim(hf=""), check=_check_head_dim)

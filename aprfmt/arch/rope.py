@@ -23,7 +23,7 @@ from reprlib import repr as short_repr
 from aprfmt.arch.rope_gguf import read_gguf, write_gguf
 from aprfmt.arch.rope_hf import HFRope, RopeDefaults, full_head_dim, write_hf
 from aprfmt.arch.spec import Facts, HyperRule
-from aprfmt.arch.value_checks import MAX_ROTATED, number, positive
+from aprfmt.arch.value_checks import MAX_ROTATED, finite_number, positive_number
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -37,18 +37,18 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
     `rope` says where the architecture differs from others.
     """
 
-    def hf(facts: Facts) -> HFRope:
+    def rope_of_config(facts: Facts) -> HFRope:
         """Return the rope objects of a config.json."""
         return HFRope(rope, facts)
 
-    def two_bases(value: Value, facts: Facts, hp: Params) -> str:
+    def check_bases(value: Value, facts: Facts, hp: Params) -> str:
         """Return a remark if the key `rope_theta` and the rope object differ, else "".
 
         transformers uses the rope object.
         """
         top, inner = facts.first("rope_theta"), None
         if facts.style == "hf" and top is not None:
-            inner = hf(facts).full.find("rope_theta")
+            inner = rope_of_config(facts).full.find("rope_theta")
         if top is None or inner is None or top[0] == inner[0]:
             return ""
         return (
@@ -56,7 +56,7 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
             "transformers takes the second"
         )
 
-    def local_or_none(found: Found, hp: Params) -> Found:
+    def local_base(found: Found, hp: Params) -> Found:
         """Return (base of windowed layers or None, key): None if it equals that of the others.
 
         An architecture that always writes it keeps it.
@@ -65,7 +65,7 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
             return found
         return None, found[1]
 
-    def whole_heads(value: Value, facts: Facts, hp: Params) -> str:
+    def check_partial(value: Value, facts: Facts, hp: Params) -> str:
         """Return a remark if config.json asks to rotate a part of each head, else "".
 
         transformers ignores the key for these architectures. Together with a rope scaling it is an
@@ -74,13 +74,13 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         """
         if facts.style != "hf" or rope.partial is not None:
             return ""
-        said_of = hf(facts).local.find("partial_rotary_factor") if rope.new else None
+        said_of = rope_of_config(facts).local.find("partial_rotary_factor") if rope.new else None
         if said_of is not None and said_of[0] != 1:
             return (
                 f"{said_of[1]} is {short_repr(said_of[0])}; transformers rotates whole heads in "
                 "layers with a window: ignored"
             )
-        found = hf(facts).partial()
+        found = rope_of_config(facts).read_partial()
         if found is None or found[0] == 1:
             return ""
         said = f"{found[1]} is {short_repr(found[0])}"
@@ -93,15 +93,15 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
             "of the part for an architecture that rotates whole heads, and fails"
         )
 
-    def hf_dim(facts: Facts, hp: Params) -> Found:
+    def read_rope_dim(facts: Facts, hp: Params) -> Found:
         """Return (rotated elements of a head, key) of config.json; None without the key."""
-        found = None if rope.partial is None else hf(facts).partial()
+        found = None if rope.partial is None else rope_of_config(facts).read_partial()
         if found is None:
             return None
-        rotated = number(hp["head_dim"] * positive(*found), found[1])
+        rotated = finite_number(hp["head_dim"] * positive_number(*found), found[1])
         return int(rotated), found[1]
 
-    def write_dim(value: Value, hp: Params) -> Params:
+    def write_rope_dim(value: Value, hp: Params) -> Params:
         """Return config.json's {key: rotated part of a head}, empty for whole heads."""
         if rope.partial is None or (value == hp["head_dim"] and rope.partial == 1.0):
             return {}
@@ -110,12 +110,12 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
             part = math.nextafter(part, math.inf)
         return {"partial_rotary_factor": part}
 
-    def scaling(facts: Facts, hp: Params) -> Found:
+    def read_scaling(facts: Facts, hp: Params) -> Found:
         """Return (scaling in normal form or None, key) of config.json; None without a type.
 
         One that rotates whole heads by unchanged frequencies is None.
         """
-        found = HFRope(rope, facts, lambda: full_head_dim(hp)).scaling(hp["context_length"])
+        found = HFRope(rope, facts, lambda: full_head_dim(hp)).read_scaling(hp["context_length"])
         made = None if found is None else found[0]
         if found is None or made is None or made["type"] != "proportional":
             return found
@@ -127,7 +127,7 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         """Return config.json's {key: base}, empty where the rope object has it."""
         return {} if rope.new else {"rope_theta": value}
 
-    def write_local(value: Value, hp: Params) -> Params:
+    def write_local_base(value: Value, hp: Params) -> Params:
         """Return config.json's {key: base of windowed layers}, empty without an old key for it."""
         return {rope.local_key: value} if rope.local_key and value is not None else {}
 
@@ -140,31 +140,29 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
                 "apr": ("rope_theta", "model.rope_theta"),
             },
             kind="positive",
-            read={"hf": lambda facts, hp: hf(facts).theta()},
+            read={"hf": lambda facts, hp: rope_of_config(facts).read_theta()},
             write={"hf": write_theta},
             default=rope.theta,
             default_in={"gguf": 10000.0},
-            check=two_bases,
+            check=check_bases,
         ),
         HyperRule(
             "rope_theta_local",
             {"gguf": ("{arch}.rope.freq_base_swa",)},
             kind="positive",
             read={
-                "hf": lambda facts, hp: local_or_none(hf(facts).theta_local(), hp),
-                "gguf": lambda facts, hp: local_or_none(
-                    facts.first("{arch}.rope.freq_base_swa"), hp
-                ),
+                "hf": lambda facts, hp: local_base(rope_of_config(facts).read_theta_local(), hp),
+                "gguf": lambda facts, hp: local_base(facts.first("{arch}.rope.freq_base_swa"), hp),
             },
-            write={"hf": write_local},
+            write={"hf": write_local_base},
             default=rope.theta_local,
         ),
         HyperRule(
             "rope_dim",
             {"gguf": ("{arch}.rope.dimension_count",)},
             kind="size",
-            read={"hf": hf_dim},
-            write={"hf": write_dim},
+            read={"hf": read_rope_dim},
+            write={"hf": write_rope_dim},
             default=lambda hp: int(
                 hp["head_dim"] * (1.0 if rope.partial is None else rope.partial)
             ),
@@ -173,18 +171,18 @@ def rope_rules(rope: RopeDefaults) -> tuple[HyperRule, ...]:
         ),
         HyperRule(
             "rope_scaling",
-            read={"hf": scaling, "gguf": lambda facts, hp: read_gguf(facts, hp, rope.log_mul)},
+            read={"hf": read_scaling, "gguf": lambda facts, hp: read_gguf(facts, hp, rope.log_mul)},
             write={
                 "hf": lambda value, hp: write_hf(rope, value, hp),
                 "gguf": lambda value, hp: write_gguf(value, rope.log_mul),
             },
             default=None,
             default_in={"hf": rope.hf_default},
-            check=whole_heads,
+            check=check_partial,
         ),
         HyperRule(
             "rope_scaling_layers",
-            read={"hf": lambda facts, hp: hf(facts).layers()},
+            read={"hf": lambda facts, hp: rope_of_config(facts).read_scaled_layers()},
             default=rope.layers,
         ),
     )

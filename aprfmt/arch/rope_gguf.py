@@ -8,11 +8,16 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from aprfmt.arch.rope_hf import YARN_BETAS, full_head_dim, longrope_attention, yarn_attention
+from aprfmt.arch.rope_hf import (
+    YARN_BETAS,
+    full_head_dim,
+    longrope_attention_factor,
+    yarn_attention_factor,
+)
 from aprfmt.arch.spec import DerivedTensor, Facts
 from aprfmt.arch.value_checks import (
-    number,
-    positive,
+    finite_number,
+    positive_number,
     same_value,
     shortest_decimal,
     text,
@@ -62,16 +67,16 @@ def read_gguf(facts: Facts, hp: Params, log_mul: float) -> tuple[Scaling | None,
 
     `log_mul`: yarn_log_multiplier is this times mscale_all_dim. ArchError for an unknown type.
     """
-    long, short = _divisors(facts, LONG, hp), _divisors(facts, SHORT, hp)
+    long, short = _read_divisors(facts, LONG, hp), _read_divisors(facts, SHORT, hp)
     stated = facts.first(_KEY + "type")
     if long is not None and short is not None:
-        return _longrope(facts, hp, long, short), LONG
+        return _read_longrope(facts, hp, long, short), LONG
     found = facts.first(_KEY + "factor", "{arch}.rope.scale_linear")
-    factor = positive(*found) if found is not None and found[0] != 0 else 1.0
+    factor = positive_number(*found) if found is not None and found[0] != 0 else 1.0
     kind = "linear" if stated is None else text(*stated)
-    freqs = _divisors(facts, FREQS, hp)
+    freqs = _read_divisors(facts, FREQS, hp)
     if kind == "yarn":
-        return _yarn(facts, hp, factor, log_mul), (stated or ("", ""))[1]
+        return _read_yarn(facts, hp, factor, log_mul), (stated or ("", ""))[1]
     if kind not in ("none", "linear", "longrope"):
         raise ArchError(
             f"{(stated or ('', ''))[1]}: rope scaling {kind!r} is not known; known: none, linear, "
@@ -80,13 +85,15 @@ def read_gguf(facts: Facts, hp: Params, log_mul: float) -> tuple[Scaling | None,
     if kind != "linear":
         factor = 1.0  # llama.cpp ignores the factor
     if freqs is not None and any(value != 1.0 for value in freqs):
-        return _proportional(freqs, factor) or _factors(freqs, factor, hp), FREQS
+        return _proportional_scaling(freqs, factor) or _scaling_of_divisors(
+            freqs, factor, hp
+        ), FREQS
     if factor != 1.0 and found is not None:
         return {"type": "linear", "factor": shortest_decimal(factor)}, found[1]
     return None if stated is None else (None, stated[1])
 
 
-def _divisors(facts: Facts, name: str, hp: Params) -> tuple[float, ...] | None:
+def _read_divisors(facts: Facts, name: str, hp: Params) -> tuple[float, ...] | None:
     """Return the divisors in a tensor, one for each rotated pair; None without the tensor.
 
     ArchError for another number of them, or one that is not positive and finite.
@@ -103,7 +110,7 @@ def _divisors(facts: Facts, name: str, hp: Params) -> tuple[float, ...] | None:
     return tuple(shortest_decimal(value) for value in values)
 
 
-def _factors(freqs: tuple[float, ...], factor: float, hp: Params) -> Scaling:
+def _scaling_of_divisors(freqs: tuple[float, ...], factor: float, hp: Params) -> Scaling:
     """Return the llama3 scaling that explains the divisors, else one of type "factors"."""
     low, high, original = LLAMA3
     guess = {
@@ -120,7 +127,7 @@ def _factors(freqs: tuple[float, ...], factor: float, hp: Params) -> Scaling:
     return {"type": "factors", "factors": tuple(value * factor for value in freqs)}
 
 
-def _proportional(freqs: tuple[float, ...], factor: float) -> Scaling | None:
+def _proportional_scaling(freqs: tuple[float, ...], factor: float) -> Scaling | None:
     """Return the proportional scaling that explains the divisors; None if they are others.
 
     Its divisors are one number for the rotated pairs, then so large that no other pair rotates.
@@ -132,21 +139,21 @@ def _proportional(freqs: tuple[float, ...], factor: float) -> Scaling | None:
     return {"type": "proportional", "factor": first * factor, "rotated": 2 * turned}
 
 
-def _original(facts: Facts, hp: Params) -> int:
+def _original_length(facts: Facts, hp: Params) -> int:
     """Return the trained length: its key, or the context length."""
     found = facts.first(_KEY + "original_context_length")
     length: int = hp["context_length"] if found is None else whole_number(*found, 1)
     return length
 
 
-def _longrope(
+def _read_longrope(
     facts: Facts, hp: Params, long: tuple[float, ...], short: tuple[float, ...]
 ) -> Scaling:
     """Return the longrope scaling of both lists of divisors and the keys."""
-    original = _original(facts, hp)
+    original = _original_length(facts, hp)
     found = facts.first(_KEY + "attn_factor")
-    attention = 1.0 if found is None else shortest_decimal(positive(*found))
-    implied = longrope_attention(hp["context_length"] / original, original)
+    attention = 1.0 if found is None else shortest_decimal(positive_number(*found))
+    implied = longrope_attention_factor(hp["context_length"] / original, original)
     return {
         "type": "longrope",
         "short_factor": short,
@@ -156,28 +163,28 @@ def _longrope(
     }
 
 
-def _yarn(facts: Facts, hp: Params, factor: float, log_mul: float) -> Scaling:
+def _read_yarn(facts: Facts, hp: Params, factor: float, log_mul: float) -> Scaling:
     """Return the yarn scaling of a GGUF's keys, in normal form.
 
     `log_mul`: the key yarn_log_multiplier is this times mscale_all_dim.
     """
 
-    def key(name: str, default: float | None) -> float | None:
+    def read_key(name: str, default: float | None) -> float | None:
         """Return the number under a key of rope scaling, its rounding undone, or the default."""
         found = facts.first(_KEY + name)
-        return default if found is None else shortest_decimal(number(*found))
+        return default if found is None else shortest_decimal(finite_number(*found))
 
     # llama.cpp takes mscale to be the same.
-    logarithmic = key("yarn_log_multiplier", None)
+    logarithmic = read_key("yarn_log_multiplier", None)
     every = float(f"{logarithmic / log_mul:.7g}") if logarithmic else None
-    implied = yarn_attention(factor, every, every)
-    attention = key("yarn_attn_factor", implied)
+    implied = yarn_attention_factor(factor, every, every)
+    attention = read_key("yarn_attn_factor", implied)
     return {
         "type": "yarn",
         "factor": shortest_decimal(factor),
-        "original_context_length": _original(facts, hp),
-        "beta_fast": key("yarn_beta_fast", YARN_BETAS[0]),
-        "beta_slow": key("yarn_beta_slow", YARN_BETAS[1]),
+        "original_context_length": _original_length(facts, hp),
+        "beta_fast": read_key("yarn_beta_fast", YARN_BETAS[0]),
+        "beta_slow": read_key("yarn_beta_slow", YARN_BETAS[1]),
         "attention_factor": implied if same_value(attention, implied) else attention,
         "mscale": every,
         "mscale_all_dim": every,
@@ -227,7 +234,7 @@ def _write_yarn(scaling: Params) -> Scaling:
     every, attention = scaling["mscale_all_dim"], scaling["attention_factor"]
     if every:
         out["yarn_log_multiplier"] = every
-    if not same_value(attention, yarn_attention(scaling["factor"], every, every)):
+    if not same_value(attention, yarn_attention_factor(scaling["factor"], every, every)):
         out["yarn_attn_factor"] = attention
     return out
 
@@ -239,7 +246,7 @@ _WRITE: Mapping[str, Callable[[Any], Scaling]] = {
 }
 
 
-def _freqs(hp: Params) -> tuple[float, ...] | None:
+def _make_freqs(hp: Params) -> tuple[float, ...] | None:
     """Return the values of rope_freqs.weight, one divisor a pair; None if it is not needed."""
     scaling = hp["rope_scaling"]
     if scaling is None:
@@ -253,18 +260,18 @@ def _freqs(hp: Params) -> tuple[float, ...] | None:
     return factors
 
 
-def _long(hp: Params) -> tuple[float, ...] | None:
+def _make_long_factors(hp: Params) -> tuple[float, ...] | None:
     """Return the divisors for contexts beyond the trained length; None without longrope."""
     return (hp["rope_scaling"] or {}).get("long_factor")
 
 
-def _short(hp: Params) -> tuple[float, ...] | None:
+def _make_short_factors(hp: Params) -> tuple[float, ...] | None:
     """Return the divisors for contexts up to the trained length; None without longrope."""
     return (hp["rope_scaling"] or {}).get("short_factor")
 
 
 ROPE_TENSORS: tuple[DerivedTensor, ...] = (
-    DerivedTensor({"gguf": FREQS}, _freqs),
-    DerivedTensor({"gguf": LONG}, _long),
-    DerivedTensor({"gguf": SHORT}, _short),
+    DerivedTensor({"gguf": FREQS}, _make_freqs),
+    DerivedTensor({"gguf": LONG}, _make_long_factors),
+    DerivedTensor({"gguf": SHORT}, _make_short_factors),
 )

@@ -11,7 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from aprfmt.arch.spec import Facts
-from aprfmt.arch.value_checks import boolean, divisors, number, positive, text, whole_number
+from aprfmt.arch.value_checks import (
+    boolean,
+    divisors,
+    finite_number,
+    positive_number,
+    text,
+    whole_number,
+)
 from aprfmt.base.protocols import Value
 from aprfmt.errors import ArchError
 
@@ -48,20 +55,22 @@ class RopeDefaults:
     hf_default: Mapping[str, Value] | None = None
 
 
-def mscale(factor: float, m: float = 1.0) -> float:
+def yarn_mscale(factor: float, m: float = 1.0) -> float:
     """Return yarn's correction for a scaling factor, 0.1 m ln(factor) + 1; 1 without scaling."""
     return 1.0 if factor <= 1 else 0.1 * m * math.log(factor) + 1.0
 
 
-def yarn_attention(factor: float, m: Value, every: Value) -> float:
+def yarn_attention_factor(factor: float, m: Value, every: Value) -> float:
     """Return yarn's factor on cos and sin; a ratio of corrections if both mscale terms are given.
 
     `m` is config.json's mscale, `every` its mscale_all_dim.
     """
-    return mscale(factor, m) / mscale(factor, every) if m and every else mscale(factor)
+    return (
+        yarn_mscale(factor, m) / yarn_mscale(factor, every) if m and every else yarn_mscale(factor)
+    )
 
 
-def longrope_attention(factor: float, original: int) -> float:
+def longrope_attention_factor(factor: float, original: int) -> float:
     """Return longrope's factor on cos and sin; 1 if nothing is scaled.
 
     `factor` is the context length over `original`, the trained length.
@@ -127,31 +136,31 @@ class HFRope:
                 self.full.rows.append((name, value))
                 self.outer.rows.append((name, value))
 
-    def theta(self) -> tuple[Value, str] | None:
+    def read_theta(self) -> tuple[Value, str] | None:
         """Return (rope base of the full layers, key); None without the key."""
         top = None if self.row.new else self.facts.first("rope_theta", self.row.base_key)
         return self.full.find("rope_theta") or top
 
-    def theta_local(self) -> tuple[Value, str] | None:
+    def read_theta_local(self) -> tuple[Value, str] | None:
         """Return (rope base of windowed layers, key); None where the config gives none."""
         top = self.facts.first(self.row.local_key) if self.row.local_key else None
         return self.local.find("rope_theta") or top
 
-    def partial(self) -> tuple[Value, str] | None:
+    def read_partial(self) -> tuple[Value, str] | None:
         """Return (rotated part of a head, key); None without the key."""
         keys = ("partial_rotary_factor", "rope_pct", "rotary_pct")
         top, _ = self.facts.first(*keys), self.local.find(*keys)  # not unknown then
         return self.full.find(*keys) or top
 
-    def scaling(self, context: int) -> tuple[Scaling | None, str] | None:
+    def read_scaling(self, context: int) -> tuple[Scaling | None, str] | None:
         """Return (scaling in normal form or None for none, key); None without a rope type.
 
         `context` is the context length. ArchError for an unknown type, or for windowed layers that
         have another scaling.
         """
         self.facts.first(ORIGINAL)  # looked up because the key may exist without scaling, too
-        full = self._scaling(self.full, context)
-        local = self._scaling(self.local, context) if self.local.rows else None
+        full = self._read_object_scaling(self.full, context)
+        local = self._read_object_scaling(self.local, context) if self.local.rows else None
         if local is not None and local[0] is not None and full != local:
             same = full is not None and full[0] == local[0]
             if not same:
@@ -161,7 +170,7 @@ class HFRope:
                 )
         return full
 
-    def layers(self) -> tuple[str, str] | None:
+    def read_scaled_layers(self) -> tuple[str, str] | None:
         """Return ("all", key) if the windowed layers have a scaling too; else None.
 
         "all" is a value of the hyperparameter `rope_scaling_layers`.
@@ -169,7 +178,9 @@ class HFRope:
         found = self.local.find("rope_type", "type")
         return None if found is None or text(*found).lower() == "default" else ("all", found[1])
 
-    def _scaling(self, rope: _Objects, context: int) -> tuple[Scaling | None, str] | None:
+    def _read_object_scaling(
+        self, rope: _Objects, context: int
+    ) -> tuple[Scaling | None, str] | None:
         """Return (normal form or None for no scaling, key) of one object; None without a type."""
         found = rope.find("rope_type", "type")
         if found is None:
@@ -182,10 +193,10 @@ class HFRope:
             raise ArchError(
                 f"{found[1]}: rope type {kind!r} is not known; known: default, {', '.join(_READ)}"
             )
-        parts = _READ[kind](self, rope, context, self._original(rope, context))
+        parts = _READ[kind](self, rope, context, self._original_length(rope, context))
         return {"type": kind, **parts}, found[1]
 
-    def _original(self, rope: _Objects, context: int) -> int:
+    def _original_length(self, rope: _Objects, context: int) -> int:
         """Return the trained length; the config's own key overrides the rope object's.
 
         `context`, the context length, is the default.
@@ -199,53 +210,56 @@ class HFRope:
         return context if found is None else whole_number(*found, 1)
 
 
-def _factor(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
+def _read_factor(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
     """Return {"factor": number}, all that a linear or dynamic scaling has; ArchError without it.
 
     Only `rope`, the object to read, is used here. The other arguments are for other types: the
     config's rope, the context length, the trained length.
     """
-    factor = rope.get("factor", positive)
+    factor = rope.get("factor", positive_number)
     if factor is None:
         raise ArchError("rope scaling: has no factor; expected a number above zero")
     return {"factor": factor}
 
 
-def _llama3(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
+def _read_llama3(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
     """Return the values of a llama3 scaling: factor, both frequency factors, trained length.
 
     `rope` is the object to read, `original` the trained length. `hf` and `context` are for other
     types of scaling.
     """
-    low, high = rope.get("low_freq_factor", positive), rope.get("high_freq_factor", positive)
+    low, high = (
+        rope.get("low_freq_factor", positive_number),
+        rope.get("high_freq_factor", positive_number),
+    )
     if low is None or high is None or low == high:
         raise ArchError(
             f"rope scaling llama3: low_freq_factor {low}, high_freq_factor {high}; expected two "
             "different numbers"
         )
     return {
-        **_factor(hf, rope, context, original),
+        **_read_factor(hf, rope, context, original),
         "low_freq_factor": low,
         "high_freq_factor": high,
         "original_context_length": original,
     }
 
 
-def _yarn(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
+def _read_yarn(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
     """Return the values of a yarn scaling: factor, betas, mscales, attention factor, lengths.
 
     `rope` is the object to read, `hf` the config's rope. `context` and `original` are the context
     length and the trained length.
     """
-    factor = rope.get("factor", positive, context / original)
-    m, every = rope.get("mscale", number), rope.get("mscale_all_dim", number)
+    factor = rope.get("factor", positive_number, context / original)
+    m, every = rope.get("mscale", finite_number), rope.get("mscale_all_dim", finite_number)
     return {
         "factor": factor,
         "original_context_length": original,
-        "beta_fast": rope.get("beta_fast", number) or YARN_BETAS[0],
-        "beta_slow": rope.get("beta_slow", number) or YARN_BETAS[1],
+        "beta_fast": rope.get("beta_fast", finite_number) or YARN_BETAS[0],
+        "beta_slow": rope.get("beta_slow", finite_number) or YARN_BETAS[1],
         "attention_factor": rope.get(
-            "attention_factor", positive, yarn_attention(factor, m, every)
+            "attention_factor", positive_number, yarn_attention_factor(factor, m, every)
         ),
         "mscale": m or None,
         "mscale_all_dim": every or None,
@@ -254,7 +268,7 @@ def _yarn(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
     }
 
 
-def _longrope(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
+def _read_longrope(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
     """Return the values of a longrope scaling: both lists of divisors and the attention factor.
 
     If both lists are equal it is a scaling of type "factors", one divisor for each pair. `rope` is
@@ -264,13 +278,13 @@ def _longrope(hf: HFRope, rope: _Objects, context: int, original: int) -> Scalin
     short, long = rope.get("short_factor", divisors), rope.get("long_factor", divisors)
     if short is None or long is None:
         raise ArchError("rope scaling longrope: needs the lists short_factor and long_factor")
-    factor = rope.get("factor", positive, context / original)
-    usual = rope.get("short_mscale", positive, longrope_attention(factor, original))
-    if rope.get("long_mscale", positive, usual) != usual:
+    factor = rope.get("factor", positive_number, context / original)
+    usual = rope.get("short_mscale", positive_number, longrope_attention_factor(factor, original))
+    if rope.get("long_mscale", positive_number, usual) != usual:
         raise ArchError(
             "rope scaling longrope: long_mscale is not short_mscale; expected one factor"
         )
-    attention = rope.get("attention_factor", positive, usual)
+    attention = rope.get("attention_factor", positive_number, usual)
     if short == long and attention == 1.0:
         return {"type": "factors", "factors": short}
     return {
@@ -281,29 +295,29 @@ def _longrope(hf: HFRope, rope: _Objects, context: int, original: int) -> Scalin
     }
 
 
-def _proportional(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
+def _read_proportional(hf: HFRope, rope: _Objects, context: int, original: int) -> Scaling:
     """Return the factor of a proportional scaling and how many elements of a head it rotates.
 
     The first pairs get the frequencies of a whole head, the others are not rotated. `rope` is the
     object to read, `hf` the config's rope. `context` and `original` are for other types.
     """
-    part = rope.get("partial_rotary_factor", number, 1.0)
+    part = rope.get("partial_rotary_factor", finite_number, 1.0)
     if not 0 <= part <= 1:
         raise ArchError(
             f"rope scaling proportional: partial_rotary_factor is {part!r}; expected a number "
             "from 0 to 1"
         )
     rotated = 2 * int(part * hf.dim() // 2)
-    return {"factor": float(rope.get("factor", positive, 1.0)), "rotated": rotated}
+    return {"factor": float(rope.get("factor", positive_number, 1.0)), "rotated": rotated}
 
 
 _READ: Mapping[str, Callable[[HFRope, _Objects, int, int], Scaling]] = {
-    "linear": _factor,
-    "dynamic": _factor,
-    "llama3": _llama3,
-    "yarn": _yarn,
-    "longrope": _longrope,
-    "proportional": _proportional,
+    "linear": _read_factor,
+    "dynamic": _read_factor,
+    "llama3": _read_llama3,
+    "yarn": _read_yarn,
+    "longrope": _read_longrope,
+    "proportional": _read_proportional,
 }
 
 
@@ -337,7 +351,7 @@ def write_hf(
     return out
 
 
-def _plain(scaling: Params, hp: Params) -> Scaling:
+def _write_factor(scaling: Params, hp: Params) -> Scaling:
     """Return the rope object of a linear or dynamic scaling: its type and factor."""
     return {"rope_type": scaling["type"], "factor": scaling["factor"]}
 
@@ -345,7 +359,7 @@ def _plain(scaling: Params, hp: Params) -> Scaling:
 def _write_llama3(scaling: Params, hp: Params) -> Scaling:
     """Return the rope object of a llama3 scaling, in config.json's keys."""
     return {
-        **_plain(scaling, hp),
+        **_write_factor(scaling, hp),
         "low_freq_factor": scaling["low_freq_factor"],
         "high_freq_factor": scaling["high_freq_factor"],
         ORIGINAL: scaling["original_context_length"],
@@ -355,14 +369,14 @@ def _write_llama3(scaling: Params, hp: Params) -> Scaling:
 def _write_yarn(scaling: Params, hp: Params) -> Scaling:
     """Return the rope object of a yarn scaling, in config.json's keys; defaults are left out."""
     out = {
-        **_plain(scaling, hp),
+        **_write_factor(scaling, hp),
         ORIGINAL: scaling["original_context_length"],
         "beta_fast": scaling["beta_fast"],
         "beta_slow": scaling["beta_slow"],
     }
     m, every = scaling["mscale"], scaling["mscale_all_dim"]
     optional = {"mscale": m, "mscale_all_dim": every}
-    if scaling["attention_factor"] != yarn_attention(scaling["factor"], m, every):
+    if scaling["attention_factor"] != yarn_attention_factor(scaling["factor"], m, every):
         optional["attention_factor"] = scaling["attention_factor"]
     if not scaling["truncate"]:
         optional["truncate"] = False
@@ -378,7 +392,9 @@ def _write_longrope(scaling: Params, hp: Params) -> Scaling:
         "long_factor": list(scaling["long_factor"]),
         ORIGINAL: original,
     }
-    if scaling["attention_factor"] != longrope_attention(hp["context_length"] / original, original):
+    if scaling["attention_factor"] != longrope_attention_factor(
+        hp["context_length"] / original, original
+    ):
         out["attention_factor"] = scaling["attention_factor"]
     return out
 
@@ -415,8 +431,8 @@ def _write_proportional(scaling: Params, hp: Params) -> Scaling:
 
 
 _WRITE: Mapping[str, Callable[[Params, Params], Scaling]] = {
-    "linear": _plain,
-    "dynamic": _plain,
+    "linear": _write_factor,
+    "dynamic": _write_factor,
     "llama3": _write_llama3,
     "yarn": _write_yarn,
     "longrope": _write_longrope,

@@ -20,7 +20,7 @@ INTERLEAVED = "mrope_interleaved"  # whether pairs take turns; fixed by the mode
 IGNORED = frozenset(f"{name}.{INTERLEAVED}" for name in _OBJECTS)
 
 
-def _read(found: tuple[Value, str] | None) -> tuple[Value, str] | None:
+def _parse_sections(found: tuple[Value, str] | None) -> tuple[Value, str] | None:
     """Return ((pairs by time, by height, by width), key) of a list; None for None."""
     if found is None:
         return None
@@ -28,34 +28,34 @@ def _read(found: tuple[Value, str] | None) -> tuple[Value, str] | None:
     return parts[:3], found[1]
 
 
-def _hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
+def _read_hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
     """Return (the three numbers of pairs, key) of config.json's rope object; None without."""
     for name in _OBJECTS:
         rope = facts.values.get(name)
         if isinstance(rope, Mapping) and rope.get("mrope_section") is not None:
-            return _read((rope["mrope_section"], f"{name}.mrope_section"))
+            return _parse_sections((rope["mrope_section"], f"{name}.mrope_section"))
     return None
 
 
-def _scaling(rope: RopeDefaults, hp: Params) -> Params:
+def _plain_rope_object(rope: RopeDefaults, hp: Params) -> Params:
     """Return the rope object of config.json without theta and sections."""
     found: Params | None = write_hf(rope, hp["rope_scaling"], hp)["rope_scaling"]
     return found or {"rope_type": "default"}
 
 
-def sections(rope: RopeDefaults, usual: Sections) -> HyperRule:
+def sections_rule(rope: RopeDefaults, usual: Sections) -> HyperRule:
     """Return the rule for the three numbers of pairs; `usual` are those without a key.
 
     Written to config.json where they are not the usual ones, with the whole rope object.
     """
 
-    def to_hf(value: Value, hp: Params) -> Params:
+    def write_config(value: Value, hp: Params) -> Params:
         """Return config.json's {key: rope object}, empty for the usual sections."""
         if value == usual:
             return {}
         return {
             "rope_parameters": {
-                **_scaling(rope, hp),
+                **_plain_rope_object(rope, hp),
                 "rope_theta": hp["rope_theta"],
                 "partial_rotary_factor": hp["rope_dim"] / hp["head_dim"],
                 "mrope_section": value,
@@ -65,22 +65,24 @@ def sections(rope: RopeDefaults, usual: Sections) -> HyperRule:
     return HyperRule(
         "rope_sections",
         {"gguf": (_KEY,)},
-        read={"hf": _hf, "gguf": lambda facts, hp: _read(facts.first(_KEY))},
-        write={"hf": to_hf, "gguf": lambda value, hp: {_KEY: [*value, 0]}},
+        read={"hf": _read_hf, "gguf": lambda facts, hp: _parse_sections(facts.first(_KEY))},
+        write={"hf": write_config, "gguf": lambda value, hp: {_KEY: [*value, 0]}},
         default=usual,
     )
 
 
-def old_sections(rope: RopeDefaults, usual: Sections, *, interleaved: bool = False) -> HyperRule:
+def old_sections_rule(
+    rope: RopeDefaults, usual: Sections, *, interleaved: bool = False
+) -> HyperRule:
     """Return the rule for models of which every reader wants the sections, in `rope_scaling`.
 
     `interleaved`: config.json says that pairs take turns.
     """
 
-    def to_hf(value: Value, hp: Params) -> Params:
+    def write_config(value: Value, hp: Params) -> Params:
         """Return config.json's {"rope_scaling": object with the sections}."""
         turns = {INTERLEAVED: True} if interleaved else {}
-        return {"rope_scaling": {**_scaling(rope, hp), **turns, "mrope_section": value}}
+        return {"rope_scaling": {**_plain_rope_object(rope, hp), **turns, "mrope_section": value}}
 
-    rule = sections(rope, usual)
-    return replace(rule, write={**rule.write, "hf": to_hf})
+    rule = sections_rule(rope, usual)
+    return replace(rule, write={**rule.write, "hf": write_config})

@@ -11,9 +11,16 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
 from aprfmt.arch import hyper_rules
-from aprfmt.arch.encoders import BLOCK, POOLER, embeddings, encoder, encoder_hyper, mlp
-from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, PARTS, fused_in, fused_rows
-from aprfmt.arch.required_values import must_be
+from aprfmt.arch.encoders import (
+    BLOCK,
+    POOLER,
+    embedding_rows,
+    encoder_rules,
+    encoder_spec,
+    mlp_rows,
+)
+from aprfmt.arch.fused_projection import GGUF_FUSED, IN_ORDER, PARTS, fused_bindings, fused_rows
+from aprfmt.arch.required_values import require_values
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_hf import RopeDefaults
 from aprfmt.arch.spec import Binding, Facts, HyperRule
@@ -37,7 +44,7 @@ _RENAMED = (
 )  # fmt: skip
 
 
-def _in_memory(
+def _transformers_bindings(
     rows: Iterable[RoleRow], parts: Iterable[str], *more: tuple[str, str]
 ) -> tuple[Binding, ...]:
     """Return the bindings of the names that transformers has now, for rows of published names.
@@ -59,9 +66,9 @@ def _in_memory(
     return tuple(found)
 
 
-def _usual(value: Value, facts: Facts, hp: Params) -> str:
+def _check_nomic(value: Value, facts: Facts, hp: Params) -> str:
     """Return ""; ArchError for blocks of nomic's own code that no rule describes."""
-    must_be(
+    require_values(
         facts,
         {
             "prenorm": False,
@@ -84,9 +91,9 @@ def _usual(value: Value, facts: Facts, hp: Params) -> str:
     return ""
 
 
-def _tasks(value: Value, facts: Facts, hp: Params) -> str:
+def _check_tasks(value: Value, facts: Facts, hp: Params) -> str:
     """Return a remark that names the tasks whose adapters are not applied, "" without adapters."""
-    must_be(facts, {"position_embedding_type": "rotary"})
+    require_values(facts, {"position_embedding_type": "rotary"})
     found = facts.first("lora_adaptations")
     if found is None:
         return ""
@@ -94,7 +101,7 @@ def _tasks(value: Value, facts: Facts, hp: Params) -> str:
     return f"{found[1]} names adapters for {names}; the model runs without one"
 
 
-def _rotated(
+def _rope_rules(
     rope: RopeDefaults, check: Callable[[Value, Facts, Params], str]
 ) -> tuple[HyperRule, ...]:
     """Return the rules for rope of all layers; `check` is that of the rule for `rope_layers`."""
@@ -102,7 +109,7 @@ def _rotated(
     return (*rope_rules(rope), hyper_rules.rope_style("half"), each)
 
 
-def _activation() -> HyperRule:
+def _activation_rule() -> HyperRule:
     """Return the rule for the activation; published configs name the whole gated MLP."""
     usual = hyper_rules.activation("silu")
     gates = {"swiglu": "silu", "geglu": "gelu"}
@@ -122,7 +129,7 @@ def _activation() -> HyperRule:
 
 _EPS = hyper_rules.norm_eps(1e-12, "layer_norm_eps", "layer_norm_epsilon")
 _NOMIC_ROWS = (
-    *embeddings(_WORDS, "", _TYPES, "emb_ln"),
+    *embedding_rows(_WORDS, "", _TYPES, "emb_ln"),
     *fused_rows(None),
     *linear("attn_output", _LAYER + "attn.out_proj", "hidden_size", Q),
     *linear("ffn_up", _LAYER + "mlp.fc11", "ffn_size", "hidden_size"),
@@ -130,15 +137,15 @@ _NOMIC_ROWS = (
     *linear("ffn_down", _LAYER + "mlp.fc2", "hidden_size", "ffn_size"),
     *_NORMS,
 )
-NOMIC_BERT = encoder(
+NOMIC_BERT = encoder_spec(
     "nomic_bert",
     make_tables(
         _NOMIC_ROWS,
-        hf_first=fused_in(_LAYER + "attn.Wqkv", IN_ORDER, ("weight",)),
-        hf_more=_in_memory(_NOMIC_ROWS, ("weight",), ("fc2", "down_proj")),
+        hf_first=fused_bindings(_LAYER + "attn.Wqkv", IN_ORDER, ("weight",)),
+        hf_more=_transformers_bindings(_NOMIC_ROWS, ("weight",), ("fc2", "down_proj")),
         gguf_first=GGUF_FUSED[:1],
     ),
-    encoder_hyper(
+    encoder_rules(
         hyper_rules.hidden_size(None, "hidden_size n_embd"),
         hyper_rules.n_layers(None, "num_hidden_layers n_layer"),
         hyper_rules.n_heads(None, "num_attention_heads n_head"),
@@ -146,8 +153,8 @@ NOMIC_BERT = encoder(
         replace(_EPS, keys={**_EPS.keys, "hf": ("layer_norm_eps", "layer_norm_epsilon")}),
         hyper_rules.ffn_size(None, "intermediate_size n_inner"),
         hyper_rules.context_length(2048, "max_position_embeddings n_positions"),
-        _activation(),
-        *_rotated(RopeDefaults(theta=1000.0, base_key="rotary_emb_base"), _usual),
+        _activation_rule(),
+        *_rope_rules(RopeDefaults(theta=1000.0, base_key="rotary_emb_base"), _check_nomic),
     ),
     replace(BLOCK, position="rope", mlp="gated"),
     more_ignored="""attn_pdrop embd_pdrop resid_pdrop dense_seq_output fused_bias_fc
@@ -166,17 +173,17 @@ def _has_mixers(names: Collection[str], values: Params) -> bool:
 
 
 _JINA_ROWS = (
-    *embeddings(_WORDS, "", _TYPES, "emb_ln"),
+    *embedding_rows(_WORDS, "", _TYPES, "emb_ln"),
     *fused_rows(""),
     *linear("attn_output", _LAYER + "mixer.out_proj", "hidden_size", Q, bias=""),
-    *mlp(_LAYER + "mlp.fc1", _LAYER + "mlp.fc2"),
+    *mlp_rows(_LAYER + "mlp.fc1", _LAYER + "mlp.fc2"),
     *_NORMS,
     *POOLER,
 )
-_JINA_QKV = fused_in(_LAYER + "mixer.Wqkv", IN_ORDER)
+_JINA_QKV = fused_bindings(_LAYER + "mixer.Wqkv", IN_ORDER)
 
 
-def _original(binding: Binding) -> Binding:
+def _original_binding(binding: Binding) -> Binding:
     """Return the binding of a parametrized matrix's original."""
     name = binding.stored[0].removesuffix(".weight") + ".parametrizations.weight.original"
     return replace(binding, stored=(name,))
@@ -187,17 +194,17 @@ _ORIGINALS = (
       if row.hf.endswith(".weight") and "norm" not in row.role),
     _JINA_QKV[0],
 )  # fmt: skip
-JINA_EMBEDDINGS_V3 = encoder(
+JINA_EMBEDDINGS_V3 = encoder_spec(
     "jina_embeddings_v3",
     make_tables(
         _JINA_ROWS,
         hf_first=_JINA_QKV,
-        hf_more=(*_in_memory(_JINA_ROWS, PARTS), *map(_original, _ORIGINALS)),
+        hf_more=(*_transformers_bindings(_JINA_ROWS, PARTS), *map(_original_binding, _ORIGINALS)),
         gguf_first=GGUF_FUSED,
     ),
-    encoder_hyper(
+    encoder_rules(
         hyper_rules.norm_eps(1e-5, "layer_norm_eps", "layer_norm_epsilon"),
-        *_rotated(RopeDefaults(theta=20000.0, base_key="rotary_emb_base"), _tasks),
+        *_rope_rules(RopeDefaults(theta=20000.0, base_key="rotary_emb_base"), _check_tasks),
     ),
     replace(BLOCK, position="rope"),
     evidence=_has_mixers,

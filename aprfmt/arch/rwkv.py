@@ -14,7 +14,7 @@ _TIME, _CHANNEL = f"{_LAYER}.attention", f"{_LAYER}.feed_forward"
 _WIDE = "time_mix_size"
 
 
-def _vectors(role: str, hf: str, *names: str) -> tuple[RoleRow, ...]:
+def _mix_rows(role: str, hf: str, *names: str) -> tuple[RoleRow, ...]:
     """Return the rows of the vectors that mix a token with the one before, one a projection."""
     return tuple(
         RoleRow(f"{role}_{name}.weight", f"{hf}.time_mix_{name}", ("1", "1", "hidden_size"))
@@ -30,13 +30,13 @@ RWKV = names_only_spec(
             *norm("attn_norm", f"{_LAYER}.ln1", bias=True),
             RoleRow("time_mix_decay.weight", f"{_TIME}.time_decay", (_WIDE,)),
             RoleRow("time_mix_first.weight", f"{_TIME}.time_first", (_WIDE,)),
-            *_vectors("time_mix", _TIME, "key", "value", "receptance"),
+            *_mix_rows("time_mix", _TIME, "key", "value", "receptance"),
             *linear("time_mix_k", f"{_TIME}.key", _WIDE, "hidden_size"),
             *linear("time_mix_v", f"{_TIME}.value", _WIDE, "hidden_size"),
             *linear("time_mix_r", f"{_TIME}.receptance", _WIDE, "hidden_size"),
             *linear("time_mix_output", f"{_TIME}.output", "hidden_size", _WIDE),
             *norm("ffn_norm", f"{_LAYER}.ln2", bias=True),
-            *_vectors("channel_mix", _CHANNEL, "key", "receptance"),
+            *_mix_rows("channel_mix", _CHANNEL, "key", "receptance"),
             *linear("channel_mix_k", f"{_CHANNEL}.key", "ffn_size", "hidden_size"),
             *linear("channel_mix_r", f"{_CHANNEL}.receptance", "hidden_size", "hidden_size"),
             *linear("channel_mix_v", f"{_CHANNEL}.value", "hidden_size", "ffn_size"),

@@ -69,7 +69,7 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
     assumed = window.gguf_layers or window.layers
     names = {window.kind: True, "full_attention": False}
 
-    def hf_size(facts: Facts, hp: Params) -> Found:
+    def read_hf_size(facts: Facts, hp: Params) -> Found:
         """Return (window size or None for no window, key) of config.json; None without the key."""
         on = facts.first("use_sliding_window") if window.switch else None
         listed = facts.first("layer_types") if window.listed_wins else None
@@ -77,11 +77,11 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
             if on is None or not boolean(*on):
                 facts.first(window.hf)  # a known key, but the window is switched off
                 return None if on is None else (None, on[1])
-        return _positions(facts.first(window.hf, null=True))
+        return _window_size(facts.first(window.hf, null=True))
 
-    def gguf_size(facts: Facts, hp: Params) -> Found:
+    def read_gguf_size(facts: Facts, hp: Params) -> Found:
         """Return (window size or None for no window, key) of a GGUF; None without the key."""
-        found = _positions(facts.first(_KEY))
+        found = _window_size(facts.first(_KEY))
         fixed = window.gguf_fixed and found is not None and found[0] is not None
         return (window.gguf_default, found[1]) if fixed and found is not None else found
 
@@ -96,7 +96,7 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
             return {} if any(hp["window_layers"]) else {_KEY: 0}
         return {} if value is None and not window.stated else {_KEY: value or 0}
 
-    def hf_layers(facts: Facts, hp: Params) -> Found:
+    def read_hf_layers(facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key) of config.json; None without windows."""
         kinds = facts.first("layer_types") if window.listed else None
         default = window.layers(facts, hp)
@@ -110,7 +110,7 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
                 raise ArchError(f"layer_types: {kind!r} is not known; known: {', '.join(names)}")
         return tuple(names[kind] for kind in listed), kinds[1]
 
-    def gguf_layers(facts: Facts, hp: Params) -> Found:
+    def read_gguf_layers(facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key) of a GGUF's period or list; None without either."""
         found = facts.first(_KEY + "_pattern")
         if hp["sliding_window"] is None or found is None:
@@ -155,14 +155,14 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
             "sliding_window",
             {"hf": (window.hf,), "gguf": (_KEY,)},
             "int",
-            read={"hf": hf_size, "gguf": gguf_size},
+            read={"hf": read_hf_size, "gguf": read_gguf_size},
             write={"hf": write_hf_size, "gguf": write_gguf_size},
             default=window.hf_default,
             default_in=dict.fromkeys(("gguf", "apr"), window.gguf_default),
         ),
         HyperRule(
             "window_layers",
-            read={"hf": hf_layers, "gguf": gguf_layers},
+            read={"hf": read_hf_layers, "gguf": read_gguf_layers},
             write={"hf": write_hf_layers, "gguf": write_gguf_layers},
             default=default_layers,
             default_in={"gguf": assumed_layers},
@@ -171,7 +171,7 @@ def window_rules(window: Window) -> tuple[HyperRule, HyperRule]:
     )
 
 
-def _positions(found: Found) -> Found:
+def _window_size(found: Found) -> Found:
     """Return (window size, key), the size None for null and for 0; None for None."""
     if found is None:
         return None

@@ -7,7 +7,7 @@ docs/reference/architectures.md; transformers' configuration_smollm3.
 from collections.abc import Mapping
 
 from aprfmt.arch import hyper_rules, losses
-from aprfmt.arch.nope_layers import every_fourth, rope_layers, rotating_layers
+from aprfmt.arch.nope_layers import all_but_every, rope_layers_rule, rotating_layers
 from aprfmt.arch.rope import rope_rules
 from aprfmt.arch.rope_gguf import ROPE_TENSORS
 from aprfmt.arch.rope_hf import RopeDefaults
@@ -35,7 +35,7 @@ _TENSORS, _BINDINGS = make_tables(
 )
 
 
-def _unrotated(facts: Facts | None, hp: Params) -> PerLayer:
+def _default_window_layers(facts: Facts | None, hp: Params) -> PerLayer:
     """Return one boolean a layer: a window in layers without rope.
 
     That is transformers' default for an absent layer_types.
@@ -53,9 +53,14 @@ SMOLLM3 = ArchSpec(
         hyper_rules.mlp_bias(),
         *rope_rules(RopeDefaults(theta=2e6)),
         hyper_rules.rope_style("half", permuted=True),
-        rope_layers(),
+        rope_layers_rule(),
         *window_rules(
-            Window(layers=_unrotated, gguf_layers=window_every_layer, switch=True, listed_wins=True)
+            Window(
+                layers=_default_window_layers,
+                gguf_layers=window_every_layer,
+                switch=True,
+                listed_wins=True,
+            )
         ),
     ),
     tensors=_TENSORS,
@@ -68,7 +73,7 @@ SMOLLM3 = ArchSpec(
         Loss(
             "gguf",
             "rope_layers",
-            lambda hp: hp["rope_layers"] != every_fourth(hp),
+            lambda hp: hp["rope_layers"] != all_but_every(hp),
             "GGUF has no key for the list: llama.cpp rotates in all layers but every fourth",
             assumed=True,
         ),

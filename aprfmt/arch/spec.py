@@ -96,7 +96,7 @@ class HyperParams(Mapping[str, Value]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def replaced(self, **values: Value) -> "HyperParams":
+    def with_values(self, **values: Value) -> "HyperParams":
         """Return a copy with some values replaced, their origin "user"."""
         rows = dict(self._rows)
         rows.update({name: HyperParam(value, "user") for name, value in values.items()})

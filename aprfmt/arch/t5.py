@@ -25,7 +25,7 @@ _COUNTS = {"encoder": ("num_layers", "{arch}.block_count"),
 _SHORT = {"encoder": "enc", "decoder": "dec"}
 
 
-def _row(stack: str, role: str, hf: str, shape: tuple[str, ...], needs: str = "") -> RoleRow:
+def _stack_row(stack: str, role: str, hf: str, shape: tuple[str, ...], needs: str = "") -> RoleRow:
     """Return the row of a tensor in every layer of a stack ("encoder" or "decoder").
 
     `hf` is its name after "layer.", which begins with the number of the part of the layer.
@@ -41,49 +41,49 @@ def _row(stack: str, role: str, hf: str, shape: tuple[str, ...], needs: str = ""
     )
 
 
-def _attention(stack: str, prefix: str, module: str) -> Rows:
+def _attention_rows(stack: str, prefix: str, module: str) -> Rows:
     """Return the rows of an attention; `prefix` is "cross_" for the decoder's second one."""
     return (
-        _row(stack, f"{prefix}attn_q", f"{module}.q", (Q, "hidden_size")),
-        _row(stack, f"{prefix}attn_k", f"{module}.k", (KV, "hidden_size")),
-        _row(stack, f"{prefix}attn_v", f"{module}.v", (KV, "hidden_size")),
-        _row(stack, f"{prefix}attn_o", f"{module}.o", ("hidden_size", Q)),
+        _stack_row(stack, f"{prefix}attn_q", f"{module}.q", (Q, "hidden_size")),
+        _stack_row(stack, f"{prefix}attn_k", f"{module}.k", (KV, "hidden_size")),
+        _stack_row(stack, f"{prefix}attn_v", f"{module}.v", (KV, "hidden_size")),
+        _stack_row(stack, f"{prefix}attn_o", f"{module}.o", ("hidden_size", Q)),
     )
 
 
-def _mlp(stack: str, at: int, gated: bool) -> Rows:
+def _mlp_rows(stack: str, at: int, gated: bool) -> Rows:
     """Return the rows of the MLP, which is part `at` of a layer."""
     module, into, out = f"{at}.DenseReluDense", ("ffn_size", "hidden_size"), ("hidden_size",)
-    gate = (_row(stack, "ffn_gate", f"{module}.wi_0", into),) if gated else ()
+    gate = (_stack_row(stack, "ffn_gate", f"{module}.wi_0", into),) if gated else ()
     return (
         *gate,
-        _row(stack, "ffn_up", f"{module}.{'wi_1' if gated else 'wi'}", into),
-        _row(stack, "ffn_down", f"{module}.wo", (*out, "ffn_size")),
+        _stack_row(stack, "ffn_up", f"{module}.{'wi_1' if gated else 'wi'}", into),
+        _stack_row(stack, "ffn_down", f"{module}.wo", (*out, "ffn_size")),
     )
 
 
-def _stack(stack: str, gated: bool) -> Rows:
+def _stack_rows(stack: str, gated: bool) -> Rows:
     """Return the rows of the encoder's or the decoder's layers."""
     cross = stack == "decoder"
     width = ("hidden_size",)
     return (
-        _row(stack, "attn_norm", "0.layer_norm", width),
-        *_attention(stack, "", "0.SelfAttention"),
-        _row(
+        _stack_row(stack, "attn_norm", "0.layer_norm", width),
+        *_attention_rows(stack, "", "0.SelfAttention"),
+        _stack_row(
             stack,
             "attn_rel_b",
             "0.SelfAttention.relative_attention_bias",
             ("position_buckets", "n_heads"),
             f"{stack}_bias_layers",
         ),
-        *((_row(stack, "cross_attn_norm", "1.layer_norm", width),) if cross else ()),
-        *(_attention(stack, "cross_", "1.EncDecAttention") if cross else ()),
-        _row(stack, "ffn_norm", f"{1 + cross}.layer_norm", width),
-        *_mlp(stack, 1 + cross, gated),
+        *((_stack_row(stack, "cross_attn_norm", "1.layer_norm", width),) if cross else ()),
+        *(_attention_rows(stack, "cross_", "1.EncDecAttention") if cross else ()),
+        _stack_row(stack, "ffn_norm", f"{1 + cross}.layer_norm", width),
+        *_mlp_rows(stack, 1 + cross, gated),
     )
 
 
-def _last(stack: str) -> RoleRow:
+def _last_norm_row(stack: str) -> RoleRow:
     """Return the row of the norm after a stack's last layer."""
     name = f"{_SHORT[stack]}.output_norm.weight"
     return RoleRow(
@@ -95,36 +95,38 @@ _TABLE = ("vocab_size", "hidden_size")
 _TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # the same table again
 
 
-def _made(gated: bool, *stacks: str) -> Made:
+def _make_t5_tables(gated: bool, *stacks: str) -> Made:
     """Return the tensor table and bindings of a model with these stacks."""
     head = (RoleRow("output.weight", "lm_head.weight", _TABLE, "!tied_embeddings", layered=False),)
     return make_tables(
         (
             RoleRow("token_embd.weight", "shared.weight", _TABLE, layered=False),
-            *(row for stack in stacks for row in _stack(stack, gated)),
-            *map(_last, stacks),
+            *(row for stack in stacks for row in _stack_rows(stack, gated)),
+            *map(_last_norm_row, stacks),
             *(head if len(stacks) > 1 else ()),
         ),
         hf_more=() if len(stacks) > 1 else (Binding(_TIED[:1], ("token_embd.weight",)),),
     )
 
 
-def _count(facts: Facts, stack: str) -> Found:
+def _read_layer_count(facts: Facts, stack: str) -> Found:
     """Return (number of layers of a stack, key); None without the key."""
     return facts.first(*_COUNTS[stack])
 
 
-def _nothing(value: Value, hp: Params) -> Params:
+def _write_nothing(value: Value, hp: Params) -> Params:
     """Return {}: the write function of a hyperparameter that other rules write."""
     return {}
 
 
-def _longest(*stacks: str) -> HyperRule:
+def _longest_stack_rule(*stacks: str) -> HyperRule:
     """Return the rule for `n_layers`: the layers of the longer stack."""
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (layers of the longer stack, key); None if neither stack has a key."""
-        found = [count for stack in stacks if (count := _count(facts, stack)) is not None]
+        found = [
+            count for stack in stacks if (count := _read_layer_count(facts, stack)) is not None
+        ]
         return max(((whole_number(*one, 1), one[1]) for one in found), default=None)
 
     usual = hyper_rules.n_layers()
@@ -134,18 +136,18 @@ def _longest(*stacks: str) -> HyperRule:
         "size",
         default_in={"hf": 6},
         read={"hf": read, "gguf": read},
-        write={"hf": _nothing, "gguf": _nothing},
+        write={"hf": _write_nothing, "gguf": _write_nothing},
         high=usual.high,
         shape=usual.shape,
     )
 
 
-def _layers(stack: str) -> HyperRule:
+def _stack_layers_rule(stack: str) -> HyperRule:
     """Return the rule for which of the `n_layers` layers a stack has: the first so many."""
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key); None without the stack's key."""
-        found = _count(facts, stack)
+        found = _read_layer_count(facts, stack)
         if found is None:
             return None
         return tuple(i < whole_number(*found) for i in range(hp["n_layers"])), found[1]
@@ -163,18 +165,18 @@ def _layers(stack: str) -> HyperRule:
     )
 
 
-def _bias_layers(stack: str, every: bool) -> HyperRule:
+def _bias_layers_rule(stack: str, every: bool) -> HyperRule:
     """Return the rule for which layers of a stack have a table of distances: all, or the first."""
 
-    def layers(hp: Params) -> tuple[bool, ...]:
+    def default_layers(hp: Params) -> tuple[bool, ...]:
         """Return one boolean a layer: every layer of the stack, or its first alone."""
         here: tuple[bool, ...] = hp[f"{stack}_layers"]
         return here if every else tuple(on and i == 0 for i, on in enumerate(here))
 
-    return HyperRule(f"{stack}_bias_layers", default=layers)
+    return HyperRule(f"{stack}_bias_layers", default=default_layers)
 
 
-def _activation(default: str) -> HyperRule:
+def _activation_rule(default: str) -> HyperRule:
     """Return the rule for `feed_forward_proj`: an activation, gated or not."""
     usual = hyper_rules.activation(default)
     names = {"relu": "relu", "gated-gelu": "gelu_tanh", "gated-silu": "silu", "gelu": "gelu",
@@ -197,13 +199,13 @@ def _activation(default: str) -> HyperRule:
     )
 
 
-def _start(value: Value, hp: Params) -> Params:
+def _write_norm_eps(value: Value, hp: Params) -> Params:
     """Return GGUF's {key: epsilon} under both keys that llama.cpp asks for."""
     keys = ("rms_epsilon", "epsilon")
     return {f"{{arch}}.attention.layer_norm_{key}": value for key in keys}
 
 
-def _hyper(gated: bool, every: bool, *stacks: str) -> tuple[HyperRule, ...]:
+def _t5_rules(gated: bool, every: bool, *stacks: str) -> tuple[HyperRule, ...]:
     """Return the rules of a model with these stacks.
 
     `gated`: its MLP has a gate. `every`: every layer has a table of distances, not only the first.
@@ -211,15 +213,15 @@ def _hyper(gated: bool, every: bool, *stacks: str) -> tuple[HyperRule, ...]:
     alone = len(stacks) == 1
     eps = hyper_rules.norm_eps(1e-6, "layer_norm_epsilon")
     return hyper_rules.hyper_table(
-        _longest(*stacks),
+        _longest_stack_rule(*stacks),
         hyper_rules.hidden_size(512, "d_model"),
         hyper_rules.n_heads(8, "num_heads"),
         hyper_rules.n_kv_heads(hf=""),
         hyper_rules.head_dim(64, "d_kv"),
         hyper_rules.ffn_size(2048, "d_ff"),
         hyper_rules.context_length(512, "n_positions"),
-        HyperRule(eps.name, eps.keys, eps.kind, eps.default, write={"gguf": _start}),
-        _activation("gelu_tanh" if gated else "relu"),
+        HyperRule(eps.name, eps.keys, eps.kind, eps.default, write={"gguf": _write_norm_eps}),
+        _activation_rule("gelu_tanh" if gated else "relu"),
         hyper_rules.fixed("tied_embeddings", True) if alone else hyper_rules.tied_embeddings(True),
         hyper_rules.fixed("attn_scale", 1.0),
         hyper_rules.size(
@@ -229,8 +231,8 @@ def _hyper(gated: bool, every: bool, *stacks: str) -> tuple[HyperRule, ...]:
             default=32,
         ),
         *NO_ROPE,
-        *(_layers(stack) for stack in stacks),
-        *(_bias_layers(stack, every) for stack in stacks),
+        *(_stack_layers_rule(stack) for stack in stacks),
+        *(_bias_layers_rule(stack, every) for stack in stacks),
     )
 
 
@@ -241,12 +243,12 @@ _IGNORED = frozenset(
 )
 
 
-def _has(names: Collection[str], *parts: str) -> bool:
+def _has_name_part(names: Collection[str], *parts: str) -> bool:
     """Return whether any tensor name contains one of the parts."""
     return any(part in name for name in names for part in parts)
 
 
-def _is(gated: bool, every: bool, decoder: bool) -> Any:
+def _evidence_of_form(gated: bool, every: bool, decoder: bool) -> Any:
     """Return a function that tells a form of t5 by its tensor names."""
     second = (
         "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.",
@@ -259,32 +261,32 @@ def _is(gated: bool, every: bool, decoder: bool) -> Any:
         `values`, the metadata, is for other evidence functions.
         """
         here = (
-            _has(names, ".wi_0.", ".ffn_gate."),
-            _has(names, *second),
-            _has(names, "decoder.block.", "dec.blk."),
+            _has_name_part(names, ".wi_0.", ".ffn_gate."),
+            _has_name_part(names, *second),
+            _has_name_part(names, "decoder.block.", "dec.blk."),
         )
         return here == (gated, every, decoder)
 
     return evidence
 
 
-def _t5(name: str, gated: bool, *stacks: str) -> ArchSpec:
+def _t5_spec(name: str, gated: bool, *stacks: str) -> ArchSpec:
     """Return the architecture of one form of t5: gated or not, with these stacks."""
     every = name.startswith("umt5")
     return names_only_spec(
         name,
-        _made(gated, *stacks),
-        _hyper(gated, every, *stacks),
-        evidence=_is(gated, every, len(stacks) > 1),
+        _make_t5_tables(gated, *stacks),
+        _t5_rules(gated, every, *stacks),
+        evidence=_evidence_of_form(gated, every, len(stacks) > 1),
         ignored=_IGNORED,
         buffers={"hf": _TIED},
     )
 
 
 _BOTH = ("encoder", "decoder")
-T5 = _t5("t5", False, *_BOTH)
-T5_GATED = _t5("t5_gated", True, *_BOTH)
-UMT5 = _t5("umt5", True, *_BOTH)
-T5_ENCODER = _t5("t5_encoder", False, "encoder")
-T5_GATED_ENCODER = _t5("t5_gated_encoder", True, "encoder")
-UMT5_ENCODER = _t5("umt5_encoder", True, "encoder")
+T5 = _t5_spec("t5", False, *_BOTH)
+T5_GATED = _t5_spec("t5_gated", True, *_BOTH)
+UMT5 = _t5_spec("umt5", True, *_BOTH)
+T5_ENCODER = _t5_spec("t5_encoder", False, "encoder")
+T5_GATED_ENCODER = _t5_spec("t5_gated_encoder", True, "encoder")
+UMT5_ENCODER = _t5_spec("umt5_encoder", True, "encoder")

@@ -241,18 +241,18 @@ def make_tables(
     """Return (the tensor table, {style: bindings}) of the rows of an architecture.
 
     Bindings in `..._first` are tried before those of the rows and so are written; those in
-    `..._more` are only read.
+    `..._exceeds` are only read.
     """
     every = tuple(rows)
     rules = tuple(TensorRule(row.role, row.shape, row.needs, row.layered) for row in every)
-    hf = tuple(Binding((_below_layer(row),), (row.role,), row.hf_steps) for row in every if row.hf)
+    hf = tuple(Binding((_hf_name(row),), (row.role,), row.hf_steps) for row in every if row.hf)
     gguf = tuple(
         Binding((_gguf_name(row),), (row.role,), row.gguf_steps) for row in every if row.gguf != ""
     )
     return rules, {"hf": (*hf_first, *hf, *hf_more), "gguf": (*gguf_first, *gguf, *gguf_more)}
 
 
-def _below_layer(row: RoleRow) -> str:
+def _hf_name(row: RoleRow) -> str:
     """Return the Hugging Face name template of a row, with the layer's prefix if it is in one."""
     return LAYER + row.hf if row.layered and "{L}" not in row.hf else row.hf
 

@@ -36,10 +36,10 @@ LIKE: Mapping[str, str] = {
 
 def used_names(values: Mapping[str, Value]) -> list[str]:
     """Return the names of the hyperparameters that the forward pass uses, in order."""
-    return [name for name in values if _matters(name, values)]
+    return [name for name in values if _is_used(name, values)]
 
 
-def _matters(name: str, values: Mapping[str, Value]) -> bool:
+def _is_used(name: str, values: Mapping[str, Value]) -> bool:
     """Return whether a hyperparameter's value changes the forward pass."""
     value: Any = values[name]
     if value is None or value is False or value == 0 or value == NEUTRAL.get(name):
@@ -51,4 +51,4 @@ def _matters(name: str, values: Mapping[str, Value]) -> bool:
             return False
     others = WITH.get(name, ())
     others = (others,) if isinstance(others, str) else others
-    return not others or any(other in values and _matters(other, values) for other in others)
+    return not others or any(other in values and _is_used(other, values) for other in others)

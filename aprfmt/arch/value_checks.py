@@ -25,7 +25,7 @@ def whole_number(value: Value, key: str, low: int = 0, high: int = MAX_SIZE) -> 
     return value
 
 
-def number(value: Value, key: str) -> float:
+def finite_number(value: Value, key: str) -> float:
     """Return a finite number as float; ArchError, naming `key`, otherwise."""
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         try:
@@ -37,9 +37,9 @@ def number(value: Value, key: str) -> float:
     raise ArchError(f"{key}: is {short_repr(value)}; expected a finite number")
 
 
-def positive(value: Value, key: str) -> float:
+def positive_number(value: Value, key: str) -> float:
     """Return a number above zero as float; ArchError, naming `key`, otherwise."""
-    found = number(value, key)
+    found = finite_number(value, key)
     if found <= 0:
         raise ArchError(f"{key}: is {short_repr(value)}; expected a number above zero")
     return found
@@ -70,7 +70,7 @@ def sequence(value: Value, key: str, at_least: int = 0) -> Sequence[Value]:
 
 def divisors(value: Value, key: str) -> tuple[float, ...]:
     """Return a list of numbers above zero (divisors of frequencies); ArchError otherwise."""
-    return tuple(positive(item, key) for item in sequence(value, key, 1))
+    return tuple(positive_number(item, key) for item in sequence(value, key, 1))
 
 
 def nearest_float32(value: float) -> float:
@@ -102,10 +102,10 @@ def inverse(value: float, key: str) -> float:
 
     ArchError, naming `key`, for 0.
     """
-    value = number(value, key)
+    value = finite_number(value, key)
     if value == 0:
         raise ArchError(f"{key}: is 0; expected a divisor")
-    quotient = number(1 / value, key)
+    quotient = finite_number(1 / value, key)
     for candidate in (
         float(f"{quotient:.12g}"),
         quotient,

@@ -22,7 +22,7 @@ _WIDTH = ("hidden_size",)
 _PATCH = ("hidden_size", "image_channels", "patch_size", "patch_size")
 
 
-def _linear(role: str, hf: str, out: str, into: str) -> Rows:
+def _linear_rows(role: str, hf: str, out: str, into: str) -> Rows:
     """Return the rows of a projection's weight and bias, `v.blk.{L}.ROLE` in a GGUF."""
     return tuple(
         RoleRow(row.role, _LAYER + row.hf, row.shape, gguf=f"v.blk.{{L}}.{row.role}")
@@ -30,7 +30,7 @@ def _linear(role: str, hf: str, out: str, into: str) -> Rows:
     )
 
 
-def _norm(role: str, hf: str) -> Rows:
+def _norm_rows(role: str, hf: str) -> Rows:
     """Return the rows of a layer's norm, weight and bias, `v.blk.{L}.ROLE` in a GGUF."""
     return tuple(
         RoleRow(row.role, _LAYER + row.hf, row.shape, gguf=f"v.blk.{{L}}.{row.role}")
@@ -38,28 +38,28 @@ def _norm(role: str, hf: str) -> Rows:
     )
 
 
-def _around(role: str, hf: str) -> Rows:
+def _outer_norm_rows(role: str, hf: str) -> Rows:
     """Return the rows of a norm outside the layers, weight and bias."""
     return tuple(
         single_row(f"{role}.{part}", f"{hf}.{part}", *_WIDTH) for part in ("weight", "bias")
     )
 
 
-def _layers() -> Rows:
+def _layer_rows() -> Rows:
     """Return the rows of a layer's tensors."""
     return (
-        *_norm("ln1", "layer_norm1"),
-        *_linear("attn_q", "self_attn.q_proj", Q, "hidden_size"),
-        *_linear("attn_k", "self_attn.k_proj", KV, "hidden_size"),
-        *_linear("attn_v", "self_attn.v_proj", KV, "hidden_size"),
-        *_linear("attn_out", "self_attn.out_proj", "hidden_size", Q),
-        *_norm("ln2", "layer_norm2"),
-        *_linear("ffn_up", "mlp.fc1", "ffn_size", "hidden_size"),
-        *_linear("ffn_down", "mlp.fc2", "hidden_size", "ffn_size"),
+        *_norm_rows("ln1", "layer_norm1"),
+        *_linear_rows("attn_q", "self_attn.q_proj", Q, "hidden_size"),
+        *_linear_rows("attn_k", "self_attn.k_proj", KV, "hidden_size"),
+        *_linear_rows("attn_v", "self_attn.v_proj", KV, "hidden_size"),
+        *_linear_rows("attn_out", "self_attn.out_proj", "hidden_size", Q),
+        *_norm_rows("ln2", "layer_norm2"),
+        *_linear_rows("ffn_up", "mlp.fc1", "ffn_size", "hidden_size"),
+        *_linear_rows("ffn_down", "mlp.fc2", "hidden_size", "ffn_size"),
     )
 
 
-def _head() -> Rows:
+def _pooling_head_rows() -> Rows:
     """Return the rows of siglip's pooling head: a learned query, attention and an MLP."""
     shapes = {
         "probe": ("1", "1", *_WIDTH), "attention.in_proj_weight": ("3*hidden_size", *_WIDTH),
@@ -75,18 +75,18 @@ def _head() -> Rows:
     )
 
 
-def _patches(hp: Mapping[str, Value]) -> int:
+def _count_positions(hp: Mapping[str, Value]) -> int:
     """Return the number of positions: the patches of an image, and a class token if any."""
     side = int(hp["image_size"]) // int(hp["patch_size"])
     return side * side + bool(hp["class_token"])
 
 
-def _size(name: str, hf: str, gguf: str, default: int) -> HyperRule:
+def _size_rule(name: str, hf: str, gguf: str, default: int) -> HyperRule:
     """Return the rule of a size with its keys in config.json and in GGUF."""
     return hyper_rules.size(name, hf, gguf, hf_default=default)
 
 
-def activation_keys(activation: str) -> HyperRule:
+def activation_rule(activation: str) -> HyperRule:
     """Return the rule for the activation; a GGUF has a boolean key for each one it knows.
 
     Writing it also writes the key that says that the file has a vision encoder.
@@ -105,7 +105,7 @@ def activation_keys(activation: str) -> HyperRule:
     )
 
 
-def tower_hyper(
+def tower_rules(
     eps: float,
     activation: str,
     class_token: bool,
@@ -119,13 +119,13 @@ def tower_hyper(
     """
     width, layers, heads, ffn, image = usual
     return hyper_rules.hyper_table(
-        _size("hidden_size", "hidden_size", "vision.embedding_length", width),
-        _size("n_layers", "num_hidden_layers", "vision.block_count", layers),
-        _size("n_heads", "num_attention_heads", "vision.attention.head_count", heads),
+        _size_rule("hidden_size", "hidden_size", "vision.embedding_length", width),
+        _size_rule("n_layers", "num_hidden_layers", "vision.block_count", layers),
+        _size_rule("n_heads", "num_attention_heads", "vision.attention.head_count", heads),
         HyperRule("n_kv_heads", default=lambda hp: hp["n_heads"]),
         HyperRule("head_dim", default=lambda hp: hp["hidden_size"] // hp["n_heads"]),
         HyperRule("value_head_dim", default=lambda hp: hp["head_dim"]),
-        _size("ffn_size", "intermediate_size", "vision.feed_forward_length", ffn),
+        _size_rule("ffn_size", "intermediate_size", "vision.feed_forward_length", ffn),
         hyper_rules.fixed("vocab_size", 0),
         hyper_rules.fixed("context_length", 0),
         HyperRule(
@@ -134,18 +134,18 @@ def tower_hyper(
             "positive",
             eps,
         ),
-        activation_keys(activation),
+        activation_rule(activation),
         hyper_rules.fixed("tied_embeddings", True),
         *NO_ROPE,
-        _size("image_size", "image_size", "vision.image_size", image),
-        _size("patch_size", "patch_size", "vision.patch_size", 32 if class_token else 16),
+        _size_rule("image_size", "image_size", "vision.image_size", image),
+        _size_rule("patch_size", "patch_size", "vision.patch_size", 32 if class_token else 16),
         hyper_rules.size("image_channels", "num_channels", default=3),
         hyper_rules.fixed("class_token", class_token),
-        HyperRule("image_positions", default=_patches),
+        HyperRule("image_positions", default=_count_positions),
     )
 
 
-def _named(*parts: str) -> Any:
+def _evidence_of_names(*parts: str) -> Any:
     """Return an evidence function: whether a tensor name contains one of the parts."""
 
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
@@ -158,7 +158,7 @@ def _named(*parts: str) -> Any:
     return evidence
 
 
-def projector_model(kind: str) -> Any:
+def evidence_of_projector(kind: str) -> Any:
     """Return an evidence function: whether a GGUF's projector is of type `kind`."""
 
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
@@ -193,34 +193,38 @@ def siglip_rows() -> Rows:
         _PATCHES,
         single_row("v.patch_embd.bias", "embeddings.patch_embedding.bias", *_WIDTH),
         _POSITIONS,
-        *_layers(),
-        *_around("v.post_ln", "post_layernorm"),
+        *_layer_rows(),
+        *_outer_norm_rows("v.post_ln", "post_layernorm"),
     )
 
 
-def siglip_hyper() -> tuple[HyperRule, ...]:
+def siglip_rules() -> tuple[HyperRule, ...]:
     """Return siglip's rules, one for every hyperparameter."""
-    return tower_hyper(1e-6, "gelu_tanh", class_token=False)
+    return tower_rules(1e-6, "gelu_tanh", class_token=False)
 
 
 CLIP_VISION = names_only_spec(
     "clip_vision",
-    make_tables((
-        single_row("v.class_embd", "embeddings.class_embedding", *_WIDTH),
-        _PATCHES,
-        _POSITIONS,
-        *_around("v.pre_ln", "pre_layrnorm"),
-        *_layers(),
-        *_around("v.post_ln", "post_layernorm"),
-    )),
-    tower_hyper(1e-5, "gelu_quick", class_token=True),
-    evidence=_named("class_embd", "class_embedding"), ignored=UNUSED, section="vision_config",
+    make_tables(
+        (
+            single_row("v.class_embd", "embeddings.class_embedding", *_WIDTH),
+            _PATCHES,
+            _POSITIONS,
+            *_outer_norm_rows("v.pre_ln", "pre_layrnorm"),
+            *_layer_rows(),
+            *_outer_norm_rows("v.post_ln", "post_layernorm"),
+        )
+    ),
+    tower_rules(1e-5, "gelu_quick", class_token=True),
+    evidence=_evidence_of_names("class_embd", "class_embedding"),
+    ignored=UNUSED,
+    section="vision_config",
     buffers={"hf": (POSITION_IDS,)},
-)  # fmt: skip
+)
 SIGLIP_VISION = names_only_spec(
     "siglip_vision",
-    make_tables((*siglip_rows(), *_head())),
-    siglip_hyper(),
+    make_tables((*siglip_rows(), *_pooling_head_rows())),
+    siglip_rules(),
     ignored=UNUSED,
     section="vision_config",
     buffers={"hf": (POSITION_IDS,)},

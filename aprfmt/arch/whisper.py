@@ -21,7 +21,7 @@ _STACKS = ("encoder", "decoder")
 _TABLE = ("vocab_size", "hidden_size")
 
 
-def _attention(stack: str, prefix: str, module: str) -> Rows:
+def _attention_rows(stack: str, prefix: str, module: str) -> Rows:
     """Return the rows of an attention of a stack, with its norm; `prefix` begins its roles."""
     at, needs = f"model.{stack}.layers.{{L}}.{module}", f"{stack}_layers"
     return (
@@ -33,20 +33,20 @@ def _attention(stack: str, prefix: str, module: str) -> Rows:
     )
 
 
-def _layers(stack: str, size: str) -> Rows:
+def _stack_rows(stack: str, size: str) -> Rows:
     """Return the rows of a stack's layers; `size` is the MLP's width, a size expression."""
     at, needs, name = f"model.{stack}.layers.{{L}}", f"{stack}_layers", stack[:3]
     width = "hidden_size"
     return (
-        *_attention(stack, f"{name}.attn", "self_attn"),
-        *(_attention(stack, "dec.cross_attn", "encoder_attn") if stack == "decoder" else ()),
+        *_attention_rows(stack, f"{name}.attn", "self_attn"),
+        *(_attention_rows(stack, "dec.cross_attn", "encoder_attn") if stack == "decoder" else ()),
         *linear(f"{name}.ffn_up", f"{at}.fc1", size, width, needs, bias=""),
         *linear(f"{name}.ffn_down", f"{at}.fc2", width, size, needs, bias=""),
         *norm(f"{name}.ffn_norm", f"{at}.final_layer_norm", needs=needs, bias=True),
     )
 
 
-def _convolution(number: int, into: str) -> Rows:
+def _convolution_rows(number: int, into: str) -> Rows:
     """Return the rows of one of the encoder's convolutions; `into` are its input channels."""
     role, hf = f"enc.conv{number}", f"model.encoder.conv{number}"
     return (
@@ -55,23 +55,23 @@ def _convolution(number: int, into: str) -> Rows:
     )
 
 
-def _count(facts: Facts, stack: str) -> Found:
+def _read_layer_count(facts: Facts, stack: str) -> Found:
     """Return (number of layers of a stack, key) of config.json; None without the key."""
     return facts.first(f"{stack}_layers")
 
 
-def _longest(facts: Facts, hp: Params) -> Found:
+def _read_longest_stack(facts: Facts, hp: Params) -> Found:
     """Return (layers of the longer stack, key) of config.json; None if neither has a key."""
-    found = [count for stack in _STACKS if (count := _count(facts, stack)) is not None]
+    found = [count for stack in _STACKS if (count := _read_layer_count(facts, stack)) is not None]
     return max(((whole_number(*one, 1), one[1]) for one in found), default=None)
 
 
-def _stack_layers(stack: str) -> HyperRule:
+def _stack_layers_rule(stack: str) -> HyperRule:
     """Return the rule for which of the `n_layers` layers a stack has: the first so many."""
 
     def read(facts: Facts, hp: Params) -> Found:
         """Return (one boolean a layer, key) of config.json; None without the stack's key."""
-        found = _count(facts, stack)
+        found = _read_layer_count(facts, stack)
         if found is None:
             return None
         return tuple(i < whole_number(*found) for i in range(hp["n_layers"])), found[1]
@@ -95,16 +95,16 @@ WHISPER = names_only_spec(
                 "context_length",
                 "hidden_size",
             ),
-            *_convolution(1, "mel_bins"),
-            *_convolution(2, "hidden_size"),
+            *_convolution_rows(1, "mel_bins"),
+            *_convolution_rows(2, "hidden_size"),
             single_row(
                 "enc.position_embd.weight",
                 "model.encoder.embed_positions.weight",
                 "source_length",
                 "hidden_size",
             ),
-            *_layers("encoder", "ffn_size"),
-            *_layers("decoder", "decoder_ffn_size"),
+            *_stack_rows("encoder", "ffn_size"),
+            *_stack_rows("decoder", "decoder_ffn_size"),
             *norm("enc.output_norm", "model.encoder.layer_norm", bias=True, layered=False),
             *norm("output_norm", "model.decoder.layer_norm", bias=True, layered=False),
             RoleRow("output.weight", "proj_out.weight", _TABLE, "!tied_embeddings", layered=False),
@@ -115,7 +115,7 @@ WHISPER = names_only_spec(
             "n_layers",
             kind="size",
             default_in={"hf": 4},
-            read={"hf": _longest},
+            read={"hf": _read_longest_stack},
             write={"hf": lambda value, hp: {}},
             shape=hyper_rules.n_layers().shape,
         ),
@@ -129,7 +129,7 @@ WHISPER = names_only_spec(
         hyper_rules.activation("gelu", "activation_function"),
         hyper_rules.tied_embeddings(True),
         *NO_ROPE,
-        *map(_stack_layers, _STACKS),
+        *map(_stack_layers_rule, _STACKS),
         hyper_rules.size("decoder_ffn_size", "decoder_ffn_dim", hf_default=1536),
         hyper_rules.size("source_length", "max_source_positions", hf_default=1500),
         hyper_rules.size("mel_bins", "num_mel_bins", hf_default=80),

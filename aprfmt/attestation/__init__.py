@@ -22,8 +22,8 @@ from aprfmt.model.ledger import (
     NotCompared,
     Pronounced,
     VerdictWords,
-    ledger,
-    not_compared,
+    list_not_compared,
+    make_ledger,
     pronounce,
 )
 from aprfmt.quantizing.imatrix import read_imatrix
@@ -136,10 +136,10 @@ def attest(
         source, made = (
             opened.enter_context(open_model(path, arch=arch)) for path in (base, quantized)
         )
-        return _attest_with(source, made, scheme, matrix, drop, check, checked, progress)
+        return _attest_models(source, made, scheme, matrix, drop, check, checked, progress)
 
 
-def _attest_with(
+def _attest_models(
     base: Model,
     made: Model,
     scheme: str | None,
@@ -154,13 +154,14 @@ def _attest_with(
     The other arguments are those of `attest`.
     """
     for model in (base, made):
-        model.remember()  # what is fetched is read for the tensors, and again for the digests
+        # What is fetched is read for the tensors, and again for the digests.
+        model.cache_remote_reads()
     recipes = find_recipes(base, made, scheme=scheme, imatrix=matrix, drop=drop)
     rows = tuple(rederive(recipes, made, progress))
     # Of fields that differ only those count that change what the model computes.
     report = replace(diff_models(base, made, only=_SECTIONS), asked=())
     fields = [row for row in (*report.hyperparameters, *report.tokenizer) if row.decisive]
-    files = not_compared(ledger(base, _FILES), ledger(made, _FILES), _FILES)
+    files = list_not_compared(make_ledger(base, _FILES), make_ledger(made, _FILES), _FILES)
     found = Attestation(
         str(made.path), str(base.path), recipes[0], rows, tuple(fields),
         (*files, *report.not_compared),

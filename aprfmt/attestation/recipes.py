@@ -153,7 +153,7 @@ class _OwnEncodings:
         wished = self._by_name.get(name)
         if wished is None or wished == source:
             return wished
-        return wished if _schemes_of(wished) or _has_encoder(wished) else None
+        return wished if _schemes_with_base(wished) or _has_encoder(wished) else None
 
 
 def _has_known_arch(model: Model) -> bool:
@@ -169,7 +169,7 @@ def _has_encoder(name: str) -> bool:
     return name in CODECS and codec(name).has_encoder
 
 
-def _schemes_of(name: str) -> list[str]:
+def _schemes_with_base(name: str) -> list[str]:
     """Return the quantization schemes that store a weight as this packed encoding."""
     return [scheme for scheme, row in SCHEMES.items() if row.base == name and row.dialect]
 
@@ -204,14 +204,14 @@ def _possible_packings(made: Model, wanted: str) -> Iterator[tuple[str, Mapping[
     for name, view in packed.items():
         if has_companions(name):
             try:
-                state = quant_state.state_of(name, raw_parts(view.stored[0]))
+                state = quant_state.read_state(name, raw_parts(view.stored[0]))
             except CodecError:
                 continue
             yield (
                 name,
                 {"blocksize": state.blocksize, "double_quantization": bool(state.nested_blocksize)},
             )
-        yield from ((scheme, SCHEMES[scheme].options) for scheme in _schemes_of(name))
+        yield from ((scheme, SCHEMES[scheme].options) for scheme in _schemes_with_base(name))
 
 
 def _count_alike(plan: Plan, made: Model) -> int:

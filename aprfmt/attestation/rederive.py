@@ -250,7 +250,7 @@ def _least_difference(
         at, first, differ, seen = 0, -1, 0, 0
         for piece in decoded_pieces(output, CHUNK):
             band = None if way.through else piece.band
-            values = piece.values if not way.through else _store_through(piece.values, way)
+            values = piece.values if not way.through else _rounded_values(piece.values, way)
             data, _ = encode_piece(
                 output, options, importance, piece._replace(values=values, band=band)
             )
@@ -273,7 +273,7 @@ def _least_difference(
     return best
 
 
-def _store_through(
+def _rounded_values(
     values: Callable[[], "np.ndarray"], way: QuantRecipe
 ) -> "Callable[[], np.ndarray]":
     """Return a function that returns `values()` rounded to the float type of a way.

@@ -96,10 +96,10 @@ def statement_faults(said: Mapping[str, Any], now: Mapping[str, Any]) -> Iterato
         yield f"the statement itself says {old.get('verdict')}"
     if _count_digests(said["subject"]) != _count_digests(now["subject"]):
         yield "the files are not those of the statement, by SHA-256"
-    if _imatrix_of(old["recipe"]) != _imatrix_of(new["recipe"]):
+    if _imatrix_digest(old["recipe"]) != _imatrix_digest(new["recipe"]):
         yield (
-            f"importance matrix {_imatrix_of(new['recipe']) or 'none'}; the statement says "
-            f"{_imatrix_of(old['recipe']) or 'none'}"
+            f"importance matrix {_imatrix_digest(new['recipe']) or 'none'}; the statement says "
+            f"{_imatrix_digest(old['recipe']) or 'none'}"
         )
     yield from _changed_keys("the base's values of", old["base"]["tensors"], new["base"]["tensors"])
     for word, part in (("the stored bytes of", "sha256"), ("the state of", "state")):
@@ -114,7 +114,7 @@ def _count_digests(subjects: Any) -> Counter[str]:
     return Counter(str(one.get("sha256")) for one in rows if isinstance(one, Mapping))
 
 
-def _imatrix_of(recipe: Mapping[str, Any]) -> str:
+def _imatrix_digest(recipe: Mapping[str, Any]) -> str:
     """Return the SHA-256 of a recipe's importance matrix; "" without one."""
     matrix = recipe.get("imatrix")
     return str(matrix.get("sha256")) if isinstance(matrix, Mapping) else ""

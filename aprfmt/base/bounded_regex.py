@@ -31,11 +31,11 @@ def matches_start(pattern: str, name: str) -> bool:
     Names that are longer than any tensor's match nothing. Raises CodecError for a pattern that is
     wrong, is too long, or takes longer than a second.
     """
-    return len(name) <= LONGEST and _compiled(pattern)(name)
+    return len(name) <= LONGEST and _compile_matcher(pattern)(name)
 
 
 @lru_cache(maxsize=1024)
-def _compiled(pattern: str) -> Callable[[str], bool]:
+def _compile_matcher(pattern: str) -> Callable[[str], bool]:
     """Return a function of a name: whether the pattern matches at its start.
 
     Raises CodecError for a pattern that is wrong or too long, or that the two libraries read in

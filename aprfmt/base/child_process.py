@@ -23,10 +23,10 @@ def import_path() -> list[str]:
     The working folder is left out, also where an empty entry or PYTHONPATH names it, unless the
     package itself lies there.
     """
-    here = _real(os.curdir)
+    here = _real_path(os.curdir)
     found = [str(_ROOT)]
     for entry in sys.path:
-        if entry and _real(entry) != here and os.path.abspath(entry) not in found:
+        if entry and _real_path(entry) != here and os.path.abspath(entry) not in found:
             found.append(os.path.abspath(entry))
     return found
 
@@ -75,7 +75,7 @@ def start_library_child(script: Path) -> "subprocess.Popen[bytes]":
     )
 
 
-def _real(path: str) -> str:
+def _real_path(path: str) -> str:
     """Return a path with links resolved; "" for a working folder that was removed."""
     try:
         return os.path.realpath(path)

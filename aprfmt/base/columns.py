@@ -17,7 +17,7 @@ class Columns(Sequence[T], Generic[T]):
         self._columns = tuple(columns)
 
     @classmethod
-    def of(
+    def from_rows(
         cls, make: Callable[[int, int, int], T], rows: Sequence[tuple[int, int, int]]
     ) -> "Columns[T]":
         """Return the rows, given as tuples of three integers, as columns."""

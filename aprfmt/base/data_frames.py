@@ -28,7 +28,7 @@ class Tabular(ABC):
         try:
             import pyarrow
         except ImportError:
-            raise _absent("pyarrow", "to_arrow") from None
+            raise _missing_library("pyarrow", "to_arrow") from None
         return pyarrow.table(columns_of(self.table_rows()))
 
     def to_pandas(self) -> Any:
@@ -36,11 +36,11 @@ class Tabular(ABC):
         try:
             import pandas
         except ImportError:
-            raise _absent("pandas", "to_pandas") from None
+            raise _missing_library("pandas", "to_pandas") from None
         return pandas.DataFrame(columns_of(self.table_rows()))
 
 
-def _absent(name: str, method: str) -> BackendUnavailableError:
+def _missing_library(name: str, method: str) -> BackendUnavailableError:
     """Return the error that a library which `method` needs is not installed."""
     return BackendUnavailableError(
         f"{method} needs {name}, which is not installed; python -m pip install {name}"

@@ -59,7 +59,7 @@ class DumpPlace:
     layer: int | None = None
 
 
-def place_of(path: str) -> DumpPlace:
+def parse_dump_path(path: str) -> DumpPlace:
     """Return what a file's path below the dump's folder says; `path` has no extension."""
     ranks: dict[str, int] = {}
     words: list[str] = []
@@ -74,7 +74,7 @@ def place_of(path: str) -> DumpPlace:
                     words.append(value)
                 elif key == "layer_id" and value.isdigit():
                     layer = int(value)
-                elif (axis := axis_of(key)) and value.isdigit():
+                elif (axis := rank_axis(key)) and value.isdigit():
                     ranks[axis] = int(value)
                 elif key not in _EMPTY_TAGS and not key.endswith("_size"):
                     words.append(f"{key}={value}")
@@ -88,10 +88,10 @@ def place_of(path: str) -> DumpPlace:
             rest = ""  # a folder around the dump, such as the time it was taken
         if rest:
             words.append(rest)
-    return DumpPlace(named_in_layer(".".join(words), layer), ranks, step, layer)
+    return DumpPlace(module_path(".".join(words), layer), ranks, step, layer)
 
 
-def axis_of(key: str) -> str:
+def rank_axis(key: str) -> str:
     """Return the axis that a key such as `tp_rank` or `moe_ep_rank` numbers; "" for other keys."""
     word = key.lower().removesuffix("_rank").removesuffix("rank")
     if not key.lower().endswith("rank"):
@@ -99,7 +99,7 @@ def axis_of(key: str) -> str:
     return AXES.get(word.rstrip("_") or RANK, "")
 
 
-def named_in_layer(name: str, layer: int | None) -> str:
+def module_path(name: str, layer: int | None) -> str:
     """Return a dump's name as a module path, without the additions of SGLang's dumper.
 
     An input gets the ending "#in". With `layer`, "layers.N." is put in front if it is missing.

@@ -50,7 +50,7 @@ def block_numbers(layout: str) -> Iterator[tuple[str, int]]:
         yield from inner * (count or 1)
 
 
-def member_places(layout: str) -> dict[str, tuple[int, int]]:
+def member_offsets(layout: str) -> dict[str, tuple[int, int]]:
     """Return {member: (start, stop)}: the bytes that each member of a block takes."""
     found, at = {}, 0
     for name, count, kind in block_members(layout):
@@ -118,7 +118,7 @@ class Encoding:
     @property
     def row_header(self) -> int:
         """Number of bytes in front of the blocks of each row."""
-        return _width(self.row_layout)
+        return _layout_bytes(self.row_layout)
 
     def row_bytes(self, shape: Sequence[int]) -> int | None:
         """Return the bytes of one row (last axis); None where rows are not whole blocks."""
@@ -136,7 +136,7 @@ class Encoding:
 
 
 @cache
-def _width(layout: str) -> int:
+def _layout_bytes(layout: str) -> int:
     """Return the bytes of one block of a layout."""
     return sum(width for _, width in block_numbers(layout))
 
@@ -146,7 +146,7 @@ def block_encoding(name: str, block_size: int, layout: str, **codes: Any) -> Enc
 
     `codes` are further fields of the row.
     """
-    return Encoding(name, block_size, _width(layout), layout=layout, **codes)
+    return Encoding(name, block_size, _layout_bytes(layout), layout=layout, **codes)
 
 
 def _plain(
@@ -285,17 +285,17 @@ class RowsByKey(dict[K, Encoding]):
         return self[key] if key in self else default
 
 
-def _rows(key: str) -> RowsByKey[Any]:
+def _rows_by(key: str) -> RowsByKey[Any]:
     """Return the rows by one of their fields, without those that have no value there."""
     found = ((getattr(row, key), row) for row in _ROWS)
     return RowsByKey({code: row for code, row in found if code not in ("", None)})
 
 
-ENCODINGS: RowsByKey[str] = _rows("name")
-BY_GGML: RowsByKey[int] = _rows("ggml")
-BY_SAFETENSORS: RowsByKey[str] = _rows("safetensors")
-BY_APR: RowsByKey[int] = _rows("apr")
-BY_CLAIM: RowsByKey[str] = _rows("claim")
+ENCODINGS: RowsByKey[str] = _rows_by("name")
+BY_GGML: RowsByKey[int] = _rows_by("ggml")
+BY_SAFETENSORS: RowsByKey[str] = _rows_by("safetensors")
+BY_APR: RowsByKey[int] = _rows_by("apr")
+BY_CLAIM: RowsByKey[str] = _rows_by("claim")
 
 
 def all_encodings() -> RowsByKey[str]:

@@ -257,7 +257,7 @@ class Overlay(Protocol):
     """A source that adds tensors or metadata over those of another source."""
 
     @property
-    def beneath(self) -> Source:
+    def wrapped_source(self) -> Source:
         """The source below."""
         ...
 

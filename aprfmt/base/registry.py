@@ -20,7 +20,7 @@ T = TypeVar("T")
 NAMED = 12  # names of a table that a message has
 
 
-def load(target: str) -> Any:
+def load_attribute(target: str) -> Any:
     """Import `"module:attribute"` and return the attribute.
 
     Raises ImportError, or AttributeError where the module has no such name.
@@ -31,11 +31,11 @@ def load(target: str) -> Any:
 
 def lazy_function(target: str) -> Callable[..., Any]:
     """Return a function that imports `"module:function"` when called, and calls it."""
-    return lambda *args, **options: load(target)(*args, **options)
+    return lambda *args, **options: load_attribute(target)(*args, **options)
 
 
 @cache
-def _every_point() -> Any:
+def _all_entry_points() -> Any:
     """Return the entry points of all installed packages; a file of each is read, once."""
     from importlib.metadata import entry_points
 
@@ -44,7 +44,7 @@ def _every_point() -> Any:
 
 def installed_entry_points(kind: str) -> "Iterable[EntryPoint]":
     """Return the entry points that installed packages have in the group `aprfmt.<kind>`."""
-    found: Iterable[EntryPoint] = _every_point().select(group=f"aprfmt.{kind}")
+    found: Iterable[EntryPoint] = _all_entry_points().select(group=f"aprfmt.{kind}")
     return found
 
 
@@ -122,7 +122,7 @@ class Registry(Mapping[str, T], Generic[T]):
         """
         target, said = self._rows[name]
         try:
-            loaded = load(target)
+            loaded = load_attribute(target)
         except ImportError as error:
             hint = said if isinstance(said, str) else said()
             if not hint:

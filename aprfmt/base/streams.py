@@ -14,7 +14,7 @@ HANDLER = "aprfmt.spelled"
 OURS: Mapping[str, str] = {"├": "|", "└": "`", "─": "-", "│": "|", ELLIPSIS: "..."}
 
 
-def _spelled(error: UnicodeError) -> tuple[str, int]:
+def _substitute_missing(error: UnicodeError) -> tuple[str, int]:
     """Return (substitute text, position to go on from) for characters that cannot be encoded.
 
     It is a handler for `codecs.register_error`. Raises the error for anything but encoding.
@@ -32,7 +32,7 @@ def spell_missing(*streams: TextIO) -> None:
 
     A stream that already replaces such characters, or that is no text over bytes, is not changed.
     """
-    codecs.register_error(HANDLER, _spelled)
+    codecs.register_error(HANDLER, _substitute_missing)
     for stream in streams:
         if getattr(stream, "errors", "") == "strict" and hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=HANDLER)

@@ -69,27 +69,27 @@ def constant_value(node: Any) -> Any:
         return None
 
 
-def _internal(name: Any) -> bool:
+def _is_internal(name: Any) -> bool:
     """Return whether a name leads to Python's internals: an underscore in front, or a known one."""
     return isinstance(name, str) and (name.startswith("_") or name in INTERNALS)
 
 
-def _getattr(node: Any, defined: set[str]) -> Iterator[str]:
+def _check_getattr(node: Any, defined: set[str]) -> Iterator[str]:
     """Yield a sentence if an attribute access `x.name` reads one of Python's internals.
 
     `defined` (names that the template sets) is not used.
     """
-    if _internal(node.attr):
+    if _is_internal(node.attr):
         yield f"reads .{node.attr}, one of Python's internals"
 
 
-def _getitem(node: Any, defined: set[str]) -> Iterator[str]:
+def _check_getitem(node: Any, defined: set[str]) -> Iterator[str]:
     """Yield a sentence if `x[...]` reads one of Python's internals, or a name put together.
 
     `defined` (names that the template sets) is not used.
     """
     name = constant_value(node.arg)
-    if _internal(name):
+    if _is_internal(name):
         yield f"reads [{name!r}], one of Python's internals"
     elif name is None and type(node.arg).__name__ in ("Concat", "Add", "Mod", "Filter", "Call"):
         if _has_underscores(node.arg):
@@ -104,7 +104,7 @@ def _has_underscores(node: Any) -> bool:
     return any(isinstance(text, str) and "_" in text for text in texts)
 
 
-def _filter(node: Any, defined: set[str]) -> Iterator[str]:
+def _check_filter(node: Any, defined: set[str]) -> Iterator[str]:
     """Yield sentences for filters that read members by name.
 
     `defined` (names that the template sets) is not used.
@@ -115,13 +115,13 @@ def _filter(node: Any, defined: set[str]) -> Iterator[str]:
         given = [*node.args, *(pair.value for pair in node.kwargs)]
         for value in map(constant_value, given):
             parts = value.split(".") if isinstance(value, str) else ()
-            if any(map(_internal, parts)):
+            if any(map(_is_internal, parts)):
                 yield f"uses the filter {node.name} on {value!r}, one of Python's internals"
             if value == "attr":
                 yield f"uses the filter {node.name} with attr, which reads members by name"
 
 
-def _call(node: Any, defined: set[str]) -> Iterator[str]:
+def _check_call(node: Any, defined: set[str]) -> Iterator[str]:
     """Yield sentences for calls of unknown functions, of methods that run code, or of huge ranges.
 
     `defined` are the names that the template sets.
@@ -141,18 +141,18 @@ def _call(node: Any, defined: set[str]) -> Iterator[str]:
             yield f"calls .{callee.attr}() in a way that can read members by name"
 
 
-def _name(node: Any, defined: set[str]) -> Iterator[str]:
+def _check_name(node: Any, defined: set[str]) -> Iterator[str]:
     """Yield sentences for names of jinja2's own functions and of Python's internals.
 
     `defined` are the names that the template sets.
     """
     if node.ctx == "load" and node.name in GLOBALS - defined:
         yield f"uses {node.name}, which leads to jinja2's own functions and not to the messages"
-    if _internal(node.name):
+    if _is_internal(node.name):
         yield f"uses the name {node.name}, one of Python's internals"
 
 
-def _text(node: Any, defined: set[str]) -> Iterator[str]:
+def _check_text(node: Any, defined: set[str]) -> Iterator[str]:
     """Yield a sentence if a constant text holds a name like `__class__`.
 
     `defined` (names that the template sets) is not used.
@@ -163,7 +163,7 @@ def _text(node: Any, defined: set[str]) -> Iterator[str]:
         yield f"holds the string {match[0]!r}, one of Python's internals"
 
 
-def _repeat(node: Any, defined: set[str]) -> Iterator[str]:
+def _check_multiplication(node: Any, defined: set[str]) -> Iterator[str]:
     """Yield a sentence if a multiplication has a factor beyond LONG.
 
     `defined` (names that the template sets) is not used.
@@ -173,7 +173,7 @@ def _repeat(node: Any, defined: set[str]) -> Iterator[str]:
         yield f"multiplies by more than {LONG}"
 
 
-def _power(node: Any, defined: set[str]) -> Iterator[str]:
+def _check_power(node: Any, defined: set[str]) -> Iterator[str]:
     """Yield a sentence if an exponent is above 64 or not constant.
 
     `defined` (names that the template sets) is not used.
@@ -183,7 +183,7 @@ def _power(node: Any, defined: set[str]) -> Iterator[str]:
         yield "raises to a large or unknown power"
 
 
-def _other_template(node: Any, defined: set[str]) -> Iterator[str]:
+def _check_import(node: Any, defined: set[str]) -> Iterator[str]:
     """Yield a sentence: the node loads another template.
 
     `defined` (names that the template sets) is not used.
@@ -193,8 +193,18 @@ def _other_template(node: Any, defined: set[str]) -> Iterator[str]:
 
 NodeCheck = Callable[[Any, set[str]], Iterator[str]]
 CHECKS: Mapping[str, NodeCheck] = {
-    "Getattr": _getattr, "Getitem": _getitem, "Filter": _filter, "Call": _call, "Name": _name,
-    "Const": _text, "Concat": _text, "Add": _text, "Mul": _repeat, "Pow": _power,
-    "Include": _other_template, "Import": _other_template, "FromImport": _other_template,
-    "Extends": _other_template,
-}  # fmt: skip
+    "Getattr": _check_getattr,
+    "Getitem": _check_getitem,
+    "Filter": _check_filter,
+    "Call": _check_call,
+    "Name": _check_name,
+    "Const": _check_text,
+    "Concat": _check_text,
+    "Add": _check_text,
+    "Mul": _check_multiplication,
+    "Pow": _check_power,
+    "Include": _check_import,
+    "Import": _check_import,
+    "FromImport": _check_import,
+    "Extends": _check_import,
+}

@@ -59,7 +59,7 @@ class CauseTable(Mapping[str, Cause]):
     def __getitem__(self, name: str) -> Cause:
         """Return the cause of this name; raise AprfmtError with similar names if there is none."""
         if name not in self._known:
-            row = _find_imported_cause(name) or _load_all_causes()[name]
+            row = _find_cause_row(name) or _load_all_causes()[name]
             self._known[name] = row
         return self._known[name]
 
@@ -76,11 +76,11 @@ class CauseTable(Mapping[str, Cause]):
         if name in self._known:
             return True
         return isinstance(name, str) and (
-            _find_imported_cause(name) is not None or name in _load_all_causes()
+            _find_cause_row(name) is not None or name in _load_all_causes()
         )
 
 
-def _find_imported_cause(name: str) -> Cause | None:
+def _find_cause_row(name: str) -> Cause | None:
     """Return this package's cause of a name, or None; imports modules only if it has to.
 
     Modules that are imported already are searched first, then each folder's modules are imported in

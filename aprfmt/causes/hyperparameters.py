@@ -73,18 +73,18 @@ def difference_sentence(row: FieldDiff, a: Model | None = None, b: Model | None 
     """
     if isinstance(row.a, Mapping) and isinstance(row.b, Mapping):
         parts = [
-            f"{key}: A has {_value(row.a.get(name))}, B {_value(row.b.get(name))}"
+            f"{key}: A has {_value_text(row.a.get(name))}, B {_value_text(row.b.get(name))}"
             + f" ({key} is missing from B's configuration; a default stands in)"
             * (
                 _lacks_scaling_key(b, row.origin_b, name)
                 and not _lacks_scaling_key(a, row.origin_a, name)
             )
-            for name, key in _differing_parts(row)
+            for name, key in _differing_scaling_keys(row)
         ]
         return f"{row.name}: {', '.join(parts)}"
     return (
-        f"{row.name}: A has {_value(row.a)} ({row.origin_a or 'not there'}), "
-        f"B {_value(row.b)} ({row.origin_b or 'not there'})"
+        f"{row.name}: A has {_value_text(row.a)} ({row.origin_a or 'not there'}), "
+        f"B {_value_text(row.b)} ({row.origin_b or 'not there'})"
     )
 
 
@@ -92,10 +92,10 @@ def differing_sub_keys(row: FieldDiff) -> tuple[str, ...]:
     """Return `NAME.KEY` of each sub-key of a scaling that differs; () for any other value."""
     if not isinstance(row.a, Mapping) or not isinstance(row.b, Mapping):
         return ()
-    return tuple(f"{row.name}.{key}" for _, key in _differing_parts(row))
+    return tuple(f"{row.name}.{key}" for _, key in _differing_scaling_keys(row))
 
 
-def _differing_parts(row: FieldDiff) -> list[tuple[str, str]]:
+def _differing_scaling_keys(row: FieldDiff) -> list[tuple[str, str]]:
     """Return (name in normal form, key of config.json) of sub-keys in which two scalings differ."""
     assert isinstance(row.a, Mapping) and isinstance(row.b, Mapping)
     names = dict.fromkeys((*row.a, *row.b))
@@ -118,7 +118,7 @@ def _lacks_scaling_key(model: Model | None, origin: str, name: str) -> bool:
     return not {name, _SPELLED.get(name, name)} & {*found, *(model.config or {})}
 
 
-def _value(value: object) -> str:
+def _value_text(value: object) -> str:
     """Return a hyperparameter's value as text of at most 80 characters."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     return text if len(text) <= 80 else text[:77] + "..."

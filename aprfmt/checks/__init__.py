@@ -52,7 +52,7 @@ def validate(
     except UnsupportedError:
         raise
     except FormatError as error:
-        return _unreadable(parse_location(path), error, strict, second_reader)
+        return _report_unreadable(parse_location(path), error, strict, second_reader)
     with ExitStack() as opened:
         opened.enter_context(model)
         source = None if against is None else opened.enter_context(open_model(against))
@@ -70,7 +70,9 @@ def validate(
         )
 
 
-def _unreadable(path: Path, error: FormatError, strict: bool, second_reader: bool) -> Validation:
+def _report_unreadable(
+    path: Path, error: FormatError, strict: bool, second_reader: bool
+) -> Validation:
     """Return the report on a file that cannot be opened: `layout` fails, the rest is NOT_RUN.
 
     With `second_reader` that check is in the report too. Raises `error` again for a file that is no

@@ -32,7 +32,7 @@ class UsualRange:
 
 # --- statistics of weights, by role -----------------------------------------------------------
 
-# Number of a tensor (see `numbers`) -> its bound; one that is absent says nothing of the kind.
+# Number of a tensor (see `bounded_numbers`) -> its bound. A number without one is not judged.
 RoleBounds = Mapping[str, UsualRange]
 
 _ZEROS = UsualRange(0, 0.8, "share of zeros", "a tensor of zeros was never filled")
@@ -101,7 +101,7 @@ def tensor_bounds(arch: str, role: str, shape: Sequence[int]) -> RoleBounds:
     return BIAS if limits is LINEAR and few else limits
 
 
-def numbers(stats: "Stats", offset: float = 0.0) -> Mapping[str, float]:
+def bounded_numbers(stats: "Stats", offset: float = 0.0) -> Mapping[str, float]:
     """Return {name: number} of the statistics that a RoleBounds limits.
 
     `offset` is added to the mean (gemma stores norms less 1). All are NaN where no value is finite.

@@ -51,7 +51,7 @@ def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
                 return Result(findings=[error_finding(error)]), ""
             if row.own:
                 raise
-        return Result(checks=[_unfinished(row, error)]), ""
+        return Result(checks=[_failed_check(row, error)]), ""
 
 
 def repeat_result(
@@ -111,7 +111,7 @@ def error_finding(error: AprfmtError) -> Finding:
     return Finding(where, found or str(error), "what the format and its users agree on")
 
 
-def _unfinished(row: CheckRow, error: Exception) -> Check:
+def _failed_check(row: CheckRow, error: Exception) -> Check:
     """Return the failed check of a row that raised an error."""
     known = isinstance(error, (AprfmtError, OSError))
     found = str(error) if known else f"{type(error).__name__}: {error}"

@@ -11,11 +11,11 @@ from aprfmt.checks.file.value_pass import Progress, TensorScan, scan_values
 from aprfmt.checks.records import NotRun
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.model import Model
-from aprfmt.model.ledger import Item, Ledger, NotCompared, acceptance_predicate, ledger
+from aprfmt.model.ledger import Item, Ledger, NotCompared, acceptance_predicate, make_ledger
 from aprfmt.model.resolve import Resolution, find_spec
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import has_tokenizer
-from aprfmt.tokenizer.stated import StatedTokenizer, stated_tokenizer
+from aprfmt.tokenizer.stated import StatedTokenizer, read_tokenizer_parts
 
 
 @dataclass
@@ -42,7 +42,7 @@ class CheckContext:
     @cached_property
     def ledger(self) -> Ledger:
         """Every file, tensor and key of the model, each with how it is read."""
-        return ledger(self.model)
+        return make_ledger(self.model)
 
     @cached_property
     def unread(self) -> tuple[Item, ...]:
@@ -77,7 +77,7 @@ class CheckContext:
 
         Raises AprfmtError where it cannot be read.
         """
-        return stated_tokenizer(self.model)
+        return read_tokenizer_parts(self.model)
 
     @cached_property
     def carried(self) -> Carried:

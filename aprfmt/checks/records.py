@@ -15,7 +15,7 @@ from aprfmt.model.ledger import (
     NotCompared,
     Pronounced,
     VerdictWords,
-    ledger,
+    make_ledger,
     pronounce,
 )
 
@@ -113,7 +113,7 @@ class Answer:
         return found
 
 
-def _says(answer: Answer) -> str:
+def _answer_text(answer: Answer) -> str:
     """Return a text on an answer: what failed, why it did not run, or what it proves."""
     if answer.outcome == "FAIL":
         return "; ".join(f"{one.where}: {one.found}".removeprefix(": ") for one in answer.failed)
@@ -160,7 +160,7 @@ class CheckReport:
         ranked = sorted(
             self.answers, key=lambda one: ("FAIL", "PASS", "NOT_RUN").index(one.outcome)
         )
-        rows = [(one.outcome.replace("_", "-"), one.name, _says(one)) for one in ranked]
+        rows = [(one.outcome.replace("_", "-"), one.name, _answer_text(one)) for one in ranked]
         word = self.outcome.replace("_", "-")
         return Card(
             self.subject,
@@ -204,7 +204,7 @@ def pronounce_checks(
     return pronounce(_WORDS, compared, accept)
 
 
-def _without_answer(
+def _unanswered_rows(
     answers: Iterable[Answer], kind: str, asked: Collection[str]
 ) -> list[NotCompared]:
     """Return the rows that were asked for and did not run, as items that were not compared.
@@ -241,8 +241,8 @@ class Validation(CheckReport):
         did not run leaves the verdict open.
         """
         scope = f"{outcome_counts(self.counts)}, {len(self.warnings)} warnings"
-        left = () if self.ledger is None else self.ledger.left
-        lost = _without_answer(self.answers, "check", self.asked)
+        left = () if self.ledger is None else self.ledger.not_compared
+        lost = _unanswered_rows(self.answers, "check", self.asked)
         return pronounce_checks(self.outcome, self.counts, scope, (*left, *lost), self.accept)
 
     @property
@@ -307,8 +307,8 @@ class QaReport(CheckReport):
         A gate that was asked for and did not run leaves the verdict open.
         """
         asked = [each.name for each in self.answers if each.asked]
-        lost = _without_answer(self.answers, "gate", asked)
-        left = () if self.ledger is None else self.ledger.left
+        lost = _unanswered_rows(self.answers, "gate", asked)
+        left = () if self.ledger is None else self.ledger.not_compared
         return pronounce_checks(
             self.outcome, self.counts, self.sentence, (*left, *lost), self.accept
         )
@@ -374,7 +374,7 @@ def pronounce_report(
     `left` is what nothing reads of the input.
     """
     counts = count_outcomes(report.checks)
-    rows = (*left, *ledger(model, OF_A_PASS).left)
+    rows = (*left, *make_ledger(model, OF_A_PASS).not_compared)
     return pronounce_checks(report.outcome, counts, outcome_counts(counts), rows)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from aprfmt.base.registry import Registry, load
+from aprfmt.base.registry import Registry, load_attribute
 from aprfmt.checks.records import Result
 from aprfmt.errors import UsageError
 
@@ -58,7 +58,7 @@ class CheckRow:
     def load(self) -> Callable[[Any], Result]:
         """Return the row's function, imported."""
         target = f"aprfmt.checks{self.run}" if self.run.startswith(".") else self.run
-        function: Callable[[Any], Result] = load(target)
+        function: Callable[[Any], Result] = load_attribute(target)
         return function
 
 
@@ -158,7 +158,7 @@ CHECKS: tuple[CheckRow, ...] = (
     CheckRow(
         "filled",
         "no matrix is one value throughout",
-        ".file.architecture_checks:filled",
+        ".file.architecture_checks:check_filled",
         whole=True,
     ),
     CheckRow(
@@ -177,12 +177,12 @@ CHECKS: tuple[CheckRow, ...] = (
     CheckRow(
         "token_types",
         "the marks that the chat template writes are split off a text whole",
-        ".file.marks:token_types",
+        ".file.marks:check_token_types",
     ),
     CheckRow(
         "token_rows",
         "the marks that the chat template writes have rows that were trained",
-        ".file.marks:token_rows",
+        ".file.marks:check_token_rows",
         whole=True,
     ),
     CheckRow(
@@ -191,7 +191,9 @@ CHECKS: tuple[CheckRow, ...] = (
         ".file.vocabulary:check_merges",
     ),
     CheckRow(
-        "round_trip", "what is encoded decodes to the same text", ".file.vocabulary:round_trip"
+        "round_trip",
+        "what is encoded decodes to the same text",
+        ".file.vocabulary:check_round_trip",
     ),
     CheckRow(
         "chat_template",
@@ -314,16 +316,16 @@ def file_checks(*, source: bool = False, second_reader: bool = False) -> tuple[C
     library.
     """
     wanted = {"file": True, "source": source, "second_reader": second_reader}
-    return tuple(row for row in _every() if wanted.get(row.needs, False))
+    return tuple(row for row in _all_rows() if wanted.get(row.needs, False))
 
 
 def gates() -> tuple[CheckRow, ...]:
     """Return the rows of `qa`, the one that compares with a baseline last."""
-    found = [row for row in _every() if not row.of_file]
+    found = [row for row in _all_rows() if not row.of_file]
     return tuple(sorted(found, key=lambda row: row.needs == "baseline"))
 
 
-def _every() -> tuple[CheckRow, ...]:
+def _all_rows() -> tuple[CheckRow, ...]:
     """Return aprfmt's rows and then those of other packages, which cannot replace one."""
     own = {row.name for row in CHECKS}
     return (*CHECKS, *(row for row in _OTHERS.values() if row.name not in own))

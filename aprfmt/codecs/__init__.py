@@ -81,7 +81,7 @@ def codec(encoding: str) -> "Codec":
     raise UnsupportedError(f"{encoding}: {why or 'there is no codec for it'}")
 
 
-def writable() -> list[str]:
+def encodable_names() -> list[str]:
     """Return the names of the float encodings that have an encoder.
 
     Integers, booleans and complex numbers are left out: no weight is converted to them.
@@ -109,10 +109,10 @@ def decode_into(
     do not fit.
     """
     parts = raw if isinstance(raw, Mapping) else {"": raw}
-    _fill(codec(encoding), parts, out, threads, fresh)
+    _decode_into(codec(encoding), parts, out, threads, fresh)
 
 
-def _fill(
+def _decode_into(
     reference: "Codec", parts: "Mapping[str, Bytes]", out: "Array", threads: int, fresh: bool
 ) -> None:
     """Fill `out` with the decoded parts, by the native kernel where there is one.
@@ -148,7 +148,7 @@ def decode(
     """
     import numpy as np
 
-    from aprfmt.codecs.base import check_length, is_padded, part
+    from aprfmt.codecs.base import check_length, is_padded, part_bytes
 
     # Rows without padding are decoded in one go.
     count, columns = math.prod(shape), shape[-1] if shape else 1
@@ -156,7 +156,7 @@ def decode(
     if row_bytes is None or not is_padded(reference.row, columns, row_bytes):
         flat = np.empty(count, reference.dtype)
         parts = raw if isinstance(raw, Mapping) else {"": raw}
-        _fill(reference, parts, flat, threads, True)
+        _decode_into(reference, parts, flat, threads, True)
         try:
             return flat.reshape(shape)
         except ValueError:  # without elements, but with axes whose product numpy cannot count
@@ -169,7 +169,7 @@ def decode(
     rows = count // columns if columns else 0
     expected = -(-columns // reference.block_size) * reference.type_size
     check_length(encoding, row_bytes, expected, f"one row of {columns} elements")
-    found = part(encoding, parts).size
+    found = part_bytes(encoding, parts).size
     check_length(encoding, found, rows * row_bytes, f"{rows} rows of {row_bytes} bytes")
     width = row_bytes // reference.type_size * reference.block_size
     padded = np.empty(rows * width, reference.dtype)
@@ -191,18 +191,18 @@ def decode_chunked(
     at least one block (one row where `row_bytes` is given). Raises CodecError when lengths do not
     fit.
     """
-    from aprfmt.codecs.base import check_out, pieces
+    from aprfmt.codecs.base import check_out, split_parts
 
     reference = codec(encoding).of_rows(shape[-1] if shape else 1)
     check_out(encoding, out, reference.dtype)
     parts = raw if isinstance(raw, Mapping) else {"": raw}
-    for piece, stored, kept in pieces(reference, parts, shape, out.size, row_bytes):
+    for piece, stored, kept in split_parts(reference, parts, shape, out.size, row_bytes):
         count = stored[0] * stored[1]
         if count > out.size:
             raise CodecError(
                 f"{encoding}: the output holds {out.size} elements, expected {count} or more"
             )
-        _fill(reference, piece, out[:count], 1, False)
+        _decode_into(reference, piece, out[:count], 1, False)
         rows = out[:count].reshape(stored)
         if kept == stored[1]:
             yield out[:count]
@@ -225,9 +225,9 @@ def encode(
     `options` are those of the codec's `with_options` (NF4 and FP4: blocksize, double_quantization,
     dtype). Raises CodecError where `x` does not fit the codec or there is no encoder.
     """
-    from aprfmt.codecs.base import fused
+    from aprfmt.codecs.base import is_fused
 
-    fused(fma)
+    is_fused(fma)
     reference, native = codec(encoding), native_kernels()
     if options:
         reference = reference.with_options(**options)

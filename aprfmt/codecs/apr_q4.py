@@ -10,8 +10,8 @@ as 0, realizar's does not; this is the plain arithmetic.
 import numpy as np
 
 from aprfmt.codecs.arithmetic import round_half_away
-from aprfmt.codecs.base import F32, U8, BlockCodec, Blocks, half
-from aprfmt.codecs.bits import join_pairs, pairs
+from aprfmt.codecs.base import F32, U8, BlockCodec, Blocks, scale_column
+from aprfmt.codecs.bits import pack_pairs, unpack_pairs
 
 
 class AprQ4(BlockCodec):
@@ -22,9 +22,9 @@ class AprQ4(BlockCodec):
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 32] with (q - 8) * scale: offset first, then scale."""
-        out[:] = pairs(block["qs"])
+        out[:] = unpack_pairs(block["qs"])
         out -= 8
-        out *= half(block["scale"])
+        out *= scale_column(block["scale"])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
@@ -39,7 +39,7 @@ class AprQ4(BlockCodec):
         ratio = np.divide(x, scale, out=np.zeros_like(x), where=x != 0)  # a scale can round to 0
         q: U8 = (np.clip(round_half_away(ratio), -8, 7) + 8).astype(np.uint8)
         block["scale"] = scale[:, 0]
-        block["qs"] = join_pairs(q)
+        block["qs"] = pack_pairs(q)
 
 
 CODEC = AprQ4()

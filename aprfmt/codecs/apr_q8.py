@@ -21,8 +21,8 @@ from aprfmt.codecs.base import (
     as_rows,
     check_finite,
     check_length,
-    fused,
-    part,
+    is_fused,
+    part_bytes,
 )
 
 
@@ -46,13 +46,13 @@ class AprQ8(Codec):
 
         Raises CodecError unless there are 4 + `count` bytes (0 for no element).
         """
-        found, expected = part(self.name, raw).size, count + 4 * (count > 0)
+        found, expected = part_bytes(self.name, raw).size, count + 4 * (count > 0)
         check_length(self.name, found, expected, f"{count} elements and their scale")
         return 1
 
     def steps(self, raw: Mapping[str, Bytes], count: int) -> F32:
         """Return float32 [count]: the tensor's scale, repeated for every element."""
-        scale: F32 = np.abs(part(self.name, raw)[:4].view("<f4"))
+        scale: F32 = np.abs(part_bytes(self.name, raw)[:4].view("<f4"))
         return scale.repeat(count)
 
     def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
@@ -68,7 +68,7 @@ class AprQ8(Codec):
         The scale is the largest magnitude / 127 (1 for all zeros); ties are rounded away from zero.
         Raises CodecError for a NaN or an infinity.
         """
-        fused(fma)
+        is_fused(fma)
         values: F32 = as_rows(self.name, x).reshape(-1)
         check_finite(self.name, values)
         if values.size == 0:

@@ -152,7 +152,7 @@ def round_half_away(x: F32) -> F32:
     return whole
 
 
-def to_int(x: F32) -> I32:
+def truncate_to_int(x: F32) -> I32:
     """Return x truncated to int32, and 0 where it does not fit.
 
     That is what x86's conversion gives in a byte. The C source leaves the case undefined; it is met
@@ -169,7 +169,7 @@ def reciprocal(d: F32) -> F32:
     return result
 
 
-def first_extreme(x: F32, key: F32) -> F32:
+def element_of_largest_key(x: F32, key: F32) -> F32:
     """Return [n]: the element of each row of x [n, size] whose `key` is largest.
 
     Of equals the first is taken: it decides the sign of a scale, and of a zero.
@@ -186,5 +186,5 @@ def largest_magnitude(x: F32) -> F32:
     search in C starts from it.
     """
     key = np.fmax(np.abs(x), np.float32(0))
-    result: F32 = np.where(key.any(axis=1), first_extreme(x, key), np.float32(0))
+    result: F32 = np.where(key.any(axis=1), element_of_largest_key(x, key), np.float32(0))
     return result

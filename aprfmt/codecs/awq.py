@@ -20,11 +20,11 @@ from aprfmt.codecs.dialect import (
     check_shape,
     config_integer,
     part_numbers,
+    part_words,
     required_part,
     whole_numbers,
-    words_of,
 )
-from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut
+from aprfmt.codecs.laid_out import GroupNumbers, PackedCodes, WeightLayout
 from aprfmt.errors import CodecError, UnsupportedError
 
 NAME = "awq"
@@ -55,7 +55,7 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
     return shape[1] * 8, shape[0]
 
 
-def zeros_of(
+def read_zero_points(
     parts: Parts, config: Config, outputs: int, inputs: int, scales: Array
 ) -> tuple[F32, int]:
     """Return (zero points float32 [outputs, groups], number of inputs in a group).
@@ -76,24 +76,24 @@ def zeros_of(
     check_shape(
         f"{NAME}: config says group_size {size}", ".scales", scales.shape, (groups, outputs)
     )
-    qzeros = words_of(NAME, parts, ".qzeros", _INT)
+    qzeros = part_words(NAME, parts, ".qzeros", _INT)
     check_shape(NAME, ".qzeros", qzeros.shape, (groups, outputs // 8))
-    return LaidOut((outputs, groups), codes_of(qzeros), _NUMBERS, (1, groups)).decode(), size
+    return WeightLayout((outputs, groups), wrap_words(qzeros), _NUMBERS, (1, groups)).decode(), size
 
 
-def codes_of(words: Array) -> LaidCodes:
+def wrap_words(words: Array) -> PackedCodes:
     """Return the codes of uint32 words [inputs or groups, outputs / 8] in AWQ's order."""
-    return LaidCodes(4, "awq", words[None])
+    return PackedCodes(4, "awq", words[None])
 
 
-def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayout:
     """Return the layout of a weight's codes, with its scales and zero points by group."""
     outputs, inputs = shape
     scale = part_numbers(NAME, parts, ".scales", _FLOAT)
-    zeros, size = zeros_of(parts, config, outputs, inputs, scale)
-    packed = words_of(NAME, parts, ".qweight", _INT)
+    zeros, size = read_zero_points(parts, config, outputs, inputs, scale)
+    packed = part_words(NAME, parts, ".qweight", _INT)
     scaled = GroupNumbers(scale.T[None]), GroupNumbers(zeros[None])
-    return LaidOut(shape, codes_of(packed), _NUMBERS, (1, size), *scaled)
+    return WeightLayout(shape, wrap_words(packed), _NUMBERS, (1, size), *scaled)
 
 
 DIALECT = Dialect(

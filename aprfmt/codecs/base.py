@@ -110,7 +110,7 @@ class Codec:
         Raises CodecError where the bytes of `raw` do not fit `count` elements.
         """
         expected = -(-count // self.block_size) * self.type_size
-        check_length(self.name, part(self.name, raw).size, expected, f"{count} elements")
+        check_length(self.name, part_bytes(self.name, raw).size, expected, f"{count} elements")
         return self.block_size
 
     def main(self, raw: Mapping[str, Bytes], out: Array) -> U8:
@@ -121,7 +121,7 @@ class Codec:
         """
         check_out(self.name, out, self.dtype)
         self.granule(raw, out.size)
-        return part(self.name, raw)
+        return part_bytes(self.name, raw)
 
     def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
         """Return {suffix: bytes} of elements [start, stop), as those of a tensor with these alone.
@@ -129,7 +129,9 @@ class Codec:
         `start` is a multiple of `granule`.
         """
         block, size = self.block_size, self.type_size
-        return {"": part(self.name, raw)[start // block * size : -(-stop // block) * size].data}
+        return {
+            "": part_bytes(self.name, raw)[start // block * size : -(-stop // block) * size].data
+        }
 
     def finish(self, raw: Mapping[str, Bytes], out: Array) -> None:
         """Apply parts other than the main one to the decoded blocks in `out`, in place.
@@ -149,7 +151,7 @@ class Codec:
         if kernel is None:
             self.decode(raw, out)
             return
-        main = part(self.name, raw)
+        main = part_bytes(self.name, raw)
         parallel_decode(kernel, main, out, self.block_size, self.type_size, threads, store)
         self.finish(raw, out)
 
@@ -188,19 +190,19 @@ class Codec:
         return {}
 
 
-def record(layout: str) -> np.dtype[Any]:
+def block_dtype(layout: str) -> np.dtype[Any]:
     """Return the numpy dtype of one block of a `layout` of the encoding table, little-endian."""
     rows: list[tuple[str, np.dtype[Any], tuple[int, ...]]] = []
     for name, count, kind in block_members(layout):
         if ":" in kind:
-            inner = record(kind)
+            inner = block_dtype(kind)
         else:
             inner = np.dtype(("u1", int(kind[1])) if kind[0] == "w" else f"<{kind}")
         rows.append((name, inner, (count,) if count else ()))
     return np.dtype(rows)
 
 
-def part(name: str, raw: Mapping[str, Bytes], suffix: str = "") -> U8:
+def part_bytes(name: str, raw: Mapping[str, Bytes], suffix: str = "") -> U8:
     """Return the bytes of the part `suffix` as uint8, without copying.
 
     Raises CodecError if it is missing.
@@ -270,7 +272,7 @@ class BlockCodec(Codec):
             return
         row = ENCODINGS[cls.name]
         if row.layout:
-            cls.layout = record(row.layout)
+            cls.layout = block_dtype(row.layout)
         assert cls.layout.itemsize == row.type_size, f"{cls.name}: {cls.layout.itemsize} bytes"
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
@@ -284,7 +286,7 @@ class BlockCodec(Codec):
 
         `weights` [n, block_size] is the importance of each element, None without an importance
         matrix. `sigma2` [n] then is the mean square of the row that contains the block, for codecs
-        that `weighs_rows`. `fused` rounds multiply-adds once.
+        that `weighs_rows`. `is_fused` rounds multiply-adds once.
         """
         raise CodecError(f"{self.name}: there is no encoder; choose another encoding")
 
@@ -308,7 +310,7 @@ class BlockCodec(Codec):
 
         It is None where unknown.
         """
-        found = self.block_steps(part(self.name, raw).view(self.layout))
+        found = self.block_steps(part_bytes(self.name, raw).view(self.layout))
         return None if found is None else found.repeat(self.block_size)[:count]
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
@@ -340,7 +342,7 @@ class BlockCodec(Codec):
         Raises CodecError for a NaN or an infinity, or rows that are not a whole number of blocks.
         """
         rows = as_rows(self.name, x)
-        weights = self._weights(rows, importance)
+        weights = self._check_importance(rows, importance)
         check_finite(self.name, rows)
         columns = rows.shape[1]
         if self.row.flat:
@@ -356,7 +358,7 @@ class BlockCodec(Codec):
             elements = rows.reshape(-1, self.block_size)
         block = np.zeros(len(elements), self.layout)
         with np.errstate(all="ignore"):
-            self._encode_chunks(rows, elements, block, fused(fma), weights)
+            self._encode_chunks(rows, elements, block, is_fused(fma), weights)
         return {"": block.tobytes()}
 
     def _encode_chunks(
@@ -383,7 +385,7 @@ class BlockCodec(Codec):
                 sigma2=None if sigma2 is None else sigma2[at],
             )
 
-    def _weights(self, rows: F32, importance: Array | None) -> F32 | None:
+    def _check_importance(self, rows: F32, importance: Array | None) -> F32 | None:
         """Return the importance as float32 [columns].
 
         It is None without one, or for a codec of flat tensors.
@@ -402,7 +404,7 @@ class BlockCodec(Codec):
         return weights
 
 
-def fused(fma: str) -> bool:
+def is_fused(fma: str) -> bool:
     """Return whether `fma` is "fused" (multiply-adds rounded once) rather than "strict".
 
     Raises CodecError for another word.
@@ -412,13 +414,13 @@ def fused(fma: str) -> bool:
     return fma == "fused"
 
 
-def half(values: Array) -> F32:
+def scale_column(values: Array) -> F32:
     """Return float16 scales [n] as float32 [n, 1], to broadcast over the elements of a block."""
     wide: F32 = values.astype(np.float32)
     return wide.reshape(-1, 1)
 
 
-def d_times(block: Blocks, scales: Array) -> F32:
+def largest_steps(block: Blocks, scales: Array) -> F32:
     """Return float32 [n]: |d| times the largest magnitude of a superblock's scales [n, k]."""
     d, largest = np.abs(block["d"].astype(np.float32)), np.abs(scales.astype(np.float32))
     found: F32 = d * largest.max(axis=1)
@@ -430,7 +432,7 @@ def is_padded(row: Encoding, columns: int, row_bytes: int) -> bool:
     return (row_bytes - row.row_header) * row.block_size != columns * row.type_size
 
 
-def pieces(
+def split_parts(
     codec: Codec,
     raw: Mapping[str, Bytes],
     shape: Sequence[int],
@@ -447,7 +449,7 @@ def pieces(
     if row_bytes is not None and is_padded(codec.row, columns, row_bytes):
         rows, width = count // max(columns, 1), row_bytes // size * block
         check_length(codec.name, row_bytes, -(-columns // block) * size, f"{columns} elements")
-        main = part(codec.name, raw)
+        main = part_bytes(codec.name, raw)
         check_length(codec.name, main.size, rows * row_bytes, f"{rows} rows")
         step = max(1, room // max(width, 1))
         for start in range(0, rows, step):

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from aprfmt.codecs.base import CHUNK, Array, Bytes, Codec, Fma, as_rows, fused
+from aprfmt.codecs.base import CHUNK, Array, Bytes, Codec, Fma, as_rows, is_fused
 
 
 class BF16Codec(Codec):
@@ -29,7 +29,7 @@ class BF16Codec(Codec):
 
         What is beyond the largest BF16 becomes infinity.
         """
-        fused(fma)
+        is_fused(fma)
         values = as_rows(self.name, x).reshape(-1)
         upper = np.empty(values.size, "<u2")
         for start in range(0, values.size, CHUNK):

@@ -8,43 +8,43 @@ import numpy as np
 from aprfmt.codecs.base import U8, Codes
 
 
-def halves(qs: Codes) -> Codes:
+def unpack_halves(qs: Codes) -> Codes:
     """Return nibbles of [n, b] as [n, 2, b]: all low nibbles, then all high ones (GGML's order)."""
     return np.stack([qs & 15, qs >> 4], axis=1)
 
 
-def join_halves(q: Codes) -> Codes:
+def pack_halves(q: Codes) -> Codes:
     """Return nibbles [n, 2*b] packed into [n, b]: the first half low, the second half high."""
     first, second = np.split(q, 2, axis=1)
     return first | second << 4
 
 
-def pairs(qs: Codes) -> Codes:
+def unpack_pairs(qs: Codes) -> Codes:
     """Return nibbles of [n, b] as [n, 2*b], the low nibble of each byte first."""
     return np.stack([qs & 15, qs >> 4], axis=-1).reshape(len(qs), -1)
 
 
-def join_pairs(q: Codes) -> Codes:
+def pack_pairs(q: Codes) -> Codes:
     """Return nibbles [n, 2*b] packed into [n, b], even elements in the low nibbles."""
     return q[:, 0::2] | q[:, 1::2] << 4
 
 
-def crumbs(qs: Codes, count: int = 4) -> Codes:
+def unpack_crumbs(qs: Codes, count: int = 4) -> Codes:
     """Return `count` 2-bit fields of [n, b] as [n, count, b], lowest bits first."""
     return np.stack([qs >> 2 * k & 3 for k in range(count)], axis=1)
 
 
-def join_crumbs(q: Codes) -> Codes:
+def pack_crumbs(q: Codes) -> Codes:
     """Return 2-bit values [n, 4, b] packed into [n, b], index 0 in the lowest bits."""
     return q[:, 0] | q[:, 1] << 2 | q[:, 2] << 4 | q[:, 3] << 6
 
 
-def bits(qs: U8) -> U8:
+def unpack_bits(qs: U8) -> U8:
     """Return the bits of [n, b] as [n, 8*b], lowest first."""
     return np.unpackbits(qs, axis=-1, bitorder="little")
 
 
-def join_bits(q: Codes) -> Codes:
+def pack_bits(q: Codes) -> Codes:
     """Return zeros and ones [n, 8*b] packed into [n, b], lowest first."""
     return np.packbits(q, axis=-1, bitorder="little")
 

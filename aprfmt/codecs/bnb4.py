@@ -27,14 +27,14 @@ from aprfmt.codecs.base import (
     check_finite,
     check_length,
     check_out,
-    fused,
-    part,
+    is_fused,
+    part_bytes,
 )
 from aprfmt.codecs.bf16 import round_to_bf16
 from aprfmt.errors import CodecError
 
 
-def round_to(dtype: str, values: F32) -> None:
+def round_in_place(dtype: str, values: F32) -> None:
     """Round float32 `values` in place to what `dtype` can hold, ties to even."""
     if dtype == "bfloat16":
         bits = values.view(np.uint32)
@@ -126,30 +126,30 @@ class Bnb4Codec(Codec):
 
     def steps(self, raw: Mapping[str, Bytes], count: int) -> F32:
         """Return float32 [count]: the block's absmax times the largest gap of the code."""
-        state = quant_state.state_of(self.name, raw)
-        absmax = quant_state.absmax_of(self.name, raw, state)
+        state = quant_state.read_state(self.name, raw)
+        absmax = quant_state.read_absmax(self.name, raw, state)
         found: F32 = absmax.repeat(state.blocksize)[:count] * np.diff(np.sort(self.code)).max()
         return found
 
-    def coded(self, raw: Mapping[str, Bytes], count: int) -> "Coded":
+    def coded(self, raw: Mapping[str, Bytes], count: int) -> "CodedParts":
         """Return the checked parts of a weight of `count` elements, ready to decode.
 
         Raises CodecError when a part is missing or lengths disagree.
         """
-        state = quant_state.state_of(self.name, raw)
+        state = quant_state.read_state(self.name, raw)
         if state.count != count:
             raise CodecError(
                 f"{self.name}: the quant state's shape {list(state.shape)} has {state.count} "
                 f"elements, the output {count}"
             )
-        packed = part(self.name, raw)
+        packed = part_bytes(self.name, raw)
         check_length(self.name, packed.size, -(-count // 2), f"shape {list(state.shape)}")
         with np.errstate(all="ignore"):
-            absmax = quant_state.absmax_of(self.name, raw, state)
-        code = quant_state.code_of(self.name, raw)
+            absmax = quant_state.read_absmax(self.name, raw, state)
+        code = quant_state.read_code(self.name, raw)
         # safetensors aligns no tensor, the kernel reads aligned floats: only others are copied.
         absmax, code = (np.require(x, requirements="A") for x in (absmax, code))
-        return Coded(packed, absmax, code, state.blocksize, state.dtype)
+        return CodedParts(packed, absmax, code, state.blocksize, state.dtype)
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
         """Fill float32 `out` with the values, which the weight's dtype can hold exactly.
@@ -167,7 +167,7 @@ class Bnb4Codec(Codec):
 
     def granule(self, raw: Mapping[str, Bytes], count: int) -> int:
         """Return the unit of `cut` in elements: what one nested scale covers, in whole bytes."""
-        state = quant_state.state_of(self.name, raw)
+        state = quant_state.read_state(self.name, raw)
         return 2 * state.blocksize * max(state.nested_blocksize, 1)
 
     def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
@@ -193,7 +193,7 @@ class Bnb4Codec(Codec):
         There is no multiply-add to fuse, and `importance` is not used. Raises CodecError for a NaN
         or an infinity.
         """
-        fused(fma)
+        is_fused(fma)
         return self.encode_coded(x, encode_coded)
 
     def encode_native(
@@ -212,7 +212,7 @@ class Bnb4Codec(Codec):
         if self.weight_dtype != "float32":
             values = values.copy()
             with np.errstate(all="ignore"):
-                round_to(self.weight_dtype, values)
+                round_in_place(self.weight_dtype, values)
             check_finite(f"{self.name} as {self.weight_dtype}", values)
         order = np.argsort(self.code, kind="stable").astype(np.uint8)
         ascending = self.code[order]
@@ -222,19 +222,19 @@ class Bnb4Codec(Codec):
         kernel(values, packed, absmax, self.blocksize, bounds, order)
         if values.size % 2:  # the last low nibble is padding: the library stores a zero's
             packed[-1] = packed[-1] & 0xF0 | order[np.searchsorted(bounds, 0, side="left")]
-        return {"": packed.tobytes()} | quant_state.companions(
+        return {"": packed.tobytes()} | quant_state.encode_companions(
             self.name,
             self.code,
             absmax,
             shape=x.shape,
             blocksize=self.blocksize,
             dtype=self.weight_dtype,
-            nested=double_quant.quantize(absmax) if self.double_quantization else None,
+            nested=double_quant.quantize_absmax(absmax) if self.double_quantization else None,
         )
 
 
 @dataclass(frozen=True)
-class Coded:
+class CodedParts:
     """A 4-bit weight: packed bytes, a float32 absmax for each block, the 16 values of its code."""
 
     packed: U8
@@ -267,8 +267,8 @@ class Coded:
             )
 
         unit = math.lcm(2, self.blocksize)
-        parts = parallel.split(out.size, unit, threads) if threads > 1 else [(0, out.size)]
-        parallel.run([task(start, stop) for start, stop in parts], threads)
+        parts = parallel.split_range(out.size, unit, threads) if threads > 1 else [(0, out.size)]
+        parallel.run_tasks([task(start, stop) for start, stop in parts], threads)
 
 
 def decode_coded(
@@ -300,7 +300,7 @@ def decode_coded(
             blocks = values[: whole * blocksize].reshape(whole, blocksize)
             blocks *= scales[:whole, None]
             values[whole * blocksize :] *= scales[-1]
-            round_to(dtype, values)
+            round_in_place(dtype, values)
 
 
 def encode_coded(x: F32, packed: U8, absmax: F32, blocksize: int, bounds: F32, order: U8) -> None:

@@ -41,7 +41,7 @@ def _is_class(target: str, module: str) -> bool:
     return embeds is (target == _EMBEDDING)
 
 
-def groups_of(section: Config) -> dict[str, Mapping[str, Any]]:
+def weight_groups(section: Config) -> dict[str, Mapping[str, Any]]:
     """Return {name: group} of the section's groups that quantize weights.
 
     Raises CodecError for a group that is not a mapping.
@@ -85,7 +85,7 @@ def _section_at(section: Config, module: str) -> Config | None:
         for name in section_names(section, "ignore")
     ):
         return None
-    groups = groups_of(section)
+    groups = weight_groups(section)
     if len(groups) < 2 and section.get("format") != MIXED:
         return section  # there is but one statement, be it for whatever is packed
     name = _group_at(groups, module)
@@ -95,7 +95,7 @@ def _section_at(section: Config, module: str) -> Config | None:
 
 def _all_sections(section: Config) -> Sequence[Config]:
     """Return every section that some module may have: one for each group where groups differ."""
-    groups = groups_of(section)
+    groups = weight_groups(section)
     if len(groups) < 2 and section.get("format") != MIXED:
         return [section]
     return [_section_of_group(section, name, group) for name, group in groups.items()]

@@ -40,23 +40,23 @@ from aprfmt.codecs.dialect import (
     config_integer,
     part_array,
     part_numbers,
-    raw_of,
+    part_raw,
+    part_scale_numbers,
+    part_scales,
+    part_words,
     required_part,
-    scale_numbers,
-    scales,
     whole_numbers,
-    words_of,
 )
 from aprfmt.codecs.laid_out import (
     GroupNumbers,
-    LaidCodes,
-    LaidOut,
+    PackedCodes,
     Tile,
-    as_matrices,
-    codes_of,
-    grid_of,
+    WeightLayout,
+    broadcast_to_matrices,
     spread_on_tiles,
+    tile_grid,
     transpose_numbers,
+    wrap_codes,
 )
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.errors import CodecError, UnsupportedError
@@ -82,7 +82,7 @@ def _format_of(config: Config) -> str:
     return str(config.get("format")) if config.get("quant_method") == NAME else ""
 
 
-def weights_of(config: Config) -> Mapping[str, Any]:
+def weight_arguments(config: Config) -> Mapping[str, Any]:
     """Return the weight arguments of the configuration's groups, which must all be equal.
 
     Raises CodecError where there are none, and UnsupportedError where groups differ: the section
@@ -110,7 +110,7 @@ def _matrix_shape(parts: Parts, suffix: str) -> tuple[int, ...]:
     return shape
 
 
-def tiles_of(
+def numbers_by_tile(
     values: Array, shape: tuple[int, ...], weights: Mapping[str, Any], part: str
 ) -> tuple[Array, Tile]:
     """Return (scales or zero points [matrices, down, across], (rows, columns) of their tiles).
@@ -126,32 +126,32 @@ def tiles_of(
         if not isinstance(size, list | tuple) or [type(n) for n in size] != [int, int]:
             raise CodecError(f"{NAME}: config says block_structure {size!r}, expected two numbers")
         tile = (max(1, size[0]), max(1, size[1]))
-        check_shape(NAME, part, values.shape, (*shape[:-2], *grid_of(shape, tile)))
+        check_shape(NAME, part, values.shape, (*shape[:-2], *tile_grid(shape, tile)))
     else:
         values = _numbers_by_group(values, shape, part)
         tile = (1, shape[-1] // values.shape[-1])
-    return as_matrices(values, shape, grid_of(shape, tile)), tile
+    return broadcast_to_matrices(values, shape, tile_grid(shape, tile)), tile
 
 
 def _lay_out_codes(
     shape: tuple[int, ...],
-    codes: LaidCodes,
+    codes: PackedCodes,
     values: F32,
     scale: GroupNumbers,
     zero: F32 | None,
     weights: Mapping[str, Any],
-) -> LaidOut:
+) -> WeightLayout:
     """Return the layout of a weight whose scales and zero points may have different tiles.
 
     Both are spread over tiles whose sides are the greatest common divisors.
     """
-    held, tile = tiles_of(scale.held, shape, weights, SCALE)
+    held, tile = numbers_by_tile(scale.held, shape, weights, SCALE)
     if zero is None:
-        return LaidOut(shape, codes, values, tile, scale._replace(held=held))
-    zeros, other = tiles_of(zero, shape, weights, _ZERO)
+        return WeightLayout(shape, codes, values, tile, scale._replace(held=held))
+    zeros, other = numbers_by_tile(zero, shape, weights, _ZERO)
     finer = (math.gcd(tile[0], other[0]), math.gcd(tile[1], other[1]))
     scale = scale._replace(held=spread_on_tiles(held, tile, finer, shape))
-    return LaidOut(
+    return WeightLayout(
         shape,
         codes,
         values,
@@ -204,15 +204,15 @@ def _packed_shape(parts: Parts, config: Config) -> tuple[int, ...]:
     stored = part_array(NAME, parts, _SHAPE, ("I64", "I32"))
     shape = tuple(int(n) for n in stored.reshape(-1))
     packed = _matrix_shape(parts, _PACKED)
-    bits = config_integer(NAME, weights_of(config), "num_bits", range(1, 9))
-    check_claims(weights_of(config), f"part {_PACKED!r}", type="int")
+    bits = config_integer(NAME, weight_arguments(config), "num_bits", range(1, 9))
+    check_claims(weight_arguments(config), f"part {_PACKED!r}", type="int")
     if len(shape) != len(packed) or min(shape) < 0:
         raise CodecError(
             f"{NAME}: part {_SHAPE!r} says {list(shape)}, expected {len(packed)} sizes"
         )
     said = f"{NAME}: config says num_bits {bits}"
     check_shape(said, _PACKED, packed, (*shape[:-1], -(-shape[-1] * bits // 32)))
-    _check_parts(shape, parts, weights_of(config))
+    _check_parts(shape, parts, weight_arguments(config))
     return shape
 
 
@@ -230,7 +230,7 @@ def _zero_points(parts: Parts, shape: tuple[int, ...], bits: int, scale: Array) 
         held = stored.view(np.uint32).reshape(-1, *stored.shape[-2:])
         values = np.arange(1 << bits, dtype=np.float32) - np.float32(1 << bits - 1)
         full = (*shape[:-2], groups, rows)
-        along = LaidOut(full, LaidCodes(bits, "columns", held), values, (1, rows))
+        along = WeightLayout(full, PackedCodes(bits, "columns", held), values, (1, rows))
         every = along.decode().reshape(-1, groups, rows)
         return np.stack([transpose_numbers(one) for one in every]).reshape(*shape[:-1], groups)
     return stored.astype(np.float32)
@@ -242,7 +242,7 @@ def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple
     Raises CodecError for scales of tiles, and for inputs that `weight_g_idx` reorders.
     """
     # Scales must be of groups of inputs, in the order of inputs.
-    weights = weights_of(config)
+    weights = weight_arguments(config)
     bits = config_integer(NAME, weights, "num_bits", range(1, 9))
     scale = part_numbers(NAME, parts, SCALE, _FLOAT)
     if weights.get("strategy") == "block":
@@ -269,7 +269,7 @@ def group_numbers(parts: Parts, config: Config, shape: tuple[int, ...]) -> tuple
     return scale, zero
 
 
-def micro_formats(config: Config) -> tuple[MinifloatCodec, int, MinifloatCodec | None]:
+def micro_format(config: Config) -> tuple[MinifloatCodec, int, MinifloatCodec | None]:
     """Return (codec of the codes, inputs in a group, codec of the scales) of a packed float format.
 
     The codec of the scales is None where they are E4M3 or floats under a global scale.
@@ -282,18 +282,18 @@ def global_scale(parts: Parts) -> F32:
 
     Raises CodecError unless the part holds one number other than 0.
     """
-    whole = scales(NAME, parts, _GLOBAL, _FLOAT)
+    whole = part_scales(NAME, parts, _GLOBAL, _FLOAT)
     if whole.size != 1 or not whole.all():
         raise CodecError(f"{NAME}: part {_GLOBAL!r} is {whole.tolist()}, expected one number")
     return whole.reshape(-1)
 
 
-def _lay_out_packed(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+def _lay_out_packed(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayout:
     """Return the layout of packed integers, with their scales, zero points and input groups."""
-    weights = weights_of(config)
+    weights = weight_arguments(config)
     bits = config_integer(NAME, weights, "num_bits", range(1, 9))
-    words = words_of(NAME, parts, _PACKED, ("I32",))
-    codes = LaidCodes(
+    words = part_words(NAME, parts, _PACKED, ("I32",))
+    codes = PackedCodes(
         bits, "rows", words.view(np.uint8).reshape(-1, shape[-2], 4 * words.shape[-1])
     )
     values = np.arange(1 << bits, dtype=np.float32) - np.float32(1 << bits - 1)
@@ -310,7 +310,7 @@ def _lay_out_packed(parts: Parts, config: Config, shape: tuple[int, ...]) -> Lai
         check_shape(NAME, _ZERO, zero.shape, scale.shape)
     by_matrix = GroupNumbers(scale.reshape(-1, *scale.shape[-2:]))
     zeros = None if zero is None else GroupNumbers(zero.reshape(-1, *zero.shape[-2:]))
-    return LaidOut(shape, codes, values, (1, 1), by_matrix, zeros, group=index)
+    return WeightLayout(shape, codes, values, (1, 1), by_matrix, zeros, group=index)
 
 
 def _micro_shape(parts: Parts, config: Config) -> tuple[int, ...]:
@@ -332,18 +332,18 @@ def _micro_shape(parts: Parts, config: Config) -> tuple[int, ...]:
         required_part(NAME, parts, _GLOBAL)
     if config.get("config_groups"):
         where, bits = f"format {_format_of(config)!r}", codes.kind.bits
-        scale_strategy(weights_of(config), scale, GROUPED)
-        check_claims(weights_of(config), where, num_bits=bits, type="float", group_size=size)
+        scale_strategy(weight_arguments(config), scale, GROUPED)
+        check_claims(weight_arguments(config), where, num_bits=bits, type="float", group_size=size)
     return found
 
 
-def _lay_out_micro(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+def _lay_out_micro(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayout:
     """Return the layout of packed floats, with their scales."""
     kind, size, exponents = _MICRO[_format_of(config)]
-    raw = raw_of(NAME, parts, _PACKED, ("U8",))
-    codes, values = codes_of(raw, kind.kind.bits, shape, kind.values)
+    raw = part_raw(NAME, parts, _PACKED, ("U8",))
+    codes, values = wrap_codes(raw, kind.kind.bits, shape, kind.values)
     if exponents is None:
-        scale = scale_numbers(NAME, parts, SCALE, ("F8_E4M3", *_FLOAT))
+        scale = part_scale_numbers(NAME, parts, SCALE, ("F8_E4M3", *_FLOAT))
         whole = global_scale(parts)
         scale = (
             GroupNumbers(scale.held / whole)
@@ -351,15 +351,15 @@ def _lay_out_micro(parts: Parts, config: Config, shape: tuple[int, ...]) -> Laid
             else GroupNumbers(scale.held, scale.table / whole)
         )
     else:
-        scale = scale_numbers(NAME, parts, SCALE, ("U8", "F8_E8M0"))
+        scale = part_scale_numbers(NAME, parts, SCALE, ("U8", "F8_E8M0"))
     check_shape(NAME, SCALE, scale.held.shape, (*shape[:-1], shape[-1] // size))
-    held = as_matrices(scale.held, shape, grid_of(shape, (1, size)))
-    return LaidOut(shape, codes, values, (1, size), GroupNumbers(held, scale.table))
+    held = broadcast_to_matrices(scale.held, shape, tile_grid(shape, (1, size)))
+    return WeightLayout(shape, codes, values, (1, size), GroupNumbers(held, scale.table))
 
 
 def _plain_shape(parts: Parts, config: Config) -> tuple[int, ...]:
     """Return the shape of a weight with one code a byte, after checking its parts."""
-    shape, weights = _matrix_shape(parts, ".weight"), weights_of(config)
+    shape, weights = _matrix_shape(parts, ".weight"), weight_arguments(config)
     found, kind = parts[".weight"].encoding, str(weights.get("type"))
     expected = _STORED.get(kind, (found,))
     if found not in expected:
@@ -373,13 +373,13 @@ def _plain_shape(parts: Parts, config: Config) -> tuple[int, ...]:
     return shape
 
 
-def _lay_out_plain(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+def _lay_out_plain(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayout:
     """Return the layout of codes of whole bytes, with their scales and zero points."""
-    known, weights = _plain_codes(parts, config), weights_of(config)
-    raw = raw_of(NAME, parts, ".weight", ("I8", *_FP8))
-    codes, values = codes_of(raw, known.bits, shape, known.values)
+    known, weights = _plain_codes(parts, config), weight_arguments(config)
+    raw = part_raw(NAME, parts, ".weight", ("I8", *_FP8))
+    codes, values = wrap_codes(raw, known.bits, shape, known.values)
     if parts[".weight"].encoding in _FP8:
-        scale = scale_numbers(NAME, parts, SCALE, ("U8", "F8_E8M0", *_FLOAT))
+        scale = part_scale_numbers(NAME, parts, SCALE, ("U8", "F8_E8M0", *_FLOAT))
     else:
         scale = GroupNumbers(part_numbers(NAME, parts, SCALE, _FLOAT))
     zero = None
@@ -390,7 +390,7 @@ def _lay_out_plain(parts: Parts, config: Config, shape: tuple[int, ...]) -> Laid
 
 def _packed_codes(parts: Parts, config: Config) -> CodeTable:
     """Return the number that each code of packed integers stands for."""
-    return whole_numbers(config_integer(NAME, weights_of(config), "num_bits", range(1, 9)))
+    return whole_numbers(config_integer(NAME, weight_arguments(config), "num_bits", range(1, 9)))
 
 
 def _micro_codes(parts: Parts, config: Config) -> CodeTable:

@@ -13,7 +13,7 @@ from aprfmt.base.protocols import LazyTensor
 from aprfmt.codecs import decode
 from aprfmt.codecs.base import Bytes
 from aprfmt.codecs.dialect import OF_INPUTS, Parts
-from aprfmt.codecs.laid_out import GroupNumbers, LaidOut, as_numbers
+from aprfmt.codecs.laid_out import GroupNumbers, WeightLayout, as_group_numbers
 from aprfmt.errors import CodecError
 
 _ROWS = 1024  # decoded at a time
@@ -23,7 +23,7 @@ _SIGNED = "zero_point"  # in the name of a part of activations that may be negat
 _SCALED: Mapping[str, str] = {"scale": "", "nested_absmax": "absmax", "absmax": ""}
 
 
-def check_inputs(parts: Mapping[str, LazyTensor]) -> None:
+def check_input_scale_tensors(parts: Mapping[str, LazyTensor]) -> None:
     """Raise CodecError for scales of activations that are NaN, infinite or negative.
 
     `parts` are the stored tensors by suffix; those that scale no activations are not read. No value
@@ -31,12 +31,12 @@ def check_inputs(parts: Mapping[str, LazyTensor]) -> None:
     """
     for suffix, part in parts.items():
         if OF_INPUTS.search(suffix) and _SIGNED not in suffix:
-            as_numbers(
+            as_group_numbers(
                 decode(part.info.encoding, part.raw(), part.info.shape), None, f"part {suffix!r}"
             )
 
 
-def check_numbers(parts: Mapping[str, Bytes]) -> None:
+def check_block_scales(parts: Mapping[str, Bytes]) -> None:
     """Raise CodecError where separate scales are invalid, or all 0 while the codes differ.
 
     `parts` are a weight's bytes by suffix.
@@ -46,7 +46,7 @@ def check_numbers(parts: Mapping[str, Bytes]) -> None:
             continue
         raw, codes = (np.frombuffer(parts[one], np.uint8) for one in (suffix, scaled))
         if raw.size % 4 == 0:  # another length is the codec's to refuse
-            values = as_numbers(raw.view("<f4"), None, f"part {suffix!r}").held
+            values = as_group_numbers(raw.view("<f4"), None, f"part {suffix!r}").held
             if values.size and not values.any() and (codes != codes[:1]).any():
                 raise CodecError(_lost_scales_text([suffix], scaled))
         return
@@ -65,7 +65,7 @@ def _lost_scales_text(zeros: Sequence[str], codes: str) -> str:
     )
 
 
-def check_scales(name: str, main: str, parts: Parts, laid: LaidOut) -> None:
+def check_scales(name: str, main: str, parts: Parts, laid: WeightLayout) -> None:
     """Raise CodecError where all scales are 0 while the codes of part `main` differ.
 
     `name` is the dialect, named in the error.
@@ -92,7 +92,7 @@ def _any_scale(numbers: GroupNumbers) -> bool:
     return False
 
 
-def _codes_differ(laid: LaidOut) -> bool:
+def _codes_differ(laid: WeightLayout) -> bool:
     """Return whether a weight's codes, less their zero points, are not all the same number."""
     bare = replace(laid, scale=None, offset=None, factor=None)
     first = bare.decode(0, 1)[0, 0]

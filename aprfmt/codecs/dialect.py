@@ -15,7 +15,7 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import decode, fp8
 from aprfmt.codecs.base import U8, Array, Bytes, check_length
-from aprfmt.codecs.laid_out import GroupNumbers, LaidOut, as_numbers
+from aprfmt.codecs.laid_out import GroupNumbers, WeightLayout, as_group_numbers
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.errors import CodecError
 
@@ -75,7 +75,7 @@ class Dialect:
     facts: tuple[str, ...]
     recognises: Callable[[Config], bool]
     shape_of: Callable[[Parts, Config], tuple[int, ...]]
-    laid_out: "Callable[[Parts, Config, tuple[int, ...]], LaidOut]"
+    laid_out: "Callable[[Parts, Config, tuple[int, ...]], WeightLayout]"
     codes: Callable[[Parts, Config], CodeTable] | None = None
     coded: tuple[str, ...] = ()
     called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -137,7 +137,7 @@ def part_array(name: str, parts: Parts, suffix: str, encodings: Sequence[str] = 
         raise CodecError(f"{name}: part {suffix!r}: {error}") from error
 
 
-def raw_of(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> U8:
+def part_raw(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> U8:
     """Return a part's bytes, uint8 [bytes]; CodecError for another encoding or a wrong length."""
     part = required_part(name, parts, suffix)
     if part.encoding not in encodings:
@@ -150,38 +150,40 @@ def raw_of(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> U8
     return held
 
 
-def words_of(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
+def part_words(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
     """Return a part of 32-bit integers as uint32 of its stored shape.
 
     Raises CodecError as `part_array`.
     """
-    held: Array = raw_of(name, parts, suffix, encodings).view("<u4")
+    held: Array = part_raw(name, parts, suffix, encodings).view("<u4")
     return held.reshape(parts[suffix].shape)
 
 
-def scales(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
+def part_scales(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:
     """Return scales as float32 of their part's shape; bytes and E8M0 are read as powers of two.
 
     Raises CodecError also for scales that are NaN, infinite or negative.
     """
-    found = scale_numbers(name, parts, suffix, encodings)
+    found = part_scale_numbers(name, parts, suffix, encodings)
     scale: Array = found.held if found.table is None else found.table[0][found.held]
     return scale
 
 
-def scale_numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> GroupNumbers:
+def part_scale_numbers(
+    name: str, parts: Parts, suffix: str, encodings: Sequence[str]
+) -> GroupNumbers:
     """Return scales of their part's shape: floats, or bytes with a table of the bytes' values.
 
-    Raises CodecError as `scales` does.
+    Raises CodecError as `part_scales` does.
     """
     part = required_part(name, parts, suffix)
     kind = SMALL.get(part.encoding)
     if kind is None or (encodings and part.encoding not in encodings):
-        return as_numbers(
+        return as_group_numbers(
             part_array(name, parts, suffix, encodings), None, f"{name}: part {suffix!r}"
         )
-    held = raw_of(name, parts, suffix, (part.encoding,)).reshape(part.shape)
-    return as_numbers(held, kind.values, f"{name}: part {suffix!r}")
+    held = part_raw(name, parts, suffix, (part.encoding,)).reshape(part.shape)
+    return as_group_numbers(held, kind.values, f"{name}: part {suffix!r}")
 
 
 def part_numbers(name: str, parts: Parts, suffix: str, encodings: Sequence[str]) -> Array:

@@ -13,7 +13,7 @@ from aprfmt.base.registry import Registry
 from aprfmt.codecs.base import F32
 from aprfmt.codecs.credible import check_scales
 from aprfmt.codecs.dialect import Config, Dialect, Parts, required_part
-from aprfmt.codecs.laid_out import LaidOut
+from aprfmt.codecs.laid_out import WeightLayout
 from aprfmt.codecs.scopes import all_sections, section_at
 from aprfmt.errors import CodecError, UnsupportedError
 
@@ -86,7 +86,7 @@ def unmistakable_dialects(rows: Sequence[Dialect]) -> list[Dialect]:
     return [row for row in every if row.main != row.weight and row not in rows]
 
 
-def packed_in(name: str, encoding: str, names: Container[str]) -> list[Dialect]:
+def dialects_of_codes(name: str, encoding: str, names: Container[str]) -> list[Dialect]:
     """Return the dialects in which a stored tensor holds the codes of a packed weight.
 
     Either its name ends in a suffix that plain weights never have, or its encoding means nothing by
@@ -102,7 +102,7 @@ def packed_in(name: str, encoding: str, names: Container[str]) -> list[Dialect]:
     ]
 
 
-def beside_codes(name: str) -> bool:
+def is_packed_part(name: str) -> bool:
     """Return whether a tensor's name is that of a packed weight's codes or of a companion."""
     rows = [DIALECTS[key] for key in DIALECTS]
     ends = {end for row in rows for end in (*row.parts, *row.optional)}
@@ -110,7 +110,7 @@ def beside_codes(name: str) -> bool:
     return name.endswith((*ends, *mains))
 
 
-def lay_out(dialect: Dialect, parts: Parts, config: Config) -> LaidOut | None:
+def lay_out(dialect: Dialect, parts: Parts, config: Config) -> WeightLayout | None:
     """Return the layout of a weight, to be decoded by rows; None for one without elements.
 
     Raises CodecError where parts do not fit.

@@ -41,9 +41,9 @@ def _linspace(steps: int) -> F32:
     return np.where(index < (steps + 1) // 2, up, down).astype(np.float32)
 
 
-def quantize(absmax: F32) -> tuple[U8, F32, F32]:
+def quantize_absmax(absmax: F32) -> tuple[U8, F32, F32]:
     """Return (codes uint8 [blocks], their scales [blocks / 256], offset as one float32)."""
-    offset = mean(absmax)
+    offset = torch_mean(absmax)
     rest = absmax - offset
     groups = -(-rest.size // GROUP)
     padded = np.zeros(groups * GROUP, np.float32)
@@ -67,7 +67,7 @@ def _position_codes() -> U8:
     return codes
 
 
-def mean(x: F32) -> F32:
+def torch_mean(x: F32) -> F32:
     """Return the mean of float32 [n] with torch's bits.
 
     torch adds partial sums in a cascade; one thread is assumed.

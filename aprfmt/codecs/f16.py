@@ -10,10 +10,10 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from aprfmt.codecs.base import CHUNK, Array, Bytes, Codec, Fma, as_rows, fused
+from aprfmt.codecs.base import CHUNK, Array, Bytes, Codec, Fma, as_rows, is_fused
 
 
-def _widened() -> npt.NDArray[np.uint32]:
+def _float32_bits() -> npt.NDArray[np.uint32]:
     """Return uint32 [65536]: the float32 bits of every float16 pattern."""
     bits = np.arange(1 << 16, dtype=np.uint32)
     sign, exponent, fraction = bits >> 15 << 31, bits >> 10 & 31, bits & 0x3FF
@@ -23,7 +23,7 @@ def _widened() -> npt.NDArray[np.uint32]:
     return np.select([exponent == 31, exponent == 0], [special, subnormal], normal)
 
 
-_FLOAT32_BITS = _widened()
+_FLOAT32_BITS = _float32_bits()
 
 
 class F16Codec(Codec):
@@ -45,7 +45,7 @@ class F16Codec(Codec):
 
         What is beyond 65519.99 becomes infinity, as IEEE 754 says.
         """
-        fused(fma)
+        is_fused(fma)
         values = as_rows(self.name, x).reshape(-1)
         with np.errstate(all="ignore"):
             halves = values.astype("<f2").view("<u2")

@@ -28,11 +28,11 @@ from aprfmt.codecs.dialect import (
     Dialect,
     Parts,
     check_shape,
-    raw_of,
+    part_raw,
+    part_scale_numbers,
     required_part,
-    scale_numbers,
 )
-from aprfmt.codecs.laid_out import GroupNumbers, LaidOut, as_matrices, codes_of
+from aprfmt.codecs.laid_out import GroupNumbers, WeightLayout, broadcast_to_matrices, wrap_codes
 from aprfmt.errors import CodecError
 
 NAME = "fp8_block"
@@ -95,7 +95,7 @@ class _DialectRows:
         stored, claimed = required_part(NAME, parts, self.scale), _claimed_tile(config)
         if all(n == 1 for n in stored.shape):
             return None
-        if self._by_row(parts, shape, config):
+        if self._has_row_scales(parts, shape, config):
             return 1, shape[-1]
         if len(shape) < 2 or len(stored.shape) != len(shape):
             raise CodecError(
@@ -105,7 +105,7 @@ class _DialectRows:
         # Without a configured size the grid of scales divides the weight.
         packed = parts[self.main].encoding in PACKED
         if claimed is None and not packed:
-            return self._divided(stored.shape, shape)
+            return self._tile_from_grid(stored.shape, shape)
         # Else the grid must be that of an allowed tile.
         micro = packed or stored.encoding in _POWERS
         allowed = [_MICRO] if packed else [claimed, _MICRO] if micro else [claimed]
@@ -119,12 +119,12 @@ class _DialectRows:
             f"{list(grids[tall, wide])} for tiles of {tall} x {wide}"
         )
 
-    def _by_row(self, parts: Parts, shape: tuple[int, ...], config: Config) -> bool:
+    def _has_row_scales(self, parts: Parts, shape: tuple[int, ...], config: Config) -> bool:
         """Return whether the scales are one number a row, without an axis of columns."""
         plain = _claimed_tile(config) is None and parts[self.main].encoding not in PACKED
         return plain and len(shape) > 1 and parts[self.scale].shape == shape[:-1]
 
-    def _divided(self, grid: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int]:
+    def _tile_from_grid(self, grid: tuple[int, ...], shape: tuple[int, ...]) -> tuple[int, int]:
         """Return (rows, columns) of the tile that a grid of scales divides a weight into.
 
         It is used where the configuration says no size. Raises CodecError where it does not divide.
@@ -137,20 +137,20 @@ class _DialectRows:
             )
         return shape[-2] // grid[-2], shape[-1] // grid[-1]
 
-    def laid_out(self, parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+    def laid_out(self, parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayout:
         """Return the layout of the weight's codes, with their scales by tile."""
         known = self.codes(parts, config)
-        raw = raw_of(NAME, parts, self.main, (*_BYTES, *PACKED))
-        codes, values = codes_of(raw, known.bits, shape, known.values)
-        scale = scale_numbers(NAME, parts, self.scale, _SCALES)
+        raw = part_raw(NAME, parts, self.main, (*_BYTES, *PACKED))
+        codes, values = wrap_codes(raw, known.bits, shape, known.values)
+        scale = part_scale_numbers(NAME, parts, self.scale, _SCALES)
         tile = self.tile(parts, shape, config)
         whole = (shape[-2], shape[-1])
         held = scale.held.reshape(1, 1) if tile is None else scale.held
         if tile is not None and held.ndim < len(shape):
             held = held[..., None]
         grid = held.shape[-2:]
-        numbers = GroupNumbers(as_matrices(held, shape, grid), scale.table)
-        return LaidOut(shape, codes, values, tile or whole, numbers)
+        numbers = GroupNumbers(broadcast_to_matrices(held, shape, grid), scale.table)
+        return WeightLayout(shape, codes, values, tile or whole, numbers)
 
     def codes(self, parts: Parts, config: Config) -> CodeTable:
         """Return the number of each code of the main part, by the part's encoding."""
@@ -202,7 +202,7 @@ DIALECT = _make_dialect(
 EXPERTS = _make_dialect("fp8_experts", "", "_scale_inv", "_activation_scale")
 
 
-def plain_scale(parts: Parts) -> bool:
+def has_multiplying_scale(parts: Parts) -> bool:
     """Return whether one-byte FP8 codes and their float scale can be read without a configuration.
 
     True where the median of the scales is at most 1. Weights are far smaller than 1, so that a
@@ -214,5 +214,5 @@ def plain_scale(parts: Parts) -> bool:
     scale = parts[rows.parts[0]]
     if parts[rows.main].encoding not in _BYTES or scale.encoding not in _PLAIN:
         return False
-    numbers = np.abs(scale_numbers(NAME, parts, rows.parts[0], _PLAIN).held)
+    numbers = np.abs(part_scale_numbers(NAME, parts, rows.parts[0], _PLAIN).held)
     return bool(numbers.size) and bool(np.median(numbers) <= 1)

@@ -16,11 +16,11 @@ from aprfmt.codecs.dialect import (
     Dialect,
     Parts,
     check_shape,
-    raw_of,
+    part_raw,
+    part_scale_numbers,
     required_part,
-    scale_numbers,
 )
-from aprfmt.codecs.laid_out import LaidCodes, LaidOut
+from aprfmt.codecs.laid_out import PackedCodes, WeightLayout
 from aprfmt.errors import CodecError
 
 NAME = "gpt_oss"
@@ -41,13 +41,13 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
     return shape[0], shape[1], shape[2] * 32
 
 
-def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayout:
     """Return the layout of the experts' codes, with the exponents of their groups of 32."""
-    blocks = raw_of(NAME, parts, "_blocks", ("U8",))
-    scales = scale_numbers(NAME, parts, "_scales", ("U8",))
+    blocks = part_raw(NAME, parts, "_blocks", ("U8",))
+    scales = part_scale_numbers(NAME, parts, "_scales", ("U8",))
     check_shape(NAME, "_scales", scales.held.shape, parts["_blocks"].shape[:3])
     held = blocks.reshape(*shape[:2], shape[2] // 2)
-    return LaidOut(shape, LaidCodes(4, "rows", held), f4.CODEC.values, (1, 32), scales)
+    return WeightLayout(shape, PackedCodes(4, "rows", held), f4.CODEC.values, (1, 32), scales)
 
 
 DIALECT = Dialect(

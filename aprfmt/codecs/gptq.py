@@ -25,11 +25,11 @@ from aprfmt.codecs.dialect import (
     config_integer,
     part_array,
     part_numbers,
+    part_words,
     required_part,
     whole_numbers,
-    words_of,
 )
-from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut
+from aprfmt.codecs.laid_out import GroupNumbers, PackedCodes, WeightLayout
 from aprfmt.codecs.scope import Scope, section_mapping
 from aprfmt.errors import CodecError
 
@@ -60,7 +60,7 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
     return shape[1], shape[0] * 32 // bits
 
 
-def groups_of(parts: Parts, config: Config, inputs: int, groups: int) -> Array:
+def input_groups(parts: Parts, config: Config, inputs: int, groups: int) -> Array:
     """Return int [in]: the group of each input, from `g_idx` or the configured group size.
 
     `inputs` and `groups` are the numbers of inputs and of rows of scales. Raises CodecError for an
@@ -88,7 +88,7 @@ def groups_of(parts: Parts, config: Config, inputs: int, groups: int) -> Array:
     return index
 
 
-def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> F32:
+def read_zero_points(parts: Parts, config: Config, outputs: int, scales: Array) -> F32:
     """Return the zero points, float32 [groups, outputs], one for each of the `scales`.
 
     Raises CodecError for an unknown checkpoint_format, or shapes that do not fit.
@@ -99,29 +99,29 @@ def zeros_of(parts: Parts, config: Config, outputs: int, scales: Array) -> F32:
         raise CodecError(
             f"{NAME}: checkpoint_format {kind!r} is not one we decode: {', '.join(_ZERO_OFFSET)}"
         )
-    qzeros = words_of(NAME, parts, ".qzeros", _INT)
+    qzeros = part_words(NAME, parts, ".qzeros", _INT)
     if scales.ndim != 2:
         raise CodecError(f"{NAME}: part '.scales' has shape {list(scales.shape)}, expected 2 axes")
     check_shape(NAME, ".scales", scales.shape, (len(scales), outputs))
     said = f"{NAME}: config says bits {bits}"
     check_shape(said, ".qzeros", qzeros.shape, (len(scales), -(-outputs * bits // 32)))
-    codes = LaidCodes(bits, "rows", qzeros.view(np.uint8)[None])
+    codes = PackedCodes(bits, "rows", qzeros.view(np.uint8)[None])
     values = np.arange(1 << bits, dtype=np.float32) + _ZERO_OFFSET[kind]
-    return LaidOut(scales.shape, codes, values, (1, outputs)).decode()
+    return WeightLayout(scales.shape, codes, values, (1, outputs)).decode()
 
 
-def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayout:
     """Return the layout of a weight's codes, with its scales, zero points and input groups."""
     bits, (outputs, inputs) = config_integer(NAME, config, "bits", _BITS), shape
     scale = part_numbers(NAME, parts, ".scales", _FLOAT)
-    zeros = zeros_of(parts, config, outputs, scale)
-    packed = words_of(NAME, parts, ".qweight", _INT)
-    group = groups_of(parts, config, inputs, len(scale))
+    zeros = read_zero_points(parts, config, outputs, scale)
+    packed = part_words(NAME, parts, ".qweight", _INT)
+    group = input_groups(parts, config, inputs, len(scale))
     size = inputs // max(len(scale), 1)
     in_order = size * len(scale) == inputs and np.array_equal(group, np.arange(inputs) // size)
-    return LaidOut(
+    return WeightLayout(
         shape,
-        LaidCodes(bits, "columns", packed[None]),
+        PackedCodes(bits, "columns", packed[None]),
         np.arange(1 << bits, dtype=np.float32),
         (1, max(size, 1)),
         GroupNumbers(scale.T[None]),

@@ -43,7 +43,7 @@ class Groups:
         offset, zeros = (None if x is None else x[at] for x in (self.offset, self.zeros))
         return replace(self, scale=self.scale[at], offset=offset, zeros=zeros)
 
-    def three(self) -> tuple[F32, F32 | None, F32 | None]:
+    def scale_zero_offset(self) -> tuple[F32, F32 | None, F32 | None]:
         """Return (scale, zero, offset), each float32 [rows, groups] or None where there is none.
 
         A value is (code - zero) * scale + offset, rounded in that order.

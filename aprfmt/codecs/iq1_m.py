@@ -10,8 +10,8 @@
 import numpy as np
 
 from aprfmt.codecs import iq_grids
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
-from aprfmt.codecs.bits import pairs
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
+from aprfmt.codecs.bits import unpack_pairs
 from aprfmt.codecs.iq1_s import DELTA
 
 
@@ -26,8 +26,8 @@ class IQ1_M(BlockCodec):
         top = words >> 12
         d = (top[:, 0] | top[:, 1] << 4 | top[:, 2] << 8 | top[:, 3] << 12).view(np.float16)
         scales = words[..., None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7
-        dl = half(d) * (2 * scales.reshape(-1, 16) + 1).astype(np.float32)
-        nibbles = pairs(block["qh"])  # (block, index)
+        dl = scale_column(d) * (2 * scales.reshape(-1, 16) + 1).astype(np.float32)
+        nibbles = unpack_pairs(block["qh"])  # (block, index)
         delta = np.where(nibbles & 8, -DELTA, DELTA)
         index = block["qs"] | (nibbles & 7).astype(np.uint16) << 8
         np.add(iq_grids.IQ1[index], delta[..., None], out=out.reshape(-1, 32, 8))

@@ -9,7 +9,7 @@
 import numpy as np
 
 from aprfmt.codecs import iq_grids
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
 
 DELTA = np.float32(0.125)
 
@@ -22,7 +22,7 @@ class IQ1_S(BlockCodec):
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 256]: add delta to the grid's values (exact), then scale."""
         qh = block["qh"]
-        dl = half(block["d"]) * (2 * (qh >> 12 & 7) + 1).astype(np.float32)
+        dl = scale_column(block["d"]) * (2 * (qh >> 12 & 7) + 1).astype(np.float32)
         delta = np.where(qh & 0x8000, -DELTA, DELTA)
         high = qh[..., None] >> np.arange(0, 12, 3, dtype=np.uint16) & 7  # (block, word, index)
         index = block["qs"].reshape(-1, 8, 4) | high << 8

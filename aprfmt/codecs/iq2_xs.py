@@ -8,8 +8,8 @@
 import numpy as np
 
 from aprfmt.codecs import iq_grids, iq_signs
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
-from aprfmt.codecs.bits import pairs
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
+from aprfmt.codecs.bits import unpack_pairs
 
 
 class IQ2_XS(BlockCodec):
@@ -19,7 +19,9 @@ class IQ2_XS(BlockCodec):
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 256] with scale times the grid's magnitudes, then apply the signs."""
-        db = half(block["d"]) * (np.float32(0.5) + pairs(block["scales"]).astype(np.float32))
+        db = scale_column(block["d"]) * (
+            np.float32(0.5) + unpack_pairs(block["scales"]).astype(np.float32)
+        )
         db *= np.float32(0.25)
         qs = block["qs"].reshape(-1, 16, 2)
         points = out.reshape(-1, 16, 2, 8)  # (block, scale, index, element)

@@ -10,8 +10,8 @@
 import numpy as np
 
 from aprfmt.codecs import iq_grids, iq_signs
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
-from aprfmt.codecs.bits import bits, pairs
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
+from aprfmt.codecs.bits import unpack_bits, unpack_pairs
 
 
 class IQ3_S(BlockCodec):
@@ -21,8 +21,8 @@ class IQ3_S(BlockCodec):
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 256] with scale times the grid's magnitudes, then apply the signs."""
-        db = half(block["d"]) * (1 + 2 * pairs(block["scales"])).astype(np.float32)
-        index = block["qs"] | bits(block["qh"]).astype(np.uint16) << 8
+        db = scale_column(block["d"]) * (1 + 2 * unpack_pairs(block["scales"])).astype(np.float32)
+        index = block["qs"] | unpack_bits(block["qh"]).astype(np.uint16) << 8
         points = out.reshape(-1, 8, 32)  # (block, scale, element)
         np.multiply(db[..., None], iq_grids.IQ3_S[index].reshape(points.shape), out=points)
         points *= iq_signs.OF_BYTE[block["signs"]].reshape(points.shape)

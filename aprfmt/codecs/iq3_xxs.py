@@ -9,7 +9,7 @@
 import numpy as np
 
 from aprfmt.codecs import iq_grids, iq_signs
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
 
 
 class IQ3_XXS(BlockCodec):
@@ -20,7 +20,7 @@ class IQ3_XXS(BlockCodec):
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 256] with scale times the grid's magnitudes, then apply the signs."""
         word = block["word"]
-        db = half(block["d"]) * (np.float32(0.5) + (word >> 28).astype(np.float32))
+        db = scale_column(block["d"]) * (np.float32(0.5) + (word >> 28).astype(np.float32))
         db *= np.float32(0.5)
         signs = word[..., None] >> np.arange(0, 28, 7, dtype=np.uint32) & 127
         points = out.reshape(-1, 8, 4, 8)  # (block, word, sign byte, element)

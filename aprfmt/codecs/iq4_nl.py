@@ -7,9 +7,9 @@
 import numpy as np
 
 from aprfmt.codecs.arithmetic import reciprocal
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
-from aprfmt.codecs.bits import halves, join_halves
-from aprfmt.codecs.iq4_search import nearest_value, table_scales
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
+from aprfmt.codecs.bits import pack_halves, unpack_halves
+from aprfmt.codecs.iq4_search import nearest_index, search_scales
 
 # ggml-common.h, kvalues_iq4nl
 VALUES: F32 = np.array(
@@ -26,12 +26,12 @@ class IQ4_NL(BlockCodec):
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 32] with d * VALUES[q]."""
-        np.take(VALUES, halves(block["qs"]), out=out.reshape(-1, 2, 16), mode="wrap")
-        out *= half(block["d"])
+        np.take(VALUES, unpack_halves(block["qs"]), out=out.reshape(-1, 2, 16), mode="wrap")
+        out *= scale_column(block["d"])
 
     def block_steps(self, block: Blocks) -> F32:
         """Return float32 [n]: |d| times the widest gap of the table."""
-        found: F32 = np.abs(half(block["d"])).reshape(-1) * GAP
+        found: F32 = np.abs(scale_column(block["d"])).reshape(-1) * GAP
         return found
 
     def encode_blocks(
@@ -41,9 +41,9 @@ class IQ4_NL(BlockCodec):
 
         `weights` are the importance of each element; `sigma2` is not used.
         """
-        d = table_scales(x, 32, VALUES, weights, fused)
+        d = search_scales(x, 32, VALUES, weights, fused)
         block["d"] = d[:, 0]
-        block["qs"] = join_halves(nearest_value(VALUES, reciprocal(d) * x).astype(np.uint8))
+        block["qs"] = pack_halves(nearest_index(VALUES, reciprocal(d) * x).astype(np.uint8))
 
 
 CODEC = IQ4_NL()

@@ -12,7 +12,7 @@ from aprfmt.codecs.weighted import element_first, element_weights, square_sum
 _TRIES = 7
 
 
-def nearest_value(values: F32, x: F32) -> I32:
+def nearest_index(values: F32, x: F32) -> I32:
     """Return int32 of x's shape: the index of the nearest of 16 ascending `values`.
 
     A tie goes to the higher one.
@@ -23,7 +23,7 @@ def nearest_value(values: F32, x: F32) -> I32:
     return index
 
 
-def table_scales(x: F32, size: int, values: F32, importance: F32 | None, fused: bool) -> F32:
+def search_scales(x: F32, size: int, values: F32, importance: F32 | None, fused: bool) -> F32:
     """Return the scales [n, columns/size] of x [n, columns]; 0 for a group of zeros.
 
     `size` is the number of elements under a scale, `values` the 16 ascending values of the table,
@@ -38,20 +38,20 @@ def table_scales(x: F32, size: int, values: F32, importance: F32 | None, fused: 
     turned, w = element_first(x, size), element_first(each, size)
     largest = largest_magnitude(turned.T)
 
-    def fit(inverse: F32) -> tuple[F32, F32]:
+    def fit_sums(inverse: F32) -> tuple[F32, F32]:
         """Return (sum of w*q*x, sum of w*q*q) of each group, codes taken under 1/scale `inverse`.
 
         Their quotient is the best scale for these codes.
         """
-        q = values[nearest_value(values, inverse * turned)]
+        q = values[nearest_index(values, inverse * turned)]
         wq = w * q
         return sum_of_products(wq, turned, fused), sum_of_products(wq, q, fused)
 
-    sum_qx, sum_q2 = fit(np.float32(1) / (-largest / values[0]))
+    sum_qx, sum_q2 = fit_sums(np.float32(1) / (-largest / values[0]))
     scale = np.divide(sum_qx, sum_q2, out=np.zeros_like(sum_qx), where=sum_q2 > 0)
     best = scale * sum_qx
     for step in range(-_TRIES, _TRIES + 1):
-        sum_qx, sum_q2 = fit((np.float32(step) + values[0]) / largest)
+        sum_qx, sum_q2 = fit_sums((np.float32(step) + values[0]) / largest)
         better = (sum_q2 > 0) & (sum_qx * sum_qx > best * sum_q2)
         np.copyto(scale, sum_qx / sum_q2, where=better)
         np.copyto(best, scale * sum_qx, where=better)

@@ -17,7 +17,7 @@ _THREE_S = (1, 3, 5, 7, 9, 11, 13, 15)
 _TERNARY = (-1, 0, 1)
 
 
-def _grid(magnitudes: tuple[int, ...], width: int, text: str) -> F32:
+def _decode_grid(magnitudes: tuple[int, ...], width: int, text: str) -> F32:
     """Return a read-only float32 [entries, width] from its base 85 text.
 
     The text packs positions in `magnitudes`, of 2 bits each for up to four magnitudes, else of 4.
@@ -30,7 +30,7 @@ def _grid(magnitudes: tuple[int, ...], width: int, text: str) -> F32:
     return grid
 
 
-IQ2_XXS = _grid(  # 256 entries
+IQ2_XXS = _decode_grid(  # 256 entries
     _EIGHT_2,
     8,
     "000621po*D3IGuR6aXLqA^<1=DgZ$ML;z3#SO8%FWB`Bwf&hvDq5uH_1OX5M6#+m2gaMcV00II6A_9T}0R#jD5CkCvBm"
@@ -41,7 +41,7 @@ IQ2_XXS = _grid(  # 256 entries
     "ky4OUl2i&+0ajF209X-N8CYakKv@V{1Yi(gKwxNK0AW>O7-C>z0AvMZ5M>f&gk?f#0DuC33V=a?f`9~p7=b{65rP4P1c"
     "VTT6@);9V1xjLMun7x35Gz1V1@#S1c?!f1dtGrB#=Omp^z4lfRRO#0F)w>M3hmLftVnf0-#W!g`f$c0HPSAP^bi{",
 )
-IQ2_XS = _grid(  # 512 entries
+IQ2_XS = _decode_grid(  # 512 entries
     _EIGHT_2,
     8,
     "000621po*D3IGuR6aW?g82}&vA^;@-C;&kKL;ywrNdQm)QUFx|SO8%FWB`Bwf&hg8hyalQlmM9kpa1~@1OWyC2>}oR5&"
@@ -59,7 +59,7 @@ IQ2_XS = _grid(  # 512 entries
     "a2#6(!T8My%f{3Vy28kkyfQpEUmWrr~0gwcc5RgESR*-~{0Ffe*WRX^qiIM=61(ZaTP?T7dDV30wl9fT0QJAKfNtqRzV"
     "447+0-y+>3ZNjMDxjdCQK4C(rlA0$0-^|_Dx!d*prSyem84~+n5GJ-AgCg!D5#*QsHg;~gsFz9D5@%|k*cby",
 )
-IQ2_S = _grid(  # 1024 entries
+IQ2_S = _decode_grid(  # 1024 entries
     _EIGHT_2,
     8,
     "000621po*D3IGuR6aW?g82}&vA^;@-C;&kKL;ywrNdQm)QUFx|SO8%FWB_IWX#ju#f&hg8hyalQlmMUrr2wh`0RaR71_"
@@ -91,7 +91,7 @@ IQ2_S = _grid(  # 1024 entries
     "2FrM3hjJfRvV$0hI)m5S2icn3bWG0G39UWR?M#1eg$*CYV5&sh9wnNtsfakeUFX1)vI`6rduYDxg82M4(WhqM)jvK%r%"
     "!0-_3{BBCgwDx!j-h@y(3sG<R+1f&q8K%|MJq@)0)8KqIC3aBWkqNr4<hN%du3aTKgBC05=h^nfp",
 )
-IQ3_XXS = _grid(  # 256 entries
+IQ3_XXS = _decode_grid(  # 256 entries
     _THREE_XXS,
     4,
     "000621OO2L695+gAOIo&F#tjUa{zS!0RaO65CIYaAps=;Faa_FK><_&Z~*`U0s;gA5dt6rA_6f2GXggPQ36*2bpinc2L"
@@ -102,7 +102,7 @@ IQ3_XXS = _grid(  # 256 entries
     "U_xd>2SY_e1Vm9pWJD!JLq%{!1xFA^5=Ssc5>P=<a8LkI22mzaRZ$dDGE#C<0#j2{5L6>nCscA&0#z|pP*x;YLRTbUL|"
     "{f>WMCm-VPO|yWMVL5He*C&1!YoYGiC#4A!h?{1#ky&5O6YZQg9}5KyeasMRHPd0CN>{Gjm{bA#_1>0CfU&By})$",
 )
-IQ3_S = _grid(  # 512 entries
+IQ3_S = _decode_grid(  # 512 entries
     _THREE_S,
     4,
     "000310ssX72LKQN5dabZ6aW?gAOIl%B>*!3KmbAjMF2+tQ2<i_U;ttOaR77xcK`qZ0RaL51OX5M5djqeAORx*Cjl`5H3"
@@ -120,7 +120,7 @@ IQ3_S = _grid(  # 512 entries
     "_LRJD-1Xm(g5nvNw6<{%7Ghkp~0AV0uCt+k^5@IxBLSj{7Vq$P&0AmzmA!9&eC1gWnVq^ei17$R2U}XhnKxPqV6K4Q$1"
     "aJp%AaEjZHgG_2RB&Q&0&x*>BymG=MR5Ug1ac5^7IGnSFmh3H0&_BRHFHyQ0dxg)6LcVSP;?@7LUjUmF?IlV",
 )
-IQ1 = _grid(  # 2048 entries
+IQ1 = _decode_grid(  # 2048 entries
     _TERNARY,
     8,
     "000621po*D3IGuR6#yUrA^<1=DgZ?QQ2<l`RsdxHfB=F3hyaQJl>ndsq5!A>ssIE51pyHO6af|i837srB>_PJMgd6yQU"

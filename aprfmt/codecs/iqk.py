@@ -18,8 +18,8 @@ them into multiply-adds differs in the last bit.
 
 import numpy as np
 
-from aprfmt.codecs.base import F32, U8, BlockCodec, Blocks, Codes, d_times, half
-from aprfmt.codecs.bits import crumbs, halves, pairs
+from aprfmt.codecs.base import F32, U8, BlockCodec, Blocks, Codes, largest_steps, scale_column
+from aprfmt.codecs.bits import unpack_crumbs, unpack_halves, unpack_pairs
 from aprfmt.codecs.iq4_nl import VALUES as _IQ4
 
 IQ2: F32 = np.array((-31, -13, 1, 17, -26, -8, 6, 22), np.float32)
@@ -45,25 +45,25 @@ def look_up(table: F32, codes: Codes, second: Codes) -> F32:
     return found
 
 
-def flags(words: Codes, count: int) -> Codes:
+def unpack_flags(words: Codes, count: int) -> Codes:
     """Return the lowest `count` bits of each of `n` words as [n, count]."""
     return words[:, None] >> np.arange(count, dtype=words.dtype) & 1
 
 
-def bit_pairs(qs: U8) -> Codes:
+def unpack_bit_pairs(qs: U8) -> Codes:
     """Return 2-bit codes of bytes [n, 64] as sub-blocks of 32, [n, 8, 32].
 
     32 bytes hold four sub-blocks, the first in the lowest bits.
     """
-    return crumbs(qs.reshape(-1, 32)).reshape(-1, 8, 32)
+    return unpack_crumbs(qs.reshape(-1, 32)).reshape(-1, 8, 32)
 
 
-def bit_planes(qh: U8) -> Codes:
+def unpack_bit_planes(qh: U8) -> Codes:
     """Return the bits of bytes [n, 32] as [n, 8, 32], bit k of every byte at index k."""
-    return crumbs_of(qh, 8, 1)
+    return unpack_fields(qh, 8, 1)
 
 
-def crumbs_of(qh: U8, count: int, width: int) -> Codes:
+def unpack_fields(qh: U8, count: int, width: int) -> Codes:
     """Return `count` fields of `width` bits of [n, b] as [n, count, b], lowest first."""
     mask = (1 << width) - 1
     return np.stack([qh >> width * k & mask for k in range(count)], axis=1)
@@ -100,29 +100,29 @@ class SubBlocks(BlockCodec):
         np.multiply(dl[..., None], values, out=out.reshape(values.shape))
 
 
-class _Halves(SubBlocks):
+class _HalfScaled(SubBlocks):
     """16 sub-blocks of 16 elements under a float16."""
 
     def second(self, block: Blocks) -> Codes:
         """Return one bit of the member `extra` for each sub-block, [n, 16]."""
-        return flags(block["extra"], 16)
+        return unpack_flags(block["extra"], 16)
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 256] under each block's float16 scale d."""
-        self.fill(half(block["d"]), block, out)
+        self.fill(scale_column(block["d"]), block, out)
 
     def block_steps(self, block: Blocks) -> F32:
         """Return float32 [n]: |d| times the largest scale times the largest gap of the table."""
-        return d_times(block, self.scales(block)) * np.float32(self.widest)
+        return largest_steps(block, self.scales(block)) * np.float32(self.widest)
 
 
 def _six_bit_scales(block: Blocks) -> Codes:
     """Return the scales [n, 16], -32 to 31: four low bits and two high bits each, less 32."""
-    high = crumbs_of(block["scales_h"], 4, 2).transpose(0, 2, 1).reshape(-1, 16)
-    return (pairs(block["scales_l"]) | high << 4).astype(np.int32) - 32
+    high = unpack_fields(block["scales_h"], 4, 2).transpose(0, 2, 1).reshape(-1, 16)
+    return (unpack_pairs(block["scales_l"]) | high << 4).astype(np.int32) - 32
 
 
-class Iq2K(_Halves):
+class Iq2K(_HalfScaled):
     """Two bits over two tables of four."""
 
     name = "IQ2_K"
@@ -130,14 +130,14 @@ class Iq2K(_Halves):
 
     def codes(self, block: Blocks) -> Codes:
         """Return the 2-bit codes [n, 16, 16]: 32 bytes hold four runs of 32."""
-        return bit_pairs(block["qs"]).reshape(-1, 16, 16)
+        return unpack_bit_pairs(block["qs"]).reshape(-1, 16, 16)
 
     def scales(self, block: Blocks) -> Codes:
         """Return the scales [n, 16]: nibbles less 8."""
-        return pairs(block["scales"]).astype(np.int32) - 8
+        return unpack_pairs(block["scales"]).astype(np.int32) - 8
 
 
-class Iq3K(_Halves):
+class Iq3K(_HalfScaled):
     """Three bits; scales are odd numbers with a sign."""
 
     name = "IQ3_K"
@@ -145,15 +145,17 @@ class Iq3K(_Halves):
 
     def codes(self, block: Blocks) -> Codes:
         """Return the 3-bit codes [n, 16, 16]: two bits in qs, the third in qh."""
-        return (bit_pairs(block["qs"]) | bit_planes(block["qh"]) << 2).reshape(-1, 16, 16)
+        return (unpack_bit_pairs(block["qs"]) | unpack_bit_planes(block["qh"]) << 2).reshape(
+            -1, 16, 16
+        )
 
     def scales(self, block: Blocks) -> Codes:
         """Return the scales [n, 16]: 2s + 1, negative where `scales_h` has the bit."""
-        sign = 1 - 2 * flags(block["scales_h"], 16).astype(np.int32)
-        return (2 * pairs(block["scales_l"]).astype(np.int32) + 1) * sign
+        sign = 1 - 2 * unpack_flags(block["scales_h"], 16).astype(np.int32)
+        return (2 * unpack_pairs(block["scales_l"]).astype(np.int32) + 1) * sign
 
 
-class Iq4K(_Halves):
+class Iq4K(_HalfScaled):
     """Four bits: IQ4_NL's table, and the same four higher."""
 
     name = "IQ4_K"
@@ -164,14 +166,14 @@ class Iq4K(_Halves):
 
         16 bytes hold a pair of sub-blocks: low nibbles, then high ones.
         """
-        return halves(block["qs"].reshape(-1, 16)).reshape(-1, 16, 16)
+        return unpack_halves(block["qs"].reshape(-1, 16)).reshape(-1, 16, 16)
 
     def scales(self, block: Blocks) -> Codes:
         """Return the scales [n, 16], -32 to 31."""
         return _six_bit_scales(block)
 
 
-class Iq5K(_Halves):
+class Iq5K(_HalfScaled):
     """Five bits over two tables of 32."""
 
     name = "IQ5_K"
@@ -183,15 +185,15 @@ class Iq5K(_Halves):
         32 bytes of qs hold 64 elements: low nibbles, then high ones. Bit k of every byte of qh
         belongs to the k-th run of 32 elements.
         """
-        low = halves(block["qs"].reshape(-1, 32)).reshape(-1, 8, 32)
-        return (low | bit_planes(block["qh"]) << 4).reshape(-1, 16, 16)
+        low = unpack_halves(block["qs"].reshape(-1, 32)).reshape(-1, 8, 32)
+        return (low | unpack_bit_planes(block["qh"]) << 4).reshape(-1, 16, 16)
 
     def scales(self, block: Blocks) -> Codes:
         """Return the scales [n, 16], -32 to 31."""
         return _six_bit_scales(block)
 
 
-class Iq6K(_Halves):
+class Iq6K(_HalfScaled):
     """Six bits over a cubic: -127 + q * (6.2568 + q * (-0.11218 + q * 0.0011972))."""
 
     name = "IQ6_K"
@@ -199,8 +201,8 @@ class Iq6K(_Halves):
 
     def codes(self, block: Blocks) -> Codes:
         """Return the 6-bit codes [n, 16, 16]: nibbles as IQ5_K has them, two more bits in qh."""
-        low = halves(block["qs"].reshape(-1, 32)).reshape(-1, 8, 32)
-        return (low | bit_pairs(block["qh"]) << 4).reshape(-1, 16, 16)
+        low = unpack_halves(block["qs"].reshape(-1, 32)).reshape(-1, 8, 32)
+        return (low | unpack_bit_pairs(block["qh"]) << 4).reshape(-1, 16, 16)
 
     def scales(self, block: Blocks) -> Codes:
         """Return the scales [n, 16], int8."""
@@ -209,11 +211,11 @@ class Iq6K(_Halves):
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 256] with the scaled cubic, plus one where `extra` has the bit."""
-        dl = half(block["d"]) * self.scales(block).astype(np.float32)
+        dl = scale_column(block["d"]) * self.scales(block).astype(np.float32)
         q = self.codes(block).astype(np.float32)
         cubic = q * np.float32(0.0011972) + np.float32(-0.11218)
         cubic = np.float32(-127) + q * (np.float32(6.2568) + q * cubic)
-        cubic += flags(block["extra"], 16).astype(np.float32)[..., None]
+        cubic += unpack_flags(block["extra"], 16).astype(np.float32)[..., None]
         np.multiply(dl[..., None], cubic, out=out.reshape(-1, 16, 16))
 
 
@@ -228,10 +230,10 @@ class Sixes(BlockCodec):
 
         Element j of a half has bits 4 and 5 in byte j % 8 of qh, in higher bits for j from 8 on.
         """
-        fields = crumbs_of(block["qh"], 4, 2)  # [n, field, 8]: low 0-7, high 0-7, low 8-15, ...
+        fields = unpack_fields(block["qh"], 4, 2)  # [n, field, 8]: low 0-7, high 0-7, low 8-15, ...
         high = fields.reshape(-1, 2, 2, 8).transpose(0, 2, 1, 3).reshape(-1, 2, 16)
-        codes = (halves(block["qs"]) | high << 4).astype(np.float32) - 32
-        np.multiply(codes.reshape(-1, 32), half(block["d"]), out=out)
+        codes = (unpack_halves(block["qs"]) | high << 4).astype(np.float32) - 32
+        np.multiply(codes.reshape(-1, 32), scale_column(block["d"]), out=out)
 
 
 IQ2_K, IQ3_K, IQ4_K, IQ5_K, IQ6_K, Q6_0 = Iq2K(), Iq3K(), Iq4K(), Iq5K(), Iq6K(), Sixes()

@@ -22,9 +22,19 @@ the scale out; its products and its writer (`quantize_one_row_*`) have it.
 import numpy as np
 
 from aprfmt.codecs.base import F32, Blocks, Codes
-from aprfmt.codecs.bits import halves, pairs
-from aprfmt.codecs.iqk import IQ2, IQ3, IQ4, IQ5, WIDEST, SubBlocks, bit_planes, crumbs_of, flags
-from aprfmt.codecs.iqk import bit_pairs as _planes
+from aprfmt.codecs.bits import unpack_halves, unpack_pairs
+from aprfmt.codecs.iqk import (
+    IQ2,
+    IQ3,
+    IQ4,
+    IQ5,
+    WIDEST,
+    SubBlocks,
+    unpack_bit_planes,
+    unpack_fields,
+    unpack_flags,
+)
+from aprfmt.codecs.iqk import unpack_bit_pairs as _planes
 from aprfmt.codecs.row_codec import RowCodec
 
 # iq2kl_values: the low byte is the first number of a pair
@@ -36,7 +46,7 @@ _PAIRS = (
 KL: F32 = np.array(_PAIRS, "<u2").view(np.int8).reshape(32, 2).astype(np.float32)
 
 
-class _Rows(SubBlocks, RowCodec):
+class _RowScaled(SubBlocks, RowCodec):
     """A codec of superblocks of 8 sub-blocks of 32 under the scale of the row."""
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
@@ -50,7 +60,7 @@ class _Rows(SubBlocks, RowCodec):
         return found
 
 
-class Iq2Ks(_Rows):
+class Iq2Ks(_RowScaled):
     """IQ2_K with scales of 5 bits and no float16 of its own."""
 
     name = "IQ2_KS"
@@ -62,15 +72,15 @@ class Iq2Ks(_Rows):
 
     def scales(self, block: Blocks) -> Codes:
         """Return the scales [n, 8]: nibbles and a fifth bit, less 16."""
-        high = flags(block["extra"] >> 8, 8).astype(np.int32) << 4
-        return (pairs(block["scales"]) | high) - 16
+        high = unpack_flags(block["extra"] >> 8, 8).astype(np.int32) << 4
+        return (unpack_pairs(block["scales"]) | high) - 16
 
     def second(self, block: Blocks) -> Codes:
         """Return the low byte of `extra` as bits [n, 8], one a sub-block."""
-        return flags(block["extra"], 8)
+        return unpack_flags(block["extra"], 8)
 
 
-class Iq3Ks(_Rows):
+class Iq3Ks(_RowScaled):
     """IQ3_K with scales of 5 bits."""
 
     name = "IQ3_KS"
@@ -78,19 +88,19 @@ class Iq3Ks(_Rows):
 
     def codes(self, block: Blocks) -> Codes:
         """Return the 3-bit codes [n, 8, 32]: two bits in qs, the third in qh."""
-        return _planes(block["qs"]) | bit_planes(block["qh"]) << 2
+        return _planes(block["qs"]) | unpack_bit_planes(block["qh"]) << 2
 
     def scales(self, block: Blocks) -> Codes:
         """Return the scales [n, 8]: nibbles, the low ones first, and a fifth bit, less 16."""
-        high = flags(block["extra"], 8).astype(np.int32) << 4
-        return (halves(block["scales"]).reshape(-1, 8) | high) - 16
+        high = unpack_flags(block["extra"], 8).astype(np.int32) << 4
+        return (unpack_halves(block["scales"]).reshape(-1, 8) | high) - 16
 
     def second(self, block: Blocks) -> Codes:
         """Return the high byte of `extra` as bits [n, 8], one a sub-block."""
-        return flags(block["extra"] >> 8, 8)
+        return unpack_flags(block["extra"] >> 8, 8)
 
 
-class Iq4Ks(_Rows):
+class Iq4Ks(_RowScaled):
     """IQ4_K with scales of 7 bits."""
 
     name = "IQ4_KS"
@@ -98,7 +108,7 @@ class Iq4Ks(_Rows):
 
     def codes(self, block: Blocks) -> Codes:
         """Return the 4-bit codes [n, 8, 32]: 16 bytes a sub-block, low nibbles, then high ones."""
-        return halves(block["qs"].reshape(-1, 16)).reshape(-1, 8, 32)
+        return unpack_halves(block["qs"].reshape(-1, 16)).reshape(-1, 8, 32)
 
     def scales(self, block: Blocks) -> Codes:
         """Return the scales [n, 8]: all bits of the byte but the lowest, less 127."""
@@ -121,11 +131,11 @@ class Iq5Ks(Iq4Ks):
         32 bytes of qs hold two sub-blocks: low nibbles, then high ones. Bit k of every byte of qh
         belongs to sub-block k.
         """
-        low = halves(block["qs"].reshape(-1, 32)).reshape(-1, 8, 32)
-        return low | bit_planes(block["qh"]) << 4
+        low = unpack_halves(block["qs"].reshape(-1, 32)).reshape(-1, 8, 32)
+        return low | unpack_bit_planes(block["qh"]) << 4
 
 
-class Iq4Kss(_Rows):
+class Iq4Kss(_RowScaled):
     """IQ4_KS in exactly four bits: a scale is made of its codes' lowest bits."""
 
     name = "IQ4_KSS"
@@ -138,9 +148,9 @@ class Iq4Kss(_Rows):
         """
         words = block["qs"] & 0xFFFE
         plain = np.ascontiguousarray(words ^ words >> 1).astype("<u2").view(np.uint8)
-        return halves(plain.reshape(-1, 16)).reshape(-1, 8, 32)
+        return unpack_halves(plain.reshape(-1, 16)).reshape(-1, 8, 32)
 
-    def _packed(self, block: Blocks) -> Codes:
+    def _scale_bytes(self, block: Blocks) -> Codes:
         """Return [n, 8]: the byte made of the lowest bits of each sub-block's eight words."""
         lowest = (block["qs"].reshape(-1, 8) & 1).astype(np.int32)
         found: Codes = (lowest << np.arange(8)).sum(axis=1).reshape(-1, 8)
@@ -148,14 +158,14 @@ class Iq4Kss(_Rows):
 
     def scales(self, block: Blocks) -> Codes:
         """Return the scales [n, 8]: all bits of the byte but the lowest, less 127."""
-        return (self._packed(block) & 254) - 127
+        return (self._scale_bytes(block) & 254) - 127
 
     def second(self, block: Blocks) -> Codes:
         """Return the lowest bit of each scale's byte, [n, 8]."""
-        return self._packed(block) & 1
+        return self._scale_bytes(block) & 1
 
 
-class Iq2Kl(_Rows):
+class Iq2Kl(_RowScaled):
     """Five bits choose one of 32 pairs."""
 
     name = "IQ2_KL"
@@ -166,7 +176,7 @@ class Iq2Kl(_Rows):
         Low nibbles are 0-3, high ones 4-7.
         """
         high = block["scales_h"][:, None] >> np.arange(0, 16, 2, dtype=np.uint16) & 3
-        low = halves(block["scales_l"]).reshape(-1, 8)
+        low = unpack_halves(block["scales_l"]).reshape(-1, 8)
         return (low | high << 4).astype(np.int32) - 32
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
@@ -174,8 +184,8 @@ class Iq2Kl(_Rows):
 
         16 bytes hold two sub-blocks of 16 codes of pairs: low nibbles, then high ones.
         """
-        low = halves(block["qs"].reshape(-1, 16)).reshape(-1, 8, 16)
-        points = KL[low | crumbs_of(block["qh"], 8, 1) << 4]
+        low = unpack_halves(block["qs"].reshape(-1, 16)).reshape(-1, 8, 16)
+        points = KL[low | unpack_fields(block["qh"], 8, 1) << 4]
         dl = d * self.scales(block).astype(np.float32)
         np.multiply(dl[..., None, None], points, out=out.reshape(-1, 8, 16, 2))
 
@@ -224,7 +234,7 @@ class Iq2Bn(_Ternary):
 
     def digits(self, block: Blocks) -> Codes:
         """Return the 2-bit codes [n, 64]: 16 bytes hold four runs of 16."""
-        return crumbs_of(block["qs"], 4, 2).reshape(-1, 64)
+        return unpack_fields(block["qs"], 4, 2).reshape(-1, 64)
 
 
 class Q8Kv(RowCodec):

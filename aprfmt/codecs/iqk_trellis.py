@@ -18,16 +18,16 @@ Scales of IQ1_KT and IQ2_KT are the values of IQ4_NL. Source: ik_llama.cpp's iqk
 import numpy as np
 
 from aprfmt.codecs.base import F32, Blocks, Codes
-from aprfmt.codecs.bits import halves
+from aprfmt.codecs.bits import unpack_halves
 from aprfmt.codecs.iq4_nl import VALUES
-from aprfmt.codecs.iqk import bit_planes
+from aprfmt.codecs.iqk import unpack_bit_planes
 from aprfmt.codecs.row_codec import RowCodec
 
 _FACTOR, _MASK = np.uint32(0xCBAC1FED), np.uint32(0x3F3F3F3F)
 _OFFSET, _FURTHER = np.uint32(4096), np.uint32(32768)
 
 
-def trellis(seeds: Codes, count: int) -> F32:
+def expand_seeds(seeds: Codes, count: int) -> F32:
     """Return float32 [..., count]: the `count` values that follow from each seed.
 
     `seeds` are codes to which the offset 4096 was added.
@@ -56,7 +56,7 @@ class _Trellis(RowCodec):
 
     def points(self, block: Blocks) -> F32:
         """Return the values before they are scaled, [n, 8, 32]."""
-        return trellis(self.seeds(block), self.group).reshape(-1, 8, 32)
+        return expand_seeds(self.seeds(block), self.group).reshape(-1, 8, 32)
 
     def decode_scaled(self, d: F32, block: Blocks, out: F32) -> None:
         """Fill `out` with the values of n records under the rows' scales `d` [n, 1].
@@ -75,7 +75,7 @@ class Iq1Kt(_Trellis):
     def seeds(self, block: Blocks) -> Codes:
         """Return the seeds [n, 8, 4]: eight bits in ql, four in qh, the thirteenth in sh."""
         low = block["ql"].reshape(-1, 8, 4).astype(np.uint32)
-        middle = halves(block["qh"]).reshape(-1, 8, 4).astype(np.uint32)
+        middle = unpack_halves(block["qh"]).reshape(-1, 8, 4).astype(np.uint32)
         top = block["sh"][..., None] >> np.arange(4, 8, dtype=np.uint8) & 1
         return (low | middle << 8 | top.astype(np.uint32) << 12) + _OFFSET
 
@@ -96,7 +96,7 @@ class Iq2Kt(_Trellis):
 
     def scales(self, block: Blocks) -> F32:
         """Return float32 [n, 8]: IQ4_NL's value for each nibble."""
-        return VALUES[halves(block["scales"]).reshape(-1, 8)]
+        return VALUES[unpack_halves(block["scales"]).reshape(-1, 8)]
 
 
 class Iq3Kt(Iq2Kt):
@@ -106,7 +106,7 @@ class Iq3Kt(Iq2Kt):
 
     def scales(self, block: Blocks) -> F32:
         """Return float32 [n, 8]: the nibbles, 0 to 15."""
-        return halves(block["scales"]).reshape(-1, 8).astype(np.float32)
+        return unpack_halves(block["scales"]).reshape(-1, 8).astype(np.float32)
 
     def points(self, block: Blocks) -> F32:
         """Return the magnitudes [n, 8, 32]; `decode_scaled` applies the signs."""
@@ -118,7 +118,7 @@ class Iq3Kt(Iq2Kt):
         The signs come last: they also make zeros negative.
         """
         super().decode_scaled(d, block, out)
-        signs = 1 - 2 * bit_planes(block["qh"]).astype(np.float32)
+        signs = 1 - 2 * unpack_bit_planes(block["qh"]).astype(np.float32)
         out *= signs.reshape(out.shape)
 
 
@@ -134,7 +134,7 @@ class Iq4Kt(_Trellis):
         Bit 0 of the scale's word adds 32768 to its eight seeds.
         """
         low = block["ql"].reshape(-1, 8, 8).astype(np.uint32)
-        middle = halves(block["qh"]).reshape(-1, 8, 8).astype(np.uint32)
+        middle = unpack_halves(block["qh"]).reshape(-1, 8, 8).astype(np.uint32)
         top = block["scales"][..., None] >> np.arange(8, 32, 3, dtype=np.uint32) & 7
         further = (block["scales"] & 1)[..., None] * _FURTHER
         return (low | middle << 8 | top << 12) + further + _OFFSET

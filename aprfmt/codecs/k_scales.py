@@ -10,7 +10,7 @@ import numpy as np
 from aprfmt.codecs.base import Codes
 
 
-def unpack(packed: Codes) -> tuple[Codes, Codes]:
+def unpack_scales_and_mins(packed: Codes) -> tuple[Codes, Codes]:
     """Return (scales [n, 8], mins [n, 8]) of packed bytes [n, 12]."""
     first, second, third = np.split(packed, 3, axis=1)
     scales = np.concatenate([first & 63, third & 15 | first >> 6 << 4], axis=1)
@@ -18,7 +18,7 @@ def unpack(packed: Codes) -> tuple[Codes, Codes]:
     return scales, mins
 
 
-def pack(scales: Codes, mins: Codes) -> Codes:
+def pack_scales_and_mins(scales: Codes, mins: Codes) -> Codes:
     """Return the bytes [n, 12] of scales and mins [n, 8], each below 64."""
     low_scales, high_scales = np.split(scales, 2, axis=1)
     low_mins, high_mins = np.split(mins, 2, axis=1)

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aprfmt.codecs.arithmetic import F32, nearest_int, nearest_product, ordered_sum, sum_of_products
-from aprfmt.codecs.base import Codes, half
+from aprfmt.codecs.base import Codes, scale_column
 from aprfmt.codecs.searches import ScaleSteps, positive_scale, scale_and_min
 from aprfmt.codecs.weighted import (
     WEIGHTED_STEPS,
@@ -65,7 +65,9 @@ def importance_weights(x: F32, importance: F32, factor: float, fused: bool) -> F
     return element_weights(x, importance, sigma2, fused)
 
 
-def scales_and_mins(x: F32, plan: SearchPlan, importance: F32 | None, fused: bool) -> BlockFields:
+def encode_scales_and_mins(
+    x: F32, plan: SearchPlan, importance: F32 | None, fused: bool
+) -> BlockFields:
     """Return the fields of superblocks x [n, 256] whose sub-blocks have a scale and a min."""
     n, subs = len(x), x.shape[1] // plan.size
     turned = element_first(x, plan.size)
@@ -91,9 +93,9 @@ def scales_and_mins(x: F32, plan: SearchPlan, importance: F32 | None, fused: boo
     codes = encode_codes(
         x,
         block_first(code, x.shape[1]),
-        half(d) * scales,
+        scale_column(d) * scales,
         (0, plan.largest_code),
-        offset=half(dmin) * mins,
+        offset=scale_column(dmin) * mins,
         plus=0,
     )
     return BlockFields(d, dmin, packed, codes)

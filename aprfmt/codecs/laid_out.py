@@ -17,7 +17,7 @@ import numpy as np
 
 from aprfmt.codecs import native_kernels
 from aprfmt.codecs.base import F32, U8, Array
-from aprfmt.codecs.parallel import STORE_BY_SIZE, STORE_FRESH, run
+from aprfmt.codecs.parallel import STORE_BY_SIZE, STORE_FRESH, run_tasks
 from aprfmt.errors import CodecError
 
 _CHUNK = 1 << 20  # elements decoded at a time, at least: their codes in order stay in the cache
@@ -71,7 +71,7 @@ ORDERS: Mapping[str, Callable[[Array, int, int], U8]] = {
 }
 
 
-class LaidCodes(NamedTuple):
+class PackedCodes(NamedTuple):
     """Codes of `bits` bits each, and their order in the array `held`.
 
     rows     uint8 [matrices, rows, bytes]: a row is a stream of codes, lowest bits first
@@ -123,7 +123,7 @@ def _rows_together(held: Array | None, start: int, stop: int) -> Array | None:
     if held is None or held.strides[1] == held.itemsize or held.strides[0] != held.itemsize:
         return None if held is None else held[start:stop]
     units = held.T if held.itemsize == 1 else held.T.view(np.uint32)
-    return LaidCodes(8, "columns", units[None]).streams(0, start, stop).view(held.dtype)
+    return PackedCodes(8, "columns", units[None]).streams(0, start, stop).view(held.dtype)
 
 
 class GroupNumbers(NamedTuple):
@@ -157,7 +157,7 @@ Tile = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class LaidOut:
+class WeightLayout:
     """A packed weight of `shape`: its codes, and the numbers that turn them into values.
 
     `values` float32 [2**bits] is the number of every code. `zero`, `scale` and `offset` are those
@@ -167,7 +167,7 @@ class LaidOut:
     """
 
     shape: tuple[int, ...]
-    codes: LaidCodes
+    codes: PackedCodes
     values: F32
     tile: Tile
     scale: GroupNumbers | None = None
@@ -200,9 +200,9 @@ class LaidOut:
             for matrix, first, last, at in self._chunks(start, start + len(out))
         ]
         with np.errstate(all="ignore"):
-            run(tasks, threads)
+            run_tasks(tasks, threads)
 
-    def codes_in(self, start: int, stop: int) -> U8:
+    def unpack_rows(self, start: int, stop: int) -> U8:
         """Return the codes of rows [start, stop) of all matrices, new uint8 [rows, columns]."""
         made = np.empty((stop - start, self.shape[-1]), np.uint8)
         for matrix, first, last, at in self._chunks(start, stop):
@@ -249,7 +249,7 @@ class LaidOut:
         width = len(out) // max(stop - start, 1)
         found: list[tuple[int, int, int]] = []
 
-        def part(matrix: int, first: int, last: int, at: int) -> None:
+        def recode_piece(matrix: int, first: int, last: int, at: int) -> None:
             """Encode rows [first, last) of a matrix into `out` from row `at` on.
 
             Appends their counts to `found`.
@@ -273,7 +273,9 @@ class LaidOut:
 
         # Codes that lie in rows are read where they are: one thread takes all in one call.
         each = _CHUNK if threads > 1 else max(self.rows * self.shape[-1], 1)
-        run([partial(part, *chunk) for chunk in self._chunks(start, stop, each)], threads)
+        run_tasks(
+            [partial(recode_piece, *chunk) for chunk in self._chunks(start, stop, each)], threads
+        )
         return found
 
     def _numbers(
@@ -284,12 +286,14 @@ class LaidOut:
         `row` is the position of row `first` in these numbers. A number or a table that does not
         exist is None.
         """
-        held, tables = self._held(matrix)
+        held, tables = self._stored_numbers(matrix)
         if self.tile[0] == 1:  # numbers of these rows alone, each row's together
             return 0, tuple(_rows_together(one, first, last) for one in held), tables
         return first, held, tables
 
-    def _held(self, matrix: int) -> tuple[tuple[Array | None, ...], tuple[F32 | None, ...]]:
+    def _stored_numbers(
+        self, matrix: int
+    ) -> tuple[tuple[Array | None, ...], tuple[F32 | None, ...]]:
         """Return ((scales, zeros, offsets) of a matrix as stored, the tables of their bytes).
 
         What does not exist is None.
@@ -307,7 +311,7 @@ class LaidOut:
         # The numpy reference, else a kernel: across rows, or row by row from their streams.
         if native is None:
             streams = self.codes.streams(matrix, first, first + len(out))
-            self._reference(matrix, first, streams, out)
+            self._decode_rows_by_numpy(matrix, first, streams, out)
         else:
             store = STORE_FRESH if fresh else STORE_BY_SIZE
             codes = self.codes
@@ -318,7 +322,7 @@ class LaidOut:
                     codes.bits,
                     self.values,
                     (first, len(out), self.tile[1]),
-                    *self._held(matrix),
+                    *self._stored_numbers(matrix),
                     self.group,
                     out,
                     store,
@@ -351,7 +355,7 @@ class LaidOut:
         whole = not (first % _EIGHT or rows % _EIGHT or columns % _EIGHT or columns * bits % 32)
         return whole and bits in widths and self.group is not None and self.tile[0] == 1
 
-    def _reference(self, matrix: int, first: int, streams: U8, out: F32) -> None:
+    def _decode_rows_by_numpy(self, matrix: int, first: int, streams: U8, out: F32) -> None:
         """Fill `out` from the rows' streams by numpy: the reference that kernels must equal.
 
         `first` is the number of the first row in its matrix.
@@ -374,7 +378,7 @@ class LaidOut:
             out += spread(self.offset)
 
 
-def codes_of(raw: U8, bits: int, shape: Sequence[int], values: Array) -> tuple[LaidCodes, F32]:
+def wrap_codes(raw: U8, bits: int, shape: Sequence[int], values: Array) -> tuple[PackedCodes, F32]:
     """Return (codes, float32 number of each code) of a weight whose bytes are one stream of codes.
 
     `shape` is [..., rows, columns]. Where rows would end within a byte, every code gets a byte.
@@ -386,10 +390,10 @@ def codes_of(raw: U8, bits: int, shape: Sequence[int], values: Array) -> tuple[L
         wide = np.full(256, np.nan, np.float32)
         wide[: len(table)] = table
         bits, table = 8, wide
-    return LaidCodes(bits, "rows", held.reshape(-1, shape[-2], columns * bits // 8)), table
+    return PackedCodes(bits, "rows", held.reshape(-1, shape[-2], columns * bits // 8)), table
 
 
-def as_matrices(values: Array, shape: Sequence[int], grid: Sequence[int]) -> Array:
+def broadcast_to_matrices(values: Array, shape: Sequence[int], grid: Sequence[int]) -> Array:
     """Return numbers that broadcast over [..., down, across] as [matrices, down, across].
 
     `shape` is the weight's, `grid` is (down, across).
@@ -398,7 +402,7 @@ def as_matrices(values: Array, shape: Sequence[int], grid: Sequence[int]) -> Arr
     return every.reshape(-1, *grid)
 
 
-def grid_of(shape: Sequence[int], tile: Tile) -> tuple[int, int]:
+def tile_grid(shape: Sequence[int], tile: Tile) -> tuple[int, int]:
     """Return (tiles down, tiles across) of a matrix of `shape`."""
     return -(-shape[-2] // tile[0]), -(-shape[-1] // tile[1])
 
@@ -410,14 +414,14 @@ def spread_on_tiles(held: Array, tile: Tile, finer: Tile, shape: Sequence[int]) 
     """
     if tile == finer:
         return held
-    down, across = grid_of(shape, finer)
+    down, across = tile_grid(shape, finer)
     found: Array = held[..., np.arange(down) * finer[0] // tile[0], :][
         ..., np.arange(across) * finer[1] // tile[1]
     ]
     return found
 
 
-def as_numbers(raw: Array, table: Array | None, name: str) -> GroupNumbers:
+def as_group_numbers(raw: Array, table: Array | None, name: str) -> GroupNumbers:
     """Return numbers of any shape; CodecError if one is NaN, infinite or negative.
 
     Bytes in `raw` are looked up in `table`. `name` begins the error's text.

@@ -12,7 +12,7 @@ import numpy as np
 from aprfmt.codecs.base import F32, Array
 from aprfmt.codecs.dialect import CodeTable, Config, Dialect, Parts
 from aprfmt.codecs.dialects import decode_weight, lay_out
-from aprfmt.codecs.laid_out import LaidOut
+from aprfmt.codecs.laid_out import WeightLayout
 
 
 class Lattice(NamedTuple):
@@ -71,7 +71,7 @@ class PackedWeight(NamedTuple):
     parts: Parts
     config: Config
     rows: tuple[int, int] | None = None
-    laid: LaidOut | None = None
+    laid: WeightLayout | None = None
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ class PackedWeight(NamedTuple):
         assert laid is not None
         return laid.recode_into(encoding, out, *(self.rows or (0, laid.rows)), threads=threads)
 
-    def bands(self, elements: int) -> "list[PackedWeight]":
+    def split_bands(self, elements: int) -> "list[PackedWeight]":
         """Return the weight as bands of about `elements` elements, in order.
 
         The list is [self] for a weight without elements. Raises CodecError where parts do not fit.
@@ -117,7 +117,7 @@ class PackedWeight(NamedTuple):
             for start in range(0, tall, step)
         ]
 
-    def laid_out(self) -> LaidOut | None:
+    def laid_out(self) -> WeightLayout | None:
         """Return the weight's layout, to decode it by rows; None for a weight without elements.
 
         Raises CodecError where parts do not fit.
@@ -135,7 +135,7 @@ class PackedWeight(NamedTuple):
         """Return the number that each code stands for; None where the dialect does not say."""
         return None if self.dialect.codes is None else self.dialect.codes(self.parts, self.config)
 
-    def altered(self, parts: Parts | None = None, **config: object) -> "PackedWeight":
+    def replace_parts(self, parts: Parts | None = None, **config: object) -> "PackedWeight":
         """Return a copy with some parts replaced, and with other values of configuration keys."""
         return self._replace(
             parts={**self.parts, **(parts or {})}, config={**self.config, **config}

@@ -56,7 +56,7 @@ class Minifloat:
         return np.where(negative, -magnitude, magnitude).astype(np.float32)
 
 
-def pairs_of(values: Array) -> F32:
+def byte_pairs(values: Array) -> F32:
     """Return float32 [256, 2]: the two numbers of every byte of two 4-bit codes, low first."""
     byte = np.arange(256)
     return np.stack([values[byte & 15], values[byte >> 4]], axis=1).astype(np.float32)
@@ -87,7 +87,7 @@ class MinifloatCodec(Codec):
         """Fill float32 `out` with the values; CodecError when byte and element counts disagree."""
         data = self.main(raw, out)
         if self.kind.bits == 4 and not out.size % 2:
-            np.take(pairs_of(self.values), data, axis=0, out=out.reshape(-1, 2), mode="clip")
+            np.take(byte_pairs(self.values), data, axis=0, out=out.reshape(-1, 2), mode="clip")
             return
         blocks = -(-out.size // self.block_size)
         step = CHUNK // self.block_size

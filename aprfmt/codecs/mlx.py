@@ -28,11 +28,11 @@ from aprfmt.codecs.dialect import (
     config_integer,
     part_array,
     part_numbers,
+    part_words,
     required_part,
     whole_numbers,
-    words_of,
 )
-from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut, as_matrices
+from aprfmt.codecs.laid_out import GroupNumbers, PackedCodes, WeightLayout, broadcast_to_matrices
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.codecs.scope import Scope
 from aprfmt.errors import CodecError
@@ -72,7 +72,7 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
     return *shape[:-1], shape[-1] * 32 // bits
 
 
-def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayout:
     """Return the layout of a weight's codes, with its scales and biases by group."""
     bits = config_integer(NAME, config, "bits", _BITS)
     size = config_integer(NAME, config, "group_size", GROUP_SIZES)
@@ -88,8 +88,8 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
         raise CodecError(f"{said}: part '.weight' has rows of {columns}, no whole groups")
     # Read codes and scales.
     groups = (*shape[:-1], columns // size)
-    words = words_of(NAME, parts, ".weight", (_WORDS,))
-    codes = LaidCodes(
+    words = part_words(NAME, parts, ".weight", (_WORDS,))
+    codes = PackedCodes(
         bits, "rows", words.view(np.uint8).reshape(-1, shape[-2], columns * bits // 8)
     )
     allowed = ("F16", "BF16", "F32") if mode.scales is None else ("U8",)
@@ -97,15 +97,15 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     stored = read(NAME, parts, ".scales", allowed)
     check_shape(said, ".scales", stored.shape, groups)
     table = None if mode.scales is None else mode.scales.values[None]
-    scale = GroupNumbers(as_matrices(stored, shape, groups[-2:]), table)
+    scale = GroupNumbers(broadcast_to_matrices(stored, shape, groups[-2:]), table)
     if mode.codes is not None:
-        return LaidOut(shape, codes, mode.codes.values, (1, size), scale)
+        return WeightLayout(shape, codes, mode.codes.values, (1, size), scale)
     # Only integers have biases.
     found = part_numbers(NAME, parts, ".biases", allowed)
     check_shape(said, ".biases", found.shape, groups)
     values = np.arange(1 << bits, dtype=np.float32)
-    offset = GroupNumbers(as_matrices(found, shape, groups[-2:]))
-    return LaidOut(shape, codes, values, (1, size), scale, offset=offset)
+    offset = GroupNumbers(broadcast_to_matrices(found, shape, groups[-2:]))
+    return WeightLayout(shape, codes, values, (1, size), scale, offset=offset)
 
 
 def _code_table(parts: Parts, config: Config) -> CodeTable:

@@ -35,20 +35,20 @@ from aprfmt.codecs.dialect import (
     Parts,
     check_shape,
     config_integer,
-    raw_of,
+    part_raw,
+    part_scale_numbers,
+    part_scales,
     required_part,
-    scale_numbers,
-    scales,
     whole_numbers,
 )
 from aprfmt.codecs.laid_out import (
     GroupNumbers,
-    LaidCodes,
-    LaidOut,
+    PackedCodes,
     Tile,
-    as_matrices,
-    codes_of,
-    grid_of,
+    WeightLayout,
+    broadcast_to_matrices,
+    tile_grid,
+    wrap_codes,
 )
 from aprfmt.codecs.modelopt_scope import METHOD
 from aprfmt.errors import CodecError, UnsupportedError
@@ -77,17 +77,17 @@ class Algorithm(NamedTuple):
     second: bool = False
 
 
-def _read(*encodings: str) -> Callable[[Parts], GroupNumbers]:
+def _scale_reader(*encodings: str) -> Callable[[Parts], GroupNumbers]:
     """Return a function that reads a weight's scales from its parts, stored in these encodings."""
-    return lambda parts: scale_numbers(NAME, parts, SCALE, encodings)
+    return lambda parts: part_scale_numbers(NAME, parts, SCALE, encodings)
 
 
-_FP8 = Algorithm(("F8_E4M3",), 0, None, _read(*_FLOAT), CodeTable(8, fp8.E4M3.values))
+_FP8 = Algorithm(("F8_E4M3",), 0, None, _scale_reader(*_FLOAT), CodeTable(8, fp8.E4M3.values))
 _E2M1 = CodeTable(4, f4.CODEC.values)
 _ONE_ZERO = CodeTable(4, f4.CODEC.values + np.float32(0))  # code 8 is 0, not -0
-_NVFP4 = Algorithm(("U8",), -1, 16, _read("F8_E4M3"), _ONE_ZERO, second=True)
-_INT4 = Algorithm(("U8",), -2, 0, _read(*_FLOAT), whole_numbers(4, signed=True))
-_INT8 = Algorithm(("I8",), 0, None, _read(*_FLOAT), whole_numbers(8, signed=True))
+_NVFP4 = Algorithm(("U8",), -1, 16, _scale_reader("F8_E4M3"), _ONE_ZERO, second=True)
+_INT4 = Algorithm(("U8",), -2, 0, _scale_reader(*_FLOAT), whole_numbers(4, signed=True))
+_INT8 = Algorithm(("I8",), 0, None, _scale_reader(*_FLOAT), whole_numbers(8, signed=True))
 ALGORITHMS: Mapping[str, Algorithm] = {
     "FP8": _FP8,
     "FP8_PER_CHANNEL_PER_TOKEN": _FP8,
@@ -96,8 +96,8 @@ ALGORITHMS: Mapping[str, Algorithm] = {
     "NVFP4_AWQ": _NVFP4,
     "W4A16_NVFP4": _NVFP4,
     "W4A8_NVFP4_FP8": _NVFP4,
-    "MXFP8": _FP8._replace(group=32, scale=_read("U8", "F8_E8M0")),
-    "W4A8_MXFP4_FP8": Algorithm(("U8",), -1, 32, _read("U8", "F8_E8M0"), _E2M1),
+    "MXFP8": _FP8._replace(group=32, scale=_scale_reader("U8", "F8_E8M0")),
+    "W4A8_MXFP4_FP8": Algorithm(("U8",), -1, 32, _scale_reader("U8", "F8_E8M0"), _E2M1),
     "W4A16_AWQ": _INT4,
     "W8A16": _INT8,
     "W8A8_SQ_PER_CHANNEL": _INT8,
@@ -159,7 +159,7 @@ def _scales_and_tile(
     tile: Tile = (1, shape[-1])
     if config.get("quant_algo") in _TILED:
         tile = (_TILE, _TILE)
-        tiles = (*shape[:-2], *grid_of(shape, tile))
+        tiles = (*shape[:-2], *tile_grid(shape, tile))
         if values.shape != (*tiles[:-1], 1, tiles[-1], 1):  # as it is exported
             check_shape(NAME, SCALE, values.shape, tiles)
         values = values.reshape(tiles)
@@ -174,21 +174,23 @@ def _scales_and_tile(
                 f"whole or of the rows of {list(shape)}"
             )
         values = kept.reshape(*kept.shape, *(1,) * (len(shape) - axes))
-    return GroupNumbers(as_matrices(values, shape, grid_of(shape, tile)), found.table), tile
+    return GroupNumbers(
+        broadcast_to_matrices(values, shape, tile_grid(shape, tile)), found.table
+    ), tile
 
 
 def _lay_out_codes(
     parts: Parts, algorithm: Algorithm, shape: tuple[int, ...]
-) -> tuple[LaidCodes, F32]:
+) -> tuple[PackedCodes, F32]:
     """Return (a weight's codes, float32 number of each code)."""
-    raw = raw_of(NAME, parts, _MAIN, algorithm.encodings)
+    raw = part_raw(NAME, parts, _MAIN, algorithm.encodings)
     if algorithm.packs == -2:
         held = raw.reshape(-1, *parts[_MAIN].shape[-2:])
-        return LaidCodes(4, "pairs", held), algorithm.codes.values.astype(np.float32)
-    return codes_of(raw, algorithm.codes.bits, shape, algorithm.codes.values)
+        return PackedCodes(4, "pairs", held), algorithm.codes.values.astype(np.float32)
+    return wrap_codes(raw, algorithm.codes.bits, shape, algorithm.codes.values)
 
 
-def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayout:
     """Return the layout of a weight's codes, with its scales and the factor of each column."""
     algorithm = algorithm_of(config)
     codes, values = _lay_out_codes(parts, algorithm, shape)
@@ -198,15 +200,15 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
     else:
         tile = (1, algorithm.group)
         second = second_scale(parts, shape) if algorithm.second else None
-        held = as_matrices(scale.held, shape, grid_of(shape, tile))
+        held = broadcast_to_matrices(scale.held, shape, tile_grid(shape, tile))
         table = scale.table
         if second is not None and table is not None:
             table = table * second.reshape(-1, 1)
         scale = GroupNumbers(held, table)
     if SMOOTH in parts:
-        smooth = scales(NAME, parts, SMOOTH, _FLOAT)
+        smooth = part_scales(NAME, parts, SMOOTH, _FLOAT)
         check_shape(NAME, SMOOTH, smooth.shape, shape[-1:])
-    return LaidOut(shape, codes, values, tile, scale, factor=smooth)
+    return WeightLayout(shape, codes, values, tile, scale, factor=smooth)
 
 
 def second_scale(parts: Parts, shape: tuple[int, ...]) -> Array:
@@ -214,7 +216,7 @@ def second_scale(parts: Parts, shape: tuple[int, ...]) -> Array:
 
     It is one number, or one for each expert.
     """
-    second = scales(NAME, parts, _SECOND, ("F32",))
+    second = part_scales(NAME, parts, _SECOND, ("F32",))
     if second.size != 1:
         check_shape(NAME, _SECOND, (second.size,), shape[:1] if len(shape) > 2 else (1,))
     return second.reshape(-1, *(1,) * (len(shape) - 1))
@@ -241,7 +243,7 @@ _TOGETHER: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def as_weight(parts: Parts, *, turned: bool) -> Parts:
+def as_weight_parts(parts: Parts, *, turned: bool) -> Parts:
     """Return the parts of stacked experts under a weight's suffixes, as [experts, out, in].
 
     Experts are stored as [experts, in, out]. With `turned` the bytes are transposed too; without it
@@ -260,14 +262,14 @@ def as_weight(parts: Parts, *, turned: bool) -> Parts:
     return found
 
 
-def _lay_out_experts(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+def _lay_out_experts(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayout:
     """Return the layout of the codes of stacked experts, with their scales.
 
     Codes go down columns as they are stored, but 4-bit integers are transposed first.
     """
     if algorithm_of(config).packs == -2:
-        return _lay_out(as_weight(parts, turned=True), config, shape)
-    found = _lay_out(as_weight(parts, turned=False), config, shape)
+        return _lay_out(as_weight_parts(parts, turned=True), config, shape)
+    found = _lay_out(as_weight_parts(parts, turned=False), config, shape)
     stored = parts[""]
     held = np.frombuffer(stored.raw, np.uint8).reshape(stored.shape)
     scale, power = found.scale, parts["_weight_scale"]
@@ -285,7 +287,7 @@ EXPERTS = Dialect(
     optional=("_weight_scale_2", "_input_scale"),
     facts=DIALECT.facts,
     recognises=DIALECT.recognises,
-    shape_of=lambda parts, config: _weight_shape(as_weight(parts, turned=False), config),
+    shape_of=lambda parts, config: _weight_shape(as_weight_parts(parts, turned=False), config),
     laid_out=_lay_out_experts,
     codes=DIALECT.codes,
     coded=DIALECT.coded,

@@ -9,7 +9,7 @@
 | bitsandbytes | nothing: plain weights are quantized when loaded | as awq |
 
 Loaders differ in how a list is read, so there are two answers: whether every reader takes a module
-for a listed one (`leaves_out`), and whether none does (`claims_packed`). Other methods are not
+for a listed one (`is_listed`), and whether none does (`claims_packed`). Other methods are not
 judged.
 Source: transformers 5.23, quantizers/quantizers_utils.py (should_convert_module) and
 utils/quantization_config.py; vLLM takes a listed name anywhere in a module's; compressed-tensors
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from aprfmt.base.bounded_regex import matches_start
 from aprfmt.codecs.compressed_scope import MIXED as MIXED_FORMATS
-from aprfmt.codecs.compressed_scope import PATTERN, SCOPE, groups_of, is_named
+from aprfmt.codecs.compressed_scope import PATTERN, SCOPE, is_named, weight_groups
 from aprfmt.codecs.dialect import Config
 from aprfmt.codecs.modelopt_scope import MIXED
 from aprfmt.codecs.scope import section_mapping, section_names
@@ -81,7 +81,7 @@ def method_of(section: Config) -> Method | None:
     return METHODS.get(stated) if isinstance(stated, str) else None
 
 
-def list_of(section: Config) -> tuple[str, list[str]]:
+def unquantized_list(section: Config) -> tuple[str, list[str]]:
     """Return (key, names) of the section's list of modules that are not quantized.
 
     The key is the method's first where the section has no list, "" where the method has no key.
@@ -93,15 +93,15 @@ def list_of(section: Config) -> tuple[str, list[str]]:
     return key, section_names(section, key) if key else []
 
 
-def leaves_out(section: Config, module: str) -> bool:
+def is_listed(section: Config, module: str) -> bool:
     """Return whether a section's list names a module as not quantized, for every loader."""
     method = method_of(section)
     if method is None:
         return False
-    return any(method.fits(entry, module) for entry in list_of(section)[1])
+    return any(method.fits(entry, module) for entry in unquantized_list(section)[1])
 
 
-def fits_any(section: Config, entry: str, modules: Iterable[str]) -> bool:
+def may_list_any(section: Config, entry: str, modules: Iterable[str]) -> bool:
     """Return whether some loader may take a listed name for one of the modules.
 
     A name within a module's name counts too, as loaders differ.
@@ -131,7 +131,7 @@ def claims_packed(section: Config, module: str, spellings: Iterable[str]) -> boo
     if method is None or not method.all_others:
         return False
     every = [*spellings]
-    if any(fits_any(section, entry, every) for entry in list_of(section)[1]):
+    if any(may_list_any(section, entry, every) for entry in unquantized_list(section)[1]):
         return False
     if method is METHODS["compressed-tensors"]:
         return _is_targeted(section, every)
@@ -160,7 +160,7 @@ def _is_targeted(section: Config, spellings: Iterable[str]) -> bool:
 
     With one group a target that is the class Linear, or that fits one of the names, is enough.
     """
-    every, groups = [*spellings], groups_of(section)
+    every, groups = [*spellings], weight_groups(section)
     if len(groups) > 1 or section.get("format") == MIXED_FORMATS:
         return all(SCOPE.at(section, module) is not None for module in every)
     targets = [target for group in groups.values() for target in section_names(group, "targets")]
@@ -177,7 +177,7 @@ def group_without_modules(section: Config, modules: Iterable[str]) -> str:
     """
     if section.get("quant_method") != "compressed-tensors":
         return ""
-    groups, every = groups_of(section), [*modules]
+    groups, every = weight_groups(section), [*modules]
     if len(groups) != 1:
         return ""
     ((name, group),) = groups.items()

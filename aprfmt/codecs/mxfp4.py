@@ -10,7 +10,7 @@ powers; and e = 255, a NaN in the OCP specification, is the next power of two, a
 import numpy as np
 
 from aprfmt.codecs.base import F32, U8, BlockCodec, Blocks
-from aprfmt.codecs.bits import halves, join_halves
+from aprfmt.codecs.bits import pack_halves, unpack_halves
 
 # Twice the values of E2M1; code 8 is a zero without sign.
 VALUES: F32 = np.array((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12), np.float32)
@@ -49,7 +49,7 @@ class MXFP4(BlockCodec):
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 32] with VALUES[q] times half the block's power of two."""
-        np.take(VALUES, halves(block["qs"]), out=out.reshape(-1, 2, 16), mode="wrap")
+        np.take(VALUES, unpack_halves(block["qs"]), out=out.reshape(-1, 2, 16), mode="wrap")
         out *= half_power(block["e"])[:, None]
 
     def block_steps(self, block: Blocks) -> F32:
@@ -70,7 +70,7 @@ class MXFP4(BlockCodec):
         exponent = np.floor(np.log2(largest.astype(np.float64)).astype(np.float32)) - 2 + 127
         e = np.where(largest > 0, exponent, 0).astype(np.int32).astype(np.uint8)
         block["e"] = e
-        block["qs"] = join_halves(nearest_e2m1(x, half_power(e)[:, None]))
+        block["qs"] = pack_halves(nearest_e2m1(x, half_power(e)[:, None]))
 
 
 CODEC = MXFP4()

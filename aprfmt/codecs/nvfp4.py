@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from aprfmt.codecs.base import CHUNK, F32, U8, Array, BlockCodec, Blocks, Bytes, part
-from aprfmt.codecs.bits import join_halves
+from aprfmt.codecs.base import CHUNK, F32, U8, Array, BlockCodec, Blocks, Bytes, part_bytes
+from aprfmt.codecs.bits import pack_halves
 from aprfmt.codecs.mxfp4 import GAP, VALUES, nearest_e2m1
 from aprfmt.errors import CodecError
 
@@ -72,7 +72,7 @@ class NVFP4(BlockCodec):
         """
         if SCALE not in raw or not out.size:
             return
-        whole = self._whole(raw, out.size)
+        whole = self._tensor_scales(raw, out.size)
         records = self.main(raw, out).view(self.layout)
         step = max(1, CHUNK // self.block_size)
         with np.errstate(all="ignore"):
@@ -86,19 +86,19 @@ class NVFP4(BlockCodec):
 
     def steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
         """Return float32 [count]: scale times the widest gap of the table, times part "scale"."""
-        d = part(self.name, raw).view(self.layout)["d"]
+        d = part_bytes(self.name, raw).view(self.layout)["d"]
         found: F32 = (HALF_SCALES[d] * GAP).reshape(-1).repeat(16)[:count]
         if SCALE in raw and count:
-            whole = np.abs(self._whole(raw, count))
+            whole = np.abs(self._tensor_scales(raw, count))
             found = found * whole[np.arange(count) * len(whole) // count]
         return found
 
-    def _whole(self, raw: Mapping[str, Bytes], count: int) -> F32:
+    def _tensor_scales(self, raw: Mapping[str, Bytes], count: int) -> F32:
         """Return part "scale" as float32 [1] or [experts], for a weight of `count` elements.
 
         Raises CodecError where its length does not fit.
         """
-        data = part(self.name, raw, SCALE)
+        data = part_bytes(self.name, raw, SCALE)
         experts = data.size // 4
         if data.size % 4 or not experts or count % (experts * self.block_size):
             raise CodecError(
@@ -117,8 +117,8 @@ class NVFP4(BlockCodec):
         """
         found = dict(super().cut(raw, start, stop))
         if SCALE in raw and len(raw[SCALE]) > 4:
-            blocks = part(self.name, raw).size // self.type_size
-            whole = self._whole(raw, blocks * self.block_size)
+            blocks = part_bytes(self.name, raw).size // self.type_size
+            whole = self._tensor_scales(raw, blocks * self.block_size)
             each = np.arange(start // self.block_size, -(-stop // self.block_size))
             found[SCALE] = whole[each * len(whole) // blocks].tobytes()
         elif SCALE in raw:
@@ -145,7 +145,7 @@ class NVFP4(BlockCodec):
         d = scale_byte(np.abs(runs).max(axis=1) / np.float32(6))
         block["d"] = d.reshape(-1, 4)
         codes = nearest_e2m1(runs, HALF_SCALES[d][:, None])
-        block["qs"] = join_halves(codes).reshape(-1, 32)
+        block["qs"] = pack_halves(codes).reshape(-1, 32)
 
 
 CODEC = NVFP4()

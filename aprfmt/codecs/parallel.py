@@ -42,7 +42,7 @@ def cpu_count() -> int:
     return os.cpu_count() or 1
 
 
-def run(tasks: Sequence[Callable[[], None]], threads: int) -> None:
+def run_tasks(tasks: Sequence[Callable[[], None]], threads: int) -> None:
     """Run all tasks on at most `threads` threads, the caller's included, and wait for them.
 
     Within a task they run one after another. The first error is raised after all have ended.
@@ -55,7 +55,7 @@ def run(tasks: Sequence[Callable[[], None]], threads: int) -> None:
     todo = iter(tasks)
     turn = threading.Lock()
 
-    def work() -> None:
+    def take_tasks() -> None:
         """Run tasks from the common list until none is left."""
         _inside.busy = True
         try:
@@ -69,10 +69,10 @@ def run(tasks: Sequence[Callable[[], None]], threads: int) -> None:
             _inside.busy = False
 
     # The caller works too, then waits for the others.
-    pool = _threads()
-    helpers = [pool.submit(work) for _ in range(min(threads, len(tasks)) - 1)]
+    pool = _thread_pool()
+    helpers = [pool.submit(take_tasks) for _ in range(min(threads, len(tasks)) - 1)]
     try:
-        work()
+        take_tasks()
     finally:
         errors = [helper.exception() for helper in helpers]
     for error in errors:
@@ -80,7 +80,7 @@ def run(tasks: Sequence[Callable[[], None]], threads: int) -> None:
             raise error
 
 
-def split(count: int, block_size: int, threads: int) -> list[tuple[int, int]]:
+def split_range(count: int, block_size: int, threads: int) -> list[tuple[int, int]]:
     """Return [(start, stop)] of equal parts of `count` elements, at most `threads` of them.
 
     Starts are multiples of `block_size` and of _STEP. There is one part where the tensor is too
@@ -107,21 +107,21 @@ def parallel_decode(
     """
     count = out.size
     view = memoryview(raw).cast("B")
-    parts = split(count, block_size, threads)
+    parts = split_range(count, block_size, threads)
     fits = len(view) == -(-count // block_size) * type_size
     if len(parts) == 1 or not fits:
         return kernel(view, out, store)
 
-    def part(start: int, stop: int) -> Callable[[], None]:
+    def decode_part(start: int, stop: int) -> Callable[[], None]:
         """Return a function that decodes elements [start, stop), which begin a block."""
         first, last = start // block_size, -(-stop // block_size)
         piece = view[first * type_size : last * type_size]
         return lambda: kernel(piece, out[start:stop], store)
 
-    run([part(start, stop) for start, stop in parts], threads)
+    run_tasks([decode_part(start, stop) for start, stop in parts], threads)
 
 
-def aligned(count: int) -> "NDArray[np.float32]":
+def aligned_array(count: int) -> "NDArray[np.float32]":
     """Return a new float32 array [count] that begins on a cache line, for streaming stores."""
     room = np.empty(count + 16, np.float32)
     skip = -room.ctypes.data % 64 // 4
@@ -129,7 +129,7 @@ def aligned(count: int) -> "NDArray[np.float32]":
     return result
 
 
-def _threads() -> "ThreadPoolExecutor":
+def _thread_pool() -> "ThreadPoolExecutor":
     """Return the process's thread pool, made on first use; no task of it waits for another."""
     global _pool
     from concurrent.futures import ThreadPoolExecutor

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from aprfmt.codecs.base import Array, Bytes, Codec, Fma, as_rows, fused
+from aprfmt.codecs.base import Array, Bytes, Codec, Fma, as_rows, is_fused
 
 
 class PlainCodec(Codec):
@@ -31,7 +31,7 @@ class PlainCodec(Codec):
         self, x: Array, *, fma: Fma = "fused", importance: Array | None = None
     ) -> Mapping[str, bytes]:
         """Return {"": bytes} of the array; CodecError for another dtype (no silent cast)."""
-        fused(fma)
+        is_fused(fma)
         return {"": as_rows(self.name, x, self.dtype).astype(self._stored, copy=False).tobytes()}
 
 

@@ -6,8 +6,8 @@
 
 import numpy as np
 
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
-from aprfmt.codecs.bits import bits
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
+from aprfmt.codecs.bits import unpack_bits
 
 
 class Q1_0(BlockCodec):
@@ -17,8 +17,8 @@ class Q1_0(BlockCodec):
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 128] with d where the element's bit is set, else -d."""
-        d = half(block["d"])
-        out[:] = np.where(bits(block["qs"]), d, -d)
+        d = scale_column(block["d"])
+        out[:] = np.where(unpack_bits(block["qs"]), d, -d)
 
 
 CODEC = Q1_0()

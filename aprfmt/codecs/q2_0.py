@@ -6,7 +6,7 @@
 
 import numpy as np
 
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
 
 
 class Q2_0(BlockCodec):
@@ -19,7 +19,7 @@ class Q2_0(BlockCodec):
         fields = block["qs"][..., None] >> np.arange(0, 8, 2, dtype=np.uint8) & 3
         out[:] = fields.reshape(-1, 64)
         out -= 1
-        out *= half(block["d"])
+        out *= scale_column(block["d"])
 
 
 CODEC = Q2_0()

@@ -10,8 +10,8 @@
 import numpy as np
 
 from aprfmt.codecs.arithmetic import largest_magnitude, nearest_product, ordered_sum
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, Codes, d_times, half
-from aprfmt.codecs.bits import crumbs, halves, join_crumbs
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, Codes, largest_steps, scale_column
+from aprfmt.codecs.bits import pack_crumbs, unpack_crumbs, unpack_halves
 from aprfmt.codecs.k_search import encode_codes, importance_weights
 from aprfmt.codecs.searches import refined_scale, signed_scale
 from aprfmt.codecs.weighted import block_first, element_first
@@ -19,8 +19,8 @@ from aprfmt.codecs.weighted import block_first, element_first
 
 def unpack_scales(packed: Codes) -> Codes:
     """Return the 6-bit scales [n, 16] of packed [n, 12]."""
-    low = halves(packed[:, :8]).reshape(-1, 16)
-    high = crumbs(packed[:, 8:]).reshape(-1, 16)
+    low = unpack_halves(packed[:, :8]).reshape(-1, 16)
+    high = unpack_crumbs(packed[:, 8:]).reshape(-1, 16)
     return low | high << 4
 
 
@@ -50,11 +50,11 @@ class Q3_K(BlockCodec):
                 kept = mask >> 4 * half_index + k & 1
                 q[:, half_index, k] = packed[:, half_index] >> 2 * k & 3 | kept << 2
         out -= 4
-        out.reshape(-1, 16, 16)[:] *= (half(block["d"]) * scales)[..., None]
+        out.reshape(-1, 16, 16)[:] *= (scale_column(block["d"]) * scales)[..., None]
 
     def block_steps(self, block: Blocks) -> F32:
         """Return float32 [n]: |d| times the largest magnitude of scale - 32 of the superblock."""
-        return d_times(block, unpack_scales(block["scales"]).astype(np.int8) - 32)
+        return largest_steps(block, unpack_scales(block["scales"]).astype(np.int8) - 32)
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
@@ -80,12 +80,12 @@ class Q3_K(BlockCodec):
             scales = block_first(outer, 16)
         block["d"] = d
         block["scales"] = pack_scales(scales)
-        rounded = half(block["d"]) * (scales.astype(np.float32) - 32)
+        rounded = scale_column(block["d"]) * (scales.astype(np.float32) - 32)
         codes = encode_codes(x, block_first(code, 256), rounded, (-4, 3), plus=4)
         block["hmask"] = np.packbits((codes >> 2).reshape(-1, 8, 32), axis=1, bitorder="little")[
             :, 0
         ]
-        block["qs"] = join_crumbs((codes & 3).reshape(-1, 4, 32)).reshape(-1, 64)
+        block["qs"] = pack_crumbs((codes & 3).reshape(-1, 4, 32)).reshape(-1, 64)
 
 
 CODEC = Q3_K()

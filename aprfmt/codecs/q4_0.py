@@ -6,9 +6,9 @@
 
 import numpy as np
 
-from aprfmt.codecs.arithmetic import largest_magnitude, multiply_add, reciprocal, to_int
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
-from aprfmt.codecs.bits import halves, join_halves
+from aprfmt.codecs.arithmetic import largest_magnitude, multiply_add, reciprocal, truncate_to_int
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
+from aprfmt.codecs.bits import pack_halves, unpack_halves
 from aprfmt.codecs.weighted import weighted_signed_scale
 
 
@@ -21,9 +21,9 @@ class Q4_0(BlockCodec):
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 32] with (q - 8) * d."""
-        out.reshape(-1, 2, 16)[:] = halves(block["qs"])
+        out.reshape(-1, 2, 16)[:] = unpack_halves(block["qs"])
         out -= 8
-        out *= half(block["d"])
+        out *= scale_column(block["d"])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
@@ -37,9 +37,9 @@ class Q4_0(BlockCodec):
         else:
             d = largest_magnitude(x) / np.float32(-8)
             wanted = multiply_add(x, reciprocal(d)[:, None], np.float32(8.5), fused)
-            q = np.minimum(to_int(wanted), 15).astype(np.uint8)
+            q = np.minimum(truncate_to_int(wanted), 15).astype(np.uint8)
         block["d"] = d
-        block["qs"] = join_halves(q)
+        block["qs"] = pack_halves(q)
 
 
 CODEC = Q4_0()

@@ -7,8 +7,8 @@
 
 import numpy as np
 
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
-from aprfmt.codecs.bits import halves, join_halves
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
+from aprfmt.codecs.bits import pack_halves, unpack_halves
 from aprfmt.codecs.weighted import plain_scale_and_min, weighted_scale_and_min
 
 
@@ -21,9 +21,9 @@ class Q4_1(BlockCodec):
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 32] with q * d + m, rounded twice as by ggml's decoder."""
-        out.reshape(-1, 2, 16)[:] = halves(block["qs"])
-        out *= half(block["d"])
-        out += half(block["m"])
+        out.reshape(-1, 2, 16)[:] = unpack_halves(block["qs"])
+        out *= scale_column(block["d"])
+        out += scale_column(block["m"])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
@@ -37,7 +37,7 @@ class Q4_1(BlockCodec):
         else:
             d, m, q = plain_scale_and_min(x, 15, fused)
         block["d"], block["m"] = d, m
-        block["qs"] = join_halves(np.minimum(q, 15))
+        block["qs"] = pack_halves(np.minimum(q, 15))
 
 
 CODEC = Q4_1()

@@ -7,12 +7,20 @@
 """
 
 from aprfmt.codecs import k_scales
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, d_times, half
-from aprfmt.codecs.bits import join_halves
-from aprfmt.codecs.k_search import SearchPlan, scales_and_mins
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, largest_steps, scale_column
+from aprfmt.codecs.bits import pack_halves
+from aprfmt.codecs.k_search import SearchPlan, encode_scales_and_mins
 from aprfmt.codecs.searches import ScaleSteps
 
-_PLAN = SearchPlan(32, 15, 63, ScaleSteps(-1.0, 0.1, 20), 2, k_scales.pack, k_scales.unpack)
+_PLAN = SearchPlan(
+    32,
+    15,
+    63,
+    ScaleSteps(-1.0, 0.1, 20),
+    2,
+    k_scales.pack_scales_and_mins,
+    k_scales.unpack_scales_and_mins,
+)
 
 
 class Q4_K(BlockCodec):
@@ -25,18 +33,18 @@ class Q4_K(BlockCodec):
 
         The products d*scale and dmin*min are rounded first: bit equality needs that order.
         """
-        scales, mins = k_scales.unpack(block["scales"])
+        scales, mins = k_scales.unpack_scales_and_mins(block["scales"])
         runs = block["qs"].reshape(-1, 4, 32)
         q = out.reshape(-1, 4, 2, 32)  # (block, run, low or high, element)
         q[:, :, 0] = runs & 15
         q[:, :, 1] = runs >> 4
         elements = out.reshape(-1, 8, 32)
-        elements *= (half(block["d"]) * scales)[..., None]
-        elements -= (half(block["dmin"]) * mins)[..., None]
+        elements *= (scale_column(block["d"]) * scales)[..., None]
+        elements -= (scale_column(block["dmin"]) * mins)[..., None]
 
     def block_steps(self, block: Blocks) -> F32:
         """Return float32 [n]: |d| times the largest scale of the superblock."""
-        return d_times(block, k_scales.unpack(block["scales"])[0])
+        return largest_steps(block, k_scales.unpack_scales_and_mins(block["scales"])[0])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
@@ -45,10 +53,10 @@ class Q4_K(BlockCodec):
 
         `weights` is the importance of each element; `sigma2` is not used.
         """
-        found = scales_and_mins(x, _PLAN, weights, fused)
+        found = encode_scales_and_mins(x, _PLAN, weights, fused)
         block["d"], block["dmin"] = found.d, found.dmin
         block["scales"] = found.scales
-        block["qs"] = join_halves(found.codes.reshape(-1, 64)).reshape(-1, 128)
+        block["qs"] = pack_halves(found.codes.reshape(-1, 64)).reshape(-1, 128)
 
 
 CODEC = Q4_K()

@@ -7,9 +7,9 @@
 
 import numpy as np
 
-from aprfmt.codecs.arithmetic import largest_magnitude, multiply_add, reciprocal, to_int
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
-from aprfmt.codecs.bits import bits, halves, join_bits, join_halves
+from aprfmt.codecs.arithmetic import largest_magnitude, multiply_add, reciprocal, truncate_to_int
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
+from aprfmt.codecs.bits import pack_bits, pack_halves, unpack_bits, unpack_halves
 from aprfmt.codecs.weighted import weighted_signed_scale
 
 
@@ -22,10 +22,10 @@ class Q5_0(BlockCodec):
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 32] with (q - 16) * d."""
-        low = halves(block["qs"]).reshape(-1, 32)
-        out[:] = low | bits(block["qh"]) << 4
+        low = unpack_halves(block["qs"]).reshape(-1, 32)
+        out[:] = low | unpack_bits(block["qh"]) << 4
         out -= 16
-        out *= half(block["d"])
+        out *= scale_column(block["d"])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
@@ -39,10 +39,10 @@ class Q5_0(BlockCodec):
         else:
             d = largest_magnitude(x) / np.float32(-16)
             wanted = multiply_add(x, reciprocal(d)[:, None], np.float32(16.5), fused)
-            q = np.minimum(to_int(wanted), 31).astype(np.uint8)
+            q = np.minimum(truncate_to_int(wanted), 31).astype(np.uint8)
         block["d"] = d
-        block["qh"] = join_bits(q >> 4)
-        block["qs"] = join_halves(q & 15)
+        block["qh"] = pack_bits(q >> 4)
+        block["qs"] = pack_halves(q & 15)
 
 
 CODEC = Q5_0()

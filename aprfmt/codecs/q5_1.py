@@ -6,8 +6,8 @@
 8  16  qs  low nibbles are elements 0-15, high nibbles 16-31
 """
 
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
-from aprfmt.codecs.bits import bits, halves, join_bits, join_halves
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
+from aprfmt.codecs.bits import pack_bits, pack_halves, unpack_bits, unpack_halves
 from aprfmt.codecs.weighted import plain_scale_and_min, weighted_scale_and_min
 
 
@@ -20,10 +20,10 @@ class Q5_1(BlockCodec):
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 32] with q * d + m, rounded twice as by ggml's decoder."""
-        low = halves(block["qs"]).reshape(-1, 32)
-        out[:] = low | bits(block["qh"]) << 4
-        out *= half(block["d"])
-        out += half(block["m"])
+        low = unpack_halves(block["qs"]).reshape(-1, 32)
+        out[:] = low | unpack_bits(block["qh"]) << 4
+        out *= scale_column(block["d"])
+        out += scale_column(block["m"])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
@@ -37,8 +37,8 @@ class Q5_1(BlockCodec):
         else:
             d, m, q = plain_scale_and_min(x, 31, fused)
         block["d"], block["m"] = d, m
-        block["qh"] = join_bits(q >> 4 & 1)
-        block["qs"] = join_halves(q & 15)
+        block["qh"] = pack_bits(q >> 4 & 1)
+        block["qs"] = pack_halves(q & 15)
 
 
 CODEC = Q5_1()

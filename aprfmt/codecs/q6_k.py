@@ -12,8 +12,8 @@ Each half h of 128 elements has 64 bytes of ql and 32 of qh. Element 32k + l of 
 import numpy as np
 
 from aprfmt.codecs.arithmetic import largest_magnitude, nearest_product
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, d_times, half
-from aprfmt.codecs.bits import join_crumbs, join_halves
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, largest_steps, scale_column
+from aprfmt.codecs.bits import pack_crumbs, pack_halves
 from aprfmt.codecs.k_search import encode_codes
 from aprfmt.codecs.searches import SMALLEST, signed_scale
 from aprfmt.codecs.weighted import block_first, element_first
@@ -36,11 +36,11 @@ class Q6_K(BlockCodec):
             nibble = low[:, :, k % 2] >> 4 if k >= 2 else low[:, :, k % 2] & 15
             q[:, :, k] = nibble | (high >> 2 * k & 3) << 4
         out -= 32
-        out.reshape(-1, 16, 16)[:] *= (half(block["d"]) * block["scales"])[..., None]
+        out.reshape(-1, 16, 16)[:] *= (scale_column(block["d"]) * block["scales"])[..., None]
 
     def block_steps(self, block: Blocks) -> F32:
         """Return float32 [n]: |d| times the largest magnitude of the superblock's scales."""
-        return d_times(block, block["scales"])
+        return largest_steps(block, block["scales"])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
@@ -56,10 +56,10 @@ class Q6_K(BlockCodec):
         inverse = np.float32(-128) / largest
         block["d"] = np.float32(1) / inverse
         block["scales"] = np.minimum(nearest_product(inverse[:, None], values, fused), 127)
-        rounded = half(block["d"]) * block["scales"]
+        rounded = scale_column(block["d"]) * block["scales"]
         codes = encode_codes(x, block_first(code, 256), rounded, (-32, 31), plus=32)
-        block["ql"] = join_halves((codes & 15).reshape(-1, 128)).reshape(-1, 128)
-        block["qh"] = join_crumbs((codes >> 4).reshape(-1, 4, 32)).reshape(-1, 64)
+        block["ql"] = pack_halves((codes & 15).reshape(-1, 128)).reshape(-1, 128)
+        block["qh"] = pack_crumbs((codes >> 4).reshape(-1, 4, 32)).reshape(-1, 64)
         block[np.abs(largest) < SMALLEST] = np.zeros((), self.layout)
 
 

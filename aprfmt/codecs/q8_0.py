@@ -7,7 +7,7 @@
 import numpy as np
 
 from aprfmt.codecs.arithmetic import reciprocal, round_half_away
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
 
 
 class Q8_0(BlockCodec):
@@ -19,7 +19,7 @@ class Q8_0(BlockCodec):
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 32] with q * d."""
         out[:] = block["qs"]
-        out *= half(block["d"])
+        out *= scale_column(block["d"])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None

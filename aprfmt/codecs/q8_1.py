@@ -7,7 +7,7 @@
 gguf-py's table says 40 bytes (two float32); ggml's struct has had two float16 since 2023.
 """
 
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
 
 
 class Q8_1(BlockCodec):
@@ -18,7 +18,7 @@ class Q8_1(BlockCodec):
     def decode_blocks(self, block: Blocks, out: F32) -> None:
         """Fill `out` [n, 32] with q * d."""
         out[:] = block["qs"]
-        out *= half(block["d"])
+        out *= scale_column(block["d"])
 
 
 CODEC = Q8_1()

@@ -21,7 +21,7 @@ import numpy as np
 
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.codecs import double_quant
-from aprfmt.codecs.base import F32, U8, Bytes, check_length, part
+from aprfmt.codecs.base import F32, U8, Bytes, check_length, part_bytes
 from aprfmt.errors import CodecError
 
 ABSMAX, QUANT_MAP = "absmax", "quant_map"
@@ -55,7 +55,7 @@ class QuantState:
 def _parse_state(name: str, raw: Mapping[str, Bytes]) -> dict[str, Any]:
     """Return the quant state's JSON object, its values unchecked; CodecError if there is none."""
     suffix = ENCODINGS[name].claim
-    text = bytes(part(name, raw, suffix)[: _JSON_LIMIT + 1])
+    text = bytes(part_bytes(name, raw, suffix)[: _JSON_LIMIT + 1])
     if len(text) > _JSON_LIMIT:
         raise CodecError(f"{name}: {suffix} has more than {_JSON_LIMIT} bytes; expected about 200")
     try:
@@ -83,7 +83,7 @@ def is_nested(name: str, raw: Mapping[str, Bytes]) -> bool:
     return "nested_blocksize" in _parse_state(name, raw)
 
 
-def state_of(name: str, raw: Mapping[str, Bytes]) -> QuantState:
+def read_state(name: str, raw: Mapping[str, Bytes]) -> QuantState:
     """Return the checked quant state.
 
     Raises CodecError for anything the library would not have written.
@@ -138,19 +138,19 @@ def _check_shape(name: str, value: object) -> tuple[int, ...]:
     return tuple(value)
 
 
-def absmax_of(name: str, raw: Mapping[str, Bytes], state: QuantState) -> F32:
+def read_absmax(name: str, raw: Mapping[str, Bytes], state: QuantState) -> F32:
     """Return the absmax of each block, float32 [blocks], double quantization undone.
 
     Raises CodecError where a part has the wrong length.
     """
-    data = part(name, raw, ABSMAX)
+    data = part_bytes(name, raw, ABSMAX)
     if not state.nested_blocksize:
         check_length(name, data.size, 4 * state.blocks, f"absmax of {state.blocks} blocks")
         return data.view("<f4").astype(np.float32, copy=False)
     check_length(name, data.size, state.blocks, f"quantized absmax of {state.blocks} blocks")
-    code = part(name, raw, NESTED_QUANT_MAP)
+    code = part_bytes(name, raw, NESTED_QUANT_MAP)
     check_length(name, code.size, 4 * 256, NESTED_QUANT_MAP)
-    nested = part(name, raw, NESTED_ABSMAX)
+    nested = part_bytes(name, raw, NESTED_ABSMAX)
     groups = -(-state.blocks // state.nested_blocksize)
     check_length(name, nested.size, 4 * groups, f"{NESTED_ABSMAX} of {state.blocks} blocks")
     scale = nested.view("<f4")[np.arange(state.blocks) // state.nested_blocksize]
@@ -159,14 +159,14 @@ def absmax_of(name: str, raw: Mapping[str, Bytes], state: QuantState) -> F32:
     return absmax
 
 
-def code_of(name: str, raw: Mapping[str, Bytes]) -> F32:
+def read_code(name: str, raw: Mapping[str, Bytes]) -> F32:
     """Return float32 [16]: the values of the nibbles, as the file stores them."""
-    data = part(name, raw, QUANT_MAP)
+    data = part_bytes(name, raw, QUANT_MAP)
     check_length(name, data.size, 4 * 16, QUANT_MAP)
     return data.view("<f4").astype(np.float32, copy=False)
 
 
-def companions(
+def encode_companions(
     name: str,
     code: F32,
     absmax: F32,
@@ -202,7 +202,7 @@ def companions(
 
 def cut_companions(name: str, raw: Mapping[str, Bytes], start: int, stop: int) -> dict[str, Bytes]:
     """Return {suffix: bytes} of the companions of elements [start, stop), as a 1-D weight."""
-    state = state_of(name, raw)
+    state = read_state(name, raw)
     found = json.loads(bytes(raw[ENCODINGS[name].claim]))
     found["shape"] = [stop - start]
     first, last = start // state.blocksize, -(-stop // state.blocksize)

@@ -90,22 +90,22 @@ def grid_of_blocks(
     outputs, inputs = shape
     step = max(1, _CHUNK // max(inputs, 1))
 
-    def blocks(start: int, stop: int) -> Blocks:
+    def read_blocks(start: int, stop: int) -> Blocks:
         """Return the blocks of rows [start, stop), [rows, blocks] records."""
         return np.frombuffer(rows(start, stop), kind.layout).reshape(stop - start, -1)
 
-    def codes(start: int, stop: int) -> U8:
+    def read_codes(start: int, stop: int) -> U8:
         """Return the codes of rows [start, stop), uint8 [rows, in/2], the low nibble first."""
         made, native = np.empty((stop - start, inputs // 2), np.uint8), native_kernels()
         if native is not None:
-            qs = blocks(start, stop)["qs"]
+            qs = read_blocks(start, stop)["qs"]
             qs = qs.reshape(-1, qs.shape[-1])
             native.halves(qs, row.half, made.reshape(qs.shape), True)
             return made
         for at in range(start, stop, step):
             end = min(at + step, stop)
-            qs = np.ascontiguousarray(blocks(at, end)["qs"]).reshape(-1, row.half)
+            qs = np.ascontiguousarray(read_blocks(at, end)["qs"]).reshape(-1, row.half)
             made[at - start : end - start] = halves_to_pairs(qs).reshape(end - at, -1)
         return made
 
-    return GridWeight(shape, row.groups(blocks(0, outputs), whole), codes)
+    return GridWeight(shape, row.groups(read_blocks(0, outputs), whole), read_codes)

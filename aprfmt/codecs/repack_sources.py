@@ -20,12 +20,12 @@ from aprfmt.codecs.dialect import (
     StoredPart,
     check_shape,
     part_array,
+    part_scales,
+    part_words,
     required_part,
-    scales,
-    words_of,
 )
 from aprfmt.codecs.grids import GridWeight, Groups
-from aprfmt.codecs.laid_out import LaidCodes, transpose_numbers
+from aprfmt.codecs.laid_out import PackedCodes, transpose_numbers
 from aprfmt.codecs.lattice import PackedWeight
 from aprfmt.errors import CodecError
 
@@ -37,7 +37,7 @@ def _rows_of_bytes(part: StoredPart, rows: int) -> U8:
     return np.frombuffer(part.raw, np.uint8).reshape(rows, -1)
 
 
-def _rows_of(main: StoredPart, shape: tuple[int, ...]) -> Callable[[int, int], U8]:
+def code_rows(main: StoredPart, shape: tuple[int, ...]) -> Callable[[int, int], U8]:
     """Return a function of (start, stop) that gives the code bytes of these rows of a main part.
 
     The low nibble of a byte is the first code.
@@ -88,7 +88,7 @@ def _micro_grid(
         raise CodecError(f"scales are {exponents.encoding}, expected {' or '.join(form.split())}")
     held = _rows_of_bytes(exponents, int(np.prod(shape[:-1], dtype=np.int64)))
     groups = Groups(size, held, whole=whole, exact=exact, divisor=divisor, codes="e2m1")
-    return GridWeight(shape, groups, _rows_of(main, shape))
+    return GridWeight(shape, groups, code_rows(main, shape))
 
 
 _POWERS, _E4M3 = "U8 F8_E8M0", "F8_E4M3"
@@ -115,7 +115,7 @@ def read_modelopt_experts(packed: PackedWeight, target: str) -> GridWeight:
 
     They are stored with inputs before outputs and are transposed.
     """
-    return _read_modelopt(nvidia.as_weight(packed.parts, turned=True), packed.config, target)
+    return _read_modelopt(nvidia.as_weight_parts(packed.parts, turned=True), packed.config, target)
 
 
 def _read_modelopt(parts: Parts, config: Config, target: str) -> GridWeight:
@@ -138,11 +138,11 @@ def read_compressed_micro(packed: PackedWeight, target: str) -> GridWeight:
     NVFP4's global scale is a divisor; `exact` says whether its reciprocal gives the same scales.
     """
     parts, config = packed.parts, packed.config
-    kind, size, powers = compressed.micro_formats(config)
+    kind, size, powers = compressed.micro_format(config)
     _check_four_bits(kind.kind.bits)
     form, shape = _scale_form(target, powers is not None), packed.dialect.shape_of(parts, config)
     main, stored = parts[packed.dialect.main], required_part(NAME, parts, compressed.SCALE)
-    held = scales(NAME, parts, compressed.SCALE, form.split())
+    held = part_scales(NAME, parts, compressed.SCALE, form.split())
     whole, divisor, exact = None, None, True
     if powers is None:
         divisor = compressed.global_scale(parts)
@@ -163,7 +163,7 @@ def read_gpt_oss(packed: PackedWeight, target: str) -> GridWeight:
         required_part("gpt_oss", parts, "_scales"),
     )
     check_shape("gpt_oss", "_scales", power.shape, parts["_blocks"].shape[:3])
-    scales("gpt_oss", parts, "_scales", ("U8",))
+    part_scales("gpt_oss", parts, "_scales", ("U8",))
     return _micro_grid(shape, parts["_blocks"], power, 32, _POWERS)
 
 
@@ -177,7 +177,7 @@ def read_fp8_micro(packed: PackedWeight, target: str) -> GridWeight:
     if main.encoding not in fp8_block.PACKED:
         raise CodecError(f"its codes are {main.encoding}, of eight bits")
     shape, suffix = dialect.shape_of(parts, packed.config), dialect.parts[0]
-    scales(fp8_block.NAME, parts, suffix, _POWERS.split())  # none is NaN
+    part_scales(fp8_block.NAME, parts, suffix, _POWERS.split())  # none is NaN
     return _micro_grid(shape, main, parts[suffix], 32, _POWERS)
 
 
@@ -195,7 +195,7 @@ def read_mlx_micro(packed: PackedWeight, target: str) -> GridWeight:
     check_shape(mlx.NAME, ".scales", stored.shape, (*shape[:-1], shape[-1] // size))
     if mode == "nvfp4":
         as_floats = stored._replace(encoding="F8_E4M3")
-        scales(mlx.NAME, {".scales": as_floats}, ".scales", ("F8_E4M3",))
+        part_scales(mlx.NAME, {".scales": as_floats}, ".scales", ("F8_E4M3",))
     return _micro_grid(shape, required_part(mlx.NAME, packed.parts, ".weight"), stored, size, "U8")
 
 
@@ -214,7 +214,7 @@ def read_mlx_affine(packed: PackedWeight, target: str) -> GridWeight:
     for suffix, held in zip((".scales", ".biases"), found, strict=True):
         check_shape(mlx.NAME, suffix, held.shape, (*shape[:-1], shape[-1] // size))
     groups = Groups(size, _flatten_matrices(found[0]), _flatten_matrices(found[1]), "it has biases")
-    return GridWeight(shape, groups, _rows_of(parts[".weight"], shape))
+    return GridWeight(shape, groups, code_rows(parts[".weight"], shape))
 
 
 def _zero_point_groups(size: int, scale: F32, zeros: F32) -> Groups:
@@ -240,21 +240,21 @@ def read_gptq(packed: PackedWeight, target: str) -> GridWeight:
     _check_four_bits(config.get("bits"))
     outputs, inputs = packed.dialect.shape_of(parts, config)
     scale = _check_finite(gptq.NAME, ".scales", part_array(gptq.NAME, parts, ".scales", _FLOATS))
-    zeros = gptq.zeros_of(parts, config, outputs, scale)
+    zeros = gptq.read_zero_points(parts, config, outputs, scale)
     count = scale.shape[0]
-    group = gptq.groups_of(parts, config, inputs, count)
+    group = gptq.input_groups(parts, config, inputs, count)
     size = inputs // count if count else 0
     if not size or not np.array_equal(group, np.arange(inputs) // size):
         raise CodecError("its inputs are grouped in another order (g_idx)")
-    words = words_of(gptq.NAME, parts, ".qweight", ("I32",))
-    every = LaidCodes(4, "columns", words[None])
+    words = part_words(gptq.NAME, parts, ".qweight", ("I32",))
+    every = PackedCodes(4, "columns", words[None])
 
-    def codes(start: int, stop: int) -> U8:
+    def read_codes(start: int, stop: int) -> U8:
         """Return the codes of rows [start, stop), uint8 [rows, in/2], the low nibble first."""
         return np.ascontiguousarray(every.streams(0, start, stop))
 
     groups = _zero_point_groups(size, transpose_numbers(scale), zeros.T)
-    return GridWeight((outputs, inputs), groups, codes)
+    return GridWeight((outputs, inputs), groups, read_codes)
 
 
 def read_awq(packed: PackedWeight, target: str) -> GridWeight:
@@ -262,15 +262,15 @@ def read_awq(packed: PackedWeight, target: str) -> GridWeight:
     parts, config = packed.parts, packed.config
     outputs, inputs = packed.dialect.shape_of(parts, config)
     scale = _check_finite(awq.NAME, ".scales", part_array(awq.NAME, parts, ".scales", _FLOATS))
-    zeros, size = awq.zeros_of(parts, config, outputs, inputs, scale)
-    held = awq.codes_of(words_of(awq.NAME, parts, ".qweight", ("I32",)))
+    zeros, size = awq.read_zero_points(parts, config, outputs, inputs, scale)
+    held = awq.wrap_words(part_words(awq.NAME, parts, ".qweight", ("I32",)))
 
-    def codes(start: int, stop: int) -> U8:
+    def read_codes(start: int, stop: int) -> U8:
         """Return the codes of rows [start, stop), uint8 [rows, in/2], the low nibble first."""
         return np.ascontiguousarray(held.streams(0, start, stop))
 
     groups = _zero_point_groups(size, transpose_numbers(scale), zeros)
-    return GridWeight((outputs, inputs), groups, codes)
+    return GridWeight((outputs, inputs), groups, read_codes)
 
 
 def read_compressed_integers(packed: PackedWeight, target: str) -> GridWeight:
@@ -279,7 +279,7 @@ def read_compressed_integers(packed: PackedWeight, target: str) -> GridWeight:
     `target` is not used.
     """
     parts, config = packed.parts, packed.config
-    _check_four_bits(compressed.weights_of(config).get("num_bits"))
+    _check_four_bits(compressed.weight_arguments(config).get("num_bits"))
     shape = packed.dialect.shape_of(parts, config)
     main = required_part(NAME, parts, packed.dialect.main)
     scale, zeros = compressed.group_numbers(parts, config, shape)
@@ -293,4 +293,4 @@ def read_compressed_integers(packed: PackedWeight, target: str) -> GridWeight:
         if zeros is None
         else _zero_point_groups(size, flat, _flatten_matrices(zeros + 8))
     )
-    return GridWeight(shape, groups, _rows_of(main, shape))
+    return GridWeight(shape, groups, code_rows(main, shape))

@@ -17,7 +17,7 @@ from aprfmt.codecs import decode, native_kernels
 from aprfmt.codecs.base import F32, U8
 from aprfmt.codecs.grids import GridWeight
 from aprfmt.codecs.lattice import PackedWeight
-from aprfmt.codecs.parallel import run
+from aprfmt.codecs.parallel import run_tasks
 from aprfmt.codecs.repack_sources import (
     read_awq,
     read_compressed_integers,
@@ -149,26 +149,33 @@ class Repacked:
         found: list[tuple[int, float]] = []
         native = native_kernels()
 
-        def band(start: int, stop: int) -> None:
+        def count_band(start: int, stop: int) -> None:
             """Append the counts of rows [start, stop) to `found`."""
-            changed = self._changed if native is None else partial(self._regrouped, native.regroup)
+            changed = (
+                self._count_by_decoding
+                if native is None
+                else partial(self._count_by_kernel, native.regroup)
+            )
             found.append(changed(start, stop))
 
-        run([partial(band, *each) for each in bands], threads)
+        run_tasks([partial(count_band, *each) for each in bands], threads)
         return GroupCounts(
             count, sum(each[0] for each in found), max((each[1] for each in found), default=0.0)
         )
 
-    def _regrouped(self, regroup: Regroup, start: int, stop: int) -> tuple[int, float]:
+    def _count_by_kernel(self, regroup: Regroup, start: int, stop: int) -> tuple[int, float]:
         """Return (groups that change, largest change) of rows [start, stop), by a native kernel."""
         before = self.source.groups.rows(start, stop)
         made = {name: held[start:stop] for name, held in self._numbers.items()}
         with np.errstate(all="ignore"):
-            numbers = before.three(), self.row.into.held(before, made).three()
+            numbers = (
+                before.scale_zero_offset(),
+                self.row.into.held(before, made).scale_zero_offset(),
+            )
         codes = self.source.codes(start, stop)
         return regroup(codes, before.size, before.numbers_of_codes(), *numbers, 0.0)
 
-    def _changed(self, start: int, stop: int) -> tuple[int, float]:
+    def _count_by_decoding(self, start: int, stop: int) -> tuple[int, float]:
         """Return (groups that change, largest change) of rows [start, stop), by decoding both.
 
         It is the reference of the native kernel.

@@ -7,7 +7,7 @@ codes are nearest under what is stored.
 import numpy as np
 
 from aprfmt.codecs.base import F32, U8
-from aprfmt.codecs.bits import join_pairs
+from aprfmt.codecs.bits import pack_pairs
 from aprfmt.codecs.grids import Groups
 
 # Between neighbouring E2M1 magnitudes; a tie goes to the even code: up where `>=` stands.
@@ -37,7 +37,7 @@ def integer_codes(values: F32, groups: Groups) -> U8:
     np.rint(found, out=found)
     found += zeros
     np.clip(found, 0, 15, out=found)
-    made: U8 = join_pairs(found.reshape(len(values), -1).astype(np.uint8)).astype(np.uint8)
+    made: U8 = pack_pairs(found.reshape(len(values), -1).astype(np.uint8)).astype(np.uint8)
     return made
 
 
@@ -54,7 +54,7 @@ def e2m1_codes(values: F32, groups: Groups) -> U8:
         codes += found >= np.float32(bound)
     for bound in _DOWN:
         codes += found > np.float32(bound)
-    made: U8 = join_pairs(codes.reshape(len(values), -1)).astype(np.uint8)
+    made: U8 = pack_pairs(codes.reshape(len(values), -1)).astype(np.uint8)
     return made
 
 

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.codecs.base import CHUNK, F32, Array, BlockCodec, Blocks, Bytes, part, record
+from aprfmt.codecs.base import CHUNK, F32, Array, BlockCodec, Blocks, Bytes, block_dtype, part_bytes
 from aprfmt.errors import CodecError
 
 
@@ -27,7 +27,7 @@ class RowCodec(BlockCodec):
         """Set the dtype of a row's header, `head`, from the encoding table."""
         super().__init_subclass__()
         if "name" in cls.__dict__:
-            cls.head = record(ENCODINGS[cls.name].row_layout)
+            cls.head = block_dtype(ENCODINGS[cls.name].row_layout)
 
     def of_rows(self, columns: int) -> Self:
         """Return a copy of the codec for rows of `columns` elements."""
@@ -51,10 +51,10 @@ class RowCodec(BlockCodec):
 
         Raises CodecError where the bytes of `raw` do not fit `count` elements.
         """
-        size = part(self.name, raw).size
-        columns = self.columns or self._columns(size, count)
+        size = part_bytes(self.name, raw).size
+        columns = self.columns or self._guess_columns(size, count)
         rows = -(-count // columns)
-        expected = rows * self._row(columns)
+        expected = rows * self._row_bytes(columns)
         if size != expected:
             raise CodecError(
                 f"{self.name}: found {size} bytes, expected {expected} for {count} elements "
@@ -64,7 +64,7 @@ class RowCodec(BlockCodec):
 
     def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
         """Return {"": bytes} of the rows of elements [start, stop), headers included."""
-        size, main = self._row(self.columns), part(self.name, raw)
+        size, main = self._row_bytes(self.columns), part_bytes(self.name, raw)
         return {"": main[start // self.columns * size : -(-stop // self.columns) * size].data}
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
@@ -75,7 +75,7 @@ class RowCodec(BlockCodec):
         main = self.main(raw, out)
         columns = self.granule(raw, out.size)
         rows = -(-out.size // columns)
-        scales, blocks = self._apart(main, rows, columns)
+        scales, blocks = self._split_rows(main, rows, columns)
         step = max(1, CHUNK // columns)
         with np.errstate(all="ignore"):
             for start in range(0, rows, step):
@@ -93,23 +93,23 @@ class RowCodec(BlockCodec):
         """
         columns = self.granule(raw, count)
         rows = -(-count // columns)
-        scales, blocks = self._apart(part(self.name, raw), rows, columns)
+        scales, blocks = self._split_rows(part_bytes(self.name, raw), rows, columns)
         d = np.repeat(scales, blocks.shape[1]).reshape(-1, 1)
         found = self.row_steps(d, blocks.reshape(-1))
         return None if found is None else np.abs(found).reshape(-1).repeat(self.block_size)[:count]
 
-    def _apart(self, main: Array, rows: int, columns: int) -> tuple[F32, Array]:
+    def _split_rows(self, main: Array, rows: int, columns: int) -> tuple[F32, Array]:
         """Return (float32 scales [rows], blocks [rows, n]) of stored rows of `columns` elements."""
-        stored = main.reshape(rows, self._row(columns))
+        stored = main.reshape(rows, self._row_bytes(columns))
         heads = np.ascontiguousarray(stored[:, : self.head.itemsize]).view(self.head)
         blocks = np.ascontiguousarray(stored[:, self.head.itemsize :]).view(self.layout)
         return heads["d"].reshape(-1).astype(np.float32), blocks
 
-    def _row(self, columns: int) -> int:
+    def _row_bytes(self, columns: int) -> int:
         """Return the bytes of a row of `columns` elements, its header included."""
         return self.head.itemsize + columns // self.block_size * self.type_size
 
-    def _columns(self, size: int, count: int) -> int:
+    def _guess_columns(self, size: int, count: int) -> int:
         """Return the columns of a row that `size` bytes for `count` elements imply.
 
         Where they imply none, all elements are taken for one row.

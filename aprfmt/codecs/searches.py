@@ -45,7 +45,7 @@ def signed_scale(x: F32, nmax: int, weights: F32 | None, fused: bool) -> tuple[F
     w = x * x if weights is None else weights
     wx = w * x
 
-    def fit(iscale: F32) -> tuple[I32, F32, F32]:
+    def fit_sums(iscale: F32) -> tuple[I32, F32, F32]:
         """Return (codes [size, n], sum of w*x*q, sum of w*q*q) under the inverse scale."""
         code = nearest_product(iscale, x, fused)
         np.clip(code, -nmax, nmax - 1, out=code)
@@ -53,12 +53,12 @@ def signed_scale(x: F32, nmax: int, weights: F32 | None, fused: bool) -> tuple[F
         return code, sum_of_products(wx, q, fused), sum_of_products(w * q, q, fused)
 
     # The obvious scale, then eighteen near it; the best fit stays.
-    code, sum_lx, sum_l2 = fit(np.float32(-nmax) / largest)
+    code, sum_lx, sum_l2 = fit_sums(np.float32(-nmax) / largest)
     scale = _safe_ratio(sum_lx, sum_l2, sum_l2 != 0)
     best = scale * sum_lx
     for step in (*range(-9, 0), *range(1, 10)):
         numerator = -multiply_add(_TENTH, np.float32(step), np.float32(nmax), fused)
-        tried, sum_lx, sum_l2 = fit(numerator / largest)
+        tried, sum_lx, sum_l2 = fit_sums(numerator / largest)
         better = (sum_l2 > 0) & (sum_lx * sum_lx > best * sum_l2)
         np.copyto(code, tried, where=better)
         np.copyto(scale, sum_lx / sum_l2, where=better)
@@ -133,26 +133,26 @@ def positive_scale(x: F32, nmax: int, w: F32, fused: bool) -> tuple[F32, I32]:
         largest = np.where(largest > row, largest, row)
     zero = largest < SMALLEST
 
-    def error(iscale: F32, q: F32) -> F32:
+    def weighted_error(iscale: F32, q: F32) -> F32:
         """Return the weighted square error [n] of codes `q` under the inverse scale."""
         diff = multiply_add(-(np.float32(1) / iscale), q, x, fused)
         return sum_of_products(w * diff, diff, fused)
 
-    def codes(iscale: F32) -> I32:
+    def round_codes(iscale: F32) -> I32:
         """Return the codes [size, n] of x under the inverse scale, at most nmax."""
         return np.minimum(nearest_product(iscale, x, fused), nmax)
 
     # Try inverse scales near the obvious one.
     iscale = np.float32(nmax) / largest
-    best = error(iscale, (nearest_product(iscale, x, fused) & 255).astype(np.float32))
+    best = weighted_error(iscale, (nearest_product(iscale, x, fused) & 255).astype(np.float32))
     for step in (*range(-4, 0), *range(1, 5)):
         tried = multiply_add(_TENTH, np.float32(step), np.float32(nmax), fused) / largest
-        found = error(tried, codes(tried).astype(np.float32))
+        found = weighted_error(tried, round_codes(tried).astype(np.float32))
         better = found < best
         np.copyto(best, found, where=better)
         np.copyto(iscale, tried, where=better)
     # Fit the scale to the best codes, after moving single codes.
-    code = codes(iscale)
+    code = round_codes(iscale)
     q = code.astype(np.float32)
     sum_lx, sum_l2 = sum_of_products(w * x, q, fused), sum_of_products(w * q, q, fused)
     q = (code & 255).astype(np.float32)
@@ -191,23 +191,23 @@ def scale_and_min(
     bottom = low.copy()  # the best minimum so far
     scale = np.float32(1) / (np.float32(nmax) / (high - low))
 
-    def codes(iscale: F32) -> I32:
+    def round_codes(iscale: F32) -> I32:
         """Return the codes [size, n] of x above the best minimum, under the inverse scale."""
         code = nearest_product(iscale, x - bottom, fused)
         return np.clip(code, 0, nmax, out=code)
 
-    def error(scale: F32, q: F32, minimum: F32) -> F32:
+    def weighted_error(scale: F32, q: F32, minimum: F32) -> F32:
         """Return the weighted error [n] of scale * q + minimum, absolute or squared by `steps`."""
         diff = multiply_add(scale, q, minimum, fused) - x
         return sum_of_products(w, np.abs(diff) if steps.absolute else diff * diff, fused)
 
-    code = codes(np.float32(nmax) / (high - low))
-    best = error(scale, code.astype(np.float32), low)
+    code = round_codes(np.float32(nmax) / (high - low))
+    best = weighted_error(scale, code.astype(np.float32), low)
     # Try inverse scales; fit scale and min to the codes of each by least squares.
     first, step = np.float32(steps.first), np.float32(steps.step)
     for i in range(steps.count + 1):
         numerator = multiply_add(step, np.float32(i), first, fused) + np.float32(nmax)
-        tried = codes(numerator / (high - bottom))
+        tried = round_codes(numerator / (high - bottom))
         q = tried.astype(np.float32)
         wl = w * q
         sum_l = ordered_sum(wl)  # rounded products: they are multiplied on below
@@ -218,7 +218,7 @@ def scale_and_min(
         above = new_bottom > 0
         np.copyto(new_scale, sum_xl / sum_l2, where=above)
         new_bottom[above] = 0
-        found = error(new_scale, q, new_bottom)
+        found = weighted_error(new_scale, q, new_bottom)
         better = (determinant > 0) & (found < best)
         np.copyto(code, tried, where=better)
         np.copyto(best, found, where=better)

@@ -30,13 +30,13 @@ from aprfmt.codecs.dialect import (
     Parts,
     check_shape,
     part_numbers,
-    raw_of,
+    part_raw,
+    part_scale_numbers,
+    part_scales,
     required_part,
-    scale_numbers,
-    scales,
     whole_numbers,
 )
-from aprfmt.codecs.laid_out import GroupNumbers, LaidOut, codes_of
+from aprfmt.codecs.laid_out import GroupNumbers, WeightLayout, wrap_codes
 from aprfmt.codecs.minifloat import MinifloatCodec
 from aprfmt.codecs.scope import Scope, section_mapping
 from aprfmt.errors import CodecError, UnsupportedError
@@ -146,19 +146,19 @@ def _unswizzle(values: Array, grid: tuple[int, ...]) -> Array:
     return plain[:rows, : grid[-1]].reshape(grid)
 
 
-def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
+def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayout:
     """Return the layout of a weight's codes, with its scales, zero points and column factors."""
     kind, known = _class_name(config), _code_table(parts, config)
     grid = _block_counts(parts, config, shape)
-    raw = raw_of(NAME, parts, _MAIN, _CLASSES[kind])
-    codes, values = codes_of(raw, known.bits, shape, known.values)
+    raw = part_raw(NAME, parts, _MAIN, _CLASSES[kind])
+    codes, values = wrap_codes(raw, known.bits, shape, known.values)
     encodings = _FLOAT if kind in _INTEGERS else ("F8_E4M3", "F8_E8M0", *_FLOAT)
     # Scales by block, multiplied by the scale of the whole tensor.
-    scale = scale_numbers(NAME, parts, _SCALE, encodings)
+    scale = part_scale_numbers(NAME, parts, _SCALE, encodings)
     held, table = scale
     held = _unswizzle(held, grid) if _has_swizzled_scales(config) else held.reshape(grid)
     if _WHOLE in parts:
-        whole = scales(NAME, parts, _WHOLE, ("F32",))
+        whole = part_scales(NAME, parts, _WHOLE, ("F32",))
         check_shape(NAME, _WHOLE, (whole.size,), (1,))
         held, table = (
             (held * whole.reshape(()), None) if table is None else (held, table * whole.reshape(()))
@@ -170,11 +170,11 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> LaidOut:
         check_shape(NAME, _ZERO, (stored.size,), (held.size,))
         zero = GroupNumbers(_numbers_of_matrices(stored.reshape(grid), block))
     if _SMOOTH in parts:
-        smooth = scales(NAME, parts, _SMOOTH, _FLOAT)
+        smooth = part_scales(NAME, parts, _SMOOTH, _FLOAT)
         check_shape(NAME, _SMOOTH, (smooth.size,), shape[-1:])
         smooth = smooth.reshape(-1)
     scaled = GroupNumbers(_numbers_of_matrices(held, block), table)
-    return LaidOut(shape, codes, values, (block[-2], block[-1]), scaled, zero, factor=smooth)
+    return WeightLayout(shape, codes, values, (block[-2], block[-1]), scaled, zero, factor=smooth)
 
 
 def _numbers_of_matrices(values: Array, sizes: Sequence[int]) -> Array:

@@ -11,8 +11,8 @@ taking the integer part of 3/256 of the product.
 
 import numpy as np
 
-from aprfmt.codecs.arithmetic import reciprocal, round_half_away, to_int
-from aprfmt.codecs.base import F32, U8, BlockCodec, Blocks, half
+from aprfmt.codecs.arithmetic import reciprocal, round_half_away, truncate_to_int
+from aprfmt.codecs.base import F32, U8, BlockCodec, Blocks, scale_column
 
 # bytes in a run, digits a byte, first element
 RUNS = (("qs", slice(0, 32), 5), ("qs", slice(32, 48), 5), ("qh", slice(0, 4), 4))
@@ -33,7 +33,7 @@ class TQ1_0(BlockCodec):
                 out[:, first : first + packed.shape[1]] = shifted.astype(np.uint16) * 3 >> 8
                 first += packed.shape[1]
         out -= 1
-        out *= half(block["d"])
+        out *= scale_column(block["d"])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
@@ -43,7 +43,7 @@ class TQ1_0(BlockCodec):
         The scale is the largest magnitude. Ties are rounded away from zero.
         """
         d = np.abs(x).max(axis=1, keepdims=True)
-        digit = to_int(round_half_away(x * reciprocal(d))) + 1
+        digit = truncate_to_int(round_half_away(x * reciprocal(d))) + 1
         block["d"] = d[:, 0]
         first = 0
         for field, at, digits in RUNS:

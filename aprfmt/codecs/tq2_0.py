@@ -6,9 +6,9 @@
 
 import numpy as np
 
-from aprfmt.codecs.arithmetic import reciprocal, round_half_away, to_int
-from aprfmt.codecs.base import F32, BlockCodec, Blocks, half
-from aprfmt.codecs.bits import join_crumbs
+from aprfmt.codecs.arithmetic import reciprocal, round_half_away, truncate_to_int
+from aprfmt.codecs.base import F32, BlockCodec, Blocks, scale_column
+from aprfmt.codecs.bits import pack_crumbs
 
 
 class TQ2_0(BlockCodec):
@@ -23,7 +23,7 @@ class TQ2_0(BlockCodec):
         for k in range(4):
             q[:, :, k] = packed >> 2 * k & 3
         out -= 1
-        out *= half(block["d"])
+        out *= scale_column(block["d"])
 
     def encode_blocks(
         self, x: F32, block: Blocks, *, fused: bool, weights: F32 | None, sigma2: F32 | None
@@ -33,9 +33,9 @@ class TQ2_0(BlockCodec):
         The scale is the largest magnitude. Ties are rounded away from zero.
         """
         d = np.abs(x).max(axis=1, keepdims=True)
-        q = (to_int(round_half_away(x * reciprocal(d))) + 1).astype(np.uint8)
+        q = (truncate_to_int(round_half_away(x * reciprocal(d))) + 1).astype(np.uint8)
         block["d"] = d[:, 0]
-        block["qs"] = join_crumbs(q.reshape(-1, 4, 32)).reshape(-1, 64)
+        block["qs"] = pack_crumbs(q.reshape(-1, 4, 32)).reshape(-1, 64)
 
 
 CODEC = TQ2_0()

@@ -14,7 +14,7 @@ import numpy as np
 from aprfmt.codecs import decode, encode
 from aprfmt.codecs.base import F32, U8, Array
 from aprfmt.codecs.fp8 import OF_TWO_SIGNS
-from aprfmt.codecs.laid_out import LaidOut
+from aprfmt.codecs.laid_out import WeightLayout
 from aprfmt.codecs.lattice import PackedWeight
 
 _STEP = 1 << 18  # values looked at in one step
@@ -34,16 +34,18 @@ def count_lost_codes(packed: PackedWeight, stored: str) -> int | None:
     if laid is None:
         return 0
     start, stop = packed.rows or (0, laid.rows)
-    if all_codes_return(laid, start, stop, stored, kind.values):
+    if all_codes_recoverable(laid, start, stop, stored, kind.values):
         return 0
     with np.errstate(all="ignore"):
         values = laid.decode(start, stop)
         scale = replace(laid, values=np.ones_like(laid.values)).decode(start, stop)
-        back = _codes_return(values, scale, laid.codes_in(start, stop), stored, kind.values)
+        back = _recovered_mask(values, scale, laid.unpack_rows(start, stop), stored, kind.values)
     return int((~back).sum())
 
 
-def all_codes_return(laid: LaidOut, start: int, stop: int, stored: str, table: Array) -> bool:
+def all_codes_recoverable(
+    laid: WeightLayout, start: int, stop: int, stored: str, table: Array
+) -> bool:
     """Return whether each of the 256 codes is recovered under every scale of rows [start, stop).
 
     `stored` is the float type of the values, `table` the value of every code. The weight's codes
@@ -59,12 +61,14 @@ def all_codes_return(laid: LaidOut, start: int, stop: int, stored: str, table: A
             some = scales[at : at + step, None]
             values = laid.values * some
             every = np.broadcast_to(codes, values.shape)
-            if not _codes_return(values, some, every, stored, table).all():
+            if not _recovered_mask(values, some, every, stored, table).all():
                 return False
     return True
 
 
-def _doubtful_scales(laid: LaidOut, start: int, stop: int, stored: str, table: Array) -> F32 | None:
+def _doubtful_scales(
+    laid: WeightLayout, start: int, stop: int, stored: str, table: Array
+) -> F32 | None:
     """Return the different scales of rows [start, stop) for which codes have to be tried.
 
     A matrix adds all of its scales, or none if all lie in the range where every code is recovered.
@@ -74,7 +78,7 @@ def _doubtful_scales(laid: LaidOut, start: int, stop: int, stored: str, table: A
     if laid.scale is None or laid.codes.bits != 8 or any(one is not None for one in beside):
         return None
     tall = laid.shape[-2]
-    low, high = _sure_scale_range(table.astype(np.float32).tobytes(), stored)
+    low, high = _safe_scale_range(table.astype(np.float32).tobytes(), stored)
     numbers = []
     for matrix in range(start // tall, -(-stop // tall)):
         first, last = max(start - matrix * tall, 0), min(stop - matrix * tall, tall)
@@ -85,7 +89,7 @@ def _doubtful_scales(laid: LaidOut, start: int, stop: int, stored: str, table: A
     return np.unique(np.concatenate(numbers)) if numbers else np.empty(0, np.float32)
 
 
-def surely_all_return(packed: PackedWeight, stored: str) -> bool:
+def has_only_safe_scales(packed: PackedWeight, stored: str) -> bool:
     """Return whether the scales alone show that every code of a weight is recovered.
 
     No code is tried. False also for a band of a weight.
@@ -98,7 +102,7 @@ def surely_all_return(packed: PackedWeight, stored: str) -> bool:
 
 
 @lru_cache(16)
-def _sure_scale_range(values: bytes, stored: str) -> tuple[float, float]:
+def _safe_scale_range(values: bytes, stored: str) -> tuple[float, float]:
     """Return (lowest, highest) scale between which every code of a table is recovered.
 
     `values` are the table's float32 bytes. The products with every code lie a factor of two inside
@@ -115,7 +119,7 @@ def _sure_scale_range(values: bytes, stored: str) -> tuple[float, float]:
     return 2 * smallest / sizes.min(), largest / 2 / sizes.max()
 
 
-def _codes_return(values: F32, scale: F32, codes: U8, stored: str, table: Array) -> Array:
+def _recovered_mask(values: F32, scale: F32, codes: U8, stored: str, table: Array) -> Array:
     """Return a mask [rows, columns] of the decoded values that give their code again once `stored`.
 
     `codes` are the values' own codes, `table` the value of every code.

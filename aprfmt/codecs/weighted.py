@@ -8,11 +8,11 @@ import numpy as np
 
 from aprfmt.codecs.arithmetic import (
     F32,
-    first_extreme,
+    element_of_largest_key,
     multiply_add,
     reciprocal,
     sum_of_products,
-    to_int,
+    truncate_to_int,
 )
 from aprfmt.codecs.base import U8
 from aprfmt.codecs.searches import ScaleSteps, scale_and_min, signed_scale
@@ -75,7 +75,7 @@ def plain_scale_and_min(x: F32, nmax: int, fused: bool) -> tuple[F32, F32, U8]:
 
     The codes are equal steps from the smallest to the largest element.
     """
-    low = first_extreme(x, -x)
+    low = element_of_largest_key(x, -x)
     d: F32 = (x.max(axis=1) - low + np.float32(0)) / np.float32(nmax)  # never -0
     wanted = multiply_add(x - low[:, None], reciprocal(d)[:, None], np.float32(0.5), fused)
-    return d, low, to_int(wanted).astype(np.uint8)
+    return d, low, truncate_to_int(wanted).astype(np.uint8)

@@ -22,7 +22,7 @@ from aprfmt.errors import CodecError
 EPSILON: Mapping[str, float] = {"F32": 2.0**-23, "BF16": 2.0**-7, "F16": 2.0**-10}
 
 
-def section(
+def config_section(
     form: str,
     weights: Mapping[str, Any],
     left_out: Sequence[str],
@@ -50,7 +50,7 @@ def section(
     }
 
 
-def _scale(most: F32, half: float, settings: Settings) -> F32:
+def _stored_scale(most: F32, half: float, settings: Settings) -> F32:
     """Return scales most / half, rounded to their encoding; the epsilon of that where one is 0.
 
     `most` is the largest magnitude of each group, `half` half the range of the codes.
@@ -62,7 +62,7 @@ def _scale(most: F32, half: float, settings: Settings) -> F32:
 def _choose_integers(values: F32, settings: Settings) -> Groups:
     """Return the groups of values [rows, inputs] for INT4: one symmetric scale for each."""
     most = largest_magnitudes(values, settings.size)
-    return Groups(settings.size, _scale(most, 7.5, settings))
+    return Groups(settings.size, _stored_scale(most, 7.5, settings))
 
 
 def _hold_integers(groups: Groups, settings: Settings) -> Groups:
@@ -77,7 +77,7 @@ def _hold_integers(groups: Groups, settings: Settings) -> Groups:
     return Groups(groups.size, round_numbers("scale", groups.scale, settings.scales))
 
 
-def _words(source: GridWeight, settings: Settings) -> Array:
+def _int32_words(source: GridWeight, settings: Settings) -> Array:
     """Return all codes as int32 words [out, in/8]."""
     return source.codes(0, source.shape[0]).view("<i4")
 
@@ -88,7 +88,9 @@ INT4 = Writer(
     codes=integer_codes,
     hold=_hold_integers,
     tensors={
-        ".weight_packed": OutTensor("I32", lambda out, columns, n: (out, columns // 8), _words),
+        ".weight_packed": OutTensor(
+            "I32", lambda out, columns, n: (out, columns // 8), _int32_words
+        ),
         SCALE: OutTensor(
             "", lambda out, columns, n: (out, n), lambda source, s: source.groups.scale
         ),
@@ -96,7 +98,7 @@ INT4 = Writer(
             "I64", lambda out, columns, n: (2,), lambda source, s: np.array(source.shape, "<i8")
         ),
     },
-    section=lambda settings, left_out: section(
+    section=lambda settings, left_out: config_section(
         "pack-quantized",
         {"num_bits": 4, "type": "int", "strategy": "group", "group_size": settings.size},
         left_out,
@@ -106,11 +108,11 @@ INT4 = Writer(
 
 def _choose_rows(values: F32, settings: Settings) -> Groups:
     """Return the groups of values for FP8: one scale a row, by the largest magnitude / 448."""
-    scale = _scale(largest_magnitudes(values, settings.size), float(E4M3_MAX), settings)
+    scale = _stored_scale(largest_magnitudes(values, settings.size), float(E4M3_MAX), settings)
     return Groups(settings.size, scale, codes="e4m3")
 
 
-def _bytes(values: F32, groups: Groups) -> U8:
+def _e4m3_codes(values: F32, groups: Groups) -> U8:
     """Return values / scale as E4M3 bytes, [rows, inputs]."""
     return e4m3_bytes((values / groups.scale).astype(np.float32, copy=False))
 
@@ -123,7 +125,7 @@ def _hold_rows(groups: Groups, settings: Settings) -> Groups:
 FP8 = Writer(
     encoding="COMPRESSED_PLAIN",
     choose=_choose_rows,
-    codes=_bytes,
+    codes=_e4m3_codes,
     hold=_hold_rows,
     tensors={
         ".weight": OutTensor(
@@ -135,7 +137,7 @@ FP8 = Writer(
             "", lambda out, columns, n: (out, 1), lambda source, s: source.groups.scale
         ),
     },
-    section=lambda settings, left_out: section(
+    section=lambda settings, left_out: config_section(
         "float-quantized",
         {"num_bits": 8, "type": "float", "strategy": "channel"},
         left_out,

@@ -23,7 +23,7 @@ from aprfmt.codecs.fp8 import E4M3
 from aprfmt.codecs.grids import GridWeight, Groups
 from aprfmt.codecs.modelopt_scope import METHOD
 from aprfmt.codecs.rounding import E2M1_MAX, E4M3_MAX, e2m1_codes, e4m3_bytes, largest_magnitudes
-from aprfmt.codecs.write_compressed import section
+from aprfmt.codecs.write_compressed import config_section
 from aprfmt.codecs.writer import OutTensor, Settings, Writer
 from aprfmt.errors import CodecError
 
@@ -33,7 +33,7 @@ _TINY = np.finfo(np.float32).tiny
 _WHOLE = np.float32(E2M1_MAX * E4M3_MAX)
 
 
-def _divided(values: F32, settings: Settings) -> Groups:
+def _choose_divided(values: F32, settings: Settings) -> Groups:
     """Return compressed-tensors' NVFP4 groups: E4M3 scales, already times the global scale.
 
     The groups' `divisor` is the global scale. `settings` is not used.
@@ -47,7 +47,7 @@ def _divided(values: F32, settings: Settings) -> Groups:
     return Groups(_SIZE, held, divisor=np.array([divisor], np.float32), codes="e2m1")
 
 
-def _multiplied(values: F32, settings: Settings) -> Groups:
+def _choose_multiplied(values: F32, settings: Settings) -> Groups:
     """Return ModelOpt's NVFP4 groups: E4M3 scales, already divided by weight_scale_2.
 
     The groups' `whole` is weight_scale_2. `settings` is not used.
@@ -62,7 +62,7 @@ def _multiplied(values: F32, settings: Settings) -> Groups:
     return Groups(_SIZE, held, whole=np.array([whole], np.float32), codes="e2m1")
 
 
-def _powers(values: F32, settings: Settings) -> Groups:
+def _choose_powers(values: F32, settings: Settings) -> Groups:
     """Return MXFP4 groups of values: a power of two (E8M0) for each 32 inputs.
 
     `settings` is not used.
@@ -76,11 +76,11 @@ def _powers(values: F32, settings: Settings) -> Groups:
 
 def _hold_powers(groups: Groups, settings: Settings) -> Groups:
     """Return the groups unchanged if they are E2M1 in groups of 32, else CodecError."""
-    _micro(groups, _POWERS)
+    _check_micro(groups, _POWERS)
     return groups
 
 
-def _micro(groups: Groups, size: int = _SIZE) -> None:
+def _check_micro(groups: Groups, size: int = _SIZE) -> None:
     """Raise CodecError unless the groups are E2M1 of `size` inputs with at most one outer scale."""
     if groups.codes != "e2m1" or groups.size != size:
         raise CodecError(f"its codes are no E2M1 in groups of {size}")
@@ -93,7 +93,7 @@ def _hold_divided(groups: Groups, settings: Settings) -> Groups:
 
     A multiplying one is replaced by its reciprocal; CodecError where it has none.
     """
-    _micro(groups)
+    _check_micro(groups)
     if groups.divisor is not None:
         return groups
     whole = np.ones(1, np.float32) if groups.whole is None else groups.whole
@@ -106,39 +106,41 @@ def _hold_divided(groups: Groups, settings: Settings) -> Groups:
 
 def _hold_multiplied(groups: Groups, settings: Settings) -> Groups:
     """Return groups of a repack with a scale of the scales that multiplies, 1 without one."""
-    _micro(groups)
+    _check_micro(groups)
     whole = np.ones(1, np.float32) if groups.whole is None else groups.whole
     return replace(groups, whole=whole, divisor=None)
 
 
-def _bytes(source: GridWeight, settings: Settings) -> U8:
+def _code_bytes(source: GridWeight, settings: Settings) -> U8:
     """Return all code bytes of the weight, uint8 [rows, in/2]."""
     return source.codes(0, source.shape[0])
 
 
-def _scales(source: GridWeight, settings: Settings) -> U8:
+def _scale_bytes(source: GridWeight, settings: Settings) -> U8:
     """Return the scales' bytes with the sign bit cleared, which ggml does not read."""
     return np.bitwise_and(source.groups.scale, np.uint8(0x7F))
 
 
-def _number(groups: F32 | None) -> Array:
+def _float32_number(groups: F32 | None) -> Array:
     """Return a number, or the numbers, as little-endian float32."""
     return np.asarray(groups, "<f4")
 
 
 COMPRESSED = Writer(
     encoding="COMPRESSED_PACKED_FLOAT",
-    choose=_divided,
+    choose=_choose_divided,
     codes=e2m1_codes,
     hold=_hold_divided,
     tensors={
-        ".weight_packed": OutTensor("U8", lambda out, columns, n: (out, columns // 2), _bytes),
-        SCALE: OutTensor(E4M3.name, lambda out, columns, n: (out, n), _scales),
+        ".weight_packed": OutTensor("U8", lambda out, columns, n: (out, columns // 2), _code_bytes),
+        SCALE: OutTensor(E4M3.name, lambda out, columns, n: (out, n), _scale_bytes),
         ".weight_global_scale": OutTensor(
-            "F32", lambda out, columns, n: (1,), lambda source, s: _number(source.groups.divisor)
+            "F32",
+            lambda out, columns, n: (1,),
+            lambda source, s: _float32_number(source.groups.divisor),
         ),
     },
-    section=lambda settings, left_out: section(
+    section=lambda settings, left_out: config_section(
         "nvfp4-pack-quantized",
         {
             "num_bits": 4,
@@ -155,16 +157,16 @@ COMPRESSED = Writer(
 
 MXFP4 = Writer(
     encoding="COMPRESSED_PACKED_FLOAT",
-    choose=_powers,
+    choose=_choose_powers,
     codes=e2m1_codes,
     hold=_hold_powers,
     tensors={
-        ".weight_packed": OutTensor("U8", lambda out, columns, n: (out, columns // 2), _bytes),
+        ".weight_packed": OutTensor("U8", lambda out, columns, n: (out, columns // 2), _code_bytes),
         SCALE: OutTensor(
             "U8", lambda out, columns, n: (out, n), lambda source, s: source.groups.scale
         ),
     },
-    section=lambda settings, left_out: section(
+    section=lambda settings, left_out: config_section(
         "mxfp4-pack-quantized",
         {
             "num_bits": 4,
@@ -183,7 +185,7 @@ GPT_OSS = replace(
     MXFP4,
     encoding="GPT_OSS",
     tensors={
-        "_blocks": OutTensor("U8", lambda out, columns, n: (out, n, _POWERS // 2), _bytes),
+        "_blocks": OutTensor("U8", lambda out, columns, n: (out, n, _POWERS // 2), _code_bytes),
         "_scales": MXFP4.tensors[SCALE],
     },
     section=lambda settings, left_out: {
@@ -240,14 +242,16 @@ def _files(settings: Settings, left_out: Sequence[str]) -> Mapping[str, Any]:
 
 MODELOPT = Writer(
     encoding="MODELOPT",
-    choose=_multiplied,
+    choose=_choose_multiplied,
     codes=e2m1_codes,
     hold=_hold_multiplied,
     tensors={
-        ".weight": OutTensor("U8", lambda out, columns, n: (out, columns // 2), _bytes),
-        SCALE: OutTensor(E4M3.name, lambda out, columns, n: (out, n), _scales),
+        ".weight": OutTensor("U8", lambda out, columns, n: (out, columns // 2), _code_bytes),
+        SCALE: OutTensor(E4M3.name, lambda out, columns, n: (out, n), _scale_bytes),
         ".weight_scale_2": OutTensor(
-            "F32", lambda out, columns, n: (), lambda source, s: _number(source.groups.whole)
+            "F32",
+            lambda out, columns, n: (),
+            lambda source, s: _float32_number(source.groups.whole),
         ),
     },
     section=_section,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.codecs.base import F32, U8
-from aprfmt.codecs.bits import join_pairs
+from aprfmt.codecs.bits import pack_pairs
 from aprfmt.codecs.grids import Groups
 from aprfmt.codecs.rounding import group_values
 from aprfmt.codecs.writer import OutTensor, Settings, Writer, round_numbers
@@ -23,7 +23,7 @@ from aprfmt.errors import CodecError
 _LEAST = np.float32(1e-7)
 
 
-def _affine(values: F32, size: int) -> tuple[F32, F32]:
+def _affine_numbers(values: F32, size: int) -> tuple[F32, F32]:
     """Return (scales, biases), each float32 [rows, groups], before they are rounded for storing."""
     groups = group_values(values, size)
     high, low = groups.max(axis=2), groups.min(axis=2)
@@ -39,7 +39,7 @@ def _affine(values: F32, size: int) -> tuple[F32, F32]:
 
 def _choose(values: F32, settings: Settings) -> Groups:
     """Return the groups of values: scales and biases rounded to their stored encoding."""
-    scale, bias = _affine(values, settings.size)
+    scale, bias = _affine_numbers(values, settings.size)
     return Groups(
         settings.size,
         round_numbers("scale", scale, settings.scales),
@@ -53,12 +53,12 @@ def _codes(values: F32, groups: Groups) -> U8:
 
     They follow from the scales before rounding; of `groups` only the size is used.
     """
-    scale, bias = _affine(values, groups.size)
+    scale, bias = _affine_numbers(values, groups.size)
     found = group_values(values, groups.size) - bias[..., None]
     found /= scale[..., None]
     np.rint(found, out=found)
     np.clip(found, 0, 15, out=found)
-    made: U8 = join_pairs(found.reshape(len(values), -1).astype(np.uint8)).astype(np.uint8)
+    made: U8 = pack_pairs(found.reshape(len(values), -1).astype(np.uint8)).astype(np.uint8)
     return made
 
 

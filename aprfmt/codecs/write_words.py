@@ -26,27 +26,27 @@ _ROWS = 512  # outputs turned at a time
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # of AWQ: nibble k of a word is output 8 * word + _ORDER[k]
 
 
-def _half(scale: F32) -> F32:
+def _float16_scale(scale: F32) -> F32:
     """Return scales rounded to float16, as float32; the smallest float16 where that gives 0."""
     found = round_numbers("scale", scale, "F16")
     return np.where(found == 0, _SMALLEST, found)
 
 
-def _symmetric(values: F32, settings: Settings) -> Groups:
+def _choose_symmetric(values: F32, settings: Settings) -> Groups:
     """Return GPTQ's groups of values: a scale each, zero point 8.
 
     A group of zeros gets the scale for a largest magnitude of 1.
     """
     most = largest_magnitudes(values, settings.size)
     most = np.where(most == 0, np.float32(1), most)
-    return Groups(settings.size, _half((most + most) / np.float32(15)))
+    return Groups(settings.size, _float16_scale((most + most) / np.float32(15)))
 
 
-def _affine(values: F32, settings: Settings) -> Groups:
+def _choose_affine(values: F32, settings: Settings) -> Groups:
     """Return AWQ's groups of values: a scale and an integer zero point each."""
     groups = group_values(values, settings.size)
     high, low = groups.max(axis=2), groups.min(axis=2)
-    scale = _half(np.maximum(high - low, np.float32(1e-5)) / np.float32(15))
+    scale = _float16_scale(np.maximum(high - low, np.float32(1e-5)) / np.float32(15))
     zeros = np.clip(-np.rint(low / scale), 0, 15).astype(np.int32)
     return Groups(settings.size, scale, -(zeros * scale), "it has zero points", zeros=zeros)
 
@@ -81,14 +81,14 @@ def _hold_from_one(groups: Groups, settings: Settings) -> Groups:
     return held
 
 
-def _zeros(source: GridWeight) -> Array:
+def _zero_points(source: GridWeight) -> Array:
     """Return the zero points as uint8 [groups, outputs], 8 where the source has none."""
     groups = source.groups
     held = np.full(groups.scale.shape, 8, np.uint8) if groups.zeros is None else groups.zeros
     return np.ascontiguousarray(held.T.astype(np.uint8))
 
 
-def _joined(codes: Array) -> Array:
+def _pack_words(codes: Array) -> Array:
     """Return nibbles [rows, 8 * words] as int32 words [rows, words], the first nibble lowest."""
     return np.ascontiguousarray(codes[:, 0::2] | codes[:, 1::2] << 4).view("<i4")
 
@@ -115,11 +115,11 @@ def _along_outputs(source: GridWeight, settings: Settings) -> Array:
     step = _ROWS
     for start in range(0, outputs, step):
         stop = min(start + step, outputs)
-        made[:, start // 8 : stop // 8] = _turned(source.codes(start, stop))
+        made[:, start // 8 : stop // 8] = _awq_words(source.codes(start, stop))
     return made
 
 
-def _turned(held: Array) -> Array:
+def _awq_words(held: Array) -> Array:
     """Return codes [outputs, in / 2], two a byte, as AWQ's words int32 [in, outputs / 8]."""
     eight = held.reshape(-1, 8, held.shape[1])  # outputs of a word
     words = np.zeros((len(eight), held.shape[1], 2), "<u4")  # by byte: the even input, the odd one
@@ -136,7 +136,7 @@ def _scales(source: GridWeight, settings: Settings) -> Array:
     return np.ascontiguousarray(source.groups.scale.T)
 
 
-def _index(source: GridWeight, settings: Settings) -> Array:
+def _group_index(source: GridWeight, settings: Settings) -> Array:
     """Return g_idx int32 [in]: the group of each input, in order."""
     return (np.arange(source.shape[1]) // settings.size).astype("<i4")
 
@@ -146,7 +146,9 @@ def _gptq_section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, A
 
     Modules in `left_out`, besides the head, become negative rules of `dynamic`.
     """
-    rules: dict[str, Any] = {f"-:^{_quoted(name)}$": {} for name in left_out if name != "lm_head"}
+    rules: dict[str, Any] = {
+        f"-:^{_escape_dots(name)}$": {} for name in left_out if name != "lm_head"
+    }
     return {
         "quantization_config": {
             "bits": 4,
@@ -161,7 +163,7 @@ def _gptq_section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, A
     }
 
 
-def _quoted(name: str) -> str:
+def _escape_dots(name: str) -> str:
     """Return a module's name with its dots escaped for a pattern."""
     return name.replace(".", r"\.")
 
@@ -182,7 +184,7 @@ def _awq_section(settings: Settings, left_out: Sequence[str]) -> Mapping[str, An
 
 GPTQ = Writer(
     encoding="GPTQ",
-    choose=_symmetric,
+    choose=_choose_symmetric,
     codes=integer_codes,
     hold=_hold_from_one,
     tensors={
@@ -190,17 +192,17 @@ GPTQ = Writer(
         ".qzeros": OutTensor(
             "I32",
             lambda out, columns, n: (n, out // 8),
-            lambda source, s: _joined(_zeros(source) - (s.version == 1)),
+            lambda source, s: _pack_words(_zero_points(source) - (s.version == 1)),
         ),
         ".scales": OutTensor("F16", lambda out, columns, n: (n, out), _scales),
-        ".g_idx": OutTensor("I32", lambda out, columns, n: (columns,), _index),
+        ".g_idx": OutTensor("I32", lambda out, columns, n: (columns,), _group_index),
     },
     section=_gptq_section,
     scales="F16",
 )
 AWQ = Writer(
     encoding="AWQ",
-    choose=_affine,
+    choose=_choose_affine,
     codes=integer_codes,
     hold=_hold,
     tensors={
@@ -208,7 +210,7 @@ AWQ = Writer(
         ".qzeros": OutTensor(
             "I32",
             lambda out, columns, n: (n, out // 8),
-            lambda source, s: _joined(_mixed(_zeros(source))),
+            lambda source, s: _pack_words(_awq_order(_zero_points(source))),
         ),
         ".scales": OutTensor("F16", lambda out, columns, n: (n, out), _scales),
     },
@@ -217,7 +219,7 @@ AWQ = Writer(
 )
 
 
-def _mixed(codes: Array) -> Array:
+def _awq_order(codes: Array) -> Array:
     """Return codes [rows, outputs], those of each eight outputs in the order of AWQ's words."""
     found: Array = codes.reshape(len(codes), -1, 8)[:, :, list(_ORDER)]
     return found.reshape(len(codes), -1)

@@ -107,7 +107,7 @@ class Writer:
         with np.errstate(all="ignore"):
             groups = self.choose(values, settings)
 
-        def codes(start: int, stop: int) -> U8:
+        def round_rows(start: int, stop: int) -> U8:
             """Return the codes of rows [start, stop), made some rows at a time."""
             step, made = max(1, _ROWS // max(inputs, 1)), []
             with np.errstate(all="ignore"):
@@ -116,7 +116,7 @@ class Writer:
                     made.append(self.codes(values[at:end], groups.rows(at, end)))
             return made[0] if len(made) == 1 else np.concatenate(made)
 
-        return GridWeight((outputs, inputs), groups, codes)
+        return GridWeight((outputs, inputs), groups, round_rows)
 
     def taken(self, source: GridWeight, settings: Settings) -> tuple[GridWeight, GroupCounts]:
         """Return (a repack's source with numbers as stored here, counts of what changes).

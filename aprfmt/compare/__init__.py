@@ -11,9 +11,9 @@ from aprfmt.base.metadata_values import short_value
 from aprfmt.base.protocols import Value
 from aprfmt.compare.diffs import SECTIONS, DiffReport
 from aprfmt.errors import UsageError
-from aprfmt.measure.alignment import Alignment, TensorPair, align, numbered_pairs
+from aprfmt.measure.alignment import Alignment, TensorPair, align_models, numbered_pairs
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.named_causes import contradicted_values, is_part_of_b_alone
+from aprfmt.measure.named_causes import contradicted_values, has_trained_head
 from aprfmt.measure.prefetch import BytePrefetch
 from aprfmt.measure.records import DifferenceImage, FieldDiff, TensorDiff
 from aprfmt.measure.texts import (
@@ -25,7 +25,7 @@ from aprfmt.measure.texts import (
 )
 from aprfmt.model import Model, open_model
 from aprfmt.model.engine_state import is_engine_state, open_engine_state
-from aprfmt.model.ledger import Kind, NotCompared, ledger, not_compared
+from aprfmt.model.ledger import Kind, NotCompared, list_not_compared, make_ledger
 from aprfmt.model.relations import file_relations
 
 if TYPE_CHECKING:
@@ -130,19 +130,19 @@ def diff_models(
     asked = () if only is None else tuple(name for name in SECTIONS if name in only)
     only = SECTIONS if only is None else only
     # Pair the tensors, and compare each pair; threads compare bytes ahead.
-    alignment = align(a, b)
-    pairs = _selected_pairs(a, b, alignment, tensors)
+    alignment = align_models(a, b)
+    pairs = _select_pairs(a, b, alignment, tensors)
     pairs = pairs if "tensors" in only else []
     imatrix = _has_imatrix(a.metadata) or _has_imatrix(b.metadata)
     results = []
-    tokens = _Tokens()
+    tokens = _TokenizerComparison()
     with BytePrefetch(pairs, cpu_count()) as bytes_of:
         if "tokenizer" in only:
             tokens = _compare_tokenizers(a, b)
         for number, pair in numbered_pairs(pairs):
-            result = compare_pair(pair, imatrix, bytes_of.of(number - 1))
+            result = compare_pair(pair, imatrix, bytes_of.comparer(number - 1))
             if oracle is not None:
-                result = oracle.judged(result, pair.a, pair.b, (a.metadata, b.metadata))
+                result = oracle.judge_if_readable(result, pair.a, pair.b, (a.metadata, b.metadata))
             results.append(result)
             pair.drop()
             if progress is not None:
@@ -171,9 +171,14 @@ def diff_models(
     if not tensors:
         kinds = {kind for section in only for kind in _KINDS[section]}
     of_tensors: set[Kind] = {"tensor"} if "tensors" in only else set()
-    ledgers = ledger(a, kinds | of_tensors), ledger(b, kinds | of_tensors)
+    ledgers = make_ledger(a, kinds | of_tensors), make_ledger(b, kinds | of_tensors)
     undone = [row for row in _uncompared_sections(a, b, alignment, tokens) if row.name in asked]
-    left = (*not_compared(*ledgers, kinds), *tokens.left, *differing_input_scales(pairs), *undone)
+    left = (
+        *list_not_compared(*ledgers, kinds),
+        *tokens.left,
+        *differing_input_scales(pairs),
+        *undone,
+    )
     spoken = "tokenizer" in only
     return DiffReport(
         str(a.path),
@@ -204,14 +209,14 @@ def diff_models(
         tuple(
             each
             for each in dict.fromkeys(one.cause for one in found)
-            if is_part_of_b_alone(each, a, b)
+            if has_trained_head(each, a, b)
         ),
         tuple(not_tried),
     )
 
 
 def _uncompared_sections(
-    a: Model, b: Model, alignment: Alignment, tokens: "_Tokens"
+    a: Model, b: Model, alignment: Alignment, tokens: "_TokenizerComparison"
 ) -> Iterator[NotCompared]:
     """Yield the sections (hyperparameters, tokenizer, metadata) that cannot be compared."""
     if not alignment.by_role:
@@ -225,7 +230,7 @@ def _uncompared_sections(
 
 
 def _section_counts(
-    a: Model, b: Model, alignment: Alignment, only: Collection[str], tokens: "_Tokens"
+    a: Model, b: Model, alignment: Alignment, only: Collection[str], tokens: "_TokenizerComparison"
 ) -> Mapping[str, int]:
     """Return {what is compared: count} of every section but the tensors."""
     found = {}
@@ -255,7 +260,7 @@ def _explain_rows(
     return known, summarize_explanations(known), not_tried_lines(not_tried)
 
 
-def _selected_pairs(
+def _select_pairs(
     a: Model, b: Model, alignment: Alignment, tensors: Sequence[str]
 ) -> list[TensorPair]:
     """Return the pairs whose names match the patterns, or all without patterns.
@@ -263,12 +268,12 @@ def _selected_pairs(
     UsageError where a pattern matches none.
     """
     from aprfmt.model.patterns import matching_indices
-    from aprfmt.model.resolve import spellings
+    from aprfmt.model.resolve import spellings_by_role
 
     pairs = list(alignment.pairs)
     if not tensors:
         return pairs
-    of_a, of_b = spellings(a), spellings(b)
+    of_a, of_b = spellings_by_role(a), spellings_by_role(b)
     names = [(*pair.spellings, *of_a.get(pair.key, ()), *of_b.get(pair.key, ())) for pair in pairs]
     return [pairs[i] for i in matching_indices(names, tensors, f"{a.path} and {b.path}")]
 
@@ -306,7 +311,7 @@ def _differing_hyperparameters(a: Model, b: Model, alignment: Alignment) -> tupl
 
 
 @dataclass(frozen=True)
-class _Tokens:
+class _TokenizerComparison:
     """The comparison of two tokenizers; `both`: both sides have one that could be compared."""
 
     rows: tuple[FieldDiff, ...] = ()
@@ -316,7 +321,7 @@ class _Tokens:
     both: bool = False
 
 
-def _compare_tokenizers(a: Model, b: Model) -> _Tokens:
+def _compare_tokenizers(a: Model, b: Model) -> _TokenizerComparison:
     """Return what differs between the tokenizers, and what was not compared."""
     from aprfmt.causes.tokenizer.comparison import compare_tokens
 
@@ -325,7 +330,7 @@ def _compare_tokenizers(a: Model, b: Model) -> _Tokens:
     lacking = uncompared_tokenizers(a, b, report)
     if len(report.carried) == 1:  # ids cannot be compared
         said = ("present", "absent") if report.carried == "A" else ("absent", "present")
-        return _Tokens((FieldDiff("tokenizer", *said),), (), verdicts, lacking)
+        return _TokenizerComparison((FieldDiff("tokenizer", *said),), (), verdicts, lacking)
     rows = []
     for one in report.findings:
         rows.append(FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0], decisive=True))
@@ -333,8 +338,8 @@ def _compare_tokenizers(a: Model, b: Model) -> _Tokens:
             rows.append(FieldDiff(f"{one.name}: shown by", one.example[0], one.example[-1]))
     rows += [FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0]) for one in report.notes]
     if not report.carried:
-        return _Tokens(tuple(rows), report.remarks, verdicts, lacking)
-    return _Tokens(
+        return _TokenizerComparison(tuple(rows), report.remarks, verdicts, lacking)
+    return _TokenizerComparison(
         tuple(rows), (*report.remarks, *report.not_checked), verdicts, lacking, bool(report.checked)
     )
 
@@ -357,10 +362,10 @@ def _metadata_equal(left: Value, right: Value) -> bool:
     """Return whether two metadata values are equal; arrays of one type are not decoded."""
     if type(left) is type(right):
         return bool(left == right)
-    return bool(plain_value(left) == plain_value(right))
+    return bool(hashable_value(left) == hashable_value(right))
 
 
-def plain_value(value: Value) -> Value:
+def hashable_value(value: Value) -> Value:
     """Return a metadata value with sequences as tuples, to compare by value."""
     if isinstance(value, str) or not isinstance(value, Sequence):
         return value

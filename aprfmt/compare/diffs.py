@@ -14,7 +14,7 @@ from aprfmt.measure.named_causes import (
     MISLABELLED,
     TRAINED,
     NamedCause,
-    is_mended_by_rewriting,
+    is_repaired_by_rewriting,
     rewrite_command,
     set_command,
     surplus_command,
@@ -95,31 +95,31 @@ class DiffReport(Tabular):
         rows = [
             Finding(
                 "tensor_names" if one.relation.kind != "axes" else "transpose",
-                f"{one.side.upper()}: {one.relation.says}{one.relation.shown}",
+                f"{one.side.upper()}: {one.relation.says}{one.relation.examples_text}",
                 "tensor",
                 "bug",
                 one.relation.where,
                 True,
                 next=one.relation.remedy,
-                proof=unfitted_proof(len(self.tensors), 1.0 - self._lacking),
-            ).named({})
+                proof=unfitted_proof(len(self.tensors), 1.0 - self._one_sided_share),
+            ).to_named_cause({})
             for one in self.relations
         ]
         for one in self.findings:
-            mends = is_mended_by_rewriting(one.cause, one.confirmed, one.values)
+            mends = is_repaired_by_rewriting(one.cause, one.confirmed, one.values)
             mends = mends and CAUSES[one.cause].verdict == "bug"
             mends = mends and one.cause not in self.own_parts
-            command = self._own_key(one.cause) or (self._anew if mends else "")
-            rows.append(replace(one, where=one.keys, next=command).named(self.stored))
+            command = self._own_key_command(one.cause) or (self._rewrite_command if mends else "")
+            rows.append(replace(one, where=one.keys, next=command).to_named_cause(self.stored))
         return tuple(rows)
 
-    def _own_key(self, cause: str) -> str:
+    def _own_key_command(self, cause: str) -> str:
         """Return the command that sets a key of B to what B's tensors show; "" where they agree."""
         value = self.own_values.get(_KEYS_OF.get(cause, ""))
         return set_command(self.b, [value]) if value else ""
 
     @cached_property
-    def _anew(self) -> str:
+    def _rewrite_command(self) -> str:
         """The command that writes B again from A in B's encodings.
 
         "" where B was trained further, or no command does.
@@ -137,7 +137,7 @@ class DiffReport(Tabular):
         return rewrite_command(self.a, self.b, mine, theirs, self.file_type)
 
     @property
-    def _lacking(self) -> float:
+    def _one_sided_share(self) -> float:
         """The share of tensors that only one side has, with all relations applied."""
         alone = sum(tensor.verdict in _ONE_SIDED for tensor in self.tensors)
         return alone / max(1, len(self.tensors))
@@ -148,8 +148,8 @@ class DiffReport(Tabular):
         mends = [one.remedy.command for one in self.causes if one.remedy is not None]
         if mends or self.exit_code() == 0:
             return tuple(dict.fromkeys(mends))
-        if self._surplus:
-            return tuple(surplus_command(where, self.b) for where in self._surplus)
+        if self._surplus_files:
+            return tuple(surplus_command(where, self.b) for where in self._surplus_files)
         if self.damage:  # a file that cannot be read whole cannot be diagnosed
             return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
         if self.exit_code() == 2:
@@ -160,18 +160,18 @@ class DiffReport(Tabular):
         return (f"aprfmt diagnose {shlex.quote(self.a)} {shlex.quote(self.b)}",)
 
     @property
-    def _surplus(self) -> tuple[str, ...]:
+    def _surplus_files(self) -> tuple[str, ...]:
         """The files of B with bytes that belong to no tensor, where only those make B differ."""
         apart = [row for row in self.not_compared if row.state in APART]
         alone = all(row.state == "only in B" and row.why == NO_PART for row in apart)
         if not apart or not alone or replace(self, not_compared=()).exit_code() == 1:
             return ()
-        files = {} if self.ledgers is None else self.ledgers[1].of_kind("file")
+        files = {} if self.ledgers is None else self.ledgers[1].items_of_kind("file")
         held = (files[row.name].holds for row in apart if row.name in files)
         return tuple(dict.fromkeys(str(each.path) for each in held if isinstance(each, Surplus)))
 
     @property
-    def fields_apart(self) -> Mapping[str, int]:
+    def differing_fields(self) -> Mapping[str, int]:
         """{section: number of differences that count}, without the tensors' section."""
         rows = {name: getattr(self, name) for name in SECTIONS if name != "tensors"}
         found = {
@@ -180,7 +180,7 @@ class DiffReport(Tabular):
         }
         if "tokenizer" in self.asked and self.beside is not None:
             # A template, or a generation config, may differ where no fact of the tokenizer does.
-            found["tokenizer"] = max(found["tokenizer"], len(self.beside.apart))
+            found["tokenizer"] = max(found["tokenizer"], len(self.beside.differing))
         return {name: count for name, count in found.items() if count}
 
     def __repr__(self) -> str:
@@ -220,7 +220,7 @@ class DiffReport(Tabular):
         if any(taken(row) for row in self.not_compared if row.name == GENERATION_PART):
             # What a generation config does that one side lacks was accepted with it.
             tokens = tuple(row for row in tokens if row.name != "generation_config")
-        apart = replace(self, tokenizer=tokens).fields_apart
+        apart = replace(self, tokenizer=tokens).differing_fields
         values = bool(apart) or any(tensor.verdict not in fine for tensor in self.tensors)
         # How much was compared: tensors, or the other sections.
         done = sum(t.verdict not in (*_ONE_SIDED, "UNREADABLE") for t in self.tensors)
@@ -319,7 +319,7 @@ class DiffReport(Tabular):
             "tokenizer": [asdict(row) for row in self.tokenizer],
             "metadata": [asdict(row) for row in self.metadata],
             "notes": list(self.notes),
-            "findings": [row.of_tensors() for row in self.findings],
+            "findings": [row.to_diff_json() for row in self.findings],
             "relations": [row.to_json() for row in self.relations],
             "tensors": [row.to_json() for row in self.tensors],
             "damage": [asdict(row) for row in self.damage],

@@ -18,7 +18,7 @@ PLACES = re.compile(r"\bL?\d[\w.+-]*")
 Line = tuple[str, str]
 
 
-def merge_alike(rows: Sequence[Line], most: int = ALIKE) -> list[Line]:
+def merge_similar_lines(rows: Sequence[Line], most: int = ALIKE) -> list[Line]:
     """Return lines in order; those that differ in places and numbers only become one.
 
     Up to `most` of a kind stay separate; more are one line with a count.
@@ -49,12 +49,12 @@ def cause_lines(
         if at or not first_said:
             yield f"  {name}: {one.says}", "bad"
         if one.where:
-            yield f"      where: {one.place(names)}", ""
-        effect = f"; {one.effect.says}" if one.effect.says else ""
-        yield f"      {one.sure}{effect}", ""
-    yield from merge_alike(
+            yield f"      where: {one.places_text(names)}", ""
+        effect = f"; {one.effect.text}" if one.effect.text else ""
+        yield f"      {one.certainty_text}{effect}", ""
+    yield from merge_similar_lines(
         [
-            (f"  {one.cause or 'unknown cause'} ({one.sure}): {one.says}", "warn")
+            (f"  {one.cause or 'unknown cause'} ({one.certainty_text}): {one.says}", "warn")
             for one in causes[1:]
         ]
     )
@@ -88,7 +88,10 @@ def short_answer(
     end += [(f"next: {text}", "head") for text in commands[:COMMANDS]]
     if len(commands) > COMMANDS:
         end.append((f"      ... {len(commands) - COMMANDS} more commands (-v)", "dim"))
-    middle = [*cause_lines(causes, first_said=first_said, names=names), *merge_alike(others)]
+    middle = [
+        *cause_lines(causes, first_said=first_said, names=names),
+        *merge_similar_lines(others),
+    ]
     room = LINES - 1 - len(end)
     if len(middle) > room:
         hidden = len(middle) - (room - 1)

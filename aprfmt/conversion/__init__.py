@@ -17,7 +17,7 @@ from aprfmt.formats import FormatSpec
 from aprfmt.formats.atomic import FileSet, NullFileSet
 from aprfmt.formats.mapped_file import MappedFile, MappedSource
 from aprfmt.model import Model, open_model
-from aprfmt.model.hf_folder import is_our_name
+from aprfmt.model.hf_folder import is_written_name
 from aprfmt.remote.paths import is_remote
 
 if TYPE_CHECKING:
@@ -75,10 +75,10 @@ def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> 
             verifier = stack.enter_context(Verifier(model.source)) if options.verify else None
         if model.format != target.name:  # else they are copied, with what lies around them
             prefetch_small_tensors(model.source)
-        return _converted(model, dst, target, options, hashed, digest, verifier)
+        return _run_conversion(model, dst, target, options, hashed, digest, verifier)
 
 
-def _converted(
+def _run_conversion(
     model: Model, dst: Path, target: FormatSpec, options: Options, hashing: bool,
     hashed: "SourceHash | None", verifier: "Verifier | None",
 ) -> ConversionReport:  # fmt: skip
@@ -99,7 +99,7 @@ def _converted(
     options = with_mixture(model, target, options)
     plan = build_plan(model, target, options)
     keep_bits(model, target, plan)
-    carried, absent = _stated(model, target, dst, plan, options)
+    carried, absent = _carried_and_absent(model, target, dst, plan, options)
     written = [WrittenTensor() for _ in plan.outputs]
     digest: str | None = None
     begun: ResumableFileSet | None = None
@@ -111,16 +111,16 @@ def _converted(
     if options.dry_run:
         from aprfmt.conversion.estimate import estimate_conversion
 
-        sizes = _planned(model, target, dst, plan, carried, options)
+        sizes = _planned_sizes(model, target, dst, plan, carried, options)
         files = tuple(sizes)
         expected = estimate_conversion(model, dst, plan, sizes, options, hashing)
     else:
         if options.resume:
-            begun = _resumed(model, target, dst, plan, carried, asked)
+            begun = _open_resumable(model, target, dst, plan, carried, asked)
         if begun is not None and begun.published:
             from aprfmt.conversion.resume_state import restore_record
 
-            files = tuple(_planned(model, target, dst, plan, carried, options))
+            files = tuple(_planned_sizes(model, target, dst, plan, carried, options))
             for output, record in zip(plan.outputs, written, strict=True):
                 restore_record(begun, output.info.name, record)
         else:
@@ -140,7 +140,7 @@ def _converted(
         damage = verifier.notes(hashed.checksums if hashed is not None else dict)
     if begun is not None:
         begun.finish()
-    notes = (*model.notes, *damage, *plan.notes, *_leftover(dst, options))
+    notes = (*model.notes, *damage, *plan.notes, *_staging_notes(dst, options))
     return ConversionReport(
         model.path, model.format, dst, target.name, files, arch_name(model, options), tensors,
         notes, verified, digest, sizes, absent, carried.verbatim_bytes,
@@ -148,7 +148,7 @@ def _converted(
     )  # fmt: skip
 
 
-def _stated(
+def _carried_and_absent(
     model: Model, target: FormatSpec, dst: Path, plan: "Plan", options: Options
 ) -> "tuple[CarriedMetadata, tuple[str, ...]]":
     """Return (metadata and texts of the output, roles that it leaves out).
@@ -161,7 +161,7 @@ def _stated(
     carried = _carried(model, target, plan, options)
     absent = record_missing_roles(carried, model, plan, options)
     if options.verify:
-        check_planned_losses(model, _places(target, dst)[0], target.name, plan, carried)
+        check_planned_losses(model, _weights_and_folder(target, dst)[0], target.name, plan, carried)
     return carried, absent
 
 
@@ -189,7 +189,7 @@ def arch_name(model: Model, options: Options) -> str | None:
         return None
 
 
-def _leftover(dst: Path, options: Options) -> list[Note]:
+def _staging_notes(dst: Path, options: Options) -> list[Note]:
     """Return a warning, or [], where a stopped run of this output can still be continued."""
     from aprfmt.formats.resumable_output import staging_folder
 
@@ -219,28 +219,28 @@ def _open_sink(
     )
 
 
-def _in_order(target: FormatSpec, sink: Sink, plan: "Plan") -> list[TensorInfo]:
+def _ordered_outputs(target: FormatSpec, sink: Sink, plan: "Plan") -> list[TensorInfo]:
     """Return the plan's outputs in the order in which the sink or the format stores them."""
     order = sink.order if isinstance(sink, OrderedSink) else target.order
     return order([output.info for output in plan.outputs])
 
 
-def _planned(
+def _planned_sizes(
     model: Model, target: FormatSpec, dst: Path, plan: "Plan", carried: "CarriedMetadata",
     options: Options,
 ) -> dict[Path, int]:  # fmt: skip
     """Return {path: size in bytes} of every file that would be written; writes nothing."""
     from aprfmt.conversion.estimate import planned_sizes
 
-    weights, _ = _places(target, dst)
+    weights, _ = _weights_and_folder(target, dst)
     return planned_sizes(
         lambda files: _open_sink(model, target, weights, options, files),
-        lambda sink: sink.plan(carried.metadata, _in_order(target, sink, plan)),
-        {weights.parent / name: _utf8(name, text) for name, text in carried.texts.items()},
+        lambda sink: sink.plan(carried.metadata, _ordered_outputs(target, sink, plan)),
+        {weights.parent / name: _encode_text(name, text) for name, text in carried.texts.items()},
     )
 
 
-def _resumed(
+def _open_resumable(
     model: "Model", target: FormatSpec, dst: Path, plan: "Plan", carried: "CarriedMetadata",
     asked: Options,
 ) -> "ResumableFileSet":  # fmt: skip
@@ -252,11 +252,11 @@ def _resumed(
     from aprfmt.formats.resumable_output import ResumableFileSet
 
     check_resumable(asked)
-    weights, folder = _places(target, dst)
+    weights, folder = _weights_and_folder(target, dst)
     sink = _open_sink(model, target, weights, asked, NullFileSet())
-    sink.plan(carried.metadata, _in_order(target, sink, plan))
+    sink.plan(carried.metadata, _ordered_outputs(target, sink, plan))
     digest = plan_digest(sink, asked, carried.texts)
-    files = ResumableFileSet(dst, force=asked.force, folder=folder, ours=is_our_name)
+    files = ResumableFileSet(dst, force=asked.force, folder=folder, ours=is_written_name)
     files.begin(source_identities(model), digest)
     return files
 
@@ -283,12 +283,12 @@ def _write(
     from aprfmt.conversion.sidecar_files import texts_to_write
     from aprfmt.conversion.source_hash import PLACEHOLDER
 
-    weights, folder = _places(target, dst)
-    with begun or FileSet(force=options.force, folder=folder, ours=is_our_name) as files:
+    weights, folder = _weights_and_folder(target, dst)
+    with begun or FileSet(force=options.force, folder=folder, ours=is_written_name) as files:
         # Refuse to replace another model's files before anything is written.
         texts = texts_to_write(weights, folder, carried.texts, options.force)
         with _open_sink(model, target, weights, options, files) as sink:
-            infos = _in_order(target, sink, plan)
+            infos = _ordered_outputs(target, sink, plan)
             sink.plan(carried.metadata, infos)
             write_tensors(sink, infos, plan, written, options, begun, verifier, model.source.files)
             # Wait for the other threads, then write the digest into the header.
@@ -304,13 +304,13 @@ def _write(
             paths = tuple(sink.files)
         # Companion files, and the check of a resumable run before it is published.
         for path, text in texts.items():
-            files.create(path).write(_utf8(path.name, text))
+            files.create(path).write(_encode_text(path.name, text))
         beside = tuple(weights.parent / name for name in carried.texts)
         judged = None
         if begun is not None and verifier is not None:
             begun.close()
             try:
-                staged = tuple(map(begun.staged, paths))
+                staged = tuple(map(begun.temporary_path, paths))
                 judged = _verify(staged, plan, written, model, verifier)
             except (ConversionError, FormatError) as error:
                 begun.reject()
@@ -335,7 +335,7 @@ def refuse_changed_source(model: Model) -> None:
         refuse_changed(model.source.files)
 
 
-def _utf8(name: str, text: str) -> bytes:
+def _encode_text(name: str, text: str) -> bytes:
     """Return a file's text as UTF-8; ConversionError where a character has no UTF-8 form."""
     try:
         return text.encode()
@@ -346,7 +346,7 @@ def _utf8(name: str, text: str) -> bytes:
         ) from None
 
 
-def _places(target: FormatSpec, dst: Path) -> tuple[Path, Path | None]:
+def _weights_and_folder(target: FormatSpec, dst: Path) -> tuple[Path, Path | None]:
     """Return (path of the weights, folder of the output, or None for a single file).
 
     Raises UsageError for a name without extension where the format writes no folders.
@@ -387,7 +387,7 @@ def _verify(
                     f"{output.info.name}: reads back as {found}; was written as "
                     f"{(output.info.shape, output.info.encoding, output.info.nbytes)}"
                 )
-            if not verifier.proved(output.info.name, tensor):
+            if not verifier.is_proved(output.info.name, tensor):
                 compare_written(output, record, tensor)
         return len(plan.outputs), balanced_account(result, model, plan.left_out, plan.edited)
 

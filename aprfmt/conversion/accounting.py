@@ -23,7 +23,7 @@ from aprfmt.conversion.sidecar_files import (
 )
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
-from aprfmt.model.carried_files import FILES_KEY, foreign_records, json_object
+from aprfmt.model.carried_files import FILES_KEY, foreign_gguf_keys, json_object
 from aprfmt.model.hf_folder import TEXT_FILES
 from aprfmt.model.ledger import (
     Item,
@@ -33,8 +33,8 @@ from aprfmt.model.ledger import (
     State,
     folder_files,
     key_paths,
-    ledger,
-    not_compared,
+    list_not_compared,
+    make_ledger,
 )
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.model.sidecar_files import companion_kind, file_row
@@ -129,7 +129,7 @@ def account_for_source(
     `excused(name)` returns the flag that left out a tensor or a file, "" for what should be there.
     `edited` are keys (kind, name) that were to get another value or to be removed.
     """
-    both = _Both(copy, source, excused, edited)
+    both = _Comparison(copy, source, excused, edited)
     said = sidecar_items(source, both.file)
     return Account((*both.tensors(), *both.head(), *both.keys(), *said, *both.unread()))
 
@@ -139,11 +139,11 @@ def recorded_omissions(copy: Model) -> Callable[[str], str]:
 
     It returns "" for names that are not recorded. Raises FormatError for a record that is not JSON.
     """
-    found = _record(copy)
+    found = _omission_record(copy)
     return lambda name: str(found.get(name, ""))
 
 
-def _record(model: Model) -> Mapping[str, Any]:
+def _omission_record(model: Model) -> Mapping[str, Any]:
     """Return {name in the source: flag} that a model's metadata records; {} without a record."""
     text = model.metadata.get(RECORD)
     return json_object(text, f"{model.path}: {RECORD}") if isinstance(text, str) else {}
@@ -157,7 +157,7 @@ def sidecar_items(source: Model, fate: Callable[[str, str], SourceItem]) -> Iter
             yield fate(name, kind)
 
 
-class _Both:
+class _Comparison:
     """A copy and its source, compared item by item."""
 
     def __init__(
@@ -170,7 +170,7 @@ class _Both:
         """Look up the roles, the readings of all items and the companion texts of both models."""
         self.copy, self.source, self.excused, self.edited = copy, source, excused, edited
         self.roles, self.roles_of = _roles(copy, source), source.roles_of
-        items = ledger(source, (*_TENSORS, *_UNREAD_KINDS)).items
+        items = make_ledger(source, (*_TENSORS, *_UNREAD_KINDS)).items
         self.mine = Ledger(str(source.path), items)
         self.read = {item.name: item for item in items if item.kind in _TENSORS}
         self._texts, self._stated = _texts_of(copy), _texts_of(source)
@@ -187,7 +187,7 @@ class _Both:
                 if part is not main:
                     yield self._part(part.info.name, name, view, entry)
 
-    def _answers(self, name: str) -> "tuple[View, ...]":
+    def _copies_of(self, name: str) -> "tuple[View, ...]":
         """Return the copy's tensors that hold what a tensor of the source holds; () for none."""
         keys = self.roles_of.get(name, ())
         held = tuple(self.roles[key] for key in keys if key in self.roles)
@@ -207,7 +207,7 @@ class _Both:
         item = self.read[name] if name in self.read else Item("tensor", name, "unread")
         kind = next((kind for kind in ("draft head", "tower") if kind in item.of), "tensor")
         # Nothing in the copy: left out by a flag, not needed, or lost.
-        found = self._answers(view.name)
+        found = self._copies_of(view.name)
         if not found:
             why = self.excused(name) or self.excused(view.name)
             if why:
@@ -236,7 +236,7 @@ class _Both:
         """
         if main.fate in ("dropped", "lost"):
             return SourceItem(name, "scale", main.fate, main.how)
-        found = self._answers(weight)
+        found = self._copies_of(weight)
         suffix = next(key for key, part in view.parts.items() if part.info.name == name)
         beside = suffix.lstrip("._")
         if any(part.lstrip("._") == beside for one in found for part in one.parts):
@@ -321,7 +321,7 @@ class _Both:
             "unequal": ("transformed", _OTHER_VALUE),
             "only in A": ("dropped", _NO_PLACE),
         }
-        left = not_compared(self.mine, ledger(self.copy, _UNREAD_KINDS), _UNREAD_KINDS)
+        left = list_not_compared(self.mine, make_ledger(self.copy, _UNREAD_KINDS), _UNREAD_KINDS)
         states = {(row.kind, row.name): row.state for row in left}
         for item in self.mine.unread:
             if item.kind in _TENSORS or (item.kind == "file" and companion_kind(item.name)):
@@ -395,7 +395,7 @@ def _licence(model: Model, key: str) -> Any:
 
     It is None without any.
     """
-    stated = foreign_records(model).get(key)
+    stated = foreign_gguf_keys(model).get(key)
     found = stated[1] if isinstance(stated, list) and len(stated) == 2 else None
     value = model.metadata.get(key, found)
     return value if isinstance(value, str) or not hasattr(value, "tolist") else value.tolist()
@@ -405,7 +405,7 @@ def _texts_of(model: Model) -> Mapping[str, str]:
     """Return {file name: text} of a folder's text files, or of those embedded in one file."""
     if model.folder is not None:
         return model.folder.texts
-    found = dict(model.carried.texts)
+    found = dict(model.carried.embedded_texts)
     kept = {"config.json": model.metadata.get("aprfmt.hf_config"),
             "tokenizer.json": model.carried.tokenizer_json()}  # fmt: skip
     return {**found, **{name: text for name, text in kept.items() if isinstance(text, str)}}
@@ -420,7 +420,7 @@ def omissions_by_flag(
     that are removed by name, which may hold embedded files. What an earlier conversion recorded as
     left out stays in the result.
     """
-    told = {} if RECORD in removed else _record(source)
+    told = {} if RECORD in removed else _omission_record(source)
     found = {name: str(flag) for name, flag in told.items()}
     # What single files store in keys.
     for name in embedded_files(source):
@@ -462,7 +462,7 @@ def check_files(source: Model, left_out: Mapping[str, str]) -> None:
     """
     from aprfmt.tokenizer.carriers import has_tokenizer
 
-    def fate(name: str, kind: str) -> SourceItem:
+    def make_item(name: str, kind: str) -> SourceItem:
         """Return a companion file's entry.
 
         It is "copied" if the file is carried or a flag leaves it out, else "lost".
@@ -470,7 +470,7 @@ def check_files(source: Model, left_out: Mapping[str, str]) -> None:
         carried = name in TEXT_FILES or (kind == "tokenizer" and has_tokenizer(source.carried))
         return SourceItem(name, kind, "copied" if carried or name in left_out else "lost")
 
-    lost = [entry for entry in sidecar_items(source, fate) if entry.fate == "lost"]
+    lost = [entry for entry in sidecar_items(source, make_item) if entry.fate == "lost"]
     if lost:
         raise ConversionError(
             f"{source.path}: {describe_losses(lost)} would not be in the copy: no output holds "

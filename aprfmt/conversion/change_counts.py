@@ -8,13 +8,13 @@ import numpy as np
 
 from aprfmt.codecs import codec, native_kernels
 from aprfmt.codecs.base import Codec
-from aprfmt.codecs.parallel import run, split
+from aprfmt.codecs.parallel import run_tasks, split_range
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array, Bytes
 
 
-def _plain(before: "Array", after: "Array") -> bool:
+def _same_float32(before: "Array", after: "Array") -> bool:
     """Return whether two chunks are contiguous float32 arrays of one shape."""
     return before.shape == after.shape and all(
         one.dtype == np.float32 and one.flags.c_contiguous for one in (before, after)
@@ -61,14 +61,14 @@ class ChangeCounts:
         width = len(view) // max(1, -(-values.size // block_size))
         found: list[tuple[int, int, int]] = []
 
-        def part(start: int, stop: int) -> None:
+        def count_part(start: int, stop: int) -> None:
             """Append the counts of elements [start, stop), which begin a block, to `found`."""
             blocks = view[start // block_size * width : -(-stop // block_size) * width]
             found.append(native.changes_of(encoding, values[start:stop], blocks))
 
         try:
-            parts = split(values.size, block_size, threads)
-            run([partial(part, start, stop) for start, stop in parts], threads)
+            parts = split_range(values.size, block_size, threads)
+            run_tasks([partial(count_part, start, stop) for start, stop in parts], threads)
         except KeyError:
             return False
         for counted in found:
@@ -78,7 +78,7 @@ class ChangeCounts:
     def add(self, before: "Array", after: "Array") -> None:
         """Count what changed in one chunk, `before` and `after`; two NaN are equal."""
         native = native_kernels()
-        if native is not None and _plain(before, after):
+        if native is not None and _same_float32(before, after):
             changed, overflowed, underflowed = native.changes(before, after)
             self.join(ChangeCounts(changed, overflowed, underflowed))
             return

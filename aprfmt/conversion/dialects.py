@@ -60,38 +60,38 @@ class DialectWeight(PackedWeight):
         except CodecError as error:
             raise ConversionError(f"{self.name}: {error}") from error
         if not suffix and not self.counted:
-            self._count()
+            self._count_changes()
         return made
 
     def source(self) -> "GridWeight":
         """Return the weight's codes and numbers of groups as stored, made at most once."""
         if self.latest.name != self.name or self.latest.source is None:
-            self.latest.name, self.latest.source = self.name, self._made()
+            self.latest.name, self.latest.source = self.name, self._make_grid()
         return self.latest.source
 
-    def _made(self) -> "GridWeight":
+    def _make_grid(self) -> "GridWeight":
         """Return the weight's own codes in this layout, else values rounded to the nearest."""
         found = convert_codes(self.output, self.writer, self.settings)
         if not isinstance(found, str):
             self.judged = found[1]
             return found[0]
         try:
-            return self.writer.rounded(self._rows(), self.settings)
+            return self.writer.rounded(self._row_values(), self.settings)
         except CodecError as error:
             raise ConversionError(f"{self.name}: {error}") from error
 
-    def _count(self) -> None:
+    def _count_changes(self) -> None:
         """Count the values that rounding changed; those of a repack were counted by groups."""
         self.counted = True
         if self.judged is not None:
             return
-        source, values = self.source(), self._rows()
+        source, values = self.source(), self._row_values()
         step = max(1, _CHUNK // max(self.shape[-1], 1))
         for start in range(0, len(values), step):
             stop = min(start + step, len(values))
             self.counts.add(values[start:stop], source.values(start, stop))
 
-    def _rows(self) -> "Array":
+    def _row_values(self) -> "Array":
         """Return the weight's values as [rows, inputs], experts of a stack in sequence."""
         return self.make().reshape(-1, self.shape[-1])
 
@@ -152,7 +152,7 @@ def make_dialect_weight(
         settings=_settings(output, writer, options, dtype),
         output=output,
         latest=latest,
-        beside=_beside(output, writer),
+        beside=_activation_scales(output, writer),
     )
 
 
@@ -164,11 +164,13 @@ def _settings(output: Output, writer: "Writer", options: Options, dtype: str = "
     from aprfmt.codecs.writer import Settings
 
     size = options.packing.get("size") or output.info.shape[-1]
-    scales = writer.scales or _scales_of(output) or dtype
-    return Settings(size, scales, options.packing.get("version", 1), bool(_beside(output, writer)))
+    scales = writer.scales or _scale_encoding(output) or dtype
+    return Settings(
+        size, scales, options.packing.get("version", 1), bool(_activation_scales(output, writer))
+    )
 
 
-def _scales_of(output: Output) -> str:
+def _scale_encoding(output: Output) -> str:
     """Return the encoding that a weight's scales should have, by its source; "" where it says none.
 
     It is a float weight's own encoding, that of a packed weight's scales, or F16 for blocks.
@@ -182,7 +184,7 @@ def _scales_of(output: Output) -> str:
     return next((name for name in found if name in _FLOATS), "")
 
 
-def _beside(output: Output, writer: "Writer") -> Mapping[str, bytes]:
+def _activation_scales(output: Output, writer: "Writer") -> Mapping[str, bytes]:
     """Return {"input_scale": bytes} of a weight whose source has it and whose layout is ModelOpt's.
 
     Else {}.
@@ -208,7 +210,7 @@ def convert_codes(
         return ""
     try:
         if output.source_encoding not in READS:
-            return writer.taken(_of_runs(output), settings)
+            return writer.taken(_blocks_as_grid(output), settings)
         one = output.sources[0] if len(output.sources) == 1 else None
         if one is None or one.packed is None or output.steps or one.info.shape != output.info.shape:
             return "its rows are laid out anew"
@@ -239,7 +241,7 @@ def _check_alone(
             )
 
 
-def _of_runs(output: Output) -> "GridWeight":
+def _blocks_as_grid(output: Output) -> "GridWeight":
     """Return a weight stored in GGUF blocks as codes and numbers of groups.
 
     Raises CodecError where its rows are not copied whole, or its parts have different scales.

@@ -100,10 +100,10 @@ def parse_value(model: Model, key: str, wished: str, text: str) -> Value | Typed
     if whole:
         text = read_text(Path(text[1:]))
     if wished:
-        return TypedValue(_typed(text, wished, key, whole), wished)
+        return TypedValue(_parse_typed(text, wished, key, whole), wished)
     if key in model.metadata:
         return _like_present(model, key, text, whole)
-    return _new(model, rules, key, text, whole)
+    return _parse_new(model, rules, key, text, whole)
 
 
 def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | TypedValue:
@@ -114,7 +114,7 @@ def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | Typ
     kind = model.source.types.get(key, "")
     if kind and kind.removeprefix(ARRAY) != "array":  # arrays of mixed arrays are given as JSON
         try:
-            return TypedValue(_typed(text, kind, key, whole), kind)
+            return TypedValue(_parse_typed(text, kind, key, whole), kind)
         except UsageError as error:
             raise UsageError(f"{error}; for another type give {key}:TYPE=VALUE") from None
     return parse_json_value(key, model.metadata[key], text, whole)
@@ -128,15 +128,18 @@ def parse_json_value(key: str, present: Value, text: str, whole: bool = False) -
     if isinstance(present, str):
         return text if whole else _unquoted(text)
     value = _json_or_text(text, key)
-    if present is not None and _kind(present) != _kind(value):
+    if present is not None and _kind_text(present) != _kind_text(value):
         raise UsageError(
-            f"{key}: is {_kind(present)} in the file, {_said(text)} is {_kind(value)}; give a "
+            f"{key}: is {_kind_text(present)} in the file, {_quote_short(text)} is "
+            f"{_kind_text(value)}; give a "
             "value of that kind"
         )
     return value
 
 
-def _new(model: Model, spec: FormatSpec, key: str, text: str, whole: bool) -> Value | TypedValue:
+def _parse_new(
+    model: Model, spec: FormatSpec, key: str, text: str, whole: bool
+) -> Value | TypedValue:
     """Return the value of a key that is not in the file: of its known type, else read as JSON.
 
     `whole` is True where the text is a file's content.
@@ -146,7 +149,7 @@ def _new(model: Model, spec: FormatSpec, key: str, text: str, whole: bool) -> Va
     listed = not whole and text.lstrip().startswith("[")
     for kind in kinds:
         if kind.startswith(ARRAY) is listed:
-            return TypedValue(_typed(text, kind, key, whole), kind)
+            return TypedValue(_parse_typed(text, kind, key, whole), kind)
     if whole or (spec.takes("") and not spec.takes(0)):  # a format of texts only
         return text if whole else _unquoted(text)
     value = _json_or_text(text, key)
@@ -164,7 +167,7 @@ def _refuse(spec: FormatSpec, key: str, text: str, value: Value) -> None:
     if value == []:
         raise UsageError(f"{key}: an empty array has no type; give it: {key}:TYPE[]=[]")
     if isinstance(value, list):
-        raise UsageError(f"{key}: {_said(text)}; the elements of an array have one type")
+        raise UsageError(f"{key}: {_quote_short(text)}; the elements of an array have one type")
     what = "null" if value is None else "a JSON object"
     raise UsageError(
         f"{key}: {what} is not a value of {spec.name}; expected {', '.join(spec.values.types)}, or "
@@ -172,7 +175,7 @@ def _refuse(spec: FormatSpec, key: str, text: str, value: Value) -> None:
     )
 
 
-def _typed(text: str, kind: str, key: str, whole: bool) -> Value:
+def _parse_typed(text: str, kind: str, key: str, whole: bool) -> Value:
     """Return `text` as a value of type `kind`, an array for "array:..."; UsageError if it is none.
 
     `whole` is True where the text is a file's content.
@@ -180,28 +183,35 @@ def _typed(text: str, kind: str, key: str, whole: bool) -> Value:
     if not kind.startswith(ARRAY):
         if kind == "string":
             return text if whole else _unquoted(text)
-        return _scalar(_json_or_text(text, key), kind, key, _said(text))
+        return _convert_scalar(_json_or_text(text, key), kind, key, _quote_short(text))
     element = kind.removeprefix(ARRAY)
     if text.lstrip().startswith("["):
-        return _elements(_json_or_text(text, key), kind, key)
+        return _convert_elements(_json_or_text(text, key), kind, key)
     if element.startswith(ARRAY):
-        raise UsageError(f"{key}: {_said(text)} is not of type {kind}; write nested arrays as JSON")
+        raise UsageError(
+            f"{key}: {_quote_short(text)} is not of type {kind}; write nested arrays as JSON"
+        )
     pieces = text.split(",")
     if element == "string":
         return pieces
-    return [_scalar(_json_or_text(each, key), element, key, _said(each)) for each in pieces]
+    return [
+        _convert_scalar(_json_or_text(each, key), element, key, _quote_short(each))
+        for each in pieces
+    ]
 
 
-def _elements(value: Value, kind: str, key: str) -> Value:
+def _convert_elements(value: Value, kind: str, key: str) -> Value:
     """Return a JSON value, or nested arrays of values, as type `kind`; UsageError if it is none."""
     if not kind.startswith(ARRAY):
-        return _scalar(value, kind, key, _said(str(value)))
+        return _convert_scalar(value, kind, key, _quote_short(str(value)))
     if not isinstance(value, list):
-        raise UsageError(f"{key}: {_said(str(value))} is not of type {kind}; expected a JSON array")
-    return [_elements(item, kind.removeprefix(ARRAY), key) for item in value]
+        raise UsageError(
+            f"{key}: {_quote_short(str(value))} is not of type {kind}; expected a JSON array"
+        )
+    return [_convert_elements(item, kind.removeprefix(ARRAY), key) for item in value]
 
 
-def _scalar(value: Value, kind: str, key: str, said: str) -> Value:
+def _convert_scalar(value: Value, kind: str, key: str, said: str) -> Value:
     """Return one value as type `kind`; UsageError if it does not fit.
 
     `said` is the user's text, for the message.
@@ -257,12 +267,12 @@ def _unquoted(text: str) -> str:
     return found if isinstance(found, str) and found != text else text[1:-1]
 
 
-def _said(text: str) -> str:
+def _quote_short(text: str) -> str:
     """Return a text quoted and shortened for a message."""
     return repr(shorten(text, _LONGEST))
 
 
-def _kind(value: Value) -> str:
+def _kind_text(value: Value) -> str:
     """Return what kind of value it is, in words with an article."""
     if isinstance(value, bool):
         return "a truth value"
@@ -307,19 +317,21 @@ def read_values(model: Model, keys: Sequence[str]) -> Mapping[str, tuple[Value, 
     """Return {key: (value, type)} of the keys that exist; valid also after the file is closed."""
     types = model.source.types
     return {
-        key: (_lasting(model.metadata[key]), types.get(key, ""))
+        key: (_copy_value(model.metadata[key]), types.get(key, ""))
         for key in keys
         if key in model.metadata
     }
 
 
-def _lasting(value: Value) -> Value:
+def _copy_value(value: Value) -> Value:
     """Return a value that outlives the file.
 
     Arrays are copied, and long ones replaced by a text with their length.
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return f"array of {len(value)}" if len(value) > 16 else [_lasting(item) for item in value]
+        return (
+            f"array of {len(value)}" if len(value) > 16 else [_copy_value(item) for item in value]
+        )
     return value
 
 

@@ -10,13 +10,13 @@ from aprfmt.arch.spec import F32_ROLES
 from aprfmt.base.encoding_names import find_name, nearest_names, unknown_name_message
 from aprfmt.base.encodings import ENCODINGS, find_encoding
 from aprfmt.base.protocols import Note, TensorInfo
-from aprfmt.codecs import codec, encode, writable
+from aprfmt.codecs import codec, encodable_names, encode
 from aprfmt.conversion.dialects import LatestGrid, dialect_writer, make_dialect_weight
 from aprfmt.conversion.options import Options
 from aprfmt.conversion.outputs import PLAIN_FLOATS, Output, Plan, make_info
 from aprfmt.conversion.packed_weights import (
     DTYPES,
-    Claimed,
+    BnbWeight,
     LatestParts,
     PackedPart,
     PackedWeight,
@@ -28,7 +28,7 @@ from aprfmt.errors import ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.model import Model
 from aprfmt.model.patterns import matching_indices
-from aprfmt.model.resolve import spellings
+from aprfmt.model.resolve import spellings_by_role
 from aprfmt.quantizing.mixture import SCHEMES, deciding_name, is_quantized
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def choose_encodings(
     for wished in asked:
         if wished is not None and wished not in ENCODINGS:
             raise ConversionError(_no_encoding(wished))
-    every = spellings(model) if options.tensor_encodings else {}
+    every = spellings_by_role(model) if options.tensor_encodings else {}
     names = [(*output.spellings, *every.get(output.role, ())) for output in outputs]
     explicit: dict[int, str] = {}
     for pattern, wished in options.tensor_encodings:
@@ -67,7 +67,7 @@ def choose_encodings(
     written = "" if writer is None else writer.encoding
     for i, output in enumerate(outputs):
         # What is asked for, else the source's encoding.
-        wished = explicit.get(i) or _wish(output, options)
+        wished = explicit.get(i) or _wished_encoding(output, options)
         if wished is None:
             wished = output.source_encoding
             widened = target.vectors_f32 and not options.generic
@@ -82,14 +82,14 @@ def choose_encodings(
             holds = target.holds(find_encoding("U8"))
         else:
             kept = wished == output.source_encoding and stores_as_bytes(model, target, options)
-            holds = _held(wished, target) or kept
+            holds = _can_hold(wished, target) or kept
         if not holds:
             asked_for = asked_for or wished != output.source_encoding
-            refused.append(f"{output.info.name} ({_why(wished, output, reasons)})")
+            refused.append(f"{output.info.name} ({_refusal_text(wished, output, reasons)})")
             continue
         if wished == written:
-            output = _turned(output, model, target)
-        chosen.append(replace(output, info=_info(output.info, wished, written)))
+            output = _as_out_in(output, model, target)
+        chosen.append(replace(output, info=_reencoded_info(output.info, wished, written)))
     if refused:
         raise ConversionError(
             f"{model.path}: {target.name} has no code for the encoding of {len(refused)} tensors: "
@@ -105,7 +105,7 @@ def choose_encodings(
     return chosen
 
 
-def _info(info: TensorInfo, wished: str, written: str) -> TensorInfo:
+def _reencoded_info(info: TensorInfo, wished: str, written: str) -> TensorInfo:
     """Return an output's TensorInfo in encoding `wished`.
 
     In `written`, the encoding of a dialect, it has no size: the dialect's tensors have it.
@@ -119,7 +119,7 @@ def _not_written(name: str, wished: str) -> str:
     """Return the error's sentence for an encoding that cannot be written."""
     row = find_encoding(wished)
     if row.known:
-        near = ", ".join(nearest_names(wished, writable()))
+        near = ", ".join(nearest_names(wished, encodable_names()))
         return f"{name}: {wished} is read and copied, not written here; near names: {near}"
     removed = row.removed
     return (
@@ -130,7 +130,7 @@ def _not_written(name: str, wished: str) -> str:
     )
 
 
-def _why(wished: str, output: Output, reasons: Mapping[str, str]) -> str:
+def _refusal_text(wished: str, output: Output, reasons: Mapping[str, str]) -> str:
     """Return a refused encoding and, if it is known, why a repack to it is not possible."""
     why = next((reasons[s.info.name] for s in output.sources if s.info.name in reasons), "")
     return f"{wished}; {why}" if why else wished
@@ -144,10 +144,10 @@ def _no_encoding(wished: str) -> str:
             f"{wished}: is a mixture of several encodings; choose one of them here "
             f"({SCHEMES[mixture].base}), or the mixture with quantize --type {mixture}"
         )
-    return f"{wished}: {unknown_name_message(wished, writable())}"
+    return f"{wished}: {unknown_name_message(wished, encodable_names())}"
 
 
-def _asked(output: Output) -> str:
+def _lookup_name(output: Output) -> str:
     """Return the name by which a mixture or an importance matrix knows an output.
 
     That is its role, else the most telling of its names.
@@ -159,17 +159,17 @@ def column_importances(output: Output, options: Options) -> Any:
     """Return the importance of an output's columns (float32); None without any."""
     if options.importance is None or not is_quantized(output.encoding):
         return None
-    return options.importance(_asked(output))
+    return options.importance(_lookup_name(output))
 
 
-def _wish(output: Output, options: Options) -> str | None:
+def _wished_encoding(output: Output, options: Options) -> str | None:
     """Return the encoding that mixture or --encoding gives an output; None to keep its own.
 
     --encoding leaves integers, booleans and complex numbers, and vectors unless it is a plain
     float.
     """
     if options.choose is not None:
-        return options.choose(_asked(output), output.info.shape, output.source_encoding)
+        return options.choose(_lookup_name(output), output.info.shape, output.source_encoding)
     wished = options.encoding
     if wished is None or (ENCODINGS.get(output.source_encoding) or find_encoding("F32")).numpy in (
         "int8",
@@ -192,7 +192,7 @@ def stores_as_bytes(model: Model, target: FormatSpec, options: Options) -> bool:
     return target.keeps and (options.generic or model.format == target.name)
 
 
-def _held(name: str, target: FormatSpec) -> bool:
+def _can_hold(name: str, target: FormatSpec) -> bool:
     """Return whether a target can hold an encoding: by a code, as bytes, or as several tensors."""
     if target.holds(find_encoding(name)) or target.carries:
         return True
@@ -239,7 +239,7 @@ def split_into_parts(
             found.append(output)
             continue
         else:
-            packed = _claimed(output, model, target, options, latest)
+            packed = _bnb_weight(output, model, target, options, latest)
         main = f"{packed.name}@{packed.encoding}" if target.carries else packed.name
         for suffix, info in packed.infos(main).items():
             made = replace(output, info=info, runs=None, part=PackedPart(packed, suffix))
@@ -247,22 +247,22 @@ def split_into_parts(
     return found
 
 
-def _claimed(
+def _bnb_weight(
     output: Output, model: Model, target: FormatSpec, options: Options, latest: LatestParts
-) -> Claimed:
+) -> BnbWeight:
     """Return a weight to be stored in bitsandbytes' tensors, with the dtype to record."""
     dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
-    output, name = _turned(output, model, target), output.info.encoding
+    output, name = _as_out_in(output, model, target), output.info.encoding
     wishes = {**options.packing, "dtype": dtype}
 
     def pack(values: "Array") -> Mapping[str, bytes]:
         """Return {suffix: bytes} of the weight's values."""
         return encode(name, values, fma=options.fma, options=wishes)
 
-    return Claimed(output.info.name, name, output.info.shape, output.make, pack, latest)
+    return BnbWeight(output.info.name, name, output.info.shape, output.make, pack, latest)
 
 
-def _turned(output: Output, model: Model, target: FormatSpec) -> Output:
+def _as_out_in(output: Output, model: Model, target: FormatSpec) -> Output:
     """Return a weight as [out, in], the order of packed weights, where the target transposes it.
 
     Other weights are returned unchanged. See binding.bind_packed.

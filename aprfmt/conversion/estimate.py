@@ -47,7 +47,7 @@ def estimate_conversion(
     Its keys are memory_bytes, disk_bytes, disk_free_bytes (None if unknown) and seconds, by kind of
     work. `sizes` are those of the files to write; `hashing` says whether the source is hashed.
     """
-    folder = _existing(dst)
+    folder = _existing_folder(dst)
     output = sum(sizes.values())
     return {
         "memory_bytes": peak_memory(model, plan, options),
@@ -66,14 +66,14 @@ def peak_memory(model: "Model", plan: "Plan", options: Options) -> int:
     from aprfmt.conversion.scheduling import BUDGET
 
     workers = options.jobs if options.jobs > 1 else options.threads or cpu_count()
-    largest = max((_held(output) for output in plan.outputs), default=0)
-    metadata = sum(_size(value) for value in model.metadata.values())
+    largest = max((_output_bytes(output) for output in plan.outputs), default=0)
+    metadata = sum(_metadata_bytes(value) for value in model.metadata.values())
     far = any(output.far for output in plan.outputs)
-    ahead = _fetched() if far else BUDGET if options.jobs > 1 else 0
+    ahead = _remote_bytes() if far else BUDGET if options.jobs > 1 else 0
     return BASE + max(workers, FEW) * THREAD + largest + ahead + 3 * metadata
 
 
-def _fetched() -> int:
+def _remote_bytes() -> int:
     """Return the bytes that reading a remote source holds.
 
     These are parts under way, the cache, and parts that wait to be hashed.
@@ -85,7 +85,7 @@ def _fetched() -> int:
     return 2 * AHEAD * PART + HELD + KEPT
 
 
-def _held(output: "Output") -> int:
+def _output_bytes(output: "Output") -> int:
     """Return the bytes of memory that making and writing one output takes at most."""
     from aprfmt.conversion.run import CHUNK, WINDOW
 
@@ -105,14 +105,14 @@ def _elements(output: "Output") -> int:
     return math.prod(output.info.shape)
 
 
-def _size(value: object) -> int:
+def _metadata_bytes(value: object) -> int:
     """Return about how many bytes of memory a metadata value takes."""
     if isinstance(value, str | bytes):
         return len(value)
     return 64 * len(value) if isinstance(value, Sized) else 64
 
 
-def _existing(path: Path) -> Path:
+def _existing_folder(path: Path) -> Path:
     """Return the nearest folder above `path` that exists."""
     folder = Path(os.path.realpath(path)).parent
     while not folder.is_dir() and folder != folder.parent:
@@ -142,8 +142,8 @@ def _seconds(
     piece = bytes(HASHED)
     found: dict[str, float | None] = {
         "write": None if rate is None else output / rate,
-        "encode": _encoding(plan, options),
-        "fetch": _fetching(plan),
+        "encode": _encoding_seconds(plan, options),
+        "fetch": _fetching_seconds(plan),
         "hash": source * _timed(lambda: hashlib.sha256(piece).digest()) / HASHED if hashing else 0,
         "verify": 0.0,
     }
@@ -175,7 +175,7 @@ def write_rate(folder: Path) -> float | None:
         return None
 
 
-def _encoding(plan: "Plan", options: Options) -> float:
+def _encoding_seconds(plan: "Plan", options: Options) -> float:
     """Return the seconds of decoding and encoding, from rows of each pair of encodings."""
     rates: dict[tuple[str, str], float] = {}
     total = 0.0
@@ -184,12 +184,12 @@ def _encoding(plan: "Plan", options: Options) -> float:
             continue
         pair = output.source_encoding, output.info.encoding
         if pair not in rates:
-            rates[pair] = _of_rows(output, options)
+            rates[pair] = _seconds_per_element(output, options)
         total += rates[pair] * _elements(output)
     return total
 
 
-def _fetching(plan: "Plan") -> float | None:
+def _fetching_seconds(plan: "Plan") -> float | None:
     """Return the seconds of fetching a remote source; 0 for a local one.
 
     None if the disk cache already had the part that is measured: how much it has of the rest is not
@@ -214,7 +214,7 @@ def _fetching(plan: "Plan") -> float | None:
     return took * source / size if TRAFFIC.received - before >= size else None
 
 
-def _of_rows(output: "Output", options: Options) -> float:
+def _seconds_per_element(output: "Output", options: Options) -> float:
     """Return the seconds that decoding and encoding one element takes, measured on first rows."""
     from aprfmt.conversion.run import first_chunk
 

@@ -18,7 +18,7 @@ from aprfmt.arch.other_keys import IGNORED
 from aprfmt.base.protocols import Value
 from aprfmt.base.text_escape import shorten
 from aprfmt.conversion.edits import KeyChange, parse_json_value
-from aprfmt.conversion.key_names import TEMPLATE_FILE, TEMPLATE_KEYS, keys_of
+from aprfmt.conversion.key_names import TEMPLATE_FILE, TEMPLATE_KEYS, format_keys
 from aprfmt.errors import OutputError, UsageError
 from aprfmt.formats import FORMATS
 from aprfmt.formats.atomic import FileSet
@@ -98,7 +98,9 @@ class FolderEdits:
         file, colon, rest = key.partition(":")
         if colon and file == WEIGHTS_KEYS:
             return rest
-        return key if key in self._model.metadata and not list(self._standing(key)) else None
+        return (
+            key if key in self._model.metadata and not list(self._existing_locations(key)) else None
+        )
 
     def set(self, key: str, text: str) -> None:
         """Set a key to a new value at every place readers take it from.
@@ -110,18 +112,18 @@ class FolderEdits:
         whole = text.startswith("@")
         if whole:
             text = read_text(Path(text[1:]))
-        for place in self._places(key):
+        for place in self._locations(key):
             old = self._value(place)
             present = None if old is _ABSENT else old
             if place.file == TEMPLATE_FILE or place.path[-1:] == ("chat_template",):
                 new: Any = parse_json_value(key, "", text, whole)
             else:
-                new = _like(key, present, text, whole)
+                new = _parse_like(key, present, text, whole)
             self._put(place, new)
 
     def remove(self, key: str) -> None:
         """Remove a key from every file that has it; UsageError where none has."""
-        found = [place for place in self._places(key) if self._value(place) is not _ABSENT]
+        found = [place for place in self._locations(key) if self._value(place) is not _ABSENT]
         if not found:
             raise UsageError(f"{self.folder}: has no key {key!r} to remove; {self._near(key)}")
         for place in found:
@@ -134,7 +136,7 @@ class FolderEdits:
             if file == TEMPLATE_FILE:
                 made[file] = self._whole[file] or ""
             else:
-                made[file] = _dumped(self._json(file), self._texts.get(file, ""))
+                made[file] = _dump_like(self._json(file), self._texts.get(file, ""))
         return made
 
     def changes(self, read: Path) -> list[KeyChange]:
@@ -148,8 +150,8 @@ class FolderEdits:
                 KeyChange(
                     str(place),
                     how if new is not _ABSENT else "removed",
-                    _shown(old),
-                    _shown(new),
+                    _report_value(old),
+                    _report_value(new),
                     "",
                     "",
                 )
@@ -158,7 +160,7 @@ class FolderEdits:
 
     # --- where ------------------------------------------------------------------------------
 
-    def _places(self, key: str) -> list[ValueLocation]:
+    def _locations(self, key: str) -> list[ValueLocation]:
         """Return the locations that a user's key names, existing ones first.
 
         Raises UsageError for a key that is in no file and that no reader is known to take.
@@ -173,7 +175,7 @@ class FolderEdits:
             )
         if key in TEMPLATE_KEYS:
             return [self._template()]
-        found = list(self._standing(key))
+        found = list(self._existing_locations(key))
         if found:
             return found
         home = self._home(key)
@@ -186,12 +188,12 @@ class FolderEdits:
 
     def _spellings(self, key: str) -> list[str]:
         """Return the names that a key may have in these files, its own first."""
-        names = [key, *keys_of(self._model, key, "hf")]
+        names = [key, *format_keys(self._model, key, "hf")]
         if key in _OTHER_NAMES:
             names.append(_OTHER_NAMES[key])
         return list(dict.fromkeys(names))
 
-    def _standing(self, key: str) -> Iterator[ValueLocation]:
+    def _existing_locations(self, key: str) -> Iterator[ValueLocation]:
         """Yield the locations where a key exists.
 
         A file has it once, and perhaps in copies of rope's keys.
@@ -209,11 +211,11 @@ class FolderEdits:
         """
         held = self._json(file)
         path = self._path(file, name)
-        if _at(held, path) is not _ABSENT:
+        if _value_at(held, path) is not _ABSENT:
             copies = [
                 (part, name)
                 for part in _ROPE
-                if len(path) == 1 and _at(held, (part, name)) is not _ABSENT
+                if len(path) == 1 and _value_at(held, (part, name)) is not _ABSENT
             ]
             return [ValueLocation(file, each) for each in (path, *copies)]
         paths = [each for each in _paths(held) if each[-1] == name]
@@ -236,7 +238,7 @@ class FolderEdits:
         if key in _TOKENIZES:
             return ValueLocation(TOKENIZER, (key,))
         for name in self._spellings(key)[::-1]:
-            known = name in IGNORED["hf"] or bool(keys_of(self._model, name, "hf"))
+            known = name in IGNORED["hf"] or bool(format_keys(self._model, name, "hf"))
             if known and "." not in name:
                 return ValueLocation(CONFIG, (name,))
         return None
@@ -263,13 +265,13 @@ class FolderEdits:
         """
         if file not in self._held:
             text = self._texts.get(file)
-            self._held[file] = {} if text is None else _parsed(text, str(self.folder / file))
+            self._held[file] = {} if text is None else _parse_object(text, str(self.folder / file))
         return self._held[file]
 
     def _value(self, place: ValueLocation) -> Any:
         """Return the value at a location, with the changes so far; _ABSENT where there is none."""
         if place.file != TEMPLATE_FILE:
-            return _at(self._json(place.file), place.path)
+            return _value_at(self._json(place.file), place.path)
         if place.file not in self._whole:
             self._whole[place.file] = self._texts.get(place.file)
         found = self._whole[place.file]
@@ -295,7 +297,7 @@ class FolderEdits:
         for part in outer:
             held = held.setdefault(part, {})
             if not isinstance(held, dict):
-                raise UsageError(f"{place}: {part} holds no keys; it is {_short(held)}")
+                raise UsageError(f"{place}: {part} holds no keys; it is {_short_repr(held)}")
         if new is _ABSENT:
             del held[last]
         else:
@@ -315,10 +317,10 @@ class _Reading:
         if not path.is_file():
             return _ABSENT
         text = read_text(path)
-        return _at(_parsed(text, str(path)), place.path) if place.path else text
+        return _value_at(_parse_object(text, str(path)), place.path) if place.path else text
 
 
-def _parsed(text: str, where: str) -> Any:
+def _parse_object(text: str, where: str) -> Any:
     """Return the JSON object of a text; UsageError for another kind of value."""
     value = loads(text, where, max_bytes=MAX_TEXT, nonfinite=True)
     if not isinstance(value, dict):
@@ -326,7 +328,7 @@ def _parsed(text: str, where: str) -> Any:
     return value
 
 
-def _dumped(value: Any, before: str) -> str:
+def _dump_like(value: Any, before: str) -> str:
     """Return JSON text with the indentation, escapes and final newline of the text `before`."""
     indent = re.search(r"\n([ \t]+)\"", before)
     flat = bool(before) and indent is None
@@ -337,7 +339,7 @@ def _dumped(value: Any, before: str) -> str:
     return text + ("\n" if before.endswith("\n") or not before else "")
 
 
-def _at(held: Any, path: Sequence[str]) -> Any:
+def _value_at(held: Any, path: Sequence[str]) -> Any:
     """Return the value that keys lead to in nested objects; _ABSENT where there is none."""
     for part in path:
         if not isinstance(held, dict) or part not in held:
@@ -354,7 +356,7 @@ def _paths(held: Any, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
             yield from _paths(value, (*outer, key))
 
 
-def _like(key: str, present: Value, text: str, whole: bool) -> Value:
+def _parse_like(key: str, present: Value, text: str, whole: bool) -> Value:
     """Return `text` as a value of the same kind as `present`.
 
     null is taken for any key, and a number or a list for keys of token ids. `whole` is True where
@@ -369,14 +371,14 @@ def _like(key: str, present: Value, text: str, whole: bool) -> Value:
     return parse_json_value(key, present, text, whole)
 
 
-def _shown(value: Any) -> Value:
+def _report_value(value: Any) -> Value:
     """Return a value for a report: None for _ABSENT, a text with its length for a long list."""
     if value is _ABSENT:
         return None
     return f"array of {len(value)}" if isinstance(value, list) and len(value) > 16 else value
 
 
-def _short(value: Any) -> str:
+def _short_repr(value: Any) -> str:
     """Return a value's repr, shortened for a message."""
     return shorten(repr(value), 60)
 

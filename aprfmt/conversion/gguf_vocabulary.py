@@ -45,9 +45,9 @@ def vocabulary_record(model: "Model") -> str | None:
     if not _is_list(tokens):
         return None
     spaced = [i for i, token in enumerate(tokens) if " " in token]
-    if _spelled(tokens, spaced) != list(tokens):
+    if _spell_blanks(tokens, spaced) != list(tokens):
         return None  # blanks of both kinds in one token
-    found: dict[str, Any] = {"tokens": _digest(tokens), "spaced": spaced}
+    found: dict[str, Any] = {"tokens": _token_digest(tokens), "spaced": spaced}
     for name, (key, kind) in _LISTS.items():
         values = model.metadata.get(key.apr if of_gguf else key.gguf)
         if _is_list(values) and len(values) == len(tokens):
@@ -70,23 +70,23 @@ def restored_vocabulary(
         return {}
     where = f"{model.path}: {KEY}"
     record = json_object(text, where)
-    if not _is_list(tokens.value) or record.get("tokens") != _digest(tokens.value):
+    if not _is_list(tokens.value) or record.get("tokens") != _token_digest(tokens.value):
         return {}  # tokens were added or taken away since: what is made of these is right
     spaced = record.get("spaced")
     if not isinstance(spaced, list) or not all(type(i) is int for i in spaced):
         raise FormatError(f"{where}: spaced is no list of token ids; it is damaged")
     found: dict[str, Value | TypedValue] = {
-        keys.TOKENS.gguf: TypedValue(_spelled(tokens.value, spaced), keys.TOKENS.type)
+        keys.TOKENS.gguf: TypedValue(_spell_blanks(tokens.value, spaced), keys.TOKENS.type)
     }
     for name, (key, kind) in _LISTS.items():
         if name in record:
             found[key.gguf] = TypedValue(
-                _numbers(record[name], kind, len(tokens.value), where), key.type
+                _unpack_numbers(record[name], kind, len(tokens.value), where), key.type
             )
     return found
 
 
-def _numbers(text: object, kind: str, count: int, where: str) -> list[float] | list[int]:
+def _unpack_numbers(text: object, kind: str, count: int, where: str) -> list[float] | list[int]:
     """Return the numbers of a list in a record; FormatError unless there are `count` of them.
 
     No more bytes than these take are decompressed.
@@ -110,7 +110,7 @@ def _is_list(value: object) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def _spelled(tokens: Sequence[str], spaced: Sequence[int]) -> list[str]:
+def _spell_blanks(tokens: Sequence[str], spaced: Sequence[int]) -> list[str]:
     """Return tokens with spaces in those whose ids are in `spaced`, and U+2581 in the others."""
     ids = frozenset(spaced)
     return [
@@ -119,7 +119,7 @@ def _spelled(tokens: Sequence[str], spaced: Sequence[int]) -> list[str]:
     ]
 
 
-def _digest(tokens: Sequence[str]) -> str:
+def _token_digest(tokens: Sequence[str]) -> str:
     """Return the SHA-256 of tokens as hex, the same whichever blanks they have."""
     total = hashlib.sha256()
     for token in tokens:

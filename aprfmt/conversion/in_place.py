@@ -36,8 +36,8 @@ def change_metadata(model: "Model", options: "Options") -> tuple[ConversionRepor
     from aprfmt.conversion.run import WrittenTensor, tensor_outcome
 
     path = _one_file(model)
-    plan, program = _planned(model, options)
-    identity, pieces = _changed(model, program)
+    plan, program = _plan_file(model, options)
+    identity, pieces = _file_patches(model, program)
     places = {name: _facts(tensor.info) for name, tensor in model.source.tensors.items()}
     report = ConversionReport(
         model.path,
@@ -93,7 +93,7 @@ def change_texts(
     return report, write_in_place(folder, texts)
 
 
-def _changed(model: "Model", program: FileProgram) -> tuple[str, list[Patch]]:
+def _file_patches(model: "Model", program: FileProgram) -> tuple[str, list[Patch]]:
     """Return (identity of the file, patches that turn its bytes into the planned ones).
 
     The identity lets the writer refuse a file that was changed since. Raises FormatError where it
@@ -106,10 +106,10 @@ def _changed(model: "Model", program: FileProgram) -> tuple[str, list[Patch]]:
             (t.info.offset for t in model.source.tensors.values() if t.info.nbytes),
             default=file.size,
         )
-        head = _fitted(program.head, start, model)
-        pieces = list(_differing(file, 0, head))
-        for offset, data in _places(program, head, model, file):
-            pieces += _differing(file, offset, data)
+        head = _fit_header(program.head, start, model)
+        pieces = list(_differing_blocks(file, 0, head))
+        for offset, data in _tail_pieces(program, head, model, file):
+            pieces += _differing_blocks(file, offset, data)
         return file.identity, pieces
     finally:
         file.close()
@@ -138,7 +138,7 @@ def _one_file(model: "Model") -> Path:
     return path
 
 
-def _planned(model: "Model", options: "Options") -> tuple["Plan", FileProgram]:
+def _plan_file(model: "Model", options: "Options") -> tuple["Plan", FileProgram]:
     """Return (plan, the file as it would be written anew).
 
     Raises ConversionError for a format that is not written in sequence.
@@ -162,7 +162,7 @@ def _planned(model: "Model", options: "Options") -> tuple["Plan", FileProgram]:
     return plan, program
 
 
-def _fitted(head: bytes, start: int, model: "Model") -> bytes:
+def _fit_header(head: bytes, start: int, model: "Model") -> bytes:
     """Return the header with exactly `start` bytes, padded if the format can; else ConversionError.
 
     `start` is where the first tensor begins.
@@ -178,7 +178,7 @@ def _fitted(head: bytes, start: int, model: "Model") -> bytes:
     return head
 
 
-def _places(
+def _tail_pieces(
     program: FileProgram, head: bytes, model: "Model", file: "ByteSource"
 ) -> list[tuple[int, bytes]]:
     """Return [(offset, bytes)] of everything after the header but tensors.
@@ -220,7 +220,7 @@ def _checksum(file: "ByteSource", head: bytes, at: int) -> bytes:
     return combine_crcs(crc32(head), rest, length).to_bytes(4, "little")
 
 
-def _differing(file: "ByteSource", offset: int, data: bytes) -> Iterator[Patch]:
+def _differing_blocks(file: "ByteSource", offset: int, data: bytes) -> Iterator[Patch]:
     """Yield (offset, bytes) of the blocks of `data` that the file does not have at `offset`."""
     for start in range(0, len(data), _BLOCK):
         piece = data[start : start + _BLOCK]

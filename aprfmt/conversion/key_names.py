@@ -19,7 +19,7 @@ TEMPLATE_FILE = "chat_template.jinja"
 TEMPLATE_KEYS = (APR_CHAT_TEMPLATE, CHAT_TEMPLATE, TEMPLATE_FILE)
 
 
-def keys_of(model: "Model", key: str, style: str) -> tuple[str, ...]:
+def format_keys(model: "Model", key: str, style: str) -> tuple[str, ...]:
     """Return the keys of a style ("hf", "gguf", "apr") for the fact that `key` names.
 
     `key` is a spelling of any style, or our name of the hyperparameter. The result is () where it
@@ -40,7 +40,7 @@ def keys_of(model: "Model", key: str, style: str) -> tuple[str, ...]:
         spec = model.spec
     except AprfmtError:
         return ()
-    return next(_hyper(model, spec, key, style), ())
+    return next(_hyperparameter_keys(model, spec, key, style), ())
 
 
 def _pick(style: str, hf: str, gguf: str, apr: str) -> tuple[str, ...]:
@@ -49,7 +49,9 @@ def _pick(style: str, hf: str, gguf: str, apr: str) -> tuple[str, ...]:
     return (found,) if found else ()
 
 
-def _hyper(model: "Model", spec: "ArchSpec", key: str, style: str) -> Iterator[tuple[str, ...]]:
+def _hyperparameter_keys(
+    model: "Model", spec: "ArchSpec", key: str, style: str
+) -> Iterator[tuple[str, ...]]:
     """Yield the keys in `style` of each hyperparameter that `key` is a spelling of."""
     arch = str(model.metadata.get("general.architecture") or spec.called.get("gguf", ("",))[0])
     for rule in spec.hyper:
@@ -71,5 +73,5 @@ def file_key(model: "Model", key: str) -> str:
     style = model.key_style
     if key in model.metadata or style not in ("gguf", "apr"):
         return key
-    found = keys_of(model, key, style)
+    found = format_keys(model, key, style)
     return next((each for each in found if each in model.metadata), found[0] if found else key)

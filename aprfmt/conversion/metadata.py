@@ -116,7 +116,7 @@ def _claim_packing(
     if not packed and (not parts or any(id(s) in parts for o in outputs for s in o.sources)):
         return  # nothing was packed, or packed weights are copied: the config already says so
     # Remove what other tools recorded of the packing.
-    claim, files = _claim(outputs, packed, options)
+    claim, files = _packing_keys(outputs, packed, options)
     carried.texts.pop(MODELOPT_FILE, None)
     carried.metadata = without_torchao_metadata(carried.metadata)
     kept = carried.metadata.get(SAFETENSORS)
@@ -140,10 +140,10 @@ def _claim_packing(
         carried.texts.update(files)
     config = carried.metadata.get("hf_config")
     if isinstance(config, Mapping):
-        carried.metadata["hf_config"] = _claimed(dict(config), claim)
+        carried.metadata["hf_config"] = _with_claim(dict(config), claim)
 
 
-def _claim(
+def _packing_keys(
     outputs: Sequence[Output], packed: set[str], options: Options
 ) -> tuple[Mapping[str, Any] | None, dict[str, str]]:
     """Return (keys of config.json for packed weights or None, companion files).
@@ -159,10 +159,10 @@ def _claim(
             claim, files = quantization_config(outputs)
             return claim, {name: json.dumps(said, indent=4) + "\n" for name, said in files.items()}
     name = min(packed)
-    return {SECTIONS[0]: codec(name).config(options.packing, _left_out(outputs, name))}, {}
+    return {SECTIONS[0]: codec(name).config(options.packing, _unpacked_modules(outputs, name))}, {}
 
 
-def _left_out(outputs: Sequence[Output], packing: str) -> list[str]:
+def _unpacked_modules(outputs: Sequence[Output], packing: str) -> list[str]:
     """Return the modules that transformers would pack as `packing`, but that are not packed."""
     mixture = Mixture(packing, (), n_layers=0)
     return [
@@ -176,13 +176,13 @@ def _left_out(outputs: Sequence[Output], packing: str) -> list[str]:
 def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> str:
     """Return config.json's text with the keys of `claim`; unchanged if it already has them."""
     config = json_object(text, f"{model.path}: the config.json it carries")
-    changed = _claimed(dict(config), claim)
+    changed = _with_claim(dict(config), claim)
     if changed == config:
         return text
     return json.dumps(changed, indent=2) + "\n"
 
 
-def _claimed(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[str, Any]:
+def _with_claim(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return a config with the keys of `claim` in place of those on packing; None removes them.
 
     Sorted keys stay sorted.
@@ -260,7 +260,7 @@ def _folder_texts(model: Model) -> dict[str, str]:
 
 def _small_files(model: Model) -> dict[str, str]:
     """Return {file name: text} of the companion files to carry, without tokenizer.json."""
-    texts = dict(model.carried.texts)
+    texts = dict(model.carried.embedded_texts)
     if model.folder is not None:
         texts.update({k: v for k, v in model.folder.texts.items() if k != "tokenizer.json"})
     if not own_config(model):
@@ -279,21 +279,21 @@ def _foreign_gguf(model: Model) -> str | None:
         if not type_name or key.startswith(("tokenizer.", "split.", "aprfmt.")):
             continue
         plain = value.tolist() if type_name.startswith("array") else value
-        kept[key] = [type_name, _spelled(plain)]
+        kept[key] = [type_name, _jsonable_numbers(plain)]
     return json.dumps(kept, ensure_ascii=True, separators=(",", ":")) if kept else None
 
 
-def _spelled(value: Any) -> Any:
+def _jsonable_numbers(value: Any) -> Any:
     """Return a value with infinities and NaN replaced by their names, for JSON."""
     if isinstance(value, list):
-        return [_spelled(one) for one in value]
+        return [_jsonable_numbers(one) for one in value]
     return str(float(value)) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def _unspelled(value: Any, type_name: str) -> Any:
+def _numbers_from_names(value: Any, type_name: str) -> Any:
     """Return a value with the names "inf", "-inf" and "nan" of a float type replaced by numbers."""
     if isinstance(value, list):
-        return [_unspelled(one, type_name) for one in value]
+        return [_numbers_from_names(one, type_name) for one in value]
     named = isinstance(value, str) and "float" in type_name and value in _NAMES
     return float(value) if named else value
 
@@ -301,7 +301,7 @@ def _unspelled(value: Any, type_name: str) -> Any:
 _NAMES = ("inf", "-inf", "nan")
 
 
-def _bare(value: Value | TypedValue) -> Value:
+def _untyped(value: Value | TypedValue) -> Value:
     """Return a metadata value without its type."""
     return value.value if isinstance(value, TypedValue) else value
 
@@ -316,7 +316,7 @@ def _carried_gguf(model: Model) -> dict[str, TypedValue]:
     for key, row in json_object(text, where).items():
         if not isinstance(row, list) or len(row) != 2 or not isinstance(row[0], str):
             raise FormatError(f"{where}: {shorten(key, 80)!r} is not a pair of a type and a value")
-        found[key] = TypedValue(_unspelled(row[1], row[0]), row[0])
+        found[key] = TypedValue(_numbers_from_names(row[1], row[0]), row[0])
     return found
 
 
@@ -332,7 +332,7 @@ def _to_gguf(model: Model, plan: Plan) -> CarriedMetadata:
     found.update(carried := _carried_gguf(model))
     heads = head_count_keys(spec, "gguf", hyper, plan.names)
     for key, value in {**write_hyper(spec, hyper, "gguf"), **heads}.items():
-        if key not in carried or not same_value(carried[key].value, _bare(value)):
+        if key not in carried or not same_value(carried[key].value, _untyped(value)):
             found[key] = value
     if not heads:
         found.pop(f"{spec.called['gguf'][0]}.nextn_predict_layers", None)
@@ -401,7 +401,7 @@ def _to_apr(model: Model, plan: Plan) -> CarriedMetadata:
 
 def _to_safetensors(model: Model, plan: Plan) -> CarriedMetadata:
     """Return the metadata and text files of a safetensors folder, config.json among them."""
-    texts = dict(model.carried.texts)
+    texts = dict(model.carried.embedded_texts)
     text = config_text(model) if own_config(model) else None
     if text is None:
         spec, hyper = model.spec, model.hyper

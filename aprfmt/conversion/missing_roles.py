@@ -9,7 +9,12 @@ from aprfmt.base.protocols import Note
 from aprfmt.conversion.options import Drops, Options
 from aprfmt.errors import ArchError, ConversionError
 from aprfmt.model import Model
-from aprfmt.model.completeness import RECORD, accepted_text, missing_record, require_complete
+from aprfmt.model.completeness import (
+    RECORD,
+    accepted_absences_text,
+    missing_record,
+    require_complete,
+)
 
 if TYPE_CHECKING:
     from aprfmt.conversion.metadata import CarriedMetadata
@@ -54,8 +59,8 @@ def missing_output_roles(
         return ()
     found = resolution.coverage
     lost = {*found.accepted, *(key for key in found.missing if any(match(key) for match in drops))}
-    lost |= _roles_of(resolution, plan)
-    said = accepted_text(resolution)
+    lost |= _dropped_roles(resolution, plan)
+    said = accepted_absences_text(resolution)
     if said:
         plan.notes.append(Note("warning", str(model.path), said, "accepted_missing"))
     return tuple(key for key in found.required if key in lost)
@@ -76,7 +81,7 @@ def _resolution(model: Model, options: Options, *, known: bool = False) -> "Reso
         return None
 
 
-def _roles_of(resolution: "Resolution", plan: "Plan") -> set[str]:
+def _dropped_roles(resolution: "Resolution", plan: "Plan") -> set[str]:
     """Return the roles of the plan's dropped tensors, also where only a part of one was dropped."""
     if not plan.dropped or plan.style is None:
         return set()

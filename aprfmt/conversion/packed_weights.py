@@ -67,7 +67,7 @@ class PackedWeight:
 
 
 @dataclass(eq=False)
-class Claimed(PackedWeight):
+class BnbWeight(PackedWeight):
     """A weight to be stored in bitsandbytes' tensors; `encode(values)` returns {suffix: bytes}."""
 
     encode: "Callable[[Array], Mapping[str, bytes]]"
@@ -85,12 +85,12 @@ class Claimed(PackedWeight):
             values = self.make()
             parts = self.encode(values)
             if not self.counted:
-                self._count(values, parts)
+                self._count_changes(values, parts)
             self.latest.name, self.latest.parts = self.name, parts
             self.kept.update({s: data for s, data in parts.items() if s and len(data) <= _SMALL})
         return self.latest.parts[suffix]
 
-    def _count(self, values: "Array", parts: Mapping[str, bytes]) -> None:
+    def _count_changes(self, values: "Array", parts: Mapping[str, bytes]) -> None:
         """Count the values that encoding changed."""
         self.counts.add(values, decode(self.encoding, parts, self.shape))
         self.counted = True

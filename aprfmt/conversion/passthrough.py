@@ -60,7 +60,7 @@ def joined_output(
     stored parts.
     """
     roles = model.roles_of
-    wanted = _requested(model, options)
+    wanted = _reencoded_names(model, options)
     names = packed_names(model, target)
     outputs: list[Output] = []
     shared: set[str] = set()  # parts that several weights have, and that are written once
@@ -96,7 +96,7 @@ def packed_names(model: Model, target: FormatSpec) -> dict[str, str]:
     return found
 
 
-def _requested(model: Model, options: Options) -> set[str]:
+def _reencoded_names(model: Model, options: Options) -> set[str]:
     """Return the names of the tensors that the options may give another encoding."""
     if options.encoding:
         return set(model)

@@ -54,7 +54,7 @@ from aprfmt.errors import ArchError, ConversionError
 from aprfmt.formats import FormatSpec
 from aprfmt.formats.mapped_file import MemoryTensor
 from aprfmt.model import Model
-from aprfmt.model.packing import packing_reading
+from aprfmt.model.packing import unclaimed_part_text
 from aprfmt.model.patterns import spelling_predicates
 from aprfmt.model.resolve import spellings_by_name
 from aprfmt.model.towers import tower_root
@@ -77,12 +77,12 @@ def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
     turned: set[str] = set()
     if passthrough:
         passthrough = not any(relation.kind == "container" for relation in related)
-        turned = _turned_names(model, related)
+        turned = _transposed_names(model, related)
         passthrough = passthrough and not (turned and _wants_encoding(options))
     # Check that the source is complete, and find weights to repack.
     plan = Plan([], model.style if passthrough else target.style, [], Restoration())
-    plan.notes += [relation.note(model.path) for relation in related]
-    drops = _drops(model, options)
+    plan.notes += [relation.as_note(model.path) for relation in related]
+    drops = _drop_predicates(model, options)
     copied = passthrough and not _wants_encoding(options)
     check_complete(model, options, drops, known=model.format != target.name, copied=copied)
     repacking = find_repacks(model, target, options, copied=passthrough)
@@ -104,7 +104,7 @@ def build_plan(model: Model, target: FormatSpec, options: Options) -> Plan:
     plan.left_out = omissions_by_flag(model, drops, files_too=alone, removed=options.remove)
     plan.edited = edited_keys(model, options)
     plan.files_dropped = _dropped_files(model, drops)
-    plan.outputs, plan.dropped = _without_dropped(plan.outputs, drops)
+    plan.outputs, plan.dropped = _split_dropped(plan.outputs, drops)
     plan.absent = missing_output_roles(model, plan, options, drops)
     # Choose encodings, and refuse losses that were not asked for.
     plan.outputs = choose_encodings(plan.outputs, model, target, options, repacking.reasons)
@@ -132,7 +132,7 @@ def _relations(model: Model, options: Options) -> "tuple[Relation, ...]":
     return found if model.modules is None else (*found, model.modules)
 
 
-def _turned_names(model: Model, related: "Sequence[Relation]") -> set[str]:
+def _transposed_names(model: Model, related: "Sequence[Relation]") -> set[str]:
     """Return the names of weights that are written with their last two axes exchanged.
 
     Raises ConversionError where names are wrong: a copy gets others with --rename.
@@ -143,7 +143,7 @@ def _turned_names(model: Model, related: "Sequence[Relation]") -> set[str]:
     return {name for relation in related if relation.kind == "axes" for name in relation.where}
 
 
-def _drops(model: Model, options: Options) -> Drops:
+def _drop_predicates(model: Model, options: Options) -> Drops:
     """Return the predicates of the --drop patterns, each true of a name that it leaves out.
 
     A pattern may also name a missing tensor. Raises UsageError for one that matches nothing.
@@ -198,17 +198,17 @@ def _mapped(
                 )
             plan.notes.append(Note("warning", loss.name, loss.consequence, "not_expressible"))
     outputs: list[Output] = []
-    roles = _placed(model, target, drops, plan)
+    roles = _roles_to_write(model, target, drops, plan)
     for group in stored_groups(resolution.spec, target.style, roles, resolution.hyper):
         outputs += _group_outputs(model, group, repacking)
     for row in resolution.spec.derived:
         values = row.make(resolution.hyper) if row.name(target.style) else None
         if values is not None:
-            outputs.append(_derived(row.name(target.style), values))
+            outputs.append(_derived_output(row.name(target.style), values))
     return outputs
 
 
-def _placed(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[str]:
+def _roles_to_write(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[str]:
     """Return the role keys to write: those without a name in the target only if not dropped."""
     resolution = model.resolution
     bindings = resolution.spec.bindings.get(target.style, ())
@@ -219,18 +219,18 @@ def _placed(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[
         beyond = layer is not None and layer >= int(resolution.hyper["n_layers"])
         homeless = role not in named or beyond
         if homeless and any(match(name) for match in drops for name in (key, *view.names)):
-            plan.notes.append(_dropped(view.names[0]))
+            plan.notes.append(_dropped_note(view.names[0]))
         else:
             kept.append(key)
     return kept
 
 
-def _dropped(name: str) -> Note:
+def _dropped_note(name: str) -> Note:
     """Return the note that a tensor is left out by --drop."""
     return Note("warning", name, "left out, as --drop asks", "dropped")
 
 
-def _derived(name: str, values: Sequence[float]) -> Output:
+def _derived_output(name: str, values: Sequence[float]) -> Output:
     """Return the output of a hyperparameter that the target stores as a 1-D F32 tensor."""
     info = make_info(name, (len(values),), "F32")
     tensor = MemoryTensor(info, struct.pack(f"<{len(values)}f", *values))
@@ -255,11 +255,11 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
         )
     for name in left:
         if any(match(name) for match in drops):
-            plan.notes.append(_dropped(name))
+            plan.notes.append(_dropped_note(name))
             continue
         raise ConversionError(
             f"{model.path}: tensor {name!r} has no place in architecture {model.spec.name!r}, and "
-            f"{target.name} would have no name for it{packing_reading(model.config, name)}; "
+            f"{target.name} would have no name for it{unclaimed_part_text(model.config, name)}; "
             f"leave it "
             f"out with --drop {name!r}"
         )
@@ -278,7 +278,9 @@ def _group_outputs(model: Model, group: BoundGroup, repacking: Repacking) -> lis
     combined, moves = _element_moves(model, group, logical, shapes)
     combined = [repacking.of(tensor) for tensor in combined]
     found = [
-        _output(model, group, logical, i, shape, combined, None if moves is None else moves[i])
+        _group_output(
+            model, group, logical, i, shape, combined, None if moves is None else moves[i]
+        )
         for i, shape in enumerate(shapes[0])
     ]
     straight = replace(group, binding=packed_binding(group.binding))
@@ -316,7 +318,7 @@ def _element_moves(
     return combined, compose_moves(moves, inner) if group.binding.steps else inner
 
 
-def _output(
+def _group_output(
     model: Model,
     group: BoundGroup,
     logical: Sequence[View],
@@ -342,7 +344,7 @@ def _output(
             moves = None  # its blocks would be cut: it stays what it is stored as
             sources = tuple(dict.fromkeys(s for t in logical for s in t.stored))
             encodings = list(dict.fromkeys(s.info.encoding for s in sources))
-    source_encoding = encodings[0] if len(encodings) == 1 else _widest(encodings)
+    source_encoding = encodings[0] if len(encodings) == 1 else _widest_float(encodings)
     patch = model.records.stored.get(group.roles[0]) if len(group.roles) == 1 else None
     one = logical[0] if len(logical) == 1 and len(group.stored) == 1 else None
     if one is not None and one.restored:
@@ -359,12 +361,12 @@ def _output(
         steps = (*one.layout, *group.binding.steps)
         if all(step.permutes for step in steps):
             decodes = one.stored[0].packed
-            moved = _mover(one, group, model.hyper) if steps else None
+            moved = _move_elements(one, group, model.hyper) if steps else None
     if bits is not None and not group.binding.steps:
         # Restored bits are copied: encoding the widened values would make NaNs quiet.
         runs = [ByteRun(MemoryTensor(info, bits), 0, info.nbytes)]
     return Output(
-        info, source_encoding, runs, _maker(logical, group, model.hyper, index, patch),
+        info, source_encoding, runs, _make_array(logical, group, model.hyper, index, patch),
         (name, *group.roles, *(s.info.name for s in sources)),
         steps=tuple(str(s) for t in logical for s in t.steps)
         + tuple(map(str, group.binding.steps)),
@@ -373,7 +375,7 @@ def _output(
     )  # fmt: skip
 
 
-def _maker(
+def _make_array(
     logical: Sequence[View], group: BoundGroup, hp: HyperParams, index: int, patch: Value | None
 ) -> "Callable[[], Array]":
     """Return a function that computes the `index`-th stored array of a binding.
@@ -386,17 +388,17 @@ def _maker(
         arrays = to_stored(group.binding.steps, [tensor.numpy() for tensor in logical], hp)
         if patch is None or arrays[index].dtype.name != "float32":
             return arrays[index]
-        return _patched(arrays[index], patch, logical, group, hp)
+        return _restore_bits(arrays[index], patch, logical, group, hp)
 
     return make
 
 
-def _mover(logical: View, group: BoundGroup, hp: HyperParams) -> "Callable[[Array], Array]":
+def _move_elements(logical: View, group: BoundGroup, hp: HyperParams) -> "Callable[[Array], Array]":
     """Return a function that moves one stored array's elements into the target's order."""
-    return lambda stored: to_stored(group.binding.steps, [logical.undone([stored])], hp)[0]
+    return lambda stored: to_stored(group.binding.steps, [logical.undo_layout([stored])], hp)[0]
 
 
-def _patched(
+def _restore_bits(
     made: "Array", patch: Value | None, logical: Sequence[View], group: BoundGroup, hp: HyperParams
 ) -> "Array":
     """Return `made` with the bits an earlier file of this style had, if they mean the same values.
@@ -413,12 +415,12 @@ def _patched(
     return candidate if same else made
 
 
-def _widest(encodings: Sequence[str]) -> str:
+def _widest_float(encodings: Sequence[str]) -> str:
     """Return the encoding for a tensor made of mixed encodings: F64 if one has it, else F32."""
     return "F64" if "F64" in encodings else "F32"
 
 
-def _without_dropped(outputs: list[Output], drops: Drops) -> tuple[list[Output], tuple[str, ...]]:
+def _split_dropped(outputs: list[Output], drops: Drops) -> tuple[list[Output], tuple[str, ...]]:
     """Return (outputs that stay, names of those that --drop leaves out)."""
     kept: list[Output] = []
     dropped: list[Output] = []

@@ -71,8 +71,8 @@ def with_mixture(model: Model, target: FormatSpec, options: Options) -> Options:
         importance=None if matrix is None else matrix.of,
         packing=scheme.options,
         extra_metadata={
-            **_record(mixture.scheme, options, matrix),
-            **(_claims(scheme.file_type) if target.vectors_f32 else {}),
+            **_quantization_record(mixture.scheme, options, matrix),
+            **(_file_type_keys(scheme.file_type) if target.vectors_f32 else {}),
             **options.extra_metadata,
         },
     )
@@ -123,7 +123,7 @@ def _first(value: Value) -> int:
         return 0
 
 
-def _record(
+def _quantization_record(
     scheme: str, options: Options, matrix: "ImportanceMatrix | None"
 ) -> Mapping[str, Value | TypedValue]:
     """Return the metadata keys that record scheme, arithmetic, version and importance matrix."""
@@ -141,7 +141,7 @@ def _record(
     return found
 
 
-def _claims(file_type: int | None) -> Mapping[str, Value | TypedValue]:
+def _file_type_keys(file_type: int | None) -> Mapping[str, Value | TypedValue]:
     """Return the GGUF keys of quantization version and file type."""
     claims: dict[str, Value | TypedValue] = {
         "general.quantization_version": TypedValue(FORMAT_VERSION, "uint32")
@@ -220,7 +220,8 @@ def check_requantization(
     if cut:
         raise ConversionError(
             f"{path}: {len(cut)} tensors are stored otherwise there, so that their blocks would be "
-            f"cut, decoded and quantized again: {_shown(cut)}; decode them with --encoding BF16 or "
+            f"cut, decoded and quantized again: {_shown_outputs(cut)}; decode them with "
+            f"--encoding BF16 or "
             "--tensor PATTERN=F32, or accept it with --allow-requantize"
         )
     # Quantized tensors that the scheme would quantize once more.
@@ -237,13 +238,14 @@ def check_requantization(
     if again:
         why = {name: f"; {text}" for name, text in (reasons or {}).items() if text}
         raise ConversionError(
-            f"{path}: {len(again)} tensors are quantized already: {_shown(again, why)}; a second "
+            f"{path}: {len(again)} tensors are quantized already: "
+            f"{_shown_outputs(again, why)}; a second "
             "quantization adds its own error to the first: start from the float model, or accept "
             "it with --allow-requantize"
         )
 
 
-def _shown(outputs: "Sequence[Output]", why: Mapping[str, str] | None = None) -> str:
+def _shown_outputs(outputs: "Sequence[Output]", why: Mapping[str, str] | None = None) -> str:
     """Return the first three outputs with their encodings, as text for a sentence.
 
     `why` is {name: text added after the encoding}.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, TensorInfo
 from aprfmt.codecs import decode
-from aprfmt.codecs.parallel import cpu_count, run
+from aprfmt.codecs.parallel import cpu_count, run_tasks
 from aprfmt.conversion.options import Drops, Options
 from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.errors import AprfmtError, CodecError, ConversionError
@@ -60,7 +60,7 @@ class RepackedTensor(LazyTensor):
             row.row_bytes(shape),
         )
         self.origin, self.judged = origin, made.judged(threads)
-        self.beside = dict(_beside(origin))
+        self.beside = dict(_further_numbers(origin))
         if made.whole is not None:
             self.beside[_WHOLE] = made.whole.astype("<f4").tobytes()
         self._blocks: Repacked | None = None
@@ -76,7 +76,7 @@ class RepackedTensor(LazyTensor):
         """The stored tensors of the packed weight."""
         return tuple(self.origin.parts.values())
 
-    def _made(self) -> "Repacked":
+    def _repacked_weight(self) -> "Repacked":
         """Return the repacked weight, its scales read again if they were released."""
         from aprfmt.codecs.repacks import repack
 
@@ -96,7 +96,7 @@ class RepackedTensor(LazyTensor):
         if row is None or start >= stop:
             return memoryview(b"")
         first, last = start // row, -(-stop // row)
-        rows = self._made().blocks(first, last).reshape(-1)
+        rows = self._repacked_weight().blocks(first, last).reshape(-1)
         return rows.data[start - first * row : stop - first * row].toreadonly()
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
@@ -109,7 +109,7 @@ class RepackedTensor(LazyTensor):
         self.origin.drop()
 
 
-def _beside(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
+def _further_numbers(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
     """Yield (name, float32 bytes) of numbers stored with a packed weight that scale activations."""
     for name in BESIDE:
         for part in _stored_beside(origin, name):
@@ -176,23 +176,23 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
     `copied` says that packed weights go to the target as the tensors they are stored in.
     """
     # What the options ask for, and what the target holds.
-    asked = _asked(model, options)
+    asked = _requested_encodings(model, options)
     packed = [view for view in model.values() if view.stored[0].parts]
     if not packed:
         return Repacking({}, {}, frozenset(asked))
     from aprfmt.codecs.repacks import repack_targets
 
-    blocks = _chosen(model, options)
+    blocks = _mixture_encodings(model, options)
     every = {name for name in ENCODINGS if target.holds(ENCODINGS[name])}
     found: dict[str, Substitute] = {}
     made: dict[str, RepackedTensor | str | AprfmtError] = {}
     tasks: list[Callable[[], None]] = []
     threads = options.threads or cpu_count()
 
-    def make(view: View, allowed: Container[str]) -> None:
+    def try_repack(view: View, allowed: Container[str]) -> None:
         """Store the repacked tensor of a weight, why there is none, or the error, in `made`."""
         try:
-            made[view.name] = _repacked(view, allowed, threads)
+            made[view.name] = _repack_weight(view, allowed, threads)
         except AprfmtError as error:
             made[view.name] = error
 
@@ -210,10 +210,10 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
         allowed: Container[str] = every if wished is None else {wished}
         if options.choose is not None or not repack_targets(tensor.info.encoding):
             continue
-        tasks.append(partial(make, view, allowed))
+        tasks.append(partial(try_repack, view, allowed))
     # Read the weights, remote ones by one thread alone.
     here = all(in_mapped_file(view.stored[0]) for view in packed)
-    run(tasks, threads if here else 1)
+    run_tasks(tasks, threads if here else 1)
     reasons: dict[str, str] = {}
     for name in (view.name for view in packed if view.name in made):
         answer = made[name]
@@ -226,7 +226,7 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
     return Repacking(found, reasons, frozenset(asked))
 
 
-def _repacked(view: View, allowed: Container[str], threads: int) -> RepackedTensor | str:
+def _repack_weight(view: View, allowed: Container[str], threads: int) -> RepackedTensor | str:
     """Return the tensor that replaces a packed weight, or a text: why it cannot be repacked.
 
     The text is "" where no allowed encoding is meant for it. Raises ConversionError for parts that
@@ -246,7 +246,7 @@ def _repacked(view: View, allowed: Container[str], threads: int) -> RepackedTens
     return RepackedTensor(tensor, made, threads) if isinstance(made, Repacked) else made
 
 
-def _asked(model: Model, options: Options) -> Mapping[str, str]:
+def _requested_encodings(model: Model, options: Options) -> Mapping[str, str]:
     """Return {name of a stored tensor: encoding} asked for by --encoding and --tensor."""
     found = dict.fromkeys(model, options.encoding) if options.encoding else {}
     if options.tensor_encodings:
@@ -258,7 +258,7 @@ def _asked(model: Model, options: Options) -> Mapping[str, str]:
     return {name: wished for name, wished in found.items() if wished is not None}
 
 
-def _chosen(model: Model, options: Options) -> Mapping[str, str]:
+def _mixture_encodings(model: Model, options: Options) -> Mapping[str, str]:
     """Return {name: encoding} that a mixture gives to blocks with a scale in another tensor.
 
     {} where weights are written in a dialect, which takes the blocks themselves.
@@ -296,7 +296,7 @@ def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Outp
                 continue
             for each, origin in stored.items():
                 _check_inputs(origin, each)
-            data = _together(output, held, name)
+            data = _joined_numbers(output, held, name)
             shape = (len(data) // 4,)
             info = make_info(f"{stem}.{name}", shape, "F32")
             tensor = MemoryTensor(info, data)
@@ -311,17 +311,17 @@ def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Outp
 
 def _check_inputs(origin: LazyTensor, name: str) -> None:
     """Raise ConversionError for scales of activations that are NaN, infinite or negative."""
-    from aprfmt.codecs.credible import check_inputs
+    from aprfmt.codecs.credible import check_input_scale_tensors
 
     try:
-        check_inputs(origin.parts)
+        check_input_scale_tensors(origin.parts)
     except CodecError as error:
         raise ConversionError(
             f"{origin.info.name}: {error}; measure it again, or leave it out with --drop {name}"
         ) from error
 
 
-def _together(output: Output, held: Sequence[Substitute], name: str) -> bytes:
+def _joined_numbers(output: Output, held: Sequence[Substitute], name: str) -> bytes:
     """Return the float32 bytes of the numbers `name` for an output made of the tensors `held`.
 
     That is one number for the tensor, or one an expert; ConversionError where neither fits.

@@ -33,7 +33,7 @@ def record_restoration(model: Model, target: FormatSpec, plan: Plan) -> None:
         group = target_steps(model, target, [output.role])
         if output.source_encoding == "F32" and not group:
             continue
-        _record_one(plan, output.role, output.source_encoding, tensor, group, model)
+        _record_role(plan, output.role, output.source_encoding, tensor, group, model)
 
 
 def _record_stored(model: Model, plan: Plan) -> None:
@@ -60,7 +60,7 @@ def target_steps(model: Model, target: FormatSpec, roles: Sequence[str]) -> tupl
     return ()
 
 
-def _record_one(
+def _record_role(
     plan: Plan, role: str, name: str, tensor: View, steps: tuple[LayoutStep, ...], model: Model
 ) -> None:
     """Record one role's encoding `name`, and the bits that widening and narrowing again changes.

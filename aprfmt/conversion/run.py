@@ -76,28 +76,28 @@ def output_chunks(output: Output, options: Options, written: WrittenTensor) -> I
         source = iter([memoryview(output.part.data())])
         written.counts = output.part.packed.counts
     elif output.made and output.runs is not None:
-        yield from iterate_ahead(_made(output.runs, options, written))
+        yield from iterate_ahead(_repacked_bands(output.runs, options, written))
         return
     elif output.copies and output.runs is not None:
-        source = _copied(output.runs)
+        source = _copied_windows(output.runs)
         if not (options.resume or (options.verify and output.far)):
             yield from source
             return
     else:
-        source = iterate_ahead(_encoded(output, options, written.counts))
+        source = iterate_ahead(_encoded_chunks(output, options, written.counts))
         written.lost_codes = count_lost_codes(output)
     for chunk in source:
         written.crc = crc32(chunk, written.crc)
         yield chunk
 
 
-def _copied(runs: Sequence[ByteRun]) -> Iterator[memoryview]:
+def _copied_windows(runs: Sequence[ByteRun]) -> Iterator[memoryview]:
     """Yield copied bytes in windows and release mapped pages; small runs are joined."""
     if isinstance(runs, Columns):  # rows in another order
         for window in byte_windows(runs, BAND):
             yield memoryview(window)
         return
-    for run in _joined(runs):
+    for run in _join_small_runs(runs):
         if not isinstance(run, ByteRun):
             yield run
             continue
@@ -115,14 +115,14 @@ def copied_bytes(data: RunBytes, start: int, stop: int) -> Iterator[memoryview]:
     if data.reordered:
         yield memoryview(data.window(start, stop))
         return
-    for part in _joined(data.runs(start, stop)):
+    for part in _join_small_runs(data.runs(start, stop)):
         if isinstance(part, ByteRun):
             yield part.tensor.raw(part.start, part.start + part.nbytes)
         else:
             yield part
 
 
-def _joined(runs: Iterable[ByteRun]) -> Iterator[memoryview | ByteRun]:
+def _join_small_runs(runs: Iterable[ByteRun]) -> Iterator[memoryview | ByteRun]:
     """Yield every large run unread, and the bytes of small ones joined."""
     batch: list[memoryview] = []
     held = 0
@@ -139,7 +139,7 @@ def _joined(runs: Iterable[ByteRun]) -> Iterator[memoryview | ByteRun]:
         yield memoryview(b"".join(batch))
 
 
-def _made(
+def _repacked_bands(
     runs: Sequence[ByteRun], options: Options, written: WrittenTensor
 ) -> Iterator[memoryview]:
     """Yield the bytes of runs that are repacked when read, in bands that stay in the cache.
@@ -161,12 +161,14 @@ def _made(
 
 def first_chunk(output: Output, options: Options, elements: int) -> int:
     """Encode about `elements` elements of an output; return how many they were."""
-    made = next(_encoded(output, replace(options, allow_overflow=True), ChangeCounts(), elements))
+    made = next(
+        _encoded_chunks(output, replace(options, allow_overflow=True), ChangeCounts(), elements)
+    )
     row = find_encoding(output.info.encoding)
     return made.nbytes * row.block_size // row.type_size
 
 
-def _encoded(
+def _encoded_chunks(
     output: Output, options: Options, counts: ChangeCounts, chunk: int = CHUNK
 ) -> Iterator[memoryview]:
     """Yield the output's encoded bytes, decoded and encoded some rows at a time, and count changes.
@@ -191,8 +193,8 @@ def encode_piece(
     # Packed rows that kernels encode without decoding them to memory.
     band = recodable_rows(output, piece)
     if band is not None:
-        made, counts = _recoded(band, target, options)
-        return (made if output.moved is None else _moved(output, band, made)), counts
+        made, counts = _recode_band(band, target, options)
+        return (made if output.moved is None else _move_encoded(output, band, made)), counts
     # Others are decoded and encoded.
     values = piece.values()
     data = encode_rows(
@@ -223,7 +225,7 @@ def recodable_rows(output: Output, piece: RowPiece) -> "PackedWeight | None":
     return band if band is not None and band.recodes(output.info.encoding) else None
 
 
-def _recoded(
+def _recode_band(
     band: "PackedWeight", target: str, options: Options
 ) -> "tuple[bytes | memoryview, ChangeCounts]":
     """Return (packed rows encoded by kernels, counts of what that changed)."""
@@ -234,7 +236,7 @@ def _recoded(
     return made, counts
 
 
-def _moved(output: Output, band: "PackedWeight", made: "bytes | memoryview") -> memoryview:
+def _move_encoded(output: Output, band: "PackedWeight", made: "bytes | memoryview") -> memoryview:
     """Return encoded elements, of one element a block, moved to their places in the output."""
     assert output.moved is not None
     kind = f"u{find_encoding(output.info.encoding).type_size}"
@@ -261,13 +263,13 @@ def count_lost_codes(output: Output) -> int | None:
     made = [tensor.packed() for tensor in output.sources if tensor.packed is not None]
     if not made or stored not in ("BF16", "F16"):
         return None
-    from aprfmt.codecs.way_back import count_lost_codes, surely_all_return
+    from aprfmt.codecs.way_back import count_lost_codes, has_only_safe_scales
 
     lost = 0
     for packed in made:
-        if surely_all_return(packed, stored):
+        if has_only_safe_scales(packed, stored):
             continue
-        for band in packed.bands(CHUNK // 4):
+        for band in packed.split_bands(CHUNK // 4):
             found = count_lost_codes(band, stored)
             if found is None:
                 return None
@@ -300,13 +302,13 @@ def decoded_pieces(output: Output, chunk: int) -> Iterator[RowPiece]:
     rows, columns = matrix_shape(shape)
     flat = find_encoding(output.info.encoding).flat  # blocks cross row ends: one piece
     if output.decodes is not None and output.moved is not None:
-        bands = _bands(output.decodes(), output, math.prod(shape))
+        bands = _split_bands(output.decodes(), output, math.prod(shape))
         alone = find_encoding(output.info.encoding).block_size == 1 and len(bands) == 1
         yield RowPiece(0, lambda: output.make().reshape(shape), bands[0] if alone else None)
         return
     if output.decodes is not None and not flat:
         at = 0
-        for band in _bands(output.decodes(), output, chunk):
+        for band in _split_bands(output.decodes(), output, chunk):
             yield RowPiece(at, band.decode, band)
             at += math.prod(band.shape[:-1])
         return
@@ -320,10 +322,10 @@ def decoded_pieces(output: Output, chunk: int) -> Iterator[RowPiece]:
         yield RowPiece(start, partial(decode_rows, name, data, start, stop, columns))
 
 
-def _bands(packed: "PackedWeight", output: Output, chunk: int) -> "list[PackedWeight]":
+def _split_bands(packed: "PackedWeight", output: Output, chunk: int) -> "list[PackedWeight]":
     """Return a packed weight in bands; ConversionError with its name where its parts do not fit."""
     try:
-        return packed.bands(chunk)
+        return packed.split_bands(chunk)
     except CodecError as error:
         raise ConversionError(f"{output.sources[0].info.name}: {error}") from error
 

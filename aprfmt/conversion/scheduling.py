@@ -109,17 +109,19 @@ def write_in_source_order(
     `held` is {name: (output, record)}, `files` the source's files in order. `whole` is called after
     each output. `kept` says which outputs an earlier run wrote; these are not written.
     """
-    rooms = {info.name: sink.leave(info.name) for info in infos if not kept(info)}
+    rooms = {info.name: sink.defer_tensor(info.name) for info in infos if not kept(info)}
     numbers = {path: number for number, path in enumerate(files)}
-    every = sorted((held[name] for name in rooms), key=lambda row: _place(row[0], numbers))
-    coming = _ranges([tensor for output, _ in every for tensor in output.sources])
+    every = sorted(
+        (held[name] for name in rooms), key=lambda row: _source_order_key(row[0], numbers)
+    )
+    coming = _read_ranges([tensor for output, _ in every for tensor in output.sources])
     for output, record in every:
-        for file, _ in _places(output.sources):
+        for file, _ in _part_offsets(output.sources):
             for start, stop in coming.pop(file, ()):
                 file.expect(start, stop)
         room = rooms[output.info.name]
         at = crc = 0
-        for chunk in output_chunks(_brought(output), options, record):
+        for chunk in output_chunks(_load_reordered(output), options, record):
             view = memoryview(chunk)
             room.place.put(at, view)
             at, crc = at + view.nbytes, crc32(view, crc) if room.crc else 0
@@ -127,11 +129,11 @@ def write_in_source_order(
             raise ConversionError(
                 f"{output.info.name}: {at} bytes were made, {room.place.nbytes} were planned"
             )
-        sink.filled(room, crc)
+        sink.record_filled(room, crc)
         whole(output, record, room)
 
 
-def _ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple[int, int]]]:
+def _read_ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple[int, int]]]:
     """Return {file: [(start, stop)]} of the bytes that will be read, in order.
 
     Tensors that are close together are one range. Each is announced when its first tensor is
@@ -153,13 +155,13 @@ def _ranges(tensors: "Sequence[LazyTensor]") -> dict[ByteSource, list[tuple[int,
     return found
 
 
-def _places(tensors: "Sequence[LazyTensor]") -> list[tuple[ByteSource, int]]:
+def _part_offsets(tensors: "Sequence[LazyTensor]") -> list[tuple[ByteSource, int]]:
     """Return (file, offset of the first byte) of every stored part that is in a file."""
     found = [part.lies() for tensor in tensors for part in stored_parts(tensor)]
     return [lies for lies in found if lies is not None]
 
 
-def _brought(output: Output) -> Output:
+def _load_reordered(output: Output) -> Output:
     """Return an output with its source in memory if rows of one small tensor are reordered.
 
     Other outputs are returned unchanged.
@@ -173,12 +175,12 @@ def _brought(output: Output) -> Output:
     return replace(output, runs=[ByteRun(tensor, run.start, run.nbytes) for run in output.runs])
 
 
-def _place(output: Output, numbers: "dict[Path, int]") -> tuple[int, int]:
+def _source_order_key(output: Output, numbers: "dict[Path, int]") -> tuple[int, int]:
     """Return (number of the source file, offset) of an output's first bytes.
 
     It is (-1, 0) without any.
     """
-    places = [(numbers.get(file.path, -1), start) for file, start in _places(output.sources)]
+    places = [(numbers.get(file.path, -1), start) for file, start in _part_offsets(output.sources)]
     return min(places, default=(-1, 0))
 
 
@@ -204,7 +206,7 @@ class PlacedPiece:
 
 
 @dataclass
-class _Begun:
+class _TensorInWork:
     """A tensor that workers write, and how many of its bytes they have written."""
 
     output: Output
@@ -215,7 +217,7 @@ class _Begun:
 
 PieceWork = tuple[int, Callable[[], PlacedPiece]]
 GivesWork = Callable[[DeferredSlot], Iterator[PieceWork]]
-FileWork = Iterator[tuple[_Begun, PieceWork | None]]  # None behind a tensor's last piece
+FileWork = Iterator[tuple[_TensorInWork, PieceWork | None]]  # None behind a tensor's last piece
 
 
 class WorkerPool:
@@ -240,8 +242,8 @@ class WorkerPool:
         self._pool = ThreadPoolExecutor(self._workers, "aprfmt-jobs")
         self._most = EACH * self._workers  # pieces that are handed out at a time
         self._making = threading.Lock()
-        self._given: dict[OutputFile, list[tuple[_Begun, GivesWork]]] = {}
-        self._waiting: deque[tuple[_Begun, Future[PlacedPiece] | None]] = deque()
+        self._given: dict[OutputFile, list[tuple[_TensorInWork, GivesWork]]] = {}
+        self._waiting: deque[tuple[_TensorInWork, Future[PlacedPiece] | None]] = deque()
         self._held = self._out = 0  # bytes, and pieces, that workers have
         self._freed = threading.Condition()
 
@@ -260,7 +262,7 @@ class WorkerPool:
         tasks = self._tasks(output)
         if tasks is None:
             return False
-        begun = _Begun(output, written, self._sink.leave(output.info.name))
+        begun = _TensorInWork(output, written, self._sink.defer_tensor(output.info.name))
         self._given.setdefault(begun.room.place.file, []).append((begun, tasks))
         if self._options.jobs == 1 or len(self._given) > FILES:
             self._hand_out()
@@ -270,12 +272,12 @@ class WorkerPool:
         """Wait until everything is written; raises what went wrong."""
         self._hand_out()
         while self._waiting:
-            self._one()
+            self._finish_oldest()
 
     def _hand_out(self) -> None:
         """Give the workers the pieces of all given tensors, one of each file in turn."""
         given, self._given = self._given, {}
-        files = map(_in_order, given.values())
+        files = map(_pieces_in_order, given.values())
         turn = deque(islice(files, self._workers))
         while turn:
             file = turn.popleft()
@@ -284,11 +286,11 @@ class WorkerPool:
                 turn.extend(islice(files, 1))
                 continue
             turn.append(file)
-            self._waiting.append((begun, None if piece is None else self._begin(*piece)))
+            self._waiting.append((begun, None if piece is None else self._submit_piece(*piece)))
             while self._waiting and (self._waiting[0][1] is None or self._waiting[0][1].done()):
-                self._one()
+                self._finish_oldest()
 
-    def _begin(self, cost: int, work: Callable[[], PlacedPiece]) -> Future[PlacedPiece]:
+    def _submit_piece(self, cost: int, work: Callable[[], PlacedPiece]) -> Future[PlacedPiece]:
         """Submit a piece once few enough are under way, and return its future.
 
         `cost` is the memory that the piece takes, in bytes.
@@ -309,15 +311,15 @@ class WorkerPool:
             self._out -= 1
             self._freed.notify()
 
-    def _one(self) -> None:
+    def _finish_oldest(self) -> None:
         """Wait for the oldest piece and record it, or finish its tensor after the last piece."""
         begun, future = self._waiting.popleft()
         if future is None:
-            self._end(begun)
+            self._finish_tensor(begun)
         else:
-            self._take(begun, future.result())
+            self._record_piece(begun, future.result())
 
-    def _take(self, begun: _Begun, made: PlacedPiece) -> None:
+    def _record_piece(self, begun: _TensorInWork, made: PlacedPiece) -> None:
         """Add a written piece's counts, checksum and size to those of its tensor.
 
         Raises ConversionError for values that overflowed without permission.
@@ -328,11 +330,11 @@ class WorkerPool:
             return
         written.counts.join(made.counts)
         check_overflow(begun.output, self._options, written.counts)
-        if self._summed(begun.output, begun.room):
+        if self._needs_checksum(begun.output, begun.room):
             written.crc = combine_crcs(written.crc, made.crc, made.nbytes)
         begun.nbytes += made.nbytes
 
-    def _end(self, begun: _Begun) -> None:
+    def _finish_tensor(self, begun: _TensorInWork) -> None:
         """Finish a tensor of which all pieces are written: close its room and call `whole`.
 
         Raises ConversionError where the number of bytes is not the planned one.
@@ -346,10 +348,10 @@ class WorkerPool:
             begun.written.counts = output.part.packed.counts
         for tensor in output.sources:
             tensor.drop()
-        self._sink.filled(begun.room, begun.written.crc)
+        self._sink.record_filled(begun.room, begun.written.crc)
         self._whole(output, begun.written, begun.room)
 
-    def _summed(self, output: Output, room: DeferredSlot) -> bool:
+    def _needs_checksum(self, output: Output, room: DeferredSlot) -> bool:
         """Return whether a checksum of the written bytes is needed."""
         read_back = self._options.verify and (
             is_encoded(output) or output.made or output.part is not None
@@ -364,38 +366,38 @@ class WorkerPool:
         """
         here = all(map(in_mapped_file, output.sources))
         if output.part is not None:
-            return partial(self._part, output) if here else None
+            return partial(self._part_work, output) if here else None
         if output.made:
-            return partial(self._made, output) if here else None
+            return partial(self._repack_work, output) if here else None
         if self._options.jobs == 1:
             return None
         if is_encoded(output):
-            return partial(self._encoded, output)
-        return partial(self._copied, output) if here else None
+            return partial(self._encode_work, output)
+        return partial(self._copy_work, output) if here else None
 
-    def _part(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
+    def _part_work(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
         """Yield the one piece of work on a stored tensor of a packed weight.
 
         Only one runs at a time.
         """
-        part, summed = output.part, self._summed(output, room)
+        part, summed = output.part, self._needs_checksum(output, room)
         assert part is not None
 
-        def work() -> PlacedPiece:
+        def write_part() -> PlacedPiece:
             """Make and write the stored tensor."""
             with self._making:
                 data = part.data()
             room.place.put(0, data)
             return PlacedPiece(len(data), crc32(data) if summed else 0, ChangeCounts())
 
-        yield output.info.nbytes, work
+        yield output.info.nbytes, write_part
 
-    def _made(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
+    def _repack_work(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
         """Yield the pieces of work on a repacked output, in bands that stay in the cache."""
         assert output.runs is not None
-        data, summed = RunBytes(output.runs), self._summed(output, room)
+        data, summed = RunBytes(output.runs), self._needs_checksum(output, room)
 
-        def work(start: int, stop: int) -> PlacedPiece:
+        def write_band(start: int, stop: int) -> PlacedPiece:
             """Make and write bytes [start, stop)."""
             band = data.window(start, stop)
             room.place.put(start, band)
@@ -404,15 +406,15 @@ class WorkerPool:
             return PlacedPiece(stop - start, crc32(band) if summed else 0, ChangeCounts())
 
         for start in range(0, len(data), BAND):
-            yield BAND, partial(work, start, min(start + BAND, len(data)))
+            yield BAND, partial(write_band, start, min(start + BAND, len(data)))
 
-    def _copied(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
+    def _copy_work(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
         """Yield the pieces of work on an output whose bytes are copied."""
         assert output.runs is not None
-        data, summed = RunBytes(output.runs), self._summed(output, room)
+        data, summed = RunBytes(output.runs), self._needs_checksum(output, room)
         step = WINDOW // 4 if isinstance(output.runs, Columns) else WINDOW
 
-        def work(start: int, stop: int) -> PlacedPiece:
+        def copy_window(start: int, stop: int) -> PlacedPiece:
             """Copy bytes [start, stop)."""
             crc, at = 0, start
             for window in copied_bytes(data, start, stop):
@@ -422,9 +424,9 @@ class WorkerPool:
             return PlacedPiece(stop - start, crc, ChangeCounts())
 
         for start in range(0, len(data), step):
-            yield 0, partial(work, start, min(start + step, len(data)))
+            yield 0, partial(copy_window, start, min(start + step, len(data)))
 
-    def _encoded(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
+    def _encode_work(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
         """Yield the pieces of work on an encoded output, and on counting the codes it loses."""
         shape = output.info.shape
         whole = math.prod(shape)
@@ -432,11 +434,11 @@ class WorkerPool:
         elements = whole if len(parts) == 1 else min(whole, CHUNK + shape[-1])
         for piece in parts:
             held = HELD if recodable_rows(output, piece) is None else RECODED
-            yield held * elements, self._work(output, room, piece, len(parts))
+            yield held * elements, self._piece_work(output, room, piece, len(parts))
         if any(tensor.packed is not None for tensor in output.sources):
-            yield HELD * CHUNK, partial(_lost, output)
+            yield HELD * CHUNK, partial(_lost_codes_piece, output)
 
-    def _work(
+    def _piece_work(
         self, output: Output, room: DeferredSlot, piece: RowPiece, parts: int
     ) -> Callable[[], PlacedPiece]:
         """Return the function that encodes and writes a piece.
@@ -447,18 +449,18 @@ class WorkerPool:
         alone = parts == 1 and math.prod(output.info.shape) > LARGE
         options = replace(self._options, threads=self._options.jobs if alone else 1)
         width = find_encoding(output.info.encoding).row_bytes(output.info.shape) or 0
-        summed = self._summed(output, room)
+        summed = self._needs_checksum(output, room)
 
-        def work() -> PlacedPiece:
+        def write_piece() -> PlacedPiece:
             """Encode and write the piece."""
             data, counts = encode_piece(output, options, column_importances(output, options), piece)
             room.place.put(piece.first * width, data)
             return PlacedPiece(len(data), crc32(data) if summed else 0, counts)
 
-        return work
+        return write_piece
 
 
-def _in_order(rows: Sequence[tuple[_Begun, GivesWork]]) -> FileWork:
+def _pieces_in_order(rows: Sequence[tuple[_TensorInWork, GivesWork]]) -> FileWork:
     """Yield (tensor, piece of work) for a file's tensors; (tensor, None) after the last of each."""
     for begun, gives in rows:
         for piece in gives(begun.room):
@@ -466,7 +468,7 @@ def _in_order(rows: Sequence[tuple[_Begun, GivesWork]]) -> FileWork:
         yield begun, None
 
 
-def _lost(output: Output) -> PlacedPiece:
+def _lost_codes_piece(output: Output) -> PlacedPiece:
     """Return the result of counting the codes that an output loses."""
     return PlacedPiece(lost_codes=count_lost_codes(output))
 
@@ -497,14 +499,14 @@ def write_tensors(
     total = sum(info.nbytes for info in infos)
     done = 0
 
-    def told(output: "Output") -> None:
+    def report_progress(output: "Output") -> None:
         """Report that an output is done."""
         nonlocal done
         done += output.info.nbytes
         if options.progress is not None:
             options.progress(done, total)
 
-    def whole(
+    def finish_output(
         output: "Output", record: "WrittenTensor", room: "DeferredSlot | None" = None
     ) -> None:
         """Record a written output in the journal, give it to the verifier and report progress."""
@@ -512,31 +514,33 @@ def write_tensors(
             begun.done(output.info.name, journal_entry(record))
         if verifier is not None:
             verifier.written(sink, output, record, room)
-        told(output)
+        report_progress(output)
 
-    def kept(info: "TensorInfo") -> bool:
+    def is_written(info: "TensorInfo") -> bool:
         """Return whether an earlier run wrote a tensor; then its progress is reported."""
         output, record = by_name[info.name]
         found = begun is not None and skip_if_written(sink, info, begun, record)
         if found:
-            told(output)
+            report_progress(output)
         return found
 
     # A remote source is read once, in its own order.
     if isinstance(sink, SequentialSink) and writes_in_source_order(sink, plan.outputs):
-        write_in_source_order(sink, infos, by_name, source_files, options, whole, kept)
+        write_in_source_order(
+            sink, infos, by_name, source_files, options, finish_output, is_written
+        )
         return
     # Otherwise in the plan's order: by workers, or here where one thread has to.
     with ExitStack() as stack:
         ahead = None
         if isinstance(sink, SequentialSink):
-            ahead = stack.enter_context(WorkerPool(sink, options, whole))
+            ahead = stack.enter_context(WorkerPool(sink, options, finish_output))
         for info in infos:
-            if kept(info):
+            if is_written(info):
                 continue
             output, record = by_name[info.name]
             if ahead is None or not ahead.write(output, record):
                 sink.write(info.name, output_chunks(output, options, record))
-                whole(output, record)
+                finish_output(output, record)
         if ahead is not None:
             ahead.wait()

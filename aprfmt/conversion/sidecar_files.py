@@ -12,7 +12,7 @@ from aprfmt.arch.spec import ArchSpec
 from aprfmt.errors import AprfmtError, OutputError
 from aprfmt.formats import FORMATS
 from aprfmt.model import Model
-from aprfmt.model.carried_files import FILES_KEY, foreign_records, json_object
+from aprfmt.model.carried_files import FILES_KEY, foreign_gguf_keys, json_object
 from aprfmt.model.hf_folder import read_text
 from aprfmt.model.sidecar_files import companion_kind
 from aprfmt.remote.paths import is_remote
@@ -27,7 +27,7 @@ def sidecar_names(source: Model) -> Sequence[str]:
     Other files of the same folder are ignored: outputs of other runs come and go there.
     """
     if source.folder is None:
-        return sorted(source.carried.texts)
+        return sorted(source.carried.embedded_texts)
     names = set(source.folder.texts)
     if not is_remote(source.folder.path):
         beside = (path.name for path in source.folder.path.iterdir() if path.is_file())
@@ -44,7 +44,7 @@ def embedded_files(source: Model) -> Mapping[str, str]:
     found = {VOCABULARY: "tokenizer"} if has_tokenizer(source.carried) else {}
     if stated_template(source) is not None:
         found[TEMPLATE] = "template"
-    every = dict.fromkeys((*source.metadata, *foreign_records(source)))
+    every = dict.fromkeys((*source.metadata, *foreign_gguf_keys(source)))
     licences = [key for key in every if key.startswith("general.license")]
     return {**found, **dict.fromkeys(licences, "licence")}
 
@@ -80,7 +80,7 @@ def config_text(model: Model) -> str | None:
     """
     if model.folder is not None and "config.json" in model.folder.texts:
         return model.folder.texts["config.json"]
-    texts = model.carried.texts
+    texts = model.carried.embedded_texts
     if "config.json" in texts:
         return texts["config.json"]
     if model.config is None:

@@ -39,10 +39,10 @@ class SourceHash:
         self._stop: list[bool] = []
         self._turn = sys.getswitchinterval()
         sys.setswitchinterval(min(self._turn, TURN))
-        self._files, self._passing = source.files, _passing(source)
+        self._files, self._passing = source.files, _stream_hashes(source)
         self._pool = ThreadPoolExecutor(1, "aprfmt-hash")
         here = [path for path in source.files if path not in self._passing]
-        self._digests = self._pool.submit(_digests, here if recorded else [], self._stop)
+        self._digests = self._pool.submit(_file_digests, here if recorded else [], self._stop)
 
     def __enter__(self) -> Self:
         return self
@@ -83,12 +83,12 @@ class SourceHash:
         return hashlib.sha256(lines.encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _digests(files: "Sequence[Path]", stop: list[bool]) -> "dict[Path, str]":
+def _file_digests(files: "Sequence[Path]", stop: list[bool]) -> "dict[Path, str]":
     """Return {path: hex SHA-256} of files; stops early once `stop` is not empty."""
     return {path: file_sha256(path, stop) for path in files}
 
 
-def _passing(source: "Source") -> "dict[Path, StreamHash]":
+def _stream_hashes(source: "Source") -> "dict[Path, StreamHash]":
     """Return {path: hash} of remote files, computed from their bytes as they are fetched."""
     fetched = [path for path in source.files if isinstance(path, RemotePath)]
     if not fetched:

@@ -77,7 +77,7 @@ class Verifier:
         It is the one that was written last, or the one that others wrote into `room`. Raises
         ConversionError for an earlier tensor that differs.
         """
-        self._raise_found()
+        self._raise_errors()
         if output.info.nbytes < LARGE or not isinstance(sink, SequentialSink):
             return
         here = output.made or all(map(in_mapped_file, output.sources))
@@ -97,7 +97,7 @@ class Verifier:
         for each in waiting:
             each.result()
 
-    def proved(self, name: str, tensor: LazyTensor) -> bool:
+    def is_proved(self, name: str, tensor: LazyTensor) -> bool:
         """Return whether a tensor of the published output was already compared where it lies."""
         file, at = self._places.get(name, (None, 0))
         lies = tensor.lies() if type(tensor) is StoredTensor else None
@@ -105,7 +105,7 @@ class Verifier:
             return False
         return lies[0].identity == file.identity and lies[1] == at
 
-    def _raise_found(self) -> None:
+    def _raise_errors(self) -> None:
         """Raise the error of the first finished comparison that found a difference."""
         while self._waiting and self._waiting[0].done():
             self._waiting.pop(0).result()

@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.norm_order import round_rope_table, rounded_to
+from aprfmt.causes.forward.norm_order import round_rope_table, round_to_type
 from aprfmt.diagnosis.rounded import TraceInArithmetic
 from aprfmt.inference.replay.patched_model import MOVES, OPS, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
-from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, shadow_pass
+from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, run_shadow_pass
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.tolerances import MOE_FACTOR, ROUNDOFF, operation_tolerance
 from aprfmt.tensors.norms import exact_norm
@@ -46,7 +46,13 @@ ANGLES = ("rope_theta", "rope_theta_local")
 MOST = 96  # passes with one operation nudged; beyond, not in single layers
 PRODUCTS = ("linear", "router")
 FACTORS = (*PRODUCTS, "scores", "mix")  # whose factors TF32 rounds
-WIDE = ("add_wide", "decay", "rates", "scan", "sloped")  # computed in float32 in every arithmetic
+WIDE = (
+    "add_wide",
+    "decay",
+    "decay_rates",
+    "scan",
+    "alibi_bias",
+)  # computed in float32 in every arithmetic
 SCALES = ("embedding_scale", "residual_scale", "logit_scale")  # numbers that are rounded as well
 
 
@@ -61,7 +67,7 @@ class Arithmetic:
 
 def _round_weights(patched: PatchedModel, dtype: str) -> PatchedModel:
     """Return the model with all weights rounded to `dtype`."""
-    held = patched.weights.changed(lambda x: rounded_to(x, dtype))
+    held = patched.weights.with_change(lambda x: round_to_type(x, dtype))
     return replace(patched, weights=held, original=patched.stored)
 
 
@@ -72,12 +78,12 @@ def _round_results(patched: PatchedModel, dtype: str) -> PatchedModel:
         """Return the operation's result, rounded; of a tuple only the first item is."""
         y = op(*args, **kwargs)
         if isinstance(y, tuple):  # a delta net's state is held wide
-            return rounded_to(y[0], dtype).astype(y[0].dtype), *y[1:]
-        return rounded_to(y, dtype).astype(y.dtype)
+            return round_to_type(y[0], dtype).astype(y[0].dtype), *y[1:]
+        return round_to_type(y, dtype).astype(y.dtype)
 
     patched = round_rope_table(dtype)(_round_weights(patched, dtype), None)
     told = {name: float(patched.hp[name]) for name in SCALES}
-    short = {name: float(rounded_to(value, dtype)) for name, value in told.items()}
+    short = {name: float(round_to_type(value, dtype)) for name, value in told.items()}
     patched = patched if short == told else patched.with_hyper(**short)
     for op in OPS:
         if op not in (*MOVES, *WIDE):
@@ -91,7 +97,9 @@ def _round_factors(patched: PatchedModel, dtype: str) -> PatchedModel:
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the operation's result on arguments rounded if they have 2 axes or more."""
         short = [
-            rounded_to(x, dtype).astype(x.dtype) if isinstance(x, np.ndarray) and x.ndim > 1 else x
+            round_to_type(x, dtype).astype(x.dtype)
+            if isinstance(x, np.ndarray) and x.ndim > 1
+            else x
             for x in args
         ]
         return op(*short, **kwargs)
@@ -137,7 +145,7 @@ def needs_measured_rounding(view: ShadowPoint) -> bool:
     return view.residual is not None and sum(op.op not in MOVES for op in view.calls) > SPAN
 
 
-def with_stated_arithmetic(
+def with_recorded_arithmetic(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass
 ) -> RecordedTrace:
     """Return the trace with measured tolerances at long points, if its arithmetic is 16-bit.
@@ -152,11 +160,13 @@ def with_stated_arithmetic(
     dtype = next((name for name in ("bfloat16", "float16", "tf32") if name in dtypes), "")
     if not dtype:
         dtype = next((held for view in long if (held := _exact_16_bit_type(view))), "")
-        recorded = recorded.read_as(TraceInArithmetic(recorded.trace, dtype)) if dtype else recorded
+        recorded = (
+            recorded.with_trace(TraceInArithmetic(recorded.trace, dtype)) if dtype else recorded
+        )
     if not dtype:
         return recorded
     level = next(level for level in LEVELS if level.dtype == dtype)
-    return recorded.within(
+    return recorded.with_bounds(
         _long_point_bounds(long, _rounded_pass(patched, recorded, level), found, dtype)
     )
 
@@ -171,12 +181,12 @@ def _exact_16_bit_type(view: ShadowPoint) -> str:
         fits = (
             dtype
             for dtype in ("bfloat16", "float16")
-            if np.array_equal(rounded_to(values, dtype), values)
+            if np.array_equal(round_to_type(values, dtype), values)
         )
         return next(fits, "")
 
 
-def with_supposed_arithmetic(
+def explain_by_arithmetic(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass, nearest: float
 ) -> tuple[RecordedTrace, str] | None:
     """Return (trace, words) for the first arithmetic that explains all differences, or None.
@@ -196,8 +206,8 @@ def with_supposed_arithmetic(
             long = [view for view in found.views.values() if needs_measured_rounding(view)]
             if next(_directed_points(patched, recorded, long, twin), None) is not None:
                 return None
-            read = recorded.read_as(TraceInArithmetic(recorded.trace, level.dtype))
-            return read.within(_long_point_bounds(long, twin, found, level.dtype)), level.says
+            read = recorded.with_trace(TraceInArithmetic(recorded.trace, level.dtype))
+            return read.with_bounds(_long_point_bounds(long, twin, found, level.dtype)), level.says
     return None
 
 
@@ -230,16 +240,20 @@ def _directed_points(
     Judged beside the exact and the rounded reference; both must leave less than DIRECTED. `twin`
     is the rounded reference pass.
     """
-    moved = [shadow_pass(made, recorded.within({})) for made in _nudged_models(patched)]
+    moved = [run_shadow_pass(made, recorded.with_bounds({})) for made in _nudged_models(patched)]
     for view in long:
         assert view.recorded is not None
-        mine, theirs = (np.float64(x) for x in view.recorded.both(view.mine, view.axis))
+        mine, theirs = (
+            np.float64(x) for x in view.recorded.comparable_values(view.mine, view.axis)
+        )
         others = [made.views[view.key].mine for made in moved if view.key in made.views]
-        columns = [(view.recorded.both(x, view.axis)[0] - mine).reshape(-1) for x in others]
+        columns = [
+            (view.recorded.comparable_values(x, view.axis)[0] - mine).reshape(-1) for x in others
+        ]
         columns = [column / exact_norm(column) for column in columns if column.any()]
         if not columns or view.key not in twin.views:
             continue
-        rounded = view.recorded.both(twin.views[view.key].mine, view.axis)[0]
+        rounded = view.recorded.comparable_values(twin.views[view.key].mine, view.axis)[0]
         left = [_unexplained_share(columns, (theirs - x).reshape(-1)) for x in (mine, rounded)]
         if max(left) < DIRECTED:
             yield view
@@ -282,7 +296,7 @@ def _nudged_models(patched: PatchedModel) -> Iterator[PatchedModel]:
 
 def _rounded_pass(patched: PatchedModel, recorded: RecordedTrace, level: Arithmetic) -> ShadowPass:
     """Return the shadow pass of the reference model rounded in this arithmetic."""
-    return shadow_pass(level.make(patched, level.dtype), recorded.within({}))
+    return run_shadow_pass(level.make(patched, level.dtype), recorded.with_bounds({}))
 
 
 def _fits_arithmetic(view: ShadowPoint, twin: ShadowPass, level: Arithmetic) -> bool:
@@ -305,14 +319,16 @@ def _rounding_distance(view: ShadowPoint, twin: ShadowPass) -> float:
     other = twin.views.get(view.key)
     if other is None or view.recorded is None:
         return 0.0
-    return rel_l2(*(view.recorded.both(x, view.axis)[0] for x in (other.mine, view.mine)))
+    return rel_l2(
+        *(view.recorded.comparable_values(x, view.axis)[0] for x in (other.mine, view.mine))
+    )
 
 
 def _row_ratios(view: ShadowPoint, twin: ShadowPass) -> Iterator[float]:
     """Yield, row by row, the trace's distance divided by that of the rounded reference."""
     assert view.recorded is not None
-    mine, theirs = view.recorded.both(view.mine, view.axis)
-    rounded, _ = view.recorded.both(twin.views[view.key].mine, view.axis)
+    mine, theirs = view.recorded.comparable_values(view.mine, view.axis)
+    rounded, _ = view.recorded.comparable_values(twin.views[view.key].mine, view.axis)
     for a, b, c in zip(
         *(np.moveaxis(x, view.axis, 0) for x in (mine, theirs, rounded)), strict=True
     ):
@@ -335,7 +351,7 @@ def _long_point_bounds(
 def _is_concentrated(view: ShadowPoint) -> bool:
     """Return whether a few values make up most of a point's squared difference."""
     assert view.recorded is not None
-    mine, theirs = (np.float64(x) for x in view.recorded.both(view.mine, view.axis))
+    mine, theirs = (np.float64(x) for x in view.recorded.comparable_values(view.mine, view.axis))
     squares = np.sort(np.square(theirs - mine).reshape(-1))
     few = squares[-max(FEW_VALUES, int(FEW_SHARE * squares.size)) :]
     return bool(few.sum() > MOST_OF_ALL * squares.sum())

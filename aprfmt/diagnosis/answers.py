@@ -78,7 +78,7 @@ def measure_agreement(case: Mismatch, found: ShadowPass, change: Change) -> Agre
         then = replace(view, mine=change.gives)
     if then is None or then.residual is None or view.point in DISCRETE or based:
         return Agreement(points=points)
-    before, after = case.by_row(view), case.by_row(then)
+    before, after = case.distances_by_row(view), case.distances_by_row(then)
     if before.shape != after.shape:
         return Agreement(points=points)
     rows = int(((before > view.tolerance) & (after <= AGREES * view.tolerance)).sum())

@@ -25,9 +25,11 @@ class PairHolder(Holder):
         super().__init__(base.budget)
         self._base, self._label = base, label
 
-    def get(self, key: str, owner: Hashable, size: int, place: Callable[[], Any]) -> Any | None:
+    def get_or_place(
+        self, key: str, owner: Hashable, size: int, place: Callable[[], Any]
+    ) -> Any | None:
         """Return the placed tensor, placing it now if the common budget allows; else None."""
-        return self._base.get(self._label(key), owner, size, place)
+        return self._base.get_or_place(self._label(key), owner, size, place)
 
     def find(self, key: str, owner: Hashable) -> Any | None:
         """Return the placed tensor, or None if it is not placed."""
@@ -37,13 +39,13 @@ class PairHolder(Holder):
         """Replace a placed tensor by one of equal values at another address."""
         self._base.replace(self._label(key), owner, placed)
 
-    def has(self, key: str, owner: Hashable) -> bool:
+    def is_placed_by(self, key: str, owner: Hashable) -> bool:
         """Return whether this owner has placed this tensor."""
-        return self._base.has(self._label(key), owner)
+        return self._base.is_placed_by(self._label(key), owner)
 
-    def holds(self, key: str) -> bool:
+    def is_placed(self, key: str) -> bool:
         """Return whether any backend has placed a tensor of this key."""
-        return self._base.holds(self._label(key))
+        return self._base.is_placed(self._label(key))
 
 
 class Blend:
@@ -65,7 +67,7 @@ class Blend:
         taken = set(a.roles) if parts is None else set(equal)
         for part in parts or ():
             values = {name: a.hyper[name] for name in part.hyper if name in a.hyper}
-            self.hp = self.hp.replaced(**values)
+            self.hp = self.hp.with_values(**values)
             taken |= set(part.keys)
         rows: dict[str, RowSource] = {}
         for key in a.roles if parts is None else dict.fromkeys((*b.roles, *taken)):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 
 from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import decode
-from aprfmt.codecs.credible import check_inputs, check_numbers
+from aprfmt.codecs.credible import check_block_scales, check_input_scale_tensors
 from aprfmt.diagnosis.packing_repairs import bad_scale_text, wrong_part
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
@@ -32,14 +32,16 @@ def find_wrong_scales(
         )
         found: Iterator[Wrong] = iter(())
         if right is not None and right.parts and right.packed is None:
-            found = _wrong_parts_beside(right, bad.source.tensors)
+            found = _wrong_parts_by_reference(right, bad.source.tensors)
         elif broken is not None and broken.parts and broken.packed is None:
-            found = _wrong_parts_alone(broken)
+            found = _wrong_parts_without_reference(broken)
         for cause, says, sure in found:
             yield name, cause, says, sure
 
 
-def _wrong_parts_beside(right: LazyTensor, stored: Mapping[str, LazyTensor]) -> Iterator[Wrong]:
+def _wrong_parts_by_reference(
+    right: LazyTensor, stored: Mapping[str, LazyTensor]
+) -> Iterator[Wrong]:
     """Yield (cause, what is wrong, confirmed) for each part that differs from the reference's.
 
     Yields nothing where the codes are missing or of another encoding.
@@ -61,7 +63,7 @@ def _wrong_parts_beside(right: LazyTensor, stored: Mapping[str, LazyTensor]) -> 
             yield *wrong, _is_right_with_part(right, own, suffix)
 
 
-def _wrong_parts_alone(broken: LazyTensor) -> Iterator[Wrong]:
+def _wrong_parts_without_reference(broken: LazyTensor) -> Iterator[Wrong]:
     """Yield (cause, what is wrong, False) for a weight whose reference is not packed."""
     wrong = [bad_scale_text(suffix, stored_part(part)) for suffix, part in broken.parts.items()]
     invalid = next(filter(None, wrong), "")
@@ -80,8 +82,10 @@ def _is_right_with_part(
     parts = {key: part.raw() for key, part in own.items() if part is not None}
     parts[suffix] = theirs[suffix]
     try:
-        check_numbers(parts)
-        check_inputs({key: part for key, part in own.items() if part and key != suffix})
+        check_block_scales(parts)
+        check_input_scale_tensors(
+            {key: part for key, part in own.items() if part and key != suffix}
+        )
         made, wanted = (
             decode(right.info.encoding, each, right.info.shape) for each in (parts, theirs)
         )

@@ -12,9 +12,9 @@ from dataclasses import replace
 from aprfmt.causes.forward.capture_names import neighbour_values
 from aprfmt.causes.forward.cut_points import agrees_without, cut_keys, is_computed_from
 from aprfmt.causes.forward.mismatch import Change, Mismatch
-from aprfmt.diagnosis.relations import relation_text, sureness
+from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
 from aprfmt.inference.capture import key_name
-from aprfmt.inference.replay.shadow import ShadowPoint, shadow_pass
+from aprfmt.inference.replay.shadow import ShadowPoint, run_shadow_pass
 
 
 def find_other_capture_point(case: Mismatch) -> Change | None:
@@ -28,9 +28,9 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
     names = [case.view.point]
     order = {key: i for i, key in enumerate(case.patched.points)}
     while True:
-        found = shadow_pass(case.patched, case.without(_keys_in_all_layers(case, names)), cut)
+        found = run_shadow_pass(case.patched, case.without(_keys_in_all_layers(case, names)), cut)
         view = next((view for view in found.flagged if view.layer == case.layer), None)
-        if view is None or order.get(view.key, 0) <= order.get(key, 0) or view.alone:
+        if view is None or order.get(view.key, 0) <= order.get(key, 0) or view.one_sided_nonfinite:
             break
         names.append(view.point)
     # The cut must agree now, and have shown the trace's own values before.
@@ -55,12 +55,12 @@ def find_other_capture_point(case: Mismatch) -> Change | None:
         tuple(
             k
             for k in (*here, *sorted(_keys_in_all_layers(case, names) - {*here}))
-            if case.recorded.has(k)
+            if case.recorded.has_record(k)
         ),
         drop=frozenset(_keys_in_all_layers(case, names)),
         values={"recorded_as": case.view.point, "is": told[0], "agrees": cut},
         scoped=False,
-        most=sureness(known),
+        most=certainty_of_relations(known),
     )
 
 

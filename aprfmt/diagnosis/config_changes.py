@@ -31,7 +31,7 @@ def differing_keys(
             yield (*above, key), GONE
 
 
-def read_with(b: Model, changes: Changes) -> Model:
+def read_with_changes(b: Model, changes: Changes) -> Model:
     """Return B read with some configuration keys changed; its files are not written."""
     if b.key_style != IN_FILES:
         source = RenamedSource(b.source, ())

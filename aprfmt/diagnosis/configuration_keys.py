@@ -7,7 +7,7 @@ from typing import Any
 
 from aprfmt.arch.hyperparameters import write_hyper
 from aprfmt.arch.value_checks import same_value
-from aprfmt.diagnosis.config_changes import IN_FILES, differing_keys, read_with
+from aprfmt.diagnosis.config_changes import IN_FILES, differing_keys, read_with_changes
 from aprfmt.diagnosis.unread import misfit_reason, refusal_reason
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
@@ -16,15 +16,15 @@ from aprfmt.model.config_paths import GONE, Changes, Key
 _MOST = 24  # differing keys of which a part is sought
 
 
-def mending_words(a: Model, b: Model, names: Collection[str]) -> list[str]:
+def repair_arguments(a: Model, b: Model, names: Collection[str]) -> list[str]:
     """Return the arguments of `aprfmt set` that give B A's values of hyperparameters.
 
     They are KEY=VALUE and `--remove KEY`, quoted for a shell, as few as suffice. [] where no keys
     of B do that: where the tensors determine the value, or B no longer fits its tensors.
     """
     try:
-        changes = dict(_apart(a, b))
-        if not changes or not _mends(a, b, changes, names):
+        changes = dict(_keys_to_change(a, b))
+        if not changes or not _repairs(a, b, changes, names):
             return []
         read = {
             key
@@ -33,28 +33,28 @@ def mending_words(a: Model, b: Model, names: Collection[str]) -> list[str]:
             if name in names
         }
         own = {key: value for key, value in changes.items() if ".".join(key) in read}
-        if own and _mends(a, b, own, names):
+        if own and _repairs(a, b, own, names):
             changes = own
         for key in list(changes)[:_MOST]:
             fewer = {each: value for each, value in changes.items() if each != key}
-            if fewer and _mends(a, b, fewer, names):
+            if fewer and _repairs(a, b, fewer, names):
                 changes = fewer
     except AprfmtError:
         return []
-    return [_word(b, key, value) for key, value in changes.items()]
+    return [_set_argument(b, key, value) for key, value in changes.items()]
 
 
-def _word(b: Model, key: Key, value: Any) -> str:
+def _set_argument(b: Model, key: Key, value: Any) -> str:
     """Return the argument of `aprfmt set` for one key: KEY=VALUE or `--remove KEY`, quoted."""
     name = ".".join(key)
-    if b.key_style == IN_FILES and not _stands(b.config, key):
+    if b.key_style == IN_FILES and not _has_key(b.config, key):
         name = f"config.json:{name}"
     if value is GONE:
         return f"--remove {shlex.quote(name)}"
     return shlex.quote(f"{name}={json.dumps(value, default=list)}")
 
 
-def _stands(config: Any, key: Key) -> bool:
+def _has_key(config: Any, key: Key) -> bool:
     """Return whether a nested configuration has a key."""
     for part in key:
         if not isinstance(config, Mapping) or part not in config:
@@ -63,7 +63,7 @@ def _stands(config: Any, key: Key) -> bool:
     return True
 
 
-def _apart(a: Model, b: Model) -> Iterator[tuple[Key, Any]]:
+def _keys_to_change(a: Model, b: Model) -> Iterator[tuple[Key, Any]]:
     """Yield (path, A's value) of the keys in which B's configuration differs from A's.
 
     The value is GONE for a key to remove. Where the formats differ, A's hyperparameters are
@@ -86,22 +86,23 @@ def _apart(a: Model, b: Model) -> Iterator[tuple[Key, Any]]:
             yield (name,), GONE
 
 
-def _mends(a: Model, b: Model, changes: Changes, names: Collection[str]) -> bool:
+def _repairs(a: Model, b: Model, changes: Changes, names: Collection[str]) -> bool:
     """Return whether B with these changes has A's values of `names` and stays consistent.
 
     B must fit its tensors, and have no hyperparameter value that neither side has.
     """
-    made = read_with(b, changes)
+    made = read_with_changes(b, changes)
     if refusal_reason(made) or misfit_reason(made):
         return False
     if any(one.kind == "keys" for one in made.resolution.relations):
         return False  # read under another value than its key says
-    return all(_equal(a, made, name) for name in names) and all(
-        _equal(a, made, name) or _equal(b, made, name) for name in {*a.hyper, *made.hyper}
+    return all(_hyperparameter_equal(a, made, name) for name in names) and all(
+        _hyperparameter_equal(a, made, name) or _hyperparameter_equal(b, made, name)
+        for name in {*a.hyper, *made.hyper}
     )
 
 
-def _equal(one: Model, other: Model, name: str) -> bool:
+def _hyperparameter_equal(one: Model, other: Model, name: str) -> bool:
     """Return whether both models lack a hyperparameter or have the same value of it."""
     if (name in one.hyper) != (name in other.hyper):
         return False

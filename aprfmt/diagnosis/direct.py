@@ -9,15 +9,15 @@ from numpy.typing import NDArray
 
 from aprfmt.causes.forward.cut_points import cut_keys
 from aprfmt.diagnosis.found import Evidence
-from aprfmt.diagnosis.relations import relation_text, sureness
+from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import key_name, parse_key
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.recorded_trace import (
     NO_VALUES,
     fit_values,
+    may_be_masked,
     neighbour_keys,
-    takes_masks,
     token_axis,
 )
 from aprfmt.measure.distances import rel_l2
@@ -37,8 +37,8 @@ NO_POINT = (1 << 30, 0)  # sort key of what is no capture point
 
 def shared_keys(a: TraceLike, b: TraceLike) -> list[str]:
     """Return the keys of points that both traces have, in execution order."""
-    both = [key for key in a.records if b.find(key) is not None]
-    both += [key for key in b.records if key not in a.records and a.find(key) is not None]
+    both = [key for key in a.records if b.find_record(key) is not None]
+    both += [key for key in b.records if key not in a.records and a.find_record(key) is not None]
     return sorted({key for key in both if execution_order(key) != NO_POINT}, key=execution_order)
 
 
@@ -72,7 +72,7 @@ def compare_points(a: TraceLike, b: TraceLike, moe: bool, reference: str = "A") 
     counted as A's and B's whichever it is. `moe`: the model has experts.
     """
     actual, right = (b, a) if reference == "A" else (a, b)
-    between = RunPair.of(actual, right, moe=moe)
+    between = RunPair.from_traces(actual, right, moe=moe)
     rows = [compare_shared_rows(key, actual, right, between) for key in shared_keys(a, b)]
     return [row.with_sides_exchanged for row in rows] if reference == "A" else rows
 
@@ -82,7 +82,7 @@ def point_tolerances(
 ) -> Iterator[tuple[float, str]]:
     """Yield (tolerance, dtype of the coarser arithmetic) of every compared point."""
     for pair in pairs:
-        mine, other = a.find(pair.key), b.find(pair.key)
+        mine, other = a.find_record(pair.key), b.find_record(pair.key)
         if pair.rel_l2 is not None and mine is not None and other is not None:
             both = (mine.dtype, other.dtype)
             yield pair.tolerance, max(both, key=lambda dtype: BASE[dtype].rel_l2)
@@ -93,16 +93,18 @@ def compare_shared_rows(key: str, a: TraceLike, b: TraceLike, between: RunPair) 
 
     Rows are matched by token position where both records have positions.
     """
-    mine, other = a.find(key), b.find(key)
+    mine, other = a.find_record(key), b.find_record(key)
     assert mine is not None and other is not None
-    x, y = a.values(key), b.values(key)
+    x, y = a.recorded_values(key), b.recorded_values(key)
     apart = positions_differ(mine, other) and bool(mine.positions and other.positions)
     if x is None or y is None or (np.size(x) == np.size(y) and not apart):
         return compare_point(key, a, b, between)
     dtypes = record_dtypes(mine, other, a, b)
     found = _on_shared_rows(key, a, b, np.asarray(x), np.asarray(y))
     if isinstance(found, str):
-        return PointDiff(key, None, None, None, between.bound(key, dtypes).rel_l2, False, found)
+        return PointDiff(
+            key, None, None, None, between.threshold_of(key, dtypes).rel_l2, False, found
+        )
     x, y, chosen, rows = found
     return replace(between.compare(key, dtypes, x, y, chosen), rows=rows)
 
@@ -114,7 +116,7 @@ def _on_shared_rows(
 
     Where they cannot be brought to the same rows, the reason as a string.
     """
-    mine, other = a.find(key), b.find(key)
+    mine, other = a.find_record(key), b.find_record(key)
     assert mine is not None and other is not None
     if not (x.any() or y.any()) and mine.point not in DISCRETE:
         return NO_VALUES
@@ -145,7 +147,7 @@ def _fit_shapes(
     """
     axis, less = token_axis(key), x.size < y.size
     small, large = (x, y) if less else (y, x)
-    sides = ((a, a.find(key)), (b, b.find(key)))
+    sides = ((a, a.find_record(key)), (b, b.find_record(key)))
     (trace, few), (_, many) = sides if less else sides[::-1]
     assert few is not None and many is not None
     positions = None if note else few.positions
@@ -158,11 +160,11 @@ def _fit_shapes(
     if axis >= len(shape) or (len(shape) == 1 and small.ndim == 1):
         return f"{x.size} values against {y.size}"
     seen = fit_values(
-        small, positions, few.dtype, shape, axis, shape[axis], takes_masks(key, trace)
+        small, positions, few.dtype, shape, axis, shape[axis], may_be_masked(key, trace)
     )
     if seen is None:
         return f"shape {list(x.shape)} against {list(y.shape)}"
-    full, held = seen.of(large, axis), seen.values
+    full, held = seen.reference_rows(large, axis), seen.values
     chosen = seen.mask if full.shape == held.shape else None
     return (*((held, full) if less else (full, held)), chosen, note or seen.note)
 
@@ -181,7 +183,7 @@ def no_common_row_sentence(pairs: Sequence[PointDiff], a: TraceLike, b: TraceLik
     """Return a sentence that two traces share no token position; "" where they share one."""
     if not pairs or any(pair.why != OTHER_ROWS for pair in pairs):
         return ""
-    mine, other = a.find(pairs[0].key), b.find(pairs[0].key)
+    mine, other = a.find_record(pairs[0].key), b.find_record(pairs[0].key)
     assert mine is not None and other is not None
     return (
         f"the traces have no row in common: {pairs[0].key} is of positions "
@@ -196,7 +198,7 @@ def equal_neighbour(key: str, a: TraceLike, b: TraceLike, bound: float) -> str:
 
     The value plus or minus the residual stream counts too. `bound` is relative L2.
     """
-    theirs = b.values(key)
+    theirs = b.recorded_values(key)
     if theirs is None:
         return ""
     theirs = np.asarray(theirs)
@@ -215,17 +217,17 @@ def _neighbour_values(key: str, a: TraceLike) -> Iterator[tuple[str, Array]]:
     if layer >= 0:
         others += [key_name("out", layer - 1)] if layer else ["embd", "embd_scaled"]
     for other in others:
-        if other != key and a.find(other) is not None:
-            value = a.values(other)
+        if other != key and a.find_record(other) is not None:
+            value = a.recorded_values(other)
             if value is not None:
                 yield other, np.asarray(value)
-    own = a.values(key)
+    own = a.recorded_values(key)
     for stream in ("in", "mid"):
         if layer < 0 or own is None:
             continue
-        value = a.values(key_name(stream, layer))
+        value = a.recorded_values(key_name(stream, layer))
         if value is None and stream == "in" and layer:
-            value = a.values(key_name("out", layer - 1))
+            value = a.recorded_values(key_name("out", layer - 1))
         if value is not None and np.asarray(value).size == np.asarray(own).size:
             added = np.asarray(value).reshape(np.asarray(own).shape)
             yield f"{point} plus the residual stream", np.asarray(own) + added
@@ -235,7 +237,7 @@ def _neighbour_values(key: str, a: TraceLike) -> Iterator[tuple[str, Array]]:
 def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
     """Return (cause, why) suggested by how a point differs; ("", "") if nothing fits."""
     # Only finite values of the same number.
-    x, y = a.values(key), b.values(key)
+    x, y = a.recorded_values(key), b.recorded_values(key)
     point = key.rpartition(".")[2]
     if x is None or y is None or np.asarray(x).size != np.asarray(y).size:
         return "", ""
@@ -338,7 +340,7 @@ def _capture_point_finding(
     `moved`: {point: the point of A it equals}, `dead`: {point: a later point that agrees}. It is
     confirmed as far as a relation gives B's values; that a later point agrees only locates it.
     """
-    known = {pair.key: moved.get(pair.key) or _relation(pair, a, b) for pair in beyond}
+    known = {pair.key: moved.get(pair.key) or _relation_text(pair, a, b) for pair in beyond}
     says = {key: text or f"{parse_key(key)[0]}: other values" for key, text in known.items()}
     by_point = {parse_key(key)[0]: text for key, text in reversed(says.items())}
     first = beyond[0]
@@ -350,13 +352,13 @@ def _capture_point_finding(
         "capture_point", f"B recorded at another point: {words}; every other point agrees{why}",
         "capture", "same", tuple(says), True, first.key, first.rel_l2, 0.0, first.key,
         {"recorded_as": point, "is": says[first.key], "agrees": agrees},
-        proof=cap_proof(unfitted_proof(len(says)), sureness([*known.values()])),
+        proof=cap_proof(unfitted_proof(len(says)), certainty_of_relations([*known.values()])),
     )  # fmt: skip
 
 
-def _relation(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
+def _relation_text(pair: PointDiff, a: TraceLike, b: TraceLike) -> str:
     """Return how B's value of a point follows from A's; "" where no relation gives it."""
-    x, y = a.values(pair.key), b.values(pair.key)
+    x, y = a.recorded_values(pair.key), b.recorded_values(pair.key)
     if x is None or y is None or np.size(x) != np.size(y):
         return ""
     found = relation_text(np.asarray(x), np.asarray(y), 10 * pair.tolerance)
@@ -368,7 +370,7 @@ def nonfinite_finding(pairs: Sequence[PointDiff]) -> Finding | None:
 
     Confirmed where the first such point's other values are within the tolerance of whole runs.
     """
-    alone = [pair for pair in pairs if pair.alone and not _is_choice(pair)]
+    alone = [pair for pair in pairs if pair.alone and not _is_discrete_point(pair)]
     if not alone:
         return None
     first = alone[0]
@@ -378,14 +380,14 @@ def nonfinite_finding(pairs: Sequence[PointDiff]) -> Finding | None:
     sure = rest is not None and rest <= first.tolerance
     side = first.nonfinite.side if first.nonfinite.side in ("A", "B") else ""
     return Finding(
-        "nonfinite", f"{first.key}: {first.nonfinite.says()}{more}", "forward", "bug",
+        "nonfinite", f"{first.key}: {first.nonfinite.text()}{more}", "forward", "bug",
         tuple(pair.key for pair in alone), sure, first.key, first.rel_l2,
         rest if sure else None, f"{first.key}; after: its other values",
         {"nonfinite": {pair.key: asdict(pair.nonfinite) for pair in alone if pair.nonfinite}}, side,
     )  # fmt: skip
 
 
-def _is_choice(pair: PointDiff) -> bool:
+def _is_discrete_point(pair: PointDiff) -> bool:
     """Return whether a point is a choice, such as of experts, whose margin may be infinite."""
     return pair.key.rpartition(".")[2] in DISCRETE
 
@@ -395,12 +397,12 @@ def nonfinite_on_both_sides(pairs: Sequence[PointDiff]) -> Iterator[Evidence]:
     alike = [
         pair
         for pair in pairs
-        if pair.nonfinite is not None and pair.nonfinite.both and not _is_choice(pair)
+        if pair.nonfinite is not None and pair.nonfinite.both and not _is_discrete_point(pair)
     ]
     for pair in alike[:SHOWN]:
         assert pair.nonfinite is not None
         more = f" (and {len(alike) - SHOWN} more points)" if len(alike) > SHOWN else ""
-        yield Evidence("forward", f"{pair.key}: {pair.nonfinite.says()}{more}", (pair.key,),
+        yield Evidence("forward", f"{pair.key}: {pair.nonfinite.text()}{more}", (pair.key,),
                        float(pair.nonfinite.both))  # fmt: skip
 
 

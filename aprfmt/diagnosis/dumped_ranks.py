@@ -7,7 +7,7 @@ from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
 
 
-def ranks_apart(traces: Mapping[str, Trace]) -> Iterator[Finding]:
+def differing_ranks(traces: Mapping[str, Trace]) -> Iterator[Finding]:
     """Yield a finding for each trace whose ranks differ in what every rank should compute alike.
 
     The first differing array is reported; later ones follow from it.

@@ -9,7 +9,7 @@ import numpy as np
 from aprfmt.arch import check_arch
 from aprfmt.diagnosis.found import Diagnosis, Evidence
 from aprfmt.diagnosis.packing import examine_packed
-from aprfmt.diagnosis.packing_keys import mending_command
+from aprfmt.diagnosis.packing_keys import repair_key_command
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.sides import open_side
 from aprfmt.diagnosis.stored_names import compare_by_name
@@ -57,7 +57,7 @@ def diagnose(
         reference = None
         if model is not None:
             reference = stack.enter_context(open_model(model, arch=arch, allow_missing=ANY))
-            reference.remember()
+            reference.cache_remote_reads()
             for side in (first, second):
                 if side.kind == "trace":
                     side.model = reference
@@ -103,7 +103,7 @@ def _diagnose_packing(
         told = None if good.damage else examine_packed(good, bad, label)
         if told is not None:
             found = [
-                replace(one, next=mending_command(good, bad, one) if label == "B" else "")
+                replace(one, next=repair_key_command(good, bad, one) if label == "B" else "")
                 for one in told.findings
             ]
             return Diagnosis(

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from aprfmt.base.registry import offered_items
 from aprfmt.causes.forward.mismatch import Change, Layers, Mismatch
 from aprfmt.diagnosis.accumulated_rounding import (
+    explain_by_arithmetic,
     first_directed_point,
-    with_stated_arithmetic,
-    with_supposed_arithmetic,
+    with_recorded_arithmetic,
 )
 from aprfmt.diagnosis.answers import (
     Divergence,
@@ -27,7 +27,7 @@ from aprfmt.diagnosis.rounded import TraceInArithmetic, arithmetic_of_products
 from aprfmt.diagnosis.search import Search, SearchBudget, SearchStep, is_wide, spanned_layers
 from aprfmt.inference.replay.patched_model import MOVES, PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
-from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, record_points, shadow_pass
+from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, record_points, run_shadow_pass
 from aprfmt.measure.bounds import NMSE, NMSE_SLACK
 
 Array = NDArray[Any]
@@ -68,7 +68,7 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
         view = next((view for view in found.flagged if view.key not in known), None)
         if view is None or len(divergences) >= LIMIT:
             break
-        if view.alone:  # NaN and infinities cannot confirm a hypothesis
+        if view.one_sided_nonfinite:  # NaN and infinities cannot confirm a hypothesis
             known.add(view.key)
             divergences.append(Divergence(view, None, (), "nonfinite"))
             continue
@@ -76,7 +76,7 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
         elsewhere = find_other_capture_point(case)
         if elsewhere is not None:
             recorded = case.without(elsewhere.drop)
-            found = shadow_pass(patched, recorded)
+            found = run_shadow_pass(patched, recorded)
             then = next((view for view in found.flagged if view.key not in known), None)
             answer = Solution(elsewhere, None, 0.0, then, math.inf, patched, recorded)
             divergences.append(Divergence(view, answer))
@@ -93,26 +93,28 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
                 divergences += together
                 patched, recorded = _last_pass(together)
                 values = record_points(patched)
-                found = shadow_pass(patched, recorded)
+                found = run_shadow_pass(patched, recorded)
                 continue
             tried[view.key] = search.tried
             guess = (
                 None
                 if answers
-                else with_supposed_arithmetic(patched, recorded, found, search.nearest)
+                else explain_by_arithmetic(
+                    patched, recorded, found, search.smallest_remaining_share
+                )
             )
             mixed = None if answers or guess else find_faint_mistakes(case, search)
             if mixed is not None:
                 divergence, patched, recorded, guessed = mixed
                 divergences.append(divergence)
                 values = record_points(patched)
-                found = shadow_pass(patched, recorded)
+                found = run_shadow_pass(patched, recorded)
                 continue
             if guess is not None:
                 recorded, guessed = guess
-                found = shadow_pass(patched, recorded)
+                found = run_shadow_pass(patched, recorded)
                 before = before if divergences else found
-                start = (start[0], recorded.leaving(start[1].without))
+                start = (start[0], recorded.ignoring(start[1].without))
                 continue
         if not answers:
             likely = _likely_cause(case)
@@ -124,10 +126,10 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
         divergences.append(Divergence(view, best, _equally_good(answers, best, view)))
         patched, recorded = best.patched, best.recorded
         values = record_points(patched)
-        found = shadow_pass(patched, recorded)
+        found = run_shadow_pass(patched, recorded)
     # A small difference with a direction is a fault too; then recheck all answers.
     if not divergences and not guessed:
-        divergences = faint_in(patched, recorded, found, values)
+        divergences = find_directed_mistake(patched, recorded, found, values)
     divergences = recheck_answers(divergences, *start, found)
     return Examined(tuple(divergences), before, found, values, view is not None, guessed)
 
@@ -136,13 +138,13 @@ def _read_in_its_arithmetic(
     patched: PatchedModel, recorded: RecordedTrace
 ) -> tuple[RecordedTrace, ShadowPass]:
     """Return (trace read in the arithmetic that its values show, its shadow pass)."""
-    found = shadow_pass(patched, recorded)
+    found = run_shadow_pass(patched, recorded)
     coarser = arithmetic_of_products(found)
     if coarser:
-        recorded = recorded.read_as(TraceInArithmetic(recorded.trace, coarser))
-        found = shadow_pass(patched, recorded)
-    grown = with_stated_arithmetic(patched, recorded, found)
-    return (recorded, found) if grown is recorded else (grown, shadow_pass(patched, grown))
+        recorded = recorded.with_trace(TraceInArithmetic(recorded.trace, coarser))
+        found = run_shadow_pass(patched, recorded)
+    grown = with_recorded_arithmetic(patched, recorded, found)
+    return (recorded, found) if grown is recorded else (grown, run_shadow_pass(patched, grown))
 
 
 def _equally_good(
@@ -183,11 +185,13 @@ def _search_usual_mistakes(
     joined = next((one for one in found if len(one.steps) > 1), None)
     if joined is None or answers:
         return []
-    needed = search.needed(joined)
+    needed = search.necessary_steps(joined)
     steps = [step for step, _ in needed]
     answer = _furthest_in_scope(case, steps, joined.residual, known, order, here)
     for at, step in enumerate(list(steps)):  # others of its cause may agree further
-        for other in search.alike(steps, step) if answer and answer.reach < math.inf else ():
+        for other in (
+            search.same_cause_steps(steps, step) if answer and answer.reach < math.inf else ()
+        ):
             tried = [*steps[:at], other, *steps[at + 1 :]]
             further = _furthest_in_scope(case, tried, joined.residual, known, order, here)
             if further is not None and answer is not None and further.reach > answer.reach:
@@ -202,7 +206,7 @@ def _search_usual_mistakes(
         own = replace(answer, change=step.change, layers=layers)
         others = tuple(
             replace(answer, change=other.change, layers=other.layers)
-            for other in search.instead(steps, step)
+            for other in search.other_cause_steps(steps, step)
         )
         made.append(Divergence(replace(case.view, residual=without), own, others, joined=True))
     return made
@@ -232,7 +236,7 @@ def _furthest_in_scope(
         for step in steps:
             layers = scope if scope is not None and step.change.scoped else step.layers
             patched = step.change.make(patched, layers)
-        found = shadow_pass(patched, recorded)
+        found = run_shadow_pass(patched, recorded)
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _point_order(then, order))
         if reach > here and (best is None or reach > best.reach):
@@ -339,7 +343,7 @@ def _verify_change(
     best: Solution | None = None
     for layers in layer_scopes(case, change):
         patched, recorded = change.make(case.patched, layers), case.without(change.drop)
-        found = shadow_pass(patched, recorded)
+        found = run_shadow_pass(patched, recorded)
         then = next((view for view in found.flagged if view.key not in known), None)
         reach = math.inf if then is None else order.get(then.key, _point_order(then, order))
         if reach > here and (best is None or reach > best.reach):
@@ -377,7 +381,7 @@ def recheck_answers(
     not, and a point that agrees as it was recorded was not taken elsewhere. `patched` and
     `recorded` are those before any change, `final` the pass with all changes.
     """
-    divergences = [replace(d, doubtful=_doubtful(d, divergences)) for d in divergences]
+    divergences = [replace(d, doubtful=_is_doubtful(d, divergences)) for d in divergences]
     answered = [d for d in divergences if d.answer is not None]
     if sum(not d.answer.change.drop for d in answered if d.answer is not None) < 2:
         return divergences
@@ -388,25 +392,25 @@ def recheck_answers(
         """Return whether with these changes no point disagrees that agrees in `final`."""
         nonlocal left
         left -= 1
-        found = shadow_pass(*_applied(patched, recorded, steps))
+        found = run_shadow_pass(*_apply_changes(patched, recorded, steps))
         return {view.key for view in found.flagged} <= bound
 
     kept: list[Divergence] = []
     for divergence in divergences:
         answer, others = divergence.answer, []
         rest = [d for d in divergences if d is not divergence]
-        if answer is not None and answer.change.drop and left > 0 and agrees(_steps(rest)):
+        if answer is not None and answer.change.drop and left > 0 and agrees(_chosen_changes(rest)):
             continue  # the point agrees as it was recorded: it was not taken elsewhere
         for other in divergence.others:
             own = replace(divergence, answer=other)
-            steps = _steps([own if d is divergence else d for d in divergences])
+            steps = _chosen_changes([own if d is divergence else d for d in divergences])
             if left <= 0 or agrees(steps):
                 others.append(other)
         kept.append(replace(divergence, others=tuple(others)))
     return kept
 
 
-def _doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> bool:
+def _is_doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> bool:
     """Return whether a loose fit leaves the same operations unexplained at another point.
 
     Several changes together, or one with a free value for every column, fit one point by chance
@@ -421,12 +425,12 @@ def _doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> bool
     )
 
 
-def _steps(divergences: Sequence[Divergence]) -> LayerChanges:
+def _chosen_changes(divergences: Sequence[Divergence]) -> LayerChanges:
     """Return (change, layers) of each divergence that has an answer."""
     return [(d.answer.change, d.answer.layers) for d in divergences if d.answer is not None]
 
 
-def _applied(
+def _apply_changes(
     patched: PatchedModel, recorded: RecordedTrace, steps: LayerChanges
 ) -> tuple[PatchedModel, RecordedTrace]:
     """Return (patched model with all changes, trace without the points they drop)."""
@@ -434,7 +438,7 @@ def _applied(
     for change, layers in steps:
         patched = change.make(patched, layers)
         without |= change.drop
-    return patched, recorded.leaving(without)
+    return patched, recorded.ignoring(without)
 
 
 def find_faint_mistakes(
@@ -453,15 +457,13 @@ def find_faint_mistakes(
             break
         for layers in dict.fromkeys((one.steps[0].layers, *layer_scopes(case, change))):
             patched = change.make(case.patched, layers)
-            left = shadow_pass(patched, case.recorded)
+            left = run_shadow_pass(patched, case.recorded)
             guess = (
-                with_supposed_arithmetic(patched, case.recorded, left, 1.0)
-                if left.flagged
-                else None
+                explain_by_arithmetic(patched, case.recorded, left, 1.0) if left.flagged else None
             )
             if guess is not None:
                 recorded, says = guess
-                agrees = measure_agreement(case, shadow_pass(patched, recorded), change)
+                agrees = measure_agreement(case, run_shadow_pass(patched, recorded), change)
                 answer = Solution(
                     change, layers, one.residual, None, math.inf, patched, recorded, agrees
                 )
@@ -469,7 +471,7 @@ def find_faint_mistakes(
     return None
 
 
-def faint_in(
+def find_directed_mistake(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass, plain: Mapping[str, Array]
 ) -> list[Divergence]:
     """Return a divergence no larger than the run's own rounding that has a direction, or [].

@@ -17,7 +17,7 @@ from aprfmt.base.protocols import Value
 from aprfmt.causes.hyperparameters import SHOWN_BY, hyper_causes
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.mixing import make_pair
+from aprfmt.diagnosis.mixing import make_run_pair
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -71,7 +71,7 @@ def contradictions(model: Model) -> Iterator[Contradiction]:
         yield Contradiction(name, bool(value), keys)
 
 
-def flags(a: Model, b: Model, found: Levels) -> None:
+def add_flag_findings(a: Model, b: Model, found: Levels) -> None:
     """Add findings or evidence to `found` for contradicted flags that B has and A has not."""
     # What A contradicts in the same way is no difference.
     same = {(row.name, row.said) for row in contradictions(a)}
@@ -121,11 +121,11 @@ def _logit_distances(a: Model, b: Model, row: Contradiction) -> tuple[float, flo
     All are relative L2.
     """
     ids = choose_ids([a.hyper, b.hyper], long=False)
-    bound = make_pair(a, b).bound("logits", ("float32", "float32")).rel_l2
-    reference = logits(PatchedModel.of(a, ids, "float32"))
-    believed = logits(PatchedModel.of(b, ids, "float32"))
+    bound = make_run_pair(a, b).threshold_of("logits", ("float32", "float32")).rel_l2
+    reference = compute_logits(PatchedModel.unpatched(a, ids, "float32"))
+    believed = compute_logits(PatchedModel.unpatched(b, ids, "float32"))
     drop = () if row.said else row.keys
-    read = logits(_model_with_flag(b, {row.name: row.said}, drop, ids))
+    read = compute_logits(_model_with_flag(b, {row.name: row.said}, drop, ids))
     scale = exact_norm(reference) or 1.0
     before, after = (exact_norm(x - reference) / scale for x in (read, believed))
     return before, after, bound
@@ -140,10 +140,10 @@ def _model_with_flag(
     }
     weights = Weights(rows, free_budget(), str(model.path))
     backend = BACKENDS["numpy"]("cpu", "float32")
-    return PatchedModel(model.spec, model.hyper.replaced(**values), weights, backend, ids)
+    return PatchedModel(model.spec, model.hyper.with_values(**values), weights, backend, ids)
 
 
-def logits(patched: PatchedModel) -> np.ndarray:
+def compute_logits(patched: PatchedModel) -> np.ndarray:
     """Return the logits of a pass (float64, [tokens, vocabulary]) and close the model's weights."""
     try:
         return np.asarray(record_points(patched)["logits"], np.float64)

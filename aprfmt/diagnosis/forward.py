@@ -34,8 +34,8 @@ def judge_trace(
     """
     found = JudgedTrace(label, examined)
     for divergence in examined.divergences:
-        _add_finding(found.findings, _explained_finding(label, divergence))
-        found.evidence += _evidence_of(label, divergence)
+        _add_finding(found.findings, _divergence_finding(label, divergence))
+        found.evidence += _divergence_evidence(label, divergence)
         if divergence.answer is None and divergence.likely != "nonfinite":
             step = recording_sentence(divergence.view, examined.before.views, ids, model)
             if step:
@@ -58,25 +58,27 @@ def _nonfinite_on_both_sides(label: str, examined: Examined) -> Iterable[Evidenc
     views = [
         view
         for view in examined.before.views.values()
-        if view.odd is not None and view.odd.both and not view.odd.alone
+        if view.nonfinite is not None and view.nonfinite.both and not view.nonfinite.alone
     ]
     if views:
-        assert views[0].odd is not None
-        says = views[0].odd.says("the model", label)
+        assert views[0].nonfinite is not None
+        says = views[0].nonfinite.text("the model", label)
         yield Evidence(
             "forward", f"{views[0].key}: {says}; {len(views)} points are like this, the model's "
             f"values on {label}'s own inputs", tuple(view.key for view in views[:8]),
-            float(views[0].odd.both),
+            float(views[0].nonfinite.both),
         )  # fmt: skip
 
 
-def _places_of(divergence: Divergence) -> tuple[str, ...]:
+def _where_of(divergence: Divergence) -> tuple[str, ...]:
     """Return the points, operations and weights at which a divergence is located."""
     answer = divergence.answer
     if answer is None:
         if divergence.likely:
             return divergence.inside or (divergence.view.key,)
-        return (*divergence.inside, *_operations(divergence.view)) or (divergence.view.key,)
+        return (*divergence.inside, *_computing_operations(divergence.view)) or (
+            divergence.view.key,
+        )
     if answer.layers is None or not answer.change.scoped:
         return answer.change.where
     layers = sorted(answer.layers)
@@ -86,12 +88,12 @@ def _places_of(divergence: Divergence) -> tuple[str, ...]:
     return tuple(f"L{layer}.{name}" for layer in layers for name in names)
 
 
-def _operations(view: ShadowPoint) -> tuple[str, ...]:
+def _computing_operations(view: ShadowPoint) -> tuple[str, ...]:
     """Return the operations up to a point that compute something, in order, each once."""
     return tuple(dict.fromkeys(call.op for call in view.calls if call.op not in MOVES))
 
 
-def _explained_finding(label: str, divergence: Divergence) -> Finding:
+def _divergence_finding(label: str, divergence: Divergence) -> Finding:
     """Return the finding of a divergence, explained or not."""
     view, answer = divergence.view, divergence.answer
     if answer is None:
@@ -102,7 +104,7 @@ def _explained_finding(label: str, divergence: Divergence) -> Finding:
         change.says,
         CAUSES[change.cause].level if CAUSES[change.cause].level == "capture" else "forward",
         CAUSES[change.cause].verdict,
-        _places_of(divergence),
+        _where_of(divergence),
         not divergence.doubtful and not divergence.faint,
         view.key,
         view.residual,
@@ -121,10 +123,10 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
     if cause == "nonfinite":
         return _nonfinite_finding(label, view)
     # What was computed from what, and every weight that may be wrong.
-    ops = ", ".join(_operations(view)) or "no operation"
+    ops = ", ".join(_computing_operations(view)) or "no operation"
     after = ", ".join(view.after) or "the token ids"
     says = f"{view.key} is not what {ops} makes of this run's own {after}"
-    if len(divergence.inside) + len(_operations(view)) > 1 and not cause:
+    if len(divergence.inside) + len(_computing_operations(view)) > 1 and not cause:
         weights = ", ".join(divergence.inside) or "no weight"
         says += f"; any of these operations may be wrong, or what they read: {weights}"
     # A difference as small as quantization or rounding gets that verdict.
@@ -138,7 +140,7 @@ def _unexplained_finding(label: str, divergence: Divergence) -> Finding:
         says,
         "forward",
         verdict,
-        _places_of(divergence),
+        _where_of(divergence),
         False,
         view.key,
         view.residual,
@@ -154,20 +156,30 @@ def _nonfinite_finding(label: str, view: ShadowPoint) -> Finding:
 
     It is confirmed if all other values of the point are within the tolerance of one operation.
     """
-    assert view.odd is not None
-    ops = ", ".join(_operations(view)) or "no operation"
+    assert view.nonfinite is not None
+    ops = ", ".join(_computing_operations(view)) or "no operation"
     after = ", ".join(view.after) or "the token ids"
     says = (
-        f"{view.key}: {view.odd.says('the model', label)}, where {ops} was given {label}'s own "
-        f"{after}"
+        f"{view.key}: {view.nonfinite.text('the model', label)}, where {ops} was given "
+        f"{label}'s own {after}"
     )
-    rest = view.rest
+    rest = view.finite_distance
     sure = rest <= view.tolerance
     return Finding(
-        "nonfinite", says, "forward", CAUSES["nonfinite"].verdict, (view.key,), sure, view.key,
-        view.residual, rest if sure else None, f"{view.key}; after: its other values",
-        {"nonfinite": {view.key: asdict(view.odd)}}, label, after=view.after,
-    )  # fmt: skip
+        "nonfinite",
+        says,
+        "forward",
+        CAUSES["nonfinite"].verdict,
+        (view.key,),
+        sure,
+        view.key,
+        view.residual,
+        rest if sure else None,
+        f"{view.key}; after: its other values",
+        {"nonfinite": {view.key: asdict(view.nonfinite)}},
+        label,
+        after=view.after,
+    )
 
 
 def _add_finding(found: list[Finding], finding: Finding) -> None:
@@ -199,7 +211,7 @@ def _sentence_without_places(text: str) -> str:
     return " ".join(word for word in kept if "." not in word.rstrip(".,"))
 
 
-def _evidence_of(label: str, divergence: Divergence) -> Iterable[Evidence]:
+def _divergence_evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:
     """Yield the evidence for a divergence."""
     view, answer = divergence.view, divergence.answer
     # First that this operation, on its own input, gives another value.

@@ -129,19 +129,19 @@ class Diagnosis(Tabular):
         if self.reason:
             return "not_comparable"
         exit_code = self.pronounced.exit
-        if self._of_findings in ("same", "precision") and exit_code:
+        if self._findings_verdict in ("same", "precision") and exit_code:
             return "bug" if exit_code == 1 else "not_comparable"
-        return self._of_findings
+        return self._findings_verdict
 
     @property
-    def _of_findings(self) -> Verdict:
+    def _findings_verdict(self) -> Verdict:
         """The worst verdict of the findings; "same" if there are none."""
         return worst_verdict(finding.verdict for finding in self.findings)
 
     @property
     def pronounced(self) -> Pronounced:
         """The verdict over the findings and the items of both models that were not compared."""
-        found = self._of_findings
+        found = self._findings_verdict
         differs = found not in ("same", "precision")
         # That nothing at all was compared is `reason`: where it is "", something was.
         compared = Compared(differs, {"levels": (max(1, len(self.checked)),) * 2}, self.left)
@@ -169,7 +169,7 @@ class Diagnosis(Tabular):
     def causes(self) -> tuple[NamedCause, ...]:
         """Every cause as a NamedCause, in the files' own names, the leading one first."""
         rows = sorted(self.findings, key=lambda row: row is not self.lead)
-        return tuple(row.named(self.stored) for row in rows)
+        return tuple(row.to_named_cause(self.stored) for row in rows)
 
     def table_rows(self) -> Sequence[Row]:
         """Return one dict per cause, the leading one first."""
@@ -206,7 +206,7 @@ class Diagnosis(Tabular):
             derived = self.lead is not None and self.lead.cause in DERIVED
             said = not self.reason or self.reason.startswith(KINDS["derived"])
             return "derived" if derived and said else "not_comparable"
-        if self.verdict == "bug" and self._of_findings != "bug":
+        if self.verdict == "bug" and self._findings_verdict != "bug":
             return "not_exercised"
         bugs = [finding for finding in self.findings if finding.verdict == "bug"]
         if bugs and all(finding.exercised == "not_exercised" for finding in bugs):
@@ -224,7 +224,7 @@ class Diagnosis(Tabular):
         return tuple(dict.fromkeys(row.next for row in self.findings if row.next))
 
     @property
-    def unmended(self) -> str:
+    def unrepaired_text(self) -> str:
         """A sentence on what no command repairs; "" if one repairs it, or nothing is broken.
 
         Nothing is said about an engine's run: what it computes is in no file.
@@ -232,7 +232,7 @@ class Diagnosis(Tabular):
         if self.kind not in ("bug", "not_exercised"):
             return ""
         faults = [one for one in self.findings if one.verdict not in ("same", "precision")]
-        left = [one for one in faults if one.named({}).remedy is None]
+        left = [one for one in faults if one.to_named_cause({}).remedy is None]
         if not left or any(one.level in ("forward", "capture") for one in left):
             return ""
         known = all(one.certainty != "located" for one in left)
@@ -254,25 +254,25 @@ class Diagnosis(Tabular):
             reason = self.reason.removeprefix(f"{KINDS[self.kind]}: ")
             return f"{KINDS[self.kind]}: {reason}"
         if lead is None and self.verdict != "same":
-            held = self._of_findings
-            return f"{KINDS[self.kind]}: {held} in what was compared{self._not_compared()}"
+            held = self._findings_verdict
+            return f"{KINDS[self.kind]}: {held} in what was compared{self._not_compared_clause()}"
         if lead is None:
             proof = "" if not self.proven else f"; {self.proven}"
-            return f"same: nothing that was compared differs{proof}{self._not_compared()}"
+            return f"same: nothing that was compared differs{proof}{self._not_compared_clause()}"
         words = {
             "precision": "precision: the same computation in other rounding",
             "same": "same: the same computation",
         }.get(self.kind, KINDS[self.kind])
         name = lead.cause or "no cause of the table fits"
-        says = lead.named(self.stored).says.removeprefix(f"{name}: ")
+        says = lead.to_named_cause(self.stored).says.removeprefix(f"{name}: ")
         known = "" if lead.certainty == "confirmed" else f" ({lead.certainty})"
         also = f"; {', '.join(lead.also)} would explain it as well" if lead.also else ""
         at = f", first seen at {lead.first}" if lead.first else ""
         more = len({f.cause for f in self.findings if f.verdict == self.verdict}) - 1
         others = f"; {more} more cause{'s' if more > 1 else ''} behind it" if more > 0 else ""
-        return f"{words}: {name}{known} - {says}{at}{also}{others}{self._left()}"
+        return f"{words}: {name}{known} - {says}{at}{also}{others}{self._remainder_clause()}"
 
-    def _not_compared(self) -> str:
+    def _not_compared_clause(self) -> str:
         """Return the end of a sentence about items that were not compared; "" where all were."""
         left = self.pronounced.not_compared
         taken = [row for row in self.left if row not in left]
@@ -283,7 +283,7 @@ class Diagnosis(Tabular):
         """The sentence that proves both sides equal without a pass; "" if there is none."""
         return next((row.says for row in self.evidence if row.says.startswith("proven")), "")
 
-    def _left(self) -> str:
+    def _remainder_clause(self) -> str:
         """Return the end of a sentence about what is left without the confirmed causes; or ""."""
         lead = self.lead
         if lead is not None and lead.exercised == "below_rounding" and self.kind == "bug":
@@ -336,7 +336,7 @@ class Diagnosis(Tabular):
                 side: each.to_json() for side, each in zip("ab", self.ledgers or (), strict=False)
             },
             "next": list(self.next),
-            "unmended": self.unmended,
+            "unmended": self.unrepaired_text,
             "a": self.a,
             "b": self.b,
             "sentence": self.sentence,

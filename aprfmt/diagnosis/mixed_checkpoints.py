@@ -14,7 +14,7 @@ from aprfmt.causes import CAUSES
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
-from aprfmt.inference.replay.shadow import ShadowPass, record_points, shadow_pass
+from aprfmt.inference.replay.shadow import ShadowPass, record_points, run_shadow_pass
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import short_keys
@@ -33,18 +33,18 @@ def find_mixture(
     `label` is the run's side. None too where the run agrees with `model` itself.
     """
     recorded = RecordedTrace(trace, tuple(ids), {})
-    patched = PatchedModel.of(model, ids, dtype)
+    patched = PatchedModel.unpatched(model, ids, dtype)
     try:
         for key, value in record_points(patched).items():
             recorded.shapes.setdefault(key, value.shape)
-        before = shadow_pass(patched, recorded)
-        if not before.compared or _worst(before) <= 1:
+        before = run_shadow_pass(patched, recorded)
+        if not before.compared_count or _worst_distance(before) <= 1:
             return None
-        for keys in _parts(model, other):
+        for keys in _differing_parts(model, other):
             arrays = {key: np.asarray(other.roles[key].numpy(), dtype) for key in keys}
-            after = shadow_pass(patched.with_weights(arrays), recorded)
-            if _worst(after) <= 1:
-                return _finding(keys, other, before, after, label)
+            after = run_shadow_pass(patched.with_weights(arrays), recorded)
+            if _worst_distance(after) <= 1:
+                return _mixture_finding(keys, other, before, after, label)
     except AprfmtError:
         return None
     finally:
@@ -52,7 +52,7 @@ def find_mixture(
     return None
 
 
-def _parts(model: Model, other: Model) -> Iterator[tuple[str, ...]]:
+def _differing_parts(model: Model, other: Model) -> Iterator[tuple[str, ...]]:
     """Yield the role keys of each part in which both differ: those outside layers, then layers.
 
     All weights at once are not yielded: that is the other checkpoint's own run.
@@ -75,7 +75,7 @@ def _parts(model: Model, other: Model) -> Iterator[tuple[str, ...]]:
             yield tuple(keys)
 
 
-def _worst(found: ShadowPass) -> float:
+def _worst_distance(found: ShadowPass) -> float:
     """Return the largest distance of a point, as a multiple of its tolerance; 0.0 if none."""
     return max(
         (
@@ -87,7 +87,7 @@ def _worst(found: ShadowPass) -> float:
     )
 
 
-def _finding(
+def _mixture_finding(
     keys: Sequence[str], other: Model, before: ShadowPass, after: ShadowPass, label: str
 ) -> Finding:
     """Return the finding that `keys` of the run are those of `other`."""

@@ -17,7 +17,7 @@ BUDGET = 4e11  # multiplications and additions: some seconds on two cores
 LEAST = 3  # parts that are taken away alone whatever a pass takes
 
 
-def make_pair(a: Model, b: Model) -> RunPair:
+def make_run_pair(a: Model, b: Model) -> RunPair:
     """Return the RunPair of two models that both run on numpy, for tolerances."""
     kinds = [{"weights": weights_class_of(model)} for model in (a, b)]
     moe = any(bool(model.hyper["n_experts"]) for model in (a, b))
@@ -76,31 +76,31 @@ class PartMeasurement:
         which = frozenset(chosen) & frozenset(self.live)
         if which not in self.known:
             blend = self.passes.blend([self.parts[i] for i in sorted(which)])
-            found = [self.passes.alone(blend, probe) for probe in self.probes]
+            found = [self.passes.run_from_first_difference(blend, probe) for probe in self.probes]
             self.known[which] = max(found, key=_distance_order, default=SAME)
         return self.known[which]
 
-    def bare(self, still: Sequence[int]) -> PassResult:
+    def with_only(self, still: Sequence[int]) -> PassResult:
         """Return the first probe's result, with its points, with only `still` replaced by A's."""
         which = frozenset(still) & frozenset(self.live)
         blend = self.passes.blend([self.parts[i] for i in sorted(which)])
-        first = self.passes.together(blend, self.probes[0])
-        others = [self.passes.alone(blend, probe) for probe in self.probes[1:]]
+        first = self.passes.run_and_compare_points(blend, self.probes[0])
+        others = [self.passes.run_from_first_difference(blend, probe) for probe in self.probes[1:]]
         self.known[which] = max([first, *others], key=_distance_order)
         return first
 
-    def affordable(self) -> bool:
+    def is_affordable(self) -> bool:
         """Return whether another pass is within the budget of multiplications."""
-        return self.passes.flops + sum(map(self.passes.cost, self.probes)) <= BUDGET
+        return self.passes.flops + sum(map(self.passes.pass_flops, self.probes)) <= BUDGET
 
-    def shares(self, still: Sequence[int]) -> MixedResult:
+    def measure_shares(self, still: Sequence[int]) -> MixedResult:
         """Return the effect of each part on the logits, with all other parts replaced by A's.
 
         `still` are parts that do not change the function (a reordering inside a layer, say). They
         are
         replaced in every pass. The result's points are those with only these replaced.
         """
-        bare = self.bare(still)
+        bare = self.with_only(still)
         rest, found = self.without(self.live), []
         spent = 0
         for i in range(len(self.parts)):
@@ -110,7 +110,7 @@ class PartMeasurement:
             others = frozenset(self.live) - {i}
             if others not in self.known:
                 spent += 1
-                if spent > LEAST and not self.affordable():
+                if spent > LEAST and not self.is_affordable():
                     found.append(Share(0.0, rest.distance, "", alone=False))
                     continue
             one = self.without(sorted(others))
@@ -119,7 +119,9 @@ class PartMeasurement:
             )
         return MixedResult(tuple(found), bare, rest.distance, bare.points)
 
-    def peeled(self, still: Sequence[int], order: Sequence[int]) -> list[tuple[int, PassResult]]:
+    def remove_in_order(
+        self, still: Sequence[int], order: Sequence[int]
+    ) -> list[tuple[int, PassResult]]:
         """Return (part, result) after each part of `order` is replaced too, one after the other.
 
         Steps between the first and the last are left out where passes take too long.
@@ -128,7 +130,7 @@ class PartMeasurement:
         for at, i in enumerate(order):
             which = [*still, *order[: at + 1]]
             made = frozenset(which) & frozenset(self.live) in self.known
-            if made or at == len(order) - 1 or self.affordable():
+            if made or at == len(order) - 1 or self.is_affordable():
                 steps.append((i, self.without(which)))
         return steps
 

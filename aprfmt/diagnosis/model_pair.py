@@ -9,7 +9,7 @@ from aprfmt.causes import CAUSES
 from aprfmt.diagnosis.blend import multiplications_per_token
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
-from aprfmt.diagnosis.mixing import BUDGET, MixedResult, PartMeasurement, Share, make_pair
+from aprfmt.diagnosis.mixing import BUDGET, MixedResult, PartMeasurement, Share, make_run_pair
 from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter
 from aprfmt.diagnosis.probes import (
     POSITIONS,
@@ -18,7 +18,7 @@ from aprfmt.diagnosis.probes import (
     choose_probes,
     differing_rows,
     make_probe,
-    other_ids,
+    probe_other_ids,
     unrouted_experts,
 )
 from aprfmt.diagnosis.quantities import Quantity, compare_quantity
@@ -51,7 +51,7 @@ class ModelPair:
 
     # --- without a pass -------------------------------------------------------------------------
 
-    def quantify(self) -> None:
+    def compare_quantities(self) -> None:
         """Compute what differing hyperparameters result in, and store that in `quantities`.
 
         A config finding whose results are all equal becomes EQUIVALENT. Sentences are added to the
@@ -62,7 +62,7 @@ class ModelPair:
             if finding.level != "config" or not part.hyper or part.keys:
                 continue
             changed = {name: self.b.hyper[name] for name in part.hyper if name in self.b.hyper}
-            mixed = self.a.hyper.replaced(**changed)
+            mixed = self.a.hyper.with_values(**changed)
             rotates = "rope" in (self.a.spec.block.position, self.b.spec.block.position)
             rows = [
                 compare_quantity(name, self.a.hyper, mixed, rotates=rotates) for name in part.hyper
@@ -81,7 +81,7 @@ class ModelPair:
                     says=f"{finding.says}; yet {says}",
                 )
 
-    def lengths(self) -> dict[int, int]:
+    def lengths_needed(self) -> dict[int, int]:
         """Return {finding number: tokens a probe needs to reach its difference}."""
         found = {
             i: max((row.length for row in rows), default=0) for i, rows in self.quantities.items()
@@ -92,7 +92,7 @@ class ModelPair:
                 found[i] = positions[0] + 1
         return found
 
-    def live(self) -> list[int]:
+    def live_findings(self) -> list[int]:
         """Return the numbers of the findings that a pass can show, without EQUIVALENT ones."""
         rows = zip(self.levels.findings, self.levels.parts, strict=True)
         return [
@@ -101,7 +101,7 @@ class ModelPair:
             if (part.hyper or part.keys) and finding.cause != EQUIVALENT
         ]
 
-    def proven(self) -> bool:
+    def prove_equal(self) -> bool:
         """Return whether equal stored values and quantities prove equal logits.
 
         If so, evidence and coverage are added.
@@ -109,7 +109,7 @@ class ModelPair:
         report, a, b = self.levels.report, self.a, self.b
         if (
             report is None
-            or self.live()
+            or self.live_findings()
             or (a.spec.block, a.spec.forward) != (b.spec.block, b.spec.forward)
         ):
             return False
@@ -135,7 +135,7 @@ class ModelPair:
 
     # --- tokens ---------------------------------------------------------------------------------
 
-    def choose(self, runs: bool) -> ChosenProbes:
+    def choose_probes_for_pair(self, runs: bool) -> ChosenProbes:
         """Return probes that reach what differs. `runs`: one side is an engine's run."""
         models = [self.a, self.b]
         self.apart = differing_rows(self.a, self.b, self.levels.report)
@@ -153,7 +153,7 @@ class ModelPair:
             models, self.apart, long=runs or cheap, least=least, added=self.levels.added
         )
 
-    def given(self, ids: Sequence[int]) -> ChosenProbes:
+    def probe_given_ids(self, ids: Sequence[int]) -> ChosenProbes:
         """Return the one probe of the user's ids, and which differing embedding rows it reaches."""
         self.apart = differing_rows(self.a, self.b, self.levels.report)
         rows = set(self.apart.rows.get("token_embd.weight", ())) & set(ids)
@@ -162,7 +162,7 @@ class ModelPair:
 
     # --- with passes ----------------------------------------------------------------------------
 
-    def measure(
+    def measure_findings(
         self, chosen: ChosenProbes, dtype: str, memory: int | None, reporter: ProgressReporter
     ) -> float:
         """Confirm or reject each finding by its effect on passes.
@@ -177,19 +177,19 @@ class ModelPair:
         equal = frozenset(
             row.key for row in rows if row.verdict in EQUAL and row.key in self.a.roles
         )
-        pair = make_pair(self.a, self.b)
-        bound = pair.bound("logits", (dtype, dtype)).rel_l2
+        pair = make_run_pair(self.a, self.b)
+        bound = pair.threshold_of("logits", (dtype, dtype)).rel_l2
         with closing(PairedPass(self.a, self.b, equal, pair, dtype, memory, reporter)) as passes:
             # The effect of each finding, with more probes where experts were not reached.
             measuring = PartMeasurement(passes, self.levels.parts, list(chosen.probes))
             still = [i for i, row in enumerate(self.levels.findings) if row.verdict == "same"]
-            found = measuring.shares(still)
-            found = self._experts(measuring, found, still)
+            found = measuring.measure_shares(still)
+            found = self._reach_experts(measuring, found, still)
             self.points = found.points
             # Confirm findings, then remove the confirmed ones, then say what was covered.
-            self._settle(found.shares, bound)
-            self._peel(measuring, still, bound)
-            self._reached(measuring, chosen)
+            self._finalize_findings(found.shares, bound)
+            self._remove_confirmed_causes(measuring, still, bound)
+            self._add_coverage(measuring, chosen)
         tokens = len(chosen.ids)
         self.levels.checked.append(
             f"forward pass: numpy {dtype} of both models on {tokens} tokens, with each finding "
@@ -197,7 +197,7 @@ class ModelPair:
         )
         return found.rest if found.rest > bound or math.isnan(found.rest) else 0.0
 
-    def _experts(
+    def _reach_experts(
         self, measuring: PartMeasurement, found: MixedResult, still: Sequence[int]
     ) -> MixedResult:
         """Return the measurement, repeated with more probes if these reach differing experts."""
@@ -206,11 +206,11 @@ class ModelPair:
         if not left:
             return found
         more: list[Probe] = []
-        for ids in other_ids(int(hp["vocab_size"]), TRY_LENGTH, TRIES):
+        for ids in probe_other_ids(int(hp["vocab_size"]), TRY_LENGTH, TRIES):
             one = make_probe(ids, [hp, self.b.hyper], "other ids, for experts")
-            if passes.flops + 2 * passes.cost(one) > BUDGET:
+            if passes.flops + 2 * passes.pass_flops(one) > BUDGET:
                 break
-            passes.streams(one)
+            passes.stage_inputs(one)
             now = unrouted_experts(self.apart, passes.routed)
             if sum(map(len, now.values())) < sum(map(len, left.values())):
                 more.append(one)
@@ -221,9 +221,9 @@ class ModelPair:
             return found
         again = PartMeasurement(passes, measuring.parts, [*measuring.probes, *more])
         measuring.probes, measuring.known = again.probes, {}
-        return measuring.shares(still)
+        return measuring.measure_shares(still)
 
-    def _settle(self, shares: Sequence[Share], bound: float) -> None:
+    def _finalize_findings(self, shares: Sequence[Share], bound: float) -> None:
         """Replace each finding by its final form, given its measured share, and add the evidence.
 
         `bound` is the tolerance of the logits.
@@ -244,7 +244,9 @@ class ModelPair:
                 )
             )
 
-    def _peel(self, measuring: PartMeasurement, still: Sequence[int], bound: float) -> None:
+    def _remove_confirmed_causes(
+        self, measuring: PartMeasurement, still: Sequence[int], bound: float
+    ) -> None:
         """Replace the confirmed causes one after the other; set `remainder` and `complete`.
 
         `still` are findings that are replaced in every pass. `bound` is the tolerance of the
@@ -254,7 +256,7 @@ class ModelPair:
         order = [i for i in measuring.live if levels.findings[i].confirmed and i not in still]
         order.sort(key=lambda i: levels.findings[i].verdict != "bug")
         bare = measuring.without(still)
-        steps = measuring.peeled(still, order)
+        steps = measuring.remove_in_order(still, order)
         last = steps[-1][1] if steps else bare
         levels.remainder = last.distance if math.isfinite(last.distance) else None
         if not bare.distance <= bound:  # else there was nothing to explain
@@ -275,7 +277,7 @@ class ModelPair:
                 )
             )
 
-    def _reached(self, measuring: PartMeasurement, chosen: ChosenProbes) -> None:
+    def _add_coverage(self, measuring: PartMeasurement, chosen: ChosenProbes) -> None:
         """Add sentences on what the probes covered, and which differences they did not reach."""
         coverage, passes = self.levels.coverage, measuring.passes
         # Sequence lengths and added tokens of the probes.
@@ -311,9 +313,9 @@ class ModelPair:
                     f"{key}: no token of these probes is routed to expert"
                     f"{'s' if len(left) > 1 else ''} {', '.join(map(str, left[:8]))}"
                 )
-        self._numbers(len(chosen.ids))
+        self._add_unreached_quantities(len(chosen.ids))
 
-    def _numbers(self, tokens: int) -> None:
+    def _add_unreached_quantities(self, tokens: int) -> None:
         """Add to the coverage the quantities that differ only beyond the longest probe."""
         for i, rows in self.quantities.items():
             for row in rows:
@@ -384,14 +386,14 @@ def finalize_finding(finding: Finding, share: Share, bound: float) -> Finding:
         first=share.first if shows else "",
         kl_before=share.kl_before,
         kl_after=share.kl_after,
-        exercised=exercised(share, shows),
+        exercised=exercised_level(share, shows),
     )
     if own and finding.residual_after is not None and finding.confirmed:
         return found
     return replace(found, residual_before=before, residual_after=after, of="logits")
 
 
-def exercised(share: Share, shows: bool) -> Exercised:
+def exercised_level(share: Share, shows: bool) -> Exercised:
     """Return whether the passes showed a difference: shows, below_rounding, not_exercised."""
     if shows:
         return "shows"

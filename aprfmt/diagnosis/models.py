@@ -12,14 +12,14 @@ from aprfmt.causes.hyperparameters import (
 )
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
-from aprfmt.diagnosis.flags import flags
+from aprfmt.diagnosis.flags import add_flag_findings
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.tensors import compare_tensors, is_padded_vocabulary
-from aprfmt.diagnosis.tokens import record_tokenizers
-from aprfmt.diagnosis.unclaimed import with_claim_of
-from aprfmt.diagnosis.unread import with_restored_key
+from aprfmt.diagnosis.tokens import add_tokenizer_findings
+from aprfmt.diagnosis.unclaimed import read_with_claim_of
+from aprfmt.diagnosis.unread import read_with_restored_key
 from aprfmt.diagnosis.zero_values import zero_tensors_of_model
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import unfitted_proof
@@ -37,9 +37,9 @@ def compare_models(a: Model, b: Model) -> Levels:
     found = Levels()
     # A side that cannot be read is read with one key of the other's.
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
-        whole = with_restored_key(good, bad, label) or with_claim_of(good, bad, label)
+        whole = read_with_restored_key(good, bad, label) or read_with_claim_of(good, bad, label)
         if whole is not None:
-            return _compare_unread(good, whole, label)
+            return _compare_with_repaired(good, whole, label)
     # Nothing can be compared with zeros, and the same file needs no comparison.
     for label, model in (("A", a), ("B", b)):
         zeros = zero_tensors_of_model(model)
@@ -56,7 +56,7 @@ def compare_models(a: Model, b: Model) -> Levels:
         return found
     # Compare the files; each level may end the comparison with a reason.
     report = found.report = diff_models(a, b, only=("tensors", "hyperparameters"))
-    found.stated += related_causes(report, {"A": a, "B": b})
+    found.stated += relation_findings(report, {"A": a, "B": b})
     _compare_identity(a, b, report, found)
     if found.reason:
         return found
@@ -65,8 +65,8 @@ def compare_models(a: Model, b: Model) -> Levels:
     if not found.reason:
         compare_tensors(a, b, report, explained, found)
     if not found.reason:
-        flags(a, b, found)
-        record_tokenizers(a, b, found)
+        add_flag_findings(a, b, found)
+        add_tokenizer_findings(a, b, found)
         equal = all(row.verdict in EQUAL for row in report.tensors)
         found.unmoved = equal and not found.findings and not report.hyperparameters
         if found.unmoved and found.stated:
@@ -83,7 +83,7 @@ _CAUSE_OF = {
 }
 
 
-def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[Finding]:
+def relation_findings(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[Finding]:
     """Yield a finding for each Relation under which only one side is read.
 
     Confirmed where with the relation fewer than half of the tensors are on one side only.
@@ -99,7 +99,7 @@ def related_causes(report: DiffReport, sides: Mapping[str, Model]) -> Iterator[F
             cause = next(filter(None, named), cause)
         yield Finding(
             cause,
-            f"{side}: {one.relation.says}{one.relation.shown}",
+            f"{side}: {one.relation.says}{one.relation.examples_text}",
             "tensor",
             CAUSES[cause].verdict,
             one.relation.where,
@@ -126,7 +126,9 @@ def _is_same_file(a: Model, b: Model) -> bool:
     return a.path.resolve() == b.path.resolve() and len(folders) == 1
 
 
-def _compare_unread(good: Model, whole: tuple[Model, Finding, Evidence], label: str) -> Levels:
+def _compare_with_repaired(
+    good: Model, whole: tuple[Model, Finding, Evidence], label: str
+) -> Levels:
     """Return the findings on a pair of which one model is read with a corrected key.
 
     `whole` is (the model read so, the finding on the key, the error without it).

@@ -8,10 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from aprfmt.causes import CAUSES
-from aprfmt.diagnosis.configuration_keys import mending_words
-from aprfmt.diagnosis.packing_keys import mending_command
+from aprfmt.diagnosis.configuration_keys import repair_arguments
+from aprfmt.diagnosis.packing_keys import repair_key_command
 from aprfmt.diagnosis.sides import Side
-from aprfmt.diagnosis.tokenizer_keys import own_tokens, tokenizer_words
+from aprfmt.diagnosis.tokenizer_keys import has_more_tokens, tokenizer_set_arguments
 from aprfmt.diagnosis.unread import refusal_reason
 from aprfmt.inference.points import POINTS
 from aprfmt.inference.replay.shadow import ShadowPoint
@@ -21,9 +21,9 @@ from aprfmt.measure.named_causes import (
     MISLABELLED,
     TRAINED,
     contradicted_values,
-    is_mended_by_rewriting,
-    is_part_of_b_alone,
-    joined_sets,
+    has_trained_head,
+    is_repaired_by_rewriting,
+    join_set_commands,
     matrix_encodings,
     rewrite_command,
     set_command,
@@ -60,7 +60,7 @@ class StepParts:
 StepText = Callable[[StepParts, Finding], str]
 
 
-def write_anew(asked: StepParts, finding: Finding) -> str:
+def rewrite_b_command(asked: StepParts, finding: Finding) -> str:
     """Return the command that writes B again from A; "" if A is a trace.
 
     Where B was trained further, the command that compares tensors instead.
@@ -68,48 +68,46 @@ def write_anew(asked: StepParts, finding: Finding) -> str:
     if asked.a.kind == "trace":
         return ""
     a, b = asked.a.model, asked.b.model
-    if asked.trained or is_part_of_b_alone(
-        finding.cause, a, b
-    ):  # only B has what it was trained to
-        return look_at_tensors(asked, finding)
+    if asked.trained or has_trained_head(finding.cause, a, b):  # only B has what it was trained to
+        return diff_tensors_command(asked, finding)
     if a is None or b is None:
         return rewrite_command(asked.a.path, asked.b.path, {}, {})
     mine = matrix_encodings(a)
     theirs = {} if finding.cause in MISLABELLED else matrix_encodings(b)
     stated = b.metadata.get("general.file_type")
-    return rewrite_command(asked.a.path, asked.b.path, mine, theirs, stated) or look_at_tensors(
-        asked, finding
-    )
+    return rewrite_command(
+        asked.a.path, asked.b.path, mine, theirs, stated
+    ) or diff_tensors_command(asked, finding)
 
 
-def set_keys(asked: StepParts, finding: Finding) -> str:
+def set_keys_command(asked: StepParts, finding: Finding) -> str:
     """Return the `set` command that gives B A's values, else the one that writes B again.
 
     Where keys can give all differing values at once, one command does.
     """
     a, b = asked.a.model, asked.b.model
     if a is None or b is None or asked.b.kind == "trace":
-        return trace_layer(asked, finding)
+        return trace_layer_command(asked, finding)
     if refusal_reason(a) or refusal_reason(b):
-        return write_anew(asked, finding)
+        return rewrite_b_command(asked, finding)
     own = [name for name in finding.values if name in b.hyper]
     for names in (dict.fromkeys((*own, *asked.differing)), own):
-        words = mending_words(a, b, list(names)) if own else []
+        words = repair_arguments(a, b, list(names)) if own else []
         if words:
             return set_command(asked.b.path, words)
-    return write_anew(asked, finding)
+    return rewrite_b_command(asked, finding)
 
 
-def look_at_tensors(asked: StepParts, finding: Finding) -> str:
+def diff_tensors_command(asked: StepParts, finding: Finding) -> str:
     """Return the `diff` command for up to four tensors of the finding."""
     if "trace" in (asked.a.kind, asked.b.kind):
-        return trace_layer(asked, finding)
+        return trace_layer_command(asked, finding)
     names = [name for name in finding.where if "." in name][:4]
     picked = "".join(f" --tensor {shlex.quote(name)}" for name in names)
     return f"aprfmt diff {shlex.quote(str(asked.a.path))} {shlex.quote(str(asked.b.path))}{picked}"
 
 
-def set_or_write_anew(asked: StepParts, finding: Finding) -> str:
+def repair_command(asked: StepParts, finding: Finding) -> str:
     """Return the command that repairs B: a key to set, or B written again.
 
     B is only written again where the cause is proven or bytes are damaged; else the command
@@ -117,14 +115,14 @@ def set_or_write_anew(asked: StepParts, finding: Finding) -> str:
     """
     a, b = asked.a.model, asked.b.model
     if a is not None and b is not None and asked.b.kind != "trace":
-        mended = mending_command(a, b, finding)
+        mended = repair_key_command(a, b, finding)
         if mended:
             return mended
-    anew = is_mended_by_rewriting(finding.cause, finding.confirmed, finding.values)
-    return (write_anew if anew else look_at_tensors)(asked, finding)
+    anew = is_repaired_by_rewriting(finding.cause, finding.confirmed, finding.values)
+    return (rewrite_b_command if anew else diff_tensors_command)(asked, finding)
 
 
-def trace_layer(asked: StepParts, finding: Finding) -> str:
+def trace_layer_command(asked: StepParts, finding: Finding) -> str:
     """Return the command that records every point of the layer where the two diverge."""
     side = asked.b if asked.b.kind == "trace" or asked.a.kind != "trace" else asked.a
     model = side.model or asked.a.model or asked.b.model
@@ -139,7 +137,7 @@ def trace_layer(asked: StepParts, finding: Finding) -> str:
     )
 
 
-def look_at_tokenizers(asked: StepParts, finding: Finding) -> str:
+def repair_tokenizer_command(asked: StepParts, finding: Finding) -> str:
     """Return the command that sets A's tokenizer keys in B, or that compares the tokenizers.
 
     B's own tokens are not discarded, nor are weights that were trained with them.
@@ -148,12 +146,12 @@ def look_at_tokenizers(asked: StepParts, finding: Finding) -> str:
     seen = f"aprfmt diff {asked.pair} --only tokenizer"
     if a is None or b is None or finding.certainty == "located":
         return seen
-    words = tokenizer_words(a, b, finding.where)
+    words = tokenizer_set_arguments(a, b, finding.where)
     if words:
         return set_command(asked.b.path, words)
     if words is None:
         return seen
-    made = "" if own_tokens(a, b) else write_anew(asked, finding)
+    made = "" if has_more_tokens(a, b) else rewrite_b_command(asked, finding)
     return made if made.startswith(MENDS) else seen
 
 
@@ -165,7 +163,7 @@ def distances_command(asked: StepParts, finding: Finding) -> str:
     return f"aprfmt diff {asked.pair} --top 20"
 
 
-def reach_difference(asked: StepParts, finding: Finding) -> str:
+def reach_difference_command(asked: StepParts, finding: Finding) -> str:
     """Return the command that runs what no probe reached; for a draft head `eval --draft`."""
     if asked.b.model is not None and is_draft_head(asked.b.model, finding.where):
         return f"aprfmt eval {shlex.quote(asked.b.text)} --draft --text TEXT"
@@ -180,27 +178,27 @@ def reach_difference(asked: StepParts, finding: Finding) -> str:
     return f'aprfmt diagnose {asked.pair} --prompt "$(cat TEXT)"'
 
 
-def do_nothing(asked: StepParts, finding: Finding) -> str:
+def no_command(asked: StepParts, finding: Finding) -> str:
     """Return "": there is nothing to do. The parameters are those of all steps."""
     return ""
 
 
 # By the name that a cause's row has as `next`; what has none goes by its level.
 STEPS: Mapping[str, StepText] = {
-    "nothing": do_nothing,
-    "stored": set_or_write_anew,
-    "again": write_anew,
+    "nothing": no_command,
+    "stored": repair_command,
+    "again": rewrite_b_command,
     "distances": distances_command,
-    "look": look_at_tensors,
+    "look": diff_tensors_command,
 }
 LEVELS: Mapping[str, StepText] = {
-    "identity": look_at_tokenizers,
-    "config": set_keys,
-    "tensor": set_or_write_anew,
-    "forward": trace_layer,
-    "capture": do_nothing,
-    "gradient": do_nothing,
-    "update": do_nothing,
+    "identity": repair_tokenizer_command,
+    "config": set_keys_command,
+    "tensor": repair_command,
+    "forward": trace_layer_command,
+    "capture": no_command,
+    "gradient": no_command,
+    "update": no_command,
 }
 
 
@@ -214,7 +212,7 @@ def next_command(asked: StepParts, finding: Finding) -> str:
         return finding.next
     if finding.exercised == "not_exercised":
         made = _usual_step(asked, finding)
-        return made if made.startswith(MENDS) else reach_difference(asked, finding)
+        return made if made.startswith(MENDS) else reach_difference_command(asked, finding)
     return _usual_step(asked, finding)
 
 
@@ -226,8 +224,8 @@ def _usual_step(asked: StepParts, finding: Finding) -> str:
         return set_command(asked.b.path, own)
     named = CAUSES[finding.cause].next if finding.cause else ""
     made = STEPS[named] if named else LEVELS[finding.level]
-    if made is write_anew and finding.level == "forward":
-        made = trace_layer
+    if made is rewrite_b_command and finding.level == "forward":
+        made = trace_layer_command
     return made(asked, finding)
 
 
@@ -241,7 +239,7 @@ def with_next_commands(
     """
     trained = any(finding.cause in TRAINED for finding in findings)
     apart = tuple(
-        name for one in findings if one.level == "config" and _counts(one) for name in one.values
+        name for one in findings if one.level == "config" and _is_fault(one) for name in one.values
     )
     made = [
         replace(
@@ -251,21 +249,21 @@ def with_next_commands(
         )
         for i, one in enumerate(findings)
     ]
-    anew = {one.next for one in made if _counts(one) and _from(a, one.next)}
-    keys = [one.next for one in made if _counts(one) and one.next.startswith("aprfmt set ")]
-    command = anew.pop() if len(anew) == 1 else joined_sets(keys)
+    anew = {one.next for one in made if _is_fault(one) and _makes_model_of(a, one.next)}
+    keys = [one.next for one in made if _is_fault(one) and one.next.startswith("aprfmt set ")]
+    command = anew.pop() if len(anew) == 1 else join_set_commands(keys)
     return [
-        replace(one, next=command) if command and _counts(one) and one.next in keys else one
+        replace(one, next=command) if command and _is_fault(one) and one.next in keys else one
         for one in made
     ]
 
 
-def _counts(finding: Finding) -> bool:
+def _is_fault(finding: Finding) -> bool:
     """Return whether a finding is neither "same" nor "precision"."""
     return finding.verdict not in ("same", "precision")
 
 
-def _from(a: Side, command: str) -> bool:
+def _makes_model_of(a: Side, command: str) -> bool:
     """Return whether a command converts or quantizes model A."""
     words = shlex.split(command) if command.startswith(MENDS) else []
     return words[1:2] in (["convert"], ["quantize"]) and words[2:3] == [str(a.path)]

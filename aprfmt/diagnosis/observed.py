@@ -15,7 +15,7 @@ COLUMNS = ("mean", "std", "min", "max", "l2")
 
 def has_no_values(trace: TraceLike) -> bool:
     """Return whether a trace holds statistics only."""
-    return bool(trace.records) and all(trace.values(key) is None for key in trace.records)
+    return bool(trace.records) and all(trace.recorded_values(key) is None for key in trace.records)
 
 
 def differing_statistics(a: TraceLike, b: TraceLike, model: str) -> Iterator[Evidence]:
@@ -45,16 +45,16 @@ def differing_statistics(a: TraceLike, b: TraceLike, model: str) -> Iterator[Evi
 
 def _stats_of(trace: TraceLike, key: str) -> Any:
     """Return the statistics of a trace's point, computed from values if it has them; or None."""
-    values = trace.values(key)
+    values = trace.recorded_values(key)
     if values is not None:
         return compute_stats(values)
-    record = trace.find(key)
+    record = trace.find_record(key)
     return None if record is None else record.stats
 
 
 def _stats_bound(a: TraceLike, b: TraceLike, key: str) -> float:
     """Return the tolerance of a point's statistics, as a share of the values' size."""
-    mine, other = a.find(key), b.find(key)
+    mine, other = a.find_record(key), b.find_record(key)
     assert mine is not None and other is not None
     return statistics_tolerance(mine.dtype, other.dtype)
 

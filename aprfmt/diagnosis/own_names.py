@@ -7,7 +7,7 @@ from aprfmt.measure.findings import Finding
 from aprfmt.model import Model
 
 
-def own_names(
+def stored_names_of_places(
     findings: Iterable[Finding], a: Model | None, b: Model | None
 ) -> Mapping[str, tuple[str, ...]]:
     """Return {place of a finding: stored names}, for places that a file has a name for.

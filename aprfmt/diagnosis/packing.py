@@ -24,7 +24,7 @@ from aprfmt.diagnosis.packing_repairs import (
     StoredWeight,
     bad_scale_text,
     part_numbers,
-    repairs,
+    possible_repairs,
 )
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.measure.bounds import fit_errors
@@ -63,7 +63,7 @@ def examine_packed(
     for name, cause, says, sure in find_wrong_scales(good, bad, wanted):
         causes.setdefault(cause, []).append((name, says, sure))
     for weight in broken[:MOST]:
-        found = list(_mending_repairs(weight, partial(_reference_values, good, weight)))
+        found = list(_working_repairs(weight, partial(_reference_values, good, weight)))
         for cause, says, sure in found:
             causes.setdefault(cause, []).append((weight.name, says, sure))
         if not found:
@@ -185,24 +185,24 @@ def _section_of_weight(
 # --- what puts one right -------------------------------------------------------------------------
 
 
-def _mending_repairs(weight: StoredWeight, reference: Any) -> Iterator[tuple[str, str, bool]]:
+def _working_repairs(weight: StoredWeight, reference: Any) -> Iterator[tuple[str, str, bool]]:
     """Yield (cause, what is wrong, whether the repair was seen to work) for one weight.
 
     `reference` is a function that returns the reference's values. Unconfirmed causes are only
     yielded where no repair works.
     """
-    tried, main = list(repairs(weight)), weight.dialect.main
+    tried, main = list(possible_repairs(weight)), weight.dialect.main
     for repair in tried:
         if _has_reference_values(repair.packed, weight, reference):
             yield repair.cause, repair.says, True
             return
     if weight.right is not None and len({repair.cause for repair in tried}) > 1:
         # With all of it as the reference has it, what cannot be left as it is was wrong.
-        whole = weight.right.altered({main: weight.parts[main]})
+        whole = weight.right.replace_parts({main: weight.parts[main]})
         if _has_reference_values(whole, weight, reference):
             for repair in tried:
                 if not _has_reference_values(
-                    _repair_alone(repair, whole, weight), weight, reference
+                    _with_fault_of_repair(repair, whole, weight), weight, reference
                 ):
                     yield repair.cause, repair.says, True
             return
@@ -217,7 +217,9 @@ def _mending_repairs(weight: StoredWeight, reference: Any) -> Iterator[tuple[str
             yield "packing_claim", claimed, False
 
 
-def _repair_alone(repair: Repair, whole: PackedWeight, weight: StoredWeight) -> PackedWeight:
+def _with_fault_of_repair(
+    repair: Repair, whole: PackedWeight, weight: StoredWeight
+) -> PackedWeight:
     """Return the repaired weight `whole` with only the fault that `repair` removes."""
     if repair.part is None:
         return whole._replace(config=weight.config or {})
@@ -265,7 +267,7 @@ def _known_values(
         doubled[suffix] = part._replace(raw=cells.tobytes())
     if not doubled:
         return expected, values
-    without = packed.altered(doubled).decode()
+    without = packed.replace_parts(doubled).decode()
     return np.where(without == values, expected, values), values
 
 

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from aprfmt.base.protocols import Value
-from aprfmt.diagnosis.config_changes import differing_keys, read_with
+from aprfmt.diagnosis.config_changes import differing_keys, read_with_changes
 from aprfmt.diagnosis.packing_repairs import CLAIMS, GROUPS
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.distances import rel_l2
@@ -28,7 +28,7 @@ _OTHERS: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
 _DEFAULTS: Mapping[str, Value] = {"checkpoint_format": "gptq"}
 
 
-def mending_command(good: Model, bad: Model, finding: Finding) -> str:
+def repair_key_command(good: Model, bad: Model, finding: Finding) -> str:
     """Return the `set` command for the keys that repair all weights of a finding, or "".
 
     Every weight that is tried must come nearer to A's, and no other may get worse. Of several
@@ -39,23 +39,23 @@ def mending_command(good: Model, bad: Model, finding: Finding) -> str:
     if section is None or not place or bad.folder is None or bad.folder.config is None:
         return ""
     best: tuple[float, Changes] = (math.inf, {})
-    before = _distances(good, bad, good.roles)
+    before = _weight_distances(good, bad, good.roles)
     for changes in _section_changes(good, section):
         inside = {(place, *key): value for key, value in changes.items()}
         try:
-            made = read_with(bad, inside)
-            left = _left(good, made, finding, before)
+            made = read_with_changes(bad, inside)
+            left = _remaining_distance(good, made, finding, before)
         except AprfmtError:
             continue
         if left < best[0]:
             best = (left, inside)
     if not best[1]:
         return ""
-    words = [_word(key, value) for key, value in best[1].items()]
+    words = [_set_argument(key, value) for key, value in best[1].items()]
     return set_command(bad.path, words, in_place=bool(bad.damage))
 
 
-def _word(key: Key, value: Value) -> str:
+def _set_argument(key: Key, value: Value) -> str:
     """Return the argument `config.json:KEY=VALUE` of `aprfmt set`, quoted."""
     return shlex.quote(f"config.json:{'.'.join(key)}={json.dumps(value)}")
 
@@ -70,30 +70,32 @@ def _section_changes(good: Model, section: Mapping[str, Value]) -> Iterator[Chan
             yield apart
     for key, values in _OTHERS.get(str(section.get("quant_method")), {}).items():
         now = section.get(key, _DEFAULTS.get(key))
-        yield from (_one((key,), value) for value in values if value != now)
+        yield from (_single_change((key,), value) for value in values if value != now)
     for name, claims in CLAIMS.items():
         if name in section:
-            yield from (_one((name,), value) for value in claims if value != section[name])
-    sizes = list(_stated(section, "group_size"))
+            yield from (
+                _single_change((name,), value) for value in claims if value != section[name]
+            )
+    sizes = list(_key_paths_named(section, "group_size"))
     for size in GROUPS if sizes else ():
         yield dict.fromkeys(sizes, size)
 
 
-def _one(key: Key, value: Value) -> Changes:
+def _single_change(key: Key, value: Value) -> Changes:
     """Return the change of one key."""
     return {key: value}
 
 
-def _stated(section: Mapping[str, Value], name: str, above: Key = ()) -> Iterator[Key]:
+def _key_paths_named(section: Mapping[str, Value], name: str, above: Key = ()) -> Iterator[Key]:
     """Yield the paths of a key of this name in a section, nested ones too."""
     for key, value in section.items():
         if isinstance(value, Mapping):
-            yield from _stated(value, name, (*above, key))
+            yield from _key_paths_named(value, name, (*above, key))
         elif key == name and value is not None:
             yield (*above, key)
 
 
-def _distances(good: Model, model: Model, keys: Iterable[str]) -> dict[str, float]:
+def _weight_distances(good: Model, model: Model, keys: Iterable[str]) -> dict[str, float]:
     """Return {role key: relative L2 from A's weight}; inf for those that are not read."""
     found = {}
     for key in keys:
@@ -112,7 +114,9 @@ def _distances(good: Model, model: Model, keys: Iterable[str]) -> dict[str, floa
     return found
 
 
-def _left(good: Model, made: Model, finding: Finding, before: Mapping[str, float]) -> float:
+def _remaining_distance(
+    good: Model, made: Model, finding: Finding, before: Mapping[str, float]
+) -> float:
     """Return the largest distance left of a finding's weights; inf if they are not repaired."""
     packed = [key for key, view in made.roles.items() if any(one.packed for one in view.stored)]
     own = [
@@ -123,7 +127,7 @@ def _left(good: Model, made: Model, finding: Finding, before: Mapping[str, float
     others = [key for key in packed if key not in own]
     if not own or any(key in made.roles and key not in own for key in finding.keys):
         return math.inf
-    after = _distances(good, made, [*own[:_TRIED], *others[:_TRIED]])
+    after = _weight_distances(good, made, [*own[:_TRIED], *others[:_TRIED]])
     for key, distance in after.items():
         was = before.get(key, math.inf)
         limit = min(_GONE * was, _READ) if key in own else _WORSE * was

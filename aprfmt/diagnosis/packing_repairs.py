@@ -47,7 +47,7 @@ class StoredWeight:
     sections: tuple[Mapping[str, Value], ...] = ({}, {})  # of config.json: the reference's, its own
 
 
-def repairs(weight: StoredWeight) -> Iterator[Repair]:
+def possible_repairs(weight: StoredWeight) -> Iterator[Repair]:
     """Yield each possible repair of a packed weight, likely ones first."""
     # Missing parts can be taken from a packed reference.
     config = weight.config or {}
@@ -55,7 +55,9 @@ def repairs(weight: StoredWeight) -> Iterator[Repair]:
     right = weight.right
     for suffix in weight.missing:
         parts = {} if right is None else {suffix: right.parts[suffix]}
-        yield Repair("scales_missing", f"{suffix} is not in the file", now.altered(parts), suffix)
+        yield Repair(
+            "scales_missing", f"{suffix} is not in the file", now.replace_parts(parts), suffix
+        )
     if right is not None:
         yield from _repairs_by_part(weight, now, right)
         if weight.config != right.config:
@@ -71,12 +73,16 @@ def repairs(weight: StoredWeight) -> Iterator[Repair]:
             continue
         if len(part.shape) == 2 and part.shape[0] != part.shape[1]:
             turned = f"{suffix} has shape {list(part.shape)}, transposed"
-            yield Repair("scales_shape", turned, now.altered({suffix: _transposed_part(part)}))
+            yield Repair(
+                "scales_shape", turned, now.replace_parts({suffix: _transposed_part(part)})
+            )
             same = part._replace(shape=part.shape[::-1])
-            yield Repair("scales_shape", turned, now.altered({suffix: same}))
+            yield Repair("scales_shape", turned, now.replace_parts({suffix: same}))
         wrong = bad_scale_text(suffix, part)
         if wrong:
-            yield Repair("scales_invalid", wrong, now.altered({suffix: _with_first_good(part)}))
+            yield Repair(
+                "scales_invalid", wrong, now.replace_parts({suffix: _with_first_good(part)})
+            )
     yield from _repairs_by_claim(weight, now)
 
 
@@ -90,7 +96,7 @@ def _repairs_by_part(
             continue
         found = wrong_part(suffix, part, theirs)
         if found is not None:
-            yield Repair(*found, now.altered({suffix: theirs}), suffix)
+            yield Repair(*found, now.replace_parts({suffix: theirs}), suffix)
 
 
 def wrong_part(suffix: str, part: StoredPart, theirs: StoredPart) -> tuple[str, str] | None:
@@ -118,7 +124,7 @@ def _repairs_by_claim(weight: StoredWeight, now: PackedWeight) -> Iterator[Repai
         said, altered = _with_group_size(config, size)
         if said != size:
             says = f"config.json says groups of {said}; the scales are of {size}"
-            yield Repair("packing_claim", says, now.altered(**altered))
+            yield Repair("packing_claim", says, now.replace_parts(**altered))
     for key, values in CLAIMS.items():
         for value in values if key in config else ():
             if value == config[key]:

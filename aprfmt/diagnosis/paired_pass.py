@@ -75,7 +75,7 @@ class ProgressReporter:
     progress: Callable[[int, int], None] | None = None
     notice: Callable[[str], None] | None = None
 
-    def before(self, flops: float) -> None:
+    def announce_passes(self, flops: float) -> None:
         """Notify how long passes of so many operations take, if over half a minute."""
         seconds = flops / PER_SECOND
         if self.notice is not None and seconds > 30:
@@ -84,7 +84,7 @@ class ProgressReporter:
                 "minutes on two cores"
             )
 
-    def comparing(self, values: int) -> None:
+    def announce_comparison(self, values: int) -> None:
         """Notify how long comparing so many stored values takes, if over half a minute."""
         seconds = values / VALUES_PER_SECOND
         if self.notice is not None and seconds > 30:
@@ -93,13 +93,13 @@ class ProgressReporter:
                 f"{max(1, round(seconds / 60))} minutes"
             )
 
-    def so_far(self, done: int, total: int) -> None:
+    def report_progress(self, done: int, total: int) -> None:
         """Report that `done` stages of `total` are finished."""
         if self.progress is not None:
             self.progress(done, total)
 
 
-class _Points(PointRecorder):
+class _PointValues(PointRecorder):
     """Records the values of all points, or of the chosen experts only."""
 
     def __init__(self, patched: PatchedModel, layer: int, keep: bool) -> None:
@@ -112,7 +112,7 @@ class _Points(PointRecorder):
         if self.keep or point == "experts":
             return super().capture(point, layer, x)
         self.calls = []
-        self.passed(point, layer)
+        self.set_location(point, layer)
         return x
 
 
@@ -143,13 +143,13 @@ class PairedPass:
         self._streams: dict[Probe, list[Any]] = {}
         self._blends: list[Blend] = []
         self._layer = multiplications_per_token(a) / max(1, int(a.hyper["n_layers"]))
-        self.mine = self._blend(None)
+        self.mine = self._make_blend(None)
 
     def blend(self, parts: Sequence[Touched]) -> Blend:
         """Return B with these parts replaced by A's."""
-        return self._blend(parts)
+        return self._make_blend(parts)
 
-    def _blend(self, parts: Sequence[Touched] | None) -> Blend:
+    def _make_blend(self, parts: Sequence[Touched] | None) -> Blend:
         """Return B with these parts replaced by A's; None as `parts` means A itself."""
         made = Blend(self.a, self.b, self.equal, self.holder, parts)
         self._blends.append(made)
@@ -160,13 +160,13 @@ class PairedPass:
         for made in self._blends:
             made.weights.close()
 
-    def cost(self, probe: Probe, start: int = 0) -> float:
+    def pass_flops(self, probe: Probe, start: int = 0) -> float:
         """Return about how many multiplications and additions a pass from `start` on takes."""
         hp, layers = self.a.hyper, self.stages - 1 - max(start, 1)
         head = probe.count * float(hp["vocab_size"]) * float(hp["hidden_size"])
         return 2.0 * (len(probe.ids) * self._layer * max(layers, 0) + head)
 
-    def step(
+    def run_stage(
         self, blend: Blend, probe: Probe, stage: int, stream: Any, keep: bool
     ) -> tuple[Any, dict[str, Array]]:
         """Run one stage; return (stream or logits, {point key: values}).
@@ -174,7 +174,7 @@ class PairedPass:
         `stream` is what enters the stage. Without `keep` only the chosen experts are recorded.
         """
         patched = PatchedModel(blend.spec, blend.hp, blend.weights, self.backend, probe.ids)
-        recorder = _Points(patched, max(0, stage - 1), keep)
+        recorder = _PointValues(patched, max(0, stage - 1), keep)
         x = patched.run(
             recorder, "all" if probe.rows is None else probe.rows, Span(stage, stage + 1, stream)
         )
@@ -184,29 +184,29 @@ class PairedPass:
                 used.update(np.unique(values).tolist())
         return x, recorder.values
 
-    def streams(self, probe: Probe) -> list[Any]:
+    def stage_inputs(self, probe: Probe) -> list[Any]:
         """Return what enters each stage of A's pass, followed by A's logits; computed once."""
         if probe not in self._streams:
             found: list[Any] = [None]
             for stage in range(self.stages):
-                found.append(self.step(self.mine, probe, stage, found[-1], False)[0])
+                found.append(self.run_stage(self.mine, probe, stage, found[-1], False)[0])
             self._streams[probe] = found
-            self.flops += self.cost(probe)
+            self.flops += self.pass_flops(probe)
         return self._streams[probe]
 
-    def together(self, blend: Blend, probe: Probe) -> PassResult:
+    def run_and_compare_points(self, blend: Blend, probe: Probe) -> PassResult:
         """Run A and a blend stage by stage; return the result with every point compared."""
         streams: list[Any] = [None]
         y: Any = None
         points: dict[str, PointDiff] = {}
-        self.flops += 2 * self.cost(probe)
-        self.reporter.before(2 * self.cost(probe))
+        self.flops += 2 * self.pass_flops(probe)
+        self.reporter.announce_passes(2 * self.pass_flops(probe))
         for stage in range(self.stages):
-            self.reporter.so_far(stage, self.stages)
-            x, mine = self.step(self.mine, probe, stage, streams[-1], True)
+            self.reporter.report_progress(stage, self.stages)
+            x, mine = self.run_stage(self.mine, probe, stage, streams[-1], True)
             streams.append(x)
             try:
-                y, theirs = (y, {}) if y is MISFIT else self.step(blend, probe, stage, y, True)
+                y, theirs = (y, {}) if y is MISFIT else self.run_stage(blend, probe, stage, y, True)
             except (ValueError, IndexError):
                 y, theirs = MISFIT, {}
             points |= compare_passes(self.pair, mine, theirs, self.dtype)
@@ -214,41 +214,41 @@ class PairedPass:
         first = next((point.key for point in points.values() if point.beyond), "")
         if y is MISFIT:
             return PassResult(math.inf, first=first, points=points)
-        return self._outcome(streams[-1], y, first, points)
+        return self._make_result(streams[-1], y, first, points)
 
-    def alone(self, blend: Blend, probe: Probe) -> PassResult:
+    def run_from_first_difference(self, blend: Blend, probe: Probe) -> PassResult:
         """Return the result of a blend, run from its first differing stage on.
 
         The distance is infinite if its parts do not fit together. `points` is empty.
         """
         if not blend.own:
             return SAME
-        streams = self.streams(probe)
+        streams = self.stage_inputs(probe)
         start = blend.own[0]
         x, first, looks = streams[start], "", LOOKS
         for stage in range(start, self.stages):
             if stage > blend.own[-1] and np.array_equal(x, streams[stage]):
                 return SAME
             try:
-                x, theirs = self.step(blend, probe, stage, x, not first)
+                x, theirs = self.run_stage(blend, probe, stage, x, not first)
             except (ValueError, IndexError):
                 return PassResult(math.inf, first=first)  # these parts alone do not fit together
-            if not first and self._apart(x, streams[stage + 1], looks > 0):
+            if not first and self._stage_differs(x, streams[stage + 1], looks > 0):
                 looks -= 1
-                _, mine = self.step(self.mine, probe, stage, streams[stage], True)
+                _, mine = self.run_stage(self.mine, probe, stage, streams[stage], True)
                 points = compare_passes(self.pair, mine, theirs, self.dtype)
                 first = next((point.key for point in points.values() if point.beyond), "")
-        self.flops += self.cost(probe, start)
-        return self._outcome(streams[-1], x, first, {})
+        self.flops += self.pass_flops(probe, start)
+        return self._make_result(streams[-1], x, first, {})
 
-    def _apart(self, x: Any, y: Any, any_at_all: bool) -> bool:
+    def _stage_differs(self, x: Any, y: Any, any_at_all: bool) -> bool:
         """Return whether a stage's output differs: at all if `any_at_all`, else by the bound."""
         if x.shape != y.shape:
             return True
         found = measure_point(self.pair, "out", self.dtype, x, y)
         return found.beyond or (any_at_all and bool(found.rel_l2))
 
-    def _outcome(
+    def _make_result(
         self, mine: Array, theirs: Array, first: str, points: Mapping[str, PointDiff]
     ) -> PassResult:
         """Return the PassResult of A's and a blend's logits (`mine`, `theirs`).
@@ -263,7 +263,7 @@ class PairedPass:
         alone = odd is not None and odd.alone > 0
         return PassResult(
             math.inf if alone else found.rel_l2 or 0.0,
-            None if odd is not None else divergence(mine, theirs),
+            None if odd is not None else kl_divergence(mine, theirs),
             first,
             odd,
             np.array_equal(mine, theirs),
@@ -287,7 +287,7 @@ def compare_passes(
         if x.size == y.size:
             found[key] = measure_point(pair, key, dtype, y, x)
         else:
-            bound = pair.bound(key, (dtype, dtype)).rel_l2
+            bound = pair.threshold_of(key, (dtype, dtype)).rel_l2
             found[key] = PointDiff(key, math.inf, None, None, bound, True)
     return found
 
@@ -310,7 +310,7 @@ def shared_columns(mine: Array, theirs: Array) -> tuple[Array, Array]:
     return mine[..., :few], theirs[..., :few]
 
 
-def divergence(mine: Array, theirs: Array) -> float:
+def kl_divergence(mine: Array, theirs: Array) -> float:
     """Return the mean KL(A || B) of next-token probabilities, in nats.
 
     `mine` are A's logits, `theirs` B's, both [tokens, vocabulary].

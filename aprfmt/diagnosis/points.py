@@ -58,6 +58,6 @@ def _point_row(
         label,
         apart or (view is not None and view.flagged),
         "" if pair is None else pair.why or pair.rows,
-        odd if odd is not None or view is None else view.odd,
+        odd if odd is not None or view is None else view.nonfinite,
         apart,
     )

@@ -11,7 +11,7 @@ from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.paired_pass import Probe
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.probe_ids import LONGEST, TILE, choose_ids, critical_lengths
-from aprfmt.inference.rope import lengthy
+from aprfmt.inference.rope import depends_on_length
 from aprfmt.measure.records import EQUAL
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.model import Model
@@ -145,7 +145,7 @@ def choose_probes(
     last = _spread_evenly([i for i in added if i < vocab], min(MOST_ADDED, room))
     ids[len(ids) - len(last) :] = last
     probes = [make_probe(ids, every, "main")]
-    if len(ids) > TILE + 1 and any(lengthy(hp) for hp in every):
+    if len(ids) > TILE + 1 and any(depends_on_length(hp) for hp in every):
         probes.append(make_probe(ids[: TILE + 1], every, "short: frequencies depend on the length"))
     return ChosenProbes(tuple(probes), tuple(taken))
 
@@ -177,7 +177,7 @@ def _spread_evenly(values: Sequence[int], most: int) -> list[int]:
     return [values[round(i * (len(values) - 1) / (most - 1))] for i in range(most)]
 
 
-def other_ids(vocab: int, length: int, count: int) -> Iterator[tuple[int, ...]]:
+def probe_other_ids(vocab: int, length: int, count: int) -> Iterator[tuple[int, ...]]:
     """Yield `count` runs of ids that together go through the vocabulary.
 
     The step has no factor in common with the vocabulary, so that all ids come.

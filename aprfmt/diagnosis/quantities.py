@@ -16,7 +16,7 @@ from aprfmt.arch.value_checks import same_value
 from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.backends.numpy_backend import ACTIVATIONS
-from aprfmt.inference.rope import BY_LENGTH, kind_of, make
+from aprfmt.inference.rope import BY_LENGTH, compute_frequencies, rotation_of_layer
 
 ByName = Mapping[str, Value]
 ROUNDED = 1e-6  # some roundings of float32: two ways to compute one frequency
@@ -121,10 +121,10 @@ def _critical_lengths(a: ByName, b: ByName, longest: int) -> list[int]:
 
 def _frequency_distance(a: ByName, b: ByName, layer: int, length: int) -> float:
     """Return the largest relative difference of a layer's frequencies; inf if in kind or factor."""
-    kinds = [kind_of(hp, layer) for hp in (a, b)]
+    kinds = [rotation_of_layer(hp, layer) for hp in (a, b)]
     if kinds[0] is None or kinds[1] is None:
         return 0.0 if kinds[0] is kinds[1] else math.inf
-    x, y = make(a, kinds[0], length), make(b, kinds[1], length)
+    x, y = compute_frequencies(a, kinds[0], length), compute_frequencies(b, kinds[1], length)
     if x.inv_freq.shape != y.inv_freq.shape or not same_value(x.factor, y.factor):
         return math.inf
     apart = np.abs(x.inv_freq - y.inv_freq)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.causes.forward.rank_shares import block_order, says_order
+from aprfmt.causes.forward.rank_shares import block_order, order_text
 from aprfmt.causes.forward.shards import COUNTS
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.verdicts import Certainty
@@ -41,7 +41,7 @@ def relation_text(mine: Array, theirs: Array, bound: float) -> str:
     for name, value in rows:
         if rel_l2(value, y) <= bound:
             return name
-    shares = _shares(x.reshape(len(x), -1), y.reshape(len(x), -1), bound)
+    shares = _rank_order_text(x.reshape(len(x), -1), y.reshape(len(x), -1), bound)
     if shares:
         return shares
     # A constant difference, or a constant factor.
@@ -72,12 +72,12 @@ def relation_text(mine: Array, theirs: Array, bound: float) -> str:
     return ""
 
 
-def _shares(x: Array, y: Array, bound: float) -> str:
+def _rank_order_text(x: Array, y: Array, bound: float) -> str:
     """Return that ranks' blocks of columns are in another order, in words; "" if not."""
     for count in COUNTS:
         order = block_order(x, y, count, bound)
         if order is not None:
-            return f"its value with {says_order(order)}"
+            return f"its value with {order_text(order)}"
     return ""
 
 
@@ -91,7 +91,7 @@ LAYOUTS: tuple[tuple[str, Callable[[Array], Array]], ...] = (
 )  # fmt: skip
 
 
-def sureness(found: Sequence[str]) -> Certainty:
+def certainty_of_relations(found: Sequence[str]) -> Certainty:
     """Return the highest certainty that points were recorded elsewhere, by their relations.
 
     Located where no relation gives one of them, explained where one gives them in part.

@@ -57,14 +57,14 @@ class TraceInArithmetic(WrappedTrace):
     @cached_property
     def records(self) -> Mapping[str, RecordLike]:
         """The trace's records with the dtype replaced."""
-        return {key: self._read(record) for key, record in self._trace.records.items()}
+        return {key: self._with_dtype(record) for key, record in self._trace.records.items()}
 
-    def find(self, key: str) -> RecordLike | None:
+    def find_record(self, key: str) -> RecordLike | None:
         """Return the record of a key with the dtype replaced; None without one."""
-        found = self._trace.find(key)
-        return None if found is None else self._read(found)
+        found = self._trace.find_record(key)
+        return None if found is None else self._with_dtype(found)
 
-    def _read(self, record: RecordLike) -> RecordLike:
+    def _with_dtype(self, record: RecordLike) -> RecordLike:
         """Return a record with the dtype replaced."""
         made: RecordLike = replace(record, dtype=self.dtype)  # type: ignore[type-var]
         return made

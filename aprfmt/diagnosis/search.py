@@ -54,7 +54,7 @@ class SearchStep:
     whole: bool = True  # in all layers that the change belongs to
 
     @property
-    def what(self) -> tuple[str, tuple[str, ...]]:
+    def changed_thing(self) -> tuple[str, tuple[str, ...]]:
         """(cause, places) that it changes: two steps that change the same thing are not joined."""
         return (self.change.cause, self.change.where)
 
@@ -103,12 +103,12 @@ class Search:
 
     def measure(self, steps: tuple[SearchStep, ...]) -> TriedSteps | None:
         """Return the result of a pass with these steps; None if it fails or the budget is spent."""
-        view = self.view(steps)
+        view = self.run_with_steps(steps)
         if view is None or view.residual is None or not math.isfinite(view.residual):
             return None
         return TriedSteps(steps, view.residual, self.nearness(view))
 
-    def view(self, steps: tuple[SearchStep, ...]) -> ShadowPoint | None:
+    def run_with_steps(self, steps: tuple[SearchStep, ...]) -> ShadowPoint | None:
         """Return the point in a pass with these steps; None if it fails or no passes are left."""
         if self.runs <= 0:
             return None
@@ -119,7 +119,7 @@ class Search:
 
     def nearness(self, view: ShadowPoint) -> float:
         """Return the negative mean log10 of the rows' distances; higher is nearer."""
-        rows = self.case.by_row(view)[self.case.rows]
+        rows = self.case.distances_by_row(view)[self.case.rows]
         return -float(np.mean(np.log10(np.maximum(rows, self.case.view.tolerance / 10))))
 
     def solves(self, tried: TriedSteps) -> bool:
@@ -129,7 +129,7 @@ class Search:
         return tried.residual <= bound
 
     @property
-    def nearest(self) -> float:
+    def smallest_remaining_share(self) -> float:
         """The share of the difference that the best single change leaves."""
         assert self.case.view.residual is not None
         left = min((one.residual for one in self.singles), default=self.case.view.residual)
@@ -139,25 +139,25 @@ class Search:
 
     def run(self, joined: bool = True) -> list[TriedSteps]:
         """Return all single changes that remove the difference, else joined ones; or []."""
-        self.singles = list(self._measured(self._usual()))
+        self.singles = list(self._measure_each(self._usual_steps()))
         found = [one for one in self.singles if self.solves(one)]
         if not found:
             most = int(FITTED * self.allowed)
-            alone = self._measured(self._in_one_layer(), most)
+            alone = self._measure_each(self._single_layer_steps(), most)
             found = [one for one in alone if self.solves(one)]
         if not found:
-            found = [one for one in self._measured(self._by_rows()) if self.solves(one)]
+            found = [one for one in self._measure_each(self._row_steps()) if self.solves(one)]
         if not found:
-            fitted = list(self._measured(self._fitted()))
+            fitted = list(self._measure_each(self._fitted_steps()))
             self.singles += fitted
             found = [one for one in fitted if self.solves(one)]
         if found or not joined:
             return found
         # Single layers take many passes; joined changes have their own share of them.
         self.runs = max(self.runs, int(JOINED * self.allowed))
-        return self._joined()
+        return self._join_changes()
 
-    def _measured(self, steps: Iterator[SearchStep], left: int = 0) -> Iterator[TriedSteps]:
+    def _measure_each(self, steps: Iterator[SearchStep], left: int = 0) -> Iterator[TriedSteps]:
         """Yield the result of each step that can be made, until `left` passes are left."""
         for step in steps:
             if self.runs <= left:
@@ -166,38 +166,40 @@ class Search:
             if tried is not None:
                 yield tried
 
-    def _usual(self) -> Iterator[SearchStep]:
+    def _usual_steps(self) -> Iterator[SearchStep]:
         """Yield the usual mistakes, in each group of layers in which they act on this point."""
         here, patched = spanned_layers(self.case), self.case.patched
-        for usual in self._changes():
+        for usual in self._usual_changes():
             for layers in layer_groups_of(patched, usual):
-                if (layers is None or layers & here) and acts(self.case, usual.change, layers):
+                if (layers is None or layers & here) and may_act(self.case, usual.change, layers):
                     yield SearchStep(usual.change, layers, layers == usual.layers)
 
-    def _changes(self) -> list[UsualMistake]:
+    def _usual_changes(self) -> list[UsualMistake]:
         """Return the usual mistakes of this model, and the window that the rows suggest."""
         patched, found = self.case.patched, usual_mistakes(self.case.patched)
-        late = np.flatnonzero(self.case.by_row(self.case.view) > 2 * self.case.view.tolerance)
+        late = np.flatnonzero(
+            self.case.distances_by_row(self.case.view) > 2 * self.case.view.tolerance
+        )
         if len(late) and late[0] > 0 and not any(patched.hp["window_layers"]):
             found.append(added_window_mistake(patched, int(late[0])))
         return found
 
-    def _in_one_layer(self) -> Iterator[SearchStep]:
+    def _single_layer_steps(self) -> Iterator[SearchStep]:
         """Yield changes of single layers; every change in each layer, if several lie between."""
         here = sorted(spanned_layers(self.case))
         for usual in single_layer_mistakes(self.case.patched):
             if usual.layers is not None and usual.layers & {*here}:
-                if acts(self.case, usual.change, usual.layers):
+                if may_act(self.case, usual.change, usual.layers):
                     yield SearchStep(usual.change, usual.layers, False)
         if len(here) < 2:
             return
-        for usual in self._changes():
+        for usual in self._usual_changes():
             if usual.change.scoped:
                 for layer in here:
                     if usual.layers is None or layer in usual.layers:
                         yield SearchStep(usual.change, frozenset({layer}))
 
-    def _by_rows(self) -> Iterator[SearchStep]:
+    def _row_steps(self) -> Iterator[SearchStep]:
         """Yield masks, cached rows and positions that are solved from the rows that differ."""
         case = self.case
         ops = {call.op for call in case.view.calls}
@@ -207,7 +209,7 @@ class Search:
         if len(case.rows) != case.tokens or not ops & {"probs", "mix", "scores", "rope", "embed"}:
             return
         bound = AGREES * case.view.tolerance
-        rows = case.by_row(case.view)
+        rows = case.distances_by_row(case.view)
         here = sorted(spanned_layers(case))
         scopes: list[Layers] = [None]
         if len(here) > 1:
@@ -219,21 +221,21 @@ class Search:
         for op, solver in row_solvers(case):
             for layers in scopes:
                 if op in ops and (layers is None or op not in ("rope", "embed")):
-                    found = solve_rows(solver, self._rows_of, layers, rows, bound)
+                    found = solve_rows(solver, self._row_residuals, layers, rows, bound)
                     if found is not None:
                         yield SearchStep(found, layers)
 
-    def _rows_of(self, change: Change, layers: Layers) -> np.ndarray | None:
+    def _row_residuals(self, change: Change, layers: Layers) -> np.ndarray | None:
         """Return the residual of every row of the point under a change; None if the pass fails."""
-        tried = self.view((SearchStep(change, layers),))
-        return None if tried is None else self.case.by_row(tried)
+        tried = self.run_with_steps((SearchStep(change, layers),))
+        return None if tried is None else self.case.distances_by_row(tried)
 
-    def _fitted(self) -> Iterator[SearchStep]:
+    def _fitted_steps(self) -> Iterator[SearchStep]:
         """Yield changes whose number is optimized: rope bases, attention scale, norm epsilon."""
         case, patched = self.case, self.case.patched
         for kind, layers in layers_of_rope_kinds(patched).items():
             for maker in (theta_change, position_divisor_change):
-                step = self._fit(
+                step = self._fit_number(
                     [
                         one
                         for one in self.singles
@@ -246,9 +248,9 @@ class Search:
                 yield from step
         for cause, make in (("attention_scale", score_scale_change), ("norm_eps", eps_change)):
             near = [one for one in self.singles if one.steps[0].change.cause == cause]
-            yield from self._fit(near, lambda v, make=make: make(case.patched, v), None)
+            yield from self._fit_number(near, lambda v, make=make: make(case.patched, v), None)
 
-    def _fit(
+    def _fit_number(
         self, near: Sequence[TriedSteps], make: object, layers: Layers
     ) -> Iterator[SearchStep]:
         """Yield the change `make(number)` with the best number, if one of `near` comes close."""
@@ -262,17 +264,17 @@ class Search:
         if not numbers or min(numbers.values()) > 0.8 * case.view.residual:
             return
 
-        def placed(value: float) -> Change:
+        def make_in_layers(value: float) -> Change:
             """Return the change for a number, restricted to the given layers."""
             change: Change = make(value)
             return replace(change, make=lambda patched, _: change.make(patched, layers))
 
         before = self.tried
-        for change in case.best_number(placed, numbers):
+        for change in case.best_number(make_in_layers, numbers):
             yield SearchStep(change, layers)
         self.runs -= max(0, 90 - (self.tried - before))
 
-    def _joined(self) -> list[TriedSteps]:
+    def _join_changes(self) -> list[TriedSteps]:
         """Return the first joined changes that remove the difference, as a list of one; or [].
 
         Changes that bring the rows nearest are continued first, up to DEEPEST.
@@ -284,13 +286,13 @@ class Search:
         done: set[frozenset[int]] = set()
         while front and self.runs > 0:
             front.sort(key=lambda one: one.nearness)
-            best = self._settled(front.pop(), steps)
+            best = self._with_best_values(front.pop(), steps)
             if self.solves(best):
                 return [best]
-            about = {step.what for step in best.steps}
+            about = {step.changed_thing for step in best.steps}
             for step in steps:
                 key = frozenset(map(id, (*best.steps, step)))
-                if step.what in about or key in done:
+                if step.changed_thing in about or key in done:
                     continue
                 done.add(key)
                 found = self.measure((*best.steps, step))
@@ -302,12 +304,12 @@ class Search:
                     front.append(found)
         return []
 
-    def _settled(self, tried: TriedSteps, steps: Sequence[SearchStep]) -> TriedSteps:
+    def _with_best_values(self, tried: TriedSteps, steps: Sequence[SearchStep]) -> TriedSteps:
         """Return joined changes with the best value of each but the last, tried one by one."""
         best = tried
         for at, step in enumerate(tried.steps[:-1]):
             for other in steps:
-                if other.what != step.what or other is step:
+                if other.changed_thing != step.changed_thing or other is step:
                     continue
                 found = self.measure((*best.steps[:at], other, *best.steps[at + 1 :]))
                 if found is not None and found.nearness > best.nearness:
@@ -316,7 +318,7 @@ class Search:
 
     # --- proving each of several ------------------------------------------------------------
 
-    def needed(self, answer: TriedSteps) -> list[tuple[SearchStep, float]]:
+    def necessary_steps(self, answer: TriedSteps) -> list[tuple[SearchStep, float]]:
         """Return (step, residual without it) of each step that the agreement needs."""
         steps, left = list(answer.steps), list(answer.steps)
         found: list[tuple[SearchStep, float]] = []
@@ -331,7 +333,7 @@ class Search:
             found.append((step, self.case.view.residual if without is None else without.residual))
         return found
 
-    def alike(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
+    def same_cause_steps(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
         """Return other steps of the same cause that remove the difference in place of `step`."""
         rest = tuple(other for other in steps if other is not step)
         self.runs = max(self.runs, OTHERS // 10)
@@ -342,7 +344,7 @@ class Search:
         ]
         return [one.steps[-1] for one in tried if one is not None and self.solves(one)]
 
-    def instead(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
+    def other_cause_steps(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
         """Return steps of other causes that remove the difference in place of `step`."""
         rest = tuple(other for other in steps if other is not step)
         found: dict[str, SearchStep] = {}
@@ -382,7 +384,7 @@ def _change_number(change: Change) -> float | None:
     return None
 
 
-def acts(case: Mismatch, change: Change, layers: Layers) -> bool:
+def may_act(case: Mismatch, change: Change, layers: Layers) -> bool:
     """Return whether a change replaces something that the operations before the point use.
 
     Changes of hyperparameters and of the block may act on anything.
@@ -404,10 +406,10 @@ def acts(case: Mismatch, change: Change, layers: Layers) -> bool:
         return bool(ops & {"rope", "embed"})
     if after.taps != before.taps and ("add_weighted" in ops or case.view.point in ROUTED):
         return True
-    return _reads(case, after)
+    return _reads_replaced_weight(case, after)
 
 
-def _reads(case: Mismatch, after: PatchedModel) -> bool:
+def _reads_replaced_weight(case: Mismatch, after: PatchedModel) -> bool:
     """Return whether an operation before the point reads a weight that was replaced."""
     replaced = after.replaced[len(case.patched.replaced) :]
     read = {each.key.partition("[")[0] for call in case.view.calls for each in call.weights}

@@ -9,7 +9,7 @@ from typing import Literal
 from aprfmt.errors import FormatError
 from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.engines.opening import open_trace, trace_kind
-from aprfmt.inference.running import RunRequest, requested, traced
+from aprfmt.inference.running import RunRequest, make_request, run_and_trace
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import ANY
@@ -30,7 +30,7 @@ class Side:
     request: RunRequest | None = None
 
     @property
-    def choice(self) -> DeviceChoice | None:
+    def device_choice(self) -> DeviceChoice | None:
         """The device it runs on; None for a saved trace."""
         return None if self.request is None else self.request.choice
 
@@ -43,14 +43,14 @@ def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side
     path = Path(text)
     if path.exists() and trace_kind(path) is not None:
         return Side(label, text, "trace", path)
-    request = requested(text, arch=arch, allow_missing=ANY)
-    model = stack.enter_context(_open_model(request.model, arch))
-    model.remember()
+    request = make_request(text, arch=arch, allow_missing=ANY)
+    model = stack.enter_context(_open_tolerating_index(request.model, arch))
+    model.cache_remote_reads()
     kind: SideKind = "model" if str(request.model) == text else "run"
     return Side(label, text, kind, Path(request.model), model, request)
 
 
-def _open_model(path: Path | str, arch: str | None) -> Model:
+def _open_tolerating_index(path: Path | str, arch: str | None) -> Model:
     """Return the opened model, also one whose shard index alone is wrong."""
     try:
         return open_model(path, arch=arch, allow_missing=ANY)
@@ -62,7 +62,7 @@ def _open_model(path: Path | str, arch: str | None) -> Model:
         return model
 
 
-def trace_side(
+def open_side_trace(
     side: Side,
     ids: Sequence[int] | None,
     stack: ExitStack,
@@ -81,7 +81,7 @@ def trace_side(
     asked = replace(
         side.request, ids=None if ids is None else tuple(ids), wanted=wanted, memory=memory
     )
-    return stack.enter_context(traced(asked, side.model))
+    return stack.enter_context(run_and_trace(asked, side.model))
 
 
 def trace_ids(trace: Trace) -> tuple[int, ...] | None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from aprfmt.compare import diff_models
 from aprfmt.compare.diffs import DiffReport
 from aprfmt.diagnosis.found import Diagnosis, Evidence
-from aprfmt.diagnosis.models import related_causes
+from aprfmt.diagnosis.models import relation_findings
 from aprfmt.diagnosis.tensors import explained_findings
 from aprfmt.diagnosis.unread import refusal_reason
 from aprfmt.measure.findings import Finding
@@ -24,7 +24,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     """
     # The causes that `diff` names, each with its remedy.
     report = diff_models(a, b, only=("tensors", "tokenizer"))
-    findings = list(related_causes(report, {"A": a, "B": b}))
+    findings = list(relation_findings(report, {"A": a, "B": b}))
     mends = {one.cause: one.remedy.command for one in report.causes if one.remedy is not None}
     findings += [
         replace(finding, next=finding.next or mends.get(finding.cause, ""))
@@ -63,11 +63,11 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
             "hyperparameters and forward pass: they need the architecture of both; name it with "
             "--arch, or correct what its line says",
         ),
-        "" if findings else _why_by_name(report),
+        "" if findings else _comparison_limits_text(report),
     )
 
 
-def _why_by_name(report: DiffReport) -> str:
+def _comparison_limits_text(report: DiffReport) -> str:
     """Return the reason of a diagnosis that found equal tensors but could run no pass."""
     apart = [row.name for row in report.tokenizer if row.decisive]
     if apart:

@@ -38,7 +38,7 @@ def compare_tensors(
     found.checked.append(f"tensors: bytes, then values of all {len(report.tensors)}")
     # Unreadable tensors end the comparison, unless the fault is found.
     unreadable = [row.key for row in report.tensors if row.verdict == "UNREADABLE"]
-    if unreadable and not _record_packing_faults(a, b, report.tensors, found):
+    if unreadable and not _add_packing_faults(a, b, report.tensors, found):
         found.reason = f"{len(unreadable)} tensors cannot be read: {', '.join(unreadable[:3])}"
         return
     found.not_checked += report.not_tried
@@ -46,7 +46,7 @@ def compare_tensors(
     # Findings: missing roles, explained tensors, coarser copies, then the rest.
     rows = [row for row in report.tensors if row.key not in explained]
     missing = [row for row in rows if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")]
-    _record_missing(a, b, missing, found)
+    _add_missing_tensors(a, b, missing, found)
     done: set[str] = set()
     for finding, part in explained_findings(report, explained):
         found.add(_check_stale(a, b, finding, part, found), part)
@@ -61,10 +61,10 @@ def compare_tensors(
     if left:
         finding, part = _unexplained_finding(left)
         found.add(_check_stale(a, b, finding, part, found), part)
-    _record_extra_tensors(a, b, missing, found)
+    _add_extra_tensors(a, b, missing, found)
 
 
-def _record_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> bool:
+def _add_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> bool:
     """Add findings on packed weights that do not decode; return whether these explain all."""
     broken = [row for row in rows if row.verdict == "UNREADABLE"]
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
@@ -90,7 +90,7 @@ def nonfinite_tensors(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
         if row.stats is not None and row.stats.nonfinite is not None
     ]
     for key, found in sorted(odd, key=lambda one: not one[1].alone):
-        yield Evidence("tensor", f"{key}: {found.says()}", (key,), float(found.alone))
+        yield Evidence("tensor", f"{key}: {found.text()}", (key,), float(found.alone))
 
 
 def _check_stale(a: Model, b: Model, finding: Finding, part: Touched, found: Levels) -> Finding:
@@ -121,7 +121,7 @@ def _check_stale(a: Model, b: Model, finding: Finding, part: Touched, found: Lev
     return replace(finding, confirmed=sure, proof=None)
 
 
-def _record_missing(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
+def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
     """Add findings on roles missing on one side; other than biases they end the comparison."""
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side = "B" if label == "ONLY_IN_A" else "A"
@@ -163,8 +163,8 @@ def _undecoded_text(model: Model, roles: Sequence[str]) -> str:
     unread, style = model.unread, model.style
     if unread is None or style is None:
         return ""
-    held = unread.roles(model.spec, style, model.hyper, roles)
-    return f"{model.path}: {unread.says}" if held >= {*roles} else ""
+    held = unread.roles_among(model.spec, style, model.hyper, roles)
+    return f"{model.path}: {unread.text}" if held >= {*roles} else ""
 
 
 def _is_role_of_pass(a: Model, b: Model, key: str) -> bool:
@@ -172,7 +172,7 @@ def _is_role_of_pass(a: Model, b: Model, key: str) -> bool:
     return any(key in model.roles and not is_draft_head(model, [key]) for model in (a, b))
 
 
-def _record_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
+def _add_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
     """Add findings on tensors of one side that the architecture does not read."""
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side, name = label[-1], a.spec.name

@@ -15,7 +15,7 @@ _FILE = "chat_template.jinja"
 _LONGEST = 120  # characters of a text in a command
 
 
-def tokenizer_words(a: Model, b: Model, where: Sequence[str]) -> list[str] | None:
+def tokenizer_set_arguments(a: Model, b: Model, where: Sequence[str]) -> list[str] | None:
     """Return the arguments of `aprfmt set` that give B A's values of tokenizer keys in `where`.
 
     [] where one of the keys holds a list, or B is no GGUF: a command cannot hold that. None where
@@ -24,14 +24,14 @@ def tokenizer_words(a: Model, b: Model, where: Sequence[str]) -> list[str] | Non
     if b.key_style != "gguf":
         return []
     try:
-        return list(_words(a, b, to_gguf(a), dict.fromkeys(where)))
+        return list(_set_arguments(a, b, to_gguf(a), dict.fromkeys(where)))
     except LookupError:
         return []
     except AprfmtError:
         return None
 
 
-def _words(
+def _set_arguments(
     a: Model, b: Model, written: dict[str, Value | TypedValue], where: Iterable[str]
 ) -> Iterator[str]:
     """Yield an argument per key; raises LookupError for a value that does not fit a command.
@@ -47,7 +47,7 @@ def _words(
         held = written[key]
         value = held.value if isinstance(held, TypedValue) else held
         file = None if a.folder is None else a.folder.path / _FILE
-        if key == _TEMPLATE and file is not None and _same_text(file, value):
+        if key == _TEMPLATE and file is not None and _file_has_text(file, value):
             yield shlex.quote(f"{key}=@{file}")
         elif isinstance(value, str) and len(value) <= _LONGEST and value.isprintable():
             yield shlex.quote(f"{key}={value}")
@@ -57,12 +57,12 @@ def _words(
             raise LookupError(key)
 
 
-def _same_text(file: Path, value: Value) -> bool:
+def _file_has_text(file: Path, value: Value) -> bool:
     """Return whether a file exists and has exactly this text."""
     return file.is_file() and file.read_text(encoding="utf-8") == value
 
 
-def own_tokens(a: Model, b: Model) -> bool:
+def has_more_tokens(a: Model, b: Model) -> bool:
     """Return whether B's tokenizer has more tokens than A's; True where one is missing."""
     try:
         return b.tokenizer.vocab_size > a.tokenizer.vocab_size

@@ -15,7 +15,7 @@ from aprfmt.model import Model
 _OF = "probe texts, conversations and ends that are not A's; a share"
 
 
-def record_tokenizers(a: Model, b: Model, found: Levels) -> None:
+def add_tokenizer_findings(a: Model, b: Model, found: Levels) -> None:
     """Add findings and evidence on differing tokenizers to `found`; no pass is needed."""
     report = compare_tokens(a, b)
     found.stated += [_token_finding(row, b) for row in report.findings]
@@ -58,13 +58,13 @@ def _token_finding(one: Difference, b: Model) -> Finding:
         _OF,
         {one.name: {"a": one.a, "b": one.b}},
         exercised="shows" if one.shown else "not_exercised",
-        proof=_proof(one),
+        proof=_difference_proof(one),
         counted=True,
-        next=_mending_command(b, one.mend),
+        next=_set_command(b, one.mend),
     )
 
 
-def _proof(one: Difference) -> Proof | None:
+def _difference_proof(one: Difference) -> Proof | None:
     """Return the Proof of a difference: B's part was exchanged, and every probe then agreed.
 
     None where a probe still disagrees. A weak proof where no probe showed the difference.
@@ -74,7 +74,7 @@ def _proof(one: Difference) -> Proof | None:
     return unfitted_proof() if one.shown else Proof(1, 1.0, 1, 0.0)
 
 
-def _mending_command(b: Model, keys: tuple[str, ...]) -> str:
+def _set_command(b: Model, keys: tuple[str, ...]) -> str:
     """Return the command that sets keys in a copy of B; "" without keys."""
     if not keys:
         return ""

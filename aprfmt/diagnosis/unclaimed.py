@@ -17,7 +17,9 @@ _NEAR = 0.5
 _TRIED = 12  # weights that are read by the claim, of however many there are
 
 
-def with_claim_of(good: Model, bad: Model, label: str) -> tuple[Model, Finding, Evidence] | None:
+def read_with_claim_of(
+    good: Model, bad: Model, label: str
+) -> tuple[Model, Finding, Evidence] | None:
     """Return (`bad` read with the packing that `good` declares, finding, evidence), or None.
 
     None where `bad` declares how its weights are read, holds other tensors than `good`'s packed

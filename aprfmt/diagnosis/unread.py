@@ -5,10 +5,10 @@ from dataclasses import replace
 
 from aprfmt.arch.value_checks import same_value
 from aprfmt.causes.hyperparameters import hyper_causes
-from aprfmt.diagnosis.config_changes import differing_keys, read_with
-from aprfmt.diagnosis.flags import logits
+from aprfmt.diagnosis.config_changes import differing_keys, read_with_changes
+from aprfmt.diagnosis.flags import compute_logits
 from aprfmt.diagnosis.found import Evidence
-from aprfmt.diagnosis.mixing import make_pair
+from aprfmt.diagnosis.mixing import make_run_pair
 from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -21,7 +21,7 @@ from aprfmt.model.config_paths import GONE, Key, value_at_path
 _MOST = 64  # differing keys that are tried
 
 
-def with_restored_key(
+def read_with_restored_key(
     good: Model, bad: Model, label: str
 ) -> tuple[Model, Finding, Evidence] | None:
     """Return (`bad` read with one key of `good`'s config.json, finding, evidence), or None.
@@ -41,7 +41,7 @@ def with_restored_key(
         return None
     apart = differing_keys(good.config, bad.folder.config)
     for path, value in [one for one in apart if one[1] is not GONE][:_MOST]:
-        made = read_with(bad, {path: value})
+        made = read_with_changes(bad, {path: value})
         cause = _cause_of_key(good, path)
         if cause and not refusal_reason(made) and not misfit_reason(made):
             return made, _key_finding(good, made, path, cause, label), Evidence("config", error)
@@ -119,11 +119,13 @@ def _logit_distance(good: Model, made: Model) -> tuple[float, float]:
     Both passes use `good`'s weights; infinite if the sizes do not fit these.
     """
     ids = choose_ids([good.hyper, made.hyper], long=False)
-    bound = make_pair(good, made).bound("logits", ("float32", "float32")).rel_l2
-    mine = PatchedModel.of(good, ids, "float32")
-    reference = logits(mine)
+    bound = make_run_pair(good, made).threshold_of("logits", ("float32", "float32")).rel_l2
+    mine = PatchedModel.unpatched(good, ids, "float32")
+    reference = compute_logits(mine)
     try:
-        read = logits(replace(PatchedModel.of(good, ids, "float32"), spec=made.spec, hp=made.hyper))
+        read = compute_logits(
+            replace(PatchedModel.unpatched(good, ids, "float32"), spec=made.spec, hp=made.hyper)
+        )
     except (AprfmtError, ValueError, IndexError):
         return math.inf, bound  # sizes that do not fit the weights
     return rel_l2(read, reference), bound

@@ -9,7 +9,7 @@ import numpy as np
 
 from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blend import count_values
-from aprfmt.diagnosis.dumped_ranks import ranks_apart
+from aprfmt.diagnosis.dumped_ranks import differing_ranks
 from aprfmt.diagnosis.forward import JudgedTrace, judge_trace, shared_findings
 from aprfmt.diagnosis.found import Diagnosis, Evidence, PointRow
 from aprfmt.diagnosis.levels import Levels
@@ -18,12 +18,12 @@ from aprfmt.diagnosis.model_pair import ModelPair
 from aprfmt.diagnosis.models import compare_models
 from aprfmt.diagnosis.nextstep import with_next_commands
 from aprfmt.diagnosis.observed import differing_statistics
-from aprfmt.diagnosis.own_names import own_names
+from aprfmt.diagnosis.own_names import stored_names_of_places
 from aprfmt.diagnosis.paired_pass import ProgressReporter
 from aprfmt.diagnosis.points import point_rows
 from aprfmt.diagnosis.probes import ChosenProbes
 from aprfmt.diagnosis.prompt import hidden_causes, id_mismatch_sentence
-from aprfmt.diagnosis.sides import Side, trace_ids, trace_side
+from aprfmt.diagnosis.sides import Side, open_side_trace, trace_ids
 from aprfmt.diagnosis.unread import architecture_name
 from aprfmt.diagnosis.zero_values import hidden_by_rounding, zero_points_of_trace
 from aprfmt.errors import AprfmtError
@@ -33,17 +33,17 @@ from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.findings import Finding
-from aprfmt.measure.trace_view import backend_name, states_token_ids, unread_arrays
-from aprfmt.measure.traces import FirstToken, PointDiff, first_token
+from aprfmt.measure.trace_view import backend_name, records_token_ids, unread_arrays
+from aprfmt.measure.traces import FirstToken, PointDiff, find_first_token
 from aprfmt.model import Model
 from aprfmt.model.ledger import (
     OF_A_PASS,
     Kind,
     Ledger,
     NotCompared,
-    joined_ledgers,
-    ledger,
-    not_compared,
+    join_ledgers,
+    list_not_compared,
+    make_ledger,
 )
 
 
@@ -68,12 +68,12 @@ class Walk:
     pair: ModelPair | None = None  # two different models
     chosen: ChosenProbes | None = None  # their probes
 
-    def done(self, reason: str = "") -> Diagnosis:
+    def make_diagnosis(self, reason: str = "") -> Diagnosis:
         """Return the diagnosis with all findings so far; `reason` is why it had to stop."""
         levels = self.levels
         levels.close()
-        lengths = {} if self.pair is None else self.pair.lengths()
-        left, ledgers = self._left()
+        lengths = {} if self.pair is None else self.pair.lengths_needed()
+        left, ledgers = self._uncompared_items()
         findings = with_next_commands(self.a, self.b, self.ids or (), levels.findings, lengths)
         return Diagnosis(
             self.a.text, self.b.text, tuple(findings),
@@ -81,22 +81,25 @@ class Walk:
             tuple(levels.checked), tuple(dict.fromkeys(levels.not_checked)),
             reason or levels.reason, self.ids or (), tuple(self.points), self.facts(),
             levels.complete, levels.remainder, levels.coverage, left, ledgers,
-            stored=own_names(findings, self.a.model, self.b.model),
+            stored=stored_names_of_places(findings, self.a.model, self.b.model),
         )  # fmt: skip
 
-    def _left(self) -> tuple[tuple[NotCompared, ...], tuple[Ledger, Ledger] | None]:
+    def _uncompared_items(self) -> tuple[tuple[NotCompared, ...], tuple[Ledger, Ledger] | None]:
         """Return (items that were not compared, the ledgers of two models or None)."""
         a, b = self.a.model, self.b.model
         report = self.levels.report
         arrays = unread_arrays(*self.traces.values())
         if a is None or b is None or report is None:
             model = a or b or self.reference
-            return (*arrays, *(() if model is None else ledger(model, OF_A_PASS).left)), None
+            return (
+                *arrays,
+                *(() if model is None else make_ledger(model, OF_A_PASS).not_compared),
+            ), None
         kinds: tuple[Kind, ...] = ("tokenizer part", "generation setting")
-        sides = ledger(a, kinds), ledger(b, kinds)
-        left = (*report.not_compared, *self.levels.left, *not_compared(*sides, kinds), *arrays)
+        sides = make_ledger(a, kinds), make_ledger(b, kinds)
+        left = (*report.not_compared, *self.levels.left, *list_not_compared(*sides, kinds), *arrays)
         whole = report.ledgers or ()
-        joined = [joined_ledgers(one, more) for one, more in zip(whole, sides, strict=False)]
+        joined = [join_ledgers(one, more) for one, more in zip(whole, sides, strict=False)]
         return left, (joined[0], joined[1]) if joined else None
 
     def facts(self) -> dict[str, Any]:
@@ -106,8 +109,8 @@ class Walk:
             row: dict[str, Any] = {"text": side.text, "kind": side.kind}
             if side.model is not None:
                 row |= {"format": side.model.format, "architecture": architecture_name(side.model)}
-            if side.choice is not None:
-                row["run"] = str(side.choice)
+            if side.device_choice is not None:
+                row["run"] = str(side.device_choice)
             trace = self.traces.get(side.label)
             if trace is not None:
                 row["backend"] = trace.run.get("backend")
@@ -118,7 +121,7 @@ class Walk:
             found["first_token"] = asdict(self.first)
         return found
 
-    def say(self, level: Any, text: str, *where: str, number: float | None = None) -> None:
+    def add_evidence(self, level: Any, text: str, *where: str, number: float | None = None) -> None:
         """Add a piece of evidence: its level, a sentence, places, and a number."""
         self.levels.evidence.append(Evidence(level, text, tuple(where), number))
 
@@ -127,59 +130,59 @@ class Walk:
     def run(self) -> Diagnosis:
         """Return the diagnosis: go through the levels until one explains all differences."""
         # A trace may have one part of another checkpoint than its model.
-        if self._of_two_checkpoints():
-            return self.done()
+        if self._find_mixed_checkpoint():
+            return self.make_diagnosis()
         # Two models: configuration and tensors first, since no pass may be needed.
         if self.a.model is not None and self.b.model is not None:
-            self.reporter.comparing(count_values(self.a.model))
+            self.reporter.announce_comparison(count_values(self.a.model))
             self.levels = compare_models(self.a.model, self.b.model)
             for side in (self.a, self.b):
                 side.model = self.levels.made.get(side.label, side.model)
             if self.levels.reason:
                 self.levels.not_checked.append("forward pass: the levels before it stop here")
-                return self.done()
+                return self.make_diagnosis()
             alone = self.a.kind == self.b.kind == "model"
             if self.levels.ended or (self.levels.unmoved and self.levels.stated and alone):
-                return self.done()
-            if self._two_models():
+                return self.make_diagnosis()
+            if self._has_two_models():
                 self.pair = ModelPair(self.a.model, self.b.model, self.levels)
-                self.pair.quantify()
-                if self.a.kind == self.b.kind == "model" and self.pair.proven():
-                    return self.done()
+                self.pair.compare_quantities()
+                if self.a.kind == self.b.kind == "model" and self.pair.prove_equal():
+                    return self.make_diagnosis()
         for side in (self.a, self.b):
             if side.kind == "trace":
-                self._load(side)
+                self._load_trace(side)
         if self.levels.reason:
-            return self.done()
+            return self.make_diagnosis()
         reason = self._settle_ids()
         if reason:
-            return self.done(reason)
+            return self.make_diagnosis(reason)
         if self.ids is None:
-            return self._without_ids()
+            return self._compare_without_ids()
         try:
-            self._forward()
+            self._compare_passes()
         except AprfmtError as error:
             if not self.levels.findings:
                 raise
             self.levels.not_checked.append(f"forward pass: {error}")
         if not self.judged and not self.points and not self.levels.findings:
             if not self.levels.checked:
-                return self.done("there is nothing that both sides have")
-        return self.done(self._incomparable())
+                return self.make_diagnosis("there is nothing that both sides have")
+        return self.make_diagnosis(self._incomparable_reason())
 
-    def _of_two_checkpoints(self) -> bool:
+    def _find_mixed_checkpoint(self) -> bool:
         """Return whether a trace has one part of another checkpoint; if so, add the finding."""
         sides = sorted((self.a, self.b), key=lambda side: side.kind)
         model, run = sides[0].model, sides[1]
         if [side.kind for side in sides] != ["model", "trace"] or self.reference is None:
             return False
-        if model is None or self._same_model():
+        if model is None or self._has_same_model():
             return False
-        self._load(run)
+        self._load_trace(run)
         if self.levels.reason or self._settle_ids() or self.ids is None:
             return False
         found = find_mixture(
-            model, self.reference, self.traces[run.label], self.ids, self._dtype(), run.label
+            model, self.reference, self.traces[run.label], self.ids, self._pass_dtype(), run.label
         )
         if found is None:
             return False
@@ -192,7 +195,7 @@ class Walk:
         other = self.b if side is self.a else self.a
         return side.model or self.reference or other.model
 
-    def _taken(self, side: Side, trace: Trace) -> Trace:
+    def _store_trace(self, side: Side, trace: Trace) -> Trace:
         """Store a side's trace and return it; set `levels.reason` if all its values are zero."""
         self.traces[side.label] = trace
         zeros = zero_points_of_trace(trace)
@@ -202,13 +205,15 @@ class Walk:
             )
         return trace
 
-    def _load(self, side: Side) -> None:
+    def _load_trace(self, side: Side) -> None:
         """Open a side's saved trace and add evidence about it."""
-        trace = self._taken(side, trace_side(side, self.ids, self.stack, self.model_of(side)))
-        held = sum(trace.values(key) is not None for key in list(trace.records)[:1])
+        trace = self._store_trace(
+            side, open_side_trace(side, self.ids, self.stack, self.model_of(side))
+        )
+        held = sum(trace.recorded_values(key) is not None for key in list(trace.records)[:1])
         engine = backend_name(trace)
         name = f", run by {engine}" if engine else ""
-        self.say(
+        self.add_evidence(
             "identity",
             f"{side.label}: a trace of {len(trace.records)} points{name}"
             + (f" from {trace.run['model']}" if trace.run.get("model") else ""),
@@ -220,7 +225,9 @@ class Walk:
         self.levels.not_checked += [f"{side.label}: {key}: {_entry_text(why)}" for key, why in rows]
         if trace.nonfinite:
             where = trace.nonfinite
-            self.say("forward", f"{side.label} has a NaN or an infinity, first at {where}", where)
+            self.add_evidence(
+                "forward", f"{side.label} has a NaN or an infinity, first at {where}", where
+            )
 
     def _settle_ids(self) -> str:
         """Set `ids`: those of the traces, the given ones, or chosen ones.
@@ -243,19 +250,19 @@ class Walk:
         self.levels.not_checked += [
             f"{label}: token ids: not recorded in it; taken to be those of this pass"
             for label, trace in self.traces.items()
-            if self.ids is not None and not states_token_ids(trace)
+            if self.ids is not None and not records_token_ids(trace)
         ]
         # Without any, ids are chosen that reach what differs.
         if self.ids is None and not self.traces:
             if self.pair is not None:
                 runs = any(side.kind == "run" for side in (self.a, self.b))
-                self.chosen = self.pair.choose(runs)
+                self.chosen = self.pair.choose_probes_for_pair(runs)
                 self.ids = self.chosen.ids
             else:
                 models = [side.model for side in (self.a, self.b) if side.model is not None]
                 runs = any(side.kind == "run" for side in (self.a, self.b))
                 self.ids = choose_ids([model.hyper for model in models], long=runs)
-            self.say("identity", f"token ids: {len(self.ids)} chosen, the same for both")
+            self.add_evidence("identity", f"token ids: {len(self.ids)} chosen, the same for both")
         for side in (self.a, self.b):
             model = self.model_of(side)
             if model is not None and self.ids is not None:
@@ -265,73 +272,74 @@ class Walk:
                     return f"token id {max(self.ids)}; {side.label}'s embedding has {size} rows"
         return ""
 
-    def _without_ids(self) -> Diagnosis:
+    def _compare_without_ids(self) -> Diagnosis:
         """Return the diagnosis of traces without token ids: compared point by point only."""
         self.levels.not_checked.append(
             "token ids: the trace does not say them; give --ids for shadowing and causes"
         )
         if len(self.traces) < 2:
-            return self.done("the trace does not say its token ids; give --ids")
-        self._direct()
-        return self.done(self._incomparable())
+            return self.make_diagnosis("the trace does not say its token ids; give --ids")
+        self._compare_runs()
+        return self.make_diagnosis(self._incomparable_reason())
 
     # --- the forward pass -------------------------------------------------------------------
 
     @np.errstate(all="ignore")  # NaN and infinities are reported with their place instead
-    def _forward(self) -> None:
+    def _compare_passes(self) -> None:
         """Compare the passes: two models by parts, then each recorded side, then both traces.
 
         Adds findings and evidence to `levels`; stops where a side gives `levels.reason`.
         """
         assert self.ids is not None
-        dtype = self._dtype()
+        dtype = self._pass_dtype()
         if self.pair is not None:
-            self._parts(dtype)
+            self._measure_findings(dtype)
         for side in (self.a, self.b):
             if side.kind != "model":
-                self._examine(side, dtype)
+                self._examine_side(side, dtype)
             if self.levels.reason:
                 return
         if self.traces:
-            self._direct()
+            self._compare_runs()
         self._conclude()
 
-    def _two_models(self) -> bool:
+    def _has_two_models(self) -> bool:
         """Return whether both sides have a model, and not the same one."""
-        return self.a.model is not None and self.b.model is not None and not self._same_model()
+        return self.a.model is not None and self.b.model is not None and not self._has_same_model()
 
-    def _same_model(self) -> bool:
+    def _has_same_model(self) -> bool:
         """Return whether both sides have the same model file."""
         a, b = self.a.model, self.b.model
         return a is not None and b is not None and a.path.resolve() == b.path.resolve()
 
-    def _dtype(self) -> str:
+    def _pass_dtype(self) -> str:
         """Return "float64" if a side ran or recorded in float64, else "float32"."""
         wide = any(
-            side.choice is not None and side.choice.dtype == "float64" for side in (self.a, self.b)
+            side.device_choice is not None and side.device_choice.dtype == "float64"
+            for side in (self.a, self.b)
         )
         for trace in self.traces.values():
             wide |= any(record.dtype == "float64" for record in trace.records.values())
         return "float64" if wide else "float32"
 
-    def _parts(self, dtype: str) -> None:
+    def _measure_findings(self, dtype: str) -> None:
         """Measure the effect of each finding about the files on the forward pass.
 
         What remains unexplained is examined in B's own pass.
         """
         assert self.pair is not None and self.ids is not None
-        chosen = self.chosen or self.pair.given(self.ids)
-        rest = self.pair.measure(chosen, dtype, self.memory, self.reporter)
-        self._paired(list(self.pair.points.values()))
+        chosen = self.chosen or self.pair.probe_given_ids(self.ids)
+        rest = self.pair.measure_findings(chosen, dtype, self.memory, self.reporter)
+        self._store_points(list(self.pair.points.values()))
         if rest:
-            self.say(
+            self.add_evidence(
                 "forward",
                 f"what was found does not explain all: the logits still differ by {rest:.3g}",
                 number=rest,
             )
-            self._examine(self.b, dtype, against=self.a.model)
+            self._examine_side(self.b, dtype, against=self.a.model)
 
-    def _examine(self, side: Side, dtype: str, against: Model | None = None) -> None:
+    def _examine_side(self, side: Side, dtype: str, against: Model | None = None) -> None:
         """Judge each operation of a side on the side's own values, and store the result.
 
         `against` is the reference model; None means the one that the side ran on.
@@ -346,21 +354,21 @@ class Walk:
             return
         trace = self.traces.get(side.label)
         if trace is None:
-            found_trace = trace_side(side, self.ids, self.stack, model, memory=self.memory)
-            trace = self._taken(side, found_trace)
+            found_trace = open_side_trace(side, self.ids, self.stack, model, memory=self.memory)
+            trace = self._store_trace(side, found_trace)
         if self.levels.reason:
             return
         # Each operation is judged on the side's own input.
         from aprfmt.diagnosis.examine import examine  # with every cause of a pass
 
-        patched = PatchedModel.of(model, self.ids, dtype, self.memory)
+        patched = PatchedModel.unpatched(model, self.ids, dtype, self.memory)
         recorded = RecordedTrace(trace, self.ids, {})
         found = judge_trace(side.label, examine(patched, recorded), self.ids, str(model.path))
         patched.weights.close()
         self.judged[side.label] = found
         self.levels.evidence += found.evidence
         # Say how many points were judged, and what could not be.
-        count = found.examined.before.compared
+        count = found.examined.before.compared_count
         if count:
             self.levels.checked.append(
                 f"{side.label}: {count} points on its own inputs through the operations of "
@@ -384,7 +392,7 @@ class Walk:
         if found.examined.unfinished:
             self.levels.not_checked.append(f"{side.label}: divergences beyond the first ones")
 
-    def _direct(self) -> None:
+    def _compare_runs(self) -> None:
         """Compare the two runs with each other at every point, running models where needed."""
         # A side that is a model is run to record the points that the other has.
         model = self.model_of(self.a)
@@ -395,9 +403,11 @@ class Walk:
             known = point_instances(side.model.spec.block, side.model.hyper, side.model.roles)
             there = self.traces.get(other.label)
             wanted = [key for key in (known if there is None else there.records) if key in known]
-            self._taken(
+            self._store_trace(
                 side,
-                trace_side(side, self.ids, self.stack, None, wanted or ["logits"], self.memory),
+                open_side_trace(
+                    side, self.ids, self.stack, None, wanted or ["logits"], self.memory
+                ),
             )
         if len(self.traces) < 2:
             return
@@ -406,11 +416,11 @@ class Walk:
         reference = "B" if self.a.kind == "trace" and self.b.kind != "trace" else "A"
         # Every shared point, and the first token that differs.
         pairs = direct.compare_points(a, b, moe, reference)
-        token = first_token(pairs, *((b, a) if reference == "A" else (a, b)))
+        token = find_first_token(pairs, *((b, a) if reference == "A" else (a, b)))
         if token is not None:
             self.first = token
-            self.say("forward", token.says, token.key, number=token.rel_l2)
-        self._paired(pairs)
+            self.add_evidence("forward", token.text, token.key, number=token.rel_l2)
+        self._store_points(pairs)
         self.levels.evidence += differing_statistics(
             a, b, "MODEL" if model is None else str(model.path)
         )
@@ -429,7 +439,7 @@ class Walk:
         # Without a model only the traces' own signatures suggest a cause.
         if self.a.kind == self.b.kind == "trace":
             self.rows_apart = direct.partial_rows_finding(pairs)
-        if not self.judged and not self._two_models():
+        if not self.judged and not self._has_two_models():
             finding = direct.signature_finding(pairs, a, b)
             if finding is not None:
                 self.levels.findings.append(finding)
@@ -439,7 +449,7 @@ class Walk:
                         "--model"
                     )
 
-    def _paired(self, pairs: Sequence[PointDiff]) -> None:
+    def _store_points(self, pairs: Sequence[PointDiff]) -> None:
         """Store the compared points; add evidence for NaN and infinities on both sides."""
         self.pairs = pairs
         self.levels.evidence += direct.nonfinite_on_both_sides(pairs)
@@ -454,7 +464,7 @@ class Walk:
         a, b = (self.judged[x].findings if x in self.judged else [] for x in ("A", "B"))
         shared = shared_findings(a, b)
         for finding in shared:
-            self.say("forward", f"both sides depart from the model alike: {finding.says}",
+            self.add_evidence("forward", f"both sides depart from the model alike: {finding.says}",
                      *finding.where[:4])  # fmt: skip
         for finding in (*a, *b):
             if finding not in shared and not any(
@@ -462,7 +472,7 @@ class Walk:
             ):
                 levels.findings.append(finding)
         # Findings about the recording itself: ranks, rows, large gains.
-        unlike = list(ranks_apart(self.traces))
+        unlike = list(differing_ranks(self.traces))
         levels.findings += unlike
         apart = self.rows_apart
         if apart is not None and all(finding.cause != apart.cause for finding in levels.findings):
@@ -483,7 +493,7 @@ class Walk:
         if rounded is not None:
             levels.findings.append(rounded)
 
-    def _incomparable(self) -> str:
+    def _incomparable_reason(self) -> str:
         """Return why nothing could be compared; "" if something was."""
         if self.levels.findings or self.levels.reason:
             return ""

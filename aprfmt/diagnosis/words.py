@@ -18,7 +18,7 @@ def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[
     """
     shown = [row for row in result.findings if row.verdict not in ("same", "precision")]
     lead = result.lead is not None and not result.reason
-    causes = result.causes if lead else [row.named(result.stored) for row in shown]
+    causes = result.causes if lead else [row.to_named_cause(result.stored) for row in shown]
     rows = [row for row in result.pronounced.not_compared if row.state != "equal"]
     open_items = [items_clause(rows).removeprefix("; not compared: ")] if rows else []
     # Rounding is judged by the values, all of them: no pass over them is owed.
@@ -26,16 +26,16 @@ def first_lines(result: Diagnosis, style: str = "", names: int = NAMED) -> list[
     return short_answer(
         (result.sentence, style),
         causes,
-        first_said=lead or _said(result),
+        first_said=lead or _reason_says_cause(result),
         left=open_items if lead else (),
         unrun=unrun,
-        unmended=result.unmended,
+        unmended=result.unrepaired_text,
         commands=result.next,
         names=names,
     )
 
 
-def _said(result: Diagnosis) -> bool:
+def _reason_says_cause(result: Diagnosis) -> bool:
     """Return whether the reason already contains the leading finding's sentence."""
     return result.lead is not None and result.lead.says in result.reason
 

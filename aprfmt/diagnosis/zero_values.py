@@ -20,7 +20,7 @@ def zero_points_of_trace(trace: TraceLike) -> int:
     for key, record in trace.records.items():
         if record.point in DISCRETE or execution_order(key) == NO_POINT:
             continue
-        values = trace.values(key)
+        values = trace.recorded_values(key)
         if values is None or not values.size:
             continue
         if values.any():

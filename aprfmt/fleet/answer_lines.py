@@ -36,13 +36,13 @@ class AnswerLine(NamedTuple):
     facts: RowFacts
 
 
-def answer_of(row: Row) -> AnswerLine:
+def encode_answer(row: Row) -> AnswerLine:
     """Return a row as its line of JSON and its facts."""
     text = json.dumps(row, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
-    return AnswerLine(text.encode() + b"\n", facts_of(row))
+    return AnswerLine(text.encode() + b"\n", summary_facts(row))
 
 
-def facts_of(row: Row) -> RowFacts:
+def summary_facts(row: Row) -> RowFacts:
     """Return the parts of a row that a summary needs."""
     identity, name, outcome = row["identity"], row["check"], row["outcome"]
     details = row["details"]
@@ -58,12 +58,12 @@ def facts_of(row: Row) -> RowFacts:
         row["found"] if shown else "",
         json.dumps(row["findings"]) if shown else "",
         json.dumps(details) if name in UNREAD else "",
-        model=_model(name, details),
-        tensors=_tensors(details) if name == "digests" else (),
+        model=_model_columns(name, details),
+        tensors=_tensor_rows(details) if name == "digests" else (),
     )
 
 
-def _model(name: str, details: Mapping[str, Any]) -> Mapping[str, Any]:
+def _model_columns(name: str, details: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return {column: value} that an answer adds to the summary's table of models."""
     if name == OPEN:
         return {"format": details.get("format")}
@@ -86,7 +86,7 @@ def _model(name: str, details: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
-def _tensors(details: Mapping[str, Any]) -> list[tuple[str, str | None, int, str]]:
+def _tensor_rows(details: Mapping[str, Any]) -> list[tuple[str, str | None, int, str]]:
     """Return (SHA-256 stored, SHA-256 decoded, bytes, key) of each tensor that could be read."""
     return [
         (raw, decoded, size, key)

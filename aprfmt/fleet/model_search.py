@@ -70,7 +70,7 @@ def find_models(roots: Iterable[str]) -> Iterator[FleetModel | Unlisted]:
     """
     found: dict[str, FleetModel] = {}
     for root in roots:
-        for lying, shown in _places(_root(root)):
+        for lying, shown in _find_places(_resolve_root(root)):
             if isinstance(lying, Unlisted):
                 yield lying
                 continue
@@ -87,7 +87,7 @@ def find_models(roots: Iterable[str]) -> Iterator[FleetModel | Unlisted]:
     yield from found.values()
 
 
-def _root(root: str) -> Path:
+def _resolve_root(root: str) -> Path:
     """Return the path of a root: a path, an address, or a snapshot of the hub cache.
 
     Raises UsageError where there is no such thing.
@@ -103,10 +103,10 @@ def _root(root: str) -> Path:
     return cached
 
 
-def _places(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
+def _find_places(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
     """Yield (path of a model or Unlisted, the text that names it) under a root."""
     if is_remote(root):
-        yield from _elsewhere(root)
+        yield from _find_remote(root)
         return
     if not root.is_dir():
         yield root, str(root)
@@ -118,7 +118,7 @@ def _places(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
             names = {entry.name for entry in entries}
             if {"manifests", "blobs"} <= names:
-                yield from _ollama(folder)
+                yield from _find_ollama(folder)
                 continue
             yield from ((path, str(path)) for path in models_in_folder(folder))
         except OSError as error:
@@ -130,7 +130,7 @@ def _places(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
         waiting += [Path(entry.path) for entry in reversed(inner)]
 
 
-def _elsewhere(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
+def _find_remote(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
     """Yield the model at an address, or those of a folder there; inner folders are not entered."""
     shown = str(root)
     try:
@@ -150,7 +150,7 @@ def models_in_folder(folder: Path) -> list[Path]:
     files, it stands for pytorch_model.bin.
     """
     whole = next((name for name in (INDEX, WEIGHTS) if (folder / name).is_file()), None)
-    own = {WEIGHTS, INDEX} if whole == WEIGHTS else {WEIGHTS, INDEX, *_indexed(folder)}
+    own = {WEIGHTS, INDEX} if whole == WEIGHTS else {WEIGHTS, INDEX, *_shards_in_index(folder)}
     files = [path for path in model_candidates(folder) if whole is None or path.name not in own]
     if whole is None and len(files) == 1 and files[0].suffix == ".safetensors":
         return [folder] if (folder / "config.json").is_file() else files
@@ -161,7 +161,7 @@ def models_in_folder(folder: Path) -> list[Path]:
     return [*([folder] if whole else []), *files]
 
 
-def _indexed(folder: Path, index: str = INDEX) -> set[str]:
+def _shards_in_index(folder: Path, index: str = INDEX) -> set[str]:
     """Return the shard files that the index of a folder names; none where it cannot be read."""
     try:
         if (folder / index).stat().st_size > MAX_INDEX:
@@ -172,7 +172,7 @@ def _indexed(folder: Path, index: str = INDEX) -> set[str]:
         return set()
 
 
-def _ollama(store: Path) -> Iterator[tuple[Path | Unlisted, str]]:
+def _find_ollama(store: Path) -> Iterator[tuple[Path | Unlisted, str]]:
     """Yield (the GGUF blob, "ollama:" and the name) of every manifest of Ollama's store.
 
     In place of the blob it is an Unlisted where the manifest cannot be read.
@@ -213,14 +213,14 @@ def model_files(path: Path) -> Sequence[Path]:
     """Return every file that is read when the model at a path is opened, by name."""
     folder = path if path.is_dir() else path.parent
     if path.is_dir():
-        names = {WEIGHTS, INDEX, *_indexed(path), *TEXT_FILES}
+        names = {WEIGHTS, INDEX, *_shards_in_index(path), *TEXT_FILES}
         names |= (
             {file.name for file in model_candidates(path)}
             if not (path / WEIGHTS).is_file()
             else set()
         )
         if not any((path / name).is_file() for name in (INDEX, WEIGHTS)):
-            names |= {PICKLED, PICKLED_INDEX, *_indexed(path, PICKLED_INDEX)}
+            names |= {PICKLED, PICKLED_INDEX, *_shards_in_index(path, PICKLED_INDEX)}
     elif path.suffix == ".safetensors" and can_list(folder):
         names = {path.name, *TEXT_FILES}
     elif match := _SHARD.match(path.name):
@@ -242,7 +242,7 @@ def file_identity(path: Path) -> str:
     in nanoseconds, and the SHA-256 of both ends: a file that was only moved is the same.
     """
     if isinstance(path, RemotePath):
-        return _published(path)
+        return _remote_identity(path)
     real = path.resolve()
     named = _NAMED.match(real.name)
     if named and real.parent.name == "blobs":
@@ -258,7 +258,7 @@ def file_identity(path: Path) -> str:
     return f"{about.st_size} {about.st_mtime_ns} {digest.hexdigest()}"
 
 
-def _published(path: RemotePath) -> str:
+def _remote_identity(path: RemotePath) -> str:
     """Return the identity of a file at an address: a digest, a tag, or its first bytes."""
     facts = path.site.facts(path.inner)
     if facts is None:

@@ -55,7 +55,7 @@ def tensor_digests(context: CheckContext) -> QuestionAnswer:
             row["key"],
             row["encoding"],
             row["shape"],
-            _sizes(model, row["names"]),
+            _stored_bytes(model, row["names"]),
             hashlib.sha256("".join(row["raw"]).encode()).hexdigest() if row["raw"] else None,
             row.get("decoded"),
         ]
@@ -67,7 +67,7 @@ def tensor_digests(context: CheckContext) -> QuestionAnswer:
     return QuestionAnswer(outcome, f"{len(rows)} tensors{note}", details={"tensors": rows})
 
 
-def _sizes(model: Model, names: Sequence[str]) -> int:
+def _stored_bytes(model: Model, names: Sequence[str]) -> int:
     """Return the bytes of the tensors of these names, companions included."""
     return sum(all_bytes(model[name]) for name in names if name in model)
 
@@ -147,10 +147,10 @@ REPORTS: tuple[Question, ...] = (
 )
 
 
-def _of_check(row: Any) -> Question:
+def _check_question(row: Any) -> Question:
     """Return a check of the table as a question."""
 
-    def asked(context: CheckContext) -> QuestionAnswer:
+    def ask_check(context: CheckContext) -> QuestionAnswer:
         """Return the answer of the check: outcome, first line, findings."""
         answer = run_check(row, context)
         lines = [check.found for check in answer.checks if check.outcome == answer.outcome]
@@ -162,7 +162,7 @@ def _of_check(row: Any) -> Question:
             {"items": len(answer.findings)} if row.name in UNREAD else None,
         )
 
-    return Question(row.name, row.proves, asked)
+    return Question(row.name, row.proves, ask_check)
 
 
 def select_questions(names: Sequence[str] = ()) -> dict[str, Question]:
@@ -170,7 +170,7 @@ def select_questions(names: Sequence[str] = ()) -> dict[str, Question]:
 
     Raises UsageError for an unknown name.
     """
-    every = {row.name: row for row in (*map(_of_check, file_checks()), *REPORTS)}
+    every = {row.name: row for row in (*map(_check_question, file_checks()), *REPORTS)}
     for name in names:
         if name not in every:
             raise UsageError(f"no check {name!r}; expected one of {', '.join(every)}")

@@ -13,8 +13,8 @@ from typing import Any
 
 from aprfmt.base.installation import install_command
 from aprfmt.errors import BackendUnavailableError
-from aprfmt.fleet.answer_lines import AnswerLine, answer_of
-from aprfmt.fleet.tasks import ERROR, OPEN, Task, row_of
+from aprfmt.fleet.answer_lines import AnswerLine, encode_answer
+from aprfmt.fleet.tasks import ERROR, OPEN, Task, make_row
 from aprfmt.fleet.workers import Limits, Workers
 
 AHEAD = 4  # units submitted for every CPU of the cluster, so that none is idle
@@ -24,7 +24,7 @@ RETRIES = 3  # of a unit whose worker or node was lost
 _asking: dict[Limits, Workers] = {}  # the processes of this Ray worker, used for all its units
 
 
-def _unit(task: Task, limits: Limits) -> list[AnswerLine]:
+def _answer_unit(task: Task, limits: Limits) -> list[AnswerLine]:
     """Return the answers to one task; runs in a Ray worker, which keeps its processes."""
     if limits not in _asking:
         _asking[limits] = Workers(1, limits)
@@ -38,10 +38,10 @@ def ray_answers(tasks: Iterator[Task], address: str, limits: Limits) -> Iterator
     cannot be opened are asked nothing else. `limits` are those of one question. Raises
     BackendUnavailableError where Ray is not there.
     """
-    ray = _joined(address)
-    asked = ray.remote(num_cpus=1, memory=limits.memory, max_retries=RETRIES)(_unit)
+    ray = _connect_ray(address)
+    asked = ray.remote(num_cpus=1, memory=limits.memory, max_retries=RETRIES)(_answer_unit)
     cpus = max(1, int(ray.cluster_resources().get("CPU", 1)))
-    waiting = _units(tasks)
+    waiting = _split_tasks(tasks)
     later: list[Task] = []
     running: dict[Any, tuple[Task, Task | None]] = {}
     while True:
@@ -55,13 +55,13 @@ def ray_answers(tasks: Iterator[Task], address: str, limits: Limits) -> Iterator
         done, _ = ray.wait(list(running), num_returns=1)
         for reference in done:
             task, rest = running.pop(reference)
-            answers = _received(ray, reference, task)
+            answers = _fetch_answers(ray, reference, task)
             yield from answers
             if rest is not None and answers[0].facts.outcome != ERROR:
                 later += [replace(rest, names=(name,)) for name in rest.names]
 
 
-def _units(tasks: Iterator[Task]) -> Iterator[tuple[Task, Task | None]]:
+def _split_tasks(tasks: Iterator[Task]) -> Iterator[tuple[Task, Task | None]]:
     """Yield (task of one question, task to ask after it or None).
 
     What follows `open` in a task is asked only once that is answered.
@@ -74,7 +74,7 @@ def _units(tasks: Iterator[Task]) -> Iterator[tuple[Task, Task | None]]:
             yield from ((replace(task, names=(name,)), None) for name in task.names)
 
 
-def _received(ray: Any, reference: Any, task: Task) -> list[AnswerLine]:
+def _fetch_answers(ray: Any, reference: Any, task: Task) -> list[AnswerLine]:
     """Return the answers of a finished Ray task; an error row where Ray gave it up.
 
     `reference` is Ray's reference of the task's result.
@@ -84,10 +84,10 @@ def _received(ray: Any, reference: Any, task: Task) -> list[AnswerLine]:
         return answers
     except ray.exceptions.RayError as error:
         why = f"Ray gave it up after {RETRIES} more tries: {type(error).__name__}"
-        return [answer_of(row_of(task, task.names[0], None, why=why))]
+        return [encode_answer(make_row(task, task.names[0], None, why=why))]
 
 
-def _joined(address: str) -> Any:
+def _connect_ray(address: str) -> Any:
     """Return the module ray, connected to a cluster; BackendUnavailableError without it."""
     try:
         import ray
@@ -97,13 +97,13 @@ def _joined(address: str) -> Any:
             "out"
         ) from None
     if not ray.is_initialized():
-        _reached(address)
+        _check_reachable(address)
         with chdir(os.path.abspath(os.sep)):  # workers search for modules where this is called
             ray.init(address=address or None, log_to_driver=False, logging_level="ERROR")
     return ray
 
 
-def _reached(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raise BackendUnavailableError if HOST:PORT does not answer, since Ray tries for minutes.
 
     An address without a port is not tried.

@@ -15,7 +15,7 @@ from typing import IO, Any
 from aprfmt.base.installation import install_command
 from aprfmt.base.version import __version__
 from aprfmt.errors import FormatError, OutputError
-from aprfmt.fleet.answer_lines import AnswerLine, answer_of
+from aprfmt.fleet.answer_lines import AnswerLine, encode_answer
 from aprfmt.fleet.model_search import FleetModel
 from aprfmt.fleet.tasks import ERROR, OPEN, SCHEMA, Row
 
@@ -24,10 +24,10 @@ PARQUET = ".parquet"
 
 def row_key(row: Row) -> int:
     """Return a 64-bit hash of a row's model, question and base; there may be millions of rows."""
-    return _key(row["identity"], row["check"], row.get("base_identity", ""))
+    return _hash_key(row["identity"], row["check"], row.get("base_identity", ""))
 
 
-def _key(identity: str, check: str, base: str) -> int:
+def _hash_key(identity: str, check: str, base: str) -> int:
     """Return a 64-bit hash of a question about a model; `base` is the identity of another model."""
     text = f"{identity} {check} {base}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
@@ -55,14 +55,14 @@ class Results:
         self.places: dict[str, tuple[str, ...]] = {}
         if self.lines != path and path.is_file() and not self.lines.is_file():
             _write_lines(self.lines, read_parquet(path))
-        end = self._read()
+        end = self._read_existing()
         try:
             self._file: IO[bytes] = self.lines.open("ab")
             self._file.truncate(end)
         except OSError as error:
             raise OutputError(f"{self.lines}: {error.strerror}; choose another -o") from None
 
-    def _read(self) -> int:
+    def _read_existing(self) -> int:
         """Record the rows that are done, and return the byte where the last whole line ends."""
         end = 0
         if not self.lines.is_file():
@@ -95,7 +95,7 @@ class Results:
         return [
             name
             for name in names
-            if _key(subject.identity, name, other) not in self.done
+            if _hash_key(subject.identity, name, other) not in self.done
             or (name == OPEN and self.places.get(subject.identity) != subject.places)
         ]
 
@@ -163,7 +163,7 @@ COLUMNS = (
 _NESTED = ("findings", "details", "places")  # columns that hold JSON
 
 
-def _pyarrow() -> Any:
+def _import_pyarrow() -> Any:
     """Return the module pyarrow; OutputError where it is not installed."""
     try:
         import pyarrow.parquet
@@ -178,12 +178,12 @@ def _pyarrow() -> Any:
 def check_parquet(path: Path) -> None:
     """Raise OutputError if a Parquet file is asked for and pyarrow is not installed."""
     if path.suffix == PARQUET:
-        _pyarrow()
+        _import_pyarrow()
 
 
 def _write_parquet(path: Path, rows: Iterable[Row]) -> None:
     """Write rows as a Parquet table; nested columns are JSON texts. The file is whole or absent."""
-    arrow = _pyarrow()
+    arrow = _import_pyarrow()
     kinds = {"bytes": arrow.int64(), "seconds": arrow.float64()}
     schema = arrow.schema([(name, kinds.get(name, arrow.string())) for name in COLUMNS])
     new = path.with_name(path.name + ".new")
@@ -208,7 +208,7 @@ def read_rows(path: Path) -> Iterator[Row]:
 
 def read_parquet(path: Path) -> Iterator[Row]:
     """Yield the rows of a scan's Parquet file; FormatError for a file that is not one."""
-    arrow = _pyarrow()
+    arrow = _import_pyarrow()
     try:
         file = arrow.parquet.ParquetFile(path)
         for batch in file.iter_batches(BATCH):
@@ -223,4 +223,4 @@ def _write_lines(path: Path, rows: Iterable[Row]) -> None:
     """Write rows as JSON lines."""
     with path.open("wb") as file:
         for row in rows:
-            file.write(answer_of(row).line)
+            file.write(encode_answer(row).line)

@@ -9,12 +9,12 @@ from typing import Any
 
 from aprfmt.base.data_frames import Row, Tabular
 from aprfmt.errors import UsageError
-from aprfmt.fleet.answer_lines import AnswerLine, answer_of, facts_of
+from aprfmt.fleet.answer_lines import AnswerLine, encode_answer, summary_facts
 from aprfmt.fleet.model_search import FleetModel, Unlisted, find_models
 from aprfmt.fleet.questions import select_questions
 from aprfmt.fleet.results import Results, check_parquet, read_rows
 from aprfmt.fleet.summary import Summary
-from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, row_of
+from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, make_row
 from aprfmt.fleet.workers import Limits, Workers
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
 from aprfmt.remote.traffic import TRAFFIC
@@ -189,29 +189,31 @@ def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanRepo
     check_parquet(request.out)
     met = list(find_models(request.roots))
     subjects = [each for each in met if isinstance(each, FleetModel)]
-    subjects += [_unlisted(each) for each in met if isinstance(each, Unlisted)]
+    subjects += [_placeholder_model(each) for each in met if isinstance(each, Unlisted)]
     with (
         Summary(subjects) as summary,
-        Results(request.out, lambda row: summary.add(facts_of(row))) as results,
+        Results(request.out, lambda row: summary.add(summary_facts(row))) as results,
     ):
         # Places that could not be read are rows at once; all models are asked what is new.
         gathered = _Gathered(results, summary)
         for subject in subjects:
             if not subject.path:
-                row = row_of(Task(subject, (OPEN,)), OPEN, None, why=_why(subject, met))
-                gathered.add(answer_of(row))
-        tasks = list(_tasks((each for each in subjects if each.path), names, results))
+                row = make_row(
+                    Task(subject, (OPEN,)), OPEN, None, why=_unlisted_reason(subject, met)
+                )
+                gathered.add(encode_answer(row))
+        tasks = list(_pending_tasks((each for each in subjects if each.path), names, results))
         units = sum(len(task.names) for task in tasks)
         every = len(names) * sum(bool(each.path) for each in subjects)
         meter = _Meter(request.budget, units, progress)
-        _ask(request, _begun(tasks, meter), gathered, meter)
+        _run_tasks(request, _within_budget(tasks, meter), gathered, meter)
         left = units - meter.given
         # Pairs are known only when the digests of all models are.
         if request.families:
-            pairs = list(_pairs(subjects, gathered))
+            pairs = list(_pair_tasks(subjects, gathered))
             meter.add(len(pairs))
             before = meter.given
-            _ask(request, _begun(pairs, meter), gathered, meter)
+            _run_tasks(request, _within_budget(pairs, meter), gathered, meter)
             left += len(pairs) - (meter.given - before)
         results.finish()
         found = summary.to_json()
@@ -220,13 +222,13 @@ def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanRepo
     )
 
 
-def _unlisted(each: Unlisted) -> FleetModel:
+def _placeholder_model(each: Unlisted) -> FleetModel:
     """Return a model with an empty path that stands for a place where nothing could be read."""
     identity = hashlib.sha256(f"unlisted {each.place}".encode(errors="replace")).hexdigest()
     return FleetModel("", identity, 0, (each.place,))
 
 
-def _why(subject: FleetModel, met: Iterable[FleetModel | Unlisted]) -> str:
+def _unlisted_reason(subject: FleetModel, met: Iterable[FleetModel | Unlisted]) -> str:
     """Return why nothing could be read at the place that a placeholder stands for.
 
     `met` is what the search found.
@@ -236,7 +238,7 @@ def _why(subject: FleetModel, met: Iterable[FleetModel | Unlisted]) -> str:
     )
 
 
-def _tasks(
+def _pending_tasks(
     subjects: Iterable[FleetModel], names: Sequence[str], results: Results
 ) -> Iterator[Task]:
     """Yield a task for each model with its questions that have no answer yet."""
@@ -246,7 +248,7 @@ def _tasks(
             yield Task(subject, tuple(wanted))
 
 
-def _begun(tasks: Iterable[Task], meter: _Meter) -> Iterator[Task]:
+def _within_budget(tasks: Iterable[Task], meter: _Meter) -> Iterator[Task]:
     """Yield tasks until the budget is used up."""
     for task in tasks:
         if not meter.within(task):
@@ -254,7 +256,7 @@ def _begun(tasks: Iterable[Task], meter: _Meter) -> Iterator[Task]:
         yield task
 
 
-def _pairs(subjects: Sequence[FleetModel], gathered: _Gathered) -> Iterator[Task]:
+def _pair_tasks(subjects: Sequence[FleetModel], gathered: _Gathered) -> Iterator[Task]:
     """Yield the tasks about two models: whether the one derives from the other.
 
     `gathered` has the summary that knows the pairs, and the answers that exist.
@@ -266,14 +268,18 @@ def _pairs(subjects: Sequence[FleetModel], gathered: _Gathered) -> Iterator[Task
             yield Task(subject, (DERIVES,), base)
 
 
-def _ask(request: ScanRequest, tasks: Iterator[Task], gathered: _Gathered, meter: _Meter) -> None:
+def _run_tasks(
+    request: ScanRequest, tasks: Iterator[Task], gathered: _Gathered, meter: _Meter
+) -> None:
     """Run tasks, and record each answer."""
-    for answer in _answers(request, tasks, meter):
+    for answer in _answer_tasks(request, tasks, meter):
         gathered.add(answer)
         meter.count()
 
 
-def _answers(request: ScanRequest, tasks: Iterator[Task], meter: _Meter) -> Iterator[AnswerLine]:
+def _answer_tasks(
+    request: ScanRequest, tasks: Iterator[Task], meter: _Meter
+) -> Iterator[AnswerLine]:
     """Yield the answers to tasks, from Ray or from processes of this machine."""
     if request.ray is not None:
         from aprfmt.fleet.ray_tasks import ray_answers

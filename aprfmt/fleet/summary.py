@@ -77,7 +77,7 @@ class Summary:
         if identity not in self._models:
             return
         if facts.tensors:
-            self._forget_tensors(identity)
+            self._delete_tensors(identity)
             self._sql.executemany(
                 "INSERT INTO tensors VALUES (?, ?, ?, ?, ?)",
                 ((raw, decoded, size, identity, key) for raw, decoded, size, key in facts.tensors),
@@ -93,14 +93,14 @@ class Summary:
             (identity, name, facts.base, facts.outcome, facts.found, facts.findings, facts.details),
         )
 
-    def _forget_tensors(self, identity: str) -> None:
+    def _delete_tensors(self, identity: str) -> None:
         """Delete the tensors of a model's earlier answer, which is about to be replaced."""
         known = "SELECT 1 FROM answers WHERE identity = ? AND name = 'digests'"
         if self._sql.execute(known, (identity,)).fetchone():
             self._sql.execute("CREATE INDEX IF NOT EXISTS by_identity ON tensors (identity)")
             self._sql.execute("DELETE FROM tensors WHERE identity = ?", (identity,))
 
-    def _ask(self, text: str, *values: Any) -> Iterator[tuple[Any, ...]]:
+    def _query(self, text: str, *values: Any) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of an SQL query; the indexes are created before the first one."""
         if not self._indexed:  # an index costs less when the rows are there
             self._sql.execute("CREATE INDEX by_raw ON tensors (raw)")
@@ -114,14 +114,14 @@ class Summary:
     def counts(self) -> dict[str, int]:
         """Return {outcome: number of answers}, with all four outcomes."""
         found = dict.fromkeys(("PASS", "FAIL", "NOT_RUN", ERROR), 0)
-        rows = self._ask(
+        rows = self._query(
             "SELECT outcome, count(*) FROM answers WHERE name != ? GROUP BY 1", DERIVES
         )
         return found | {outcome: count for outcome, count in rows}
 
     def models(self) -> list[dict[str, Any]]:
         """Return a JSON row for every model: what it is, and its number of answers by outcome."""
-        lines = self._ask(
+        lines = self._query(
             "SELECT m.model, m.bytes, m.places, m.format, m.arch, m.level, m.encodings, "
             "sum(a.outcome = 'PASS'), sum(a.outcome = 'FAIL'), sum(a.outcome = 'NOT_RUN'), "
             "sum(a.outcome = 'ERROR') FROM models m LEFT JOIN answers a ON a.identity = m.identity "
@@ -145,7 +145,7 @@ class Summary:
     def unread(self) -> list[dict[str, Any]]:
         """Return {model, items} of the models with items that no table lists."""
         count = "json_extract(a.details, '$.items')"
-        lines = self._ask(
+        lines = self._query(
             f"SELECT m.model, sum({count}) FROM answers a JOIN models m ON m.identity = a.identity "
             f"WHERE a.name IN {UNREAD} AND a.details != '' AND {count} > 0 "
             "GROUP BY m.model ORDER BY m.model"
@@ -154,7 +154,7 @@ class Summary:
 
     def damage(self) -> list[dict[str, Any]]:
         """Return a JSON row for every check that failed and every question without an answer."""
-        lines = self._ask(
+        lines = self._query(
             "SELECT m.model, a.name, a.outcome, a.found, a.findings FROM answers a JOIN models m "
             "ON m.identity = a.identity WHERE a.outcome IN ('FAIL', 'ERROR') AND a.name != ? "
             "ORDER BY m.model",
@@ -173,7 +173,7 @@ class Summary:
 
     def faults(self) -> list[dict[str, Any]]:
         """Return {check, outcome, models}: how many models fail each check, the commonest first."""
-        lines = self._ask(
+        lines = self._query(
             "SELECT name, outcome, count(*) FROM answers WHERE outcome IN ('FAIL', 'ERROR') "
             "AND name != ? GROUP BY 1, 2 ORDER BY 3 DESC, 1",
             DERIVES,
@@ -191,12 +191,12 @@ class Summary:
             "GROUP BY raw HAVING copies > 1"
         )
         tensors, saved = next(
-            self._ask(f"SELECT count(*), coalesce(sum(size * (copies - 1)), 0) FROM ({groups})")
+            self._query(f"SELECT count(*), coalesce(sum(size * (copies - 1)), 0) FROM ({groups})")
         )
-        worst = self._ask(f"{groups} ORDER BY size * (copies - 1) DESC, raw LIMIT {MANY}")
+        worst = self._query(f"{groups} ORDER BY size * (copies - 1) DESC, raw LIMIT {MANY}")
         listed = []
         for raw, size, copies, models in worst:
-            where = self._ask(
+            where = self._query(
                 "SELECT m.model, t.key FROM tensors t JOIN models m ON m.identity = t.identity "
                 "WHERE t.raw = ? ORDER BY 1, 2 LIMIT 5",
                 raw,
@@ -218,13 +218,13 @@ class Summary:
         Of one model there are at most `each`, those that share most decoded tensors with it first.
         """
         quantized = list(
-            self._ask(
+            self._query(
                 "SELECT identity, shapes FROM models WHERE quantized AND shapes IS NOT NULL "
                 "ORDER BY model"
             )
         )
         for identity, shapes in quantized:
-            bases = self._ask(
+            bases = self._query(
                 "SELECT b.identity, (SELECT count(*) FROM tensors x JOIN tensors y "
                 "ON x.decoded = y.decoded AND x.key = y.key WHERE x.identity = ? "
                 "AND y.identity = b.identity) AS shared FROM models b WHERE b.shapes = ? "
@@ -242,7 +242,7 @@ class Summary:
         The proof is that encoding the base again gives the tensors, or that decoded tensors are
         equal.
         """
-        proven = self._ask(
+        proven = self._query(
             "SELECT m.model, b.model, a.found, a.details FROM answers a "
             "JOIN models m ON m.identity = a.identity JOIN models b ON b.identity = a.base "
             "WHERE a.name = ? AND a.outcome = 'PASS' ORDER BY 2, 1",
@@ -258,11 +258,11 @@ class Summary:
             }
             for model, base, said, details in proven
         ]
-        return [*found, *self._alike()]
+        return [*found, *self._equal_models()]
 
-    def _alike(self) -> Iterator[dict[str, Any]]:
+    def _equal_models(self) -> Iterator[dict[str, Any]]:
         """Yield a row of `families` for each two models that share most decoded tensors."""
-        lines = self._ask(
+        lines = self._query(
             "WITH counted AS (SELECT identity, count(*) AS n FROM tensors GROUP BY 1), "
             "some AS (SELECT DISTINCT t.decoded, t.key, m.model, t.identity FROM tensors t "
             "JOIN models m ON m.identity = t.identity WHERE t.decoded IS NOT NULL), "
@@ -281,9 +281,9 @@ class Summary:
             said = f"{shared} of {of} tensors have the same values"
             yield {"model": model, "base": base, "proof": proof, "found": said, "details": {}}
 
-    def drift(self) -> list[dict[str, Any]]:
+    def template_drift(self) -> list[dict[str, Any]]:
         """Return {vocabulary, templates} of vocabularies with several chat templates."""
-        lines = self._ask(
+        lines = self._query(
             "SELECT vocabulary, template, count(*), min(model) FROM models WHERE vocabulary IN "
             "(SELECT vocabulary FROM models WHERE vocabulary IS NOT NULL GROUP BY 1 "
             "HAVING count(DISTINCT template) > 1) GROUP BY 1, 2 ORDER BY 1, 3 DESC"
@@ -305,5 +305,5 @@ class Summary:
             "faults": self.faults(),
             "copies": self.copies(),
             "families": self.families(),
-            "templates": self.drift(),
+            "templates": self.template_drift(),
         }

@@ -34,7 +34,7 @@ class Task:
     base: FleetModel | None = None
 
 
-def row_of(
+def make_row(
     task: Task, name: str, said: QuestionAnswer | None, seconds: float = 0.0, why: str = ""
 ) -> Row:
     """Return the row of an answer, or of an ERROR with the reason `why` where there is none.
@@ -77,7 +77,7 @@ class Asker:
             began = time.perf_counter()
             said: QuestionAnswer | None
             try:
-                said, why = self._said(task, name), ""
+                said, why = self._answer_question(task, name), ""
             except NotRun as reason:
                 said, why = QuestionAnswer("NOT_RUN", str(reason)), ""
             except MemoryError:
@@ -86,20 +86,20 @@ class Asker:
                 said, why = None, str(error)
             except Exception as error:  # a file that breaks a check may not stop the scan
                 said, why = None, f"{type(error).__name__}: {error}"
-            yield row_of(task, name, said, time.perf_counter() - began, why)
+            yield make_row(task, name, said, time.perf_counter() - began, why)
             if said is None and name == OPEN:
                 return
 
-    def _said(self, task: Task, name: str) -> QuestionAnswer:
+    def _answer_question(self, task: Task, name: str) -> QuestionAnswer:
         """Return the answer to one question of a task."""
         if task.base is not None:
             return check_derives(task.subject, task.base)
-        context = self._opened(task.subject)
+        context = self._open_context(task.subject)
         if name == OPEN:
             return check_opens(context)
         return self._table[name].ask(context)
 
-    def _opened(self, subject: FleetModel) -> CheckContext:
+    def _open_context(self, subject: FleetModel) -> CheckContext:
         """Return the context of a model, which is opened unless it is open already."""
         if self._context is None or self._at != subject:
             self.close()

@@ -13,7 +13,7 @@ import sys
 from contextlib import suppress
 from typing import IO
 
-from aprfmt.fleet.answer_lines import AnswerLine, answer_of
+from aprfmt.fleet.answer_lines import AnswerLine, encode_answer
 from aprfmt.fleet.tasks import Asker
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -26,24 +26,24 @@ def main(memory: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    _bound_memory(memory)
+    _limit_memory(memory)
     asker = Asker()
     with suppress(EOFError, BrokenPipeError):
         while True:
             task, before = pickle.load(sys.stdin.buffer), TRAFFIC.requests
             for row in asker.answers(task):
-                _send(pipe, answer_of(row))
-            _send(pipe, TRAFFIC.requests - before)
+                _write_message(pipe, encode_answer(row))
+            _write_message(pipe, TRAFFIC.requests - before)
 
 
-def _send(pipe: IO[bytes], message: AnswerLine | int) -> None:
+def _write_message(pipe: IO[bytes], message: AnswerLine | int) -> None:
     """Write a pickled message to the pipe, after its length in bytes."""
     data = pickle.dumps(message)
     pipe.write(HEAD.pack(len(data)) + data)
     pipe.flush()
 
 
-def _bound_memory(size: int) -> None:
+def _limit_memory(size: int) -> None:
     """Limit the process's own memory to `size` bytes; mapped files do not count.
 
     Windows has no such limit.

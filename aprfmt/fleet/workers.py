@@ -17,8 +17,8 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from aprfmt.base.child_process import start_module
-from aprfmt.fleet.answer_lines import AnswerLine, answer_of
-from aprfmt.fleet.tasks import OPEN, Task, row_of
+from aprfmt.fleet.answer_lines import AnswerLine, encode_answer
+from aprfmt.fleet.tasks import OPEN, Task, make_row
 from aprfmt.fleet.worker_process import HEAD
 from aprfmt.remote.paths import is_remote, parse_location
 
@@ -38,13 +38,13 @@ class Limits:
     memory: int = 4 << 30
 
 
-def _allowed() -> list[str]:
+def _worker_arguments() -> list[str]:
     """Return the command-line arguments that pass this process's --allow-http to a worker."""
     guard = sys.modules.get("aprfmt.remote.address_policy")
     return ["--allow-http"] if guard is not None and guard.POLICY.plain_http else []
 
 
-def _small(task: Task) -> bool:
+def _is_small(task: Task) -> bool:
     """Return whether a task's models are small and local, so that a busy worker may have it."""
     sides = [task.subject] if task.base is None else [task.subject, task.base]
     return sum(side.bytes for side in sides) <= SMALL and not any(
@@ -62,14 +62,16 @@ class _Worker:
         """Start the process, and a thread that puts its output on the queue `heard`."""
         self._limits = limits
         self._heard = heard
-        self.process = start_module("aprfmt.fleet.worker_process", str(limits.memory), *_allowed())
+        self.process = start_module(
+            "aprfmt.fleet.worker_process", str(limits.memory), *_worker_arguments()
+        )
         self.tasks: deque[Task] = deque()
         self.done = 0
         self.until = 0.0
         self._begun = b""  # of a message that has not come whole
-        threading.Thread(target=self._listen, daemon=True).start()
+        threading.Thread(target=self._read_output, daemon=True).start()
 
-    def _listen(self) -> None:
+    def _read_output(self) -> None:
         """Put what the process writes on the queue, and b"" at its end; runs in a thread."""
         assert self.process.stdout is not None
         with suppress(OSError, ValueError):
@@ -90,7 +92,9 @@ class _Worker:
 
     def takes(self, task: Task) -> bool:
         """Return whether a task may be sent: the worker has none, or one and both are small."""
-        return not self.tasks or (len(self.tasks) == 1 and _small(task) and _small(self.tasks[0]))
+        return not self.tasks or (
+            len(self.tasks) == 1 and _is_small(task) and _is_small(self.tasks[0])
+        )
 
     def messages(self, some: bytes) -> Iterator[AnswerLine | int]:
         """Yield the messages completed by the bytes `some`: an answer, or a task's request count.
@@ -160,7 +164,7 @@ class Workers:
         """Yield the answers to all tasks as they come; tasks are taken as workers become free."""
         waiting = _Waiting(tasks)
         while True:
-            self._fill(waiting)
+            self._assign_tasks(waiting)
             busy = [worker for worker in self._all if worker.tasks]
             if not busy:
                 return
@@ -170,21 +174,21 @@ class Workers:
             except queue.Empty:
                 worker = next(worker for worker in busy if worker.until == first)
                 why = f"took longer than {self._limits.seconds:g} s (--unit-time)"
-                yield from self._lost(worker, why, waiting)
+                yield from self._replace_worker(worker, why, waiting)
                 continue
             if worker not in self._all:
                 continue  # output of a worker that was killed here
             if not some:
                 code = worker.end()
                 why = f"the process ended with {code}: killed, or out of memory"
-                yield from self._lost(worker, why, waiting)
+                yield from self._replace_worker(worker, why, waiting)
             for message in worker.messages(some):
                 if isinstance(message, int):
                     self.requests += message
                 else:
                     yield message
 
-    def _fill(self, waiting: "_Waiting") -> None:
+    def _assign_tasks(self, waiting: "_Waiting") -> None:
         """Give tasks to the workers that have none, then to those that can take one more.
 
         A worker is started only for a task. `waiting` are the tasks that no worker has.
@@ -200,7 +204,9 @@ class Workers:
             self._all.append(_Worker(self._limits, self._heard))
             self._all[-1].give(waiting.take())
 
-    def _lost(self, worker: _Worker, why: str, waiting: "_Waiting") -> Iterator[AnswerLine]:
+    def _replace_worker(
+        self, worker: _Worker, why: str, waiting: "_Waiting"
+    ) -> Iterator[AnswerLine]:
         """Yield an error for the question a lost worker was at; its others wait again.
 
         `why` says how it was lost.
@@ -217,7 +223,7 @@ class Workers:
         left = task.names[worker.done + 1 :]
         if left and name != OPEN:  # of a model that cannot be opened nothing else is asked
             waiting.again.append(replace(task, names=left))
-        yield answer_of(row_of(task, name, None, why=why))
+        yield encode_answer(make_row(task, name, None, why=why))
 
 
 class _Waiting:

@@ -176,7 +176,7 @@ def checksum_matches(source: Source, known: Callable[[], Mapping[Path, int]] = d
     Reads every byte, except of files in `known()`, which gives their CRC-32 by path.
     """
     while isinstance(source, Overlay):
-        source = source.beneath
+        source = source.wrapped_source
     check = FORMATS[source.format].checksum
     return None if check is None else check(source, known())
 

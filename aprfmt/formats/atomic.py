@@ -123,10 +123,10 @@ class FileSet:
         with as_output_error(path, "cannot be written"):
             if self._folder is not None:
                 self._prepare_folder(self._folder)
-                final = self._inside(path, self._folder)
+                final = self._final_in_folder(path, self._folder)
                 old = _status(final)
             else:
-                final, old = self._beside(path)
+                final, old = self._prepare_file(path)
             if any(file.final == final for file in self._files):
                 raise OutputError(f"{path}: is written twice by one run; give two names")
             temporary = final.parent / temporary_name(final.name)
@@ -134,7 +134,7 @@ class FileSet:
                 temporary = self._staging / final.relative_to(self._target)
                 if temporary.parent != self._staging:
                     temporary.parent.mkdir(exist_ok=True)
-            file = self._new(path, temporary, final)
+            file = self._new_file(path, temporary, final)
             self._files.append(file)  # before it is made, as an interrupt may come right after
             try:
                 file.open(old)
@@ -157,7 +157,7 @@ class FileSet:
         for file in self._files:
             file.close()
 
-    def staged(self, path: Path) -> Path:
+    def temporary_path(self, path: Path) -> Path:
         """Return the temporary path of the file that will be published as `path`."""
         return next(file.temporary for file in self._files if file.path == path)
 
@@ -169,7 +169,7 @@ class FileSet:
         with delay_signals():
             if self._target is not None and self._files:
                 with as_output_error(self._folder or self._target, "cannot be put in place"):
-                    if self._staging is None or not self._swap(self._staging, self._target):
+                    if self._staging is None or not self._swap_folder(self._staging, self._target):
                         self._publish_inside(self._target)
             self._files = []
             self._closed = True
@@ -214,11 +214,11 @@ class FileSet:
             self._files = []
             self._staging = None
 
-    def _new(self, path: Path, temporary: Path, final: Path) -> OutputFile:
+    def _new_file(self, path: Path, temporary: Path, final: Path) -> OutputFile:
         """Return a new OutputFile; subclasses make their own kind."""
         return OutputFile(path, temporary, final)
 
-    def _beside(self, path: Path) -> tuple[Path, os.stat_result | None]:
+    def _prepare_file(self, path: Path) -> tuple[Path, os.stat_result | None]:
         """Return (final path, old file's status or None) of a file outside a folder set.
 
         Raises OutputError if it cannot be written there.
@@ -231,7 +231,7 @@ class FileSet:
         if not final.parent.is_dir():
             raise OutputError(f"{path}: there is no folder {final.parent}; make it first")
         if self._target is None:
-            _put_in_order(final.parent)
+            _clean_folder(final.parent)
             self._target = final.parent
         elif self._target != final.parent:
             raise OutputError(
@@ -245,7 +245,7 @@ class FileSet:
             raise OutputError(f"{path}: exists; use --force to replace it")
         return final, old
 
-    def _inside(self, path: Path, folder: Path) -> Path:
+    def _final_in_folder(self, path: Path, folder: Path) -> Path:
         """Return the final path of a file of the folder; an old link of that name is not followed.
 
         OutputError for a path that is not directly inside `folder` (or one deeper with `nested`).
@@ -270,20 +270,20 @@ class FileSet:
         if old is not None:
             if not stat.S_ISDIR(old.st_mode):
                 raise OutputError(f"{folder}: exists and is not a folder; give another name")
-            _put_in_order(target)
+            _clean_folder(target)
             self._check_old(folder, target)
         elif target.is_symlink():
             raise OutputError(f"{folder}: is a link that leads nowhere; remove it")
         elif not target.parent.is_dir():
             raise OutputError(f"{folder}: there is no folder {target.parent}; make it first")
         # A mount point or the working folder stays, and gets its files by a journal.
-        if old is None or not _must_stay(target):
-            self._stage(target, old)
+        if old is None or not _is_unswappable(target):
+            self._make_staging_folder(target, old)
         if self._nested and self._staging is None:
             raise OutputError(f"{folder}: {_NOT_AT_ONCE}")
         self._target = target
 
-    def _stage(self, target: Path, old: os.stat_result | None) -> None:
+    def _make_staging_folder(self, target: Path, old: os.stat_result | None) -> None:
         """Make the hidden sibling folder, if the old folder can be replaced as a whole.
 
         `old` is the old folder's status, or None. Sets `_staging`.
@@ -309,14 +309,14 @@ class FileSet:
         names = [name for name in sorted(os.listdir(target)) if not _is_hidden(name)]
         if names and not self._force:
             raise OutputError(f"{folder}: exists and is not empty; use --force to replace it")
-        foreign = next((name for name in names if not self._replaceable(target, name)), None)
+        foreign = next((name for name in names if not self._is_replaceable(target, name)), None)
         if foreign is not None:
             raise OutputError(
                 f"{folder}: holds {foreign}, which is not part of a model as written here and "
                 "would be lost; move it away or choose another folder"
             )
 
-    def _replaceable(self, folder: Path, name: str) -> bool:
+    def _is_replaceable(self, folder: Path, name: str) -> bool:
         """Return whether an old file or subfolder of the folder may be removed: `ours` says so."""
         if not self._ours(name) or not stat.S_ISDIR(os.lstat(folder / name).st_mode):
             return self._ours(name)
@@ -326,7 +326,7 @@ class FileSet:
             for inner in os.listdir(folder / name)
         )
 
-    def _swap(self, staging: Path, target: Path) -> bool:
+    def _swap_folder(self, staging: Path, target: Path) -> bool:
         """Publish the hidden sibling in one step; return whether the old folder allows it."""
         self.check()
         for folder in {staging, *(file.temporary.parent for file in self._files)}:
@@ -348,14 +348,14 @@ class FileSet:
             raise
         self._staging = None
         if swapped:
-            self._retire(staging, target)
+            self._remove_old_folder(staging, target)
         return True
 
-    def _retire(self, old: Path, new: Path) -> None:
+    def _remove_old_folder(self, old: Path, new: Path) -> None:
         """Remove the old folder; files of other programs in it go to the new one first."""
         try:
             for name in os.listdir(old):
-                if not _is_hidden(name) and not self._replaceable(old, name):
+                if not _is_hidden(name) and not self._is_replaceable(old, name):
                     os.rename(old / name, new / name)
         except OSError as error:
             kept = Path(f"{new}.old-{os.urandom(4).hex()}")
@@ -370,18 +370,20 @@ class FileSet:
         if self._nested:
             raise OutputError(f"{target}: {_NOT_AT_ONCE}")
         if self._staging is not None:
-            self._bring(target, [temporary_name(file.final.name) for file in self._files])
+            self._move_into_target(
+                target, [temporary_name(file.final.name) for file in self._files]
+            )
         moves = [(file.temporary.name, file.final.name) for file in self._files]
         gone: list[str] = []
         if self._folder is not None:
             gone = [
                 name
                 for name in sorted(os.listdir(target))
-                if not _is_hidden(name) and self._replaceable(target, name)
+                if not _is_hidden(name) and self._is_replaceable(target, name)
             ]
         publish_set(target, moves, gone, check=self.check)
 
-    def _bring(self, target: Path, names: Sequence[str]) -> None:
+    def _move_into_target(self, target: Path, names: Sequence[str]) -> None:
         """Move the staged files into `target`, under the hidden names `names`."""
         for file, name in zip(self._files, names, strict=True):
             os.rename(file.temporary, target / name)
@@ -401,7 +403,7 @@ def _same_file(facts: os.stat_result, identity: str) -> bool:
     return file_identity(facts).split(":")[:3] == identity.split(":")[:3]
 
 
-def _must_stay(folder: Path) -> bool:
+def _is_unswappable(folder: Path) -> bool:
     """Return whether `folder` must not be swapped: a mount point, or the working folder.
 
     After a swap, a shell in this folder would still be in the removed one.
@@ -413,7 +415,7 @@ def _must_stay(folder: Path) -> bool:
     return os.path.ismount(folder) or here.is_relative_to(folder)
 
 
-def _put_in_order(folder: Path) -> None:
+def _clean_folder(folder: Path) -> None:
     """Complete what killed runs left half published in `folder`, then remove their leftovers."""
     complete_renames(folder)
     complete_patches(folder)

@@ -30,7 +30,7 @@ class BackgroundSync:
         with self._turn:
             if self._running is not None and self._running.is_alive():
                 return False
-            self._tell()
+            self._raise_error()
             self._running = threading.Thread(
                 target=self._sync, args=(fd,), name="aprfmt-sync", daemon=True
             )
@@ -42,7 +42,7 @@ class BackgroundSync:
         with self._turn:
             if self._running is not None:
                 self._running.join()
-            self._tell()
+            self._raise_error()
 
     def _sync(self, fd: int) -> None:
         """Sync the file; an OSError is stored, to be raised by the next call."""
@@ -52,7 +52,7 @@ class BackgroundSync:
         except OSError as error:
             self._error = error
 
-    def _tell(self) -> None:
+    def _raise_error(self) -> None:
         """Raise the stored OSError of an earlier sync, once."""
         error, self._error = self._error, None
         if error is not None:

@@ -50,29 +50,29 @@ def check_json_limits(raw: bytes, where: str, max_depth: int) -> None:
 
     `where` begins the message.
     """
-    passed = [_passed(budget, raw, len(raw)) for budget in BUDGETS]
+    passed = [_marks_over_budget(budget, raw, len(raw)) for budget in BUDGETS]
     deep = raw.count(b"[") + raw.count(b"{") > max_depth
     if not any(passed) and not deep:
         return
     marks = _structure(raw)  # without the contents of strings
     for budget in BUDGETS:
-        if found := _passed(budget, marks, len(raw)):
+        if found := _marks_over_budget(budget, marks, len(raw)):
             raise FormatError(
                 f"{where}: {found} {budget.what} in {len(raw)} bytes of JSON, the limit is "
-                f"{_limit(budget, len(raw))}"
+                f"{_budget_limit(budget, len(raw))}"
             )
     if deep:
         _check_depth(marks.translate(None, _NO_BRACKETS), where, max_depth)
 
 
-def _limit(budget: Budget, size: int) -> int:
+def _budget_limit(budget: Budget, size: int) -> int:
     """Return how many marks a budget allows in `size` bytes of text."""
     return budget.free + size // budget.each
 
 
-def _passed(budget: Budget, raw: bytes, size: int) -> int:
+def _marks_over_budget(budget: Budget, raw: bytes, size: int) -> int:
     """Return the number of a budget's marks in `raw`; 0 if `size` bytes may have that many."""
-    limit = _limit(budget, size)
+    limit = _budget_limit(budget, size)
     if len(raw) <= limit:
         return 0
     found = sum(raw.count(budget.marks[at : at + 1]) for at in range(len(budget.marks)))
@@ -156,9 +156,9 @@ def loads(
     check_json_limits(raw, where, max_depth)
     decoder = json.JSONDecoder(
         object_pairs_hook=_DUPLICATES[duplicates](where),
-        parse_constant=None if nonfinite else _refuse_constant(where),
-        parse_int=_integer(where) if _LONG in raw.translate(_DIGITS) else None,
-        parse_float=None if nonfinite else _finite(where),
+        parse_constant=None if nonfinite else _constant_refuser(where),
+        parse_int=_integer_parser(where) if _LONG in raw.translate(_DIGITS) else None,
+        parse_float=None if nonfinite else _finite_float_parser(where),
     )
     try:
         with pause_collector():  # parsing makes no cycles, and the walks double its time
@@ -197,7 +197,7 @@ def dumps(value: Any, where: str = "JSON") -> str:
     return _SURROGATE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
-def _unique(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+def _refuse_duplicates(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
     """Return an object hook that raises FormatError if a key occurs twice."""
 
     def build(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -221,7 +221,7 @@ class DuplicateKeys(dict[str, Any]):
     keys_twice: frozenset[str] = frozenset()
 
 
-def _marked(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
+def _mark_duplicates(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
     """Return an object hook that turns an object with duplicate keys into a DuplicateKeys.
 
     `where` is not used: hooks that raise need it for their message.
@@ -241,13 +241,13 @@ def _marked(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
 
 
 _DUPLICATES: dict[str, Callable[[str], Any]] = {
-    "refuse": _unique,
+    "refuse": _refuse_duplicates,
     "last": lambda where: None,
-    "mark": _marked,
+    "mark": _mark_duplicates,
 }
 
 
-def _integer(where: str) -> Callable[[str], int]:
+def _integer_parser(where: str) -> Callable[[str], int]:
     """Return a parser of integers that raises FormatError beyond MAX_DIGITS digits."""
 
     def parse(text: str) -> int:
@@ -261,7 +261,7 @@ def _integer(where: str) -> Callable[[str], int]:
     return parse
 
 
-def _finite(where: str) -> Callable[[str], float]:
+def _finite_float_parser(where: str) -> Callable[[str], float]:
     """Return a parser of floats that raises FormatError for a number beyond float64."""
 
     def parse(text: str) -> float:
@@ -274,7 +274,7 @@ def _finite(where: str) -> Callable[[str], float]:
     return parse
 
 
-def _refuse_constant(where: str) -> Callable[[str], NoReturn]:
+def _constant_refuser(where: str) -> Callable[[str], NoReturn]:
     """Return a function that raises FormatError for NaN or Infinity."""
 
     def refuse(name: str) -> NoReturn:

@@ -39,11 +39,11 @@ def install_signal_handlers() -> None:
     if threading.current_thread() is not threading.main_thread():
         return  # only the main thread may install handlers
 
-    def leave(number: int, frame: FrameType | None) -> NoReturn:
+    def raise_exit(number: int, frame: FrameType | None) -> NoReturn:
         """Raise SystemExit with 128 plus the signal's number."""
         raise SystemExit(128 + number)
 
     for name in ("SIGTERM", "SIGHUP"):
         number = getattr(signal, name, None)
         if number is not None and signal.getsignal(number) == signal.SIG_DFL:
-            signal.signal(number, leave)
+            signal.signal(number, raise_exit)

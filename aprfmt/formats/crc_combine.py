@@ -38,11 +38,11 @@ class RunningChecksum:
             piece.crc = crc32(data, before)
         else:
 
-            def summing() -> None:
+            def compute_crc() -> None:
                 """Set the piece's CRC-32; runs in another thread during the write."""
                 piece.crc = crc32(data, before)
 
-            worker = threading.Thread(target=summing)
+            worker = threading.Thread(target=compute_crc)
             worker.start()
             try:
                 write(data)
@@ -56,7 +56,7 @@ class RunningChecksum:
         piece.crc = combine_crcs(piece.crc or 0, crc, nbytes)
         piece.nbytes += nbytes
 
-    def leave(self, nbytes: int) -> ChecksumPiece:
+    def reserve(self, nbytes: int) -> ChecksumPiece:
         """Count `nbytes` that other threads write; return the piece whose CRC-32 to set later."""
         left = ChecksumPiece(nbytes, None)
         self._pieces += [left, ChecksumPiece()]
@@ -85,11 +85,11 @@ def combine_crcs(first: int, second: int, length: int) -> int:
     Appending zeros is linear over GF(2): A's CRC goes through the operators for 2^n zero bytes, for
     every bit n of `length`. The method is that of zlib's crc32_combine.
     """
-    return _times(_zeros(length), first) ^ second
+    return _apply_operator(_append_zeros_operator(length), first) ^ second
 
 
 @lru_cache(256)
-def _zeros(length: int) -> Sequence[int]:
+def _append_zeros_operator(length: int) -> Sequence[int]:
     """Return the GF(2) operator (32 rows) on a CRC that appends `length` zero bytes.
 
     Results are cached: pieces of files have few lengths.
@@ -97,23 +97,23 @@ def _zeros(length: int) -> Sequence[int]:
     operator: Sequence[int] = [1 << bit for bit in range(32)]
     for power in range(length.bit_length()):
         if length >> power & 1:
-            operator = [_times(_zero_bytes(power), row) for row in operator]
+            operator = [_apply_operator(_append_power_operator(power), row) for row in operator]
     return operator
 
 
 @cache
-def _zero_bytes(power: int) -> Sequence[int]:
+def _append_power_operator(power: int) -> Sequence[int]:
     """Return the operator that appends 2^`power` zero bytes: the one of half of them, twice."""
     if power:
-        operator = _zero_bytes(power - 1)
-        return [_times(operator, row) for row in operator]
+        operator = _append_power_operator(power - 1)
+        return [_apply_operator(operator, row) for row in operator]
     operator = [0xEDB88320, *(1 << bit for bit in range(31))]  # one zero bit
     for _ in range(3):
-        operator = [_times(operator, row) for row in operator]
+        operator = [_apply_operator(operator, row) for row in operator]
     return operator
 
 
-def _times(operator: Sequence[int], vector: int) -> int:
+def _apply_operator(operator: Sequence[int], vector: int) -> int:
     """Return the product over GF(2) of an operator (32 rows) and a 32-bit vector."""
     result = 0
     for row in operator:

@@ -23,7 +23,7 @@ MAX_DIMS = 64  # ggml has 4, APR's writer 8, safetensors no limit; beyond this i
 
 
 @lru_cache(maxsize=64)
-def _layout(fmt: str) -> struct.Struct:
+def _compiled_struct(fmt: str) -> struct.Struct:
     """Return the compiled struct of a format string; the last 64 are cached."""
     return struct.Struct(fmt)
 
@@ -104,7 +104,7 @@ class Cursor:
 
         `fmt` has no byte-order mark: the cursor's own order is used.
         """
-        layout = _layout(self.order + fmt)
+        layout = _compiled_struct(self.order + fmt)
         self.need(layout.size, what)
         values = layout.unpack_from(self.buffer, self.offset)
         self.offset += layout.size

@@ -86,7 +86,7 @@ class Structure:
     infos: dict[str, TensorInfo]
     notes: list[Note]
 
-    def sound(self) -> list[TensorInfo]:
+    def undamaged_infos(self) -> list[TensorInfo]:
         """Return the infos of the tensors that have no fault so far."""
         return [info for name, info in self.infos.items() if name not in self.faults.broken]
 

@@ -109,7 +109,7 @@ def foreign_file(path: Path, head: bytes, size: int) -> str:
     """
     if not head:
         return ""
-    named = _by_name(path)
+    named = _extension_meaning(path)
     # A zip archive with a known extension is another program's model.
     if named and head.startswith(b"PK\x03\x04"):
         return named
@@ -136,7 +136,7 @@ def foreign_file(path: Path, head: bytes, size: int) -> str:
         return _SAVED_PAGE
     if _ANSWER.match(head):
         return _SAVED_ERROR.format(escape(head.decode("utf-8", "replace").strip(), 80))
-    if _imatrix(head, size):
+    if _is_old_imatrix(head, size):
         return (
             "an importance matrix (imatrix, the older form), not a model; "
             f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {path} uses it"
@@ -164,17 +164,17 @@ def text_kind(head: bytes) -> str:
 
 def foreign_folder(folder: Path) -> str:
     """Return a clause on what a folder is or contains: "holds X, ..."; "" if nothing is known."""
-    named = _by_name(folder)
+    named = _extension_meaning(folder)
     if named:
         return f"is {named}"
     for path in sorted(folder.iterdir()):
-        what = _by_name(path)
+        what = _extension_meaning(path)
         if what:
             return f"holds {path.name}, {what}"
     return ""
 
 
-def _by_name(path: Path) -> str:
+def _extension_meaning(path: Path) -> str:
     """Return what a name's extension means, and what to do; "" for an unknown one."""
     what = EXTENSIONS.get(path.suffix.lower(), "")
     if not what:
@@ -184,7 +184,7 @@ def _by_name(path: Path) -> str:
     return f"{what}, {_ELSEWHERE}"
 
 
-def _imatrix(head: bytes, size: int) -> bool:
+def _is_old_imatrix(head: bytes, size: int) -> bool:
     """Return whether a file begins as llama.cpp's older importance matrix: entries, then a name."""
     if len(head) < 12:
         return False

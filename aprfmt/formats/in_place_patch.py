@@ -70,7 +70,7 @@ def refuse_half_changed(path: Path) -> None:
     if isinstance(path, RemotePath):
         return
     real = Path(os.path.realpath(path))
-    record = _record(real, patch_path(real)) if os.path.lexists(patch_path(real)) else None
+    record = _read_record(real, patch_path(real)) if os.path.lexists(patch_path(real)) else None
     if record is None:
         return
     todo = "give the same aprfmt set --in-place again, or write anything into this folder, which "
@@ -88,22 +88,22 @@ def refuse_half_changed(path: Path) -> None:
 def complete_patches(folder: Path) -> None:
     """Complete every change in place that a killed run left unfinished in `folder`."""
     with as_output_error(folder, "cannot be listed"):
-        names = [name for name in os.listdir(folder) if _target(name)]
+        names = [name for name in os.listdir(folder) if _target_name(name)]
     if not names:
         return
     what = "an interrupted change in this folder cannot be completed"
     with as_output_error(folder, what), lock_folder(folder) as lock, delay_signals():
         # Patches of other files are left, those that we did not sign are reported.
         for name in names:
-            path = folder / _target(name)
-            record = _record(path, folder / name)
+            path = folder / _target_name(name)
+            record = _read_record(path, folder / name)
             if record is None:
                 continue
             if not record.signed:
-                announce(_left(folder / name))
+                announce(_foreign_patch_note(folder / name))
                 continue
-            _write(path, record.pieces)
-            _finish(lock, folder / name)
+            _write_pieces(path, record.pieces)
+            _remove_patch(lock, folder / name)
             text = "an earlier change in place was ended before its end; completed"
             announce(Note("warning", str(path), text, "completed_write"))
 
@@ -120,7 +120,7 @@ def patch_file(path: Path, pieces: Sequence[Patch], identity: str) -> None:
     payload = b"".join(data for _, data in pieces)
     record = patch_path(path)
     with lock_folder(path.parent) as lock, delay_signals():
-        facts = _facts(path)
+        facts = _status(path)
         if facts is None or file_identity(facts) != identity:
             raise OutputError(f"{path}: was changed by somebody else meanwhile; it is left alone")
         if os.path.lexists(record):
@@ -129,7 +129,7 @@ def patch_file(path: Path, pieces: Sequence[Patch], identity: str) -> None:
                 "noted, and is no change that can be completed; check the file and remove it, or "
                 "write a copy with -o"
             )
-        head = _signed({
+        head = _add_signature({
             "schema": SCHEMA,
             "file": inode_identity(facts),
             "pieces": [[offset, len(data)] for offset, data in pieces],
@@ -138,14 +138,14 @@ def patch_file(path: Path, pieces: Sequence[Patch], identity: str) -> None:
         if not head["signature"]:
             raise OutputError(f"{path}: cannot be changed in place: {NO_KEY}; write a copy with -o")
         draft = path.parent / temporary_name(record.name)
-        with _removed(draft), as_output_error(path, "cannot be changed"):
-            os.close(_open(path))  # is it there to be written?
-            _send(draft, bounded_json.dumps(head).encode() + b"\n" + payload)
+        with _remove_on_error(draft), as_output_error(path, "cannot be changed"):
+            os.close(_open_for_change(path))  # is it there to be written?
+            _write_new_file(draft, bounded_json.dumps(head).encode() + b"\n" + payload)
             os.replace(draft, record)
             lock.sync()
         try:
-            _write(path, pieces)
-            _finish(lock, record)
+            _write_pieces(path, pieces)
+            _remove_patch(lock, record)
         except OSError as error:
             raise output_error(
                 path,
@@ -160,7 +160,7 @@ def inode_identity(facts: os.stat_result) -> str:
     return f"{facts.st_ino}:{facts.st_size}:{facts.st_uid}"
 
 
-def _facts(path: Path) -> os.stat_result | None:
+def _status(path: Path) -> os.stat_result | None:
     """Return the status of the file that a path leads to; None if there is none."""
     try:
         return os.stat(path)
@@ -168,7 +168,7 @@ def _facts(path: Path) -> os.stat_result | None:
         return None
 
 
-def _left(record: Path) -> Note:
+def _foreign_patch_note(record: Path) -> Note:
     """Return the warning that a patch of somebody else was left alone."""
     text = (
         f"is left alone: it is not signed by the key of this user ({key_path()}); who made it can "
@@ -177,7 +177,7 @@ def _left(record: Path) -> Note:
     return Note("warning", str(record), text, "foreign_journal")
 
 
-def _signed(head: dict[str, Any]) -> dict[str, Any]:
+def _add_signature(head: dict[str, Any]) -> dict[str, Any]:
     """Return a patch's JSON object with its signature, "" without a key."""
     return head | {"signature": sign(SCHEMA, bounded_json.dumps(head).encode())}
 
@@ -217,12 +217,12 @@ def _is_place(place: object) -> bool:
     )
 
 
-def _target(name: str) -> str:
+def _target_name(name: str) -> str:
     """Return the name of the file that a patch changes, by the patch's name; "" for others."""
     return name[1 : -len(SUFFIX)] if name.startswith(".") and name.endswith(SUFFIX) else ""
 
 
-def _record(path: Path, record: Path) -> PatchRecord | None:
+def _read_record(path: Path, record: Path) -> PatchRecord | None:
     """Return what a patch still has to write into the file `path`; None if it is no patch of it.
 
     `record` is the patch's path. `signed` is True only if the patch can be trusted.
@@ -240,7 +240,7 @@ def _record(path: Path, record: Path) -> PatchRecord | None:
         return None  # ours is renamed into place whole
     finally:
         os.close(fd)
-    status = _facts(path)
+    status = _status(path)
     if status is None or found.file != inode_identity(status):
         return None
     if not all(offset + len(data) <= status.st_size for offset, data in found.pieces):
@@ -249,14 +249,14 @@ def _record(path: Path, record: Path) -> PatchRecord | None:
     return replace(found, signed=trusted)
 
 
-def _open(path: Path) -> int:
+def _open_for_change(path: Path) -> int:
     """Return a descriptor of an existing file, for reading and writing, no link followed."""
     return os.open(path, os.O_RDWR | _FLAGS)
 
 
-def _write(path: Path, pieces: Sequence[Patch]) -> None:
+def _write_pieces(path: Path, pieces: Sequence[Patch]) -> None:
     """Write the pieces over a file's bytes and sync it."""
-    fd = _open(path)
+    fd = _open_for_change(path)
     try:
         for offset, data in pieces:
             write_at(fd, memoryview(data), offset)
@@ -265,14 +265,14 @@ def _write(path: Path, pieces: Sequence[Patch]) -> None:
         os.close(fd)
 
 
-def _finish(lock: LockedFolder, record: Path) -> None:
+def _remove_patch(lock: LockedFolder, record: Path) -> None:
     """Remove the patch file and sync the folder."""
     os.unlink(record)
     with suppress(OSError):
         lock.sync()  # if a power cut brings the patch back, it is written again without harm
 
 
-def _send(path: Path, data: bytes) -> None:
+def _write_new_file(path: Path, data: bytes) -> None:
     """Create a file that only this user can read, with these bytes, and sync it."""
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FLAGS, 0o600)
     try:
@@ -285,7 +285,7 @@ def _send(path: Path, data: bytes) -> None:
 
 
 @contextmanager
-def _removed(draft: Path) -> Iterator[None]:
+def _remove_on_error(draft: Path) -> Iterator[None]:
     """Remove the file `draft` if an exception leaves the block."""
     try:
         yield

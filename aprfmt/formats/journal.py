@@ -72,12 +72,12 @@ class Journal:
 
     def dumps(self) -> bytes:
         """Return the bytes of the journal file, with the signature."""
-        value = self._unsigned() | {"signature": sign(SCHEMA, self._payload())}
+        value = self._unsigned_value() | {"signature": sign(SCHEMA, self._signed_payload())}
         return bounded_json.dumps(value).encode("utf-8")
 
     def is_signed(self) -> bool:
         """Return whether this user's key signed it."""
-        return is_signed(SCHEMA, self._payload(), self.signature)
+        return is_signed(SCHEMA, self._signed_payload(), self.signature)
 
     def is_file(self, name: str, facts: os.stat_result | None) -> bool:
         """Return whether the status `facts` is that of the file the journal means by `name`."""
@@ -86,7 +86,7 @@ class Journal:
             _identity(facts, stable=False),
         )
 
-    def _unsigned(self) -> dict[str, Any]:
+    def _unsigned_value(self) -> dict[str, Any]:
         """Return the journal's JSON object without its signature."""
         return {
             "schema": SCHEMA,
@@ -95,9 +95,9 @@ class Journal:
             "files": dict(self.files),
         }
 
-    def _payload(self) -> bytes:
+    def _signed_payload(self) -> bytes:
         """Return the bytes that the signature covers."""
-        return bounded_json.dumps(self._unsigned()).encode("utf-8")
+        return bounded_json.dumps(self._unsigned_value()).encode("utf-8")
 
 
 def _identity(facts: os.stat_result, *, stable: bool = True) -> str:
@@ -136,10 +136,12 @@ def pending_journals(folder: Path) -> list[Path]:
     if isinstance(folder, RemotePath):
         return []  # nothing is written there
     try:
-        names = _journals(folder)
+        names = _journal_names(folder)
     except OSError:
         return []
-    return sorted({folder / final for name in names for _, final in _read(folder, name).moves})
+    return sorted(
+        {folder / final for name in names for _, final in _read_journal(folder, name).moves}
+    )
 
 
 def complete_renames(folder: Path) -> None:
@@ -149,20 +151,20 @@ def complete_renames(folder: Path) -> None:
     left alone. Raises OutputError if it cannot be completed, FormatError for a damaged journal.
     """
     with as_output_error(folder, "cannot be listed"):
-        names = _journals(folder)
+        names = _journal_names(folder)
     if not names:
         return
     what = "an interrupted write in this folder cannot be completed"
     with as_output_error(folder, what), lock_folder(folder) as lock, delay_signals():
-        for name in _journals(folder):  # again: another run may have been faster
-            journal = _read(folder, name)
-            why = _doubt(lock, journal)
+        for name in _journal_names(folder):  # again: another run may have been faster
+            journal = _read_journal(folder, name)
+            why = _distrust_reason(lock, journal)
             if why:
-                announce(_left(folder, journal, why))
+                announce(_foreign_journal_note(folder, journal, why))
                 continue
-            _apply(lock, journal, again=True)
-            _finish(lock, journal)
-            announce(_completed(folder, journal))
+            _run_journal(lock, journal, again=True)
+            _remove_journal(lock, journal)
+            announce(_completed_note(folder, journal))
 
 
 def clean_leftovers(folder: Path) -> None:
@@ -172,7 +174,7 @@ def clean_leftovers(folder: Path) -> None:
         remove_leftovers(folder, needed)
 
 
-def _doubt(lock: LockedFolder, journal: Journal) -> str:
+def _distrust_reason(lock: LockedFolder, journal: Journal) -> str:
     """Return why a journal is not to be trusted; "" if it is this user's and its files fit."""
     facts = status_of(lock.path / journal.name)
     if facts is None or not is_owned_by_user(facts):
@@ -187,14 +189,14 @@ def _doubt(lock: LockedFolder, journal: Journal) -> str:
     return ""
 
 
-def _completed(folder: Path, journal: Journal) -> Note:
+def _completed_note(folder: Path, journal: Journal) -> Note:
     """Return the warning that an earlier run's renames were completed."""
     names = ", ".join(final for _, final in journal.moves)
     text = f"an earlier run was ended while it published here; completed: {names}"
     return Note("warning", str(folder), text, "completed_write")
 
 
-def _left(folder: Path, journal: Journal, why: str) -> Note:
+def _foreign_journal_note(folder: Path, journal: Journal, why: str) -> Note:
     """Return the warning that a journal was left alone, and `why`."""
     text = (
         f"is left alone, with the files it names: {why}; who wrote it can complete it, else check "
@@ -210,9 +212,9 @@ def reserved_names(folder: Path) -> set[str] | None:
     """
     names: set[str] = set()
     try:
-        for name in _journals(folder):
+        for name in _journal_names(folder):
             with suppress(FormatError):  # no run can complete a damaged journal
-                names.update(source for source, _ in _read(folder, name).moves)
+                names.update(source for source, _ in _read_journal(folder, name).moves)
     except OSError:
         return None
     return names
@@ -247,16 +249,16 @@ def publish_set(
         journal = Journal(name + _SUFFIX, moves, removes, files)
         try:
             lock.sync()  # after a power cut there must be no journal without its files
-            _commit(lock, Journal(journal.name, moves, [*removes, *kept], files))
+            _write_journal(lock, Journal(journal.name, moves, [*removes, *kept], files))
         except OSError as error:
             for litter in (journal.name, *kept):
                 remove(folder / litter)
             raise output_error(folder, "cannot be published into", error) from error
         try:
-            _apply(lock, journal, again=False)
+            _run_journal(lock, journal, again=False)
         except OSError as error:
             if backups is None:
-                raise _stuck(folder, journal, error) from error
+                raise _unfinished_error(folder, journal, error) from error
             _roll_back(lock, journal, backups, error)
             raise output_error(
                 folder, "the files could not be put in place, the old ones are back", error
@@ -264,9 +266,9 @@ def publish_set(
         for backup in kept:
             remove(folder / backup)
         try:
-            _finish(lock, journal)
+            _remove_journal(lock, journal)
         except OSError as error:
-            raise _stuck(folder, journal, error) from error
+            raise _unfinished_error(folder, journal, error) from error
 
 
 def _replace_one(lock: LockedFolder, temporary: str, final: str) -> None:
@@ -314,14 +316,14 @@ def _roll_back(
     files |= {final: files.get(temporary, "") for temporary, final in journal.moves if final in new}
     back = Journal(journal.name, moves, litter, files)
     try:
-        _commit(lock, back)
-        _apply(lock, back, again=False)
-        _finish(lock, back)
+        _write_journal(lock, back)
+        _run_journal(lock, back, again=False)
+        _remove_journal(lock, back)
     except OSError:
-        raise _stuck(lock.path, journal, cause) from cause
+        raise _unfinished_error(lock.path, journal, cause) from cause
 
 
-def _stuck(folder: Path, journal: Journal, error: OSError) -> OutputError:
+def _unfinished_error(folder: Path, journal: Journal, error: OSError) -> OutputError:
     """Return the OutputError of a set that is partly renamed: the next run has to complete it."""
     todo = "the next write into this folder completes it"
     if not sign(SCHEMA, b""):
@@ -334,7 +336,7 @@ def _stuck(folder: Path, journal: Journal, error: OSError) -> OutputError:
     )
 
 
-def _commit(lock: LockedFolder, journal: Journal) -> None:
+def _write_journal(lock: LockedFolder, journal: Journal) -> None:
     """Write the journal so that it is either complete and synced or does not exist (OSError)."""
     draft = lock.path / temporary_name(journal.name)
     try:
@@ -353,7 +355,7 @@ def _commit(lock: LockedFolder, journal: Journal) -> None:
     lock.sync()
 
 
-def _apply(lock: LockedFolder, journal: Journal, *, again: bool) -> None:
+def _run_journal(lock: LockedFolder, journal: Journal, *, again: bool) -> None:
     """Do the journal's renames and removals; `again`: some of them may be done already."""
     for source, final in journal.moves:
         try:
@@ -369,7 +371,7 @@ def _apply(lock: LockedFolder, journal: Journal, *, again: bool) -> None:
     lock.sync()
 
 
-def _finish(lock: LockedFolder, journal: Journal) -> None:
+def _remove_journal(lock: LockedFolder, journal: Journal) -> None:
     """Remove the journal; if a power cut brings it back, repeating its work does no harm."""
     with suppress(FileNotFoundError):
         os.unlink(lock.path / journal.name)
@@ -377,12 +379,12 @@ def _finish(lock: LockedFolder, journal: Journal) -> None:
         lock.sync()
 
 
-def _journals(folder: Path) -> list[str]:
+def _journal_names(folder: Path) -> list[str]:
     """Return the names of a folder's journals, sorted."""
     return sorted(name for name in os.listdir(folder) if is_journal(name))
 
 
-def _read(folder: Path, name: str) -> Journal:
+def _read_journal(folder: Path, name: str) -> Journal:
     """Return the journal in a file of `folder`; FormatError if it is none.
 
     It is untrusted, so it may only name files inside its folder.

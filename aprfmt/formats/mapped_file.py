@@ -353,14 +353,14 @@ class Shard(Generic[ParsedT]):
         return self.file
 
     @property
-    def whole(self) -> type[StoredTensor]:
+    def tensor_class(self) -> type[StoredTensor]:
         """The class of an undamaged tensor of this file."""
         return StoredTensor
 
     @property
     def tensors(self) -> dict[str, LazyTensor]:
         """{tensor name: lazy tensor}, in the file's order; damaged and cut ones raise when read."""
-        data, broken, whole = self.data, self.parsed.faults.broken, self.whole
+        data, broken, whole = self.data, self.parsed.faults.broken, self.tensor_class
         infos = self.parsed.infos
         end = max((info.offset + info.nbytes for info in infos.values()), default=0)
         if not broken and end <= data.size:

@@ -30,7 +30,7 @@ _CANNOT = frozenset((errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, 
                      errno.EBADF, errno.ETXTBSY, errno.EOVERFLOW))  # fmt: skip
 
 
-def take_mode(fd: int, old: os.stat_result) -> None:
+def copy_mode(fd: int, old: os.stat_result) -> None:
     """Give an open file the permissions and group of the file that it replaces.
 
     Set-id bits are not given. If the group cannot be set, the group's bits are no wider than
@@ -84,7 +84,7 @@ class OutputFile:
         mode = 0o666 if old is None else stat.S_IMODE(old.st_mode) & 0o777
         self._fd = os.open(self.temporary, flags, mode)
         if old is not None:
-            take_mode(self._fd, old)
+            copy_mode(self._fd, old)
 
     @property
     def is_open(self) -> bool:
@@ -133,9 +133,9 @@ class OutputFile:
         self._written += nbytes
         return start
 
-    def leave(self, nbytes: int) -> "OutputRoom":
+    def reserve(self, nbytes: int) -> "ReservedRange":
         """Move past `nbytes` that other threads will fill; return their place."""
-        return OutputRoom(self, self.skip(nbytes), nbytes)
+        return ReservedRange(self, self.skip(nbytes), nbytes)
 
     def place(self, offset: int, data: memoryview) -> None:
         """Write bytes at an offset that was reserved; several threads may, each its own bytes."""
@@ -144,7 +144,7 @@ class OutputFile:
         if data:
             self._send(data, offset)
 
-    def passes(self, nbytes: int, crc: int) -> bool:
+    def skip_finished(self, nbytes: int, crc: int) -> bool:
         """Return False: a new file has no bytes of an earlier run (ResumableFile may have)."""
         return False
 
@@ -195,14 +195,16 @@ class OutputFile:
         assert self._fd is not None
         with self._errors("cannot be written"):
             while view:
-                count = self._copied(view, offset) or self._write(view[:_WINDOW], offset)
+                count = self._copy_in_system(view, offset) or self._write_some(
+                    view[:_WINDOW], offset
+                )
                 view = view[count:]
                 offset = None if offset is None else offset + count
                 self._unsynced += count
                 if self._unsynced >= _EARLY and self._early.begin(self._fd):
                     self._unsynced = 0
 
-    def _write(self, view: memoryview, offset: int | None) -> int:
+    def _write_some(self, view: memoryview, offset: int | None) -> int:
         """Write at the end or at `offset` with one system call; return how many bytes it took.
 
         FormatError if the bytes are those of a mapped file that was truncated meanwhile.
@@ -221,7 +223,7 @@ class OutputFile:
             path, had, has = found[0]
             raise FormatError(truncation_line(path, had, has)) from error
 
-    def _copied(self, view: memoryview, offset: int | None) -> int:
+    def _copy_in_system(self, view: memoryview, offset: int | None) -> int:
         """Have the system copy the first bytes of a mapped file; return how many it copied.
 
         0 if the bytes are not mapped, are few, or the system cannot copy them.
@@ -250,7 +252,7 @@ class OutputFile:
 
 
 @dataclass(frozen=True, slots=True)
-class OutputRoom:
+class ReservedRange:
     """Reserved bytes of an output file, `nbytes` from `start` on, that any thread may write.
 
     Threads may write at the same time, each its own bytes. Errors are those of `OutputFile.write`.

@@ -38,7 +38,7 @@ def _pread(fd: int, size: int, offset: int) -> bytes:
     """Return up to `size` bytes from byte `offset`, with one read."""
     if hasattr(os, "pread"):
         return os.pread(fd, size, offset)
-    with _moved(fd, offset):
+    with _at_position(fd, offset):
         return os.read(fd, size)
 
 
@@ -46,12 +46,12 @@ def _pwrite(fd: int, data: memoryview, offset: int) -> int:
     """Write at byte `offset` with one call; return how many bytes were written."""
     if hasattr(os, "pwrite"):
         return os.pwrite(fd, data, offset)
-    with _moved(fd, offset):
+    with _at_position(fd, offset):
         return os.write(fd, data)
 
 
 @contextmanager
-def _moved(fd: int, offset: int) -> Iterator[None]:
+def _at_position(fd: int, offset: int) -> Iterator[None]:
     """Set the file position to `offset` in the block, and restore it afterwards."""
     before = os.lseek(fd, 0, os.SEEK_CUR)
     try:

@@ -29,7 +29,7 @@ from aprfmt.errors import FormatError, OutputError
 from aprfmt.formats import bounded_json
 from aprfmt.formats.atomic import FileSet, OutputFile
 from aprfmt.formats.journal import complete_renames
-from aprfmt.formats.output_file import take_mode
+from aprfmt.formats.output_file import copy_mode
 from aprfmt.formats.positional_io import read_at
 from aprfmt.formats.signature import NO_KEY, is_owned_by_user, is_signed, key_path, sign
 from aprfmt.formats.temporary_files import as_output_error, delay_signals, is_temporary, remove
@@ -80,12 +80,12 @@ def parse_earlier_run(data: bytes, where: str) -> EarlierRun | None:
     lines = data.split(b"\n")[:-1]
     if not lines:
         return None
-    head, signature = _line(lines[0], where)
+    head, signature = _parse_line(lines[0], where)
     run = str(head.get("run", ""))
-    signed = is_signed(SCHEMA, _payload(head, run), signature)
+    signed = is_signed(SCHEMA, _signed_payload(head, run), signature)
     sources: Any = head.get("sources")
     plan = head.get("plan")
-    if head.get("schema") != SCHEMA or not isinstance(plan, str) or not _texts(sources):
+    if head.get("schema") != SCHEMA or not isinstance(plan, str) or not _is_text_mapping(sources):
         raise FormatError(
             f"{where}: its first line is not that of a journal of {SCHEMA}; remove it, and begin "
             "anew"
@@ -94,17 +94,17 @@ def parse_earlier_run(data: bytes, where: str) -> EarlierRun | None:
     tensors: dict[str, FinishedTensor] = {}
     moves: list[tuple[str, str, str]] = []
     for line in lines[1:]:
-        value, signature = _line(line, where)
-        signed = signed and is_signed(SCHEMA, _payload(value, run), signature)
+        value, signature = _parse_line(line, where)
+        signed = signed and is_signed(SCHEMA, _signed_payload(value, run), signature)
         if "moves" in value:
-            moves = _moves(value["moves"], where)
+            moves = _parse_moves(value["moves"], where)
         else:
-            name, kept = _kept(value, where)
+            name, kept = _parse_tensor_line(value, where)
             tensors[name] = kept
     return EarlierRun(sources, plan, tensors, moves, run, signed)
 
 
-def _line(line: bytes, where: str) -> tuple[dict[str, Any], object]:
+def _parse_line(line: bytes, where: str) -> tuple[dict[str, Any], object]:
     """Return (the JSON object of a line without its signature, the signature or "")."""
     value = bounded_json.loads(line, where, max_bytes=_MAX_LINE, surrogates=True)
     found = value if isinstance(value, dict) else {}
@@ -112,17 +112,17 @@ def _line(line: bytes, where: str) -> tuple[dict[str, Any], object]:
     return found, signature
 
 
-def _payload(value: Mapping[str, Any], run: str) -> bytes:
+def _signed_payload(value: Mapping[str, Any], run: str) -> bytes:
     """Return the bytes of a journal line that its signature covers: run and value as JSON."""
     return bounded_json.dumps([run, value]).encode("utf-8", "surrogateescape")
 
 
-def _texts(value: object) -> bool:
+def _is_text_mapping(value: object) -> bool:
     """Return whether a value is a dict whose values are all texts."""
     return isinstance(value, dict) and all(isinstance(each, str) for each in value.values())
 
 
-def _kept(value: Mapping[str, Any], where: str) -> tuple[str, FinishedTensor]:
+def _parse_tensor_line(value: Mapping[str, Any], where: str) -> tuple[str, FinishedTensor]:
     """Return (tensor name, FinishedTensor) of a journal line; FormatError if it is not of one."""
     name, crc, counts = value.get("tensor"), value.get("crc"), value.get("counts")
     if not (
@@ -136,7 +136,7 @@ def _kept(value: Mapping[str, Any], where: str) -> tuple[str, FinishedTensor]:
     return name, FinishedTensor(crc, (counts[0], counts[1], counts[2]))
 
 
-def _moves(value: object, where: str) -> list[tuple[str, str, str]]:
+def _parse_moves(value: object, where: str) -> list[tuple[str, str, str]]:
     """Return [(temporary name or "", final name, identity)] of a journal's moves.
 
     Raises FormatError unless all names are plain file names.
@@ -147,7 +147,7 @@ def _moves(value: object, where: str) -> list[tuple[str, str, str]]:
             not isinstance(each, list)
             or len(each) != 3
             or not _all_text(each)
-            or not _plain(each[1])
+            or not _is_plain_name(each[1])
             or (each[0] and not is_temporary(each[0]))
         ):
             raise FormatError(f"{where}: its moves name no plain files; remove it, and begin anew")
@@ -160,7 +160,7 @@ def _all_text(values: Sequence[object]) -> bool:
     return all(isinstance(value, str) for value in values)
 
 
-def _plain(name: str) -> bool:
+def _is_plain_name(name: str) -> bool:
     """Return whether a name is a file name without a folder, and not "." or ".."."""
     return name not in ("", ".", "..") and os.path.basename(name) == name and "\0" not in name
 
@@ -183,9 +183,9 @@ class ResumableFile(OutputFile):
                 f"{self.temporary}: is no regular file of this user with one name; remove it"
             )
         if old is not None:
-            take_mode(self._fd, old)
+            copy_mode(self._fd, old)
 
-    def passes(self, nbytes: int, crc: int) -> bool:
+    def skip_finished(self, nbytes: int, crc: int) -> bool:
         """Move past the next `nbytes` if they have the CRC-32 `crc`; return whether they have.
 
         False, and nothing moved, if the file is too short or its bytes are others.
@@ -284,13 +284,15 @@ class ResumableFileSet(FileSet):
             try:
                 self._lock(log)
                 self._log = log
-                self._enter(self._read(log), sources, plan)
+                self._adopt_earlier_run(self._read_journal(log), sources, plan)
             except BaseException:
                 self._log = None
                 os.close(log)
                 raise
 
-    def _enter(self, begun: EarlierRun | None, sources: Mapping[str, str], plan: str) -> None:
+    def _adopt_earlier_run(
+        self, begun: EarlierRun | None, sources: Mapping[str, str], plan: str
+    ) -> None:
         """Take over what the journal `begun` says; None: write a new journal's first line.
 
         Sets `published` and `tensors`. Raises OutputError if the journal is unsigned or of another
@@ -298,7 +300,9 @@ class ResumableFileSet(FileSet):
         """
         if begun is None:
             remove(self.hidden)
-            self._add({"schema": SCHEMA, "sources": dict(sources), "plan": plan, "run": self._run})
+            self._add_line(
+                {"schema": SCHEMA, "sources": dict(sources), "plan": plan, "run": self._run}
+            )
             return
         if not begun.signed:
             raise OutputError(
@@ -306,15 +310,15 @@ class ResumableFileSet(FileSet):
                 "with the folder, or another user wrote it; remove it to begin anew"
             )
         self._run = begun.run
-        self._compare(begun, sources, plan)
+        self._refuse_other_conversion(begun, sources, plan)
         complete_renames(self._home if self._home.is_dir() else self.hidden.parent)
-        self.published = self._settle(begun.moves)
+        self.published = self._settle_moves(begun.moves)
         self.tensors, self._worth = begun.tensors, True
 
     def done(self, name: str, kept: FinishedTensor) -> None:
         """Add a line to the journal that says that a tensor is written completely."""
         self._worth = True
-        self._add({"tensor": name, "crc": kept.crc, "counts": kept.counts})
+        self._add_line({"tensor": name, "crc": kept.crc, "counts": kept.counts})
 
     def reject(self) -> None:
         """Have `discard` remove the staged files: their bytes are not what they ought to be."""
@@ -349,23 +353,23 @@ class ResumableFileSet(FileSet):
             self._staging = None
             super().discard()
 
-    def _new(self, path: Path, temporary: Path, final: Path) -> OutputFile:
+    def _new_file(self, path: Path, temporary: Path, final: Path) -> OutputFile:
         """Return a new ResumableFile."""
         return ResumableFile(path, temporary, final)
 
-    def _beside(self, path: Path) -> tuple[Path, os.stat_result | None]:
+    def _prepare_file(self, path: Path) -> tuple[Path, os.stat_result | None]:
         """Return what the base class does, after the hidden folder was made."""
-        found = super()._beside(path)
-        self._make_hidden()
+        found = super()._prepare_file(path)
+        self._make_hidden_folder()
         return found
 
-    def _stage(self, target: Path, old: os.stat_result | None) -> None:
+    def _make_staging_folder(self, target: Path, old: os.stat_result | None) -> None:
         """Make the hidden folder the staging folder, with the mode of the replaced folder.
 
         `old` is the status of that folder, or None. `target` is not used: the hidden folder is
         fixed.
         """
-        self._make_hidden()
+        self._make_hidden_folder()
         if old is not None:
             os.chmod(self.hidden, stat.S_IMODE(old.st_mode))
 
@@ -378,7 +382,7 @@ class ResumableFileSet(FileSet):
                 "resume in a folder of its own"
             )
 
-    def _make_hidden(self) -> None:
+    def _make_hidden_folder(self) -> None:
         """Make the hidden folder if missing and stage in it; OutputError if it is not ours."""
         with suppress(FileExistsError):
             os.mkdir(self.hidden)
@@ -387,7 +391,7 @@ class ResumableFileSet(FileSet):
             raise OutputError(f"{self.hidden}: is no folder of this user; remove it")
         self._staging = self.hidden
 
-    def _swap(self, staging: Path, target: Path) -> bool:
+    def _swap_folder(self, staging: Path, target: Path) -> bool:
         """Exchange the staged folder for the output folder; return whether that was possible.
 
         Before that, files of other runs are removed and the moves are written to the journal.
@@ -395,18 +399,27 @@ class ResumableFileSet(FileSet):
         if self._folder is None:
             return False
         self._drop_others(staging)
-        self._add(
-            {"moves": [["", file.final.name, _identity(file.temporary)] for file in self._files]}
+        self._add_line(
+            {
+                "moves": [
+                    ["", file.final.name, _renamed_identity(file.temporary)] for file in self._files
+                ]
+            }
         )
-        return super()._swap(staging, target)
+        return super()._swap_folder(staging, target)
 
-    def _bring(self, target: Path, names: Sequence[str]) -> None:
+    def _move_into_target(self, target: Path, names: Sequence[str]) -> None:
         """Write the moves to the journal, then move the staged files into `target`."""
         pairs = zip(names, self._files, strict=True)
-        self._add(
-            {"moves": [[name, file.final.name, _identity(file.temporary)] for name, file in pairs]}
+        self._add_line(
+            {
+                "moves": [
+                    [name, file.final.name, _renamed_identity(file.temporary)]
+                    for name, file in pairs
+                ]
+            }
         )
-        super()._bring(target, names)
+        super()._move_into_target(target, names)
 
     def _drop_others(self, staging: Path) -> None:
         """Remove staged files that are no output of this run, so that they are not published."""
@@ -415,20 +428,24 @@ class ResumableFileSet(FileSet):
             if name not in names:
                 remove(staging / name)
 
-    def _settle(self, moves: Sequence[tuple[str, str, str]]) -> bool:
+    def _settle_moves(self, moves: Sequence[tuple[str, str, str]]) -> bool:
         """Return whether an earlier run put all its files in place.
 
         If it moved only some, those that still have temporary names go back to the hidden folder.
         """
-        if moves and all(_identity(self._home / final) == found for _, final, found in moves):
+        if moves and all(
+            _renamed_identity(self._home / final) == found for _, final, found in moves
+        ):
             return True
         for temporary, final, found in moves:
             staged = self._home / temporary
-            if temporary and _identity(staged) == found and self.hidden.is_dir():
+            if temporary and _renamed_identity(staged) == found and self.hidden.is_dir():
                 os.rename(staged, self.hidden / final)
         return False
 
-    def _compare(self, begun: EarlierRun, sources: Mapping[str, str], plan: str) -> None:
+    def _refuse_other_conversion(
+        self, begun: EarlierRun, sources: Mapping[str, str], plan: str
+    ) -> None:
         """Raise OutputError if the earlier run had other sources or another plan."""
         changed = [
             name
@@ -462,7 +479,7 @@ class ResumableFileSet(FileSet):
         except OSError:
             return  # a file system without locks
 
-    def _read(self, log: int) -> EarlierRun | None:
+    def _read_journal(self, log: int) -> EarlierRun | None:
         """Return the parsed journal, None if it is empty; cuts off a half-written line."""
         facts = os.fstat(log)
         if not stat.S_ISREG(facts.st_mode) or facts.st_size > _MAX_JOURNAL:
@@ -473,18 +490,18 @@ class ResumableFileSet(FileSet):
             os.ftruncate(log, whole)
         return parse_earlier_run(data, str(self._journal))
 
-    def _add(self, value: Mapping[str, Any]) -> None:
+    def _add_line(self, value: Mapping[str, Any]) -> None:
         """Append a signed line to the journal; nothing without an open journal."""
         if self._log is None:
             return
-        value = {**value, "signature": sign(SCHEMA, _payload(value, self._run))}
+        value = {**value, "signature": sign(SCHEMA, _signed_payload(value, self._run))}
         left = memoryview(bounded_json.dumps(value).encode("utf-8", "surrogateescape") + b"\n")
         with as_output_error(self._journal, "cannot be written"):
             while left:
                 left = left[os.write(self._log, left) :]
 
 
-def _identity(path: Path) -> str:
+def _renamed_identity(path: Path) -> str:
     """Return device, inode, size and time of change of a file, "" if there is none.
 
     Renaming the file does not change it.

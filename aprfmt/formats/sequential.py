@@ -16,7 +16,7 @@ from aprfmt.base.text_escape import shorten
 from aprfmt.errors import ConversionError, UsageError
 from aprfmt.formats.atomic import FileSet
 from aprfmt.formats.crc_combine import ChecksumPiece, RunningChecksum
-from aprfmt.formats.output_file import OutputFile, OutputRoom
+from aprfmt.formats.output_file import OutputFile, ReservedRange
 
 _WIDTH = 4  # bytes of a checksum
 FILES = 192  # files that are open at a time, about; systems allow 256 and more
@@ -59,10 +59,10 @@ class FileProgram:
 class DeferredSlot:
     """The place of a tensor that other threads fill.
 
-    `crc` says that `SequentialSink.filled` needs the checksum of its bytes.
+    `crc` says that `SequentialSink.record_filled` needs the checksum of its bytes.
     """
 
-    place: OutputRoom
+    place: ReservedRange
     summed: ChecksumPiece | None = None
 
     @property
@@ -129,12 +129,12 @@ class SequentialSink:
             raise ConversionError(f"{self._path}: is planned already; a sink is planned once")
         check_unique(infos, str(self._path))
         self._programs = self._lay_out(metadata, infos)
-        self._steps = self._run(self._programs)
+        self._steps = self._write_programs(self._programs)
         self._next = next(self._steps, None)
 
     def write(self, name: str, chunks: Iterable[memoryview]) -> None:
         """Write the next planned tensor from `chunks`, and the program's bytes after it."""
-        room = self._awaited(name)
+        room = self._next_slot(name)
         if self._out is not None:
             self._last = self._out, self._out.tell()
         written = 0
@@ -152,20 +152,20 @@ class SequentialSink:
             )
         self._next = next(self._steps, None)
 
-    def leave(self, name: str) -> DeferredSlot:
+    def defer_tensor(self, name: str) -> DeferredSlot:
         """Return the slot of the next planned tensor, for other threads to fill.
 
-        The sink moves past it. `filled` has to be called when its bytes are written.
+        The sink moves past it. `record_filled` has to be called when its bytes are written.
         """
-        room, out = self._awaited(name), self._out
+        room, out = self._next_slot(name), self._out
         assert out is not None
-        summed = None if self._sum is None else self._sum.leave(room.nbytes)
-        left = DeferredSlot(out.leave(room.nbytes), summed)
+        summed = None if self._sum is None else self._sum.reserve(room.nbytes)
+        left = DeferredSlot(out.reserve(room.nbytes), summed)
         self._left[out] = self._left.get(out, 0) + 1
         self._next = next(self._steps, None)
         return left
 
-    def filled(self, room: DeferredSlot, crc: int) -> None:
+    def record_filled(self, room: DeferredSlot, crc: int) -> None:
         """Note that all bytes of a deferred slot are written, and that they have this CRC-32.
 
         Writes the checksums that waited for it.
@@ -173,7 +173,7 @@ class SequentialSink:
         if room.summed is not None:
             room.summed.crc = crc
         self._left[room.place.file] -= 1
-        self._settle()
+        self._write_checksums()
 
     def lies(self) -> tuple[OutputFile, int]:
         """Return (file, offset) of the tensor that was written last, flushed so it can be read."""
@@ -187,15 +187,15 @@ class SequentialSink:
 
         They are there if they have the CRC-32 `crc`. If not, the tensor has to be written.
         """
-        room, out = self._awaited(name), self._out
-        if out is None or not out.passes(room.nbytes, crc):
+        room, out = self._next_slot(name), self._out
+        if out is None or not out.skip_finished(room.nbytes, crc):
             return False
         if self._sum is not None:
             self._sum.join(crc, room.nbytes)
         self._next = next(self._steps, None)
         return True
 
-    def _awaited(self, name: str) -> TensorSlot:
+    def _next_slot(self, name: str) -> TensorSlot:
         """Return the slot of the next tensor; ConversionError if that is not `name`."""
         room = self._next
         if room is None or room.name != name:
@@ -278,7 +278,7 @@ class SequentialSink:
         if self._own:
             self._files.publish()
 
-    def _run(self, programs: Sequence[FileProgram]) -> Iterator[TensorSlot]:
+    def _write_programs(self, programs: Sequence[FileProgram]) -> Iterator[TensorSlot]:
         """Write the literal bytes; yield each slot, for the caller to write its tensor."""
         for number, program in enumerate(programs):
             out = self._out = self._files.create(program.path)
@@ -298,19 +298,19 @@ class SequentialSink:
                         self._footers.append((out, out.tell(), total.copy()))
                     if self._left.get(out):  # it is written when all bytes before it are
                         before, at = total.copy(), out.skip(_WIDTH)
-                        checks.append(_Check(at, segment, before, total.leave(_WIDTH)))
+                        checks.append(_Check(at, segment, before, total.reserve(_WIDTH)))
                     else:
-                        self._emit(segment.settle(total.digest(self._head(number))))
+                        self._emit(segment.settle(total.digest(self._amended_head(number))))
                 else:
                     self._emit(segment)
             self._ended.append(_Ended(out, number, checks))
-            self._settle()
+            self._write_checksums()
 
-    def _head(self, number: int) -> bytes:
+    def _amended_head(self, number: int) -> bytes:
         """Return the first bytes of a file, with the changes that `amend` made."""
         return self.programs[number].head
 
-    def _settle(self) -> None:
+    def _write_checksums(self) -> None:
         """Write the checksums of files that are complete now, and close these files.
 
         The first file stays open, as `amend` may change it.
@@ -320,7 +320,7 @@ class SequentialSink:
                 continue
             self._ended.remove(ended)
             for check in ended.checks:
-                found = check.segment.settle(check.total.digest(self._head(ended.number)))
+                found = check.segment.settle(check.total.digest(self._amended_head(ended.number)))
                 ended.file.patch(check.start, found)
                 check.summed.crc = crc32(found)
             if ended.number:

@@ -105,11 +105,11 @@ def open_files(
     require_files(homes.values(), str(path))
     with ExitStack() as stack:
 
-        def read(home: Path) -> Opened:
+        def open_one(home: Path) -> Opened:
             """Return the result of `parse` for one file, which is closed if anything raises."""
             file = open_bytes(home)
             stack.callback(file.close)
             return parse(file)
 
-        yield dict(zip(homes, map_paths(list(homes.values()), read), strict=True))
+        yield dict(zip(homes, map_paths(list(homes.values()), open_one), strict=True))
         stack.pop_all()

@@ -26,7 +26,7 @@ def member_path(folder: Path, name: object, where: str) -> Path:
     name, backslash or control character. The file itself may be a link to a regular file, as in
     the hub's cache: opening checks that.
     """
-    why = _objection(name)
+    why = _name_fault(name)
     if why is None:
         assert isinstance(name, str)
         path = folder / name
@@ -41,7 +41,7 @@ def member_path(folder: Path, name: object, where: str) -> Path:
     )
 
 
-def _objection(name: object) -> str | None:
+def _name_fault(name: object) -> str | None:
     """Return why a file name in an index is not allowed; None if it is."""
     if not isinstance(name, str):
         return f"that is {type(name).__name__}, not a string"
@@ -57,12 +57,12 @@ def _objection(name: object) -> str | None:
         return "it is not a plain path"
     if any(len(part) > _MAX_NAME for part in components):
         return f"a part of it is longer than {_MAX_NAME} bytes"
-    if any(_stem(part) in _DEVICES or part[-1] in ". " for part in name.split("/")):
+    if any(_device_stem(part) in _DEVICES or part[-1] in ". " for part in name.split("/")):
         return "it is a device name, or ends in a dot or a space"
     return None
 
 
-def _stem(component: str) -> str:
+def _device_stem(component: str) -> str:
     """Return a file name's part before the first dot, upper case, as Windows compares devices."""
     return component.partition(".")[0].rstrip().upper()
 
@@ -70,7 +70,7 @@ def _stem(component: str) -> str:
 def require_files(paths: Iterable[Path], where: str) -> None:
     """Raise FormatError for the first of `paths` that is missing or not a regular file."""
 
-    def mode(path: Path) -> int:
+    def read_mode(path: Path) -> int:
         """Return the mode bits of a file; FormatError if it is missing."""
         try:
             return path.stat().st_mode
@@ -83,7 +83,7 @@ def require_files(paths: Iterable[Path], where: str) -> None:
             ) from None
 
     every = list(paths)
-    for path, found in zip(every, map_paths(every, mode), strict=True):
+    for path, found in zip(every, map_paths(every, read_mode), strict=True):
         if not stat.S_ISREG(found):
             raise FormatError(
                 f"{where}: {path.name} is not a regular file (pipe, device or folder)"

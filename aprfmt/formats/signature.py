@@ -37,13 +37,13 @@ def sign(kind: str, data: bytes) -> str:
 
     `kind` is the schema of the record, which is signed with it.
     """
-    key = _key(make=True)
+    key = _load_key(make=True)
     return "" if key is None else _signature(key, kind, data)
 
 
 def is_signed(kind: str, data: bytes, signature: object) -> bool:
     """Return whether a record's signature was made by `sign` with this user's key."""
-    key = _key(make=False)
+    key = _load_key(make=False)
     return (
         key is not None
         and isinstance(signature, str)
@@ -62,7 +62,7 @@ def _signature(key: bytes, kind: str, data: bytes) -> str:
     return hmac.new(key, kind.encode() + b"\0" + data, hashlib.sha256).hexdigest()
 
 
-def _key(*, make: bool) -> bytes | None:
+def _load_key(*, make: bool) -> bytes | None:
     """Return the user's key; `make`: create it if there is none.
 
     None where there is none, or one that others could have read or made.
@@ -72,16 +72,16 @@ def _key(*, make: bool) -> bytes | None:
         return None
     if path not in _keys:
         with suppress(OSError, ValueError):
-            key = _read(path)
+            key = _read_key_file(path)
             if key is None and make and _is_ours(path.parent):
-                _make(path)
-                key = _read(path)
+                _make_key_file(path)
+                key = _read_key_file(path)
             if key is not None:
                 _keys[path] = key
     return _keys.get(path)
 
 
-def _read(path: Path) -> bytes | None:
+def _read_key_file(path: Path) -> bytes | None:
     """Return the bytes of a key file that only this user may read; None for any other."""
     flags = os.O_RDONLY | _NO_FOLLOW | getattr(os, "O_NONBLOCK", 0)
     try:
@@ -109,7 +109,7 @@ def _is_ours(folder: Path) -> bool:
     return is_owned_by_user(os.stat(folder))
 
 
-def _make(path: Path) -> None:
+def _make_key_file(path: Path) -> None:
     """Create the key file in one step; if another run made it meanwhile, that one stays."""
     os.makedirs(path.parent, mode=0o700, exist_ok=True)
     draft = path.parent / temporary_name(path.name)

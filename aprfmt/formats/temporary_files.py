@@ -101,7 +101,7 @@ def is_temporary(name: str) -> bool:
     return _NAME.fullmatch(name) is not None
 
 
-def _alive(pid: int) -> bool:
+def _is_running(pid: int) -> bool:
     """Return whether a process with this id may be running; True where it cannot be known."""
     if os.name == "nt":
         return True  # on Windows os.kill(pid, 0) ends the process: go by the age instead
@@ -114,7 +114,7 @@ def _alive(pid: int) -> bool:
     return True
 
 
-def _stale(name: str, status: os.stat_result) -> bool:
+def _is_leftover(name: str, status: os.stat_result) -> bool:
     """Return whether a temporary file's run has ended: its process is gone, or the file is old.
 
     The age counts only for files of another host or container.
@@ -123,7 +123,7 @@ def _stale(name: str, status: os.stat_result) -> bool:
     if match is None:
         return False
     if match["place"] == host_id():  # not by age: the first shards of a long run are old
-        return not _alive(int(match["pid"]))
+        return not _is_running(int(match["pid"]))
     return time.time() - status.st_mtime > STALE_SECONDS
 
 
@@ -134,7 +134,7 @@ def remove_leftovers(folder: Path, needed: Collection[str]) -> None:
             with suppress(OSError):
                 if not entry.name.endswith(SUFFIX) or entry.name in needed:
                     continue
-                if _stale(entry.name, entry.stat(follow_symlinks=False)):
+                if _is_leftover(entry.name, entry.stat(follow_symlinks=False)):
                     remove(Path(entry.path))
 
 
@@ -143,23 +143,23 @@ def remove(path: Path) -> None:
 
     Only one folder deep, as outputs are; deeper folders belong to other programs.
     """
-    _remove(path, depth=1)
+    _remove_tree(path, depth=1)
 
 
-def _remove(path: Path, depth: int) -> None:
+def _remove_tree(path: Path, depth: int) -> None:
     """Remove a file, or a folder down to `depth` folders below it; ignores OSError."""
     with suppress(OSError):
         if not stat.S_ISDIR(os.lstat(path).st_mode):
             os.unlink(path)
             return
-        folder = _descriptor(path)
+        folder = _open_for_emptying(path)
         if folder is not None:
-            _empty(folder, depth)
+            _empty_folder(folder, depth)
         else:
             for name in os.listdir(path):
                 with suppress(OSError):
                     if depth:
-                        _remove(path / name, depth - 1)
+                        _remove_tree(path / name, depth - 1)
                     else:
                         os.unlink(path / name)
         os.rmdir(path)
@@ -169,7 +169,7 @@ _FOLDER = os.O_RDONLY | getattr(os, "O_DIRECTORY", 0) | getattr(os, "O_NOFOLLOW"
 _BY_DESCRIPTOR = hasattr(os, "O_DIRECTORY") and {os.open, os.unlink, os.rmdir} <= os.supports_dir_fd
 
 
-def _descriptor(path: Path) -> int | None:
+def _open_for_emptying(path: Path) -> int | None:
     """Return a descriptor of a folder to be emptied, so that a link put in its place is harmless.
 
     None where the system cannot do that, or has no descriptor left. Raises OSError for a link.
@@ -182,13 +182,13 @@ def _descriptor(path: Path) -> int | None:
         return None
 
 
-def _empty(folder: int, depth: int) -> None:
+def _empty_folder(folder: int, depth: int) -> None:
     """Remove the contents of an open folder, `depth` folders deep, and close it."""
     try:
         for name in os.listdir(folder):
             with suppress(OSError):
                 if depth and stat.S_ISDIR(os.lstat(name, dir_fd=folder).st_mode):
-                    _empty(os.open(name, _FOLDER, dir_fd=folder), depth - 1)
+                    _empty_folder(os.open(name, _FOLDER, dir_fd=folder), depth - 1)
                     os.rmdir(name, dir_fd=folder)
                 else:
                     os.unlink(name, dir_fd=folder)
@@ -244,14 +244,14 @@ def lock_folder(folder: Path) -> Iterator[LockedFolder]:
     fd = _open_folder(folder)
     try:
         if fd is not None:
-            _lock(fd, folder)
+            _lock_descriptor(fd, folder)
         yield LockedFolder(folder, fd)
     finally:
         if fd is not None:
             os.close(fd)  # closing releases the lock
 
 
-def _lock(fd: int, folder: Path) -> None:
+def _lock_descriptor(fd: int, folder: Path) -> None:
     """Lock an open folder, waiting up to LOCK_SECONDS; OutputError if another run has it."""
     try:
         import fcntl
@@ -286,7 +286,7 @@ def delay_signals() -> Iterator[None]:
         return
     held: list[int] = []
 
-    def hold(number: int, frame: FrameType | None) -> None:
+    def remember(number: int, frame: FrameType | None) -> None:
         """Remember a signal that came during the block."""
         held.append(number)
 
@@ -297,7 +297,7 @@ def delay_signals() -> Iterator[None]:
             handler = signal.getsignal(number)
             if number not in before and handler not in (None, signal.SIG_IGN):
                 before[number] = handler
-                signal.signal(number, hold)
+                signal.signal(number, remember)
         yield
     finally:
         for number, handler in before.items():

@@ -28,12 +28,12 @@ def exit_on_truncation(say: Callable[[str], int]) -> None:
         return
     import ctypes
 
-    def cut(_: int) -> None:
+    def handle_sigbus(_: int) -> None:
         """Discard unfinished outputs, print the message and exit at once."""
         code = 2
         try:
             discard_open()
-            code = say(_line())
+            code = say(_sigbus_message())
         finally:
             os._exit(code)  # what was interrupted cannot continue
 
@@ -41,14 +41,14 @@ def exit_on_truncation(say: Callable[[str], int]) -> None:
         install = ctypes.CDLL(None).signal
     except (AttributeError, OSError, TypeError):
         return
-    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(cut)
+    handler = ctypes.CFUNCTYPE(None, ctypes.c_int)(handle_sigbus)
     install.argtypes, install.restype = (ctypes.c_int, type(handler)), ctypes.c_void_p
     _kept.append(handler)
     if threading.current_thread() is threading.main_thread():
         install(number, handler)
 
 
-def _line() -> str:
+def _sigbus_message() -> str:
     """Return the message: which mapped file was cut, or that one cannot be read."""
     found = truncated_files()
     if not found:

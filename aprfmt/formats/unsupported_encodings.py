@@ -34,7 +34,7 @@ def stored_info(info: TensorInfo, holds: Holds) -> TensorInfo:
     )
 
 
-def carried_record(infos: Iterable[TensorInfo], holds: Holds) -> dict[str, Value]:
+def unsupported_record(infos: Iterable[TensorInfo], holds: Holds) -> dict[str, Value]:
     """Return the metadata entry {KEY: {name: encoding and shape}} of tensors stored as bytes.
 
     {} if there are none.
@@ -65,7 +65,7 @@ def restore_encodings(
     notes: list[Note] = []
     logical: dict[str, TensorInfo] = {}  # by stored name
     for name, entry in table.items():
-        found = _logical(name, entry, stored)
+        found = _logical_info(name, entry, stored)
         if isinstance(found, str):
             notes.append(
                 Note("warning", where, f"{KEY} entry {name!r}: {found}", "carried_tensors")
@@ -76,7 +76,7 @@ def restore_encodings(
     return plain, {info.name: info for info in joined}, notes
 
 
-def _logical(name: str, entry: Value, stored: Mapping[str, TensorInfo]) -> TensorInfo | str:
+def _logical_info(name: str, entry: Value, stored: Mapping[str, TensorInfo]) -> TensorInfo | str:
     """Return the logical tensor of a table entry, or a text saying what is wrong with the entry."""
     if not isinstance(entry, Mapping):
         return f"is {type(entry).__name__}, not an object"

@@ -6,7 +6,7 @@ So no verdict of a tensor depends on them, but what an engine computes does.
 from collections.abc import Callable, Iterator, Sequence
 
 from aprfmt.base.protocols import LazyTensor
-from aprfmt.codecs.credible import check_inputs
+from aprfmt.codecs.credible import check_input_scale_tensors
 from aprfmt.codecs.dialect import OF_INPUTS
 from aprfmt.errors import CodecError
 from aprfmt.measure.alignment import TensorPair
@@ -36,7 +36,7 @@ def differing_input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]
 
 def check_input_scales(view: View) -> None:
     """Raise CodecError, with the tensor's name, for an input scale that is not one number."""
-    _check_each_tensor(view, lambda stored: check_inputs(stored.parts))
+    _check_each_tensor(view, lambda stored: check_input_scale_tensors(stored.parts))
 
 
 def check_packed_parts(view: View) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from aprfmt.errors import ArchError
 from aprfmt.measure.records import SideRelation
 from aprfmt.model import Model
-from aprfmt.model.relations import relation_to_names
+from aprfmt.model.relations import relation_between_names
 from aprfmt.model.renames import Rename, prefix_rule_between
 from aprfmt.model.towers import has_towers, tower_name
 from aprfmt.tensors.runs import published_equal
@@ -28,7 +28,7 @@ class TensorPair:
     b: View | None
     layout: tuple[str, ...] = ()
 
-    def expect(self) -> None:
+    def prefetch(self) -> None:
         """Announce that both sides will be read soon, unless digests show that they are equal."""
         if self.a is not None and self.b is not None:
             if published_equal(self.a.stored_runs(), self.b.stored_runs()):
@@ -38,7 +38,7 @@ class TensorPair:
                 tensor.expect()
 
     @property
-    def tensors(self) -> int:
+    def tensor_count(self) -> int:
         """The number of stored tensors of the side that has more."""
         return max(0 if side is None else len(side.stored) for side in (self.a, self.b))
 
@@ -74,17 +74,17 @@ def numbered_pairs(pairs: Sequence[TensorPair]) -> Iterator[tuple[int, TensorPai
     told, nbytes, tensors = 0, 0, 0
     for number, pair in enumerate(pairs, 1):
         for soon in pairs[number - 1 : min(told, number - 1 + AHEAD)]:
-            soon.expect()
+            soon.prefetch()
         while told < len(pairs) and (
             told < number - 1 + AHEAD or (nbytes < AHEAD_BYTES and tensors < AHEAD_TENSORS)
         ):
-            pairs[told].expect()
+            pairs[told].prefetch()
             nbytes += pairs[told].nbytes
-            tensors += pairs[told].tensors
+            tensors += pairs[told].tensor_count
             told += 1
         yield number, pair
         nbytes -= pair.nbytes
-        tensors -= pair.tensors
+        tensors -= pair.tensor_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ class Alignment:
     relations: tuple[SideRelation, ...] = ()
 
 
-def align(a: Model, b: Model) -> Alignment:
+def align_models(a: Model, b: Model) -> Alignment:
     """Return the pairs of two models: by role where both are known, else by stored name."""
     try:
         roles_a, roles_b = a.roles, b.roles
@@ -171,7 +171,7 @@ def _pair_by_name(
     if rule is not None:
         apply = rule.function
         there = {apply(name) if name in alone else name: stored for name, stored in there.items()}
-        found = (SideRelation("b", relation_to_names(b.path, alone, rule, len(b))),)
+        found = (SideRelation("b", relation_between_names(b.path, alone, rule, len(b))),)
     pairs = []
     for name in dict.fromkeys((*here, *there)):
         mine, other = here.get(name), there.get(name)

@@ -40,7 +40,7 @@ NMSE_SLACK = 2.0  # a file twice as bad as the worst measured is worth a look
 BEYOND_SHARE = 0.01  # share of elements beyond one step that importance matrices were seen to cause
 
 
-def steps(
+def quantization_steps(
     encoding: str,
     parts: Mapping[str, Buffer],
     count: int,
@@ -120,7 +120,7 @@ class Fit:
         few = self.beyond <= FED_BACK_SHARE and self.rms <= FED_BACK_RMS
         return "rounded with the errors made up for, as GPTQ does" if few else ""
 
-    def says(self) -> str:
+    def text(self) -> str:
         """Return the numbers of the fit in words."""
         return (
             f"errors in its own steps: root mean square {self.rms:.2g}, mean {self.mean:+.2g}, "

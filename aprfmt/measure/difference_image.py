@@ -20,7 +20,7 @@ ROWS, COLUMNS = 64, 96  # cells of an image at most
 WINDOW = 1 << 20  # elements decoded at a time
 
 
-def image_of(a: View, b: View, key: str) -> DifferenceImage | None:
+def make_image(a: View, b: View, key: str) -> DifferenceImage | None:
     """Return the image of two tensors of one shape; None if shapes differ or are empty.
 
     A cell's number is the root mean square of a - b in it over that of all of `a`; it is infinite
@@ -121,7 +121,7 @@ def difference_images(
         if pair.a is None or pair.b is None:
             continue
         try:
-            image = image_of(pair.a, pair.b, key)
+            image = make_image(pair.a, pair.b, key)
         except AprfmtError:
             continue
         if image is not None:

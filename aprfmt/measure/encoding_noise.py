@@ -56,7 +56,7 @@ SMALLEST = {
 }  # fmt: skip
 
 
-def spacing(values: "NDArray[np.float64]", encoding: str) -> "NDArray[np.float64]":
+def float_spacing(values: "NDArray[np.float64]", encoding: str) -> "NDArray[np.float64]":
     """Return one unit in the last place of a float type at each value; `encoding` is in UNIT."""
     exponent = np.frexp(values)[1] + round(math.log2(UNIT[encoding]))
     found: NDArray[np.float64] = np.ldexp(1.0, np.maximum(exponent, SMALLEST[encoding]))

@@ -92,7 +92,7 @@ class Finding:
         bare = found == "located" and not self.confirmed
         return None if found == "confirmed" or bare else found
 
-    def named(self, stored: Mapping[str, tuple[str, ...]]) -> NamedCause:
+    def to_named_cause(self, stored: Mapping[str, tuple[str, ...]]) -> NamedCause:
         """Return the finding as a NamedCause; `stored` are the file's names of its places."""
         effect = Effect(None if self.counted else self.residual_before, self.kl_before)
         return name_cause(
@@ -124,7 +124,7 @@ class Finding:
         rest |= {"reached": self.reached, "share": self.share}
         return {**rest, "confidence": self.confidence, "certainty": self.certainty}
 
-    def of_tensors(self) -> dict[str, Any]:
+    def to_diff_json(self) -> dict[str, Any]:
         """Return plain data for `diff`: the cause of some tensors, and how certain it is."""
         return {
             "cause": self.cause,
@@ -136,7 +136,7 @@ class Finding:
             "detail": self.detail,
         }
 
-    def of_pair(self) -> PairCause:
+    def to_pair_json(self) -> PairCause:
         """Return plain data for `diff` of one tensor: why its two sides differ."""
         return {
             "cause": self.cause,

@@ -110,12 +110,14 @@ class LogprobTable:
         }
 
 
-def of_logits(ids: Sequence[int], logits: Numbers, positions: Sequence[int], whose: str) -> "Rows":
+def rows_from_logits(
+    ids: Sequence[int], logits: Numbers, positions: Sequence[int], whose: str
+) -> "LogprobMatrix":
     """Return logits [positions, vocabulary] as rows of log-probabilities."""
-    return Rows(tuple(ids), normalised(logits), tuple(positions), whose)
+    return LogprobMatrix(tuple(ids), normalize_logits(logits), tuple(positions), whose)
 
 
-def normalised(logits: Numbers) -> Numbers:
+def normalize_logits(logits: Numbers) -> Numbers:
     """Return logits less their log-sum-exp (float64); rows that add up to 1 are unchanged."""
     wide = np.asarray(logits, np.float64)
     if is_log_softmax(np.asarray(logits)):
@@ -126,7 +128,7 @@ def normalised(logits: Numbers) -> Numbers:
 
 
 @dataclass(frozen=True)
-class Rows:
+class LogprobMatrix:
     """Log-probabilities of all tokens, [positions, vocabulary]; `whose` names the side."""
 
     ids: tuple[int, ...]
@@ -135,10 +137,10 @@ class Rows:
     whose: str = ""
 
 
-Side = Logprobs | Rows
+Side = Logprobs | LogprobMatrix
 
 
-def _row(side: Side, position: int, tokens: Sequence[int] | None) -> dict[int, float]:
+def _row_as_dict(side: Side, position: int, tokens: Sequence[int] | None) -> dict[int, float]:
     """Return {token: log-probability} at a position: of `tokens`, or of all that are listed."""
     if isinstance(side, Logprobs):
         held = side.rows[position]
@@ -157,12 +159,12 @@ def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> Logpr
     mine = list(here.rows) if isinstance(here, Logprobs) else list(here.positions)
     theirs = list(reference.rows) if isinstance(reference, Logprobs) else list(reference.positions)
     both = sorted(set(mine) & set(theirs))
-    spread = _spread(here, reference, both)
+    spread = _logit_spread(here, reference, both)
     rows, total, count, bits = [], 0.0, 0, True
     for at in both:
         few = here if isinstance(here, Logprobs) else reference
-        listed = list(_row(few, at, None)) if isinstance(few, Logprobs) else None
-        x, y = _row(here, at, listed), _row(reference, at, listed)
+        listed = list(_row_as_dict(few, at, None)) if isinstance(few, Logprobs) else None
+        x, y = _row_as_dict(here, at, listed), _row_as_dict(reference, at, listed)
         shared = [one for one in x if one in y]
         if not shared:
             continue
@@ -187,7 +189,7 @@ def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> Logpr
                 y[token] if told and token is not None else None,
                 x[token] - y[token] if told and token is not None else None,
                 float(apart.max()),
-                divergence(b[finite], a[finite]),
+                kl_divergence(b[finite], a[finite]),
                 len(shared),
                 float(np.sqrt(np.mean(scaled**2))),
             )
@@ -202,12 +204,12 @@ def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> Logpr
     )
 
 
-def _spread(here: Side, reference: Side, positions: Sequence[int]) -> float:
+def _logit_spread(here: Side, reference: Side, positions: Sequence[int]) -> float:
     """Return the standard deviation of the logits in a row, by which they were rounded.
 
     For two sides that list some tokens only, that of the listed values, at least 1 nat.
     """
-    full = next((side for side in (reference, here) if isinstance(side, Rows)), None)
+    full = next((side for side in (reference, here) if isinstance(side, LogprobMatrix)), None)
     if full is not None:
         chosen = full.values[[full.positions.index(at) for at in positions]]
         chosen = np.where(np.isfinite(chosen), chosen, np.nan)
@@ -217,7 +219,7 @@ def _spread(here: Side, reference: Side, positions: Sequence[int]) -> float:
     return max(float(np.std(values)), 1.0) if values else 1.0
 
 
-def divergence(p: Numbers, q: Numbers) -> float:
+def kl_divergence(p: Numbers, q: Numbers) -> float:
     """Return KL(p || q) in nats of some tokens' log-probabilities; the rest counts as one token."""
     x, y = np.exp(p), np.exp(q)
     rest = max(0.0, 1.0 - float(x.sum())), max(0.0, 1.0 - float(y.sum()))

@@ -40,7 +40,7 @@ class Effect:
     kl: float | None = None
 
     @property
-    def says(self) -> str:
+    def text(self) -> str:
         """The effect in words; "" where it was not measured."""
         words = [] if self.rel_l2 is None else [f"{self.rel_l2:.3g} apart"]
         return ", ".join([*words, *([] if self.kl is None else [f"KL {self.kl:.3g}"])])
@@ -71,7 +71,7 @@ class NamedCause:
     effect: Effect
     remedy: Remedy | None
 
-    def place(self, most: int = NAMED) -> str:
+    def places_text(self, most: int = NAMED) -> str:
         """Return the first `most` places, the first with its role, and how many more there are."""
         shown = list(self.where[:most])
         if shown and self.roles and self.roles[0] != shown[0]:
@@ -80,7 +80,7 @@ class NamedCause:
         return ", ".join(shown) + (f", ... {more} more" if more > 0 else "")
 
     @property
-    def sure(self) -> str:
+    def certainty_text(self) -> str:
         """The certainty in words, with the share of values that come out if not all."""
         return self.level + share_text(self.share)
 
@@ -123,13 +123,13 @@ def name_cause(
         share = None
     elif share is None:
         share = 1.0
-    says = in_own_names(says, keys, stored)
+    says = insert_stored_names(says, keys, stored)
     says += f"; {detail}" if detail else ""
     remedy = Remedy(command) if command.startswith(MENDS) else None
     return NamedCause(cause, level, share, says, where, keys, effect or Effect(), remedy)
 
 
-def in_own_names(says: str, keys: Sequence[str], stored: Mapping[str, Sequence[str]]) -> str:
+def insert_stored_names(says: str, keys: Sequence[str], stored: Mapping[str, Sequence[str]]) -> str:
     """Return a sentence with the file's own name put before the first use of each role.
 
     A place of several tensors is left unchanged: it names layers, not tensors.
@@ -175,7 +175,7 @@ def _number_ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{low}" if low == high else f"{low}-{high}" for low, high in runs)
 
 
-def mended_name(path: Path) -> str:
+def fixed_name(path: Path) -> str:
     """Return the file name of a repaired copy (NAME-fixed), quoted for a shell."""
     stem = path.stem if path.suffix and not path.is_dir() else path.name
     suffix = "" if path.is_dir() else path.suffix
@@ -192,7 +192,7 @@ MISLABELLED = frozenset({"dtype_mislabel"})
 TRAINED = frozenset({"derived", "lora_merge"})
 
 
-def is_mended_by_rewriting(
+def is_repaired_by_rewriting(
     cause: str, confirmed: bool, values: Mapping[str, Any] | None = None
 ) -> bool:
     """Return whether a tensor with this cause is repaired by writing B again from A.
@@ -221,7 +221,7 @@ def rewrite_command(
     if words is None:
         return ""
     verb, *options = words
-    line = f"aprfmt {verb} {shlex.quote(str(a))} {mended_name(Path(b))}"
+    line = f"aprfmt {verb} {shlex.quote(str(a))} {fixed_name(Path(b))}"
     return " ".join([line, *options])
 
 
@@ -265,7 +265,7 @@ def matrix_encodings(model: "Model") -> dict[str, str]:
     return {key: view.encoding for key, view in roles.items() if len(view.shape) > 1}
 
 
-def is_part_of_b_alone(cause: str, a: "Model | None", b: "Model | None") -> bool:
+def has_trained_head(cause: str, a: "Model | None", b: "Model | None") -> bool:
     """Return whether the cause is B's own output head, which A does not have.
 
     A head that was trained from a tied one still resembles the embedding. One that does not was
@@ -276,12 +276,12 @@ def is_part_of_b_alone(cause: str, a: "Model | None", b: "Model | None") -> bool
             return False
         if not a.hyper["tied_embeddings"]:
             return False
-        return _correlation(b, "token_embd.weight", "output.weight") > _RELATED
+        return _table_correlation(b, "token_embd.weight", "output.weight") > _RELATED
     except (AprfmtError, KeyError):
         return False
 
 
-def _correlation(model: "Model", first: str, second: str) -> float:
+def _table_correlation(model: "Model", first: str, second: str) -> float:
     """Return the correlation of two tables' first rows; 0.0 where one is not stored."""
     views = [model.roles.get(key) for key in (first, second)]
     if views[0] is None or views[1] is None or views[0].shape != views[1].shape:
@@ -297,11 +297,11 @@ def set_command(b: Path | str, values: Sequence[str], *, in_place: bool = False)
     Or `in_place`, where no copy can be made as the weights do not decode.
     """
     place = opening_path(Path(b))
-    target = "--in-place" if in_place else f"-o {mended_name(place)}"
+    target = "--in-place" if in_place else f"-o {fixed_name(place)}"
     return f"aprfmt set {shlex.quote(str(place))} {' '.join(values)} {target}"
 
 
-def joined_sets(commands: Sequence[str]) -> str:
+def join_set_commands(commands: Sequence[str]) -> str:
     """Return several `set` commands for one B as one command; "" where that is impossible."""
     parts = [re.fullmatch(r"(aprfmt set \S+) (.*) (-o \S+|--in-place)", each) for each in commands]
     found = [part.groups() for part in parts if part is not None]
@@ -343,5 +343,5 @@ def surplus_command(file: Path | str, b: Path | str) -> str:
     """
     there = Path(file)
     alone = there == Path(b) and there.name != WEIGHTS
-    target = mended_name(there) if alone else f"{shlex.quote(str(file))} --force"
+    target = fixed_name(there) if alone else f"{shlex.quote(str(file))} --force"
     return f"aprfmt repair {shlex.quote(str(file))} --partial -o {target}"

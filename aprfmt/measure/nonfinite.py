@@ -38,11 +38,11 @@ class NonFinite:
         return odd[0] if len(odd) == 1 else "A and B" if odd else ""
 
     @property
-    def exchanged(self) -> "NonFinite":
+    def with_sides_exchanged(self) -> "NonFinite":
         """The same counts with A and B exchanged."""
         return replace(self, a=self.b, b=self.a, values=self.values[::-1])
 
-    def says(self, a: str = "A", b: str = "B") -> str:
+    def text(self, a: str = "A", b: str = "B") -> str:
         """Return the counts in a sentence; `a` and `b` name the sides."""
         said = []
         if self.alone:
@@ -103,10 +103,10 @@ class Census:
             self.a,
             self.b,
             self.alone,
-            _index_of(self._at, shape),
+            _unravel_index(self._at, shape),
             self._values,
             self.both,
-            _index_of(self._both_at, shape),
+            _unravel_index(self._both_at, shape),
         )
 
 
@@ -133,7 +133,7 @@ def count_nonfinite(x: "Array", y: "Array") -> NonFinite | None:
     return found.result(x.shape)
 
 
-def _index_of(at: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+def _unravel_index(at: int | None, shape: tuple[int, ...]) -> tuple[int, ...] | None:
     """Return the multi-index of a flat index; None for None."""
     import numpy as np
 

@@ -88,9 +88,9 @@ class PairSums:
         differs = False
         for start in range(0, x.size, PIECE):
             part = slice(start, min(start + PIECE, x.size))
-            of_part = None if steps is None else partial(self._step, steps, part)
+            of_part = None if steps is None else partial(self._step_of_part, steps, part)
             if kernel is not None:
-                found = self._add_by(kernel, x[part], y[part], of_part, differs)
+                found = self._add_by_kernel(kernel, x[part], y[part], of_part, differs)
                 if found is not None:
                     differs = found
                     continue
@@ -98,15 +98,15 @@ class PairSums:
                 self._room = np.empty((4, min(x.size, PIECE)), np.float64)
             with np.errstate(invalid="ignore", divide="ignore"):
                 if not self._add_equal(x[part], y[part]):
-                    self._add(x[part], y[part], None if of_part is None else of_part())
+                    self._add_piece(x[part], y[part], None if of_part is None else of_part())
 
-    def _step(self, steps: "Steps", part: slice) -> "Step | None":
+    def _step_of_part(self, steps: "Steps", part: slice) -> "Step | None":
         """Return the steps of a part; where they are unknown, None and `known` becomes False."""
         step = steps(part)
         self.known = self.known and step is not None
         return step if step is None or isinstance(step, np.ndarray) else float(step)
 
-    def _add_by(
+    def _add_by_kernel(
         self,
         kernel: "Callable[..., Any]",
         x: "Array",
@@ -117,7 +117,7 @@ class PairSums:
         """Add a piece of finite float32 by a compiled kernel; return whether the two differ.
 
         None, and nothing is added, for other values. `differs` is what is expected. Except for the
-        sums, whose rounding is different, the numbers are those of `_add`.
+        sums, whose rounding is different, the numbers are those of `_add_piece`.
         """
         if x.dtype != np.float32 or y.dtype != np.float32:
             return None
@@ -153,7 +153,7 @@ class PairSums:
         self.count, self.odd.count = self.count + x.size, self.odd.count + x.size
         return True
 
-    def _add(self, x: "Array", y: "Array", step: "Step | None") -> None:
+    def _add_piece(self, x: "Array", y: "Array", step: "Step | None") -> None:
         """Add a piece of any values by numpy; `step` is the tolerance of each element or None."""
         assert self._room is not None
         base, self.count = self.count, self.count + x.size
@@ -170,17 +170,17 @@ class PairSums:
             error[:] = exact
         squares = exact_dot(error, error)
         if not math.isfinite(squares) and not np.isfinite(error).all():
-            self._add_odd(x, y, wide_x, wide_y, base)
+            self._add_nonfinite(x, y, wide_x, wide_y, base)
             self._add_steps(steps_between(x, y, step) if step is not None else None)
             return
         # All are finite: nothing has to be left out.
         self.odd.count += x.size
-        self._sum(squares, wide_x, wide_y)
+        self._add_products(squares, wide_x, wide_y)
         if same == x.size:
             return
         self.changed += x.size - same
         np.abs(error, out=delta)
-        self._largest(delta, base)
+        self._update_largest(delta, base)
         self.ulp = max(self.ulp, _largest_float32_steps(x, y, wide_x, wide_y))
         if step is None:
             return
@@ -199,7 +199,9 @@ class PairSums:
         if most > 1.0:
             self.beyond += int(np.count_nonzero(ratio > 1.0))
 
-    def _add_odd(self, x: "Array", y: "Array", wide_x: "Array", wide_y: "Array", base: int) -> None:
+    def _add_nonfinite(
+        self, x: "Array", y: "Array", wide_x: "Array", wide_y: "Array", base: int
+    ) -> None:
         """Add a piece with NaN or infinities, or differences beyond float64.
 
         `base` is the flat index of its first element.
@@ -218,20 +220,20 @@ class PairSums:
         delta = np.abs(wide_x - wide_y)
         delta[differs & ~finite] = np.inf
         if delta.size and differs.any():
-            self._largest(delta, base)
+            self._update_largest(delta, base)
             self.ulp = max(
                 self.ulp, _largest_float32_steps(x[differs & finite], y[differs & finite])
             )
         error = wide_x - wide_y
-        self._sum(exact_dot(error, error), wide_x, wide_y)
+        self._add_products(exact_dot(error, error), wide_x, wide_y)
 
-    def _largest(self, delta: "Array", base: int) -> None:
+    def _update_largest(self, delta: "Array", base: int) -> None:
         """Update the largest difference by a piece whose first flat index is `base`."""
         index = int(delta.argmax())
         if delta[index] > self.max_abs or self.max_index is None:
             self.max_abs, self.max_index = float(delta[index]), base + index
 
-    def _sum(self, squares: float, x: "Array", y: "Array") -> None:
+    def _add_products(self, squares: float, x: "Array", y: "Array") -> None:
         """Add the squares of a piece's difference, and the dot products of both sides."""
         self.dd += squares
         self.aa += exact_dot(x, x)

@@ -23,7 +23,7 @@ MOST = 4  # threads: memory gives no more
 
 
 @dataclass(slots=True)
-class _Pair:
+class _PairProgress:
     """The bytes of one pair: `left` spans are not compared yet, `at` is the first difference."""
 
     a: RunBytes
@@ -42,13 +42,13 @@ class BytePrefetch:
     def __init__(self, pairs: Sequence[TensorPair], threads: int) -> None:
         """Create up to MOST threads; they start when the context is entered."""
         self._pairs = pairs
-        self._asked: dict[int, _Pair | None] = {}
-        self._spans = self._every()
+        self._asked: dict[int, _PairProgress | None] = {}
+        self._spans = self._spans_of_pairs()
         self._over = False  # no span is left
         self._turn = threading.Lock()
         self._done = threading.Condition(threading.RLock())
         self._threads = [
-            threading.Thread(target=self._work, name="aprfmt-compare", daemon=True)
+            threading.Thread(target=self._compare_until_done, name="aprfmt-compare", daemon=True)
             for _ in range(min(threads, MOST))
         ]
 
@@ -65,7 +65,7 @@ class BytePrefetch:
         for thread in self._threads:
             thread.join()
 
-    def of(self, number: int) -> "First":
+    def comparer(self, number: int) -> "First":
         """Return a function that gives the first differing byte of pair `number`, None if equal.
 
         It waits for the threads' result or compares now. To be used once, for what `compare_pair`
@@ -74,7 +74,7 @@ class BytePrefetch:
 
         def first(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> int | None:
             """Return the first differing byte of the pair's runs; None if they are equal."""
-            while not self._settled(number) and self._one():
+            while not self._settled(number) and self._compare_next_span():
                 pass
             with self._done:
                 self._done.wait_for(lambda: self._settled(number))
@@ -95,12 +95,12 @@ class BytePrefetch:
             found = self._asked[number]
             return found is None or not found.left
 
-    def _work(self) -> None:
+    def _compare_until_done(self) -> None:
         """Compare spans until none is left; the body of a thread."""
-        while self._one():
+        while self._compare_next_span():
             pass
 
-    def _one(self) -> bool:
+    def _compare_next_span(self) -> bool:
         """Compare the next span and store the result; return False where none is left."""
         with self._turn:
             span = next(self._spans, None)
@@ -122,7 +122,7 @@ class BytePrefetch:
             self._done.notify_all()
         return True
 
-    def _every(self) -> Iterator[tuple[_Pair, int, int]]:
+    def _spans_of_pairs(self) -> Iterator[tuple[_PairProgress, int, int]]:
         """Yield (pair, start, stop) of every span; to be called by one thread at a time."""
         for number, pair in enumerate(self._pairs):
             sides = _plain_bytes_of_pair(pair)
@@ -130,7 +130,7 @@ class BytePrefetch:
                 self._asked[number] = None
                 continue
             size = len(sides[0])
-            found = self._asked[number] = _Pair(*sides, -(-size // SPAN))
+            found = self._asked[number] = _PairProgress(*sides, -(-size // SPAN))
             for start in range(0, size, SPAN):
                 yield found, start, min(start + SPAN, size)
 
@@ -159,7 +159,7 @@ def _plain_bytes_of_pair(pair: TensorPair) -> tuple[RunBytes, RunBytes] | None:
     return sides if LARGE <= len(sides[0]) == len(sides[1]) else None
 
 
-def _first_difference(pair: _Pair, start: int, stop: int) -> int | None:
+def _first_difference(pair: _PairProgress, start: int, stop: int) -> int | None:
     """Return the offset of the first differing byte in [start, stop); None if equal."""
     at = difference_offset(pair.a.window(start, stop), pair.b.window(start, stop))
     for side in (pair.a, pair.b):

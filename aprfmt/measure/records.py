@@ -104,9 +104,9 @@ class TensorDiff:
         """Return plain data, with the explanation in the form of `diff`."""
         found = self.explanation
         rest = asdict(replace(self, explanation=None))
-        return {**rest, "explanation": None if found is None else found.of_pair()}
+        return {**rest, "explanation": None if found is None else found.to_pair_json()}
 
-    def unexplained(self, weak: Collection[str] = ()) -> bool:
+    def is_unexplained(self, weak: Collection[str] = ()) -> bool:
         """Return whether it differs without a certain explanation other than those in `weak`."""
         found = self.explanation
         certain = found is not None and found.confirmed and found.cause not in weak

@@ -49,7 +49,7 @@ class RequantizationOracle:
         """Store the float model and the importance matrix, if one was used."""
         self.base, self.imatrix = base, imatrix
 
-    def side(self, key: str) -> View | None:
+    def base_tensor(self, key: str) -> View | None:
         """Return the base's tensor of a role or name; for a tied head the embedding; or None."""
         found = self.base.find(key)
         if found is not None or key != "output.weight":
@@ -60,7 +60,7 @@ class RequantizationOracle:
             return None
         return self.base.roles.get("token_embd.weight") if tied else None
 
-    def judged(
+    def judge_if_readable(
         self,
         diff: TensorDiff,
         a: View | None,
@@ -85,14 +85,14 @@ class RequantizationOracle:
 
         `metadata` are those of both files: they tell whether an importance matrix was used.
         """
-        base = self.side(diff.key)
+        base = self.base_tensor(diff.key)
         found: list[DerivationResult] = []
         equal = True
         for label, side, said in zip("ab", (a, b), metadata, strict=True):
             if not is_quantized(side.encoding.split("+")[0]):
-                equal = equal and base is not None and self._same(side, base)
+                equal = equal and base is not None and self._has_same_values(side, base)
                 continue
-            found.append(replace(self._derive(diff.key, side, base, said), side=label))
+            found.append(replace(self._derive_side(diff.key, side, base, said), side=label))
         if not found:
             return diff
         diff = replace(diff, derivations=tuple(found))
@@ -109,14 +109,14 @@ class RequantizationOracle:
             return replace(diff, verdict="WITHIN", cause=cause)
         return diff
 
-    def _same(self, side: View, base: View) -> bool:
+    def _has_same_values(self, side: View, base: View) -> bool:
         """Return whether both tensors have the same shape and values (NaN equals NaN)."""
         if side.shape != base.shape:
             return False
         pairs = zip(base.chunks(CHUNK), side.chunks(CHUNK), strict=True)
         return all(np.array_equal(x, y, equal_nan=True) for (*_, x), (*_, y) in pairs)
 
-    def _derive(
+    def _derive_side(
         self, key: str, side: View, base: View | None, metadata: Mapping[str, object]
     ) -> DerivationResult:
         """Return whether one quantized side derives from the base, or why that is unknown."""
@@ -217,7 +217,7 @@ def store_through(values: Array, way: QuantRecipe) -> Array:
 def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> DerivationResult:
     """Return whether a bitsandbytes weight equals the base packed with the same options."""
     # Pack the base with the options that the weight's quant state has.
-    state = quant_state.state_of(name, raw)
+    state = quant_state.read_state(name, raw)
     options = {
         "blocksize": state.blocksize,
         "double_quantization": bool(state.nested_blocksize),
@@ -279,7 +279,7 @@ def _derive_lattice(name: str, side: View, base: View) -> DerivationResult:
         False,
         name,
         f"row {at // columns}, element {at % columns} does not derive from the base under its own "
-        f"scales: {same:.4g} % of its codes are the base's ({found.says()})",
+        f"scales: {same:.4g} % of its codes are the base's ({found.text()})",
         None,
         at // columns,
         at % columns,

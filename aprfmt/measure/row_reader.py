@@ -41,7 +41,7 @@ class RowReader:
         return self.side.names[0]
 
     @property
-    def by_row(self) -> bool:
+    def decodes_rows(self) -> bool:
         """Whether single rows, or values of a vector, can be decoded without all others."""
         return self.row_bytes is not None
 
@@ -57,10 +57,10 @@ class RowReader:
 
     def take(self, index: "Array | list[int]") -> "Array":
         """Return the decoded rows of these numbers (in any order), [n, columns]."""
-        if self.size <= KEPT or not self.by_row:
+        if self.size <= KEPT or not self.decodes_rows:
             return self.whole[index]
         index = np.asarray(index, np.int64)
-        return self.decoded(self.raw(index))
+        return self.decode_rows(self.raw(index))
 
     @cached_property
     def row_bytes(self) -> int | None:
@@ -85,7 +85,7 @@ class RowReader:
         joined = pieces[0] if len(pieces) == 1 else b"".join(pieces)
         return np.frombuffer(joined, np.uint8).reshape(index.size, size)
 
-    def decoded(self, raw: "Array", encoding: str = "") -> "Array":
+    def decode_rows(self, raw: "Array", encoding: str = "") -> "Array":
         """Return the values of the bytes of rows (uint8 [n, row_bytes]).
 
         `encoding` replaces the tensor's own, to read the bytes as another one.

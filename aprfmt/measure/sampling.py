@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import ByteSource
-from aprfmt.measure.alignment import TensorPair, align
+from aprfmt.measure.alignment import TensorPair, align_models
 from aprfmt.model import open_model
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
 from aprfmt.tensors.runs import RunBytes, published_equal
@@ -152,7 +152,7 @@ def sample_models(
     from aprfmt.model.patterns import matching_indices
 
     # The pairs to sample from, by the patterns.
-    pairs = list(align(a, b).pairs)
+    pairs = list(align_models(a, b).pairs)
     if tensors:
         names = [pair.spellings for pair in pairs]
         pairs = [pairs[i] for i in matching_indices(names, tensors, f"{a.path} and {b.path}")]

@@ -14,7 +14,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.measure.activation_scales import check_input_scales, check_packed_parts
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.bounds import BEYOND_SHARE, NMSE, NMSE_SLACK, Fit, fit_errors
-from aprfmt.measure.bounds import steps as codec_steps
+from aprfmt.measure.bounds import quantization_steps as codec_steps
 from aprfmt.measure.numbers import CHUNK, PairSums, steps_between, to_float64
 from aprfmt.measure.prefetch import same_length, same_meaning
 from aprfmt.measure.records import TensorDiff
@@ -236,7 +236,7 @@ class ChunkSteps:
         A single number where all have the same.
         """
         total: Step | None = None
-        for (side, other), raw in zip(self._sides, self._raw, strict=True):
+        for (side, other), raw in zip(self._sides, self._stored_blocks, strict=True):
             name = side.encodings[0]
             found: Step | None
             if encoding_row(name).numpy:
@@ -256,7 +256,7 @@ class ChunkSteps:
         return total
 
     @cached_property
-    def _raw(self) -> "tuple[Mapping[str, Buffer] | None, ...]":
+    def _stored_blocks(self) -> "tuple[Mapping[str, Buffer] | None, ...]":
         """The stored bytes of each side in these rows; None for plain arrays and lattices."""
         return tuple(
             None

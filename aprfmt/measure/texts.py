@@ -59,7 +59,7 @@ class SideVerdicts:
     counts: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def apart(self) -> tuple[str, ...]:
+    def differing(self) -> tuple[str, ...]:
         """The names of the parts that differ, or that only one side has."""
         verdicts = {
             "tokenizer": self.tokenizer,
@@ -69,10 +69,10 @@ class SideVerdicts:
         return tuple(name for name, verdict in verdicts.items() if verdict in APART)
 
     @property
-    def says(self) -> str:
+    def text(self) -> str:
         """The verdicts on what is not equal, with counts; "" where all is."""
         parts = [
-            f"{name} {verdict}{self._counted(begins)}"
+            f"{name} {verdict}{self._counts_text(begins)}"
             for name, verdict, begins in (
                 ("tokenizer", self.tokenizer, ("tokens", "merges")),
                 ("chat template", self.template, ("lines",)),
@@ -82,7 +82,7 @@ class SideVerdicts:
         ]
         return "; ".join(parts)
 
-    def _counted(self, begins: tuple[str, ...]) -> str:
+    def _counts_text(self, begins: tuple[str, ...]) -> str:
         """Return the counts whose names begin so, in brackets; "" without any."""
         rows = [
             f"{count} {name.replace('_', ' ').replace('in a', 'in A').replace('in b', 'in B')}"
@@ -112,7 +112,7 @@ def compare_texts(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdict
         judged = "not compared"
     x, y = _template_of(a), _template_of(b)
     texts = "different" if x != y else "equal"
-    mine, theirs = bool(_generation_of(a)), bool(_generation_of(b))
+    mine, theirs = bool(_generation_config(a)), bool(_generation_config(b))
     return SideVerdicts(
         judged,
         texts if x is not None and y is not None else _one_sided_text(x is not None, y is not None),
@@ -145,7 +145,7 @@ def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
 
     Only a folder has a place for it: writers of single files leave it out.
     """
-    mine, theirs = _has_generation(a), _has_generation(b)
+    mine, theirs = _has_generation_config(a), _has_generation_config(b)
     if mine == theirs:
         return
     lacks = b if mine else a
@@ -193,7 +193,7 @@ def template_diff(a: "Model", b: "Model") -> tuple[str, ...]:
 
 def differing_generation_keys(a: "Model", b: "Model") -> tuple[KeyDiff, ...]:
     """Return the differing keys of both generation configs; () where a side has none."""
-    x, y = _generation_of(a), _generation_of(b)
+    x, y = _generation_config(a), _generation_config(b)
     if not x or not y:
         return ()
     return tuple(
@@ -211,21 +211,21 @@ def _template_of(model: "Model") -> str | None:
         return None  # the tokenizers' comparison says what is wrong with it
 
 
-def _has_generation(model: "Model") -> bool:
+def _has_generation_config(model: "Model") -> bool:
     """Return whether a model has a generation config, even one that cannot be read.
 
     A file without any known key does not count: its keys are unread items of the ledger.
     """
     try:
-        found = model.carried.parse(_FILE)
+        found = model.carried.parse_file(_FILE)
     except AprfmtError:
         return True
     return any(matching_row(FILES[_FILE], key) is not None for key in found)
 
 
-def _generation_of(model: "Model") -> Mapping[str, object]:
+def _generation_config(model: "Model") -> Mapping[str, object]:
     """Return {key: value} of a model's generation config; {} without one."""
     try:
-        return model.carried.parse(_FILE)
+        return model.carried.parse_file(_FILE)
     except AprfmtError:
         return {}

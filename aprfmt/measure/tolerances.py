@@ -36,7 +36,7 @@ DISCRETE = ("experts", "router_margin", "index_keys", "index_margin")
 MOE_FACTOR = 5.0
 
 
-def tolerance(dtype_a: str, dtype_b: str, *, moe: bool = False) -> Tolerance:
+def run_tolerance(dtype_a: str, dtype_b: str, *, moe: bool = False) -> Tolerance:
     """Return the bound for two runs by the coarser arithmetic; `moe`: experts may flip."""
     worst = max((BASE[dtype_a], BASE[dtype_b]), key=lambda row: row.rel_l2)
     if not moe or worst.rel_l2 < 1e-3:
@@ -88,7 +88,7 @@ STATISTICS, LEAST_STATISTICS = 5.0, 2e-3
 
 def statistics_tolerance(dtype_a: str, dtype_b: str) -> float:
     """Return the share of the values' size by which statistics of two runs may differ."""
-    return max(LEAST_STATISTICS, STATISTICS * tolerance(dtype_a, dtype_b).rel_l2)
+    return max(LEAST_STATISTICS, STATISTICS * run_tolerance(dtype_a, dtype_b).rel_l2)
 
 
 ALL_PRODUCTS = 4  # products that must be off before an arithmetic is said to be
@@ -284,7 +284,7 @@ def ordered_backends(a: str, b: str) -> tuple[str, str]:
     return (a, b) if a <= b else (b, a)
 
 
-def threshold(
+def point_threshold(
     point: str,
     backends: tuple[str, str],
     dtypes: tuple[str, str],
@@ -300,7 +300,7 @@ def threshold(
     bound of the coarser arithmetic, which grows with the depth of the layer. `depth` is the
     layer's number.
     """
-    base = tolerance(*dtypes, moe=moe)
+    base = run_tolerance(*dtypes, moe=moe)
     coarser = max(dtypes, key=lambda dtype: BASE[dtype].rel_l2)
     pair = ordered_backends(*backends)
     for row in calibrated:

@@ -32,33 +32,33 @@ class TraceOnSharedRows(WrappedTrace):
         super().__init__(trace)
         self._other = other
 
-    def find(self, key: str) -> RecordLike | None:
+    def find_record(self, key: str) -> RecordLike | None:
         """Return the record of a key, its shape and positions cut; None without one."""
-        found, kept = self._trace.find(key), self._kept(key)
+        found, kept = self._trace.find_record(key), self._shared_positions(key)
         if found is None or kept is None:
             return found
         shape = (len(kept), *found.shape[1:])
         return CutRecord(found.key, found.point, shape, kept, found.dtype)
 
-    def values(self, key: str) -> Array | None:
+    def recorded_values(self, key: str) -> Array | None:
         """Return the values of a key, cut to the shared rows; None without values."""
-        return self._rows(key, self._trace.values(key))
+        return self._cut_rows(key, self._trace.recorded_values(key))
 
-    def mask(self, key: str) -> Array | None:
+    def values_mask(self, key: str) -> Array | None:
         """Return which of the values are present, cut to the shared rows; None for all."""
-        return self._rows(key, self._trace.mask(key))
+        return self._cut_rows(key, self._trace.values_mask(key))
 
-    def _rows(self, key: str, values: Array | None) -> Array | None:
+    def _cut_rows(self, key: str, values: Array | None) -> Array | None:
         """Return the values of a key cut to the shared rows, or unchanged."""
-        found, kept = self._trace.find(key), self._kept(key)
+        found, kept = self._trace.find_record(key), self._shared_positions(key)
         if values is None or found is None or kept is None:
             return values
         row = {position: at for at, position in enumerate(found.positions or ())}
         return np.take(np.reshape(values, found.shape), [row[place] for place in kept], axis=0)
 
-    def _kept(self, key: str) -> tuple[int, ...] | None:
+    def _shared_positions(self, key: str) -> tuple[int, ...] | None:
         """Return the positions both have of a point with chosen rows; None for nothing to cut."""
-        mine, other = self._trace.find(key), self._other.find(key)
+        mine, other = self._trace.find_record(key), self._other.find_record(key)
         if (
             mine is None
             or other is None

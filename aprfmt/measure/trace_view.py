@@ -59,19 +59,19 @@ class TraceLike(Protocol):
         """{key: record} in execution order."""
         ...
 
-    def find(self, key: str) -> RecordLike | None:
+    def find_record(self, key: str) -> RecordLike | None:
         """Return the record of a key, or of the key it is an alias of; None without one."""
         ...
 
-    def parts(self, key: str) -> list[str]:
+    def slot_parts(self, key: str) -> list[str]:
         """Return the keys that a key stands for: a joined slot's parts, or the key itself."""
         ...
 
-    def values(self, key: str) -> Array | None:
+    def recorded_values(self, key: str) -> Array | None:
         """Return the recorded values, None where only statistics were kept."""
         ...
 
-    def mask(self, key: str) -> Array | None:
+    def values_mask(self, key: str) -> Array | None:
         """Return which of the values are present (bool array), None for all."""
         ...
 
@@ -103,24 +103,24 @@ class WrappedTrace:
         """Half a unit of the last decimal of values that were printed, else 0."""
         return self._trace.resolution
 
-    def find(self, key: str) -> RecordLike | None:
+    def find_record(self, key: str) -> RecordLike | None:
         """Return the record of a key, or of the key it is an alias of; None without one."""
-        return self._trace.find(key)
+        return self._trace.find_record(key)
 
-    def parts(self, key: str) -> list[str]:
+    def slot_parts(self, key: str) -> list[str]:
         """Return the keys that a key stands for: a joined slot's parts, or the key itself."""
-        return self._trace.parts(key)
+        return self._trace.slot_parts(key)
 
-    def values(self, key: str) -> Array | None:
+    def recorded_values(self, key: str) -> Array | None:
         """Return the recorded values, None where only statistics were kept."""
-        return self._trace.values(key)
+        return self._trace.recorded_values(key)
 
-    def mask(self, key: str) -> Array | None:
+    def values_mask(self, key: str) -> Array | None:
         """Return which of the values are present (bool array), None for all."""
-        return self._trace.mask(key)
+        return self._trace.values_mask(key)
 
 
-def states_token_ids(trace: TraceLike) -> bool:
+def records_token_ids(trace: TraceLike) -> bool:
     """Return whether a trace itself has its token ids, and not only those given to it."""
     return trace.run.get("ids") is not None and not trace.run.get("ids_given")
 
@@ -136,7 +136,7 @@ def unread_arrays(*traces: TraceLike) -> tuple[NotCompared, ...]:
     return tuple(found.values())
 
 
-def unequal_ranks(*traces: TraceLike) -> tuple[str, ...]:
+def unequal_rank_sentences(*traces: TraceLike) -> tuple[str, ...]:
     """Return a sentence for each array that ranks of a dump should hold alike and do not."""
     found = []
     for trace in traces:

@@ -16,8 +16,8 @@ from aprfmt.measure.tolerances import (
     UNIT,
     CalibratedBound,
     Threshold,
+    point_threshold,
     ratio_band,
-    threshold,
 )
 from aprfmt.measure.trace_rows import TraceOnSharedRows
 from aprfmt.measure.trace_view import (
@@ -25,10 +25,10 @@ from aprfmt.measure.trace_view import (
     TraceLike,
     backend_name,
     finer_weights_class,
+    records_token_ids,
     run_arithmetic,
     shows_routing,
-    states_token_ids,
-    unequal_ranks,
+    unequal_rank_sentences,
     unread_arrays,
 )
 from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
@@ -81,7 +81,7 @@ class PointDiff:
         For points where B was measured against A.
         """
         odd = self.nonfinite
-        return self if odd is None else replace(self, nonfinite=odd.exchanged)
+        return self if odd is None else replace(self, nonfinite=odd.with_sides_exchanged)
 
     @property
     def alone(self) -> bool:
@@ -102,7 +102,7 @@ class FirstToken:
     dump_pass: int | None = None
 
     @property
-    def says(self) -> str:
+    def text(self) -> str:
         """The token in words."""
         where = "" if self.dump_pass is None else f" (pass {self.dump_pass})"
         return (
@@ -184,7 +184,7 @@ def unrecorded_tokens_sentences(a: TraceLike, b: TraceLike) -> tuple[str, ...]:
     return tuple(
         f"token ids: {label} does not record them, so they were not checked"
         for label, trace in (("this trace", a), ("the reference", b))
-        if not states_token_ids(trace)
+        if not records_token_ids(trace)
     )
 
 
@@ -195,10 +195,14 @@ def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
     the last of them.
     """
     order = {key: place for place, key in enumerate(a.records)}
-    places = {key: (order[key], 0) for key in a.records if b.find(key) is not None}
+    places = {key: (order[key], 0) for key in a.records if b.find_record(key) is not None}
     for key in b.records:
-        if key not in order and a.find(key) is not None:
-            named = [found.key for part in a.parts(key) if (found := a.find(part)) is not None]
+        if key not in order and a.find_record(key) is not None:
+            named = [
+                found.key
+                for part in a.slot_parts(key)
+                if (found := a.find_record(part)) is not None
+            ]
             places[key] = (max((order[name] for name in named if name in order), default=-1), 1)
     return sorted(places, key=places.__getitem__)
 
@@ -218,7 +222,7 @@ class RunPair:
     coarse: float = 0.0
 
     @classmethod
-    def of(
+    def from_traces(
         cls,
         a: TraceLike,
         b: TraceLike,
@@ -232,13 +236,13 @@ class RunPair:
         mixture = moe or shows_routing(a) or shows_routing(b)
         return cls(names, finer_weights_class(a, b), mixture, calibrated, coarse)
 
-    def bound(self, key: str, dtypes: tuple[str, str], point: str = "") -> Threshold:
+    def threshold_of(self, key: str, dtypes: tuple[str, str], point: str = "") -> Threshold:
         """Return the bound of the distance at a key, computed in these dtypes.
 
         `point` is the one that was recorded, where the key is an alias.
         """
         layer = key[1:].partition(".")[0]
-        return threshold(
+        return point_threshold(
             point or key.rpartition(".")[2], self.backends, dtypes, self.weights, moe=self.moe,
             depth=int(layer) if "." in key and layer.isdigit() else 0, calibrated=self.calibrated,
         )  # fmt: skip
@@ -252,7 +256,10 @@ class RunPair:
         `x` and `y` have one size; only values that are `chosen` (bool array; None: all) count.
         Indices are of `shape`, x's own if None; `point` is as in `bound`.
         """
-        bound, shape = self.bound(key, dtypes, point), np.shape(x) if shape is None else shape
+        bound, shape = (
+            self.threshold_of(key, dtypes, point),
+            np.shape(x) if shape is None else shape,
+        )
         name, rows = point or key.rpartition(".")[2], ""
         if name == log_softmax.POINT and len(shape) > 1:
             sides = np.reshape(x, shape), np.reshape(y, shape)
@@ -288,7 +295,7 @@ def compare_traces(
         check_ids(same_dtype, b)
     keys = common_keys(a, b)
     mine, other = TraceOnSharedRows(a, b), TraceOnSharedRows(b, a)
-    between = RunPair.of(a, b, moe=moe, calibrated=calibrated)
+    between = RunPair.from_traces(a, b, moe=moe, calibrated=calibrated)
     points = [
         compare_point(key, mine, other, between, (before or {}).get(key), positions) for key in keys
     ]
@@ -296,44 +303,53 @@ def compare_traces(
     return TraceDiff(
         tuple(points),
         first,
-        tuple(key for key in a.records if b.find(key) is None),
-        tuple(key for key in b.records if a.find(key) is None),
+        tuple(key for key in a.records if b.find_record(key) is None),
+        tuple(key for key in b.records if a.find_record(key) is None),
         unrecorded_tokens_sentences(a, b),
-        tuple(key for key in keys if _have_other_rows(mine.find(key), other.find(key))),
+        tuple(
+            key for key in keys if _have_other_rows(mine.find_record(key), other.find_record(key))
+        ),
         unread_arrays(a, b),
-        unequal_ranks(a, b),
-        first_token(points, mine, other),
+        unequal_rank_sentences(a, b),
+        find_first_token(points, mine, other),
         {} if same_dtype is None else rounding_ratios(keys, mine, other, same_dtype),
     )
 
 
-def first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> FirstToken | None:
+def find_first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> FirstToken | None:
     """Return the earliest token at which one of the points is beyond; None where none is.
 
     Of several points that differ there, the first in the order of `points` counts.
     """
     found: FirstToken | None = None
     for point in points:
-        record, x, y = a.find(point.key), a.values(point.key), b.values(point.key)
+        record, x, y = (
+            a.find_record(point.key),
+            a.recorded_values(point.key),
+            b.recorded_values(point.key),
+        )
         if not point.beyond or point.why or record is None or x is None or y is None:
             continue
         if np.size(x) != np.size(y):
             continue
-        chosen = _present_values(a.mask(point.key), b.mask(point.key), np.size(x))
+        chosen = _present_values(a.values_mask(point.key), b.values_mask(point.key), np.size(x))
         rows = _distance_by_position(record, x, y, chosen) or ()
         for position, apart in zip(record.positions or (), rows, strict=False):
             if found is not None and position >= found.position:
                 break
             if apart is not None and not apart <= point.tolerance:
-                step = _pass_of(a, position)
+                step = _pass_of_token(a, position)
                 found = FirstToken(
-                    position, point.key, apart, _pass_of(b, position) if step is None else step
+                    position,
+                    point.key,
+                    apart,
+                    _pass_of_token(b, position) if step is None else step,
                 )
                 break
     return found
 
 
-def _pass_of(trace: TraceLike, position: int) -> int | None:
+def _pass_of_token(trace: TraceLike, position: int) -> int | None:
     """Return the number of a dump's pass that computed a token; None for other traces."""
     dump = trace.run.get("dump")
     if not isinstance(dump, Mapping) or position not in dump.get("positions", ()):
@@ -353,7 +369,9 @@ def rounding_ratios(
     """
     found = {}
     for key in keys:
-        values = [value for one in (a, b, same_dtype) if (value := one.values(key)) is not None]
+        values = [
+            value for one in (a, b, same_dtype) if (value := one.recorded_values(key)) is not None
+        ]
         if len(values) < 3 or len({np.size(one) for one in values}) > 1:
             continue
         x, y, s = (np.asarray(one, np.float64).reshape(-1) for one in values)
@@ -371,19 +389,19 @@ def compare_point(
     `before` restricts it to rows of earlier token positions. `positions` adds each token position's
     distance.
     """
-    mine, other = a.find(key), b.find(key)
+    mine, other = a.find_record(key), b.find_record(key)
     assert mine is not None and other is not None
     dtypes = record_dtypes(mine, other, a, b)
     why = _reason_not_comparable(mine, other)
     ratio = None if why else _std_ratio(mine, other)
     low, high = ratio_band(mine.point)
     outside = ratio is not None and not low <= ratio <= high
-    x, y = (None, None) if why else (a.values(key), b.values(key))
+    x, y = (None, None) if why else (a.recorded_values(key), b.recorded_values(key))
     if x is None or y is None:
         why, beyond = (why, False) if why else _reason_not_numbers(mine, other)
-        found = _uncompared_point(key, between.bound(key, dtypes, mine.point), why, beyond)
+        found = _uncompared_point(key, between.threshold_of(key, dtypes, mine.point), why, beyond)
     else:
-        chosen = _present_values(a.mask(key), b.mask(key), np.size(x))
+        chosen = _present_values(a.values_mask(key), b.values_mask(key), np.size(x))
         if before is not None:
             chosen &= _values_before(mine, before)
         shape = mine.shape or other.shape
@@ -443,7 +461,7 @@ def _judge_point(
     """
     rms, odd = found.rms, found.nonfinite
     if found.count and not rms and not found.largest and not discrete:
-        why = odd.says("this side", "the reference") if odd else "zero on both sides"
+        why = odd.text("this side", "the reference") if odd else "zero on both sides"
         return replace(_uncompared_point(key, bound, f"{why}: nothing was measured"), nonfinite=odd)
     peak = found.largest / rms if rms else float("inf") if found.largest else 0.0
     share = coarse / rms if rms else 0.0

@@ -30,7 +30,7 @@ from aprfmt.model.hf_folder import (
     hub_cache_snapshot,
     read_folder,
 )
-from aprfmt.model.relations import Relation, relations, wrong_modules
+from aprfmt.model.relations import Relation, list_relations, wrong_modules
 from aprfmt.model.renames import Rename, RenamedSource, rename_modules, rename_names
 from aprfmt.remote.paths import RemotePath, can_list, is_remote, parse_location
 from aprfmt.tensors.companions import has_parts, join_companions, quantization_section
@@ -83,7 +83,7 @@ class Model(Mapping[str, View], Tabular):
         self._unread: list[AprfmtError] = []  # why packed weights stay as they are stored
         self._remembering: ExitStack | None = None
         self.modules: Relation | None = None  # of the names that the quantization has for modules
-        fault = self._fault if damaged else None
+        fault = self._add_damage if damaged else None
         self._lazy = join_companions(source.tensors, self._packing, fault, self._unread.append)
 
     @cached_property
@@ -101,12 +101,12 @@ class Model(Mapping[str, View], Tabular):
         except FormatError as error:
             if not self._damaged:
                 raise
-            self._fault(error)
+            self._add_damage(error)
             return self.config
         self.modules = wrong_modules(self, said)
         return said if self.modules is None else rename_modules(said or {}, self.modules.rules)
 
-    def _fault(self, error: AprfmtError) -> None:
+    def _add_damage(self, error: AprfmtError) -> None:
         """Append an error to `damage`, its text without the model's path. Returns nothing."""
         text = str(error).removeprefix(f"{self.source.path}: ")
         self._found.append(Damage(str(self.source.path), text, kind=error.kind))
@@ -155,7 +155,7 @@ class Model(Mapping[str, View], Tabular):
     def __getitem__(self, name: str) -> View:
         """Return the tensor with this stored name; TensorNotFoundError with similar names."""
         if name not in self._lazy:
-            raise TensorNotFoundError(self._not_found(name))
+            raise TensorNotFoundError(self._not_found_message(name))
         return View(self._lazy[name])
 
     def __contains__(self, name: object) -> bool:
@@ -165,7 +165,7 @@ class Model(Mapping[str, View], Tabular):
         """Return a tensor, or `default` where the file has none of that name."""
         return self[name] if name in self._lazy else default
 
-    def _not_found(self, name: str) -> str:
+    def _not_found_message(self, name: str) -> str:
         """Return the message of TensorNotFoundError for a name, with the most similar names."""
         from aprfmt.model.patterns import similar_names
 
@@ -185,7 +185,7 @@ class Model(Mapping[str, View], Tabular):
         """The TensorInfo of each tensor, in the order of the file. Creates no `View`."""
         return (tensor.info for tensor in self._lazy.values())
 
-    def remember(self) -> None:
+    def cache_remote_reads(self) -> None:
         """Cache the bytes fetched from remote files in temporary files until close().
 
         For callers that read a model several times. Does nothing for local files.
@@ -234,7 +234,7 @@ class Model(Mapping[str, View], Tabular):
             except FormatError as error:
                 if not self._damaged:
                     raise
-                self._fault(error)
+                self._add_damage(error)
         return carried if isinstance(carried, Mapping) else None
 
     @cached_property
@@ -253,7 +253,7 @@ class Model(Mapping[str, View], Tabular):
     @cached_property
     def resolution(self) -> "Resolution":
         """Architecture, hyperparameters and roles together. Raises ArchError or FormatError."""
-        found = self._resolved
+        found = self._resolution_or_error
         if isinstance(found, AprfmtError):
             raise found.with_traceback(None)
         if found.relations:
@@ -261,7 +261,7 @@ class Model(Mapping[str, View], Tabular):
         return found
 
     @cached_property
-    def _resolved(self) -> "Resolution | AprfmtError":
+    def _resolution_or_error(self) -> "Resolution | AprfmtError":
         """The Resolution, or the error that `resolution` raises. Computed once: it reads names."""
         from aprfmt.model.resolve import resolve
 
@@ -273,14 +273,14 @@ class Model(Mapping[str, View], Tabular):
     @cached_property
     def kind(self) -> "Kind | None":
         """The Kind of a file that is no whole model (adapter, imatrix, ...); None for a model."""
-        from aprfmt.model.kinds import kind_of
+        from aprfmt.model.kinds import find_kind
 
-        return kind_of(self)
+        return find_kind(self)
 
     @cached_property
     def relations(self) -> tuple[Relation, ...]:
         """The Relations (renames, exchanged axes) needed to read this file; usually ()."""
-        found = relations(self)
+        found = list_relations(self)
         if self.config is None or quantization_section(self.config) is None:
             return found
         from aprfmt.model.quantized_modules import wrong_claims
@@ -359,8 +359,8 @@ class Model(Mapping[str, View], Tabular):
     @property
     def notes(self) -> Sequence[Note]:
         """Remarks about the file: those of the reader, and oddities of its packed weights."""
-        said, other = self.unread, self._two_packings
-        found = () if said is None else (said.note(str(self.path)),)
+        said, other = self.unread, self._conflicting_packings
+        found = () if said is None else (said.as_note(str(self.path)),)
         more = (note for note in (other, self._partial_input_scales) if note is not None)
         return (*self.source.notes, *found, *more)
 
@@ -374,7 +374,7 @@ class Model(Mapping[str, View], Tabular):
         return partial_input_scales(self)
 
     @cached_property
-    def _two_packings(self) -> Note | None:
+    def _conflicting_packings(self) -> Note | None:
         """The note that two declarations of packed weights conflict; None if they do not."""
         from aprfmt.model.packing import conflicting_packings
 
@@ -384,9 +384,11 @@ class Model(Mapping[str, View], Tabular):
             return None  # reported where the packing is read
 
     def __repr__(self) -> str:
-        return short_repr(self, self.path, self.format, self._known(), f"{len(self)} tensors")
+        return short_repr(
+            self, self.path, self.format, self._architecture_text(), f"{len(self)} tensors"
+        )
 
-    def _known(self) -> str:
+    def _architecture_text(self) -> str:
         """Return the architecture's name, or "architecture not known"."""
         try:
             return self.spec.name
@@ -509,7 +511,7 @@ def _open_checked(
     `path` is a file of weights. `named_folder`: the user named its folder, so that config.json
     and tokenizer files are read from there whatever the format is.
     """
-    source = _open_source(_shard_index_of(path), partial, damaged)
+    source = _open_file_or_index(_shard_index_of(path), partial, damaged)
     folder, wrong = None, None
     try:
         keyed = FORMATS[source.format].keys_like or source.format
@@ -524,7 +526,7 @@ def _open_checked(
             source, folder = _rename_source(source, folder, rename)
         model = Model(source, folder, arch, allow_missing, damaged)
         if wrong is not None:
-            model._fault(wrong)
+            model._add_damage(wrong)
         return model
     except BaseException:
         source.close()
@@ -563,19 +565,19 @@ def recognize_format(path: Path) -> str:
     Raises FormatError or UsageError if it is not a model.
     """
     file = find_weights(path) if path.is_dir() else path
-    if _is_index(file):
+    if _is_safetensors_index(file):
         return next(name for name, spec in FORMATS.items() if spec.weights_name == WEIGHTS)
     return detect_format(file).name
 
 
-def _is_index(path: Path) -> bool:
+def _is_safetensors_index(path: Path) -> bool:
     """Return whether a path is named like a safetensors shard index."""
     return path.name == INDEX or path.name.endswith(".safetensors.index.json")
 
 
-def _open_source(path: Path, partial: bool, damaged: bool) -> Source:
+def _open_file_or_index(path: Path, partial: bool, damaged: bool) -> Source:
     """Return the opened file, or the opened shards of a safetensors index."""
-    if _is_index(path):
+    if _is_safetensors_index(path):
         from aprfmt.formats.safetensors.reader import open_index
 
         return open_index(path, partial=partial, damaged=damaged)

@@ -21,7 +21,7 @@ Shape = tuple[int, ...]
 _LEAST = 2  # tensors that must fit only when turned: one alone may be damaged in another way
 
 
-def turn_axes(
+def exchange_axes(
     spec: "ArchSpec",
     bound: "BoundNames",
     shapes: Mapping[str, Shape],

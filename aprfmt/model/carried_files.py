@@ -17,7 +17,7 @@ SAFETENSORS = "aprfmt.source.metadata"  # JSON: the `__metadata__` of a file tha
 BARE = "aprfmt.metadata"  # JSON {key: value}: values without a type in the target
 
 
-def foreign_records(model: "Model") -> Mapping[str, Any]:
+def foreign_gguf_keys(model: "Model") -> Mapping[str, Any]:
     """Return {key: [type, value]} of the GGUF keys that a file in another format embeds."""
     text = model.metadata.get(FOREIGN)
     return json_object(text, f"{model.path}: {FOREIGN}") if isinstance(text, str) else {}
@@ -42,7 +42,7 @@ def _foreign_record(model: "Model", key: str) -> Mapping[str, Any]:
     return json_object(text, f"{model.path}: {key}") if isinstance(text, str) else {}
 
 
-def read_texts(model: "Model") -> dict[str, str]:
+def read_embedded_files(model: "Model") -> dict[str, str]:
     """Return {file name: text} of the folder files that a GGUF or APR of aprfmt embeds.
 
     Only config.json and known companion files are returned.

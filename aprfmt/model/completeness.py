@@ -61,7 +61,7 @@ def _spellings(spec: "ArchSpec", key: str) -> list[str]:
 
 def _pattern_predicate(spec: "ArchSpec", pattern: str, where: str) -> Callable[[str], bool]:
     """Return a predicate (spelling) -> bool of a pattern. UsageError if it matches no role."""
-    layer = _layer_of(pattern)
+    layer = _layer_in_pattern(pattern)
     keys = [f"L{layer}.{rule.role}" if rule.layered else rule.role for rule in spec.tensors]
     every = [spelling for key in keys for spelling in _spellings(spec, key)]
     match = spelling_predicate(pattern, every)
@@ -73,7 +73,7 @@ def _pattern_predicate(spec: "ArchSpec", pattern: str, where: str) -> Callable[[
     return match
 
 
-def _layer_of(pattern: str) -> int:
+def _layer_in_pattern(pattern: str) -> int:
     """Return the layer number that a pattern names, 0 if it names none."""
     for part in pattern.split("."):
         number = part.removeprefix("L")
@@ -171,7 +171,7 @@ def check_predicts(spec: "ArchSpec", where: object) -> None:
         )
 
 
-def accepted_text(resolution: "Resolution") -> str:
+def accepted_absences_text(resolution: "Resolution") -> str:
     """Return one sentence about missing tensors that were accepted; "" if there are none."""
     found = resolution.coverage
     if not found.accepted:

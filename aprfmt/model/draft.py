@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.arch import ARCHS
 from aprfmt.arch.binding import groups_for
 from aprfmt.arch.draft_head import HeadNames, head_hyper, head_role, head_spec
-from aprfmt.arch.required_roles import coverage
+from aprfmt.arch.required_roles import compare_roles
 from aprfmt.arch.spec import ArchSpec, HyperParams, split_key
 from aprfmt.errors import ArchError
 from aprfmt.model.completeness import list_keys
@@ -43,7 +43,7 @@ def draft_head(model: "Model") -> DraftHead:
     if style not in model.spec.draft:
         raise ArchError(
             f"{model.path}: no draft head of {model.spec.name} is known in {style or 'any'} names; "
-            f"expected one of {', '.join(_known_architectures())}"
+            f"expected one of {', '.join(_architectures_with_draft_head())}"
         )
     # The head's tensors: those of the layer after the model's last one.
     spec, hyper = head_spec(model.spec), head_hyper(model.spec, model.hyper)
@@ -53,14 +53,14 @@ def draft_head(model: "Model") -> DraftHead:
         head_role(key): view for key, view in model.roles.items() if split_key(key)[0] == count
     }
     if not roles:
-        raise ArchError(f"{model.path}: {_absence_text(model, spec, style, renamed)}")
+        raise ArchError(f"{model.path}: {_no_draft_head_text(model, spec, style, renamed)}")
     # With tensors shared with the model, every required one must be there.
     shared = _shared_roles(model, roles)
     found = {key: role.shape for key, role in roles.items()}
     found |= {key: model.roles[theirs].shape for key, theirs in shared.items()}
-    judged = coverage(spec, hyper, found)
+    judged = compare_roles(spec, hyper, found)
     if judged.missing:
-        names = _names_of_roles(spec, style, renamed, judged.missing, hyper)
+        names = _stored_names_of_roles(spec, style, renamed, judged.missing, hyper)
         raise ArchError(
             f"{model.path}: the draft head lacks {len(judged.missing)} of {judged.expected} "
             f"tensors: {list_keys(names)}; {TODO}"
@@ -81,7 +81,7 @@ def is_draft_head(model: "Model", names: Collection[str]) -> bool:
     return all(name in draft or (split_key(name)[0] or 0) >= count for name in names)
 
 
-def _known_architectures() -> list[str]:
+def _architectures_with_draft_head() -> list[str]:
     """Return the names of the architectures whose draft heads are known."""
     return [name for name in ARCHS if ARCHS[name].draft]
 
@@ -96,24 +96,24 @@ def _shared_roles(model: "Model", roles: Mapping[str, View]) -> dict[str, str]:
     return shared if shared else {OUTPUT: EMBED}  # tied to the model's embedding, not to its own
 
 
-def _names_of_roles(
+def _stored_names_of_roles(
     spec: ArchSpec, style: str, renamed: HeadNames, keys: Sequence[str], hyper: HyperParams
 ) -> tuple[str, ...]:
     """Return the stored names of the head's tensors with these role keys."""
     groups = groups_for(spec, style, keys, hyper)
-    return tuple(renamed.stored(name) for group in groups for name in group.stored)
+    return tuple(renamed.stored_name(name) for group in groups for name in group.stored)
 
 
-def _absence_text(model: "Model", spec: ArchSpec, style: str, renamed: HeadNames) -> str:
+def _no_draft_head_text(model: "Model", spec: ArchSpec, style: str, renamed: HeadNames) -> str:
     """Return a clause that no draft head is stored, with the key that declares one, if any."""
-    own = renamed.own
-    stated = _stated_layers(model, spec)
+    own = renamed.own_stored
+    stated = _draft_layers_key(model, spec)
     if stated is None:
         return f"has no draft head: no tensor such as {own[0]}, and no key that says it has one"
     return f"{stated} is said, but no tensor of the draft head is there ({list_keys(own)}); {TODO}"
 
 
-def _stated_layers(model: "Model", spec: ArchSpec) -> str | None:
+def _draft_layers_key(model: "Model", spec: ArchSpec) -> str | None:
     """Return "key = value" of the metadata key that declares draft layers; None without one."""
     config = model.config or {}
     inner = config.get("text_config")

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.dump_names import RANK, place_of
+from aprfmt.base.dump_names import RANK, parse_dump_path
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
 from aprfmt.base.text_escape import shorten
@@ -55,23 +55,23 @@ def is_engine_state(path: Path) -> bool:
     if (path if path.is_dir() else path.parent).joinpath("config.json").is_file():
         return False
     try:
-        files = _files(path)
+        files = _rank_files(path)
         if not files:
             return False
         if len({tuple(sorted(ranks.items())) for _, ranks in files}) > 1:
             return True
         with open_source(files[0][0]) as source:
-            return any(_is_joined(name) for name in source.tensors)
+            return any(_is_joined_name(name) for name in source.tensors)
     except (AprfmtError, OSError):
         return False
 
 
-def _is_joined(name: str) -> bool:
+def _is_joined_name(name: str) -> bool:
     """Return whether a name has a module that an engine joins or stacks, such as `qkv_proj`."""
     return any(part in JOINED or part in STACKED for part in name.split("."))
 
 
-def _files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
+def _rank_files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
     """Return (file, {parallel axis: rank}) of each file of a state; [] if there are none.
 
     The ranks come from the paths, as in `tp_rank_01`. A single file has no ranks.
@@ -89,14 +89,14 @@ def _files(path: Path) -> list[tuple[Path, Mapping[str, int]]]:
     ):
         if one.is_file() and one.suffix in _SUFFIXES:
             below = one.relative_to(path).as_posix().removesuffix(one.suffix)
-            ranks = place_of(below).ranks
+            ranks = parse_dump_path(below).ranks
             if ranks:
                 found.append((one, ranks))
     return found
 
 
 @dataclass(frozen=True)
-class _Held:
+class _RankTensor:
     """One tensor name of an engine's state: its parts, and the rank each part is from."""
 
     name: str
@@ -183,13 +183,13 @@ def open_engine_state(path: Path, published: Model) -> Model:
         )
     with ExitStack() as stack:
         # All ranks' tensors by name, and the published tensors found among them.
-        files = _files(path)
+        files = _rank_files(path)
         sources = [(stack.enter_context(open_source(file)), ranks) for file, ranks in files]
-        held = _by_name(path, sources)
-        reader = _Reader(path, published, held)
+        held = _group_by_name(path, sources)
+        reader = _StateReader(path, published, held)
         tensors = dict(reader.tensors())
         if not tensors:
-            _refuse(path, held, published)
+            _refuse_unrelated(path, held, published)
         # What the published model does not have is listed under its own name.
         left = [name for name in held if name not in reader.used and not name.endswith(COMPUTED)]
         for name in left:
@@ -206,7 +206,9 @@ def open_engine_state(path: Path, published: Model) -> Model:
     return Model(state, published.folder, published.forced, published.allow_missing)
 
 
-def _by_name(path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]) -> dict[str, _Held]:
+def _group_by_name(
+    path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]
+) -> dict[str, _RankTensor]:
     """Return {name: its parts by rank}. FormatError for a rank that is missing or given twice."""
     axes = [axis for axis in ("tp", "ep", RANK) if any(axis in ranks for _, ranks in sources)]
     axis = axes[0] if axes else ""
@@ -230,11 +232,11 @@ def _by_name(path: Path, sources: Sequence[tuple[Source, Mapping[str, int]]]) ->
     made = {}
     for name, parts in found.items():
         order = sorted(parts)
-        made[name] = _Held(name, tuple(parts[one] for one in order), tuple(order))
+        made[name] = _RankTensor(name, tuple(parts[one] for one in order), tuple(order))
     return made
 
 
-def _refuse(path: Path, held: Mapping[str, _Held], published: Model) -> None:
+def _refuse_unrelated(path: Path, held: Mapping[str, _RankTensor], published: Model) -> None:
     """Raise FormatError: no tensor of the state matches a tensor of the published model."""
     names = [f"{shorten(name, 60)} {list(one.shape)}" for name, one in held.items()]
     near = ", ".join(list(published)[:_SHOWN])
@@ -245,13 +247,13 @@ def _refuse(path: Path, held: Mapping[str, _Held], published: Model) -> None:
     )
 
 
-class _Reader:
+class _StateReader:
     """Finds each tensor of a published model in an engine's state.
 
     `used` collects the state's names that were needed, `notes` remarks for the user.
     """
 
-    def __init__(self, path: Path, published: Model, held: Mapping[str, _Held]) -> None:
+    def __init__(self, path: Path, published: Model, held: Mapping[str, _RankTensor]) -> None:
         """Store the published model and the state's tensors by name."""
         self._path, self._model, self._held = path, published, held
         self.used: set[str] = set()
@@ -262,11 +264,11 @@ class _Reader:
     def tensors(self) -> Iterator[tuple[str, LazyTensor]]:
         """Yield (published name, tensor) for each published tensor that the state has."""
         for name, tensor in self._model.source.tensors.items():
-            found = self._found(name, tensor)
+            found = self._find_tensor(name, tensor)
             if found is not None:
                 yield name, found
 
-    def _found(self, name: str, published: LazyTensor) -> LazyTensor | None:
+    def _find_tensor(self, name: str, published: LazyTensor) -> LazyTensor | None:
         """Return the state's tensor for a published one: by name, from a joined one, or an expert.
 
         None if the state does not have it. `published` is the tensor in the model's own file.
@@ -274,21 +276,21 @@ class _Reader:
         own = self._held.get(name)
         if own is not None:
             self.used.add(name)
-            return self._made(name, published, own, [published.info.shape], 0)
+            return self._joined_part(name, published, own, [published.info.shape], 0)
         above, _, leaf = name.rpartition(".")
         base, _, module = above.rpartition(".")
         for joined, parts in JOINED.items():
             whole = self._held.get(f"{base}.{joined}.{leaf}")
             if module in parts and whole is not None:
-                sizes = [self._shape(f"{base}.{part}.{leaf}") for part in parts]
+                sizes = [self._published_shape(f"{base}.{part}.{leaf}") for part in parts]
                 if None in sizes:
                     continue
                 self.used.add(whole.name)
                 shapes = [size for size in sizes if size is not None]
-                return self._made(name, published, whole, shapes, parts.index(module))
-        return self._expert(name, published, base, module)
+                return self._joined_part(name, published, whole, shapes, parts.index(module))
+        return self._find_expert(name, published, base, module)
 
-    def _expert(
+    def _find_expert(
         self, name: str, published: LazyTensor, base: str, module: str
     ) -> LazyTensor | None:
         """Return one expert's matrix, cut out of a stack of all experts; None if there is no stack.
@@ -309,13 +311,15 @@ class _Reader:
             ranks = len(whole.parts)
             experts = int(self._model.hyper["n_experts"] or count)
             if count < experts and count * ranks == experts:  # expert parallel
-                holder = _Held(whole.name, (whole.parts[expert // count],), (expert // count,))
-                return self._slice(name, published, holder, expert % count, len(parts), at)
-            return self._slice(name, published, whole, expert, len(parts), at)
+                holder = _RankTensor(
+                    whole.name, (whole.parts[expert // count],), (expert // count,)
+                )
+                return self._expert_slice(name, published, holder, expert % count, len(parts), at)
+            return self._expert_slice(name, published, whole, expert, len(parts), at)
         return None
 
-    def _slice(
-        self, name: str, published: LazyTensor, whole: _Held, expert: int, count: int, at: int
+    def _expert_slice(
+        self, name: str, published: LazyTensor, whole: _RankTensor, expert: int, count: int, at: int
     ) -> LazyTensor | None:
         """Return matrix `at` of `count` joined ones of an expert; None if out of range.
 
@@ -329,24 +333,24 @@ class _Reader:
             """Return the expert's elements: each rank's share, joined along the cut axis."""
             made = []
             for part in whole.parts:
-                cells = _cells(part)[expert]
+                cells = _element_array(part)[expert]
                 made.append(np.split(cells, count, 0)[at] if count > 1 else cells)
             if len(made) == 1 or made[0].shape == shape:
                 return made[0]
             return np.concatenate(made, 0 if made[0].shape[1] == shape[1] else 1)
 
-        return self._tensor(name, whole, make, shape)
+        return self._engine_tensor(name, whole, make, shape)
 
-    def _shape(self, name: str) -> tuple[int, ...] | None:
+    def _published_shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of a tensor of the published model, None if it has none of that name."""
         tensor = self._model.source.tensors.get(name)
         return None if tensor is None else tensor.info.shape
 
-    def _made(
+    def _joined_part(
         self,
         name: str,
         published: LazyTensor,
-        whole: _Held,
+        whole: _RankTensor,
         shapes: Sequence[tuple[int, ...]],
         at: int,
     ) -> LazyTensor:
@@ -361,18 +365,21 @@ class _Reader:
             return self._replicated(name, published, whole)
         # A matrix whose columns are divided among the ranks.
         if module in COLUMNS and len(local) == 2 and local[0] == wanted[0]:
-            return self._tensor(
+            return self._engine_tensor(
                 name,
                 whole,
-                lambda: np.concatenate([_cells(one) for one in whole.parts], 1),
+                lambda: np.concatenate([_element_array(one) for one in whole.parts], 1),
                 (local[0], sum(one.info.shape[1] for one in whole.parts)),
             )
         # Rows that each rank has of each joined matrix; else a padded table.
-        sizes = [_share(shape[0], ranks, self._head if len(shapes) == 3 else 1) for shape in shapes]
+        sizes = [
+            _rows_per_rank(shape[0], ranks, self._head if len(shapes) == 3 else 1)
+            for shape in shapes
+        ]
         if sum(sizes) != local[0]:
             if module in TABLES and local[0] * ranks >= wanted[0]:
-                return self._table(name, whole, wanted)
-            return self._tensor(name, whole, lambda: _cells(whole.parts[0]), local)
+                return self._vocabulary_table(name, whole, wanted)
+            return self._engine_tensor(name, whole, lambda: _element_array(whole.parts[0]), local)
         # Cut this matrix out of every rank's rows, and join the ranks.
         first = sum(sizes[:at])
         copies = max(1, sizes[at] * ranks // wanted[0])
@@ -380,7 +387,7 @@ class _Reader:
 
         def make(start: int) -> Cells:
             """Return the shares of ranks `start`, `start` + `copies`, ..., joined."""
-            cut = [_cells(one)[first : first + sizes[at]] for one in whole.parts]
+            cut = [_element_array(one)[first : first + sizes[at]] for one in whole.parts]
             return np.concatenate(cut[start::copies], 0)
 
         start = 0
@@ -389,15 +396,15 @@ class _Reader:
             if len(set(made)) > 1:
                 own = bytes(published.raw())
                 start = next((one for one, raw in enumerate(made) if raw != own), 0)
-                self._unlike(name, whole.ranks[start], "a key head that ranks share")
-        return self._tensor(name, whole, lambda: make(start), shape)
+                self._note_unequal_ranks(name, whole.ranks[start], "a key head that ranks share")
+        return self._engine_tensor(name, whole, lambda: make(start), shape)
 
-    def _unlike(self, name: str, rank: int, what: str) -> None:
+    def _note_unequal_ranks(self, name: str, rank: int, what: str) -> None:
         """Add a warning that ranks hold different values, and which rank's is compared."""
         text = f"{name}: ranks hold other values of {what}; rank {rank}'s is compared"
         self.notes.append(Note("warning", str(self._path), text, "remark"))
 
-    def _replicated(self, name: str, published: LazyTensor, whole: _Held) -> LazyTensor:
+    def _replicated(self, name: str, published: LazyTensor, whole: _RankTensor) -> LazyTensor:
         """Return a tensor that each rank holds whole: the first rank's if all are equal.
 
         Where ranks differ, that of the first rank unlike the published model, with a warning.
@@ -409,30 +416,34 @@ class _Reader:
                 own = bytes(published.raw())
                 odd = next((at for at, raw in enumerate(all_bytes) if raw != own), 0)
                 chosen = whole.parts[odd]
-                self._unlike(name, whole.ranks[odd], "what every rank has whole")
-        return self._tensor(name, whole, lambda: _cells(chosen), chosen.info.shape)
+                self._note_unequal_ranks(name, whole.ranks[odd], "what every rank has whole")
+        return self._engine_tensor(name, whole, lambda: _element_array(chosen), chosen.info.shape)
 
-    def _table(self, name: str, whole: _Held, wanted: tuple[int, ...]) -> LazyTensor:
+    def _vocabulary_table(
+        self, name: str, whole: _RankTensor, wanted: tuple[int, ...]
+    ) -> LazyTensor:
         """Return a vocabulary table cut to `wanted` rows.
 
         A note says whether the padding after them is zero.
         """
         total = sum(one.info.shape[0] for one in whole.parts)
         if total > wanted[0]:
-            behind = _cells(whole.parts[-1])[wanted[0] - total :]
+            behind = _element_array(whole.parts[-1])[wanted[0] - total :]
             zero = not np.any(np.frombuffer(behind.tobytes(), np.uint8))
             kind = "zeros" if zero else "no zeros, and were not compared"
             text = f"{name}: {total - wanted[0]} rows behind the vocabulary are {kind}"
             level = "note" if zero else "warning"
             self.notes.append(Note(level, str(self._path), text, "remark"))
-        return self._tensor(
+        return self._engine_tensor(
             name,
             whole,
-            lambda: np.concatenate([_cells(one) for one in whole.parts], 0)[: wanted[0]],
+            lambda: np.concatenate([_element_array(one) for one in whole.parts], 0)[: wanted[0]],
             wanted,
         )
 
-    def _tensor(self, name: str, whole: _Held, make: Any, shape: tuple[int, ...]) -> LazyTensor:
+    def _engine_tensor(
+        self, name: str, whole: _RankTensor, make: Any, shape: tuple[int, ...]
+    ) -> LazyTensor:
         """Return an EngineTensor of this shape whose bytes `make` assembles."""
         encoding = whole.parts[0].info.encoding
         row = ENCODINGS[encoding]
@@ -452,12 +463,12 @@ class _Reader:
         )
 
 
-def _share(rows: int, ranks: int, head: int) -> int:
+def _rows_per_rank(rows: int, ranks: int, head: int) -> int:
     """Return how many rows of a matrix each rank has: whole heads of `head` rows, at least one."""
     return max(rows // ranks, head) if head > 1 else rows // ranks
 
 
-def _cells(tensor: LazyTensor) -> Cells:
+def _element_array(tensor: LazyTensor) -> Cells:
     """Return a stored tensor as an array of opaque elements, without decoding it.
 
     Raises FormatError for a block encoding, in which an element has no bytes alone.

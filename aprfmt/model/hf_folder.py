@@ -99,7 +99,7 @@ def pooling_file(folder: HFFolder | None) -> dict[str, Value]:
     return {POOLING: parse_config(read_text(target, MAX_CONFIG).encode(), target)}
 
 
-def is_our_name(name: str) -> bool:
+def is_written_name(name: str) -> bool:
     """Return whether aprfmt writes files of this name: --force may replace only those."""
     return (
         name in TEXT_FILES

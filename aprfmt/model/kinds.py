@@ -43,7 +43,7 @@ class Kind:
     foreign: bool = False  # a whole model that is not read here, whatever --arch says
 
 
-def kind_of(model: "Model") -> Kind | None:
+def find_kind(model: "Model") -> Kind | None:
     """Return the Kind of a file that is not a whole model; None for a model."""
     return next((kind for kind in KINDS if kind.is_one(model)), None)
 
@@ -68,7 +68,7 @@ def _adapter_text(model: "Model") -> str:
     config = peft_config(model)
     parts = adapter_parts(model)
     ranks = {
-        _rank(config, module, [model[name].shape for name in own.values()])
+        _pair_rank(config, module, [model[name].shape for name in own.values()])
         for module, own in parts.factors.items()
     }
     rank = " of rank " + " or ".join(map(str, sorted(ranks)[:3])) if ranks else ""
@@ -87,7 +87,7 @@ def _adapter_text(model: "Model") -> str:
     return found
 
 
-def _rank(config: dict[str, Any], module: str, shapes: Sequence[tuple[int, ...]]) -> int:
+def _pair_rank(config: dict[str, Any], module: str, shapes: Sequence[tuple[int, ...]]) -> int:
     """Return the rank of a factor pair, 0 if no factor has two axes.
 
     `shapes` are the stored shapes of the pair. Factors of stacked experts store rank times experts
@@ -107,7 +107,7 @@ def _list_names(names: Sequence[str]) -> str:
     return ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
 
 
-def _adapter_next(model: "Model") -> str:
+def _adapter_next_step(model: "Model") -> str:
     """Return what aprfmt can do with an adapter, or why it cannot be merged, as a clause."""
     parts = adapter_parts(model)
     config = peft_config(model)
@@ -203,12 +203,12 @@ def _vocabulary_text(model: "Model") -> str:
 _OWN = ("layers.0.attention.wq.weight", "layers.0.feed_forward.w1.weight", "tok_embeddings.weight")
 
 
-def _is_own_format(model: "Model") -> bool:
+def _is_meta_format(model: "Model") -> bool:
     """Return whether tensors have the names of Meta's and Mistral's original checkpoints."""
     return model.key_style == "safetensors" and sum(name in model for name in _OWN) > 1
 
 
-def _own_format_text(model: "Model") -> str:
+def _meta_format_text(model: "Model") -> str:
     """Return a description of a model in Meta's or Mistral's original format."""
     beside = " with params.json" if model.path.with_name("params.json").is_file() else ""
     return (
@@ -218,14 +218,14 @@ def _own_format_text(model: "Model") -> str:
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind("adapter", _is_adapter, _adapter_text, _adapter_next),
+    Kind("adapter", _is_adapter, _adapter_text, _adapter_next_step),
     Kind("imatrix", _is_imatrix, _imatrix_text, lambda model: (
         f"aprfmt quantize MODEL OUT.gguf --type Q4_K_M --imatrix {model.path} uses it")),
     Kind("projector", _is_projector, _projector_text, lambda model: (
         f"the language model is in another file; aprfmt tensors {model.path} lists this one")),
     Kind("vocabulary", _is_vocabulary, _vocabulary_text, lambda model: (
         f"aprfmt tokenize {model.path} TEXT uses it")),
-    Kind("own_format", _is_own_format, _own_format_text, lambda model: (
+    Kind("own_format", _is_meta_format, _meta_format_text, lambda model: (
         "convert it to Hugging Face's first, with transformers' convert_mistral_weights_to_hf.py "
         "(convert_llama_weights_to_hf.py for Llama), and open that folder"), foreign=True),
 )  # fmt: skip

@@ -94,7 +94,7 @@ class NotCompared:
     side: str = ""
 
     @property
-    def says(self) -> str:
+    def text(self) -> str:
         """The item in a few words: kind, name, place, and why in brackets."""
         why = f" ({self.why})" if self.why else ""
         return f"{self.kind} {self.name}{self.place}{why}"
@@ -123,7 +123,7 @@ class Ledger:
     read_carried: Callable[[], Mapping[str, Value]] = field(default=dict, repr=False)
 
     @cached_property
-    def carried(self) -> Mapping[str, Value] | AprfmtError:
+    def embedded_keys(self) -> Mapping[str, Value] | AprfmtError:
         """{name: value} of another format's keys that the file embeds, or the error of reading.
 
         Available while the model is open.
@@ -145,12 +145,12 @@ class Ledger:
         return tuple(item for item in self.items if item.unread)
 
     @property
-    def left(self) -> tuple[NotCompared, ...]:
+    def not_compared(self) -> tuple[NotCompared, ...]:
         """The unread items and unreadable parts as NotCompared, for a verdict on this one model."""
         rows = (NotCompared(item.kind, item.name, "unread", item.of) for item in self.unread)
         return (*rows, *self.unreadable)
 
-    def of_kind(self, kind: Kind) -> Mapping[str, Item]:
+    def items_of_kind(self, kind: Kind) -> Mapping[str, Item]:
         """Return {name: item} of the items of a kind."""
         return {item.name: item for item in self.items if item.kind == kind}
 
@@ -182,22 +182,22 @@ class Ledger:
 # --- making one -------------------------------------------------------------------------------
 
 
-def ledger(model: "Model", kinds: Collection[Kind] = KINDS) -> Ledger:
+def make_ledger(model: "Model", kinds: Collection[Kind] = KINDS) -> Ledger:
     """Return the ledger of an open model, with items of `kinds` only.
 
     Raises nothing: what cannot be read is listed in `unreadable`.
     """
-    return _Maker(model).made(kinds)
+    return _LedgerBuilder(model).build(kinds)
 
 
-def joined_ledgers(first: Ledger, second: Ledger) -> Ledger:
+def join_ledgers(first: Ledger, second: Ledger) -> Ledger:
     """Return one ledger of two ledgers of the same model that list different kinds."""
     unreadable = dict.fromkeys((*first.unreadable, *second.unreadable))
     items = (*first.items, *second.items)
     return Ledger(first.where, items, tuple(unreadable), first.read_carried)
 
 
-class _Maker:
+class _LedgerBuilder:
     """Collects the items of a model's ledger; each public method yields one section."""
 
     def __init__(self, model: "Model") -> None:
@@ -215,35 +215,37 @@ class _Maker:
             self.of_config = None if own else found.report
         except AprfmtError:
             pass
-        self.towers = tuple(towers_beside_text(model))
+        self.towers = tuple(multimodal_towers(model))
 
-    def made(self, kinds: Collection[Kind]) -> Ledger:
+    def build(self, kinds: Collection[Kind]) -> Ledger:
         """Return the ledger with the items of these kinds."""
         makers: tuple[tuple[Callable[[], Iterator[Item]], tuple[Kind, ...]], ...] = (
             (self.files, ("file",)),
-            (self.index, ("index entry",)),
+            (self.index_entries, ("index entry",)),
             (self.tensors, ("tensor", "adapter tensor")),
-            (self.metadata, ("metadata key",)),
-            (self.config, ("config key",)),
-            (self.texts, ("tokenizer part",)),
-            (self.generation, ("generation setting",)),
+            (self.metadata_keys, ("metadata key",)),
+            (self.config_keys, ("config key",)),
+            (self.tokenizer_items, ("tokenizer part",)),
+            (self.generation_items, ("generation setting",)),
         )
         items = [
             item
             for make, made in makers
             if not set(made).isdisjoint(kinds)
-            for item in self._guarded(make)
+            for item in self._yield_until_error(make)
         ]
-        return Ledger(str(self.model.path), tuple(items), tuple(self.unreadable), self._carried)
+        return Ledger(
+            str(self.model.path), tuple(items), tuple(self.unreadable), self._read_embedded_keys
+        )
 
-    def _guarded(self, make: Callable[[], Iterator[Item]]) -> Iterator[Item]:
+    def _yield_until_error(self, make: Callable[[], Iterator[Item]]) -> Iterator[Item]:
         """Yield the items of a section; an AprfmtError ends it and is recorded as unreadable."""
         try:
             yield from make()
         except AprfmtError as error:
-            self._cannot("section", make.__name__, error)
+            self._add_unreadable("section", make.__name__, error)
 
-    def _cannot(self, kind: str, name: str, error: AprfmtError) -> None:
+    def _add_unreadable(self, kind: str, name: str, error: AprfmtError) -> None:
         """Record that something cannot be read, with the error's text. Returns nothing."""
         why = str(error).removeprefix(f"{self.model.path}: ")
         self.unreadable.append(NotCompared(kind, name, "unreadable", why))
@@ -256,7 +258,7 @@ class _Maker:
         weights = {path.name for path in source.files}
         for path in source.files:
             yield Item("file", path.name, "role", "weights", path)
-        yield from self._surplus()
+        yield from self._surplus_bytes()
         if source.path not in source.files:
             yield Item("file", source.path.name, "part of", "the index of the weights", source.path)
             weights.add(source.path.name)
@@ -265,9 +267,9 @@ class _Maker:
         for path in folder_files(model):
             if path.name in weights:
                 continue
-            yield self._file(path)
+            yield self._file_item(path)
 
-    def _surplus(self) -> Iterator[Item]:
+    def _surplus_bytes(self) -> Iterator[Item]:
         """Yield an item for the bytes of each file that belong to no tensor and to no header."""
         source: Any = self.model.source
         shards: Sequence[Shard[Any]] = getattr(source, "shards", ())
@@ -282,13 +284,13 @@ class _Maker:
             held = Surplus(Path(one.where), one.text, behind)
             yield Item("file", text, "unread", NO_PART, held)
 
-    def _file(self, path: Path) -> Item:
+    def _file_item(self, path: Path) -> Item:
         """Return the item of a file or subfolder of the model's folder."""
         row = FOLDER if path.is_dir() else file_row(path.name)
         reading, of = row.reading, row.source
-        if path.is_dir() and path.name in self._modules:
-            return self._module(path)
-        if reading == "tokenizer part" and path.name in self.model.carried.unread():
+        if path.is_dir() and path.name in self._module_types:
+            return self._module_item(path)
+        if reading == "tokenizer part" and path.name in self.model.carried.unread_files():
             if self.model.carried.origin:
                 reading, of = "without effect", "transformers' fast tokenizers take tokenizer.json"
             else:
@@ -298,7 +300,7 @@ class _Maker:
         return Item("file", path.name, reading, of, path)  # type: ignore[arg-type]
 
     @cached_property
-    def _modules(self) -> Mapping[str, str]:
+    def _module_types(self) -> Mapping[str, str]:
         """{subfolder: type} from sentence-transformers' modules.json; {} without one."""
         from aprfmt.formats.bounded_json import load_file
 
@@ -309,21 +311,21 @@ class _Maker:
         try:
             rows = load_file(path, max_bytes=_BLOCK)
         except AprfmtError as error:
-            self._cannot("file", path.name, error)
+            self._add_unreadable("file", path.name, error)
             return {}
         named = (row for row in rows if isinstance(row, Mapping)) if isinstance(rows, list) else ()
         return {str(row["path"]): str(row.get("type", "")) for row in named if row.get("path")}
 
-    def _module(self, path: Path) -> Item:
+    def _module_item(self, path: Path) -> Item:
         """Return the item of a subfolder that modules.json lists."""
-        last = self._modules[path.name].rpartition(".")[2]
+        last = self._module_types[path.name].rpartition(".")[2]
         if last == "Pooling":
             return Item("file", path.name, "hyperparameter", "how a text's rows become one", path)
         if last == "Normalize":
             return Item("file", path.name, "without effect", "Normalize has no weights", path)
         return Item("file", path.name, "unread", f"modules.json: {last or 'a module'}", path)
 
-    def index(self) -> Iterator[Item]:
+    def index_entries(self) -> Iterator[Item]:
         """Yield an item per entry of a shard index, and per key of its metadata."""
         source: Any = self.model.source
         here = {path.name for path in source.files}
@@ -343,9 +345,9 @@ class _Maker:
         """Yield an item per stored tensor; each stored part of a packed weight has its own item."""
         kind = self.model.kind
         if kind is not None and self.spec is None and kind.name in ("adapter", "imatrix"):
-            yield from self._of_kind(kind.name)
+            yield from self._special_tensors(kind.name)
             return
-        readings = self._bound()
+        readings = self._readings_by_name()
         weights = weights_of_parts(self.model)
         for stored in self.model.source.tensors:
             weight, suffix = weights.get(stored, (stored, ""))
@@ -359,7 +361,7 @@ class _Maker:
                 of = "" if row is None else row.source
             yield Item("tensor", stored, reading, of)
 
-    def _bound(self) -> Mapping[str, tuple[Reading, str]]:
+    def _readings_by_name(self) -> Mapping[str, tuple[Reading, str]]:
         """Return {tensor name: (reading, what for)} of the tensors that the architecture knows.
 
         For undecoded packed weights the reading is "unread" with the reason.
@@ -385,9 +387,9 @@ class _Maker:
                 found.setdefault(info.name, ("unread", resolution.unread.claim))
         return found
 
-    def _of_kind(self, kind: str) -> Iterator[Item]:
+    def _special_tensors(self, kind: str) -> Iterator[Item]:
         """Yield the items of an adapter's or an importance matrix's tensors."""
-        whole = _whole_modules(self.model) if kind == "adapter" else ()
+        whole = _modules_to_save(self.model) if kind == "adapter" else ()
         for name in self.model.source.tensors:
             if kind == "imatrix":
                 known = name.endswith((".in_sum2", ".counts"))
@@ -398,7 +400,7 @@ class _Maker:
 
     # --- keys ----------------------------------------------------------------------------------
 
-    def metadata(self) -> Iterator[Item]:
+    def metadata_keys(self) -> Iterator[Item]:
         """Yield an item per metadata key of the container."""
         style = self.model.key_style
         rows = METADATA.get(style, ())
@@ -408,7 +410,7 @@ class _Maker:
             prefix = f"{self.model.metadata.get('general.architecture', '')}."
         for key in self.model.metadata:
             value = partial(self.model.metadata.__getitem__, key)
-            said = _reading_by_report(report, key, self.spec, style, prefix)
+            said = _key_reading(report, key, self.spec, style, prefix)
             if said is not None:
                 yield Item("metadata key", key, *said, value)
             elif key in self.model:  # torchao describes each weight under its name
@@ -416,7 +418,7 @@ class _Maker:
             else:
                 yield _item_by_pattern("metadata key", key, key, rows, value)
 
-    def config(self) -> Iterator[Item]:
+    def config_keys(self) -> Iterator[Item]:
         """Yield an item per key of config.json, nested ones by their dotted path."""
         config = self.model.config
         if config is None:
@@ -434,9 +436,9 @@ class _Maker:
             if isinstance(value, Mapping):
                 yield Item("config key", path, "without effect", "an empty object", value)
                 continue
-            said = _reading_by_report(self.of_config, path, self.spec, "hf", "")
+            said = _key_reading(self.of_config, path, self.spec, "hf", "")
             if said is None or said[0] == "unread":
-                said = self._of_tower(path) or said
+                said = self._tower_key_reading(path) or said
             if said is None:
                 bare = path.removeprefix(f"{inner}.") if inner else path
                 known_row = known.get(bare) or known.get(bare.partition(".")[0])
@@ -446,16 +448,16 @@ class _Maker:
                 said = "without effect", "of the whole model, of which this is a tower"
             yield Item("config key", path, said[0], said[1], value)
 
-    def _of_tower(self, path: str) -> tuple[Reading, str] | None:
+    def _tower_key_reading(self, path: str) -> tuple[Reading, str] | None:
         """Return (reading, what for) of a key in a tower's section of config.json; else None."""
         section, dot, _ = path.partition(".")
         if section not in _SECTIONS or not dot:
             return None
-        here = [report for spec, report in self._tower_keys if spec.section == section]
+        here = [report for spec, report in self._tower_reports if spec.section == section]
         if not self._holds_tower:
             return "without effect", "the file holds no tower"
         for report in here:
-            said = _reading_by_report(report, path, None, "hf", "")
+            said = _key_reading(report, path, None, "hf", "")
             if said is not None and said[0] != "unread":
                 return said
         from aprfmt.arch.other_keys import known_rows
@@ -469,7 +471,7 @@ class _Maker:
         return bool(self.towers) or self.spec is None or bool(self.model.resolution.unclaimed)
 
     @cached_property
-    def _tower_keys(self) -> "list[tuple[ArchSpec, KeyReport]]":
+    def _tower_reports(self) -> "list[tuple[ArchSpec, KeyReport]]":
         """(spec, key report) of each tower: what its tables read from config.json."""
         from aprfmt.arch.hyperparameters import read_hyper
         from aprfmt.arch.spec import Facts
@@ -480,53 +482,53 @@ class _Maker:
             try:
                 _, report = read_hyper(spec, facts, str(self.model.path), complete=False)
             except ArchError as error:
-                self._cannot("config key", spec.section, error)
+                self._add_unreadable("config key", spec.section, error)
                 continue
             found.append((spec, report))
         return found
 
     # --- tokenizer and generation settings -----------------------------------------------------
 
-    def texts(self) -> Iterator[Item]:
+    def tokenizer_items(self) -> Iterator[Item]:
         """Yield an item per key of the tokenizer's files."""
         carried = self.model.carried
         try:
-            beside = carried.beside_vocabulary()
+            beside = carried.tokenizer_json_keys()
         except AprfmtError as error:
-            self._cannot("tokenizer part", "tokenizer.json", error)
+            self._add_unreadable("tokenizer part", "tokenizer.json", error)
             beside = {}
         for key, value in beside.items():
-            yield self._of_file("tokenizer.json", key, value)
+            yield self._file_key_item("tokenizer.json", key, value)
         for name in ("tokenizer_config.json", "special_tokens_map.json", "chat_template.json"):
-            yield from self._keys_of(name, "tokenizer part")
+            yield from self._file_keys(name, "tokenizer part")
         try:
             carried.chat_template()
         except AprfmtError as error:
-            self._cannot("tokenizer part", "chat template", error)
+            self._add_unreadable("tokenizer part", "chat template", error)
 
-    def generation(self) -> Iterator[Item]:
+    def generation_items(self) -> Iterator[Item]:
         """Yield an item per key of generation_config.json."""
-        yield from self._keys_of("generation_config.json", "generation setting")
+        yield from self._file_keys("generation_config.json", "generation setting")
 
-    def _keys_of(self, name: str, kind: Kind) -> Iterator[Item]:
+    def _file_keys(self, name: str, kind: Kind) -> Iterator[Item]:
         """Yield an item per key of a JSON file of the tokenizer or generation config.
 
         A file that cannot be read is recorded as unreadable.
         """
         try:
-            found = self.model.carried.parse(name)
+            found = self.model.carried.parse_file(name)
         except AprfmtError as error:
-            self._cannot(kind, name, error)
+            self._add_unreadable(kind, name, error)
             return
         for key, value in found.items():
-            yield self._of_file(name, key, value)
+            yield self._file_key_item(name, key, value)
 
-    def _of_file(self, file: str, key: str, value: Value) -> Item:
+    def _file_key_item(self, file: str, key: str, value: Value) -> Item:
         """Return the item of one key of a tokenizer or generation file, by that file's table."""
         kind: Kind = "generation setting" if file.startswith("generation") else "tokenizer part"
         return _item_by_pattern(kind, f"{file}: {key}", key, FILES[file], value)
 
-    def _carried(self) -> Mapping[str, Value]:
+    def _read_embedded_keys(self) -> Mapping[str, Value]:
         """Return {key: value} of another format's keys that the file embeds."""
         from aprfmt.model.carried_files import foreign_keys
 
@@ -602,7 +604,7 @@ def weights_of_parts(model: "Model") -> Mapping[str, tuple[str, str]]:
     }
 
 
-def _whole_modules(model: "Model") -> tuple[str, ...]:
+def _modules_to_save(model: "Model") -> tuple[str, ...]:
     """Return the modules that a PEFT adapter stores whole (modules_to_save)."""
     from aprfmt.model.kinds import peft_config
 
@@ -628,7 +630,7 @@ def _adapter_reading(name: str, whole: Sequence[str]) -> tuple[Reading, str]:
     return "unread", ""
 
 
-def towers_beside_text(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ...]]]":
+def multimodal_towers(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ...]]]":
     """Yield (spec, stored names) of each tower that a multimodal model has besides its text model.
 
     Names under the language model's prefix are not considered: no loader reads a tower there.
@@ -668,7 +670,7 @@ def towers_beside_text(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, .
             yield best
 
 
-def _reading_by_report(
+def _key_reading(
     report: "KeyReport | None", key: str, spec: "ArchSpec | None", style: str, prefix: str
 ) -> tuple[Reading, str] | None:
     """Return (reading, what for) that the hyperparameters' key report has for a key; None if none.
@@ -681,9 +683,9 @@ def _reading_by_report(
         return "contradicted", report.contradicted[key]
     if key in report.read:
         return "hyperparameter", report.read[key]
-    if _is_below(key, report.unknown):
+    if _is_key_or_below(key, report.unknown):
         return "unread", ""
-    if _is_below(key, report.ignored):
+    if _is_key_or_below(key, report.ignored):
         from aprfmt.arch.other_keys import known_rows
 
         known = known_rows(style)
@@ -699,7 +701,7 @@ def _reading_by_report(
     return None
 
 
-def _is_below(key: str, rows: Sequence[str]) -> bool:
+def _is_key_or_below(key: str, rows: Sequence[str]) -> bool:
     """Return whether a dotted key is one of `rows` or lies inside an object that is one of them."""
     return key in rows or any(key.startswith(f"{row}.") for row in rows)
 
@@ -730,7 +732,9 @@ def key_paths(values: Mapping[str, Value], above: str = "") -> Iterator[tuple[st
 # --- two of them ------------------------------------------------------------------------------
 
 
-def not_compared(a: Ledger, b: Ledger, kinds: Collection[Kind] = KINDS) -> tuple[NotCompared, ...]:
+def list_not_compared(
+    a: Ledger, b: Ledger, kinds: Collection[Kind] = KINDS
+) -> tuple[NotCompared, ...]:
     """Return the items that no comparison by meaning covers, and what is known about each.
 
     Tensors are left out: whoever compares them compares the unread ones too, by name. A key that
@@ -740,7 +744,7 @@ def not_compared(a: Ledger, b: Ledger, kinds: Collection[Kind] = KINDS) -> tuple
     for kind in kinds:
         if kind in OF_TENSORS:
             continue
-        left, right = a.of_kind(kind), b.of_kind(kind)
+        left, right = a.items_of_kind(kind), b.items_of_kind(kind)
         for name in dict.fromkeys((*left, *right)):
             x, y = left.get(name), right.get(name)
             one = _compare_items(kind, name, x, y, a, b)
@@ -775,7 +779,7 @@ def _compare_items(
         return None
     other = b if x is not None else a
     if kind == "metadata key":
-        carried = other.carried
+        carried = other.embedded_keys
         if isinstance(carried, AprfmtError):
             why = str(carried).removeprefix(f"{other.where}: ")
             return NotCompared(kind, name, "unreadable", why, "B" if x is not None else "A")
@@ -791,7 +795,7 @@ def same_content(x: Value, y: Value) -> bool:
     x, y = (each() if isinstance(each, (partial, Surplus)) else each for each in (x, y))
     if isinstance(x, Path) and isinstance(y, Path):
         return _files_equal(x, y)
-    return bool(_plain(x) == _plain(y))
+    return bool(_comparable_value(x) == _comparable_value(y))
 
 
 def _files_equal(x: Path, y: Path) -> bool:
@@ -818,15 +822,15 @@ def _file_digest(path: Path) -> bytes:
         return hashlib.file_digest(file, "sha256").digest()
 
 
-def _plain(value: Value) -> Value:
+def _comparable_value(value: Value) -> Value:
     """Return a value as plain lists and dicts that compare by value; NaN equals NaN."""
     tolist = getattr(value, "tolist", None)
     if tolist is not None:
         value = tolist()
     if isinstance(value, Mapping):
-        return {key: _plain(each) for key, each in value.items()}
+        return {key: _comparable_value(each) for key, each in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
-        return [_plain(each) for each in value]
+        return [_comparable_value(each) for each in value]
     return "NaN" if value != value else value
 
 
@@ -859,7 +863,7 @@ class Compared:
     scope: str = ""
 
     @property
-    def says(self) -> str:
+    def counts_text(self) -> str:
         """The counts in words, such as "48 of 50 tensors"."""
         return ", ".join(
             f"{done} {name}" if done == every else f"{done} of {every} {name}"
@@ -922,7 +926,7 @@ def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] =
     equal = [row for row in left if row.state in ("equal", "unread")]
     outside = _list_items("; not compared", [row for row in left if row.state == "no counterpart"])
     # How much was compared, as part of the headline.
-    scope = compared.says
+    scope = compared.counts_text
     of = compared.scope or (f": {scope}" if scope else "")
     plain = f", {scope}" if scope else ""
     plain += f": {compared.detail}" if compared.detail else ""
@@ -976,7 +980,7 @@ def _list_items(begin: str, rows: Sequence[NotCompared]) -> str:
     said: list[tuple[str, int]] = []  # and how many items each speaks of
     for (kind, place), same in groups.items():
         if len(same) <= _ALIKE:
-            said += [(row.says, 1) for row in same]
+            said += [(row.text, 1) for row in same]
             continue
         whys = {row.why for row in same}
         why = f" ({same[0].why})" if len(whys) == 1 and same[0].why else ""

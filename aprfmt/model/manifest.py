@@ -20,8 +20,8 @@ from aprfmt.formats.mapped_file import Shard, open_bytes
 from aprfmt.formats.shard_set import MAX_INDEX
 from aprfmt.model import Model
 from aprfmt.model.patterns import matching_indices
-from aprfmt.model.resolve import spellings
-from aprfmt.tensors.digest import file_sha256, raw_sha256, sha256, view_sha256
+from aprfmt.model.resolve import spellings_by_role
+from aprfmt.tensors.digest import file_sha256, raw_sha256, sha256_of_pieces, view_sha256
 from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
@@ -64,11 +64,11 @@ def tensor_rows(
     sides += [model[name] for name in model if name not in claimed]
     # Only those that a pattern names.
     if patterns:
-        every = spellings(model)
+        every = spellings_by_role(model)
         names_of = [every.get(side.name, (side.name, *side.names)) for side in sides]
         sides = [sides[i] for i in matching_indices(names_of, patterns, str(model.path))]
     if not raw_only:
-        model.remember()  # every byte is read for both digests
+        model.cache_remote_reads()  # every byte is read for both digests
     # Digests of stored bytes, and of decoded values unless `raw_only`.
     rows = []
     for i, side in enumerate(sides):
@@ -106,10 +106,10 @@ def file_rows(model: Model, blocks: bool = False) -> list[FileRow]:
     source: Any = model.source
     rows: list[FileRow] = []
     for path, shard in zip(source.files, source.shards, strict=True):
-        row = _plain_row(path)
+        row = _file_row(path)
         row["outside"] = _digest_outside_tensors(path, shard)
         if blocks:
-            row["blocks"] = {"size": BLOCK, "sha256": _blocks(path)}
+            row["blocks"] = {"size": BLOCK, "sha256": _block_digests(path)}
         rows.append(row)
     beside = [] if source.path in source.files else [source.path]
     if model.folder is not None:
@@ -117,18 +117,18 @@ def file_rows(model: Model, blocks: bool = False) -> list[FileRow]:
     for path in beside:
         if path.stat().st_size > MAX_INDEX:
             raise FormatError(f"{path}: {path.stat().st_size} bytes; expected at most {MAX_INDEX}")
-    return rows + [_plain_row(path) for path in beside]
+    return rows + [_file_row(path) for path in beside]
 
 
-def _plain_row(path: Path) -> FileRow:
+def _file_row(path: Path) -> FileRow:
     """Return {name, size, sha256} of a file."""
     return {"name": path.name, "size": path.stat().st_size, "sha256": file_sha256(path)}
 
 
-def _blocks(path: Path) -> list[str]:
+def _block_digests(path: Path) -> list[str]:
     """Return SHA-256 in hex of every 1 MiB block of a file, the last one shorter."""
     with closing(open_bytes(path)) as file:
-        return [sha256([window]) for window in file.windows(0, file.size, BLOCK)]
+        return [sha256_of_pieces([window]) for window in file.windows(0, file.size, BLOCK)]
 
 
 def _digest_outside_tensors(path: Path, shard: Shard[Any]) -> str:
@@ -143,7 +143,7 @@ def _digest_outside_tensors(path: Path, shard: Shard[Any]) -> str:
             yield piece
 
     with closing(open_bytes(path)) as file:
-        return sha256(gaps(file))
+        return sha256_of_pieces(gaps(file))
 
 
 def bytes_between(
@@ -161,7 +161,7 @@ def bytes_between(
         at = max(at, stop)
 
 
-def check_writable(model: Path, *, force: bool = False) -> None:
+def check_manifest_writable(model: Path, *, force: bool = False) -> None:
     """Raise the OutputError that `write_manifest` would raise, before anything is hashed."""
     files = FileSet(force=force)
     try:
@@ -191,10 +191,10 @@ def write_manifest(
 
 def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest in a file. FormatError for a file that is none, or is damaged."""
-    return parse_manifest(load_file(path, max_bytes=MAX_MANIFEST), path)
+    return check_manifest(load_file(path, max_bytes=MAX_MANIFEST), path)
 
 
-def parse_manifest(manifest: Any, path: Path) -> dict[str, Any]:
+def check_manifest(manifest: Any, path: Path) -> dict[str, Any]:
     """Return `manifest`, a parsed JSON value, once checked. FormatError if it is no manifest."""
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
         raise FormatError(f"{path}: is no hash manifest; expected schema {SCHEMA}")
@@ -268,12 +268,19 @@ def pronounce_manifest(
     `failures` are those of `compare_manifest`, `tensors` the model's rows. Files of the folder
     that no manifest has and nothing reads are named.
     """
-    from aprfmt.model.ledger import Compared, Kind, NotCompared, VerdictWords, ledger, pronounce
+    from aprfmt.model.ledger import (
+        Compared,
+        Kind,
+        NotCompared,
+        VerdictWords,
+        make_ledger,
+        pronounce,
+    )
 
     files: tuple[Kind, ...] = ("file",)
     apart = {row["key"] for row in failures}
     done = sum(row["key"] not in apart for row in tensors)
-    left: tuple[NotCompared, ...] = () if selected else ledger(model, files).left
+    left: tuple[NotCompared, ...] = () if selected else make_ledger(model, files).not_compared
     if manifest.get("format") != model.format and not selected:
         why = f"the manifest is of {manifest.get('format')}"
         left = (*left, NotCompared("section", "keys and texts", "no counterpart", why))

@@ -23,23 +23,23 @@ def missing_path_message(path: Path) -> str:
         return f"{said}; an address begins with https:// or hf://"
     folder = path.parent
     if not folder.is_dir():
-        if _is_repository(text):
+        if _looks_like_repository(text):
             return f"{said} here or in the local hub cache; on the Hugging Face hub: hf://{text}"
         return f"{said}: there is no folder {folder}"
-    near = _near_names(path)
+    near = _similar_paths(path)
     if near:
         return f"{said}; near names: {', '.join(near)}"
     models = [str(each) for each in model_candidates(folder)[:_MOST]]
     return f"{said}; models there: {', '.join(models)}" if models else said
 
 
-def _is_repository(text: str) -> bool:
+def _looks_like_repository(text: str) -> bool:
     """Return whether a text is spelled OWNER/NAME, without a model file's extension."""
     every = [extension for spec in FORMATS.values() for extension in spec.extensions]
     return bool(_REPOSITORY.fullmatch(text)) and not text.endswith(tuple(every))
 
 
-def _near_names(path: Path) -> list[str]:
+def _similar_paths(path: Path) -> list[str]:
     """Return up to three paths in the same folder that are spelled like this one."""
     try:
         names = {name.lower(): name for name in os.listdir(path.parent) if name[:1] != "."}

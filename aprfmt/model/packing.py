@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from aprfmt.base.protocols import Note, Value
 from aprfmt.errors import FormatError
-from aprfmt.model.carried_files import FILES_KEY, SAFETENSORS, json_object, read_texts
+from aprfmt.model.carried_files import FILES_KEY, SAFETENSORS, json_object, read_embedded_files
 from aprfmt.tensors.companions import SECTIONS, quantization_section
 
 if TYPE_CHECKING:
@@ -22,14 +22,14 @@ _SHOWN = 3  # names in a line
 MODELOPT_FILE = "hf_quant_config.json"  # {"producer": ..., "quantization": what config.json lacks}
 
 
-def packing_reading(config: Mapping[str, Value] | None, name: str) -> str:
+def unclaimed_part_text(config: Mapping[str, Value] | None, name: str) -> str:
     """Return the end of a sentence about a packed weight's part that no claim covers; "" if none.
 
     `name` is a stored tensor. The text says what config.json declares about quantization.
     """
-    from aprfmt.codecs.dialects import beside_codes
+    from aprfmt.codecs.dialects import is_packed_part
 
-    if not beside_codes(name):
+    if not is_packed_part(name):
         return ""
     section = quantization_section(config or {})
     says = "nothing of packing" if section is None else repr(section.get("quant_method", "unnamed"))
@@ -62,7 +62,7 @@ def _modelopt_section(model: "Model") -> Mapping[str, Value] | None:
 
     Raises FormatError where it is damaged.
     """
-    text = _modelopt_file(model)
+    text = _modelopt_text(model)
     if text is None:
         return None
     where = f"{model.path}: {MODELOPT_FILE}"
@@ -155,7 +155,7 @@ def without_torchao_metadata(metadata: Mapping[str, Value]) -> dict[str, Value]:
     }
 
 
-def _modelopt_file(model: "Model") -> str | None:
+def _modelopt_text(model: "Model") -> str | None:
     """Return the text of hf_quant_config.json from the folder or embedded; None without it."""
     if model.folder is not None:
         return model.folder.texts.get(MODELOPT_FILE)
@@ -164,7 +164,7 @@ def _modelopt_file(model: "Model") -> str | None:
     carried = model.metadata.get(FILES_KEY)
     if not isinstance(carried, str) or MODELOPT_FILE not in carried:
         return None
-    return read_texts(model).get(MODELOPT_FILE)
+    return read_embedded_files(model).get(MODELOPT_FILE)
 
 
 def without_packing(config: Mapping[str, Value]) -> dict[str, Value]:

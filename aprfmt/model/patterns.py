@@ -31,16 +31,18 @@ def spelling_predicate(pattern: str, every: Iterable[str]) -> Callable[[str], bo
     wanted = pattern.split(".")
     size = len(wanted)
 
-    def from_the_left(name: str) -> bool:
+    def starts_with_components(name: str) -> bool:
         """Return whether a name's first components are those of the pattern."""
         return name.split(".")[:size] == wanted
 
-    def anywhere(name: str) -> bool:
+    def contains_components(name: str) -> bool:
         """Return whether the pattern's components occur in a row anywhere in a name."""
         parts = name.split(".")
         return any(parts[at : at + size] == wanted for at in range(len(parts) - size + 1))
 
-    return from_the_left if any(map(from_the_left, every)) else anywhere
+    return (
+        starts_with_components if any(map(starts_with_components, every)) else contains_components
+    )
 
 
 def spelling_predicates(

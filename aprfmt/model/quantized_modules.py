@@ -14,11 +14,11 @@ from aprfmt.base.protocols import Value
 from aprfmt.codecs.module_lists import (
     MORE,
     claims_packed,
-    fits_any,
     group_without_modules,
-    leaves_out,
-    list_of,
+    is_listed,
+    may_list_any,
     method_of,
+    unquantized_list,
 )
 from aprfmt.errors import AprfmtError, CodecError
 from aprfmt.model.packing import packing_config
@@ -80,20 +80,20 @@ def stale_names(model: "Model") -> list[tuple[str, str]]:
         return []
     own = {name.rpartition(".")[0]: None for name in model.source.tensors}
     every = dict.fromkeys(_module_spellings(_with_parents(own)))
-    listed = [*list_of(section)[1], *_listed_modules(section)]
+    listed = [*unquantized_list(section)[1], *_extra_listed_modules(section)]
     return [
         (name, next(iter(close_names(name, own, 1)), ""))
         for name in listed
-        if _is_full(name) and name not in every and not fits_any(section, name, every)
+        if _is_full_name(name) and name not in every and not may_list_any(section, name, every)
     ]
 
 
-def _is_full(name: str) -> bool:
+def _is_full_name(name: str) -> bool:
     """Return whether a listed name is a full module path, not a pattern or a single word."""
     return name.count(".") > 1 and not any(mark in name for mark in "*^$\\[](){}|+?:")
 
 
-def _listed_modules(section: Section) -> list[str]:
+def _extra_listed_modules(section: Section) -> list[str]:
     """Return the module names in the section's second list of modules; [] without one."""
     more = section.get(MORE)
     return [name for name in more if isinstance(name, str)] if isinstance(more, list) else []
@@ -140,13 +140,15 @@ def _plain_and_packed(model: "Model") -> tuple[dict[str, None], dict[str, None]]
     return plain, packed
 
 
-def _wrong_modules(
+def _misclaimed_modules(
     section: Section, plain: Iterable[str], packed: Collection[str]
 ) -> tuple[list[str], list[str]]:
     """Return (plain modules claimed as packed, packed modules claimed as plain)."""
     claimed = [name for name in plain if claims_packed(section, name, _module_spellings([name]))]
-    claimed += [name for name in plain if name in _listed_modules(section) and name not in claimed]
-    left = [name for name in packed if leaves_out(section, name)]
+    claimed += [
+        name for name in plain if name in _extra_listed_modules(section) and name not in claimed
+    ]
+    left = [name for name in packed if is_listed(section, name)]
     if not left and group_without_modules(section, _module_spellings(packed)):
         left = list(packed)
     return claimed, left
@@ -156,10 +158,10 @@ def _claim_relation(
     model: "Model", section: Section, plain: Collection[str], packed: Collection[str]
 ) -> Relation | None:
     """Return the Relation of wrongly claimed modules, with the repair command; None if none."""
-    claimed, left = _wrong_modules(section, plain, packed)
+    claimed, left = _misclaimed_modules(section, plain, packed)
     if not claimed and not left:
         return None
-    key = list_of(section)[0]
+    key = unquantized_list(section)[0]
     stale = stale_names(model)
     parts = []
     if claimed:
@@ -207,7 +209,7 @@ def _remedy_command(
     # The list that can be edited, and the method's way of matching it.
     config = packing_config(model) or {}
     place = key_of_section(config)
-    key, entries = list_of(section)
+    key, entries = unquantized_list(section)
     method = method_of(section)
     if not place or not key or method is None:
         return ""
@@ -225,13 +227,13 @@ def _remedy_command(
         made["config_groups"] = {group: {**groups[group], "targets": ["Linear"]}}
         edits[f"{place}.config_groups.{group}.targets"] = ["Linear"]
     # Add an entry for each plain module that is still declared packed.
-    for name in _wrong_modules(made, plain, packed)[0]:
+    for name in _misclaimed_modules(made, plain, packed)[0]:
         if claims_packed(made, name, _module_spellings([name])):
             kept = [*kept, _covering_name(name, packed, method.form)]
             made[key] = kept
     edits[f"{place}.{key}"] = kept
     # Only a command that leaves no contradiction is returned.
-    if _wrong_modules(made, plain, packed) != ([], []):
+    if _misclaimed_modules(made, plain, packed) != ([], []):
         return ""
     pairs = [f"config.json:{where}={json.dumps(value)}" for where, value in edits.items()]
     return command_line("set", opening_path(model.path), *pairs, "--in-place")

@@ -123,7 +123,7 @@ def _add_rules(
 ) -> "tuple[Resolution, list[Rename]] | None":
     """Return (resolution, all rules) with more rename rules added; None if none improves it."""
     names = rename_names(model, rules, model.path, strict=False)
-    for more in _proposed_rules(model, spec, style, names, best):
+    for more in _propose_rules(model, spec, style, names, best):
         every = [*rules, *more]
         try:
             under = rename_names(model, every, model.path, strict=False)
@@ -143,7 +143,7 @@ def _is_better_reading(made: "Resolution", best: "Resolution | None") -> bool:
     return gained >= max(1, before / 2) and len(made.coverage.misshapen) <= wrong
 
 
-def _proposed_rules(
+def _propose_rules(
     model: "Model",
     spec: "ArchSpec",
     style: str,

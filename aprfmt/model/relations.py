@@ -61,25 +61,25 @@ class Relation:
     @property
     def text(self) -> str:
         """The sentence, its examples, and the command."""
-        return self.says + self.shown + self.todo
+        return self.says + self.examples_text + self.remedy_clause
 
     @property
-    def shown(self) -> str:
+    def examples_text(self) -> str:
         """The first examples in brackets; "" without any."""
         shown = ", ".join(f"{stored} for {read}" for stored, read in self.examples[:SHOWN])
         return f" ({shown})" if shown else ""
 
     @property
-    def todo(self) -> str:
+    def remedy_clause(self) -> str:
         """The command as the end of a sentence; "" where there is none."""
         return f"; {self.remedy}" if self.remedy else ""
 
-    def note(self, where: object) -> Note:
+    def as_note(self, where: object) -> Note:
         """Return the relation as a warning Note about the file `where`."""
         return Note("warning", str(where), self.text, "relation")
 
 
-def relations(model: "Model") -> tuple[Relation, ...]:
+def list_relations(model: "Model") -> tuple[Relation, ...]:
     """Return every Relation under which a model is read; () for a file as readers expect it."""
     found = [*file_relations(model)]
     try:
@@ -118,7 +118,7 @@ def wrong_modules(model: "Model", config: "Mapping[str, Value] | None") -> Relat
     pairs = tuple((key, rule(key)) for key in astray)
     says = (
         f"{len(astray)} modules that the quantization of config.json speaks of are not in the "
-        f"file, and loaders take what holds for the others: {rule.says}"
+        f"file, and loaders take what holds for the others: {rule.text}"
     )
     remedy = command_line("convert", opening_path(model.path), "OUT", "--rename", str(rule))
     return Relation("modules", says, tuple(astray), pairs[:SHOWN], remedy, (rule,))
@@ -128,7 +128,7 @@ def wrong_index(model: "Model") -> Relation | None:
     """Return the Relation that says how a shard index contradicts its shards; None if it fits."""
     source = model.source
     while isinstance(source, Overlay):
-        source = source.beneath
+        source = source.wrapped_source
     faults = getattr(source, "index_faults", ())
     if not faults:
         return None
@@ -169,7 +169,7 @@ def rename_relation(
     many = "all" if len(changed) == total else f"{len(changed)} of"
     says = (
         f"{many} {total} tensors stand under other names than readers look for: "
-        f"{' and '.join(rule.says for rule in rules)}{of}"
+        f"{' and '.join(rule.text for rule in rules)}{of}"
     )
     options = [part for rule in rules for part in ("--rename", str(rule))]
     remedy = command_line("convert", opening_path(path), "OUT", *options)
@@ -177,7 +177,9 @@ def rename_relation(
     return Relation("names", says, where, tuple(changed[:SHOWN]), remedy, tuple(rules))
 
 
-def relation_to_names(path: "Path", names: Sequence[str], rule: Rename, total: int) -> Relation:
+def relation_between_names(
+    path: "Path", names: Sequence[str], rule: Rename, total: int
+) -> Relation:
     """Return the Relation that `rule` maps B's names (at `path`) to A's.
 
     Which side is right is not known.

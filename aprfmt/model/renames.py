@@ -46,7 +46,7 @@ class Rename:
         return f"{self.old}={self.new}"
 
     @property
-    def says(self) -> str:
+    def text(self) -> str:
         """The rule in words."""
         if not self.old:
             return f"the prefix {self.new} is missing"
@@ -69,9 +69,9 @@ class Rename:
         )
         prefix = not self.old or self.old.endswith(".")
         pattern = re.compile(f"^{body}" if prefix else rf"(?:^|(?<=\.)){body}(?=\.|$)")
-        return lambda name: self._applied(pattern, name)
+        return lambda name: self._apply(pattern, name)
 
-    def _applied(self, pattern: re.Pattern[str], name: str) -> str:
+    def _apply(self, pattern: re.Pattern[str], name: str) -> str:
         """Return the name with the rule applied; the same name where the pattern does not occur."""
         found = pattern.search(name)
         if found is None:
@@ -146,14 +146,14 @@ class RenamedSource:
         self._source = source
         names = rename_names(source.tensors, rules, source.path, strict=False)
         self.tensors: Mapping[str, LazyTensor] = {
-            name: _under_name(source.tensors[stored], name) for name, stored in names.items()
+            name: _with_name(source.tensors[stored], name) for name, stored in names.items()
         }
         self.metadata, self.types = source.metadata, source.types
         self.format, self.path, self.files = source.format, source.path, source.files
         self.version, self.notes = source.version, source.notes
 
     @property
-    def beneath(self) -> "Source":
+    def wrapped_source(self) -> "Source":
         """The Source whose tensors are renamed."""
         return self._source
 
@@ -173,7 +173,7 @@ class RenamedSource:
         self.close()
 
 
-def _under_name(tensor: "LazyTensor", name: str) -> "LazyTensor":
+def _with_name(tensor: "LazyTensor", name: str) -> "LazyTensor":
     """Return the same stored tensor under another name."""
     if tensor.info.name == name:
         return tensor
@@ -229,7 +229,7 @@ def prefix_rules(spec: "ArchSpec", style: str, names: Iterable[str], nested: boo
     index = _template_index(spec, style)
     votes: Counter[Rename] = Counter()
     for name in names:
-        rule = _prefix_rule_of(index, style, name, nested)
+        rule = _prefix_rule_for_name(index, style, name, nested)
         if rule is not None:
             votes[rule] += 1
     return [rule for rule, _ in votes.most_common()]
@@ -241,7 +241,9 @@ def _template_index(spec: "ArchSpec", style: str) -> NameIndex[str]:
     return NameIndex(style, list(rows.items()))
 
 
-def _prefix_rule_of(index: NameIndex[str], style: str, name: str, nested: bool) -> Rename | None:
+def _prefix_rule_for_name(
+    index: NameIndex[str], style: str, name: str, nested: bool
+) -> Rename | None:
     """Return the prefix rule under which a name fits a template; None where none does."""
     parts = name.split(".")
     for k in range(min(len(parts), _DEPTH)):
@@ -256,11 +258,11 @@ def _prefix_rule_of(index: NameIndex[str], style: str, name: str, nested: bool) 
             right = ("", "language_model.") if nested else ("",)
         stands = tail[: len(tail) - len(own)]
         head = name[: len(name) - len(own)]
-        return _without_common_end(head, stands if stands in right else right[0])
+        return _shortest_prefix_rule(head, stands if stands in right else right[0])
     return None
 
 
-def _without_common_end(old: str, new: str) -> Rename | None:
+def _shortest_prefix_rule(old: str, new: str) -> Rename | None:
     """Return the rule old -> new without the components both end in; None if they are equal."""
     before, after = old.split(".")[:-1], new.split(".")[:-1]
     while before and after and before[-1] == after[-1]:
@@ -368,7 +370,9 @@ def prefix_rule_between(theirs: Iterable[str], ours: Iterable[str]) -> Rename | 
                 votes[Rename(name[: len(name) - len(tail)], "")] += 1
                 break
             if tail in ends:
-                rule = _without_common_end(name[: len(name) - len(tail)], ends[tail][: -len(tail)])
+                rule = _shortest_prefix_rule(
+                    name[: len(name) - len(tail)], ends[tail][: -len(tail)]
+                )
                 votes.update([rule] if rule is not None else [])
                 break
     for rule, _ in votes.most_common(3):
@@ -390,7 +394,7 @@ def prefix_rule_onto(names: Sequence[str], there: Collection[str]) -> Rename | N
         for tail in (name, *_name_tails(name)):
             if tail in ends and "." in tail:
                 head = ends[tail][: len(ends[tail]) - len(tail)]
-                rule = _without_common_end(name[: len(name) - len(tail)], head)
+                rule = _shortest_prefix_rule(name[: len(name) - len(tail)], head)
                 votes.update([rule] if rule is not None else [])
                 break
     for rule, _ in votes.most_common(3):

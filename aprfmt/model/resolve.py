@@ -136,13 +136,13 @@ def resolve(model: "Model", forced: str | None) -> Resolution:
 
     return resolve_related(
         model,
-        lambda names, style: read_under(model, forced, names, style),
+        lambda names, style: resolve_with_names(model, forced, names, style),
         lambda: find_spec(model, forced),
-        lambda made: read_under(made, forced, None),
+        lambda made: resolve_with_names(made, forced, None),
     )
 
 
-def read_under(
+def resolve_with_names(
     model: "Model", forced: str | None, names: Mapping[str, str] | None, style: str | None = None
 ) -> Resolution:
     """Return the Resolution of a model with its tensors under other names.
@@ -152,12 +152,12 @@ def read_under(
     """
     from aprfmt.arch.binding import bind_names, bind_packed, known_shapes, without_partial
     from aprfmt.arch.draft_head import find_heads, first_head
-    from aprfmt.arch.mlx_layout import STYLE, with_norms
-    from aprfmt.arch.required_roles import coverage
+    from aprfmt.arch.mlx_layout import STYLE, with_mlx_norms
+    from aprfmt.arch.required_roles import compare_roles
     from aprfmt.arch.spec import split_key
-    from aprfmt.model.axes import turn_axes
+    from aprfmt.model.axes import exchange_axes
     from aprfmt.model.completeness import absence_predicate
-    from aprfmt.model.towers import towers_of
+    from aprfmt.model.towers import names_in_towers
 
     tensors: Mapping[str, View] = model
     if names is not None:
@@ -180,7 +180,7 @@ def read_under(
         name: tensor.shape for name, tensor in tensors.items() if shape_is_known(tensor.stored[0])
     }
     if style == STYLE:
-        bound = with_norms(spec, bound, said)
+        bound = with_mlx_norms(spec, bound, said)
     shapes = known_shapes(bound, said)
     first = first_head(spec, style, tensors)
     if first is not None:  # its block is no layer of the model
@@ -192,16 +192,16 @@ def read_under(
     bound, draft = _separate_drafts(without_partial(bound, hyper), drafts, tuple(tensors), end)
     axes: tuple[Relation, ...] = ()
     if model.format == "safetensors":  # APR and GGUF writers turn shapes by hand: values may stand
-        bound, axes = turn_axes(spec, bound, said, hyper, model.path)
+        bound, axes = exchange_axes(spec, bound, said, hyper, model.path)
     roles = _logical_tensors(tensors, model, bound, hyper)
     logical = {key: role.shape for key, role in roles.items()}
     for head in drafts:
         roles |= _logical_tensors(tensors, model, head.bound, head.hyper)
-    found = coverage(spec, hyper, logical, demanded, absence_predicate(model, spec))
-    left = unread.roles(spec, style, hyper, found.missing) if unread else frozenset()
+    found = compare_roles(spec, hyper, logical, demanded, absence_predicate(model, spec))
+    left = unread.roles_among(spec, style, hyper, found.missing) if unread else frozenset()
     unbound, buffers, draft, towers = (
         tuple(name if names is None else names[name] for name in each)
-        for each in (bound.unbound, bound.buffers, draft, towers_of(model, bound.unbound))
+        for each in (bound.unbound, bound.buffers, draft, names_in_towers(model, bound.unbound))
     )
     return Resolution(
         spec,
@@ -263,7 +263,7 @@ def _logical_tensors(
     return roles
 
 
-def spellings(model: "Model") -> dict[str, tuple[str, ...]]:
+def spellings_by_role(model: "Model") -> dict[str, tuple[str, ...]]:
     """Return {role key: every spelling}: the key, the file's names, and both styles' names.
 
     Empty where the architecture is unknown.
@@ -291,7 +291,7 @@ def spellings(model: "Model") -> dict[str, tuple[str, ...]]:
 def spellings_by_name(model: "Model") -> dict[str, tuple[str, ...]]:
     """Return {stored name: every spelling of that tensor}."""
     found: dict[str, dict[str, None]] = {name: {name: None} for name in model}
-    every = spellings(model)
+    every = spellings_by_role(model)
     for key, names in every.items():
         for name in model.roles[key].names:
             found[name].update(dict.fromkeys(names))
@@ -308,7 +308,7 @@ def names_matching(model: "Model", patterns: Iterable[str]) -> list[str]:
     return [names[i] for i in matching_indices(every, patterns, str(model.path))]
 
 
-def one_tensor(model: "Model", name: str) -> "tuple[str, View]":
+def find_one_tensor(model: "Model", name: str) -> "tuple[str, View]":
     """Return (name, tensor) of a stored name, a role key, or a pattern of one tensor.
 
     Raises UsageError for a pattern that matches none, or several.

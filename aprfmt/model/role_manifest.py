@@ -44,7 +44,7 @@ def parameter_rows(
         raise UsageError(f"--ranks {ranks}: expected 1 to {MAX_RANKS}")
     found: dict[str, dict[str, Any]] = {}
     names = list(model)
-    for number, (name, shares) in enumerate(_parameters(model, names, ranks)):
+    for number, (name, shares) in enumerate(_engine_parameters(model, names, ranks)):
         digests, counts = [], []
         for share in shares:
             values = np.ascontiguousarray(share, "<f4")
@@ -56,7 +56,7 @@ def parameter_rows(
     return found
 
 
-def write_roles(model: Model, ranks: int, rows: Mapping[str, Any], *, force: bool) -> Path:
+def write_role_manifest(model: Model, ranks: int, rows: Mapping[str, Any], *, force: bool) -> Path:
     """Write the role manifest into the model's folder and return its path.
 
     Raises OutputError where one exists and not `force`.
@@ -68,7 +68,7 @@ def write_roles(model: Model, ranks: int, rows: Mapping[str, Any], *, force: boo
     return path
 
 
-def _parameters(
+def _engine_parameters(
     model: Model, names: Sequence[str], ranks: int
 ) -> Iterator[tuple[str, list[Numbers]]]:
     """Yield (name, [share of each rank]) of each parameter under published and engine names."""
@@ -82,13 +82,13 @@ def _parameters(
     for name in names:
         above, _, leaf = name.rpartition(".")
         base, _, module = above.rpartition(".")
-        yield name, _shares(name, module, values(name), ranks, 1)
+        yield name, _rank_shares(name, module, values(name), ranks, 1)
         for joined, parts in JOINED.items():
             every = [f"{base}.{part}.{leaf}" for part in parts]
             if module == parts[0] and joined != "W_pack" and there >= set(every):
                 least = head if len(parts) == 3 else 1
                 each = [
-                    _shares(one, part, values(one), ranks, least)
+                    _rank_shares(one, part, values(one), ranks, least)
                     for one, part in zip(every, parts, strict=True)
                 ]
                 yield (
@@ -97,10 +97,10 @@ def _parameters(
                 )
         before, _, number = base.rpartition(".")
         if number == "0" and before.endswith("experts"):
-            yield from _stacks(before, module, leaf, there, ranks, values)
+            yield from _expert_stacks(before, module, leaf, there, ranks, values)
 
 
-def _stacks(
+def _expert_stacks(
     before: str,
     module: str,
     leaf: str,
@@ -136,36 +136,40 @@ def _stacks(
         yield f"{before}.{stacked}", [np.stack(rank) for rank in each]
 
 
-def _shares(name: str, module: str, whole: Numbers, ranks: int, least: int) -> list[Numbers]:
+def _rank_shares(name: str, module: str, whole: Numbers, ranks: int, least: int) -> list[Numbers]:
     """Return each rank's share of a tensor, as the engine divides this module.
 
     A share has at least `least` rows; several ranks share one if there are too few.
     """
-    if ranks == 1 or (whole.ndim < 2 and not _is_rows(module)):
+    if ranks == 1 or (whole.ndim < 2 and not _is_row_parallel(module)):
         return [whole] * ranks
     if module in TABLES:
         total = -(-len(whole) // PADDED) * PADDED
         if total % ranks:
-            return _odd(name, ranks)
+            return _refuse_ranks(name, ranks)
         size = total // ranks
         return [whole[rank * size : (rank + 1) * size] for rank in range(ranks)]
     if module in COLUMNS:
         if whole.ndim < 2:
             return [whole] * ranks
-        return list(np.split(whole, ranks, 1)) if whole.shape[1] % ranks == 0 else _odd(name, ranks)
-    if not _is_rows(module):
+        return (
+            list(np.split(whole, ranks, 1))
+            if whole.shape[1] % ranks == 0
+            else _refuse_ranks(name, ranks)
+        )
+    if not _is_row_parallel(module):
         return [whole] * ranks
     if len(whole) // ranks < least:
         copies = ranks * least // len(whole)
         return [whole[(rank // copies) * least :][:least] for rank in range(ranks)]
-    return list(np.split(whole, ranks)) if len(whole) % ranks == 0 else _odd(name, ranks)
+    return list(np.split(whole, ranks)) if len(whole) % ranks == 0 else _refuse_ranks(name, ranks)
 
 
-def _is_rows(module: str) -> bool:
+def _is_row_parallel(module: str) -> bool:
     """Return whether ranks divide the rows of a module, as of q, k, v, gate and up."""
     return any(module in parts for parts in JOINED.values()) or module in ("w1", "w3")
 
 
-def _odd(name: str, ranks: int) -> list[Numbers]:
+def _refuse_ranks(name: str, ranks: int) -> list[Numbers]:
     """Raise UsageError: the tensor cannot be divided into that number of equal shares."""
     raise UsageError(f"--ranks {ranks}: {name} has no such number of equal shares")

@@ -32,7 +32,7 @@ def solve_key(
     model with another value of a key.
     """
     answers: dict[Keyed, Resolution] = {}
-    tries = _proposed_values(found) if found is not None else _values_for_error(model, error)
+    tries = _propose_values(found) if found is not None else _values_for_error(model, error)
     for key, value in list(dict.fromkeys(tries))[:_TRIED]:
         try:
             made = read(with_key(model, key, value))
@@ -83,7 +83,7 @@ def value_at(model: "Model", key: str) -> Value:
     return found
 
 
-def _proposed_values(found: "Resolution") -> Iterator[Keyed]:
+def _propose_values(found: "Resolution") -> Iterator[Keyed]:
     """Yield (key, value) that would make a wrong dimension right, the most votes first."""
     rules = {rule.role: rule for rule in found.spec.tensors}
     votes: Counter[Keyed] = Counter()
@@ -92,7 +92,7 @@ def _proposed_values(found: "Resolution") -> Iterator[Keyed]:
         if rule is None or len(rule.shape) != len(shape):
             continue
         for expression, size in zip(rule.shape, shape, strict=True):
-            votes.update(_proposed_factors(found, expression, size))
+            votes.update(_propose_factors(found, expression, size))
     layers = {layer for key in found.roles if (layer := split_key(key)[0]) is not None}
     row = found.hyper.of("n_layers")
     if row.key and layers == {*range(len(layers))} and len(layers) > int(row.value):
@@ -100,7 +100,7 @@ def _proposed_values(found: "Resolution") -> Iterator[Keyed]:
     yield from (keyed for keyed, _ in votes.most_common())
 
 
-def _proposed_factors(found: "Resolution", expression: str, size: int) -> Iterator[Keyed]:
+def _propose_factors(found: "Resolution", expression: str, size: int) -> Iterator[Keyed]:
     """Yield (key, value) for each factor of a dimension, the other factors unchanged.
 
     `expression` is a product such as "n_heads*head_dim", `size` the dimension in the file.

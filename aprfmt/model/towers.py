@@ -62,7 +62,7 @@ def tower_rule(names: Iterable[str], unbound: Iterable[str]) -> Rename | None:
     return Rename(".".join(most) + ".", ("model." if below else "") + most[-1] + ".")
 
 
-def towers_of(model: "Model", names: Iterable[str]) -> tuple[str, ...]:
+def names_in_towers(model: "Model", names: Iterable[str]) -> tuple[str, ...]:
     """Return those of the names that belong to a tower that the configuration describes."""
     if not has_towers(model.config):
         return ()

@@ -56,7 +56,7 @@ class UndecodedPacking:
         )
 
     @property
-    def says(self) -> str:
+    def text(self) -> str:
         """The claim, with the number of weights and the first tensors."""
         measures = [f"{t.name} {t.encoding} {list(t.shape)}" for t in self.tensors[:_SHOWN]]
         more = ", ..." if len(self.tensors) > _SHOWN else ""
@@ -72,17 +72,17 @@ class UndecodedPacking:
         if self.method:
             todo = "decode them with the tool that made them"
         return (
-            f"{self.says}; expected weights that can be read; copy them as they are (to "
+            f"{self.text}; expected weights that can be read; copy them as they are (to "
             f"safetensors or APR), or {todo}"
         )
 
-    def note(self, where: str) -> Note:
+    def as_note(self, where: str) -> Note:
         """Return the warning Note for a listing of the model at `where`."""
         return Note(
-            "warning", where, f"{self.says}; they are copied as they are stored", "unread_weights"
+            "warning", where, f"{self.text}; they are copied as they are stored", "unread_weights"
         )
 
-    def roles(
+    def roles_among(
         self, spec: "ArchSpec", style: str, hyper: "HyperParams", missing: Iterable[str]
     ) -> frozenset[str]:
         """Return those of the missing role keys whose weights are these."""
@@ -118,13 +118,17 @@ def undecoded_packing(
         method = str(section.get("quant_method", section.get("format", "unnamed")))
         why = why or _undescribed_reason(section)
     # The modules with codes: all under an unknown method, else the unexplained ones.
-    if section is not None and (why or not _is_read(section)):
+    if section is not None and (why or not _has_known_convention(section)):
         coded = {module for module, infos in modules.items() if any(map(_is_coded, infos))}
         sparse = sparsity_format(section)
         if not why and (sparse or "format" in section):
             why = f"sparsity {sparse!r}" if sparse else f"format {section['format']!r}"
     else:
-        coded = {module for module, infos in modules.items() if _is_foreign(module, infos, section)}
+        coded = {
+            module
+            for module, infos in modules.items()
+            if _is_undeclared_packed(module, infos, section)
+        }
         why = f"none of them is a tensor of {method} as it is read here"
     if section is None:
         coded |= _modules_without_scale(tensors, modules)
@@ -169,7 +173,7 @@ def _is_coded(info: TensorInfo) -> bool:
     return named or (info.encoding in CODED and len(info.shape) > 1)
 
 
-def _is_foreign(
+def _is_undeclared_packed(
     module: str, infos: Sequence[TensorInfo], section: Mapping[str, Value] | None
 ) -> bool:
     """Return whether a module holds a packed weight that the section does not declare.
@@ -179,17 +183,17 @@ def _is_foreign(
     """
     if not any(map(_is_coded, infos)):
         return False
-    from aprfmt.codecs.dialects import beside_codes, dialects_at, packed_in
+    from aprfmt.codecs.dialects import dialects_at, dialects_of_codes, is_packed_part
 
     if section is None and _misnamed_scale(module, infos):
         return True
     plain = next((info for info in infos if info.name == f"{module}.weight"), None)
     names = {info.name for info in infos}
     if plain is None and section is None:
-        return any(packed_in(info.name, info.encoding, names) for info in infos)
+        return any(dialects_of_codes(info.name, info.encoding, names) for info in infos)
     if plain is None:
-        return not any(map(beside_codes, names))
-    rows = packed_in(plain.name, plain.encoding, names)
+        return not any(map(is_packed_part, names))
+    rows = dialects_of_codes(plain.name, plain.encoding, names)
     if section is None or not rows:
         return bool(rows)
     try:
@@ -253,7 +257,7 @@ def _undescribed_reason(section: Mapping[str, Value]) -> str:
     return ""
 
 
-def _is_read(section: Mapping[str, Value]) -> bool:
+def _has_known_convention(section: Mapping[str, Value]) -> bool:
     """Return whether a section declares a convention of packed weights that is decoded."""
     from aprfmt.codecs.dialects import dialects_of
 

@@ -136,7 +136,7 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
     if read is None:
         with open_source(path) as source:  # all files of a split
             read = _read_gguf(source)
-    return _checked(path, file_sha256(path), read)
+    return _make_matrix(path, file_sha256(path), read)
 
 
 def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
@@ -150,10 +150,10 @@ def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
             read = _read_gguf(source)
     else:
         read = _read_legacy(Cursor(view, str(path)))
-    return _checked(path, hashlib.sha256(view).hexdigest(), read)
+    return _make_matrix(path, hashlib.sha256(view).hexdigest(), read)
 
 
-def _checked(path: Path, digest: str, read: "_Read") -> ImportanceMatrix:
+def _make_matrix(path: Path, digest: str, read: "_Read") -> ImportanceMatrix:
     """Return the matrix of what was read.
 
     Raises FormatError if it is empty or has a NaN or an infinity.
@@ -213,7 +213,7 @@ def _read_gguf(source: Source) -> _Read:
     tensors = source.tensors
     for name in tensors:
         if name.endswith(_SUMS):
-            found[name.removesuffix(_SUMS)] = _means(path, name, tensors)
+            found[name.removesuffix(_SUMS)] = _mean_squares(path, name, tensors)
     datasets = source.metadata.get("imatrix.datasets", ())
     chunks = source.metadata.get("imatrix.chunk_count")
     several = isinstance(datasets, Iterable) and not isinstance(datasets, (str, bytes))
@@ -221,7 +221,7 @@ def _read_gguf(source: Source) -> _Read:
     return found, texts, chunks if type(chunks) is int else None
 
 
-def _means(path: Path, name: str, tensors: Mapping[str, LazyTensor]) -> NDArray[Any]:
+def _mean_squares(path: Path, name: str, tensors: Mapping[str, LazyTensor]) -> NDArray[Any]:
     """Return the mean squares of one weight, float32 [experts * columns]; 1 for unused experts.
 
     `name` is that of its sums. Raises FormatError for missing counts, or sizes that do not fit.

@@ -53,12 +53,12 @@ class Scheme:
         return ENCODINGS[self.base].file_type if self.mixed_type is None else self.mixed_type
 
 
-def _pure(*names: str) -> dict[str, Scheme]:
+def _pure_schemes(*names: str) -> dict[str, Scheme]:
     """Return {name: scheme} of encodings that are schemes by themselves."""
     return {name: Scheme(name) for name in names}
 
 
-def _dialect(
+def _dialect_scheme(
     base: str, writer: str, multiples: tuple[int, int], version: int = 1, *, rows: bool = False
 ) -> Scheme:
     """Return a scheme that stores weights of encoding `base` by the writer of this name.
@@ -71,29 +71,31 @@ def _dialect(
 
 _DOUBLE = {"double_quantization": True}
 SCHEMES: Mapping[str, Scheme] = {
-    **_pure("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K"),
+    **_pure_schemes("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K"),
     "Q3_K_M": Scheme("Q3_K"),
     "Q4_K_S": Scheme("Q4_K", 14),
     "Q4_K_M": Scheme("Q4_K"),
     "Q5_K_S": Scheme("Q5_K", 16),
     "Q5_K_M": Scheme("Q5_K"),
-    **_pure("Q6_K", "IQ4_NL", "IQ4_XS", "NF4"),
+    **_pure_schemes("Q6_K", "IQ4_NL", "IQ4_XS", "NF4"),
     "NF4-double": Scheme("NF4", options=_DOUBLE),
     "FP4": Scheme("FP4"),
     "FP4-double": Scheme("FP4", options=_DOUBLE),
     **{
-        f"COMPRESSED-INT4-g{size}": _dialect("COMPRESSED_PACKED", "COMPRESSED-INT4", (1, size))
+        f"COMPRESSED-INT4-g{size}": _dialect_scheme(
+            "COMPRESSED_PACKED", "COMPRESSED-INT4", (1, size)
+        )
         for size in (32, 128)
     },
-    "COMPRESSED-FP8": _dialect("COMPRESSED_PLAIN", "COMPRESSED-FP8", (1, 1), rows=True),
-    "COMPRESSED-NVFP4": _dialect("COMPRESSED_PACKED_FLOAT", "COMPRESSED-NVFP4", (1, 16)),
-    "COMPRESSED-MXFP4": _dialect("COMPRESSED_PACKED_FLOAT", "COMPRESSED-MXFP4", (1, 32)),
-    "GPT-OSS-MXFP4": replace(_dialect("GPT_OSS", "GPT-OSS-MXFP4", (32, 32)), arch="gpt-oss"),
-    "MODELOPT-NVFP4": _dialect("MODELOPT", "MODELOPT-NVFP4", (1, 16)),
-    **{f"GPTQ-g{size}": _dialect("GPTQ", "GPTQ", (32, size)) for size in (32, 128)},
-    **{f"GPTQ-v2-g{size}": _dialect("GPTQ", "GPTQ", (32, size), 2) for size in (32, 128)},
-    **{f"AWQ-g{size}": _dialect("AWQ", "AWQ", (32, size)) for size in (32, 128)},
-    **{f"MLX-4bit-g{size}": _dialect("MLX", "MLX", (1, size)) for size in (32, 64, 128)},
+    "COMPRESSED-FP8": _dialect_scheme("COMPRESSED_PLAIN", "COMPRESSED-FP8", (1, 1), rows=True),
+    "COMPRESSED-NVFP4": _dialect_scheme("COMPRESSED_PACKED_FLOAT", "COMPRESSED-NVFP4", (1, 16)),
+    "COMPRESSED-MXFP4": _dialect_scheme("COMPRESSED_PACKED_FLOAT", "COMPRESSED-MXFP4", (1, 32)),
+    "GPT-OSS-MXFP4": replace(_dialect_scheme("GPT_OSS", "GPT-OSS-MXFP4", (32, 32)), arch="gpt-oss"),
+    "MODELOPT-NVFP4": _dialect_scheme("MODELOPT", "MODELOPT-NVFP4", (1, 16)),
+    **{f"GPTQ-g{size}": _dialect_scheme("GPTQ", "GPTQ", (32, size)) for size in (32, 128)},
+    **{f"GPTQ-v2-g{size}": _dialect_scheme("GPTQ", "GPTQ", (32, size), 2) for size in (32, 128)},
+    **{f"AWQ-g{size}": _dialect_scheme("AWQ", "AWQ", (32, size)) for size in (32, 128)},
+    **{f"MLX-4bit-g{size}": _dialect_scheme("MLX", "MLX", (1, size)) for size in (32, 64, 128)},
 }
 
 
@@ -335,15 +337,15 @@ class Mixture:
                 if suffix == "weight" and is_bitsandbytes_linear(name, base, shape)
                 else None
             )
-        if _dimensions(shape) < 2 or suffix != "weight" or keeps_encoding(name, base):
+        if _count_dimensions(shape) < 2 or suffix != "weight" or keeps_encoding(name, base):
             return None
         if ENCODINGS[self._base].numpy:
             return self._base
         return fitting_encoding(
-            self._wanted(base, -1 if layer is None else layer, shape), shape[-1]
+            self._wanted_encoding(base, -1 if layer is None else layer, shape), shape[-1]
         )
 
-    def _wanted(self, base: str, layer: int, shape: tuple[int, ...]) -> str:
+    def _wanted_encoding(self, base: str, layer: int, shape: tuple[int, ...]) -> str:
         """Return the encoding that the scheme wants for a weight, before any fallback.
 
         `layer` is -1 for a tensor outside layers.
@@ -426,7 +428,7 @@ def deciding_name(names: Sequence[str]) -> str:
     return names[0]
 
 
-def _dimensions(shape: tuple[int, ...]) -> int:
+def _count_dimensions(shape: tuple[int, ...]) -> int:
     """Return the number of dimensions as ggml counts: outermost ones of size 1 do not count."""
     count = len(shape)
     while count > 1 and shape[len(shape) - count] == 1:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.codecs import encode
-from aprfmt.codecs.parallel import cpu_count, run
+from aprfmt.codecs.parallel import cpu_count, run_tasks
 from aprfmt.errors import CodecError
 
 SMALLEST = 1 << 14  # elements below which encoding is not worth a thread of its own
@@ -51,11 +51,11 @@ def encode_rows(
         start = stop
     pieces: list[bytes] = [b""] * max(1, len(cuts))
 
-    def task(index: int) -> Callable[[], None]:
+    def make_task(index: int) -> Callable[[], None]:
         """Return a function that encodes piece number `index`."""
         low, high, weights = cuts[index] if cuts else (0, 0, importance)
 
-        def work() -> None:
+        def encode_piece() -> None:
             """Encode the piece's rows and store the bytes in `pieces`."""
             part = values if len(pieces) == 1 else rows[low:high]
             found = encode(encoding, part, fma=fma, importance=weights)
@@ -63,7 +63,7 @@ def encode_rows(
                 raise CodecError(f"{encoding}: needs companion tensors beside its blocks")
             pieces[index] = bytes(found[""])
 
-        return work
+        return encode_piece
 
-    run([task(index) for index in range(len(pieces))], workers)
+    run_tasks([make_task(index) for index in range(len(pieces))], workers)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)

@@ -77,15 +77,15 @@ def repair(
     with ExitStack() as stack:
         here = stack.enter_context(closing(open_bytes(broken)))
         there = stack.enter_context(closing(open_bytes(copy)))
-        stated = _stated(manifest, copy, broken)
+        stated = _manifest_row(manifest, copy, broken)
         found = plan_repair(here, there, stated, compare or not is_remote(copy))
-        digest = _digest(there, stated)
+        digest = _expected_digest(there, stated)
         if not found.ranges and here.size == there.size and not (found.proof or digest):
             raise UsageError(
                 f"{broken}: has the size and the header of {copy}, and nothing says what else "
                 "could be wrong: give --manifest, or --compare to fetch and compare all bytes"
             )
-        written = _write(here, there, found, output, digest, force)
+        written = _write_repaired(here, there, found, output, digest, force)
         if digest and written != digest:
             raise AssertionError("an output with another digest is not published")
         if digest:
@@ -113,7 +113,7 @@ def plan_repair(
     end = header_end(there)
     found = Repair(there.size)
     wrong = list(differing_pages(here, there, 0, min(end, have), "header"))
-    _refuse_other(here, there, wrong)
+    _refuse_other_model(here, there, wrong)
     # The strongest evidence there is finds the rest: all bytes, block or tensor digests.
     if compare:
         wrong += differing_pages(here, there, min(end, have), have, "bytes")
@@ -135,21 +135,23 @@ def plan_repair(
     return found
 
 
-def _refuse_other(here: ByteSource, there: ByteSource, wrong: Sequence[Range]) -> None:
+def _refuse_other_model(here: ByteSource, there: ByteSource, wrong: Sequence[Range]) -> None:
     """Raise UsageError if both headers are sound and most tensors differ: they are two models.
 
     `wrong` are the ranges of the header that differ. `here` is the broken file, `there` the copy.
     """
-    from aprfmt.recovery.evidence import tensors_of
+    from aprfmt.recovery.evidence import header_tensors
 
     if not wrong:
         return
     try:
-        mine = tensors_of(here, partial=True)
+        mine = header_tensors(here, partial=True)
     except FormatError:
         return  # a damaged header is what is to be repaired
-    theirs = tensors_of(there)
-    shared = sum(_like(mine[name], info) for name, info in theirs.items() if name in mine)
+    theirs = header_tensors(there)
+    shared = sum(
+        _same_shape_and_encoding(mine[name], info) for name, info in theirs.items() if name in mine
+    )
     if 2 * shared < len(theirs):
         raise UsageError(
             f"{there.path}: is another file than {here.path}: {shared} of its {len(theirs)} "
@@ -157,12 +159,12 @@ def _refuse_other(here: ByteSource, there: ByteSource, wrong: Sequence[Range]) -
         )
 
 
-def _like(one: TensorInfo, other: TensorInfo) -> bool:
+def _same_shape_and_encoding(one: TensorInfo, other: TensorInfo) -> bool:
     """Return whether two tensors have the same shape and encoding."""
     return (one.shape, one.encoding) == (other.shape, other.encoding)
 
 
-def _stated(manifest: Path | None, copy: Path, broken: Path) -> Mapping[str, Any] | None:
+def _manifest_row(manifest: Path | None, copy: Path, broken: Path) -> Mapping[str, Any] | None:
     """Return the file's row of a manifest, with the manifest's `tensors`; None without a manifest.
 
     Without a given one it is looked for next to the copy and the broken file.
@@ -184,7 +186,7 @@ def _stated(manifest: Path | None, copy: Path, broken: Path) -> Mapping[str, Any
     return {**row, "tensors": body["tensors"]}
 
 
-def _digest(there: ByteSource, stated: Mapping[str, Any] | None) -> str:
+def _expected_digest(there: ByteSource, stated: Mapping[str, Any] | None) -> str:
     """Return the SHA-256 that the whole file must have, "" where it is not known.
 
     `there` is the copy, `stated` the file's row of a manifest or None.
@@ -194,7 +196,7 @@ def _digest(there: ByteSource, stated: Mapping[str, Any] | None) -> str:
     return there.sha256
 
 
-def _write(
+def _write_repaired(
     here: ByteSource, there: ByteSource, found: Repair, output: Path, digest: str, force: bool
 ) -> str:
     """Write the repaired file, and return its SHA-256.
@@ -205,7 +207,7 @@ def _write(
     total = hashlib.sha256()
     with FileSet(force=force) as files:
         out = files.create(output)
-        for piece in _pieces(here, there, found):
+        for piece in _repaired_bytes(here, there, found):
             total.update(piece)
             out.write(piece)
         if digest and total.hexdigest() != digest:
@@ -217,7 +219,7 @@ def _write(
     return total.hexdigest()
 
 
-def _pieces(here: ByteSource, there: ByteSource, found: Repair) -> Iterator[memoryview]:
+def _repaired_bytes(here: ByteSource, there: ByteSource, found: Repair) -> Iterator[memoryview]:
     """Yield the bytes of the repaired file in order, from the broken file and the copy."""
     at = 0
     for one in [*found.ranges, Range(found.size, found.size, "")]:

@@ -14,21 +14,21 @@ _STEP = 4096  # differing bytes are reported by pages of this size
 _WINDOW = 8 << 20
 
 
-def tensors_of(file: ByteSource, partial: bool = False) -> Mapping[str, TensorInfo]:
+def header_tensors(file: ByteSource, partial: bool = False) -> Mapping[str, TensorInfo]:
     """Return {name: tensor} of one file's header; with `partial` the file may be cut.
 
     Raises FormatError for a damaged header.
     """
-    return _parsed(file, partial).infos
+    return _parse_header(file, partial).infos
 
 
 def header_end(file: ByteSource) -> int:
     """Return the byte where the tensors of a sound file begin; FormatError if it is damaged."""
-    parsed = _parsed(file)
+    parsed = _parse_header(file)
     return min([info.offset for info in parsed.infos.values() if info.nbytes] or [file.size])
 
 
-def _parsed(file: ByteSource, partial: bool = False) -> Structure:
+def _parse_header(file: ByteSource, partial: bool = False) -> Structure:
     """Return the parsed header of one file; FormatError if damaged or of another format."""
     spec = detect_format(file.path)
     if spec.structure is None:
@@ -81,7 +81,7 @@ def check_tensor_digests(
     The tensors lie where the copy's header says. One that ends beyond the file is left out. `here`
     is the broken file, `there` the copy, `rows` are those of the manifest.
     """
-    infos = tensors_of(there)
+    infos = header_tensors(there)
     found = []
     for row in rows:
         for name, digest in zip(row["names"], row["raw"], strict=False):

@@ -42,7 +42,7 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
             f"{path.parent}: holds no shards; expected files named like "
             "model-00001-of-00002.safetensors; one file needs no index"
         )
-    _refuse_missing(path, shards)
+    _refuse_missing_shard(path, shards)
     # The headers of the shards say which tensors there are.
     weight_map: dict[str, str] = {}
     total = 0
@@ -61,7 +61,10 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
                 weight_map[stored] = shard.name
                 total += info.nbytes
     # A new index replaces the old one whole, or not at all.
-    index = {"metadata": {**_metadata(path), "total_size": total}, "weight_map": weight_map}
+    index = {
+        "metadata": {**_read_index_metadata(path), "total_size": total},
+        "weight_map": weight_map,
+    }
     data = (json.dumps(index, indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
     target = path if output is None else output
     if output is not None and output.exists() and not force:
@@ -71,7 +74,7 @@ def write_index(folder: Path, output: Path | None = None, *, force: bool = False
     return WrittenIndex(target, len(data), len(weight_map), tuple(shard.name for shard in shards))
 
 
-def _refuse_missing(path: Path, shards: list[Path]) -> None:
+def _refuse_missing_shard(path: Path, shards: list[Path]) -> None:
     """Raise UsageError if a numbered set lacks a shard, whose tensors a new index would omit."""
     counts: dict[str, set[int]] = {}
     for shard in shards:
@@ -87,7 +90,7 @@ def _refuse_missing(path: Path, shards: list[Path]) -> None:
             )
 
 
-def _metadata(path: Path) -> dict[str, object]:
+def _read_index_metadata(path: Path) -> dict[str, object]:
     """Return the metadata of the existing index, {} where it cannot be read."""
     if not path.is_file():
         return {}

@@ -43,14 +43,14 @@ def salvage(broken: Path, output: Path, *, force: bool = False) -> SalvageResult
         spec = FORMATS[source.format]
         infos = spec.order([source.tensors[name].info for name in kept])
         with open_sink(output, source.format, force=force) as sink:
-            sink.plan(_metadata(source, missing), infos)
+            sink.plan(_output_metadata(source, missing), infos)
             for info in infos:
                 data = byte_windows(all_runs(source.tensors[info.name]))
                 sink.write(info.name, (memoryview(window) for window in data))
         return SalvageResult(kept, missing, list(source.damage))
 
 
-def _metadata(source: Source, missing: Mapping[str, str]) -> dict[str, Value | TypedValue]:
+def _output_metadata(source: Source, missing: Mapping[str, str]) -> dict[str, Value | TypedValue]:
     """Return the metadata with their types, without split keys, and the list of what is missing."""
     own = FORMATS[source.format].values.own
     found: dict[str, Any] = {}

@@ -86,15 +86,15 @@ class RequestTarget:
     def shown(self) -> str:
         """The address without its query, which may be a signature."""
         port = "" if self.port == PORTS[self.scheme] else f":{self.port}"
-        return f"{self.scheme}://{self._host}{port}{self.line.partition('?')[0]}"
+        return f"{self.scheme}://{self._bracketed_host}{port}{self.line.partition('?')[0]}"
 
     @property
     def authority(self) -> str:
         """HOST:PORT, as a request to a proxy has it."""
-        return f"{self._host}:{self.port}"
+        return f"{self._bracketed_host}:{self.port}"
 
     @property
-    def _host(self) -> str:
+    def _bracketed_host(self) -> str:
         """The host, an IPv6 address in brackets."""
         return f"[{self.host}]" if ":" in self.host else self.host
 
@@ -104,7 +104,7 @@ class RequestTarget:
         return self.scheme, self.host, self.port
 
 
-def url_parts(url: str) -> SplitResult | None:
+def split_url(url: str) -> SplitResult | None:
     """Return the parts of a URL, None for text that cannot be split.
 
     That is a bracket without its pair, a bracket around no IPv6 address, or a port that is no
@@ -123,7 +123,7 @@ def parse_target(url: str, where: str) -> RequestTarget:
 
     `where` begins the message.
     """
-    parts = url_parts(url)
+    parts = split_url(url)
     host = parts.hostname if parts is not None else None
     if parts is None or parts.scheme not in PORTS or not host:
         other = parts is not None and parts.scheme and parts.scheme not in PORTS
@@ -163,14 +163,14 @@ def resolve_host(host: str, port: int) -> Sequence[str]:
     return list(dict.fromkeys(str(row[4][0]) for row in found))
 
 
-def _ip(address: str) -> IP:
+def _parse_ip(address: str) -> IP:
     """Return an IP address; an IPv4 address spelled as IPv6 (::ffff:0:0/96) as IPv4."""
     ip = ipaddress.ip_address(address.partition("%")[0])
     mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
     return mapped or ip
 
 
-def _led_to(ip: IP) -> list[ipaddress.IPv4Address]:
+def _embedded_ipv4(ip: IP) -> list[ipaddress.IPv4Address]:
     """Return the IPv4 addresses that a router may send packets for an IPv6 address to.
 
     They are embedded in it by 6to4, Teredo, NAT64 and the like. [] for an IPv4 address.
@@ -189,9 +189,9 @@ def is_public(address: str) -> bool:
     An address of NAT64 (64:ff9b::/96) counts as the IPv4 address in it, since networks without IPv4
     of their own reach all of it that way.
     """
-    ip = _ip(address)
+    ip = _parse_ip(address)
     if ip in _NAT64:
-        return is_public(str(_led_to(ip)[-1]))
+        return is_public(str(_embedded_ipv4(ip)[-1]))
     if isinstance(ip, ipaddress.IPv6Address) and ip not in _UNICAST:
         return False
     return ip.is_global and not any(ip in network for network in _NOT_PUBLIC)
@@ -199,7 +199,7 @@ def is_public(address: str) -> bool:
 
 def is_loopback(address: str) -> bool:
     """Return whether an IP address is this machine's own."""
-    return _ip(address).is_loopback
+    return _parse_ip(address).is_loopback
 
 
 def is_metadata(address: str) -> bool:
@@ -207,8 +207,8 @@ def is_metadata(address: str) -> bool:
 
     Metadata services give a machine its secrets.
     """
-    ip = _ip(address)
-    led = [ip, *_led_to(ip)]
+    ip = _parse_ip(address)
+    led = [ip, *_embedded_ipv4(ip)]
     return any(each.is_link_local or each in _METADATA for each in led)
 
 
@@ -216,7 +216,7 @@ def address_reach(address: str) -> Reach:
     """Return from where an IP address can be reached."""
     if is_metadata(address):
         return Reach.METADATA
-    if is_loopback(address) or _ip(address).is_unspecified:
+    if is_loopback(address) or _parse_ip(address).is_unspecified:
         return Reach.HERE
     return Reach.PUBLIC if is_public(address) else Reach.PRIVATE
 

@@ -17,7 +17,7 @@ from aprfmt.remote.site import (
     FIRST,
     FileFacts,
     changed_error,
-    identity_of,
+    hash_identity,
     is_strong,
     require_answer,
 )
@@ -43,7 +43,7 @@ _KEYS = {
 }  # fmt: skip
 
 
-def _settle(text: str) -> Sequence[str]:
+def _parse_address(text: str) -> Sequence[str]:
     """Return an address as [scheme and colon, bucket, components]; UsageError without a bucket."""
     scheme, _, rest = text.partition("://")
     parts = [part for part in rest.split("/") if part]
@@ -52,7 +52,7 @@ def _settle(text: str) -> Sequence[str]:
     return [f"{scheme}:", *parts]
 
 
-def _store(root: Sequence[str]) -> Any:
+def _open_store(root: Sequence[str]) -> Any:
     """Return obstore's store of a bucket, anonymous where the environment has no keys.
 
     Raises BackendUnavailableError without obstore, RemoteError where the environment is wrong.
@@ -74,11 +74,12 @@ def _store(root: Sequence[str]) -> Any:
         return from_url(f"{root[0]}//{root[1]}", **options)
     except Exception as error:  # each store has its own class of errors
         raise RemoteError(
-            f"{root[0]}//{root[1]}: the environment does not say how to read it: {_line(error)}"
+            f"{root[0]}//{root[1]}: the environment does not say how to read it: "
+            f"{_error_line(error)}"
         ) from None
 
 
-def _line(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     """Return obstore's error as one line, without queries of URLs and without markup."""
     text = str(error).partition("\n")[0].partition("<")[0].rstrip(": ")
     return re.sub(r"(?i)(https?://[^\s?\"]*)\?[^\s\"]*", r"\1", text)[:300]
@@ -90,26 +91,28 @@ class BucketSite:
     def __init__(self, root: Sequence[str]) -> None:
         """Open the store of a bucket; `root` is [scheme and colon, bucket]."""
         self._shown = f"{root[0]}//{root[1]}"
-        self._store, self._endpoint = _store(root), _endpoint()
+        self._store, self._endpoint = _open_store(root), _endpoint_settings()
         self._first: dict[str, tuple[FileFacts, bytes] | None] = {}
         self._folders: dict[str, list[str]] = {}
 
-    def _where(self, inner: str) -> str:
+    def _address(self, inner: str) -> str:
         """Return the address of a file, for messages."""
         return f"{self._shown}/{inner}"
 
-    def _error(self, inner: str, error: Exception) -> RemoteError:
+    def _read_error(self, inner: str, error: Exception) -> RemoteError:
         """Return obstore's error as a RemoteError in one line; a denial says what would help."""
         kind, denied = type(error).__name__, _DENIED.search(str(error))
         if denied or kind in ("PermissionDeniedError", "UnauthenticatedError"):
             why = denied[1] if denied else kind
             return RemoteError(
-                f"{self._where(inner)}: may not be read ({why}); set the keys of the store in "
+                f"{self._address(inner)}: may not be read ({why}); set the keys of the store in "
                 "the environment (docs/reference/addresses.md)"
             )
-        return RemoteError(f"{self._where(inner)}: cannot be read: {_line(error)}")
+        return RemoteError(f"{self._address(inner)}: cannot be read: {_error_line(error)}")
 
-    def _get(self, inner: str, start: int, stop: int) -> tuple[FileFacts, tuple[int, int], bytes]:
+    def _fetch_range(
+        self, inner: str, start: int, stop: int
+    ) -> tuple[FileFacts, tuple[int, int], bytes]:
         """Return (facts, (start, stop) that came, bytes) of one range request."""
         import obstore
 
@@ -118,10 +121,10 @@ class BucketSite:
             data = bytes(answer.bytes())
         TRAFFIC.count(received=len(data))
         meta = answer.meta
-        facts = self._facts_of(inner, meta)
+        facts = self._object_facts(inner, meta)
         return facts, (int(answer.range[0]), int(answer.range[1])), data
 
-    def _facts_of(self, inner: str, meta: Any) -> FileFacts:
+    def _object_facts(self, inner: str, meta: Any) -> FileFacts:
         """Return the facts in an answer's metadata: size, tag, and identity if the ETag is strong.
 
         The identity includes endpoint and account, since other ones are other stores.
@@ -130,7 +133,7 @@ class BucketSite:
         if not is_strong(tag):
             return FileFacts(size, f"{tag} {meta['last_modified']}".strip())
         return FileFacts(
-            size, tag, identity_of("bucket", self._endpoint, self._where(inner), tag, size)
+            size, tag, hash_identity("bucket", self._endpoint, self._address(inner), tag, size)
         )
 
     def one_pass(self, inner: str, facts: FileFacts) -> str:
@@ -141,12 +144,12 @@ class BucketSite:
         try:
             with TRAFFIC.request():
                 answer = obstore.get(self._store, inner)
-                now = self._facts_of(inner, answer.meta)
+                now = self._object_facts(inner, answer.meta)
                 for piece in answer.stream():
                     TRAFFIC.count(received=len(piece))
                     digest.update(piece)
         except Exception as error:
-            raise self._error(inner, error) from None
+            raise self._read_error(inner, error) from None
         self._refuse_changed(inner, now, facts)
         return digest.hexdigest()
 
@@ -155,35 +158,35 @@ class BucketSite:
 
         `now` are the facts of the answer, `facts` those of the first one.
         """
-        where = self._where(inner)
+        where = self._address(inner)
         if now.size != facts.size:
             raise changed_error(where, "its size", now.size, facts.size)
         if now.tag != facts.tag:
             raise changed_error(where, "its ETag", now.tag, facts.tag)
 
-    def _asked(self, inner: str) -> tuple[FileFacts, bytes] | None:
+    def _first_answer(self, inner: str) -> tuple[FileFacts, bytes] | None:
         """Return (facts, first bytes) of a file, requested once; None where it does not exist."""
         if inner not in self._first:
             try:
-                facts, _, head = self._get(inner, 0, FIRST)
+                facts, _, head = self._fetch_range(inner, 0, FIRST)
             except FileNotFoundError:
                 self._first[inner] = None
             except Exception as error:
-                self._first[inner] = self._empty(inner, error)
+                self._first[inner] = self._empty_object(inner, error)
             else:
                 self._first[inner] = facts, head
         return self._first[inner]
 
-    def _empty(self, inner: str, error: Exception) -> tuple[FileFacts, bytes]:
+    def _empty_object(self, inner: str, error: Exception) -> tuple[FileFacts, bytes]:
         """Return the facts of an empty object, which has no range; raise `error` for any other."""
         import obstore
 
         try:
             size = int(obstore.head(self._store, inner)["size"])
         except Exception:
-            raise self._error(inner, error) from None
+            raise self._read_error(inner, error) from None
         if size:
-            raise self._error(inner, error) from None
+            raise self._read_error(inner, error) from None
         return FileFacts(0), b""
 
     def facts(self, inner: str) -> FileFacts | None:
@@ -193,14 +196,14 @@ class BucketSite:
         """
         if self.lists(_folder(inner)) and _name(inner) not in self.names(_folder(inner)):
             return None
-        found = self._asked(inner)
+        found = self._first_answer(inner)
         return None if found is None else found[0]
 
     def is_folder(self, inner: str) -> bool:
         """Return whether there are files below a name; asked by one request, once."""
-        return not inner or (self._first.get(inner) is None and bool(self._list(inner)))
+        return not inner or (self._first.get(inner) is None and bool(self._list_folder(inner)))
 
-    def _list(self, inner: str) -> list[str]:
+    def _list_folder(self, inner: str) -> list[str]:
         """Return the file names in a folder, requested once."""
         import obstore
 
@@ -209,13 +212,13 @@ class BucketSite:
                 with TRAFFIC.request():
                     found = obstore.list_with_delimiter(self._store, prefix=inner or None)
             except Exception as error:
-                raise self._error(inner, error) from None
+                raise self._read_error(inner, error) from None
             self._folders[inner] = [_name(str(row["path"])) for row in found["objects"]]
         return self._folders[inner]
 
     def names(self, inner: str) -> list[str]:
         """Return the names of the files in a folder."""
-        return self._list(inner)
+        return self._list_folder(inner)
 
     def lists(self, inner: str) -> bool:
         """Return whether the folder has been listed already."""
@@ -223,22 +226,22 @@ class BucketSite:
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
         """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
-        return require_answer(self._asked(inner), self._where(inner))
+        return require_answer(self._first_answer(inner), self._address(inner))
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
         try:
-            now, found, data = self._get(inner, start, stop)
+            now, found, data = self._fetch_range(inner, start, stop)
         except Exception as error:
-            raise self._error(inner, error) from None
+            raise self._read_error(inner, error) from None
         self._refuse_changed(inner, now, facts)
-        where = self._where(inner)
+        where = self._address(inner)
         if found != (start, stop) or len(data) != stop - start:
             raise RemoteError(f"{where}: bytes {found} came; expected {start}..{stop}")
         return memoryview(data)
 
 
-def _endpoint() -> str:
+def _endpoint_settings() -> str:
     """Return the environment's settings of endpoints, regions and accounts; none is a key."""
     names = filter(_PLACE.fullmatch, sorted(os.environ))
     return "\n".join(f"{name}={os.environ[name]}" for name in names)
@@ -254,4 +257,4 @@ def _name(inner: str) -> str:
     return inner.rpartition("/")[2]
 
 
-SITE = SiteSpec(1, BucketSite, _settle, _endpoint)
+SITE = SiteSpec(1, BucketSite, _parse_address, _endpoint_settings)

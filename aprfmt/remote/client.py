@@ -95,7 +95,7 @@ def dial(address: str, port: int) -> socket.socket:
 
 
 @cache
-def _tls() -> ssl.SSLContext:
+def _tls_context() -> ssl.SSLContext:
     """Return the TLS context with trusted certificates, made once.
 
     They are those of the system, of SSL_CERT_FILE and of REQUESTS_CA_BUNDLE. Raises RemoteError
@@ -108,7 +108,7 @@ def _tls() -> ssl.SSLContext:
             context.load_verify_locations(*((None, bundle) if folder else (bundle, None)))
     except OSError as error:
         raise RemoteError(
-            f"{_BUNDLE}: {bundle}: cannot be read as certificates: {_told(error, LIMITS)}"
+            f"{_BUNDLE}: {bundle}: cannot be read as certificates: {_error_text(error, LIMITS)}"
         ) from None
     return context
 
@@ -146,7 +146,7 @@ class Client:
         # Errors that another attempt would not change are raised; others are tried again.
         for attempt in range(ATTEMPTS):
             try:
-                answer = self._once(url, where, headers, wanted, hashed)
+                answer = self._follow_redirects(url, where, headers, wanted, hashed)
             except AprfmtError:
                 raise
             except BadAnswer as error:
@@ -157,18 +157,18 @@ class Client:
                         f"{where}: the server's certificate is refused: {error.verify_message}; "
                         f"name the file of an authority of your own by SSL_CERT_FILE or {_BUNDLE}"
                     ) from None
-                why = _told(error, self.limits)
+                why = _error_text(error, self.limits)
                 if isinstance(error, _FINAL) and not isinstance(error, _HUNG_UP):
                     break
-                pause = _pause(attempt)
+                pause = _backoff(attempt)
             else:
                 if answer.status not in _LATER:
                     return answer
                 why = f"the server answers {answer.status}"
-                pause = _asked(answer.headers, _pause(attempt), where)
+                pause = _retry_after(answer.headers, _backoff(attempt), where)
             if attempt + 1 < ATTEMPTS:
                 self.wait(pause)
-        through = self._through(address_policy.parse_target(url, where))
+        through = self._proxy_text(address_policy.parse_target(url, where))
         raise RemoteError(
             f"{where}: cannot be read: {why}; {through}try again later, or check the address"
         )
@@ -182,7 +182,7 @@ class Client:
         for connection in idle:
             connection.close()
 
-    def _once(
+    def _follow_redirects(
         self, url: str, where: str, headers: Headers, wanted: Wanted, hashed: bool
     ) -> Response:
         """Return the answer to one request after all redirects.
@@ -197,40 +197,42 @@ class Client:
             if before is not None and before[0].server != to.server:
                 sent.pop("Authorization", None)  # a token is for the host it was given for
             with TRAFFIC.request():
-                reply = self._ask(to, before, where, sent)
+                reply = self._send_request(to, before, where, sent)
                 try:
                     if reply.response.status not in _MOVED:
-                        return self._body(reply, url, wanted, hashed)
+                        return self._read_response(reply, url, wanted, hashed)
                     location = reply.headers.get("location", "")
                     if not location:
                         raise RemoteError(f"{where}: is redirected without saying where to")
-                    _read(reply, _drained(reply))
-                    self._finish(reply)
+                    _read_exactly(reply, _drain_size(reply))
+                    self._release(reply)
                 except BaseException:
                     reply.connection.close()
                     raise
             before = to, reply.addresses
-            url = _joined(url, location)
+            url = _redirect_url(url, location)
         raise RemoteError(f"{where}: is redirected more than {MAX_STEPS} times; check the address")
 
-    def _body(self, reply: _Reply, url: str, wanted: Wanted, hashed: bool) -> Response:
+    def _read_response(self, reply: _Reply, url: str, wanted: Wanted, hashed: bool) -> Response:
         """Return the answer with its body or digest, and release the connection.
 
         `wanted` and `hashed` are those of `get`.
         """
         status = reply.response.status
-        size = _drained(reply)
+        size = _drain_size(reply)
         if status not in _LATER:
             size = wanted(status, reply.headers)
             if hashed:
-                digest = _digest(reply, size)
-                self._finish(reply)
+                digest = _hash_body(reply, size)
+                self._release(reply)
                 return Response(status, reply.headers, memoryview(b""), url, digest)
-        body: bytes | bytearray = _read(reply, size) if size >= 0 else _read_all(reply, -size)
-        self._finish(reply)
+        body: bytes | bytearray = (
+            _read_exactly(reply, size) if size >= 0 else _read_unsized(reply, -size)
+        )
+        self._release(reply)
         return Response(status, reply.headers, memoryview(body).toreadonly(), url)
 
-    def _ask(
+    def _send_request(
         self,
         to: RequestTarget,
         before: tuple[RequestTarget, Sequence[str]] | None,
@@ -242,7 +244,7 @@ class Client:
         `before` is the target that redirected here, and `sent` are the headers. A kept connection
         that the server has closed meanwhile is replaced once.
         """
-        proxy, addresses = self._route(to)
+        proxy, addresses = self._find_route(to)
         line, sent = to.line, {"Accept-Encoding": "identity", **_OURS, **sent}
         if proxy is not None and to.scheme == "http":  # RFC 9112, 3.2.2: the proxy takes it apart
             line = f"http://{to.authority}{to.line}"
@@ -250,7 +252,7 @@ class Client:
         address_policy.check_connection(to, addresses, before, where)
         closed = self._closed
         for _ in range(2):
-            kept = self._kept(to, proxy)
+            kept = self._take_idle(to, proxy)
             connection = kept or self._connect(to, addresses, proxy, where)
             timed = cast(TimedSocket, connection.sock)
             try:
@@ -261,7 +263,7 @@ class Client:
                 connection.endheaders()
                 response = connection.getresponse()
                 timed.begin_body()
-                found = _headers(response)
+                found = _unique_headers(response)
                 body = ResponseBody(response, found)
             except (ConnectionError, http.client.RemoteDisconnected, BrokenPipeError):
                 connection.close()
@@ -274,7 +276,7 @@ class Client:
             return _Reply(to, connection, response, found, body, addresses, proxy, closed)
         raise ConnectionCut("kept connections were closed")
 
-    def _addresses(self, to: RequestTarget) -> Sequence[str]:
+    def _resolve_once(self, to: RequestTarget) -> Sequence[str]:
         """Return the IP addresses of a target's host, resolved once by this client.
 
         A name that changes its address could otherwise pass the checks and then lead elsewhere.
@@ -287,7 +289,7 @@ class Client:
         with self._lock:
             return self._known.setdefault(key, found)
 
-    def _route(self, to: RequestTarget) -> tuple[Proxy | None, Sequence[str]]:
+    def _find_route(self, to: RequestTarget) -> tuple[Proxy | None, Sequence[str]]:
         """Return (the proxy for a target or None, the IP addresses of its host).
 
         This machine is reached directly. The addresses of a host that only the proxy can resolve
@@ -295,7 +297,7 @@ class Client:
         """
         proxy = proxies.find_proxy(to.scheme, to.host, to.port)
         try:
-            addresses = self._addresses(to)
+            addresses = self._resolve_once(to)
         except OSError:
             if proxy is None:
                 raise
@@ -304,15 +306,17 @@ class Client:
         here = bool(addresses) and all(map(address_policy.is_loopback, addresses))
         return (None if here else proxy), addresses
 
-    def _through(self, to: RequestTarget) -> str:
+    def _proxy_text(self, to: RequestTarget) -> str:
         """Return which proxy a request went through, for a message; "" for none."""
         try:
-            proxy = self._route(to)[0]
+            proxy = self._find_route(to)[0]
         except OSError:
             return ""
         return f"it was asked through the proxy of {proxy.variable}; " if proxy else ""
 
-    def _kept(self, to: RequestTarget, proxy: Proxy | None) -> http.client.HTTPConnection | None:
+    def _take_idle(
+        self, to: RequestTarget, proxy: Proxy | None
+    ) -> http.client.HTTPConnection | None:
         """Return an idle connection to a server, taken out of the pool; None without one."""
         with self._lock:
             idle = self._idle.get((to.server, proxy))
@@ -322,22 +326,22 @@ class Client:
         self, to: RequestTarget, addresses: Sequence[str], proxy: Proxy | None, where: str
     ) -> http.client.HTTPConnection:
         """Return a new connection to a target, with TLS and through the proxy where needed."""
-        context = _tls() if to.scheme == "https" else None
+        context = _tls_context() if to.scheme == "https" else None
         if proxy is None:
-            sock = self._dial(addresses, to.port)
+            sock = self._dial_first(addresses, to.port)
         else:
-            sock = self._dial(self.resolver(proxy.host, proxy.port), proxy.port)
+            sock = self._dial_first(self.resolver(proxy.host, proxy.port), proxy.port)
             if context is not None:
-                self._tunnel(sock, to, proxy, where)
+                self._open_tunnel(sock, to, proxy, where)
         if context is not None:
-            sock = _secured(sock, context, to.host)
+            sock = _wrap_tls(sock, context, to.host)
         connection = http.client.HTTPConnection(to.host, to.port)
         if to.port == address_policy.PORTS[to.scheme]:
             connection.default_port = to.port
         connection.sock = TimedSocket(sock, self.limits, self.clock)
         return connection
 
-    def _dial(self, addresses: Sequence[str], port: int) -> socket.socket:
+    def _dial_first(self, addresses: Sequence[str], port: int) -> socket.socket:
         """Return a socket to the first of the addresses that answers; raises OSError for none."""
         error: OSError | None = None
         for address in addresses[:MAX_ADDRESSES]:
@@ -347,7 +351,9 @@ class Client:
                 error = failed
         raise error or OSError("the host has no address")
 
-    def _tunnel(self, sock: socket.socket, to: RequestTarget, proxy: Proxy, where: str) -> None:
+    def _open_tunnel(
+        self, sock: socket.socket, to: RequestTarget, proxy: Proxy, where: str
+    ) -> None:
         """Have a proxy connect `sock` to a host by CONNECT (RFC 9110, 9.3.6).
 
         What is received afterwards comes from that host. Raises RemoteError where the proxy
@@ -359,7 +365,7 @@ class Client:
         try:
             timed = TimedSocket(sock, self.limits, self.clock)
             timed.sendall(f"CONNECT {to.authority} HTTP/1.1\r\n{head}\r\n".encode("ascii"))
-            status = _tunnel_status(timed)
+            status = _read_tunnel_status(timed)
             said = f"the proxy of {proxy.variable} answers {status}"
             if status == 407:
                 raise RemoteError(
@@ -378,7 +384,7 @@ class Client:
             sock.close()
             raise
 
-    def _finish(self, reply: _Reply) -> None:
+    def _release(self, reply: _Reply) -> None:
         """Return a connection to the pool if its answer was read to the end, else close it."""
         if reply.body.ended() and not reply.response.will_close:
             reply.response.close()  # the answer, not the connection
@@ -398,7 +404,7 @@ CLIENT = Client()
 atexit.register(CLIENT.close)
 
 
-def _secured(sock: socket.socket, context: ssl.SSLContext, host: str) -> socket.socket:
+def _wrap_tls(sock: socket.socket, context: ssl.SSLContext, host: str) -> socket.socket:
     """Return the socket with TLS on it; it is closed if the certificate is refused."""
     try:
         return context.wrap_socket(sock, server_hostname=host)
@@ -410,7 +416,7 @@ def _secured(sock: socket.socket, context: ssl.SSLContext, host: str) -> socket.
 _STATUS = re.compile(rb"HTTP/1\.[01] ([1-5][0-9]{2})(?: [^\r\n]*)?\r\n")
 
 
-def _tunnel_status(timed: TimedSocket) -> int:
+def _read_tunnel_status(timed: TimedSocket) -> int:
     """Return the status of a proxy's answer to CONNECT; only the head of the answer is read.
 
     Raises BadAnswer for what is no answer of HTTP, ConnectionCut for one that ends early.
@@ -426,7 +432,7 @@ def _tunnel_status(timed: TimedSocket) -> int:
     return int(found[1])
 
 
-def _joined(url: str, location: str) -> str:
+def _redirect_url(url: str, location: str) -> str:
     """Return the URL that a redirect leads to; text that is no URL is returned unchanged.
 
     `address_policy.parse_target` refuses it then.
@@ -437,7 +443,7 @@ def _joined(url: str, location: str) -> str:
         return location
 
 
-def _headers(response: http.client.HTTPResponse) -> dict[str, str]:
+def _unique_headers(response: http.client.HTTPResponse) -> dict[str, str]:
     """Return {lower-case name: value} of an answer; BadAnswer for two that contradict."""
     found: dict[str, str] = {}
     for name, value in response.getheaders():
@@ -448,12 +454,12 @@ def _headers(response: http.client.HTTPResponse) -> dict[str, str]:
     return found
 
 
-def _drained(reply: _Reply) -> int:
+def _drain_size(reply: _Reply) -> int:
     """Return how many bytes to read of a body that is not needed, to reuse its connection."""
     return min(content_length(reply.headers) or 0, _DRAINED)
 
 
-def _read(reply: _Reply, size: int) -> bytes:
+def _read_exactly(reply: _Reply, size: int) -> bytes:
     """Return exactly `size` bytes of a body; ConnectionCut where it ends before."""
     data = reply.body.read(size)
     TRAFFIC.count(received=len(data))
@@ -462,7 +468,7 @@ def _read(reply: _Reply, size: int) -> bytes:
     return data
 
 
-def _read_all(reply: _Reply, most: int) -> bytearray:
+def _read_unsized(reply: _Reply, most: int) -> bytearray:
     """Return a body of unknown length; ConnectionCut where it has more than `most` bytes."""
     data = bytearray()
     while piece := reply.body.read(64 << 10):
@@ -473,17 +479,17 @@ def _read_all(reply: _Reply, most: int) -> bytearray:
     return data
 
 
-def _digest(reply: _Reply, size: int) -> str:
+def _hash_body(reply: _Reply, size: int) -> str:
     """Return the SHA-256 of a body of exactly `size` bytes; ConnectionCut where it ends before."""
     digest, left = hashlib.sha256(), size
     while left:
-        piece = _read(reply, min(left, _PIECE))
+        piece = _read_exactly(reply, min(left, _PIECE))
         digest.update(piece)
         left -= len(piece)
     return digest.hexdigest()
 
 
-def _told(error: Exception, limits: ResponseLimits) -> str:
+def _error_text(error: Exception, limits: ResponseLimits) -> str:
     """Return an error of a connection as a short text."""
     if isinstance(error, TimeoutError):
         return f"no byte for {limits.silence:.0f} seconds"
@@ -491,7 +497,7 @@ def _told(error: Exception, limits: ResponseLimits) -> str:
     return shorten(str(text).partition("\n")[0], 160)
 
 
-def _pause(attempt: int) -> float:
+def _backoff(attempt: int) -> float:
     """Return the seconds to wait after a failed attempt: 0.2, then twice as long each time.
 
     Up to a quarter is added at random.
@@ -499,7 +505,7 @@ def _pause(attempt: int) -> float:
     return float(0.2 * 2**attempt * (1 + random.random() / 4))
 
 
-def _asked(headers: Headers, otherwise: float, where: str) -> float:
+def _retry_after(headers: Headers, otherwise: float, where: str) -> float:
     """Return the seconds that Retry-After asks to wait, `otherwise` without one.
 
     Raises RemoteError where that is longer than LONGEST.
@@ -508,7 +514,7 @@ def _asked(headers: Headers, otherwise: float, where: str) -> float:
     if _SECONDS.fullmatch(text):
         seconds = float(min(int(text[:12]), _YEAR))
     else:
-        moment = _moment(text)
+        moment = _parse_http_date(text)
         if moment is None:
             return otherwise
         seconds = min(max(0.0, moment - time.time()), _YEAR)
@@ -520,7 +526,7 @@ def _asked(headers: Headers, otherwise: float, where: str) -> float:
     return max(seconds, 0.05)
 
 
-def _moment(text: str) -> float | None:
+def _parse_http_date(text: str) -> float | None:
     """Return a date of HTTP in seconds since 1970, None for text that is none."""
     try:
         found = parsedate_tz(text)

@@ -50,7 +50,7 @@ class DiskCache:
         """
         if not identity or not cache_limit():
             return None
-        path = _path(identity, start, stop)
+        path = _range_path(identity, start, stop)
         try:
             data = path.read_bytes()
             os.utime(path)
@@ -75,7 +75,7 @@ class DiskCache:
             self._added += len(data)
         import tempfile
 
-        path = _path(identity, start, start + len(data))
+        path = _range_path(identity, start, start + len(data))
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             handle, name = tempfile.mkstemp(prefix=".new-", dir=path.parent)
@@ -104,7 +104,7 @@ class DiskCache:
 CACHE = DiskCache()
 
 
-def _path(identity: str, start: int, stop: int) -> Path:
+def _range_path(identity: str, start: int, stop: int) -> Path:
     """Return the path in the cache of a range of a file."""
     name = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:40]
     return cache_folder() / name / f"{start}-{stop}"

@@ -9,14 +9,14 @@ from aprfmt.remote.site import Site
 from aprfmt.remote.sites import SiteSpec
 
 
-def _settle(text: str) -> Path:
+def _parse_address(text: str) -> Path:
     """Return the local path that a file:// address names."""
     return Path("/" + unquote(text.removeprefix("file://")))
 
 
-def _open(root: Sequence[str]) -> Site:
+def _refuse_site(root: Sequence[str]) -> Site:
     """Raise UsageError: a file:// address is always resolved to a path before."""
     raise UsageError(f"{root[0]}//: is a path on this machine; give the path")
 
 
-SITE = SiteSpec(0, _open, _settle)
+SITE = SiteSpec(0, _refuse_site, _parse_address)

@@ -19,7 +19,7 @@ _PIECE = 8 << 20  # bytes read at a time
 _VERSIONS = ("ETag", "etag", "checksum", "mtime", "modify", "LastModified", "created")
 
 
-def _settle(text: str) -> Sequence[str]:
+def _parse_address(text: str) -> Sequence[str]:
     """Return an address as [scheme and colon, components], once its file system can be opened.
 
     Raises UsageError for an address without a file, or with a password in it.
@@ -34,11 +34,11 @@ def _settle(text: str) -> Sequence[str]:
             f"{shown}: a name and a password in it are not taken; set them as fsspec does, in its "
             "configuration"
         )
-    _system(f"{scheme}://{parts[0]}")
+    _open_filesystem(f"{scheme}://{parts[0]}")
     return [f"{scheme}:", *parts]
 
 
-def _system(root: str) -> Any:
+def _open_filesystem(root: str) -> Any:
     """Return fsspec's file system of an address; it may connect.
 
     `root` is scheme and first component. Raises BackendUnavailableError without fsspec, UsageError
@@ -60,10 +60,10 @@ def _system(root: str) -> Any:
     try:
         return fsspec.core.url_to_fs(root)[0]
     except Exception as error:  # each file system has its own class of errors
-        raise RemoteError(f"{root}: {scheme}:// cannot be read: {_line(error)}") from None
+        raise RemoteError(f"{root}: {scheme}:// cannot be read: {_error_line(error)}") from None
 
 
-def _line(error: Exception) -> str:
+def _error_line(error: Exception) -> str:
     """Return an error of a file system as one line."""
     text = str(error).strip().partition("\n")[0] or type(error).__name__
     return shorten(text, 200)
@@ -75,26 +75,28 @@ class FsspecSite:
     def __init__(self, root: Sequence[str]) -> None:
         """Open the file system; `root` is [scheme and colon, first component]."""
         self._root = f"{root[0]}//{root[1]}"
-        self._files = _system(self._root)
+        self._files = _open_filesystem(self._root)
 
-    def _where(self, inner: str) -> str:
+    def _address(self, inner: str) -> str:
         """Return the address of a file."""
         return f"{self._root}/{inner}" if inner else self._root
 
-    def _info(self, inner: str) -> Any:
+    def _request_info(self, inner: str) -> Any:
         """Return what the file system says of a file now, None where it does not exist."""
         try:
             with TRAFFIC.request():
                 self._files.invalidate_cache()  # what it knows may be of an earlier version
-                return self._files.info(self._where(inner))
+                return self._files.info(self._address(inner))
         except FileNotFoundError:
             return None
         except Exception as error:
-            raise RemoteError(f"{self._where(inner)}: cannot be read: {_line(error)}") from None
+            raise RemoteError(
+                f"{self._address(inner)}: cannot be read: {_error_line(error)}"
+            ) from None
 
     def facts(self, inner: str) -> FileFacts | None:
         """Return the size and version tag of a file, None where it does not exist."""
-        info = self._info(inner)
+        info = self._request_info(inner)
         if info is None or info.get("type") != "file" or type(info.get("size")) is not int:
             return None
         tags = [str(info[key]) for key in _VERSIONS if info.get(key)]
@@ -102,16 +104,18 @@ class FsspecSite:
 
     def is_folder(self, inner: str) -> bool:
         """Return whether a name is a directory."""
-        info = self._info(inner)
+        info = self._request_info(inner)
         return info is not None and info.get("type") == "directory"
 
     def names(self, inner: str) -> list[str]:
         """Return the names of the files in a folder."""
         try:
             with TRAFFIC.request():
-                rows = self._files.ls(self._where(inner), detail=True)
+                rows = self._files.ls(self._address(inner), detail=True)
         except Exception as error:
-            raise RemoteError(f"{self._where(inner)}: cannot be read: {_line(error)}") from None
+            raise RemoteError(
+                f"{self._address(inner)}: cannot be read: {_error_line(error)}"
+            ) from None
         return [str(row["name"]).rpartition("/")[2] for row in rows if row["type"] == "file"]
 
     def lists(self, inner: str) -> bool:
@@ -122,7 +126,7 @@ class FsspecSite:
         """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
         facts = self.facts(inner)
         if facts is None:
-            raise not_found_error(self._where(inner))
+            raise not_found_error(self._address(inner))
         return facts, bytes(self.fetch(inner, facts, 0, min(FIRST, facts.size)))
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
@@ -130,14 +134,14 @@ class FsspecSite:
 
         `facts` are not used: fsspec gives no version with an answer.
         """
-        where = self._where(inner)
+        where = self._address(inner)
         try:
             with TRAFFIC.request():
                 (data,) = (
                     self._files.cat_ranges([where], [start], [stop]) if stop > start else [b""]
                 )
         except Exception as error:
-            raise RemoteError(f"{where}: cannot be read: {_line(error)}") from None
+            raise RemoteError(f"{where}: cannot be read: {_error_line(error)}") from None
         TRAFFIC.count(received=len(data))
         if len(data) != stop - start:
             raise RemoteError(f"{where}: {len(data)} bytes came of {start}..{stop}; try again")
@@ -148,15 +152,15 @@ class FsspecSite:
 
         `facts` are not used, as in `fetch`.
         """
-        where, digest = self._where(inner), hashlib.sha256()
+        where, digest = self._address(inner), hashlib.sha256()
         try:
             with TRAFFIC.request(), self._files.open(where, "rb") as file:
                 while piece := file.read(_PIECE):
                     TRAFFIC.count(received=len(piece))
                     digest.update(piece)
         except Exception as error:
-            raise RemoteError(f"{where}: cannot be read: {_line(error)}") from None
+            raise RemoteError(f"{where}: cannot be read: {_error_line(error)}") from None
         return digest.hexdigest()
 
 
-SITE = SiteSpec(1, FsspecSite, _settle)
+SITE = SiteSpec(1, FsspecSite, _parse_address)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from urllib.parse import unquote, urlunsplit
 
 from aprfmt.errors import UsageError
-from aprfmt.remote.address_policy import parse_target, url_parts
+from aprfmt.remote.address_policy import parse_target, split_url
 from aprfmt.remote.ranges import AccessDenied, NotFoundError, RangeReader
 from aprfmt.remote.site import FileFacts, require_answer
 from aprfmt.remote.sites import SiteSpec
@@ -23,12 +23,12 @@ _PASSWORDS: dict[tuple[str, str], str] = {}
 _FOLDERS: dict[tuple[str, str], set[str]] = {}
 
 
-def _settle(text: str) -> Sequence[str]:
+def _parse_address(text: str) -> Sequence[str]:
     """Return an address as [scheme and colon, host, components]; query and login are stored apart.
 
     Raises UsageError for text that is no address of a file.
     """
-    parts, bare = url_parts(text), _bare(text)
+    parts, bare = split_url(text), _without_secrets(text)
     if parts is None:
         raise UsageError(f"{bare}: is no address; expected https://HOST/FILE")
     host = parts.netloc.rpartition("@")[2].lower()
@@ -36,23 +36,23 @@ def _settle(text: str) -> Sequence[str]:
     if not host or ".." in inner.split("/"):
         raise UsageError(f"{parts.scheme}://{host}{parts.path}: is no address of a file")
     parse_target(f"{key[0]}//{host}/", bare)  # raises where no request could be made of it
-    _remember(_QUERIES.setdefault(key, {}), inner, parts.query, bare, "query")
+    _store_secret(_QUERIES.setdefault(key, {}), inner, parts.query, bare, "query")
     if "@" in parts.netloc:
         login = unquote(parts.netloc.rpartition("@")[0])
-        _remember(_PASSWORDS, key, login, bare, "name and password")
+        _store_secret(_PASSWORDS, key, login, bare, "name and password")
     if parts.path.endswith("/") or not inner:
         _FOLDERS.setdefault(key, set()).add(inner)
     return [*key, *(part for part in inner.split("/") if part)]
 
 
-def _bare(text: str) -> str:
+def _without_secrets(text: str) -> str:
     """Return an address without a password and without the query, which may be secret."""
     scheme, _, rest = text.partition("://")
     host, slash, path = rest.partition("?")[0].partition("/")
     return f"{scheme}://{host.rpartition('@')[2]}{slash}{path}"
 
 
-def _remember(known: dict[T, str], key: T, found: str, bare: str, what: str) -> None:
+def _store_secret(known: dict[T, str], key: T, found: str, bare: str, what: str) -> None:
     """Store what an address said under a key; UsageError where another address said otherwise.
 
     Both would be read as one file, and be equal. `what` names it in the message. `known` is the
@@ -86,15 +86,15 @@ class HttpSite:
         query = _QUERIES.get(self._key, {}).get(inner, "")
         return urlunsplit((self._key[0][:-1], self._key[1], "/" + inner, query, ""))
 
-    def _where(self, inner: str) -> str:
+    def _address(self, inner: str) -> str:
         """Return the address of a file without secrets, for messages."""
         return f"{self._key[0]}//{self._key[1]}/{inner}"
 
-    def _asked(self, inner: str) -> tuple[FileFacts, bytes] | None:
+    def _first_answer(self, inner: str) -> tuple[FileFacts, bytes] | None:
         """Return (facts, first bytes) of a file, requested once; None where it does not exist."""
         if inner not in self._first:
             try:
-                found = self._ranges.first(self._url(inner), self._where(inner), self._headers)
+                found = self._ranges.first(self._url(inner), self._address(inner), self._headers)
             except NotFoundError:
                 self._first[inner] = None
             except AccessDenied as error:
@@ -108,7 +108,7 @@ class HttpSite:
 
         They come with its first bytes, which opening it will need anyway.
         """
-        found = None if self.is_folder(inner) else self._asked(inner)
+        found = None if self.is_folder(inner) else self._first_answer(inner)
         return None if found is None else found[0]
 
     def is_folder(self, inner: str) -> bool:
@@ -125,17 +125,17 @@ class HttpSite:
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
         """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
-        return require_answer(self._asked(inner), self._where(inner))
+        return require_answer(self._first_answer(inner), self._address(inner))
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
         return self._ranges.fetch(
-            self._url(inner), self._where(inner), self._headers, facts, start, stop
+            self._url(inner), self._address(inner), self._headers, facts, start, stop
         )
 
     def one_pass(self, inner: str, facts: FileFacts) -> str:
         """Return the SHA-256 of the file, read whole by one request."""
-        return self._ranges.one_pass(self._url(inner), self._where(inner), self._headers, facts)
+        return self._ranges.one_pass(self._url(inner), self._address(inner), self._headers, facts)
 
 
-SITE = SiteSpec(1, HttpSite, _settle)
+SITE = SiteSpec(1, HttpSite, _parse_address)

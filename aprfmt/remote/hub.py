@@ -21,7 +21,7 @@ from aprfmt.errors import RemoteError, UsageError
 from aprfmt.remote.client import Headers
 from aprfmt.remote.paths import hub_cache
 from aprfmt.remote.ranges import AccessDenied, NotFoundError, RangeReader
-from aprfmt.remote.site import FIRST, FileFacts, identity_of, is_strong, not_found_error
+from aprfmt.remote.site import FIRST, FileFacts, hash_identity, is_strong, not_found_error
 from aprfmt.remote.sites import SiteSpec
 from aprfmt.remote.traffic import TRAFFIC
 
@@ -67,7 +67,7 @@ def _one_line(error: Exception) -> str:
     return shorten(" ".join(str(error).split()) or type(error).__name__, 160)
 
 
-def _settle(text: str) -> Sequence[str] | Path:
+def _parse_address(text: str) -> Sequence[str] | Path:
     """Return an address as ["hf:", components], or the path of it in the local hub cache.
 
     Raises UsageError for an address without a repository, or with an impossible name.
@@ -85,7 +85,7 @@ def _settle(text: str) -> Sequence[str] | Path:
     kept = cached_snapshot(f"{parts[0]}/{name}", revision.replace("%2F", "/") or "main")
     if kept is not None:
         path = kept.joinpath(*parts[2:])
-        if path.is_file() if parts[2:] else _is_model(kept):
+        if path.is_file() if parts[2:] else _has_weights(kept):
             TRAFFIC.tell(f"{text}: read from the local hub cache, commit {kept.name}")
             return path
     return ["hf:", *parts]
@@ -107,7 +107,7 @@ def cached_snapshot(repository: str, revision: str) -> Path | None:
     return found if _COMMIT.fullmatch(commit) and found.is_dir() else None
 
 
-def _is_model(folder: Path) -> bool:
+def _has_weights(folder: Path) -> bool:
     """Return whether a snapshot has weights, all files that an index names included."""
     from aprfmt.formats.bounded_json import load_file
     from aprfmt.formats.shard_set import MAX_INDEX
@@ -150,7 +150,7 @@ class HubSite:
         self._wholes: dict[str, bytes] = {}
 
     @property
-    def _headers(self) -> dict[str, str]:
+    def _auth_headers(self) -> dict[str, str]:
         """The header with the hub's token; {} without a token."""
         found, _ = hub_token()
         return {"Authorization": f"Bearer {found}"} if found else {}
@@ -158,16 +158,16 @@ class HubSite:
     @property
     def commit(self) -> str:
         """The commit that the revision was at when it was first requested."""
-        return self._listing()[0]
+        return self._get_listing()[0]
 
-    def _listing(self) -> tuple[str, Mapping[str, _Row]]:
+    def _get_listing(self) -> tuple[str, Mapping[str, _Row]]:
         """Return (commit, {file name: row}), requested once."""
         with self._lock:
             if self._listed is None:
-                self._listed = self._ask()
+                self._listed = self._request_listing()
             return self._listed
 
-    def _ask(self) -> tuple[str, Mapping[str, _Row]]:
+    def _request_listing(self) -> tuple[str, Mapping[str, _Row]]:
         """Return (commit, {file name: row}) from the hub's API.
 
         Raises RemoteError where the repository does not exist, may not be read, or the hub is
@@ -184,16 +184,18 @@ class HubSite:
             f"{self._endpoint}/api/models/{self._owner}/{self._name}/revision/{revision}?blobs=true"
         )
         try:
-            text = self._ranges.whole(url, self._shown, self._headers, MAX_LISTING)
+            text = self._ranges.whole(url, self._shown, self._auth_headers, MAX_LISTING)
         except AccessDenied as error:
-            raise self._denied(error.headers) from None
+            raise self._denied_error(error.headers) from None
         except NotFoundError:
             raise RemoteError(
                 f"{self._shown}: the hub has no such repository or revision; check the name"
             ) from None
-        return self._read(loads(text, f"{self._shown}: the hub's answer", max_bytes=MAX_LISTING))
+        return self._parse_listing(
+            loads(text, f"{self._shown}: the hub's answer", max_bytes=MAX_LISTING)
+        )
 
-    def _read(self, told: Any) -> tuple[str, Mapping[str, _Row]]:
+    def _parse_listing(self, told: Any) -> tuple[str, Mapping[str, _Row]]:
         """Return (commit, {file name: row}) of the API's JSON; RemoteError without a commit."""
         commit = told.get("sha") if isinstance(told, dict) else None
         siblings = told.get("siblings") if isinstance(told, dict) else None
@@ -207,12 +209,12 @@ class HubSite:
             lfs = sibling.get("lfs")
             if isinstance(name, str) and type(size) is int and size >= 0:
                 apart = isinstance(lfs, dict)
-                digest = _hexadecimal(lfs.get("sha256") if isinstance(lfs, dict) else None, 64)
-                blob = "" if apart else _hexadecimal(sibling.get("blobId"), 40)
+                digest = _hex_digest(lfs.get("sha256") if isinstance(lfs, dict) else None, 64)
+                blob = "" if apart else _hex_digest(sibling.get("blobId"), 40)
                 rows[name] = _Row(size, digest, blob, apart)
         return commit, rows
 
-    def _denied(self, headers: Headers) -> RemoteError:
+    def _denied_error(self, headers: Headers) -> RemoteError:
         """Return the error of a repository that may not be read, with what would help."""
         login, (_, place) = "set HF_TOKEN, or run `hf auth login`", hub_token()
         if headers.get("x-error-code") == "GatedRepo":
@@ -228,18 +230,18 @@ class HubSite:
             )
         return RemoteError(f"{self._shown}: does not exist, or is private: {login}")
 
-    def _row(self, inner: str) -> _Row | None:
+    def _find_row(self, inner: str) -> _Row | None:
         """Return the listing's row of a file, None where it does not exist."""
-        return self._listing()[1].get(inner)
+        return self._get_listing()[1].get(inner)
 
     def facts(self, inner: str) -> FileFacts | None:
         """Return what the listing says of a file, None where it does not exist."""
-        row = self._row(inner)
+        row = self._find_row(inner)
         if row is None:
             return None
-        return FileFacts(row.size, "", self._identity(inner, row), row.sha256)
+        return FileFacts(row.size, "", self._file_identity(inner, row), row.sha256)
 
-    def _identity(self, inner: str, row: _Row, tag: str = "") -> str:
+    def _file_identity(self, inner: str, row: _Row, tag: str = "") -> str:
         """Return a digest that identifies a file's bytes at this hub; "" where nothing does.
 
         It is made of the digest that the hub publishes, or of a strong ETag `tag`. Another hub may
@@ -247,23 +249,25 @@ class HubSite:
         """
         named = row.sha256 or row.blob or (tag if is_strong(tag) else "")
         place = self._endpoint, self._owner, self._name, self.commit, inner
-        return identity_of("hf", *place, named, row.size) if named else ""
+        return hash_identity("hf", *place, named, row.size) if named else ""
 
     def is_folder(self, inner: str) -> bool:
         """Return whether there are files below a name."""
-        return not inner or any(name.startswith(f"{inner}/") for name in self._listing()[1])
+        return not inner or any(name.startswith(f"{inner}/") for name in self._get_listing()[1])
 
     def names(self, inner: str) -> list[str]:
         """Return the names of the files in a folder."""
         below = f"{inner}/" if inner else ""
-        cut = (name.removeprefix(below) for name in self._listing()[1] if name.startswith(below))
+        cut = (
+            name.removeprefix(below) for name in self._get_listing()[1] if name.startswith(below)
+        )
         return [name for name in cut if "/" not in name]
 
     def lists(self, inner: str) -> bool:
         """Return True: the listing has all files."""
         return True
 
-    def _where(self, inner: str) -> str:
+    def _address(self, inner: str) -> str:
         """Return the address of a file, for messages."""
         return f"{self._shown}/{inner}"
 
@@ -274,41 +278,44 @@ class HubSite:
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
         """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
-        row, told = self._row(inner), self.facts(inner)
+        row, told = self._find_row(inner), self.facts(inner)
         if row is None or told is None:
-            raise not_found_error(self._where(inner))
+            raise not_found_error(self._address(inner))
         if not row.apart:
-            return told, self._whole(inner, row)[:FIRST]
+            return told, self._fetch_whole(inner, row)[:FIRST]
         try:
-            seen, head = self._ranges.first(self._url(inner), self._where(inner), self._headers)
+            seen, head = self._ranges.first(
+                self._url(inner), self._address(inner), self._auth_headers
+            )
         except AccessDenied as error:
-            raise self._denied(error.headers) from None
+            raise self._denied_error(error.headers) from None
         if seen.size != row.size:
             raise RemoteError(
-                f"{self._where(inner)}: has {seen.size} bytes, the hub's list says {row.size}; "
+                f"{self._address(inner)}: has {seen.size} bytes, the hub's list says {row.size}; "
                 "try again later"
             )
-        identity = self._identity(inner, row, seen.tag)
+        identity = self._file_identity(inner, row, seen.tag)
         return FileFacts(seen.size, seen.tag, identity, told.sha256), head
 
-    def _whole(self, inner: str, row: _Row) -> bytes:
+    def _fetch_whole(self, inner: str, row: _Row) -> bytes:
         """Return a small file whole, checked against its size and git's SHA-1; requested once."""
         if inner not in self._wholes:
             most = min(row.size, MAX_PLAIN)
             try:
                 found = self._ranges.whole(
-                    self._url(inner), self._where(inner), self._headers, most
+                    self._url(inner), self._address(inner), self._auth_headers, most
                 )
             except AccessDenied as error:
-                raise self._denied(error.headers) from None
+                raise self._denied_error(error.headers) from None
             if len(found) != row.size:
                 raise RemoteError(
-                    f"{self._where(inner)}: has {len(found)} bytes, the hub's list says {row.size}"
+                    f"{self._address(inner)}: has {len(found)} bytes, the hub's list says "
+                    f"{row.size}"
                 )
             blob = hashlib.sha1(b"blob %d\0" % len(found) + found, usedforsecurity=False)
             if row.blob and blob.hexdigest() != row.blob:
                 raise RemoteError(
-                    f"{self._where(inner)}: its bytes have git's SHA-1 {blob.hexdigest()}, the "
+                    f"{self._address(inner)}: its bytes have git's SHA-1 {blob.hexdigest()}, the "
                     f"hub's list says {row.blob}; try again later"
                 )
             self._wholes[inner] = found
@@ -316,31 +323,33 @@ class HubSite:
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
-        row = self._row(inner)
+        row = self._find_row(inner)
         if row is not None and not row.apart:
-            return memoryview(self._whole(inner, row))[start:stop]
+            return memoryview(self._fetch_whole(inner, row))[start:stop]
         try:
             return self._ranges.fetch(
-                self._url(inner), self._where(inner), self._headers, facts, start, stop
+                self._url(inner), self._address(inner), self._auth_headers, facts, start, stop
             )
         except AccessDenied as error:
-            raise self._denied(error.headers) from None
+            raise self._denied_error(error.headers) from None
 
     def one_pass(self, inner: str, facts: FileFacts) -> str:
         """Return the SHA-256 of the file, read whole by one request."""
-        row = self._row(inner)
+        row = self._find_row(inner)
         if row is not None and not row.apart:
-            return hashlib.sha256(self._whole(inner, row)).hexdigest()
+            return hashlib.sha256(self._fetch_whole(inner, row)).hexdigest()
         try:
-            return self._ranges.one_pass(self._url(inner), self._where(inner), self._headers, facts)
+            return self._ranges.one_pass(
+                self._url(inner), self._address(inner), self._auth_headers, facts
+            )
         except AccessDenied as error:
-            raise self._denied(error.headers) from None
+            raise self._denied_error(error.headers) from None
 
 
-def _hexadecimal(found: object, digits: int) -> str:
+def _hex_digest(found: object, digits: int) -> str:
     """Return a value that is a digest of so many hexadecimal digits, "" for anything else."""
     right = isinstance(found, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", found)
     return str(found) if right else ""
 
 
-SITE = SiteSpec(2, HubSite, _settle, hub_endpoint)
+SITE = SiteSpec(2, HubSite, _parse_address, hub_endpoint)

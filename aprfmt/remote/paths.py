@@ -52,14 +52,14 @@ class RemotePath(_Path):
     @property
     def site(self) -> "Site":
         """The site that answers for this path."""
-        return self._placed()[0]
+        return self._find_site()[0]
 
     @property
     def inner(self) -> str:
         """The name within the site, "" for the site itself."""
-        return self._placed()[1]
+        return self._find_site()[1]
 
-    def _placed(self) -> "tuple[Site, str]":
+    def _find_site(self) -> "tuple[Site, str]":
         """Return (site, name within it)."""
         from aprfmt.remote.sites import site_at
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from urllib.parse import unquote
 
 from aprfmt.errors import RemoteError
-from aprfmt.remote.address_policy import url_parts
+from aprfmt.remote.address_policy import split_url
 
 _ALL = "all_proxy"
 _PORT = 80  # of an http:// proxy that names none
@@ -37,16 +37,16 @@ def find_proxy(scheme: str, host: str, port: int) -> Proxy | None:
         spelled = next((each for each in (name, name.upper()) if each in os.environ), "")
         text = os.environ.get(spelled, "").strip()
         if text:
-            return None if _excepted(host, port) else _parse(spelled, text)
+            return None if _is_excepted(host, port) else _parse_proxy(spelled, text)
     return None
 
 
-def _parse(variable: str, text: str) -> Proxy:
+def _parse_proxy(variable: str, text: str) -> Proxy:
     """Return the proxy that a variable's text names; RemoteError for another kind or no address.
 
     The text may hold a password, which no message shows.
     """
-    parts = url_parts(text if "://" in text else f"http://{text}")
+    parts = split_url(text if "://" in text else f"http://{text}")
     if parts is None or not parts.hostname:
         raise RemoteError(f"{variable}: is no address of a proxy; expected http://HOST:PORT")
     if parts.scheme != "http":
@@ -61,7 +61,7 @@ def _parse(variable: str, text: str) -> Proxy:
     return Proxy(variable, parts.hostname, parts.port or _PORT, login)
 
 
-def _excepted(host: str, port: int) -> bool:
+def _is_excepted(host: str, port: int) -> bool:
     """Return whether NO_PROXY names the host, a domain or a network that it is in, or `*`."""
     text = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
     names = [name.strip().lstrip(".").lower() for name in text.split(",") if name.strip()]

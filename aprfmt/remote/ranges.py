@@ -14,7 +14,7 @@ from aprfmt.remote.site import (
     FIRST,
     FileFacts,
     changed_error,
-    identity_of,
+    hash_identity,
     is_strong,
     not_found_error,
 )
@@ -53,21 +53,25 @@ class RangeReader:
         """
         size = 0
 
-        def wanted(status: int, found: Headers) -> int:
+        def check_first(status: int, found: Headers) -> int:
             """Return how many bytes to read; RemoteError if they are not the file's beginning."""
             nonlocal size
-            if status == 416 and _parsed(found)[2:] == (0,):  # an empty file has no first byte
+            if status == 416 and _content_range(found)[2:] == (
+                0,
+            ):  # an empty file has no first byte
                 return 0
-            start, stop, size = _judged(status, found, where)
+            start, stop, size = _check_range_answer(status, found, where)
             if start != 0 or stop != min(count, size):
-                raise _wrong(where, found, f"bytes 0-{min(count, size) - 1}/{size}")
+                raise _range_error(where, found, f"bytes 0-{min(count, size) - 1}/{size}")
             return stop
 
-        answer = client.CLIENT.get(url, where, {**headers, "Range": f"bytes=0-{count - 1}"}, wanted)
+        answer = client.CLIENT.get(
+            url, where, {**headers, "Range": f"bytes=0-{count - 1}"}, check_first
+        )
         with self._lock:
             self._final[url] = answer.url
-        tag = _tag(answer.headers)
-        identity = identity_of("http", url, tag, size) if is_strong(tag) else ""
+        tag = _version_tag(answer.headers)
+        identity = hash_identity("http", url, tag, size) if is_strong(tag) else ""
         return FileFacts(size, tag, identity), bytes(answer.body)
 
     def fetch(
@@ -80,7 +84,7 @@ class RangeReader:
         stop: int,
     ) -> memoryview:
         """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
-        return self._asked(url, where, headers, facts, start, stop).body
+        return self._request_range(url, where, headers, facts, start, stop).body
 
     def one_pass(self, url: str, where: str, headers: Mapping[str, str], facts: FileFacts) -> str:
         """Return the SHA-256 of a file, read whole by one request.
@@ -89,9 +93,9 @@ class RangeReader:
         """
         if not facts.size:
             return hashlib.sha256().hexdigest()
-        return self._asked(url, where, headers, facts, 0, facts.size, hashed=True).sha256
+        return self._request_range(url, where, headers, facts, 0, facts.size, hashed=True).sha256
 
-    def _asked(
+    def _request_range(
         self,
         url: str,
         where: str,
@@ -107,16 +111,16 @@ class RangeReader:
         the file no longer fits `facts`.
         """
 
-        def wanted(status: int, found: Headers) -> int:
+        def check_range(status: int, found: Headers) -> int:
             """Return how many bytes to read; RemoteError if they are not the range asked for."""
-            begin, end, size = _judged(status, found, where)
+            begin, end, size = _check_range_answer(status, found, where)
             if size != facts.size:
                 raise changed_error(where, "its size", size, facts.size)
-            if (tag := _tag(found)) != facts.tag:
+            if (tag := _version_tag(found)) != facts.tag:
                 what = "its ETag" if '"' in facts.tag + tag else "its date"
-                raise changed_error(where, what, _shown(tag), _shown(facts.tag))
+                raise changed_error(where, what, _short_tag(tag), _short_tag(facts.tag))
             if (begin, end) != (start, stop):
-                raise _wrong(where, found, f"bytes {start}-{stop - 1}/{size}")
+                raise _range_error(where, found, f"bytes {start}-{stop - 1}/{size}")
             return stop - start
 
         asked = {**headers, "Range": f"bytes={start}-{stop - 1}"}
@@ -124,10 +128,10 @@ class RangeReader:
         if final != url:
             try:
                 safe = {name: value for name, value in asked.items() if name != "Authorization"}
-                return client.CLIENT.get(final, where, safe, wanted, hashed)
+                return client.CLIENT.get(final, where, safe, check_range, hashed)
             except (AccessDenied, NotFoundError):
                 pass  # a signed address has run out: ask for a new one
-        answer = client.CLIENT.get(url, where, asked, wanted, hashed)
+        answer = client.CLIENT.get(url, where, asked, check_range, hashed)
         with self._lock:
             self._final[url] = answer.url
         return answer
@@ -135,7 +139,7 @@ class RangeReader:
     def whole(self, url: str, where: str, headers: Mapping[str, str], most: int) -> bytes:
         """Return a small file, or an answer of an API; RemoteError for more than `most` bytes."""
 
-        def wanted(status: int, found: Headers) -> int:
+        def check_whole(status: int, found: Headers) -> int:
             """Return how many bytes of the answer to read; -most where it does not say how many."""
             _check_status(status, found, where, 200)
             length = None if "transfer-encoding" in found else content_length(found)
@@ -145,21 +149,21 @@ class RangeReader:
                 raise RemoteError(f"{where}: answers with {length} bytes; expected at most {most}")
             return length
 
-        return bytes(client.CLIENT.get(url, where, headers, wanted).body)
+        return bytes(client.CLIENT.get(url, where, headers, check_whole).body)
 
 
-def _tag(headers: Headers) -> str:
+def _version_tag(headers: Headers) -> str:
     """Return a strong ETag, else ETag and Last-Modified together: what changes with the file."""
     tag = headers.get("etag", "").strip()
     return tag if is_strong(tag) else f"{tag} {headers.get('last-modified', '').strip()}".strip()
 
 
-def _shown(tag: str) -> str:
+def _short_tag(tag: str) -> str:
     """Return a tag shortened for a message, "absent" for none."""
     return shorten(tag, 80) or "absent"
 
 
-def _parsed(headers: Headers) -> tuple[int, ...]:
+def _content_range(headers: Headers) -> tuple[int, ...]:
     """Return (first, last, size) of Content-Range, (-1, -1, size) for `*`, () without it."""
     match = _RANGE.fullmatch(headers.get("content-range", "").strip())
     if match is None:
@@ -193,12 +197,12 @@ def _check_status(status: int, headers: Headers, where: str, expected: int) -> N
         )
 
 
-def _judged(status: int, headers: Headers, where: str) -> tuple[int, int, int]:
+def _check_range_answer(status: int, headers: Headers, where: str) -> tuple[int, int, int]:
     """Return (start, stop, size) of an answer's range; RemoteError if it is no range or wrong."""
     _check_status(status, headers, where, 206)
-    found = _parsed(headers)
+    found = _content_range(headers)
     if len(found) != 3 or not 0 <= found[0] <= found[1] < found[2]:
-        raise _wrong(where, headers, "bytes FIRST-LAST/SIZE")
+        raise _range_error(where, headers, "bytes FIRST-LAST/SIZE")
     length = headers.get("content-length")
     if length is not None and length != str(found[1] + 1 - found[0]):
         raise RemoteError(
@@ -208,7 +212,7 @@ def _judged(status: int, headers: Headers, where: str) -> tuple[int, int, int]:
     return found[0], found[1] + 1, found[2]
 
 
-def _wrong(where: str, headers: Headers, expected: str) -> RemoteError:
+def _range_error(where: str, headers: Headers, expected: str) -> RemoteError:
     """Return the error of an answer with another Content-Range than was expected."""
     found = shorten(headers.get("content-range", "absent"), 80)
     return RemoteError(f"{where}: Content-Range is {found!r}; expected {expected!r}")

@@ -34,7 +34,7 @@ class _Pool:
         """Start `count` threads that wait for jobs."""
         self._jobs: SimpleQueue[tuple[Future[memoryview], Fetch, int, int]] = SimpleQueue()
         for _ in range(count):
-            threading.Thread(target=self._work, name="aprfmt-fetching", daemon=True).start()
+            threading.Thread(target=self._run_jobs, name="aprfmt-fetching", daemon=True).start()
 
     def submit(self, fetch: Fetch, start: int, stop: int) -> Future[memoryview]:
         """Return a future of `fetch(start, stop)`, which a free thread will call."""
@@ -42,7 +42,7 @@ class _Pool:
         self._jobs.put((future, fetch, start, stop))
         return future
 
-    def _work(self) -> None:
+    def _run_jobs(self) -> None:
         """Run the submitted jobs, one after another, forever; the loop of each thread."""
         while True:
             future, fetch, start, stop = self._jobs.get()
@@ -56,7 +56,7 @@ class _Pool:
 
 
 @cache
-def _pool() -> _Pool:
+def _shared_pool() -> _Pool:
     """Return the threads that fetch parts for all files.
 
     Their number limits the bytes in flight.
@@ -74,7 +74,7 @@ class _Expected:
     at: int
 
 
-def _little(one: _Expected) -> bool:
+def _is_short_rest(one: _Expected) -> bool:
     """Return whether most of a range has been read and its short rest had been joined to it."""
     return one.start < one.at and one.stop - one.at < LITTLE
 
@@ -101,18 +101,18 @@ class ReadAhead:
                 self._expected.clear()
             self._told = True
             said = any(one.start <= start and stop <= one.stop for one in self._expected)
-            if stop > start and not said and not self._joined(start, stop):
+            if stop > start and not said and not self._join_expected(start, stop):
                 self._expected.append(_Expected(start, stop, start if at is None else at))
             while len(self._expected) > EXPECTED:
                 self._expected.popleft()
-            self._fill()
+            self._fetch_ahead()
 
     def awaits(self, start: int, stop: int) -> bool:
         """Return whether bytes [start, stop) are announced, and so come in a larger part."""
         with self._lock:
             return any(one.start <= start and stop <= one.stop for one in self._expected)
 
-    def _joined(self, start: int, stop: int) -> bool:
+    def _join_expected(self, start: int, stop: int) -> bool:
         """Return whether a short range was joined to an announced one just before it.
 
         It needs no request of its own then.
@@ -126,16 +126,16 @@ class ReadAhead:
     def get(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop)."""
         with self._lock:
-            self._turn_to(start)
+            self._drop_unexpected(start)
             pieces, at = [], start
             while at < stop:
-                pieces.append(self._piece(at, stop))
+                pieces.append(self._next_piece(at, stop))
                 at += len(pieces[-1])
-            self._read_to(start, stop)
-            self._fill()
+            self._record_read(start, stop)
+            self._fetch_ahead()
         return pieces[0] if len(pieces) == 1 else memoryview(b"".join(pieces))
 
-    def _turn_to(self, start: int) -> None:
+    def _drop_unexpected(self, start: int) -> None:
         """Forget what is no longer expected, now that `start` is read.
 
         Announced ranges before it will not be read, except short rests of joined ranges, which are
@@ -146,14 +146,14 @@ class ReadAhead:
             none = 0 if self._told else len(self._expected)
             at = [i for i, one in enumerate(self._expected) if one.start <= start < one.stop]
             passed = [self._expected.popleft() for _ in range(at[0] if at else none)]
-            self._expected.extendleft(one for one in reversed(passed) if _little(one))
+            self._expected.extendleft(one for one in reversed(passed) if _is_short_rest(one))
         for begin, (end, part) in list(self._parts.items()):
             expected = any(begin < one.stop and one.at < end for one in self._expected)
             if not expected and not begin <= start < end:
                 part.cancel()
                 del self._parts[begin]
 
-    def _read_to(self, start: int, stop: int) -> None:
+    def _record_read(self, start: int, stop: int) -> None:
         """Record that [start, stop) was read; guess what comes next where nothing is announced."""
         self._next, self._streak = stop, self._streak + stop - start
         self._reads += 1
@@ -164,7 +164,7 @@ class ReadAhead:
         if not self._told and self._reads > 1 and self._streak >= STREAK:
             self._expected = deque([_Expected(stop, min(self._size, stop + AHEAD * PART), stop)])
 
-    def _piece(self, at: int, stop: int) -> memoryview:
+    def _next_piece(self, at: int, stop: int) -> memoryview:
         """Return bytes from `at`, at most to `stop`: of a part, or up to the next part."""
         for begin, (end, part) in self._parts.items():
             if begin <= at < end:
@@ -172,17 +172,17 @@ class ReadAhead:
                 if end <= stop:
                     del self._parts[begin]
                 return piece
-        return self._direct(at, min([stop, *(begin for begin in self._parts if begin > at)]))
+        return self._fetch_now(at, min([stop, *(begin for begin in self._parts if begin > at)]))
 
-    def _direct(self, start: int, stop: int) -> memoryview:
+    def _fetch_now(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop), fetched now; a large range by two requests at once."""
         if stop - start < LARGE:
             return self._fetch(start, stop)
         middle = (start + stop) // 2
-        rest = _pool().submit(self._fetch, middle, stop)
+        rest = _shared_pool().submit(self._fetch, middle, stop)
         return memoryview(b"".join([self._fetch(start, middle), rest.result()]))
 
-    def _fill(self) -> None:
+    def _fetch_ahead(self) -> None:
         """Start to fetch the next parts of what is expected, at most AHEAD in all."""
         last = self._expected[-1] if self._expected else None
         for one in self._expected:
@@ -199,7 +199,7 @@ class ReadAhead:
                 end = min([whole, one.stop, self._size, *after])
                 if one is last and end == one.stop < whole and 2 * len(self._parts) >= AHEAD:
                     return  # there is time: what is expected next may be a little that joins it
-                self._parts[begin] = end, _pool().submit(self._fetch, begin, end)
+                self._parts[begin] = end, _shared_pool().submit(self._fetch, begin, end)
                 begin = end
 
     def close(self) -> None:

@@ -89,7 +89,7 @@ class RemoteObject:
                 self.where, "its date", shorten(now.tag, 80), shorten(self.facts.tag, 80)
             )
 
-        def again(row: tuple[int, bytes]) -> None:
+        def check_again(row: tuple[int, bytes]) -> None:
             """Raise RemoteError if the bytes of an early answer have changed."""
             start, data = row
             stop = start + len(data)
@@ -99,7 +99,7 @@ class RemoteObject:
                 raise changed_error(self.where, f"the SHA-256 of bytes {start}..{stop}", *hashes)
 
         with ThreadPoolExecutor(AT_A_TIME) as pool:
-            list(pool.map(again, early))
+            list(pool.map(check_again, early))
 
     def one_pass(self) -> str:
         """Return the SHA-256 of the file, read whole by one request."""
@@ -131,16 +131,16 @@ class RemoteObject:
         The pieces get larger while reads lie near each other.
         """
         with self._lock:
-            if len(kept := self._kept(start, stop)) == stop - start:
+            if len(kept := self._cached_bytes(start, stop)) == stop - start:
                 return kept
             more = min(self._level + 1, len(PIECES) - 1)
             self._level = more if abs(start - self._last) <= PIECES[more] else 0
             self._last = min(self.facts.size, max(stop, start + PIECES[self._level]))
             piece = self.fetch(start, self._last)
-            self._keep(start, piece)
+            self._cache_piece(start, piece)
             return piece[: stop - start]
 
-    def _keep(self, start: int, piece: memoryview) -> None:
+    def _cache_piece(self, start: int, piece: memoryview) -> None:
         """Cache a piece that begins at `start`; the least recently used ones are dropped."""
         with self._shelf:
             self._pieces.pop(start, None)
@@ -150,14 +150,16 @@ class RemoteObject:
 
     def bring(self, ranges: Sequence[tuple[int, int]]) -> None:
         """Fetch ranges that will be read soon, several at a time, and cache them."""
-        missing = [(a, b) for a, b in ranges if b > len(self._held) and not len(self._kept(a, b))]
+        missing = [
+            (a, b) for a, b in ranges if b > len(self._held) and not len(self._cached_bytes(a, b))
+        ]
         with ThreadPoolExecutor(min(AT_A_TIME, max(1, len(missing)))) as pool:
             for (start, _), piece in zip(
                 missing, pool.map(lambda row: self.fetch(*row), missing), strict=True
             ):
-                self._keep(start, piece)
+                self._cache_piece(start, piece)
 
-    def _kept(self, start: int, stop: int) -> memoryview:
+    def _cached_bytes(self, start: int, stop: int) -> memoryview:
         """Return the cached bytes from `start`, at most to `stop`; empty where there are none."""
         with self._shelf:
             for begin, piece in self._pieces.items():
@@ -191,15 +193,15 @@ class RemoteObject:
         """
         remembered = self._remembered
         data = (
-            remembered.get(start, stop, self._come)
+            remembered.get(start, stop, self._fetch_through_cache)
             if remembered is not None
-            else self._come(start, stop)
+            else self._fetch_through_cache(start, stop)
         )
         if self.told is not None:
             self.told(start, data)
         return data
 
-    def _come(self, start: int, stop: int) -> memoryview:
+    def _fetch_through_cache(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) from the disk cache, or by one request."""
         data = CACHE.get(self.facts.identity, start, stop)
         if data is not None:
@@ -286,7 +288,7 @@ class RemoteFile:
         small = [(start, stop) for start, stop in joined if stop - start <= PART]
         pieces = [(start, self[start:stop]) for start, stop in joined if stop - start > PART]
         with ThreadPoolExecutor(min(AT_A_TIME, max(1, len(small)))) as pool:
-            read = list(pool.map(self._get, small))
+            read = list(pool.map(self._fetch_range, small))
         pieces += [(where[0], piece) for where, piece in zip(small, read, strict=True)]
         found = []
         for start, stop in ranges:
@@ -296,7 +298,7 @@ class RemoteFile:
             found.append(piece[start - at : stop - at])
         return found
 
-    def _get(self, where: tuple[int, int]) -> memoryview:
+    def _fetch_range(self, where: tuple[int, int]) -> memoryview:
         """Return the bytes of a (start, stop) range, held or fetched."""
         start, stop = where
         held = self._found.held(0, 0)

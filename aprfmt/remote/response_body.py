@@ -54,7 +54,7 @@ class ResponseBody:
             self._left = None if self._left is None else self._left - len(data)
             return data
         pieces = []
-        while count and self._chunk():
+        while count and self._begin_chunk():
             assert self._left is not None
             piece = self._file.read(min(count, self._left))
             if not piece:
@@ -63,16 +63,16 @@ class ResponseBody:
             self._left -= len(piece)
             count -= len(piece)
             if not self._left:
-                self._end_line()
+                self._read_chunk_end()
         return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
     def ended(self) -> bool:
         """Return whether the body was read to its end, so that the connection can be reused."""
         if not self._chunked:
             return self._left == 0
-        return not self._chunk()
+        return not self._begin_chunk()
 
-    def _chunk(self) -> bool:
+    def _begin_chunk(self) -> bool:
         """Read the size line of the next chunk if none is being read; return whether it has bytes.
 
         Raises BadAnswer for a line that is no size.
@@ -93,7 +93,7 @@ class ResponseBody:
                 raise BadAnswer(f"more than {_LINES} lines follow the last chunk")
         return not self._last
 
-    def _end_line(self) -> None:
+    def _read_chunk_end(self) -> None:
         """Read the line end after a chunk's bytes; BadAnswer for anything else."""
         if self._file.readline(3) not in (b"\r\n", b"\n", b""):
             raise BadAnswer("a chunk is longer than it says")

@@ -39,7 +39,7 @@ def is_strong(tag: str) -> bool:
     return _STRONG.fullmatch(tag) is not None
 
 
-def identity_of(*facts: str | int) -> str:
+def hash_identity(*facts: str | int) -> str:
     """Return a digest of the facts that identify a file's bytes: endpoint, name, tag, size.
 
     It is a digest because addresses may hold signatures, and it is written into files.

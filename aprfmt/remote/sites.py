@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from aprfmt.base.registry import Registry, load
+from aprfmt.base.registry import Registry, load_attribute
 from aprfmt.errors import UsageError
 from aprfmt.remote.site import Site
 
@@ -45,11 +45,11 @@ _open: dict[tuple[str, ...], Site] = {}
 _lock = threading.Lock()
 
 
-def spec_of(scheme: str) -> SiteSpec:
+def site_spec(scheme: str) -> SiteSpec:
     """Return the table's row of a scheme; that of fsspec for a scheme without one."""
     if scheme in SITES:
         return SITES[scheme]
-    found: SiteSpec = load(OTHER)
+    found: SiteSpec = load_attribute(OTHER)
     return found
 
 
@@ -59,7 +59,7 @@ def resolve_address(text: str) -> Sequence[str] | Path:
     Raises UsageError for an address without a name within its site.
     """
     scheme, _, rest = text.partition(":")
-    spec = spec_of(scheme.lower())
+    spec = site_spec(scheme.lower())
     found = spec.settle(f"{scheme.lower()}://{rest.lstrip('/')}")
     if not isinstance(found, Path) and len(found) <= spec.depth:
         raise UsageError(
@@ -70,7 +70,7 @@ def resolve_address(text: str) -> Sequence[str] | Path:
 
 def site_at(parts: Sequence[str]) -> tuple[Site, str]:
     """Return (the open site of an address's components, the name within it)."""
-    spec = spec_of(parts[0][:-1])
+    spec = site_spec(parts[0][:-1])
     root, inner = tuple(parts[: spec.depth + 1]), "/".join(parts[spec.depth + 1 :])
     key = spec.endpoint(), *root
     with _lock:

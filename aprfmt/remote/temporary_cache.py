@@ -65,7 +65,7 @@ class TemporaryRanges:
         """Return bytes [start, stop); `come(first, last)` is called to fetch what is missing."""
         with self._turn:
             self._turn.wait_for(lambda: not any(b < stop and start < e for b, e in self._coming))
-            first, last = gap = self._missing(start, stop)
+            first, last = gap = self._missing_range(start, stop)
             self._coming.append(gap)
         data = memoryview(b"")
         try:
@@ -73,15 +73,15 @@ class TemporaryRanges:
                 data = come(first, last)
         finally:
             with self._turn:
-                self._keep(first, data)
+                self._store(first, data)
                 self._coming.remove(gap)
                 self._turn.notify_all()
         with self._turn:
-            if self._map is not None and self._missing(start, stop) == (stop, stop):
+            if self._map is not None and self._missing_range(start, stop) == (stop, stop):
                 return memoryview(self._map)[start:stop]
         return data if gap == (start, stop) else come(start, stop)
 
-    def _missing(self, start: int, stop: int) -> tuple[int, int]:
+    def _missing_range(self, start: int, stop: int) -> tuple[int, int]:
         """Return the part (first, last) of [start, stop) not stored; (stop, stop) for none.
 
         It is one range, from the first missing byte to the last.
@@ -94,7 +94,7 @@ class TemporaryRanges:
                 last = begin
         return (first, last) if first < last else (stop, stop)
 
-    def _keep(self, start: int, data: memoryview) -> None:
+    def _store(self, start: int, data: memoryview) -> None:
         """Write fetched bytes to the temporary file; none where the disk is full."""
         stop = start + len(data)
         try:

@@ -62,19 +62,19 @@ class TimedSocket:
 
         Raises BadAnswer where a limit is reached, TimeoutError after too long a silence.
         """
-        limits, left = self._limits, self._left()
+        limits, left = self._limits, self._seconds_left()
         self._sock.settimeout(min(limits.silence, left))
         try:
             count = self._sock.recv_into(buffer)
         except TimeoutError:
-            self._left()
+            self._seconds_left()
             raise
         self._came += count
         if self._head and self._came > limits.head_bytes:
             raise BadAnswer(f"the headers of the answer are longer than {limits.head_bytes} bytes")
         return count
 
-    def _left(self) -> float:
+    def _seconds_left(self) -> float:
         """Return the seconds left until a limit is reached; BadAnswer for none."""
         limits, took = self._limits, self._clock() - self._since
         if self._head:

@@ -22,12 +22,12 @@ NUMBERS: Mapping[str, int] = {"diagnose": 2, "diff": 2, "qa": 2}
 COMMON = "aprfmt.common.1.json"
 
 
-def number(command: str) -> int:
+def schema_number(command: str) -> int:
     """Return the number of the schema that a command's output has now."""
     return NUMBERS.get(command, 1)
 
 
-def names() -> Sequence[str]:
+def schema_names() -> Sequence[str]:
     """Return the commands that have a schema, and `aprfmt` for output without a command."""
     found = [path.name.split(".") for path in files(__name__).iterdir()]
     every = {parts[1] for parts in found if parts[0] == "aprfmt" and parts[-1] == "json"}
@@ -39,19 +39,19 @@ def schema(command: str) -> dict[str, Any]:
 
     Raises UsageError if `command` has no schema.
     """
-    if command not in names():
-        raise UsageError(f"no schema of {command!r}; known: {', '.join(names())}")
-    found = _read(f"aprfmt.{command}.{number(command)}.json")
-    return {**found, "$defs": {**found.get("$defs", {}), COMMON: _read(COMMON)}}
+    if command not in schema_names():
+        raise UsageError(f"no schema of {command!r}; known: {', '.join(schema_names())}")
+    found = _read_schema(f"aprfmt.{command}.{schema_number(command)}.json")
+    return {**found, "$defs": {**found.get("$defs", {}), COMMON: _read_schema(COMMON)}}
 
 
 @cache
-def _text(name: str) -> str:
+def _read_text(name: str) -> str:
     """Return the text of a schema file."""
     return (files(__name__) / name).read_text(encoding="utf-8")
 
 
-def _read(name: str) -> dict[str, Any]:
+def _read_schema(name: str) -> dict[str, Any]:
     """Return the parsed content of a schema file."""
-    found: dict[str, Any] = json.loads(_text(name))
+    found: dict[str, Any] = json.loads(_read_text(name))
     return found

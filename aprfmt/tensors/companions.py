@@ -236,18 +236,18 @@ def _find_dialect(
             if prefix is None:
                 continue
             try:
-                stored = _stored_as(dialect, prefix, tensors, said)
+                stored = _section_for(dialect, prefix, tensors, said)
             except AprfmtError as error:
                 fault(error)
                 continue
             if stored is not None:
                 weight = prefix + dialect.weight
-                names = _named(dialect, prefix, tensors)
+                names = _stored_names(dialect, prefix, tensors)
                 found[weight] = FoundWeight(names, partial(_join_dialect, weight, dialect, stored))
     return found
 
 
-def _stored_as(
+def _section_for(
     dialect: "Dialect",
     prefix: str,
     tensors: Tensors,
@@ -281,7 +281,7 @@ def _stored_as(
     )
 
 
-def _named(dialect: "Dialect", prefix: str, tensors: Tensors) -> Mapping[str, str]:
+def _stored_names(dialect: "Dialect", prefix: str, tensors: Tensors) -> Mapping[str, str]:
     """Return {suffix: stored name} of a weight's tensors that exist, "" for the main part."""
     every = (*dialect.parts, *dialect.optional)
     stored = {part: dialect.stored(prefix, part, tensors) for part in every}
@@ -336,7 +336,7 @@ def _find_unclaimed(
             continue
         if dialect.stored(prefix, dialect.parts[0], tensors) is None:
             continue  # what it is, `model/unread.py` says
-        names = dict(_named(dialect, prefix, tensors))
+        names = dict(_stored_names(dialect, prefix, tensors))
         marker = max(
             (m for m in markers if name.startswith(m.removesuffix(MARKER))), key=len, default=""
         )
@@ -351,11 +351,11 @@ def _join_unclaimed(name: str, dialect: "Dialect", parts: Tensors) -> Joined:
 
     Raises UnsupportedError where the scale does not show how it is applied.
     """
-    from aprfmt.codecs.fp8_block import UNCLAIMED, plain_scale
+    from aprfmt.codecs.fp8_block import UNCLAIMED, has_multiplying_scale
 
     held = {suffix or dialect.main: stored_part(part) for suffix, part in parts.items()}
     try:
-        if plain_scale(held):
+        if has_multiplying_scale(held):
             return _join_dialect(name, dialect, UNCLAIMED, parts)
     except CodecError as error:
         raise UnsupportedError(str(error)) from error
@@ -384,7 +384,7 @@ def has_parts(tensors: Tensors) -> bool:
     )
 
 
-def _raise(error: AprfmtError) -> None:
+def _raise_error(error: AprfmtError) -> None:
     """Raise the error."""
     raise error
 
@@ -402,7 +402,7 @@ def join_companions(
     error `unread` is called; without it UnsupportedError is raised.
     """
     joined: dict[str, LazyTensor] = dict(tensors)
-    tell = fault or _raise
+    tell = fault or _raise_error
     # Join the weights that each family finds.
     for family in FAMILIES:
         for weight, found in family(tensors, config or {}, tell).items():

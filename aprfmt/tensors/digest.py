@@ -27,7 +27,7 @@ PIECE = 2 << 20  # bytes read at a time: they stay in the processor's cache
 BAND = 1 << 20  # elements decoded at a time
 
 
-def sha256(pieces: Iterable[Buffer]) -> str:
+def sha256_of_pieces(pieces: Iterable[Buffer]) -> str:
     """Return the hex SHA-256 of bytes given in pieces."""
     digest = hashlib.sha256()
     for piece in pieces:
@@ -38,18 +38,18 @@ def sha256(pieces: Iterable[Buffer]) -> str:
 def file_sha256(path: Path, stop: Sequence[bool] = ()) -> str:
     """Return the hex SHA-256 of a file; AprfmtError once `stop` is not empty."""
 
-    def pieces(file: ByteSource) -> Iterator[memoryview]:
+    def read_pieces(file: ByteSource) -> Iterator[memoryview]:
         """Yield the file's bytes; AprfmtError once `stop` is not empty."""
-        for window in _pieces(file):
+        for window in _file_pieces(file):
             if stop:
                 raise AprfmtError(f"{path}: hashing was stopped")
             yield window
 
     with closing(open_bytes(path)) as file:
-        return sha256(pieces(file))
+        return sha256_of_pieces(read_pieces(file))
 
 
-def _pieces(file: ByteSource) -> Iterator[memoryview]:
+def _file_pieces(file: ByteSource) -> Iterator[memoryview]:
     """Yield all bytes of a file in order; each piece is valid until the next one is asked for.
 
     Of a large local file another thread reads them: mapped pages, of which each is touched once, or
@@ -60,13 +60,13 @@ def _pieces(file: ByteSource) -> Iterator[memoryview]:
     if fd is None or not hasattr(os, "preadv"):
         yield from file.windows(0, file.size)
     elif file.size <= PIECE:
-        yield from _read(file, fd)
+        yield from _read_pieces(file, fd)
     else:
-        with closing(iterate_ahead(_read(file, fd))) as pieces:
+        with closing(iterate_ahead(_read_pieces(file, fd))) as pieces:
             yield from pieces
 
 
-def _read(file: ByteSource, fd: int) -> Iterator[memoryview]:
+def _read_pieces(file: ByteSource, fd: int) -> Iterator[memoryview]:
     """Yield all bytes of an open file; each piece is valid until the next but one is asked for.
 
     Raises FormatError where the disk fails, or the file ends early.
@@ -88,7 +88,7 @@ def _read(file: ByteSource, fd: int) -> Iterator[memoryview]:
 
 def raw_sha256(tensor: LazyTensor) -> str:
     """Return the hex SHA-256 of a tensor's stored bytes; companions follow in suffix order."""
-    return sha256(byte_windows(all_runs(tensor)))
+    return sha256_of_pieces(byte_windows(all_runs(tensor)))
 
 
 def decoded_sha256(values: "NDArray[Any]") -> str:
@@ -97,7 +97,7 @@ def decoded_sha256(values: "NDArray[Any]") -> str:
     The line is the sizes with commas. Values are widened to float32, float64 or int64. NaN
     payloads count: equal hashes mean equal bits of the widened values.
     """
-    return sha256([_shape_line(values.shape), _widened(values)])
+    return sha256_of_pieces([_shape_line(values.shape), _widened_bytes(values)])
 
 
 def view_sha256(view: "View") -> str:
@@ -106,15 +106,15 @@ def view_sha256(view: "View") -> str:
     Mapped pages are released afterwards.
     """
 
-    def pieces() -> Iterator[Buffer]:
+    def value_pieces() -> Iterator[Buffer]:
         """Yield the shape line, then the values' bytes a band of rows at a time."""
         yield _shape_line(view.shape)
         for _, _, values in view.chunks(BAND):
-            yield _widened(values)
+            yield _widened_bytes(values)
             for tensor in view.stored:
                 tensor.drop()
 
-    return sha256(iterate_ahead(pieces()))
+    return sha256_of_pieces(iterate_ahead(value_pieces()))
 
 
 def _shape_line(shape: Sequence[int]) -> bytes:
@@ -122,7 +122,7 @@ def _shape_line(shape: Sequence[int]) -> bytes:
     return f"{','.join(map(str, shape))}\n".encode()
 
 
-def _widened(values: "NDArray[Any]") -> Buffer:
+def _widened_bytes(values: "NDArray[Any]") -> Buffer:
     """Return values as little-endian bytes of the hashed type.
 
     The type is float32, float64, int64 or complex64.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from aprfmt.arch.spec import Move
-    from aprfmt.codecs.laid_out import LaidOut
+    from aprfmt.codecs.laid_out import WeightLayout
     from aprfmt.codecs.lattice import Lattice
 
 _SPREAD = 4  # rows decoded for one that is wanted, at most, where they do not stand together
@@ -30,7 +30,7 @@ class PackedRows:
     ) -> None:
         """Set the tensors and, for each row, the index of its tensor and its row there."""
         self._stored, self._tensor, self._row = stored, tensor, row
-        self._latest: tuple[int, LaidOut] | None = None
+        self._latest: tuple[int, WeightLayout] | None = None
 
     def rows(self, start: int, stop: int) -> "NDArray[Any]":
         """Return rows [start, stop), new float32 [rows, columns].
@@ -43,14 +43,14 @@ class PackedRows:
         ends = np.flatnonzero(np.diff(tensor)) + 1
         for first, last in zip([0, *ends], [*ends, len(tensor)], strict=True):
             if first < last:
-                self._fill(out[first:last], int(tensor[first]), row[first:last])
+                self._decode_into(out[first:last], int(tensor[first]), row[first:last])
         return out
 
-    def _fill(self, out: "NDArray[Any]", which: int, row: "NDArray[Any]") -> None:
+    def _decode_into(self, out: "NDArray[Any]", which: int, row: "NDArray[Any]") -> None:
         """Fill `out` with the rows `row` of stored tensor number `which`."""
         name = self._stored[which].info.name
         try:
-            laid = self._laid(which)
+            laid = self._layout(which)
             low, high = int(row.min()), int(row.max()) + 1
             if high - low > _SPREAD * len(row):
                 ends = np.flatnonzero(np.diff(row) != 1) + 1
@@ -63,7 +63,7 @@ class PackedRows:
         except CodecError as error:
             raise CodecError(f"{name}: {error}") from error
 
-    def _laid(self, which: int) -> "LaidOut":
+    def _layout(self, which: int) -> "WeightLayout":
         """Return the layout of stored tensor number `which`; that of the last one is cached."""
         latest = self._latest
         if latest is None or latest[0] != which:

@@ -35,7 +35,7 @@ class Restoration:
 
         `again` are the bits after both.
         """
-        patch = _patch(source_bits.reshape(-1), again.reshape(-1))
+        patch = _difference_patch(source_bits.reshape(-1), again.reshape(-1))
         if patch is not None:
             self.stored[key] = patch
 
@@ -46,7 +46,7 @@ class Restoration:
         undoing the target's layout and narrowing again would give.
         """
         self.encodings[key] = encoding
-        patch = _patch(source_bits.reshape(-1), narrowed_bits.reshape(-1))
+        patch = _difference_patch(source_bits.reshape(-1), narrowed_bits.reshape(-1))
         if patch is not None:
             self.patches[key] = patch
 
@@ -62,7 +62,7 @@ class Restoration:
         return found
 
 
-def _patch(source: Any, made: Any) -> Value | None:
+def _difference_patch(source: Any, made: Any) -> Value | None:
     """Return the record that turns flat bits `made` into `source`; None where they are equal.
 
     It is a list of [index, bits] pairs, or base64 of all bits where many differ.

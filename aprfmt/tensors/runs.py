@@ -40,7 +40,7 @@ class RunBytes:
 
     def __init__(self, runs: Sequence[ByteRun]) -> None:
         """Set the runs and where each ends; reordered rows of one tensor are read by row."""
-        self._rows = _OrderedRows.of(runs) if isinstance(runs, Columns) else None
+        self._rows = _ReorderedRows.from_runs(runs) if isinstance(runs, Columns) else None
         self._runs: Sequence[ByteRun] = runs
         if isinstance(runs, Columns):  # made of moves, of which none is empty
             sizes = runs.columns[2]
@@ -50,7 +50,7 @@ class RunBytes:
         self._ends = array("q", accumulate(sizes))
 
     @classmethod
-    def of(cls, tensor: LazyTensor) -> "RunBytes":
+    def of_tensor(cls, tensor: LazyTensor) -> "RunBytes":
         """Return all bytes of a stored tensor."""
         return cls([ByteRun(tensor, 0, tensor.info.nbytes)])
 
@@ -103,7 +103,7 @@ _NEAR = 4  # rows made for one that is used, at most
 
 
 @dataclass(frozen=True, slots=True)
-class _OrderedRows:
+class _ReorderedRows:
     """Rows of one tensor in another order: each of `width` bytes, at a multiple of it.
 
     `numbers` are the stored rows' numbers in order. The tensor is mapped, or makes its rows when
@@ -115,7 +115,7 @@ class _OrderedRows:
     width: int
 
     @classmethod
-    def of(cls, runs: "Columns[ByteRun]") -> "_OrderedRows | None":
+    def from_runs(cls, runs: "Columns[ByteRun]") -> "_ReorderedRows | None":
         """Return runs as equal rows of one tensor, long runs as several rows.
 
         None where the runs are of several tensors, or reading by row is no gain.
@@ -143,16 +143,16 @@ class _OrderedRows:
         first, last = start // self.width, -(-stop // self.width)
         numbers = self.numbers[first:last]
         if not self.tensor.makes:
-            rows = self._between(0, self.tensor.info.nbytes // self.width)
+            rows = self._stored_rows(0, self.tensor.info.nbytes // self.width)
             held = rows.take(numbers, axis=0)
         elif np.ptp(numbers) < _NEAR * len(numbers):  # those of a few heads
             low = int(numbers.min())
-            held = self._between(low, int(numbers.max()) + 1)[numbers - low]
+            held = self._stored_rows(low, int(numbers.max()) + 1)[numbers - low]
         else:
-            held = np.concatenate([self._between(int(row), int(row) + 1) for row in numbers])
+            held = np.concatenate([self._stored_rows(int(row), int(row) + 1) for row in numbers])
         return held.reshape(-1).data[start - first * self.width : stop - first * self.width]
 
-    def _between(self, first: int, stop: int) -> "NDArray[np.uint8]":
+    def _stored_rows(self, first: int, stop: int) -> "NDArray[np.uint8]":
         """Return stored rows [first, stop), uint8 [rows, width]."""
         import numpy as np
 
@@ -177,10 +177,10 @@ def published_equal(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> bool:
 
     Then their bytes are equal, and none has to be fetched to know it.
     """
-    return bool(a) and len(a) == len(b) and all(map(_one_place, a, b))
+    return bool(a) and len(a) == len(b) and all(map(_is_same_place, a, b))
 
 
-def _one_place(a: ByteRun, b: ByteRun) -> bool:
+def _is_same_place(a: ByteRun, b: ByteRun) -> bool:
     """Return whether two runs are the same bytes of files with one published SHA-256."""
     mine, theirs = a.tensor.lies(a.start), b.tensor.lies(b.start)
     if mine is None or theirs is None or a.nbytes != b.nbytes or mine[1] != theirs[1]:
@@ -261,9 +261,9 @@ def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Seque
     Many runs, of rows that change places, are stored as columns of numbers only.
     """
     if len(moves) > FEW:
-        return _many(stored, moves)
+        return _many_runs(stored, moves)
     rows: list[tuple[int, int, int]] = []  # a stored tensor, its first byte, bytes
-    units = [_unit(tensor) for tensor in stored]
+    units = [_movable_unit(tensor) for tensor in stored]
     for move in moves:
         info, fits = stored[move.source].info, units[move.source]
         if move.start == 0 and move.count == math.prod(info.shape):
@@ -280,15 +280,15 @@ def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Seque
     return [ByteRun(stored[i], start, nbytes) for i, start, nbytes in rows]
 
 
-def _many(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[ByteRun] | None:
+def _many_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[ByteRun] | None:
     """Return the runs of bytes for many moves, computed for all at once; see `element_runs`."""
     import numpy as np
 
     from aprfmt.arch.spec import Move
 
     if not isinstance(moves, Columns):
-        moves = Columns.of(Move, [(move.source, move.start, move.count) for move in moves])
-    units = np.array([_unit(tensor) or (0, 0) for tensor in stored], np.int64)
+        moves = Columns.from_rows(Move, [(move.source, move.start, move.count) for move in moves])
+    units = np.array([_movable_unit(tensor) or (0, 0) for tensor in stored], np.int64)
     whole = np.array([(math.prod(t.info.shape), t.info.nbytes) for t in stored], np.int64)
     source, start, count = (np.frombuffer(column, np.int64) for column in moves.columns)
     all_of = (start == 0) & (count == whole[source, 0])
@@ -301,18 +301,18 @@ def _many(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[Byt
     rows = source[heads], start[heads], np.add.reduceat(size, heads)
     made = Columns(
         lambda i, start, nbytes: ByteRun(stored[i], start, nbytes),
-        _kept(*(row.tobytes() for row in rows)),
+        _shared_columns(*(row.tobytes() for row in rows)),
     )
     return list(made) if len(made) <= FEW else made
 
 
 @lru_cache(8)
-def _kept(*columns: bytes) -> Sequence["array[int]"]:
+def _shared_columns(*columns: bytes) -> Sequence["array[int]"]:
     """Return columns of int64 as arrays; equal columns of a model's layers are the same objects."""
     return [array("q", column) for column in columns]
 
 
-def _unit(tensor: LazyTensor) -> tuple[int, int] | None:
+def _movable_unit(tensor: LazyTensor) -> tuple[int, int] | None:
     """Return (least number of elements that can be moved as bytes, their bytes).
 
     None where elements have no bytes of their own, or rows are padded.

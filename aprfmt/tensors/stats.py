@@ -14,7 +14,7 @@ import numpy as np
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import LazyTensor, raw_parts
 from aprfmt.codecs import codec, decode_chunked, native_kernels
-from aprfmt.codecs.credible import check_inputs, check_numbers
+from aprfmt.codecs.credible import check_block_scales, check_input_scale_tensors
 from aprfmt.codecs.parallel import cpu_count
 from aprfmt.tensors.norms import exact_dot
 
@@ -76,7 +76,7 @@ class Accumulator:
         elif flat.dtype.kind not in "fiub":  # bfloat16 and the float8 types of ml_dtypes
             flat = flat.astype(np.float32)
         if flat.dtype == np.float32 and (native := native_kernels()) is not None:
-            self.add_stats(_of_moments(flat.size, native.stats(flat, self._threads)))
+            self.add_stats(_from_moments(flat.size, native.stats(flat, self._threads)))
             return
         self._count += flat.size
         with np.errstate(all="ignore"):
@@ -158,11 +158,11 @@ def merge_stats(parts: Iterable[Stats]) -> Stats:
     return accumulator.result()
 
 
-def _of_bands(tensor: LazyTensor) -> Stats:
+def _band_stats(tensor: LazyTensor) -> Stats:
     """Return the statistics of a dialect's packed weight, decoded some rows at a time."""
     assert tensor.packed is not None
     whole = Accumulator()
-    for band in tensor.packed().bands(CHUNK):
+    for band in tensor.packed().split_bands(CHUNK):
         values = band.decode().reshape(-1)
         for start in range(0, values.size, CHUNK):
             whole.add(values[start : start + CHUNK])
@@ -176,20 +176,20 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
     codec; the decoded tensor is never in memory as a whole. Raises CodecError or UnsupportedError.
     """
     info = tensor.info
-    check_inputs(tensor.parts)
+    check_input_scale_tensors(tensor.parts)
     # Weights that a dialect packs are decoded in bands.
     if tensor.decode is not None:
         try:
-            return _of_bands(tensor)
+            return _band_stats(tensor)
         finally:
             tensor.drop()
     # Others by native kernels, else in chunks.
     reference = codec(info.encoding)
     parts = raw_parts(tensor)
-    check_numbers(parts)
+    check_block_scales(parts)
     count = math.prod(info.shape)
     try:
-        fast = _by_kernel(info.encoding, parts, count)
+        fast = _kernel_stats(info.encoding, parts, count)
         if fast is not None:
             return fast
         columns = info.shape[-1] if info.shape else 1
@@ -204,17 +204,17 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
         tensor.drop()
 
 
-def _by_kernel(encoding: str, parts: Mapping[str, memoryview], count: int) -> Stats | None:
+def _kernel_stats(encoding: str, parts: Mapping[str, memoryview], count: int) -> Stats | None:
     """Return the statistics by native kernels; None where there is none or blocks are padded."""
     native, row = native_kernels(), ENCODINGS[encoding]
     fits = len(parts[""]) * row.block_size == count * row.type_size and not row.header
     if native is None or encoding not in native.KERNELS or len(parts) > 1 or not fits:
         return None
     found = native.stats_of(encoding, parts[""], count, cpu_count())
-    return _of_moments(count, found)
+    return _from_moments(count, found)
 
 
-def _of_moments(count: int, found: "Moments") -> Stats:
+def _from_moments(count: int, found: "Moments") -> Stats:
     """Return the statistics of `count` values from their moments."""
     if not found.finite:
         none = (None,) * 6

@@ -35,9 +35,9 @@ def decode_tensor(tensor: LazyTensor) -> "NDArray[Any]":
             return tensor.decode()
         parts = raw_parts(tensor)
         if len(parts) > 1:
-            from aprfmt.codecs.credible import check_numbers
+            from aprfmt.codecs.credible import check_block_scales
 
-            check_numbers(parts)
+            check_block_scales(parts)
         return decode(info.encoding, parts, info.shape, row_bytes=info.row_bytes)
     except (CodecError, UnsupportedError) as error:
         raise type(error)(f"{info.name}: {error}") from error
@@ -327,7 +327,7 @@ class View:
             return decode_tensor(self.whole).reshape(self.shape)
         if self.data is not None:
             return decode(self.encoding, self.data.window(0, len(self.data)), self.shape)
-        return self.undone([decode_tensor(tensor) for tensor in self.stored])
+        return self.undo_layout([decode_tensor(tensor) for tensor in self.stored])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> "NDArray[Any]":
         """Return the decoded values for `np.asarray`; NumPy's protocol.
@@ -349,7 +349,7 @@ class View:
         """Return where `__dlpack__` puts values: kDLCPU, device 0."""
         return 1, 0
 
-    def undone(self, arrays: "list[NDArray[Any]]") -> "NDArray[Any]":
+    def undo_layout(self, arrays: "list[NDArray[Any]]") -> "NDArray[Any]":
         """Return this tensor's array: `arrays` of the stored tensors, their layout steps undone."""
         for step in self.layout:
             arrays = step.undo(arrays, self._hp)
@@ -377,7 +377,7 @@ class View:
             return None
         from aprfmt.tensors.packed_rows import lattice_of
 
-        return lattice_of(self.stored, self.undone)
+        return lattice_of(self.stored, self.undo_layout)
 
     def rows(self, start: int, stop: int) -> "NDArray[Any]":
         """Return rows [start, stop) of the tensor seen as [rows, last axis], decoded.

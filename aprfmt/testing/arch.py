@@ -11,7 +11,7 @@ from aprfmt.arch.binding import bind_names, groups_for
 from aprfmt.conversion import convert
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept
+from aprfmt.inference.trace import KeptValues
 from aprfmt.model import Model, open_model
 
 _FLOAT64, _FLOAT32 = 1e-10, 1e-5  # relL2 of logits: the same sums in another order
@@ -59,10 +59,10 @@ def _check_names(model: Model) -> None:
         assert not lost, f"{model.spec.name}: {style} names do not lead back to {lost}"
 
 
-def _run(model: Model, ids: Sequence[int], dtype: str) -> Any:
+def _run_logits(model: Model, ids: Sequence[int], dtype: str) -> Any:
     """Return the float64 logits [tokens, vocabulary] of the numpy backend computing in `dtype`."""
     backend = BACKENDS["numpy"]("cpu", dtype)
-    with Session.of(model, backend) as session:
+    with Session.open(model, backend) as session:
         return np.asarray(session.logits(ids), np.float64)
 
 
@@ -73,30 +73,34 @@ def _check_forward(model: Model, ids: Sequence[int]) -> Any:
     """
     name = model.spec.name
     # Finite logits that are not all equal, and near ones in float32.
-    logits = _run(model, ids, "float64")
+    logits = _run_logits(model, ids, "float64")
     assert np.isfinite(logits).all(), f"{name}: logits that are not finite"
     assert logits.std() > 0, f"{name}: all logits are equal"
-    near(_run(model, ids, "float32"), logits, _FLOAT32, f"{name}: float32 against float64")
+    assert_near(
+        _run_logits(model, ids, "float32"), logits, _FLOAT32, f"{name}: float32 against float64"
+    )
     # A later token must not change earlier rows.
     changed = [*ids[:-1], (ids[-1] + 1) % int(model.hyper["vocab_size"])]
-    other = _run(model, changed, "float64")
-    near(other[:-1], logits[:-1], _FLOAT64, f"{name}: rows before a changed token")
+    other = _run_logits(model, changed, "float64")
+    assert_near(other[:-1], logits[:-1], _FLOAT64, f"{name}: rows before a changed token")
     # Token by token, and traced: the same logits, all points in order.
     backend = BACKENDS["numpy"]("cpu", "float64")
-    kept = Kept()
-    with Session.of(model, backend) as session:
+    kept = KeptValues()
+    with Session.open(model, backend) as session:
         rows = [session.prefill(ids[:1])[0], *(session.step(token) for token in ids[1:])]
-        near(np.stack(rows), logits, _FLOAT64, f"{name}: token by token against one pass")
+        assert_near(np.stack(rows), logits, _FLOAT64, f"{name}: token by token against one pass")
         points = list(session.points)
         trace = session.trace(ids, points, keep=kept.keep, fetch=kept.fetch, logits_rows="all")
         came = list(trace.records)
         whole = [key for key in points if key in came]
         assert came == whole, f"{name}: points came in another order than the table's"
         for key in came:
-            values = trace.values(key)
+            values = trace.recorded_values(key)
             assert values is not None and np.isfinite(values).all(), f"{name}: {key}"
-        near(trace.values("logits"), logits, _FLOAT64, f"{name}: logits of the traced pass")
-        unread = session.weights.unread()
+        assert_near(
+            trace.recorded_values("logits"), logits, _FLOAT64, f"{name}: logits of the traced pass"
+        )
+        unread = session.weights.unused_keys()
         assert not unread, f"{name}: weights that no operation reads: {unread}"
     return logits
 
@@ -111,10 +115,10 @@ def _check_copy(model: Model, source: Path, target: Path, ids: Sequence[int], lo
         for name, value in model.hyper.items():
             found = copy.hyper[name]
             assert found == value, f"{target.name}: {name} is {found!r}; the source has {value!r}"
-        near(_run(copy, ids, "float64"), logits, 1e-6, f"{target.name}: logits")
+        assert_near(_run_logits(copy, ids, "float64"), logits, 1e-6, f"{target.name}: logits")
 
 
-def near(found: Any, expected: Any, limit: float, what: str) -> None:
+def assert_near(found: Any, expected: Any, limit: float, what: str) -> None:
     """Raise AssertionError where the relative L2 distance is not below `limit`.
 
     `what` begins the message.

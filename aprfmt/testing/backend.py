@@ -9,7 +9,7 @@ from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.base import ROWS, Array, Backend, Heads
 from aprfmt.inference.masks import causal_mask
 from aprfmt.inference.weights import Weight, array_weights
-from aprfmt.testing.arch import near
+from aprfmt.testing.arch import assert_near
 
 # relL2 of one operation: its own rounding, and that of its inputs to the dtype.
 _LIMITS: Mapping[str, float] = {
@@ -19,7 +19,7 @@ _TOKENS, _WIDTH, _OUT, _HEADS, _KV, _DIM = 7, 64, 40, 4, 2, 16
 Op = Callable[[Backend, Mapping[str, Any], Weight], Array]
 
 
-def _heads(
+def _attention_heads(
     b: Backend, x: Mapping[str, Any], *, sinks: bool = False, cap: float | None = None
 ) -> Heads:
     """Return the attention's mask, scale, soft cap and sinks for the checked operations."""
@@ -27,34 +27,37 @@ def _heads(
     return Heads(mask, 0.3, cap, b.array(x["sinks"]) if sinks else None, "float32")
 
 
-def _rope(style: Any) -> Op:
+def _rope_operation(style: Any) -> Op:
     """Return an operation that rotates queries, with pairs by `style`."""
 
-    def run(b: Backend, x: Mapping[str, Any], w: Weight) -> Array:
+    def rotate(b: Backend, x: Mapping[str, Any], w: Weight) -> Array:
         """Return the rotated queries."""
         table = b.rope_table(
             np.arange(_TOKENS), x["inv_freq"].astype(np.float32), factor=1.1, cast="table"
         )
         return b.rope(b.array(x["q"]), table, style=style, cast="table")
 
-    return run
+    return rotate
 
 
-def _activation(kind: str) -> Op:
+def _activation_operation(kind: str) -> Op:
     """Return an operation that applies the activation `kind`."""
     return lambda b, x, w: b.activate(b.array(x["x"]), kind, steps=False)
 
 
-def _attend(sinks: bool, cap: float | None) -> Op:
+def _attention_operation(sinks: bool, cap: float | None) -> Op:
     """Return an operation that computes attention in one call."""
     return lambda b, x, w: b.attention(
-        b.array(x["q"]), b.array(x["k"]), b.array(x["v"]), _heads(b, x, sinks=sinks, cap=cap)
+        b.array(x["q"]),
+        b.array(x["k"]),
+        b.array(x["v"]),
+        _attention_heads(b, x, sinks=sinks, cap=cap),
     )
 
 
-def _stepped(b: Backend, x: Mapping[str, Any], w: Weight) -> Array:
+def _attention_by_steps(b: Backend, x: Mapping[str, Any], w: Weight) -> Array:
     """Return attention computed as scores, probabilities and their product with the values."""
-    heads = _heads(b, x, sinks=True, cap=2.0)
+    heads = _attention_heads(b, x, sinks=True, cap=2.0)
     scores = b.scores(b.array(x["q"]), b.array(x["k"]), heads)
     return b.mix(b.probs(scores, heads), b.array(x["v"]))
 
@@ -74,18 +77,20 @@ OPERATIONS: Mapping[str, Op] = {
     "sigmoid": lambda b, x, w: b.sigmoid(b.array(x["x"])),
     "swiglu_oai": lambda b, x, w: b.swiglu_oai(b.array(x["x"]), b.array(x["y"]), 0.7, 1.702),
     "xielu": lambda b, x, w: b.xielu(b.array(x["x"]), 0.8, 1.3, 0.5, -1e-6),
-    **{kind: _activation(kind) for kind in ("silu", "gelu", "gelu_tanh", "relu", "relu2")},
+    **{
+        kind: _activation_operation(kind) for kind in ("silu", "gelu", "gelu_tanh", "relu", "relu2")
+    },
     "rms_norm": lambda b, x, w: b.rms_norm(
         b.array(x["x"]), b.array(x["weight"]), eps=1e-2, offset=1, cast="after_weight"
     ),
     "layer_norm": lambda b, x, w: b.layer_norm(
         b.array(x["x"]), b.array(x["weight"]), b.array(x["shift"]), eps=1e-2
     ),
-    "rope half": _rope("half"),
-    "rope interleaved": _rope("interleaved"),
-    "attention": _attend(False, None),
-    "attention with sinks and cap": _attend(True, 2.0),
-    "scores, probs, mix": _stepped,
+    "rope half": _rope_operation("half"),
+    "rope interleaved": _rope_operation("interleaved"),
+    "attention": _attention_operation(False, None),
+    "attention with sinks and cap": _attention_operation(True, 2.0),
+    "scores, probs, mix": _attention_by_steps,
     "concat": lambda b, x, w: b.concat([b.array(x["x"]), b.array(x["y"])]),
     "stack": lambda b, x, w: b.stack([b.array(x["x"]), b.array(x["y"])]),
     "repeat_heads": lambda b, x, w: b.repeat_heads(b.array(x["k"])[:, :1], 3),
@@ -96,7 +101,7 @@ OPERATIONS: Mapping[str, Op] = {
 }
 
 
-def _inputs(seed: int) -> dict[str, Any]:
+def _random_inputs(seed: int) -> dict[str, Any]:
     """Return {name: random float64 array} of the operations' inputs."""
     rng = np.random.default_rng(seed)
     shapes = {
@@ -117,7 +122,7 @@ def check_backend(
     rows next to it. Raises AssertionError for the first that fails.
     """
     backend, judge = BACKENDS[name](device, dtype), BACKENDS["numpy"]("cpu", "float64")
-    inputs = _inputs(seed)
+    inputs = _random_inputs(seed)
     rounded = {
         key: judge.array(backend.to_numpy(backend.array(value)))
         for key, value in inputs.items()
@@ -129,7 +134,7 @@ def check_backend(
         found = [backend.to_numpy(run(backend, rounded, weights[0])) for _ in range(2)]
         assert found[0].tobytes() == found[1].tobytes(), f"{name}: {op} gave other bits again"
         expected = judge.to_numpy(run(judge, rounded, weights[1]))
-        near(found[0], expected, _LIMITS[dtype], f"{name}:{device}:{dtype} {op}")
+        assert_near(found[0], expected, _LIMITS[dtype], f"{name}:{device}:{dtype} {op}")
     steady = BACKENDS[name](device, dtype, deterministic=True)
     x = np.random.default_rng(seed).standard_normal((ROWS + 9, _WIDTH))
     w = array_weights({"w": inputs["w"].astype(np.float32)})["w"]

@@ -76,25 +76,25 @@ def _check_encoder(name: str, codec: Codec, seed: int) -> bool:
     if np.dtype(codec.dtype).kind != "f":
         return False  # integers are stored, never made
     try:
-        parts = _encoded(name, values)
+        parts = _encode_parts(name, values)
     except CodecError as error:
         assert "no encoder" in str(error), f"{name}: cannot encode normal numbers: {error}"
         return False
-    assert parts == _encoded(name, values), f"{name}: encoding twice gave other bytes"
+    assert parts == _encode_parts(name, values), f"{name}: encoding twice gave other bytes"
     expected = find_encoding(name).nbytes(values.shape)
     found = len(parts[""])
     assert found == expected, f"{name}: encoded to {found} bytes; the table says {expected}"
     back = np.asarray(decode(name, parts, values.shape), np.float64)
     distance = float(np.linalg.norm(back - values) / np.linalg.norm(values))
     assert distance < _WORST, f"{name}: relL2 {distance:.3g} there and back; expected < {_WORST}"
-    zeros = decode(name, _encoded(name, 0 * values), values.shape)
+    zeros = decode(name, _encode_parts(name, 0 * values), values.shape)
     assert not np.asarray(zeros, np.float64).any(), f"{name}: zeros do not come back as zeros"
-    again = decode(name, _encoded(name, back.astype(values.dtype)), values.shape)
+    again = decode(name, _encode_parts(name, back.astype(values.dtype)), values.shape)
     drift = float(np.linalg.norm(np.asarray(again, np.float64) - back) / np.linalg.norm(back))
     assert drift <= distance + 1e-6, f"{name}: a second round trip moves {drift:.3g}"
     return True
 
 
-def _encoded(name: str, x: Array) -> Mapping[str, Any]:
+def _encode_parts(name: str, x: Array) -> Mapping[str, Any]:
     """Return {suffix: bytes} of an array in the encoding."""
     return {suffix: bytes(part) for suffix, part in encode(name, x).items()}

@@ -22,7 +22,7 @@ def check_format(name: str, folder: Path, seed: int = 0) -> tuple[str, ...]:
     that fails.
     """
     spec = FORMATS[name]
-    data = _tensors(spec, seed)
+    data = _sample_tensors(spec, seed)
     path = folder / f"whole{spec.extensions[0]}"
     write_file(spec, path, data)
     _check_content(spec, path, data)
@@ -45,7 +45,7 @@ def write_file(
             sink.write(info.name, iter([memoryview(data[info.name][1])]))
 
 
-def _tensors(spec: FormatSpec, seed: int) -> dict[str, tuple[TensorInfo, bytes]]:
+def _sample_tensors(spec: FormatSpec, seed: int) -> dict[str, tuple[TensorInfo, bytes]]:
     """Return {name: (info, bytes)}: a matrix in every encoding the format has, unusual shapes."""
     rng = np.random.default_rng(seed)
     shapes: list[tuple[str, tuple[int, ...], str]] = [

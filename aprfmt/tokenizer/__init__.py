@@ -9,18 +9,23 @@ Nothing heavy is imported before `load_tokenizer` builds a tokenizer.
 from aprfmt.tokenizer.base import Tokenizer
 from aprfmt.tokenizer.carriers import to_apr, to_gguf, to_hf
 from aprfmt.tokenizer.identity import tokenizer_facts
-from aprfmt.tokenizer.loading import load_tokenizer, render_alone, stated_ends, tokenizer_of
+from aprfmt.tokenizer.loading import (
+    load_tokenizer,
+    metadata_stop_ids,
+    render_messages,
+    try_load_tokenizer,
+)
 from aprfmt.tokenizer.template import scan_template
 
 __all__ = [
     "Tokenizer",
     "load_tokenizer",
-    "render_alone",
+    "metadata_stop_ids",
+    "render_messages",
     "scan_template",
-    "stated_ends",
     "to_apr",
     "to_gguf",
     "to_hf",
     "tokenizer_facts",
-    "tokenizer_of",
+    "try_load_tokenizer",
 ]  # fmt: skip

@@ -41,13 +41,13 @@ def absent_ids(carried: Carried) -> list[AbsentKey]:
     writes it. A default that is a control token is no finding. Raises FormatError for lists that
     cannot be read.
     """
-    if carried.model.key_style != "gguf" or not carried.length(TOKENS):
+    if carried.model.key_style != "gguf" or not carried.list_length(TOKENS):
         return []
-    stated = carried.ids()
+    stated = carried.token_ids()
     if {"bos", "eos"} <= stated.keys():
         return []
-    model, pre = carried.text(MODEL) or "", carried.text(PRE) or ""
-    tokens: Any = carried.value(TOKENS)
+    model, pre = carried.text_value(MODEL) or "", carried.text_value(PRE) or ""
+    tokens: Any = carried.metadata_value(TOKENS)
     taken = default_ids(model, pre, len(tokens))
     found = []
     for role, does in (("eos", "a generation ends there"), ("bos", "texts begin with it")):
@@ -55,7 +55,7 @@ def absent_ids(carried: Carried) -> list[AbsentKey]:
         if role in stated or i is None or (role == "bos" and not _puts_bos(carried, model, pre)):
             continue
         token = str(tokens[i])
-        if _is_whole(carried, token, i):
+        if _is_control_like(carried, token, i):
             continue
         key = IDS[role].gguf
         wanted = _id_for_key(carried, role)
@@ -78,15 +78,15 @@ def set_command(carried: Carried, assigned: str) -> str:
 
 def _puts_bos(carried: Carried, model: str, pre: str) -> bool:
     """Return whether BOS is put before a text, or written by the chat template."""
-    flag = carried.flag("add_bos_token")
+    flag = carried.flag_value("add_bos_token")
     row, split = DEFAULTS.get(model), PRE_TOKENIZERS.get(pre)
     default = bool(row and (row.add_bos or row.framed)) or bool(split and split.add_bos)
     return (default if flag is None else flag) or "bos_token" in (carried.chat_template() or "")
 
 
-def _is_whole(carried: Carried, token: str, i: int) -> bool:
+def _is_control_like(carried: Carried, token: str, i: int) -> bool:
     """Return whether a token is a control token by its type, or without types by its text."""
-    kinds: Any = carried.value(TYPES)
+    kinds: Any = carried.metadata_value(TYPES)
     if kinds is None:
         return token in TAKEN_FOR_CONTROL or (token.startswith("<") and token.endswith(">"))
     return kinds[i] in (CONTROL, UNKNOWN, USER_DEFINED)
@@ -94,7 +94,7 @@ def _is_whole(carried: Carried, token: str, i: int) -> bool:
 
 def _id_for_key(carried: Carried, role: str) -> int | None:
     """Return the id that the key should have, by the template or token texts; None if unknown."""
-    tokens = {str(text): i for i, text in enumerate(carried.sequence(TOKENS, str) or [])}
+    tokens = {str(text): i for i, text in enumerate(carried.list_value(TOKENS, str) or [])}
     if role == "bos":
         return next((tokens[t] for t in BOS_TEXTS if t in tokens), None)
     template, where = carried.template_and_origin()
@@ -119,10 +119,10 @@ def absent_types(carried: Carried) -> AbsentKey | None:
     A byte-level token of several characters that no merge makes is only found if it is split
     off whole. Raises FormatError for lists that cannot be read.
     """
-    if carried.model.key_style != "gguf" or carried.value(TYPES) is not None:
+    if carried.model.key_style != "gguf" or carried.metadata_value(TYPES) is not None:
         return None
-    tokens = carried.sequence(TOKENS, str) or []
-    merges = carried.sequence(MERGES, str)
+    tokens = carried.list_value(TOKENS, str) or []
+    merges = carried.list_value(MERGES, str)
     if merges is None:
         lost = [t for t in tokens if (t.startswith("<|") and t.endswith("|>")) or t in BOS_TEXTS]
     else:

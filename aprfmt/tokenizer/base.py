@@ -108,7 +108,7 @@ class Tokenizer:
         return [*before, *ids, *after]
 
     @property
-    def leading(self) -> tuple[int, ...]:
+    def prefix_ids(self) -> tuple[int, ...]:
         """Ids that `encode` puts before a text: BOS if the model adds it, else empty."""
         if self.frame is not None:
             return self.frame[0]

@@ -9,7 +9,7 @@ from typing import Any
 
 from aprfmt.errors import FormatError, UnsupportedError
 from aprfmt.tokenizer.keys import BYTE, CONTROL, UNKNOWN, USER_DEFINED
-from aprfmt.tokenizer.pre import normalizer_json, pre_tokenizer, pre_tokenizer_json
+from aprfmt.tokenizer.pre import find_pre_tokenizer, normalizer_json, pre_tokenizer_json
 from aprfmt.tokenizer.vocabulary import BLANK, Vocabulary
 
 _NEVER_MADE = (UNKNOWN, CONTROL, USER_DEFINED, BYTE)  # merging never makes them
@@ -70,7 +70,7 @@ def _byte_level_json(vocabulary: Vocabulary, where: str) -> dict[str, Any]:
             f"{where}: does not say how its text is split (tokenizer.ggml.pre); set it, or use the "
             "original tokenizer.json"
         )
-    row = pre_tokenizer(vocabulary.pre, where)
+    row = find_pre_tokenizer(vocabulary.pre, where)
     vocab = {token: i for i, token in enumerate(vocabulary.tokens)}
     return {
         "normalizer": normalizer_json(row),
@@ -196,7 +196,7 @@ def _post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
         return None
     texts = {role: vocabulary.tokens[i] for role, i in used.items()}
 
-    def around(sequence: str, type_id: int) -> list[dict[str, Any]]:
+    def template_rows(sequence: str, type_id: int) -> list[dict[str, Any]]:
         """Return the template of one sequence ("A" or "B") with bos and eos around it."""
         pieces: dict[str, dict[str, Any]] = {
             role: {"SpecialToken": {"id": text, "type_id": type_id}} for role, text in texts.items()
@@ -207,7 +207,7 @@ def _post_processor(vocabulary: Vocabulary) -> dict[str, Any] | None:
     entries = {t: {"id": t, "ids": [used[role]], "tokens": [t]} for role, t in texts.items()}
     return {
         "type": "TemplateProcessing",
-        "single": around("A", 0),
-        "pair": around("A", 0) + around("B", 1),
+        "single": template_rows("A", 0),
+        "pair": template_rows("A", 0) + template_rows("B", 1),
         "special_tokens": entries,
     }

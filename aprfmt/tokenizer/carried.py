@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from aprfmt.base.protocols import Value
 from aprfmt.errors import FormatError
-from aprfmt.model.carried_files import read_texts
+from aprfmt.model.carried_files import read_embedded_files
 from aprfmt.tokenizer.keys import APR_CHAT_TEMPLATE, CHAT_TEMPLATE, FLAGS, HF_JSON, IDS, Key
 
 if TYPE_CHECKING:
@@ -47,65 +47,65 @@ class Carried:
         """The path of the model, with which messages begin."""
         return str(self.model.path)
 
-    def value(self, key: Key) -> Value:
+    def metadata_value(self, key: Key) -> Value:
         """Return the metadata value of a Key, by this format's spelling; None if it is absent."""
         spell = _SPELLING.get(self.model.key_style)
         return None if spell is None else self.model.metadata.get(spell(key))
 
-    def spelled(self, key: Key) -> str:
+    def key_text(self, key: Key) -> str:
         """Return `PATH: KEY` for messages, the key as this format spells it."""
         spell = _SPELLING.get(self.model.key_style)
         return f"{self.where}: {key.gguf if spell is None else spell(key)}"
 
-    def length(self, key: Key) -> int | None:
+    def list_length(self, key: Key) -> int | None:
         """Return the length of a list value without reading its elements; None without a list."""
-        value = self.value(key)
+        value = self.metadata_value(key)
         is_list = isinstance(value, Sequence) and not isinstance(value, str)
         return len(value) if is_list else None
 
-    def sequence(self, key: Key, kind: type | tuple[type, ...]) -> list[Any] | None:
+    def list_value(self, key: Key, kind: type | tuple[type, ...]) -> list[Any] | None:
         """Return the list value of a key; None if absent.
 
         Raises FormatError if it is no list, is too long, or has elements that are not of `kind`.
         """
-        value = self.value(key)
+        value = self.metadata_value(key)
         if value is None:
             return None
         if not isinstance(value, Sequence) or isinstance(value, str):
-            raise FormatError(f"{self.spelled(key)}: is {type(value).__name__}; expected a list")
+            raise FormatError(f"{self.key_text(key)}: is {type(value).__name__}; expected a list")
         if len(value) > MAX_TOKENS:
             raise FormatError(
-                f"{self.spelled(key)}: {len(value)} elements, the limit is {MAX_TOKENS}"
+                f"{self.key_text(key)}: {len(value)} elements, the limit is {MAX_TOKENS}"
             )
         found = value.tolist() if hasattr(value, "tolist") else list(value)
         kinds = set(map(type, found))
         allowed = set(kind) if isinstance(kind, tuple) else {kind}
         if not kinds <= allowed:
             names = ", ".join(sorted(k.__name__ for k in kinds - allowed))
-            raise FormatError(f"{self.spelled(key)}: holds {names}; the file is damaged")
+            raise FormatError(f"{self.key_text(key)}: holds {names}; the file is damaged")
         return found
 
-    def text(self, key: Key) -> str | None:
+    def text_value(self, key: Key) -> str | None:
         """Return the string value of a key; None if absent. FormatError for another type."""
-        value = self.value(key)
+        value = self.metadata_value(key)
         if value is not None and not isinstance(value, str):
-            raise FormatError(f"{self.spelled(key)}: is {type(value).__name__}; expected a string")
+            raise FormatError(f"{self.key_text(key)}: is {type(value).__name__}; expected a string")
         return value
 
-    def flag(self, name: str) -> bool | None:
+    def flag_value(self, name: str) -> bool | None:
         """Return the value of one of FLAGS; None if it is absent or not a boolean."""
-        value = self.value(FLAGS[name])
+        value = self.metadata_value(FLAGS[name])
         return value if isinstance(value, bool) else None
 
-    def ids(self) -> dict[str, int]:
+    def token_ids(self) -> dict[str, int]:
         """Return {role: token id} from the metadata; FormatError if one is not a whole number."""
         found = {}
         for role, key in IDS.items():
-            value = self.value(key)
+            value = self.metadata_value(key)
             if value is None:
                 continue
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
-                raise FormatError(f"{self.spelled(key)}: is {value!r}; expected a token id")
+                raise FormatError(f"{self.key_text(key)}: is {value!r}; expected a token id")
             found[role] = value
         return found
 
@@ -114,14 +114,14 @@ class Carried:
     @cached_property
     def files(self) -> Mapping[str, str]:
         """{name: text} of the text files in the folder or embedded, without tokenizer.json."""
-        return self.texts if self.model.folder is None else self.model.folder.texts
+        return self.embedded_texts if self.model.folder is None else self.model.folder.texts
 
     @cached_property
-    def texts(self) -> Mapping[str, str]:
+    def embedded_texts(self) -> Mapping[str, str]:
         """{name: text} of the small files that a GGUF or APR of aprfmt embeds."""
-        return read_texts(self.model)
+        return read_embedded_files(self.model)
 
-    def unread(self) -> list[str]:
+    def unread_files(self) -> list[str]:
         """Return the names of tokenizer files in the folder that aprfmt does not read."""
         folder = self.model.folder
         names = ("tokenizer.model", "vocab.json", "vocab.txt", "tekken.json", "spiece.model")
@@ -146,12 +146,12 @@ class Carried:
             raise FormatError(f"{self.origin}: is {type(text).__name__}; expected a string")
         return text
 
-    def parse(self, name: str) -> Mapping[str, Any]:
+    def parse_file(self, name: str) -> Mapping[str, Any]:
         """Return one of the small JSON files, parsed once; {} if it does not exist. FormatError."""
         if name not in self._parsed:
             text = self.files.get(name)
             where = f"{self.where}: {name}"
-            self._parsed[name] = {} if text is None else self._object(text, where, 16 << 20)
+            self._parsed[name] = {} if text is None else self._parse_object(text, where, 16 << 20)
         return self._parsed[name]
 
     def parse_tokenizer_json(self) -> Mapping[str, Any] | None:
@@ -163,12 +163,12 @@ class Carried:
         text = self.tokenizer_json()
         if text is None:
             return None
-        found = self._object(text, self.origin, MAX_JSON)
+        found = self._parse_object(text, self.origin, MAX_JSON)
         for key, value in found.items():
             self._beside[key] = None if key in ("model", "added_tokens") else value
         return found
 
-    def beside_vocabulary(self) -> Mapping[str, Any]:
+    def tokenizer_json_keys(self) -> Mapping[str, Any]:
         """Return the keys of tokenizer.json; those of the vocabulary have the value None.
 
         {} without the file. It is not parsed a second time. Raises FormatError.
@@ -177,7 +177,7 @@ class Carried:
             self.parse_tokenizer_json()
         return self._beside
 
-    def _object(self, text: str, where: str, limit: int) -> Mapping[str, Any]:
+    def _parse_object(self, text: str, where: str, limit: int) -> Mapping[str, Any]:
         """Return the JSON object in a text; FormatError if it is none or longer than `limit`."""
         from aprfmt.formats.bounded_json import loads
 
@@ -189,7 +189,7 @@ class Carried:
     @cached_property
     def tokenizer_config(self) -> Mapping[str, Any]:
         """The keys of tokenizer_config.json; {} without the file."""
-        return self.parse("tokenizer_config.json")
+        return self.parse_file("tokenizer_config.json")
 
     def chat_template(self) -> str | None:
         """Return the chat template, None without one. Raises FormatError.
@@ -199,7 +199,7 @@ class Carried:
         """
         return self.template_and_origin()[0]
 
-    def _templates(self) -> Iterator[tuple[Value, str]]:
+    def _stored_templates(self) -> Iterator[tuple[Value, str]]:
         """Yield (template or None, place) of each place, in order of precedence."""
         if self.model.key_style in _SPELLING:
             for key in (CHAT_TEMPLATE, APR_CHAT_TEMPLATE):
@@ -207,14 +207,16 @@ class Carried:
         name = "chat_template.jinja"
         yield self.files[name] if name in self.files else None, name
         yield self.tokenizer_config.get("chat_template"), "tokenizer_config.json"
-        yield self.parse("chat_template.json").get("chat_template"), "chat_template.json"
+        yield self.parse_file("chat_template.json").get("chat_template"), "chat_template.json"
 
     def template_and_origin(self) -> tuple[str | None, str]:
         """Return (chat template, `PATH: PLACE`); (None, "") without one.
 
         Raises FormatError if it is not a text.
         """
-        found, place = next(((text, at) for text, at in self._templates() if text), (None, ""))
+        found, place = next(
+            ((text, at) for text, at in self._stored_templates() if text), (None, "")
+        )
         where = f"{self.where}: {place}"
         if isinstance(found, list):
             named = {

@@ -13,15 +13,15 @@ from aprfmt.errors import ConversionError, FormatError, UnsupportedError
 from aprfmt.tokenizer import keys
 from aprfmt.tokenizer.build import is_blank_run, tokenizer_json
 from aprfmt.tokenizer.carried import TOKENIZER_JSON, Carried
-from aprfmt.tokenizer.hf_json import frame, from_json, stated_stops
+from aprfmt.tokenizer.hf_json import configured_stop_ids, post_processor_ids, vocabulary_from_json
 from aprfmt.tokenizer.pre import pre_name_of
 from aprfmt.tokenizer.vocabulary import (
     BLANK,
     NO_VOCABULARY,
     Vocabulary,
-    from_metadata,
+    collect_stop_ids,
     pad_vocabulary,
-    stop_ids,
+    vocabulary_from_metadata,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +38,10 @@ def has_tokenizer(carried: Carried) -> bool:
     """Return whether a model has a tokenizer, without parsing anything."""
     if carried.origin:
         return True
-    return bool(carried.length(keys.TOKENS)) and carried.value(keys.MODEL) not in NO_VOCABULARY
+    return (
+        bool(carried.list_length(keys.TOKENS))
+        and carried.metadata_value(keys.MODEL) not in NO_VOCABULARY
+    )
 
 
 # --- GGUF -----------------------------------------------------------------------------------
@@ -59,11 +62,11 @@ def to_gguf(model: "Model") -> dict[str, Value | TypedValue]:
     data = carried.parse_tokenizer_json()
     found: dict[str, Value | TypedValue] = {}
     if data is not None:
-        vocabulary = from_json(carried, data)
+        vocabulary = vocabulary_from_json(carried, data)
         found.update(_gguf_vocabulary(carried, vocabulary, data))
         found[keys.HF_JSON] = carried.tokenizer_json()
     else:
-        own = from_metadata(carried)
+        own = vocabulary_from_metadata(carried)
         assert own is not None
         found.update(_gguf_vocabulary(carried, own, None))
     template = carried.chat_template()
@@ -102,7 +105,7 @@ def _gguf_vocabulary(
         ]
     elif vocabulary.kind == "wordpiece":
         found[keys.PRE.gguf] = _SPM_PRE
-        found.update(_frame_flags(data))
+        found.update(_frame_keys(data))
         tokens = [_wordpiece_as_llama_cpp(token) for token in tokens]
     else:
         found[keys.PRE.gguf] = vocabulary.pre or _pre_name_of(carried, data)
@@ -122,10 +125,10 @@ def _gguf_vocabulary(
     return found
 
 
-def _frame_flags(data: Mapping[str, Any] | None) -> dict[str, Value | TypedValue]:
+def _frame_keys(data: Mapping[str, Any] | None) -> dict[str, Value | TypedValue]:
     """Return the GGUF keys of bos and eos that stand before and after every text."""
     found: dict[str, Value | TypedValue] = {}
-    for role, ids in zip(("bos", "eos"), frame(data or {}), strict=True):
+    for role, ids in zip(("bos", "eos"), post_processor_ids(data or {}), strict=True):
         if len(ids) == 1:
             found[keys.IDS[role].gguf] = TypedValue(next(iter(ids)), keys.IDS[role].type)
     return found
@@ -145,7 +148,8 @@ def _pre_name_of(carried: Carried, data: Mapping[str, Any] | None) -> str:
     """
     if data is None:
         raise ConversionError(
-            f"{carried.spelled(keys.PRE)}: missing; GGUF readers refuse a vocabulary that does not "
+            f"{carried.key_text(keys.PRE)}: missing; GGUF readers refuse a vocabulary that "
+            f"does not "
             "say how its text is split; set it, or give the original tokenizer.json"
         )
     return pre_name_of(data, carried.origin)
@@ -154,7 +158,7 @@ def _pre_name_of(carried: Carried, data: Mapping[str, Any] | None) -> str:
 def _special_id_keys(carried: Carried, vocabulary: Vocabulary) -> list[tuple[str, int]]:
     """Return (GGUF key, id) of special tokens; a second stop token becomes eot."""
     ids = dict(vocabulary.ids)
-    others = sorted(stated_stops(carried) - {ids.get("eos"), ids.get("eom"), ids.get("eot")})
+    others = sorted(configured_stop_ids(carried) - {ids.get("eos"), ids.get("eom"), ids.get("eot")})
     if others and others[0] < len(vocabulary.tokens):
         ids.setdefault("eot", others[0])
     return [(keys.IDS[role].gguf, ids[role]) for role in keys.IDS if role in ids]
@@ -247,7 +251,7 @@ def _apr_keys_from_json(carried: Carried) -> dict[str, Value]:
     # The vocabulary itself.
     data = carried.parse_tokenizer_json()
     assert data is not None
-    vocabulary = from_json(carried, data)
+    vocabulary = vocabulary_from_json(carried, data)
     found: dict[str, Value] = {
         keys.TOKENS.apr: list(vocabulary.tokens),
         "tokenizer.vocab_size": len(vocabulary.tokens),
@@ -307,8 +311,8 @@ def to_hf(model: "Model") -> dict[str, str]:
         found[TOKENIZER_JSON] = json.dumps(data, ensure_ascii=False) + "\n"
     if lists is not None:  # a tokenizer.json does not say which tokens begin and end a text
         found.setdefault("tokenizer_config.json", _tokenizer_config(carried, lists))
-        stops = sorted(stated_end_ids(carried, lists))
-        if len(stops) > 1 and not stated_stops(carried):
+        stops = sorted(vocabulary_stop_ids(carried, lists))
+        if len(stops) > 1 and not configured_stop_ids(carried):
             found["generation_config.json"] = json.dumps({"eos_token_id": stops}, indent=2) + "\n"
     # A template that no file has yet gets its own.
     template = carried.chat_template()
@@ -323,19 +327,19 @@ def to_hf(model: "Model") -> dict[str, str]:
 def _vocabulary_of_lists(carried: Carried) -> Vocabulary | None:
     """Return the vocabulary of the metadata's lists; None if only tokenizer.json is there."""
     try:
-        return from_metadata(carried)
+        return vocabulary_from_metadata(carried)
     except UnsupportedError:
         if carried.tokenizer_json() is None:
             raise
         return None
 
 
-def stated_end_ids(carried: Carried, vocabulary: Vocabulary) -> frozenset[int]:
+def vocabulary_stop_ids(carried: Carried, vocabulary: Vocabulary) -> frozenset[int]:
     """Return the ids that end a generation, of a vocabulary from metadata."""
     control = {
         vocabulary.tokens[i]: i for i, kind in enumerate(vocabulary.types) if kind == keys.CONTROL
     }
-    return stop_ids(vocabulary.ids, control.get, stated_stops(carried))
+    return collect_stop_ids(vocabulary.ids, control.get, configured_stop_ids(carried))
 
 
 def _tokenizer_config(carried: Carried, vocabulary: Vocabulary) -> str:

@@ -128,7 +128,7 @@ def named_tokens(texts: Mapping[str, tuple[str, str]]) -> list[str]:
     return [token for token in found if token not in said]
 
 
-def tokens_lacking(side: "StatedTokenizer") -> list[str]:
+def missing_template_tokens(side: "StatedTokenizer") -> list[str]:
     """Return the control tokens that a model's template writes and its vocabulary lacks.
 
     [] without a template, and for one that cannot be rendered: other checks report that.
@@ -136,7 +136,7 @@ def tokens_lacking(side: "StatedTokenizer") -> list[str]:
     if side.template is None:
         return []
     try:
-        texts = render_conversations(side.template, side.texts, side.carried.where)
+        texts = render_conversations(side.template, side.special_token_texts, side.carried.where)
     except AprfmtError:
         return []
     return unknown_tokens(named_tokens(texts), frozenset(side.vocabulary.tokens))

@@ -9,7 +9,7 @@ from aprfmt.errors import FormatError
 from aprfmt.tokenizer.absent_keys import absent_ids
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, kind_of_pieces
-from aprfmt.tokenizer.hf_json import processor_ids
+from aprfmt.tokenizer.hf_json import post_processor_tokens
 from aprfmt.tokenizer.keys import CONTROL, MODEL, NORMAL, TOKENS, TYPES, USER_DEFINED
 from aprfmt.tokenizer.turn_ends import added_ids
 
@@ -17,42 +17,42 @@ _SEEN = 4096  # tokens read: the first are bytes and the commonest pieces
 _MARK = re.compile(r"<\|[^|<>\s]{1,40}\|>")
 
 
-def quick_doubts(carried: Carried) -> Iterator[str]:
+def quick_warnings(carried: Carried) -> Iterator[str]:
     """Yield a sentence per problem: absent ids, wrong token types, a wrong kind.
 
     Of a tokenizer.json its post-processor, and added tokens beyond the rows of the embedding.
     """
     try:
-        if carried.length(TOKENS) and carried.model.key_style == "gguf":
+        if carried.list_length(TOKENS) and carried.model.key_style == "gguf":
             yield from (one.says for one in absent_ids(carried))
-            yield from _doubts_of_lists(carried)
+            yield from _list_warnings(carried)
         elif carried.origin:
-            yield from _doubts_of_files(carried)
+            yield from _file_warnings(carried)
     except FormatError:
         return  # lists that cannot be read: `validate` says which
 
 
-def _doubts_of_lists(carried: Carried) -> Iterator[str]:
+def _list_warnings(carried: Carried) -> Iterator[str]:
     """Yield a sentence per problem of the lists in a GGUF's metadata."""
-    tokens: Any = carried.value(TOKENS)
-    kinds: Any = carried.value(TYPES)
+    tokens: Any = carried.metadata_value(TOKENS)
+    kinds: Any = carried.metadata_value(TYPES)
     template = carried.chat_template() or ""
     mark = _MARK.search(template)
     whole = kinds is not None and {CONTROL, USER_DEFINED} & set(kinds)
     if mark and not whole:
         why = "is missing" if kinds is None else "has no control token"
         yield f"{TYPES.gguf} {why}, though the chat template writes {mark[0]!r}"
-    said = {model: kind for kind, model in GGUF_MODELS.items()}.get(carried.text(MODEL) or "")
+    said = {model: kind for kind, model in GGUF_MODELS.items()}.get(carried.text_value(MODEL) or "")
     some = list(tokens[:_SEEN])
     own = kind_of_pieces(some, [NORMAL] * len(some) if kinds is None else kinds[:_SEEN])
     if said and own and own != said:
         yield (f"{MODEL.gguf} says {KIND_NAMES[said]}, the pieces are those of {KIND_NAMES[own]}")
 
 
-def _doubts_of_files(carried: Carried) -> Iterator[str]:
+def _file_warnings(carried: Carried) -> Iterator[str]:
     """Yield a sentence per problem of a folder's tokenizer files."""
     added = added_ids(carried)
-    for text, i in processor_ids({"post_processor": _post_processor(carried)}):
+    for text, i in post_processor_tokens({"post_processor": _post_processor(carried)}):
         right = added.get(text)
         if right is not None and right != i:
             yield f"the post-processor puts {i} for {text!r}, which is {right}"

@@ -78,7 +78,7 @@ def default_types(tokens: Sequence[str]) -> list[int]:
     return [CONTROL if token in TAKEN_FOR_CONTROL else NORMAL for token in tokens]
 
 
-def healed_types(
+def overridden_types(
     tokens: Sequence[str], types: Sequence[int], wanted: Callable[[str], bool]
 ) -> list[int]:
     """Return the types as llama.cpp overrides them: known texts become control tokens.

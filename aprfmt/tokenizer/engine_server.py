@@ -23,7 +23,7 @@ def limit_cpu(seconds: int) -> None:
         return  # the parent's timer still applies
 
 
-def answer(engine: Any, call: str, arguments: list[Any]) -> tuple[str, Any]:
+def answer_call(engine: Any, call: str, arguments: list[Any]) -> tuple[str, Any]:
     """Return (status, value) of calling the engine's attribute `call`."""
     try:
         value = getattr(engine, call)
@@ -60,4 +60,4 @@ def serve(first: Mapping[str, Any]) -> None:
             return
         call, arguments = json.loads(line)
         limit_cpu(limits["cpu_seconds"])
-        found = answer(engine, call, arguments)
+        found = answer_call(engine, call, arguments)

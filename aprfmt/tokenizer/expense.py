@@ -28,7 +28,7 @@ class _RepeatedKeyError(ValueError):
     pass
 
 
-def _check_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_dict(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     """Return pairs as a dict; raises _RepeatedKeyError for a repeated key."""
     found = dict(pairs)
     if len(found) != len(pairs):
@@ -36,7 +36,7 @@ def _check_unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-_DECODER = json.JSONDecoder(object_pairs_hook=_check_unique_keys)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique_dict)
 
 
 def unbounded_reason(text: str) -> str:
@@ -45,7 +45,7 @@ def unbounded_reason(text: str) -> str:
     "" too for a text that is no tokenizer.json: the library says what is wrong with it.
     """
     try:
-        parts = _parts(text)
+        parts = _parse_parts(text)
     except _RepeatedKeyError:
         return "a key stands twice, so it is not known which one counts"
     except RecursionError:
@@ -60,20 +60,20 @@ def unbounded_reason_of_parts(parts: Mapping[str, Any]) -> str:
     return next(_unbounded_reasons(parts), "")
 
 
-def _parts(text: str) -> Mapping[str, Any]:
+def _parse_parts(text: str) -> Mapping[str, Any]:
     """Return {key: value} of a tokenizer.json, without parsing the vocabulary if possible.
 
     What follows the vocabulary's key is only searched for keys of parts, at the speed of C.
     """
     found: dict[str, Any] = {}
-    at = _place_after(text, 0, "{")
+    at = _index_after_mark(text, 0, "{")
     while True:
         key, at = _DECODER.raw_decode(text, _BLANK.match(text, at).end())  # type: ignore[union-attr]
         if key == "model":
             if _AGAIN.search(text, at) or _ESCAPED.search(text, at):
                 break  # parts after the vocabulary, or spelled so that a search cannot tell
             return found
-        value, at = _DECODER.raw_decode(text, _place_after(text, at, ":"))
+        value, at = _DECODER.raw_decode(text, _index_after_mark(text, at, ":"))
         if key in found:
             raise _RepeatedKeyError
         found[key] = value
@@ -85,7 +85,7 @@ def _parts(text: str) -> Mapping[str, Any]:
     return whole if isinstance(whole, dict) else {}
 
 
-def _place_after(text: str, at: int, mark: str) -> int:
+def _index_after_mark(text: str, at: int, mark: str) -> int:
     """Return the index of the value after a punctuation mark; ValueError for another mark."""
     at = _BLANK.match(text, at).end()  # type: ignore[union-attr]
     if text[at : at + 1] != mark:
@@ -96,12 +96,12 @@ def _place_after(text: str, at: int, mark: str) -> int:
 def _unbounded_reasons(parts: Mapping[str, Any]) -> Iterator[str]:
     """Yield each reason why a tokenizer.json's parts may need unbounded memory or time."""
     for name in PARTS:
-        steps = list(_steps(parts.get(name)))
+        steps = list(_leaf_steps(parts.get(name)))
         if len(steps) > MOST_STEPS:
             yield f"{name} has {len(steps)} steps"
         growth = 1
         for step in steps:
-            growth *= _growth(step)
+            growth *= _growth_factor(step)
             pattern = _regex_of(step)
             why = "" if pattern is None or pattern in _known_regexes() else costly_reason(pattern)
             if why:
@@ -126,7 +126,7 @@ def _as_list(value: Any) -> Sequence[Any]:
     return value if isinstance(value, list) else []
 
 
-def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
+def _leaf_steps(part: Any) -> Iterator[Mapping[str, Any]]:
     """Yield the steps of a part, those inside sequences in order."""
     waiting = [part]
     while waiting:
@@ -145,7 +145,7 @@ def _steps(part: Any) -> Iterator[Mapping[str, Any]]:
             yield step
 
 
-def _growth(step: Mapping[str, Any]) -> int:
+def _growth_factor(step: Mapping[str, Any]) -> int:
     """Return the factor by which a step may lengthen a text, at most."""
     kind = step.get("type")
     if kind == "Replace":

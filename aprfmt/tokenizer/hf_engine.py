@@ -91,7 +91,7 @@ class HfEngine:
                 if getattr(parts, name) is not None:
                     setattr(made, name, getattr(parts, name))
             engine = cls(made, where)
-            engine.add(data["added_tokens"])
+            engine.add_tokens(data["added_tokens"])
             return engine
 
     def _special_ids(self) -> frozenset[int]:
@@ -99,12 +99,12 @@ class HfEngine:
         added = self._tokenizer.get_added_tokens_decoder()
         return frozenset(i for i, token in added.items() if token.special)
 
-    def added(self) -> dict[str, Mapping[str, bool]]:
+    def added_token_flags(self) -> dict[str, Mapping[str, bool]]:
         """Return {token: {flag: value}} of the added tokens, which are split off whole."""
         added = self._tokenizer.get_added_tokens_decoder().values()
         return {t.content: {flag: getattr(t, flag) for flag in FLAGS} for t in added}
 
-    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def add_tokens(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add tokens given by content and flags, or change the flags of existing ones."""
         from tokenizers import AddedToken
 
@@ -114,7 +114,7 @@ class HfEngine:
             self._special = self._special_ids()
 
     @property
-    def special(self) -> frozenset[int]:
+    def special_ids(self) -> frozenset[int]:
         """Ids of special tokens."""
         return self._special
 
@@ -129,7 +129,7 @@ class HfEngine:
         with _library_errors(self._where, "cannot encode this text"):  # no unk token, say
             return list(self._tokenizer.encode(text, add_special_tokens=add_special).ids)
 
-    def words(self, text: str) -> list[str]:
+    def split_words(self, text: str) -> list[str]:
         """Return the normalised words that a text is split into before merging."""
         parts = self._tokenizer
         with _library_errors(self._where, "cannot split this text"):

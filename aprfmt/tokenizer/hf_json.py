@@ -7,7 +7,7 @@ from aprfmt.errors import FormatError
 from aprfmt.tokenizer.carried import MAX_TOKENS, Carried
 from aprfmt.tokenizer.engine_defaults import CLASS_EOS
 from aprfmt.tokenizer.keys import BYTE, CONTROL, NORMAL, UNKNOWN, UNUSED, USER_DEFINED
-from aprfmt.tokenizer.pre import flatten
+from aprfmt.tokenizer.pre import flatten_steps
 from aprfmt.tokenizer.vocabulary import BLANK, BYTE_TOKEN, Vocabulary, filler_text
 
 ROLES = ("bos", "eos", "unk", "sep", "pad", "mask")
@@ -15,7 +15,7 @@ FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _MAX_HOLES = 1 << 20  # ids without a token that are filled in
 
 
-def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
+def vocabulary_from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
     """Return the Vocabulary of a parsed tokenizer.json and of the files next to it.
 
     Raises FormatError if the file is not one that `tokenizers` writes.
@@ -27,7 +27,7 @@ def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
         raise FormatError(f"{where}: has no object `model`; it is not a tokenizer.json")
     kind = _vocabulary_kind(data, model)
     vocab, scores = stored_vocab(model, where)
-    added = effective_added(data, carried, vocab)
+    added = effective_added_tokens(data, carried, vocab)
     by_id = {i: token for token, i in vocab.items()}
     by_id.update((token["id"], token["content"]) for token in added)
     # Fillers beyond the configured vocabulary are cut off.
@@ -47,7 +47,7 @@ def from_json(carried: Carried, data: Mapping[str, Any]) -> Vocabulary:
         if row["id"] < size:
             types[row["id"]] = CONTROL if row["special"] else USER_DEFINED
     # Whether bos and eos are put around a text, by the post-processor.
-    begins, ends = frame(data)
+    begins, ends = post_processor_ids(data)
     texts = {token: i for i, token in by_id.items()}
     ids = {role: i for role, i in special_ids(carried, texts.get).items() if i < size}
     return Vocabulary(
@@ -77,19 +77,19 @@ def _vocabulary_kind(data: Mapping[str, Any], model: Mapping[str, Any]) -> str:
 
 def _spells_blanks(data: Mapping[str, Any]) -> bool:
     """Return whether spaces become U+2581 before merging, as in SentencePiece."""
-    for step in flatten(data.get("normalizer"), "normalizers"):
+    for step in flatten_steps(data.get("normalizer"), "normalizers"):
         if step.get("type") == "Replace" and step.get("content") == BLANK:
             return True
-    steps = flatten(data.get("pre_tokenizer"), "pretokenizers")
+    steps = flatten_steps(data.get("pre_tokenizer"), "pretokenizers")
     return any(step.get("type") == "Metaspace" for step in steps)
 
 
 def _prepends_blank(data: Mapping[str, Any]) -> bool:
     """Return whether a blank is put before the text."""
-    for step in flatten(data.get("normalizer"), "normalizers"):
+    for step in flatten_steps(data.get("normalizer"), "normalizers"):
         if step.get("type") == "Prepend" and step.get("prepend") == BLANK:
             return True
-    for step in flatten(data.get("pre_tokenizer"), "pretokenizers"):
+    for step in flatten_steps(data.get("pre_tokenizer"), "pretokenizers"):
         if step.get("type") == "Metaspace":
             return bool(step.get("prepend_scheme", "always") != "never") and bool(
                 step.get("add_prefix_space", True)
@@ -144,7 +144,7 @@ def _merge_lines(model: Mapping[str, Any], where: str) -> list[str] | None:
         ) from None
 
 
-def effective_added(
+def effective_added_tokens(
     data: Mapping[str, Any], carried: Carried, vocab: Mapping[str, int]
 ) -> list[dict[str, Any]]:
     """Return {content, id, and the five flags} of the tokens split off whole, in id order.
@@ -161,7 +161,7 @@ def effective_added(
         if type(row.get("id")) is not int or not 0 <= row["id"] < MAX_TOKENS:
             raise FormatError(f"{carried.origin}: an added token has the id {row.get('id')!r}")
         found[token["content"]] = {**token, "id": row["id"]}
-    for extra in config_added(carried, found):
+    for extra in config_added_tokens(carried, found):
         known = found.get(extra["content"], {}).get("id", vocab.get(extra["content"]))
         if known is None:
             taken = max((token["id"] for token in found.values()), default=-1)
@@ -170,7 +170,7 @@ def effective_added(
     return sorted(found.values(), key=lambda token: int(token["id"]))
 
 
-def config_added(
+def config_added_tokens(
     carried: Carried, known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
     """Yield {content, flags} of tokens that tokenizer_config.json adds to `known` or changes.
@@ -217,7 +217,7 @@ def special_texts(carried: Carried) -> dict[str, str]:
     From tokenizer_config.json first, then special_tokens_map.json.
     """
     found: dict[str, str] = {}
-    for source in (carried.tokenizer_config, carried.parse("special_tokens_map.json")):
+    for source in (carried.tokenizer_config, carried.parse_file("special_tokens_map.json")):
         for role in ROLES:
             text = _token_content(source.get(f"{role}_token"))
             if text is not None:
@@ -239,7 +239,7 @@ def special_ids(carried: Carried, id_of: Callable[[str], int | None]) -> dict[st
 
     `id_of` returns the id of a token's text.
     """
-    found = carried.ids()
+    found = carried.token_ids()
     for role, text in special_texts(carried).items():
         i = id_of(text)
         if i is not None:
@@ -254,26 +254,26 @@ def special_ids(carried: Carried, id_of: Callable[[str], int | None]) -> dict[st
     return found
 
 
-def stated_stops(carried: Carried) -> frozenset[int]:
+def configured_stop_ids(carried: Carried) -> frozenset[int]:
     """Return the eos ids of the first file that has some; empty if none does.
 
     generation_config.json goes before config.json, as transformers has it: generate() stops at its
     ids and no others.
     """
     config = carried.model.config or {}
-    for source in (carried.parse("generation_config.json"), config, config.get("text_config")):
+    for source in (carried.parse_file("generation_config.json"), config, config.get("text_config")):
         found = id_list(source.get("eos_token_id") if isinstance(source, Mapping) else None)
         if found:
             return frozenset(found)
     return frozenset()
 
 
-def transformers_stops(carried: Carried) -> frozenset[int]:
+def transformers_stop_ids(carried: Carried) -> frozenset[int]:
     """Return the ids at which transformers ends a generation; empty if it never stops.
 
     Where no file gives one, and config.json does not say null, the model's class has a default.
     """
-    stated = stated_stops(carried)
+    stated = configured_stop_ids(carried)
     config = carried.model.config or {}
     text = config.get("text_config")
     said = [source for source in (config, text) if isinstance(source, Mapping)]
@@ -291,12 +291,12 @@ def id_list(value: Any) -> list[int]:
     return [i for i in values if type(i) is int and i >= 0]
 
 
-def _get(value: Any, key: Any) -> Any:
+def _get_item(value: Any, key: Any) -> Any:
     """Return value[key] if `value` is a mapping that has it, else None."""
     return value.get(key) if isinstance(value, Mapping) and isinstance(key, str) else None
 
 
-def frame(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def post_processor_ids(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (ids before a text, ids after it) that the post-processor adds, in order.
 
     A later processor of a sequence puts its own around what the earlier ones made; a second
@@ -305,7 +305,7 @@ def frame(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     before: list[int] = []
     after: list[int] = []
     templated = False
-    for step in flatten(data.get("post_processor"), "processors"):
+    for step in flatten_steps(data.get("post_processor"), "processors"):
         sides: tuple[list[int], list[int]] = ([], [])
         single = step.get("single")
         if isinstance(single, list) and not templated:
@@ -316,8 +316,8 @@ def frame(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
                 if not isinstance(piece, Mapping) or "SpecialToken" not in piece:
                     at = 1
                     continue
-                entry = _get(tokens, _get(piece["SpecialToken"], "id"))
-                ids = _get(entry, "ids")
+                entry = _get_item(tokens, _get_item(piece["SpecialToken"], "id"))
+                ids = _get_item(entry, "ids")
                 if isinstance(ids, list):
                     sides[at].extend(i for i in ids if type(i) is int)
         for key, side in zip(("cls", "sep"), sides, strict=True):  # Bert and Roberta: [text, id]
@@ -329,13 +329,13 @@ def frame(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     return tuple(before), tuple(after)
 
 
-def processor_ids(data: Mapping[str, Any]) -> list[tuple[str, int]]:
+def post_processor_tokens(data: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return every (token's text, id) in the post-processor, each once, in order."""
     found: dict[tuple[str, int], None] = {}
-    for step in flatten(data.get("post_processor"), "processors"):
+    for step in flatten_steps(data.get("post_processor"), "processors"):
         entries = step.get("special_tokens")
         for entry in entries.values() if isinstance(entries, Mapping) else ():
-            texts, ids = _get(entry, "tokens"), _get(entry, "ids")
+            texts, ids = _get_item(entry, "tokens"), _get_item(entry, "ids")
             if isinstance(texts, list) and isinstance(ids, list):
                 pairs = zip(texts, ids, strict=False)
                 found.update({(t, i): None for t, i in pairs if type(t) is str and type(i) is int})

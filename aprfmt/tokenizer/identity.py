@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 from aprfmt.errors import ConversionError, FormatError
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import has_tokenizer
-from aprfmt.tokenizer.hf_json import from_json, special_texts
+from aprfmt.tokenizer.hf_json import special_texts, vocabulary_from_json
 from aprfmt.tokenizer.keys import FLAGS, MERGES, MODEL, PRE, TOKENS
 from aprfmt.tokenizer.pre import PRE_TOKENIZERS, pre_name_of
 from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.template_language import foreign_template
-from aprfmt.tokenizer.turn_ends import unstopped_turn
-from aprfmt.tokenizer.vocabulary import Vocabulary, from_metadata
+from aprfmt.tokenizer.turn_ends import find_unstopped_turn
+from aprfmt.tokenizer.vocabulary import Vocabulary, vocabulary_from_metadata
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -42,7 +42,11 @@ def token_facts(carried: Carried) -> Mapping[str, Any]:
     """Return {fact: value} that need the vocabulary (digests, counts); {} without one."""
     # The vocabulary of tokenizer.json, else of the metadata's lists.
     data = carried.parse_tokenizer_json()
-    vocabulary = from_json(carried, data) if data is not None else from_metadata(carried)
+    vocabulary = (
+        vocabulary_from_json(carried, data)
+        if data is not None
+        else vocabulary_from_metadata(carried)
+    )
     if vocabulary is None:
         return {}
     # Digests of lists, so that formats can be compared without the lists.
@@ -50,9 +54,9 @@ def token_facts(carried: Carried) -> Mapping[str, Any]:
     found: dict[str, Any] = {
         "kind": vocabulary.kind,
         "vocab_size": len(vocabulary.tokens),
-        "tokens_sha256": _digest(vocabulary.tokens),
+        "tokens_sha256": _list_sha256(vocabulary.tokens),
         "added_tokens": len(added),
-        "added_tokens_sha256": _digest(added),
+        "added_tokens_sha256": _list_sha256(added),
         "add_bos": vocabulary.add_bos,
         "add_eos": vocabulary.add_eos,
     }
@@ -65,10 +69,10 @@ def token_facts(carried: Carried) -> Mapping[str, Any]:
             found[f"{role}_id"] = vocabulary.ids[role]
     if vocabulary.merges is not None:
         found["merges"] = len(vocabulary.merges)
-        found["merges_sha256"] = _digest(vocabulary.merges)
+        found["merges_sha256"] = _list_sha256(vocabulary.merges)
     template = carried.chat_template()
     if template is not None:
-        found["chat_template"] = _digest([template])
+        found["chat_template"] = _list_sha256([template])
     return found
 
 
@@ -84,7 +88,7 @@ def _pre_name(carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] 
     return next((other for other, like in PRE_TOKENIZERS.items() if like == row), name)
 
 
-def _digest(values: Sequence[Any]) -> str:
+def _list_sha256(values: Sequence[Any]) -> str:
     """Return the SHA-256 in hex of a list, written as compact JSON."""
     text = json.dumps(list(values), ensure_ascii=False, separators=(",", ":"))
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
@@ -95,16 +99,16 @@ def _quick_facts(carried: Carried) -> dict[str, Any]:
     # Keys of the metadata, without their lists.
     found: dict[str, Any] = {}
     for name, value in (
-        ("model", carried.value(MODEL)),
-        ("pre", carried.value(PRE)),
-        ("entries", carried.length(TOKENS)),
-        ("merges", carried.length(MERGES)),
-        *((name, carried.flag(name)) for name in FLAGS),
+        ("model", carried.metadata_value(MODEL)),
+        ("pre", carried.metadata_value(PRE)),
+        ("entries", carried.list_length(TOKENS)),
+        ("merges", carried.list_length(MERGES)),
+        *((name, carried.flag_value(name)) for name in FLAGS),
         ("tokenizer.json", carried.origin or None),
     ):
         if value is not None:
             found[name] = value
-    found.update((f"{role}_id", i) for role, i in carried.ids().items())
+    found.update((f"{role}_id", i) for role, i in carried.token_ids().items())
     # Special tokens by text, where no ids are stored.
     if not any(name.endswith("_id") for name in found):
         found.update((f"{role}_token", text) for role, text in special_texts(carried).items())
@@ -122,9 +126,9 @@ def _quick_facts(carried: Carried) -> dict[str, Any]:
         findings = scan_template(template)
         found["chat_template_scan"] = "; ".join(findings) or "nothing suspicious"
         try:
-            unstopped = None if findings else unstopped_turn(carried, quick=True)
+            unstopped = None if findings else find_unstopped_turn(carried, quick=True)
         except FormatError:
             unstopped = None  # lists that cannot be read: `validate` says which
         if unstopped is not None:
-            found["turn_end"] = f"{unstopped.says}; {unstopped.todo}"
+            found["turn_end"] = f"{unstopped.says}; {unstopped.remedy}"
     return found

@@ -46,9 +46,9 @@ class IsolatedEngine(HfEngine):
             ) from None
         weakref.finalize(self, _end_child, self._child)
         limits = {"cpu_seconds": CPU_SECONDS, "memory": self._memory, "output": ENGINE_OUTPUT}
-        self._ask({"path": import_path(), "limits": limits, "text": text, "where": where})
+        self._send_request({"path": import_path(), "limits": limits, "text": text, "where": where})
 
-    def _ask(self, request: Any) -> Any:
+    def _send_request(self, request: Any) -> Any:
         """Send a line and return the answer's value. Raises FormatError if the child ends."""
         child = self._child
         assert child.stdin is not None and child.stdout is not None
@@ -75,53 +75,53 @@ class IsolatedEngine(HfEngine):
             "broken or hostile"
         )
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def _call_child(self, name: str, *arguments: Any) -> Any:
         """Return the result of calling a method of the child's engine."""
-        return self._ask([name, arguments])
+        return self._send_request([name, arguments])
 
-    def added(self) -> dict[str, Mapping[str, bool]]:
+    def added_token_flags(self) -> dict[str, Mapping[str, bool]]:
         """Return {token: {flag: value}} of the added tokens, which are split off whole."""
-        return dict(self._call("added"))
+        return dict(self._call_child("added_token_flags"))
 
-    def add(self, rows: Iterable[Mapping[str, Any]]) -> None:
+    def add_tokens(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add tokens given by content and flags, or change the flags of existing ones."""
-        self._call("add", [dict(row) for row in rows])
+        self._call_child("add_tokens", [dict(row) for row in rows])
 
     @property
-    def special(self) -> frozenset[int]:
+    def special_ids(self) -> frozenset[int]:
         """Ids of special tokens."""
-        return frozenset(self._call("special"))
+        return frozenset(self._call_child("special"))
 
     @property
     def size(self) -> int:
         """Number of tokens, added ones included."""
-        return int(self._call("size"))
+        return int(self._call_child("size"))
 
     def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         """Return the ids of a text; with `add_special`, also those that the post-processor adds."""
-        return list(self._call("encode", text, add_special, parse_special))
+        return list(self._call_child("encode", text, add_special, parse_special))
 
-    def words(self, text: str) -> list[str]:
+    def split_words(self, text: str) -> list[str]:
         """Return the normalised words that a text is split into before merging."""
-        return list(self._call("words", text))
+        return list(self._call_child("split_words", text))
 
     def decode(self, ids: Sequence[int], skip_special: bool) -> str:
         """Return the text of ids."""
-        return str(self._call("decode", [int(i) for i in ids], skip_special))
+        return str(self._call_child("decode", [int(i) for i in ids], skip_special))
 
     def token(self, i: int) -> str | None:
         """Return a token's spelling in the vocabulary; None without one."""
-        found = self._call("token", int(i))
+        found = self._call_child("token", int(i))
         return None if found is None else str(found)
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a spelling; None if no token has it."""
-        found = self._call("id_of", token)
+        found = self._call_child("id_of", token)
         return None if found is None else int(found)
 
     def is_control(self, i: int) -> bool:
         """Return whether a token is special."""
-        return bool(self._call("is_control", int(i)))
+        return bool(self._call_child("is_control", int(i)))
 
 
 def engine_of_text(text: str, where: str) -> HfEngine:

@@ -182,7 +182,7 @@ def _ask_child(payload: bytes) -> dict[str, Any]:
         raise BackendUnavailableError(f"engine 'llama.cpp': {error}") from None
 
     # The server that the child starts must end too: kill the whole group.
-    def end() -> None:
+    def kill_group() -> None:
         """Kill the child's process group."""
         with suppress(ProcessLookupError, PermissionError):
             if hasattr(os, "killpg"):
@@ -190,7 +190,7 @@ def _ask_child(payload: bytes) -> dict[str, Any]:
             else:
                 child.kill()
 
-    timer = Timer(_WALL_SECONDS, end)
+    timer = Timer(_WALL_SECONDS, kill_group)
     timer.start()
     try:
         assert child.stdin is not None and child.stdout is not None
@@ -201,7 +201,7 @@ def _ask_child(payload: bytes) -> dict[str, Any]:
             lines = child.stdout.read().splitlines()
     finally:
         timer.cancel()
-        end()
+        kill_group()
         code = child.wait()
     try:
         found: dict[str, Any] = json.loads(lines[-1])

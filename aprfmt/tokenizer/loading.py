@@ -8,12 +8,17 @@ from aprfmt.tokenizer.base import Engine, Tokenizer
 from aprfmt.tokenizer.build import tokenizer_json
 from aprfmt.tokenizer.carried import TOKENIZER_JSON, Carried
 from aprfmt.tokenizer.engine_defaults import default_ids
-from aprfmt.tokenizer.hf_json import config_added, special_ids, special_texts, stated_stops
+from aprfmt.tokenizer.hf_json import (
+    config_added_tokens,
+    configured_stop_ids,
+    special_ids,
+    special_texts,
+)
 from aprfmt.tokenizer.isolated import engine_of_data, engine_of_text
 from aprfmt.tokenizer.keys import HF_JSON, MODEL, PRE, TOKENS
 from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.template import render
-from aprfmt.tokenizer.vocabulary import Vocabulary, from_metadata, stop_ids
+from aprfmt.tokenizer.vocabulary import Vocabulary, collect_stop_ids, vocabulary_from_metadata
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -29,10 +34,10 @@ def load_tokenizer(model: "Model") -> Tokenizer:
     text = carried.tokenizer_json()
     if text is not None:
         return _tokenizer_from_text(carried, text)
-    vocabulary = from_metadata(carried)
+    vocabulary = vocabulary_from_metadata(carried)
     if vocabulary is None:
-        looked = f"{TOKENIZER_JSON}, {HF_JSON}, {carried.spelled(TOKENS).rpartition(': ')[2]}"
-        others = ", ".join(carried.unread())
+        looked = f"{TOKENIZER_JSON}, {HF_JSON}, {carried.key_text(TOKENS).rpartition(': ')[2]}"
+        others = ", ".join(carried.unread_files())
         found = f"; found {others}, which transformers can save as {TOKENIZER_JSON}" * bool(others)
         raise FormatError(
             f"{carried.where}: carries no tokenizer; looked for {looked}{found}; "
@@ -41,7 +46,7 @@ def load_tokenizer(model: "Model") -> Tokenizer:
     return _tokenizer_from_vocabulary(carried, vocabulary)
 
 
-def render_alone(
+def render_messages(
     model: "Model", messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool
 ) -> str | None:
     """Return the messages rendered by the chat template; needs no working tokenizer.
@@ -65,14 +70,14 @@ def render_alone(
 
 def _special_texts(carried: Carried) -> dict[str, str]:
     """Return {role: text} of the special ids in the metadata."""
-    tokens = carried.value(TOKENS)
+    tokens = carried.metadata_value(TOKENS)
     if not isinstance(tokens, Sequence) or isinstance(tokens, str):
         return {}
-    ids = {role: i for role, i in carried.ids().items() if i < len(tokens)}
+    ids = {role: i for role, i in carried.token_ids().items() if i < len(tokens)}
     return {role: tokens[i] for role, i in ids.items() if isinstance(tokens[i], str)}
 
 
-def tokenizer_of(model: "Model") -> Tokenizer | None:
+def try_load_tokenizer(model: "Model") -> Tokenizer | None:
     """Return the model's tokenizer, None where it has none that can be read."""
     try:
         return model.tokenizer
@@ -88,7 +93,7 @@ def refuse_other_tokens(model: "Model", other: "Model", ids: Iterable[int]) -> N
             f"{other.path}: {sizes[1]} tokens in the vocabulary, {model.path} has {sizes[0]}; "
             "distributions over different tokens cannot be compared"
         )
-    mine, theirs = tokenizer_of(model), tokenizer_of(other)
+    mine, theirs = try_load_tokenizer(model), try_load_tokenizer(other)
     if mine is None or theirs is None:
         return
     for i in sorted(set(ids)):
@@ -99,7 +104,7 @@ def refuse_other_tokens(model: "Model", other: "Model", ids: Iterable[int]) -> N
             )
 
 
-def stated_ends(model: "Model") -> frozenset[int]:
+def metadata_stop_ids(model: "Model") -> frozenset[int]:
     """Return the ids that end a text by metadata and configuration; needs no tokenizer.
 
     Raises FormatError if a value is not a token id.
@@ -107,9 +112,9 @@ def stated_ends(model: "Model") -> frozenset[int]:
     carried = model.carried
     taken: Mapping[str, int] = {}
     if carried.model.key_style == "gguf" and not carried.origin:
-        pre, count = carried.text(PRE) or "", carried.length(TOKENS) or 0
-        taken = default_ids(carried.text(MODEL) or "", pre, count)
-    return _stop_ids(carried, {**taken, **carried.ids()}, lambda text: None)
+        pre, count = carried.text_value(PRE) or "", carried.list_length(TOKENS) or 0
+        taken = default_ids(carried.text_value(MODEL) or "", pre, count)
+    return _stop_ids(carried, {**taken, **carried.token_ids()}, lambda text: None)
 
 
 def _stop_ids(
@@ -121,16 +126,16 @@ def _stop_ids(
     which aprfmt adds what an embedded configuration says. `control` returns the id of a control
     token by its text.
     """
-    stated = stated_stops(carried)
+    stated = configured_stop_ids(carried)
     if stated and carried.model.key_style != "gguf":
         return stated
-    return stop_ids(ids, control, stated)
+    return collect_stop_ids(ids, control, stated)
 
 
 def _tokenizer_from_text(carried: Carried, text: str) -> Tokenizer:
     """Return the Tokenizer of a tokenizer.json's text, with the tokens that its config adds."""
     engine = engine_of_text(text, carried.origin)
-    engine.add(config_added(carried, engine.added()))
+    engine.add_tokens(config_added_tokens(carried, engine.added_token_flags()))
     ids = {r: i for r, i in special_ids(carried, engine.id_of).items() if engine.token(i)}
     texts = special_texts(carried) or {role: engine.token(i) or "" for role, i in ids.items()}
     return _make_tokenizer(
@@ -149,7 +154,7 @@ def _metadata_frame(
     frame: list[tuple[int, ...]] = []
     differs = False
     for role in ("bos", "eos"):
-        stated = carried.flag(f"add_{role}_token")
+        stated = carried.flag_value(f"add_{role}_token")
         i = ids.get(role)
         has = i is not None and i in framed
         wanted = has if stated is None else stated and i is not None
@@ -166,7 +171,7 @@ def _tokenizer_from_vocabulary(carried: Carried, vocabulary: Vocabulary) -> Toke
         if isinstance(engine, SpmEngine)
         else f"merges, pre-tokenizer {vocabulary.pre or 'none'}"
     )
-    origin = f"{carried.spelled(TOKENS)} ({carried.text(MODEL) or vocabulary.kind}, {used})"
+    origin = f"{carried.key_text(TOKENS)} ({carried.text_value(MODEL) or vocabulary.kind}, {used})"
     texts = special_texts(carried) or {r: vocabulary.tokens[i] for r, i in vocabulary.ids.items()}
     ids = vocabulary.engine_ids
     frame = tuple(
@@ -204,7 +209,7 @@ def _make_tokenizer(
     ids by role that stop a generation, None for `ids`.
     """
 
-    def control(text: str) -> int | None:
+    def control_id(text: str) -> int | None:
         """Return the id of a control token by its text; None if it is none."""
         i = engine.id_of(text)
         return i if i is not None and engine.is_control(i) else None
@@ -214,7 +219,7 @@ def _make_tokenizer(
         engine,
         origin,
         dict(ids),
-        _stop_ids(carried, ids if ends is None else ends, control),
+        _stop_ids(carried, ids if ends is None else ends, control_id),
         template,
         {f"{role}_token": text for role, text in texts.items()},
         frame,

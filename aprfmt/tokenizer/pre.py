@@ -186,7 +186,7 @@ BY_ARCHITECTURE: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def pre_tokenizer(name: str, where: str) -> PreTokenizer:
+def find_pre_tokenizer(name: str, where: str) -> PreTokenizer:
     """Return the row of a `pre` name; UnsupportedError for a name that is not in the table."""
     row = PRE_TOKENIZERS.get(name)
     if row is None:
@@ -223,7 +223,7 @@ def _step_as_json(step: SplitStep) -> dict[str, Any]:
 
 
 def pre_tokenizer_json(row: PreTokenizer) -> dict[str, Any] | None:
-    """Return the `pre_tokenizer` of a tokenizer.json; None for a row without steps."""
+    """Return the `find_pre_tokenizer` of a tokenizer.json; None for a row without steps."""
     steps = [_step_as_json(step) for step in row.steps]
     if not steps:
         return None
@@ -235,7 +235,7 @@ def normalizer_json(row: PreTokenizer) -> dict[str, Any] | None:
     return {"type": row.normalizer} if row.normalizer else None
 
 
-def flatten(node: Any, inner: str) -> list[Mapping[str, Any]]:
+def flatten_steps(node: Any, inner: str) -> list[Mapping[str, Any]]:
     """Return the steps of a tokenizer.json component, with nested sequences flattened.
 
     `inner` is the key of a sequence's members. The JSON reader bounds the nesting depth.
@@ -283,7 +283,7 @@ def _comparable_step(node: Mapping[str, Any]) -> SplitStep:
 
 def _normalizer_steps(node: Any) -> tuple[str, ...]:
     """Return the types of a normalizer's steps, in order."""
-    return tuple(str(step.get("type")) for step in flatten(node, "normalizers"))
+    return tuple(str(step.get("type")) for step in flatten_steps(node, "normalizers"))
 
 
 def _row_steps(row: PreTokenizer) -> tuple[SplitStep, ...]:
@@ -299,7 +299,8 @@ def pre_name_of(tokenizer: Mapping[str, Any], where: str) -> str:
     fits no name. Raises ConversionError with the steps that were found.
     """
     steps = tuple(
-        _comparable_step(node) for node in flatten(tokenizer.get("pre_tokenizer"), "pretokenizers")
+        _comparable_step(node)
+        for node in flatten_steps(tokenizer.get("pre_tokenizer"), "pretokenizers")
     )
     normalizer = _normalizer_steps(tokenizer.get("normalizer"))
     ignores = bool(tokenizer["model"].get("ignore_merges"))
@@ -315,19 +316,19 @@ def pre_name_of(tokenizer: Mapping[str, Any], where: str) -> str:
     shown = "; ".join(f"{kind} {x}".rstrip() for kind, x in steps) or "no pre-tokenizer"
     raise ConversionError(
         f"{where}: no pre-tokenizer name of GGUF fits: normalizer "
-        f"{'+'.join(normalizer) or 'none'}, steps {_shorten(shown)}"
+        f"{'+'.join(normalizer) or 'none'}, steps {_shorten_text(shown)}"
         f"{', ignore_merges' if ignores else ''}; GGUF readers would split the text otherwise"
     )
 
 
-def _shorten(text: str, limit: int = 300) -> str:
+def _shorten_text(text: str, limit: int = 300) -> str:
     """Return a text on one line, cut at `limit` characters."""
     return re.sub(r"\s+", " ", text[:limit]) + ("…" if len(text) > limit else "")
 
 
-def splitting_of(tokenizer: Mapping[str, Any]) -> Splitting:
+def tokenizer_splitting(tokenizer: Mapping[str, Any]) -> Splitting:
     """Return (comparable steps, `ignore_merges`) of a tokenizer.json."""
-    nodes = flatten(tokenizer.get("pre_tokenizer"), "pretokenizers")
+    nodes = flatten_steps(tokenizer.get("pre_tokenizer"), "pretokenizers")
     model = tokenizer.get("model")
     ignores = isinstance(model, Mapping) and bool(model.get("ignore_merges"))
     return tuple(_comparable_step(node) for node in nodes), ignores
@@ -339,6 +340,6 @@ def row_splitting(name: str) -> Splitting | None:
     return None if row is None else (_row_steps(row), row.ignore_merges)
 
 
-def known_steps(steps: Sequence[SplitStep]) -> bool:
+def are_steps_known(steps: Sequence[SplitStep]) -> bool:
     """Return whether every step is one that the table can express."""
     return all(kind != "unknown" for kind, _ in steps)

@@ -19,7 +19,7 @@ class RefusedError(Exception):
     """The template called raise_exception."""
 
 
-def environment() -> Any:
+def make_environment() -> Any:
     """Return the sandboxed jinja2 environment, set up for chat templates as in transformers."""
     from jinja2 import nodes
     from jinja2.exceptions import SecurityError
@@ -46,15 +46,15 @@ def environment() -> Any:
             self, *rest = args
             names = dict(*rest, **kwargs)
             for name in names:
-                check(name)
+                refuse_private_name(name)
             Namespace.__init__(self, names)
 
         def __setitem__(self, name: str, value: Any) -> None:
             """Set a name; SecurityError for one with a leading underscore."""
-            check(name)
+            refuse_private_name(name)
             Namespace.__setitem__(self, name, value)
 
-    def check(name: Any) -> None:
+    def refuse_private_name(name: Any) -> None:
         """Raise SecurityError for a name with a leading underscore."""
         if isinstance(name, str) and name.startswith("_"):
             raise SecurityError(f"a namespace cannot hold {name!r}")
@@ -113,18 +113,20 @@ def environment() -> Any:
     return made
 
 
-def render(request: Mapping[str, Any], limit: int) -> str:
+def render_template(request: Mapping[str, Any], limit: int) -> str:
     """Return the text of the request's template; raises OutputTooLongError over `limit` bytes."""
-    return _generate(environment().from_string(request["template"]), request["context"], limit)
+    return _generate_text(
+        make_environment().from_string(request["template"]), request["context"], limit
+    )
 
 
-def render_several(request: Mapping[str, Any], limit: int) -> str:
+def render_contexts(request: Mapping[str, Any], limit: int) -> str:
     """Return JSON of [status, text] of every context; `limit` bytes for all together."""
-    template = environment().from_string(request["template"])
+    template = make_environment().from_string(request["template"])
     found = []
     for context in request["contexts"]:
         try:
-            found.append(["ok", _generate(template, context, limit)])
+            found.append(["ok", _generate_text(template, context, limit)])
         except RefusedError as error:
             found.append(["refused", str(error)])
         except (MemoryError, OutputTooLongError, RecursionError):
@@ -143,20 +145,20 @@ def template_trees(request: Mapping[str, Any]) -> str:
     """
     from jinja2 import nodes
 
-    def plain(node: Any) -> Any:
+    def node_as_list(node: Any) -> Any:
         """Return a syntax node as nested lists of type names and constants."""
         if isinstance(node, nodes.Node):
-            return [type(node).__name__, *(plain(value) for _, value in node.iter_fields())]
+            return [type(node).__name__, *(node_as_list(value) for _, value in node.iter_fields())]
         if isinstance(node, list | tuple):
-            return joined([plain(one) for one in node])
+            return join_texts([node_as_list(one) for one in node])
         return [type(node).__name__, repr(node)]
 
-    def joined(rows: list[Any]) -> list[Any]:
+    def join_texts(rows: list[Any]) -> list[Any]:
         """Return rows with neighbouring output and text nodes joined."""
         made: list[Any] = []
         for row in rows:
             if made and row[:1] == made[-1][:1] == ["Output"]:
-                made[-1] = ["Output", joined([*made[-1][1], *row[1]])]
+                made[-1] = ["Output", join_texts([*made[-1][1], *row[1]])]
             elif made and row[:1] == made[-1][:1] == ["TemplateData"]:
                 made[-1] = [
                     "TemplateData",
@@ -166,8 +168,8 @@ def template_trees(request: Mapping[str, Any]) -> str:
                 made.append(row)
         return made
 
-    made = environment()
-    return json.dumps([plain(made.parse(text)) for text in request["templates"]])
+    made = make_environment()
+    return json.dumps([node_as_list(made.parse(text)) for text in request["templates"]])
 
 
 def _constant_text(row: Any) -> str:
@@ -184,7 +186,7 @@ def _error_status(error: Exception) -> str:
     return "unsafe" if isinstance(error, SecurityError) else "error"
 
 
-def _generate(template: Any, context: Mapping[str, Any], limit: int) -> str:
+def _generate_text(template: Any, context: Mapping[str, Any], limit: int) -> str:
     """Return the text that a template generates; OutputTooLongError over `limit` bytes."""
     pieces: list[str] = []
     size = 0
@@ -196,7 +198,7 @@ def _generate(template: Any, context: Mapping[str, Any], limit: int) -> str:
     return "".join(pieces)
 
 
-def answer(request: Mapping[str, Any], limit: int) -> tuple[str, str]:
+def answer_request(request: Mapping[str, Any], limit: int) -> tuple[str, str]:
     """Return (status, text) for one request, by its "task"."""
     from jinja2.exceptions import SecurityError, TemplateSyntaxError
 
@@ -204,12 +206,12 @@ def answer(request: Mapping[str, Any], limit: int) -> tuple[str, str]:
 
     try:
         if request["task"] == "scan":
-            return "ok", "\n".join(find_suspicious(request["template"], environment()))
+            return "ok", "\n".join(find_suspicious(request["template"], make_environment()))
         if request["task"] == "several":
-            return "ok", render_several(request, limit)
+            return "ok", render_contexts(request, limit)
         if request["task"] == "trees":
             return "ok", template_trees(request)
-        return "ok", render(request, limit)
+        return "ok", render_template(request, limit)
     except RefusedError as error:
         return "refused", str(error)
     except TemplateSyntaxError as error:
@@ -233,7 +235,7 @@ def main() -> None:
     limits = request["limits"]
     limit_resources(limits["cpu_seconds"], limits["memory"])
     try:
-        status, text = answer(request, limits["output"])
+        status, text = answer_request(request, limits["output"])
         raw = f"{status}\n{text}".encode("utf-8", "surrogatepass")
     except MemoryError:
         raw = b"memory\n"

@@ -31,13 +31,13 @@ class SpmEngine:
         self._unk = vocabulary.ids.get("unk")
 
     @cached_property
-    def _ids(self) -> dict[str, int]:
+    def _id_by_token(self) -> dict[str, int]:
         """{token: id} of the vocabulary."""
         tokens = self._vocabulary.tokens
         return dict(zip(tokens, range(len(tokens)), strict=True))
 
     @cached_property
-    def _byte_of(self) -> dict[int, int]:
+    def _byte_by_id(self) -> dict[int, int]:
         """{token id: byte}; in a damaged vocabulary two ids may have the same byte."""
         tokens = self._vocabulary.tokens
         return {
@@ -47,13 +47,13 @@ class SpmEngine:
         }
 
     @cached_property
-    def _bytes(self) -> dict[int, int]:
+    def _id_by_byte(self) -> dict[int, int]:
         """{byte: token id}."""
-        return {byte: i for i, byte in self._byte_of.items()}
+        return {byte: i for i, byte in self._byte_by_id.items()}
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token's spelling; None if no token has it."""
-        return self._ids.get(token)
+        return self._id_by_token.get(token)
 
     def token(self, i: int) -> str | None:
         """Return a token's spelling in the vocabulary; None for an id out of range."""
@@ -71,18 +71,18 @@ class SpmEngine:
     def encode(self, text: str, add_special: bool, parse_special: bool) -> list[int]:
         """Return the ids of a text. `add_special` is ignored: the caller adds bos and eos."""
         found: list[int] = []
-        for piece in self._partition(text, parse_special):
+        for piece in self._split_off_added(text, parse_special):
             if isinstance(piece, int):
                 found.append(piece)
                 continue
             blank = BLANK if self._vocabulary.add_space_prefix else ""
-            self._merge(blank + piece.replace(" ", BLANK), found)
+            self._merge_and_emit(blank + piece.replace(" ", BLANK), found)
         return found
 
     # --- tokens split off whole -----------------------------------------------------------------
 
     @cached_property
-    def _whole(self) -> dict[bool, dict[str, tuple[list[int], dict[str, int]]]]:
+    def _added_token_index(self) -> dict[bool, dict[str, tuple[list[int], dict[str, int]]]]:
         """{parse_special: {first character: (lengths, {text: id})}} of added tokens.
 
         The lengths are sorted, longest first.
@@ -99,9 +99,9 @@ class SpmEngine:
                 lengths.extend(sorted(set(map(len, texts)), reverse=True))
         return tables
 
-    def _partition(self, text: str, parse_special: bool) -> Iterator[str | int]:
+    def _split_off_added(self, text: str, parse_special: bool) -> Iterator[str | int]:
         """Yield the ids of added tokens (leftmost, then longest) and the texts between them."""
-        table = self._whole[parse_special]
+        table = self._added_token_index[parse_special]
         start = at = 0
         while at < len(text):
             lengths, texts = table.get(text[at], ((), {}))
@@ -123,12 +123,14 @@ class SpmEngine:
 
     # --- merging --------------------------------------------------------------------------------
 
-    def _merge(self, text: str, found: list[int]) -> None:
+    def _merge_and_emit(self, text: str, found: list[int]) -> None:
         """Append the ids of a text without special tokens to `found`."""
         parts: list[str] = list(text)  # "" once merged into the part on the left
         after = [*range(1, len(parts)), -1]
         before = list(range(-1, len(parts) - 1))
-        queue = [pair for at in range(len(parts) - 1) if (pair := self._pair(parts, at, at + 1))]
+        queue = [
+            pair for at in range(len(parts) - 1) if (pair := self._pair_entry(parts, at, at + 1))
+        ]
         heapify(queue)
         while queue:
             _, _, left, right, _, at = heappop(queue)
@@ -139,13 +141,13 @@ class SpmEngine:
             parts[follower] = ""
             after[at] = after[follower]
             for one, other in ((at, after[at]), (before[at], at)):
-                if one >= 0 and other >= 0 and (pair := self._pair(parts, one, other)):
+                if one >= 0 and other >= 0 and (pair := self._pair_entry(parts, one, other)):
                     heappush(queue, pair)
             if after[at] >= 0:
                 before[after[at]] = at
-        self._emit((part for part in parts if part), found)
+        self._emit_ids((part for part in parts if part), found)
 
-    def _pair(self, parts: Sequence[str], at: int, follower: int) -> _Pair | None:
+    def _pair_entry(self, parts: Sequence[str], at: int, follower: int) -> _Pair | None:
         """Return the queue's entry for two neighbours; None if they do not join to a piece."""
         left, right = parts[at], parts[follower]
         found = self._keys.get(left + right)
@@ -154,7 +156,7 @@ class SpmEngine:
         key, second, i = found
         return key, second, -len(left), -len(right), i, at
 
-    def _emit(self, parts: Iterator[str], found: list[int]) -> None:
+    def _emit_ids(self, parts: Iterator[str], found: list[int]) -> None:
         """Append the ids of merged parts to `found`; parts without a piece become bytes or unk."""
         unknown = False  # a run of characters without byte tokens becomes one unknown token
         for part in parts:
@@ -163,7 +165,7 @@ class SpmEngine:
                 found.append(piece[2])
                 unknown = False
                 continue
-            ids = [i for byte in part.encode() if (i := self._bytes.get(byte)) is not None]
+            ids = [i for byte in part.encode() if (i := self._id_by_byte.get(byte)) is not None]
             if len(ids) == len(part.encode()):
                 found.extend(ids)
                 unknown = False
@@ -179,11 +181,11 @@ class SpmEngine:
         hidden = (CONTROL, UNKNOWN) if skip_special else ()
         shown = [i for i in ids if 0 <= i < len(tokens) and types[i] not in hidden]
         text = ""
-        for is_byte, run in groupby(shown, self._byte_of.__contains__):
+        for is_byte, run in groupby(shown, self._byte_by_id.__contains__):
             if not is_byte:
                 text += "".join(tokens[i] for i in run).replace(BLANK, " ")
                 continue
-            raw = bytes(self._byte_of[i] for i in run)
+            raw = bytes(self._byte_by_id[i] for i in run)
             try:
                 text += raw.decode()
             except UnicodeDecodeError:

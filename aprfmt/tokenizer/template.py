@@ -92,7 +92,7 @@ def _refuse_foreign(template: str, where: str) -> None:
         )
 
 
-def same_program(one: str, other: str) -> bool:
+def are_equal_programs(one: str, other: str) -> bool:
     """Return whether two templates have the same syntax tree.
 
     False where jinja2 cannot parse one of them within the limits.

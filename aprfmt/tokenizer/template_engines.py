@@ -41,7 +41,7 @@ class EngineRendering:
     given: tuple[str, ...] = ()
 
     @property
-    def says(self) -> str:
+    def text(self) -> str:
         """The difference in a sentence."""
         if self.same:
             return "rendered alike" if self.jinja2 is not None else "refused by both"
@@ -67,18 +67,18 @@ class TemplateEngines:
     rows: tuple[EngineRendering, ...]
 
     @property
-    def apart(self) -> tuple[EngineRendering, ...]:
+    def differing(self) -> tuple[EngineRendering, ...]:
         """The conversations that the engines render differently."""
         return tuple(row for row in self.rows if not row.same)
 
     @property
-    def says(self) -> str:
+    def text(self) -> str:
         """The answer in a sentence."""
         count = len(self.rows)
-        if not self.apart:
+        if not self.differing:
             return f"same: jinja2 and {self.engine} render {count} conversations alike"
         return (
-            f"different: {CAUSE} - {self.engine} renders {len(self.apart)} of {count} "
+            f"different: {CAUSE} - {self.engine} renders {len(self.differing)} of {count} "
             "conversations otherwise than jinja2"
         )
 

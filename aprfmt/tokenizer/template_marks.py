@@ -48,7 +48,7 @@ class CutMark:
     healed: bool
 
     @property
-    def says(self) -> str:
+    def text(self) -> str:
         """What the mark is encoded as, in words."""
         if not self.ids:
             return f"{self.mark.text!r} ({self.mark.id}) is not split off whole"
@@ -65,7 +65,7 @@ def template_marks(side: StatedTokenizer) -> list[Mark]:
     if template is None:
         return []
     try:
-        texts = render_conversations(template, side.texts, side.carried.where)
+        texts = render_conversations(template, side.special_token_texts, side.carried.where)
     except AprfmtError:
         return []
     made = "\n".join(text for status, text in texts.values() if status == "ok")
@@ -83,7 +83,7 @@ def turn_end_of(side: StatedTokenizer, found: list[Mark]) -> int | None:
         return None
     ids = {mark.text: mark.id for mark in found}
     try:
-        end = answer_end(side.template, side.texts, ids, side.carried.where)
+        end = answer_end(side.template, side.special_token_texts, ids, side.carried.where)
     except AprfmtError:
         return None
     return None if end is None else ids[end]
@@ -91,8 +91,8 @@ def turn_end_of(side: StatedTokenizer, found: list[Mark]) -> int | None:
 
 def _tokens_split_off(side: StatedTokenizer) -> set[str]:
     """Return the texts of the tokens that are split off a text whole."""
-    if not side.lists:
-        return {row["content"] for row in side.added}
+    if not side.uses_lists:
+        return {row["content"] for row in side.added_tokens}
     rows = zip(side.vocabulary.tokens, side.vocabulary.types, strict=True)
     return {token for token, kind in rows if kind in _WHOLE}
 
@@ -111,13 +111,13 @@ def cut_marks(side: StatedTokenizer, found: list[Mark]) -> Iterator[CutMark]:
         if mark.id in ids:
             continue
         pieces = tuple((engine and engine.token(i)) or f"[{i}]" for i in ids[:8])
-        healed = side.lists and mark.text in TAKEN_FOR_CONTROL
+        healed = side.uses_lists and mark.text in TAKEN_FOR_CONTROL
         yield CutMark(mark, ids, pieces, healed)
 
 
 def _reader_engine(side: StatedTokenizer) -> Engine | None:
     """Return the engine that the usual programs for the format encode with; None if unknown."""
-    if not side.lists:
+    if not side.uses_lists:
         return load_tokenizer(side.carried.model).engine
     try:
         return engine_of_lists(side.vocabulary, side.carried.where) if side.encodes else None

@@ -14,9 +14,14 @@ from aprfmt.errors import AprfmtError
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.conversations import answer_end
 from aprfmt.tokenizer.engine_defaults import default_ids
-from aprfmt.tokenizer.hf_json import id_list, special_texts, stated_stops, transformers_stops
+from aprfmt.tokenizer.hf_json import (
+    configured_stop_ids,
+    id_list,
+    special_texts,
+    transformers_stop_ids,
+)
 from aprfmt.tokenizer.keys import CONTROL, END_TEXTS, MODEL, PRE, TOKENS, TYPES, USER_DEFINED
-from aprfmt.tokenizer.vocabulary import stop_ids
+from aprfmt.tokenizer.vocabulary import collect_stop_ids
 
 GENERATION_CONFIG = "generation_config.json"
 NOWHERE = "neither generation_config.json nor config.json states eos_token_id"
@@ -51,7 +56,7 @@ class UnstoppedTurn:
         )
 
     @property
-    def todo(self) -> str:
+    def remedy(self) -> str:
         """How to repair it, as a clause."""
         if self.place.startswith("tokenizer."):
             return f"set tokenizer.ggml.eot_token_id to {self.id}"
@@ -63,7 +68,7 @@ class UnstoppedTurn:
         return f"in {file}, set {key} to {sorted({*self.stops, self.id})}"
 
 
-def unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTurn | None:
+def find_unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTurn | None:
     """Return the end of a turn at which a generation does not stop; None if it stops there.
 
     None, too, where there is no template, or the end is no token that is split off whole. `quick`
@@ -73,12 +78,12 @@ def unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTurn | 
     template, where = carried.template_and_origin()
     if template is None:
         return None
-    lists = carried.model.key_style == "gguf" and bool(carried.length(TOKENS))
+    lists = carried.model.key_style == "gguf" and bool(carried.list_length(TOKENS))
     if quick and lists and any(text in template for text in ("eos_token", *END_TEXTS)):
         return None
     tokens = _listed_control_ids(carried) if lists or not carried.origin else added_ids(carried)
     texts = {i: text for text, i in tokens.items()}
-    roles = {role: texts[i] for role, i in carried.ids().items() if i in texts}
+    roles = {role: texts[i] for role, i in carried.token_ids().items() if i in texts}
     roles = roles if lists else special_texts(carried) or roles
     stops, place = _stop_ids_of_readers(carried, tokens, roles, lists)
     if not stops and place != NOWHERE:
@@ -105,15 +110,15 @@ def _stop_ids_of_readers(
     `tokens` are ids by text, `roles` texts by role. `lists`: the metadata's lists count.
     """
     if lists:
-        pre, count = carried.text(PRE) or "", carried.length(TOKENS) or 0
-        ids = {**default_ids(carried.text(MODEL) or "", pre, count), **carried.ids()}
-        return stop_ids(ids, tokens.get, frozenset()), "tokenizer.ggml.eos_token_id"
-    stated = stated_stops(carried)
+        pre, count = carried.text_value(PRE) or "", carried.list_length(TOKENS) or 0
+        ids = {**default_ids(carried.text_value(MODEL) or "", pre, count), **carried.token_ids()}
+        return collect_stop_ids(ids, tokens.get, frozenset()), "tokenizer.ggml.eos_token_id"
+    stated = configured_stop_ids(carried)
     if stated:
-        here = id_list(carried.parse(GENERATION_CONFIG).get("eos_token_id"))
+        here = id_list(carried.parse_file(GENERATION_CONFIG).get("eos_token_id"))
         return stated, f"{GENERATION_CONFIG if here else 'config.json'}: eos_token_id"
     if carried.model.config is not None:
-        return transformers_stops(carried), NOWHERE
+        return transformers_stop_ids(carried), NOWHERE
     eos = tokens.get(roles.get("eos", ""))
     return frozenset(() if eos is None else (eos,)), "tokenizer_config.json: eos_token"
 
@@ -150,8 +155,8 @@ def added_ids(carried: Carried) -> dict[str, int]:
 
 def _listed_control_ids(carried: Carried) -> dict[str, int]:
     """Return {text: id} of control and user-defined tokens in the metadata's lists."""
-    tokens = carried.sequence(TOKENS, str) or []
-    types = carried.sequence(TYPES, int)
+    tokens = carried.list_value(TOKENS, str) or []
+    types = carried.list_value(TYPES, int)
     if types is None:
         return {text: i for i, text in enumerate(tokens) if text in END_TEXTS}
     return {

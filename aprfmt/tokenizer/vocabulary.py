@@ -66,32 +66,32 @@ class Vocabulary:
         return [i for i, kind in enumerate(self.types) if kind in wanted]
 
 
-def from_metadata(carried: Carried) -> Vocabulary | None:
+def vocabulary_from_metadata(carried: Carried) -> Vocabulary | None:
     """Return the vocabulary in a GGUF's or APR's own keys; None if it has no such keys.
 
     Raises FormatError for damaged keys, UnsupportedError for a kind other than byte-level BPE and
     SentencePiece BPE.
     """
-    tokens = carried.sequence(keys.TOKENS, str)
+    tokens = carried.list_value(keys.TOKENS, str)
     if not tokens:
         return None
-    kind = kind_of(carried)
+    kind = vocabulary_kind(carried)
     count = count_without_fillers(tokens)
     del tokens[count:]
     # The lists, cut to the tokens before the fillers.
-    merges = carried.sequence(keys.MERGES, str)
-    scores = carried.sequence(keys.SCORES, (float, int))
-    types = carried.sequence(keys.TYPES, int)
+    merges = carried.list_value(keys.MERGES, str)
+    scores = carried.list_value(keys.SCORES, (float, int))
+    types = carried.list_value(keys.TYPES, int)
     for key, values in ((keys.SCORES, scores), (keys.TYPES, types)):
         if values is not None and len(values) < count:
             raise FormatError(
-                f"{carried.spelled(key)}: {len(values)} elements for {count} tokens; "
+                f"{carried.key_text(key)}: {len(values)} elements for {count} tokens; "
                 "the file is damaged"
             )
     # Kind and types, with llama.cpp's defaults for a GGUF that lacks them.
-    given = carried.ids()
+    given = carried.token_ids()
     engine = carried.model.key_style == "gguf"
-    spelled = carried.text(keys.PRE) in BLANK_PRE if engine else "<0x00>" in tokens
+    spelled = carried.text_value(keys.PRE) in BLANK_PRE if engine else "<0x00>" in tokens
     kind = "spm" if kind == "bpe" and merges is not None and spelled else kind
     if types is None:
         types = _default_types(kind, tokens) if engine else []
@@ -101,15 +101,15 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
     pre = _pre_name(carried, kind)
     taken: dict[str, int] = {}
     if engine:
-        own = default_ids(carried.text(keys.MODEL) or "", pre, count)
+        own = default_ids(carried.text_value(keys.MODEL) or "", pre, count)
         taken = {role: i for role, i in own.items() if role not in given}
     if kind == "spm":
         given = {**_SPM_IDS, **given}
         _spell_blanks_as_u2581(tokens, types)
     # Flags: those of the keys, else the defaults of kind and pre-tokenizer.
     row = PRE_TOKENIZERS.get(pre)
-    add_bos, add_eos = carried.flag("add_bos_token"), carried.flag("add_eos_token")
-    prefix = carried.flag("add_space_prefix")
+    add_bos, add_eos = carried.flag_value("add_bos_token"), carried.flag_value("add_eos_token")
+    prefix = carried.flag_value("add_space_prefix")
     default_bos = kind == "spm" and merges is None if row is None else row.add_bos
     return Vocabulary(
         kind,
@@ -127,18 +127,19 @@ def from_metadata(carried: Carried) -> Vocabulary | None:
     )
 
 
-def kind_of(carried: Carried) -> str:
+def vocabulary_kind(carried: Carried) -> str:
     """Return "bpe" or "spm" for the metadata's vocabulary. Raises UnsupportedError."""
-    name = carried.text(keys.MODEL)
+    name = carried.text_value(keys.MODEL)
     if name is None and carried.model.key_style == "apr":
-        name = carried.text(_MODEL_TYPE)
+        name = carried.text_value(_MODEL_TYPE)
     if name is None:
         raise FormatError(
-            f"{carried.spelled(keys.MODEL)}: missing beside the tokens; expected {', '.join(KINDS)}"
+            f"{carried.key_text(keys.MODEL)}: missing beside the tokens; expected "
+            f"{', '.join(KINDS)}"
         )
     if name not in KINDS:
         raise UnsupportedError(
-            f"{carried.spelled(keys.MODEL)}: {name!r}; this package reads byte-level BPE and "
+            f"{carried.key_text(keys.MODEL)}: {name!r}; this package reads byte-level BPE and "
             f"SentencePiece BPE ({', '.join(KINDS)}); use the original tokenizer.json"
         )
     return KINDS[name]
@@ -146,7 +147,7 @@ def kind_of(carried: Carried) -> str:
 
 def _pre_name(carried: Carried, kind: str) -> str:
     """Return the `pre` name; for APR files without one, the architecture's; "" for none."""
-    model, name = carried.text(keys.MODEL) or "", carried.text(keys.PRE) or ""
+    model, name = carried.text_value(keys.MODEL) or "", carried.text_value(keys.PRE) or ""
     if model in PRE_TOKENIZERS:
         return model  # gemma4's model name is also its `pre` name
     if kind == "spm":
@@ -218,7 +219,7 @@ def _guess_types(
     return types
 
 
-def stop_ids(
+def collect_stop_ids(
     ids: Mapping[str, int], control: Callable[[str], int | None], stated: frozenset[int]
 ) -> frozenset[int]:
     """Return the ids that end a generation: those in `stated`, eos, eot and eom.

@@ -76,7 +76,7 @@ class BatchNumbers:
 
 def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
     """Return the numbers of a batch that a factor may be; `scale` is an adapter's alpha / r."""
-    labels, samples = batch.scored, len(batch.mask)
+    labels, samples = batch.label_count, len(batch.mask)
     tokens = int(batch.mask.sum())
     counts = {
         "labels": labels,
@@ -84,11 +84,11 @@ def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
         "labels / samples": labels / max(1, samples),
         "tokens / labels, padding left out": tokens / max(1, labels),
         "tokens / labels, padding counted": batch.mask.size / max(1, labels),
-        "row length": batch.tokens,
+        "row length": batch.row_length,
     }
     if scale is not None:
         counts["alpha / r"] = scale
-    ids = batch.ids[:, : batch.tokens][batch.mask]
+    ids = batch.ids[:, : batch.row_length][batch.mask]
     return BatchNumbers(counts, frozenset(int(i) for i in np.unique(ids)))
 
 

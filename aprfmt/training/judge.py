@@ -12,7 +12,7 @@ from aprfmt.causes.training.lost_updates import CHANCE, arrived, swallowed
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, changed
 from aprfmt.causes.training.step_size import measured_factor
 from aprfmt.causes.training.table import GRADIENTS, UPDATES
-from aprfmt.measure.encoding_noise import UNIT, spacing
+from aprfmt.measure.encoding_noise import UNIT, float_spacing
 from aprfmt.training.parameters import Parameter
 from aprfmt.training.report import Judged
 from aprfmt.training.update import pieces
@@ -130,7 +130,7 @@ def _is_unmoved(parameter: Parameter) -> bool:
 def _steps(case: StepCase, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
     """Say whether any element does more than decay, or none can be expected to be seen to."""
     if case.coarse:
-        width = spacing(case.before, case.encodings[1])
+        width = float_spacing(case.before, case.encodings[1])
         if float((fits[0][0].lr / width).sum()) < CHANCE:
             return True
     return all(

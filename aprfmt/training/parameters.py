@@ -7,7 +7,7 @@ from pathlib import Path
 from aprfmt.arch.binding import bind_names
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.errors import ArchError, UsageError
-from aprfmt.measure.alignment import align
+from aprfmt.measure.alignment import align_models
 from aprfmt.model import Model
 from aprfmt.model.adapter_parts import adapter_parts, unwrap_module
 from aprfmt.model.ledger import NotCompared
@@ -83,7 +83,7 @@ def pair_parameters(before: Model, after: Model | None, base: Model | None = Non
             "before the step with --adapter"
         )
     rows, left = [], []
-    for pair in align(before, after).pairs:
+    for pair in align_models(before, after).pairs:
         if pair.a is None or pair.b is None:
             side = pair.b if pair.a is None else pair.a
             state = "only in B" if pair.a is None else "only in A"

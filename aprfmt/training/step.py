@@ -589,7 +589,7 @@ def _named(
     found = Finding(
         cause, text, level, "bug", places, True, residual_before=size, also=also, proof=proof
     )
-    return found.named({key: tuple(names) for key, names in stored.items()})
+    return found.to_named_cause({key: tuple(names) for key, names in stored.items()})
 
 
 def _nonfinite(

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.measure.encoding_noise import UNIT, spacing
+from aprfmt.measure.encoding_noise import UNIT, float_spacing
 from aprfmt.tensors.runs import first_difference
 from aprfmt.tensors.view import View
 from aprfmt.training.parameters import Parameter
@@ -46,7 +46,9 @@ class Sums:
         self.squares += float(np.square(change).sum())
         self.largest = max(self.largest, float(np.abs(change).max()))
         if encoding in UNIT:
-            self.one_step += int(np.count_nonzero(np.abs(change) <= spacing(before, encoding)))
+            self.one_step += int(
+                np.count_nonzero(np.abs(change) <= float_spacing(before, encoding))
+            )
 
     def facts(self) -> UpdateFacts:
         """Return what was counted."""

@@ -76,7 +76,7 @@ def parse_reported(
     return float(text), 0.5 * 10.0**exponent if found[2] or found[3] else 0.0
 
 
-def score_batch(
+def score_batch_file(
     run: "Run", path: Path, reported: tuple[float, float] | None, within: float
 ) -> "tuple[BatchResult, ReportedLoss | None, list[Check]]":
     """Score a trainer's batch and judge its reported loss; return (JSON, reported loss, checks).
@@ -87,11 +87,11 @@ def score_batch(
     from aprfmt.inference.batch import read_batch, score_batch
     from aprfmt.inference.loss import assess_loss, mean_loss
     from aprfmt.inference.reported import explain_loss, label_losses
-    from aprfmt.tokenizer import tokenizer_of
+    from aprfmt.tokenizer import try_load_tokenizer
 
     # Score the batch with this model.
     vocab = int(run.model.hyper["vocab_size"])
-    tokenizer = tokenizer_of(run.model)
+    tokenizer = try_load_tokenizer(run.model)
     ends = run_options.stop_token_ids(run.model) if tokenizer is None else tokenizer.stop_ids
     batch = read_batch(path, vocab, ends)
     scored = []
@@ -147,7 +147,7 @@ def edge_checks(batch: "Batch") -> "list[Check]":
 
     if batch.document is None:
         return []
-    found = f"{batch.documents} documents in {len(batch.mask)} rows; "
+    found = f"{batch.document_count} documents in {len(batch.mask)} rows; "
     return [
         check(
             "documents-apart",
@@ -176,7 +176,7 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
 
     # Without labels, scored tokens or known ends there is nothing to check.
     name, where = "ends-scored", str(batch.path)
-    if not batch.labels_given or not batch.scored:
+    if not batch.labels_given or not batch.label_count:
         return []
     if not batch.ends:
         return [not_run(name, "the model names no token that ends a turn", where)]
@@ -191,7 +191,7 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
     # An end that is never a label is one that the model never learns to write.
     lost = [each for each in known if not each.scored]
 
-    def said(each: "EndCounts") -> str:
+    def count_text(each: "EndCounts") -> str:
         """Return how often a token ends scored text, and how often it is a label, as words."""
         text = " ".join(filter(None, (str(each.id), spelled.get(each.id, ""))))
         return f"token {text} ends a scored text {each.places} times, {each.scored} are labels"
@@ -201,7 +201,7 @@ def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
         check(
             name,
             not lost,
-            "; ".join(map(said, lost or known)),
+            "; ".join(map(count_text, lost or known)),
             "the end of a turn among the labels, or the model never learns to stop",
             ("padding has the same id: " if padded else "")
             + "mask the labels of padding by the attention mask, not by the token's id",
@@ -232,7 +232,7 @@ def reported_check(batch: "Batch", answer: "LossVerdict") -> "Check":
     from aprfmt.base.outcome import check
 
     agrees, found = answer.says == "agrees", f"{answer.reported:.6g} was reported"
-    expected = f"{answer.right:.6g} nats per token, recomputed from {batch.scored} labels"
+    expected = f"{answer.right:.6g} nats per token, recomputed from {batch.label_count} labels"
     said = found if agrees else f"{found}: {mistake_sentence(answer)}"
     return check("loss-reported", agrees, said, expected, mistake_remedy(answer), str(batch.path))
 
@@ -246,7 +246,7 @@ def mistake_sentence(answer: "LossVerdict") -> str:
     if not answer.guesses:
         return "no mistake of the table gives this number"
     shown = []
-    for causes in answer.causes[:4]:
+    for causes in answer.distinct_mistakes[:4]:
         one = next(guess for guess in answer.guesses if guess.mistakes == causes)
         says = ", and ".join(MISTAKES[name].says for name in causes)
         value = "" if math.isnan(one.value) else f", which gives {one.value:.6g}"
@@ -263,7 +263,7 @@ def mistake_remedy(answer: "LossVerdict") -> str:
     from aprfmt.inference.reported import MISTAKES
 
     if answer.says in ("named", "likely"):
-        return "; ".join(MISTAKES[name].todo for name in answer.causes[0])
+        return "; ".join(MISTAKES[name].todo for name in answer.distinct_mistakes[0])
     if answer.says == "ambiguous":
         return "give a batch in which these differ: samples of unlike length, another size"
     if answer.says == "unmeasured":
@@ -279,9 +279,9 @@ def batch_to_json(batch: "Batch") -> BatchFacts:
         "samples": samples,
         "tokens": tokens,
         "padding": int((~batch.mask).sum()),
-        "labels": batch.scored,
+        "labels": batch.label_count,
         "shift": batch.shift,
-        "documents": batch.documents,
+        "documents": batch.document_count,
         "unread": list(batch.unread),
         "loss_of_logits": None,
     }
@@ -294,7 +294,7 @@ def answer_to_json(answer: "LossVerdict") -> ReportedLoss:
         "recomputed": answer.right,
         "within": answer.within,
         "verdict": answer.says,
-        "mistakes": [list(names) for names in answer.causes],
+        "mistakes": [list(names) for names in answer.distinct_mistakes],
         "guesses": [asdict(guess) | {"mistakes": list(guess.mistakes)} for guess in answer.guesses],
     }
 

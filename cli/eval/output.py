@@ -30,7 +30,7 @@ def loss_to_json(loss: "MeanLoss") -> LossFacts:
         "loss": loss.nats,
         "unit": "nats per token",
         "perplexity": loss.perplexity if not math.isnan(loss.nats) else loss.nats,
-        "uniform_loss": loss.uniform,
+        "uniform_loss": loss.uniform_loss,
         "vocab_size": loss.vocab,
         "loss_tokens": loss.tokens,
         "samples": loss.samples,

@@ -81,12 +81,12 @@ def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptio
         against: output.ComparedModel | None = None
         if measured.acceptance is not None:
             least = ALIVE if asked.least_accepted is None else asked.least_accepted
-            checks.insert(0, measured.acceptance.judged(least, str(run.model.path)))
+            checks.insert(0, measured.acceptance.check_acceptance(least, str(run.model.path)))
             found_drafts = measured.acceptance
             draft_found = output.DraftAcceptance(
                 drafts=found_drafts.drafts,
                 accepted=found_drafts.accepted,
-                acceptance=found_drafts.rate,
+                acceptance=found_drafts.acceptance_rate,
                 least=least,
             )
         if other is not None and measured.other is not None:
@@ -99,7 +99,7 @@ def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptio
         body: dict[str, object] = {**scored}
         body |= {} if draft_found is None else {"draft": draft_found}
         body |= {} if against is None else {"against": against}
-        return finish(
+        return report_checks(
             run,
             body,
             checks,
@@ -139,13 +139,15 @@ def evaluate_batch(model: str, asked: EvalRequest, where: run_options.WhereOptio
 
     assert asked.batch is not None
     with run_options.open_session(model, where) as run:
-        body, verdict, checks = batch.score_batch(run, asked.batch, asked.reported, asked.within)
+        body, verdict, checks = batch.score_batch_file(
+            run, asked.batch, asked.reported, asked.within
+        )
         said = {**body} if verdict is None else {**body, "reported": verdict}
         left = array_items("batch array", body["batch"]["unread"])
-        return finish(run, said, checks, lambda: batch.show(body, verdict), left=left)
+        return report_checks(run, said, checks, lambda: batch.show(body, verdict), left=left)
 
 
-def finish(
+def report_checks(
     run: "Run",
     body: Mapping[str, object],
     checks: "list[Check]",
@@ -196,7 +198,7 @@ def open_compared_model(
     from aprfmt.tokenizer.loading import refuse_other_tokens
 
     with run_options.open_session(
-        text, where.elsewhere(run=split_run(text)[1] is not None)
+        text, where.for_other_model(run=split_run(text)[1] is not None)
     ) as there:
         refuse_other_tokens(here.model, there.model, chain(*(each.ids for each in samples)))
         yield there

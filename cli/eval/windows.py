@@ -25,7 +25,7 @@ def read_samples(
             model, str(path), check_token_ids(model, model.tokenizer.encode(text))
         )
     if samples is not None:
-        yield from read_lines(model, samples)
+        yield from read_jsonl_samples(model, samples)
     if ids is not None:
         yield whole_text_sample(
             model, "--ids", run_options.check_ids(model, run_options.parse_ids(ids))
@@ -40,12 +40,12 @@ def whole_text_sample(model: "Model", name: str, ids: list[int]) -> "Sample":
     """
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import count_leading
-    from aprfmt.tokenizer import tokenizer_of
+    from aprfmt.tokenizer import try_load_tokenizer
 
-    tokenizer = tokenizer_of(model)
+    tokenizer = try_load_tokenizer(model)
     if tokenizer is None:
         return Sample(name, ids)
-    leading = tokenizer.leading
+    leading = tokenizer.prefix_ids
     prefix = count_leading(ids, leading)
     if leading and ids and not prefix:
         shown = " ".join(tokenizer.token(i) for i in leading)
@@ -89,7 +89,7 @@ def read_text(path: Path, option: str = "--text") -> str:
         file.close()
 
 
-def read_lines(model: "Model", path: Path) -> "Iterator[Sample]":
+def read_jsonl_samples(model: "Model", path: Path) -> "Iterator[Sample]":
     """Yield the samples of a .jsonl file, a line each; empty lines are skipped.
 
     Of a prompt with its response only the response is scored. Raises FormatError at the first line

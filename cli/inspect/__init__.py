@@ -57,9 +57,9 @@ def command(
         body = facts.inspect_facts(opened, full)
         body["damage"], code = report_damage(opened.damage, partial=partial)
         if account or paged.html is not None:
-            from aprfmt.model.ledger import ledger
+            from aprfmt.model.ledger import make_ledger
 
-            body["account"] = ledger(opened).to_json()
+            body["account"] = make_ledger(opened).to_json()
         if paged.html is not None:
             write_inspect_page(opened, body, paged)
         if verify:

@@ -23,19 +23,19 @@ def inspect_facts(opened: Model, full: bool = False) -> "InspectBody":
 
     `full` gives metadata arrays and long texts whole.
     """
-    body: InspectBody = {**_file(opened, full), **_model(opened)}
+    body: InspectBody = {**_file_facts(opened, full), **_model_facts(opened)}
     imported = pickle_imports(opened)
     if imported:
         body["imports"] = imported
     body["relations"] = [relation.to_json() for relation in opened.relations]
-    body["notes"] += [asdict(relation.note(opened.path)) for relation in opened.relations]
-    body["tokenizer"] = _tokenizer(opened)
-    body["unread"] = _unread(opened)
+    body["notes"] += [asdict(relation.as_note(opened.path)) for relation in opened.relations]
+    body["tokenizer"] = _tokenizer_row(opened)
+    body["unread"] = _unread_items(opened)
     body["summary"] = summarize(opened, body)
     return body
 
 
-def _file(opened: Model, full: bool) -> "InspectBody":
+def _file_facts(opened: Model, full: bool) -> "InspectBody":
     """Return what the container itself says: sizes, encodings, metadata, its version.
 
     `full` gives metadata whole.
@@ -65,7 +65,7 @@ def _file(opened: Model, full: bool) -> "InspectBody":
             for name in sorted(census)
         },
         "metadata": {
-            key: _whole(value) if full else short_value(value)
+            key: _listed_value(value) if full else short_value(value)
             for key, value in opened.metadata.items()
         },
         "metadata_names": {
@@ -77,15 +77,15 @@ def _file(opened: Model, full: bool) -> "InspectBody":
     }
 
 
-def _unread(opened: Model) -> list[str]:
+def _unread_items(opened: Model) -> list[str]:
     """Return the files and keys that no table lists, each in words.
 
     The tokenizer's files are parsed for --account alone. Keys of a configuration of no known
     architecture say nothing that its name has not said.
     """
-    from aprfmt.model.ledger import ledger
+    from aprfmt.model.ledger import make_ledger
 
-    found = ledger(opened, ("file", "index entry", "metadata key"))
+    found = make_ledger(opened, ("file", "index entry", "metadata key"))
     return [f"{item.kind} {item.name}" + f" ({item.of})" * bool(item.of) for item in found.unread]
 
 
@@ -93,16 +93,16 @@ def pickle_imports(opened: Model) -> list[str]:
     """Return the names that loading the file with pickle would import; [] for other formats."""
     source = opened.source
     while isinstance(source, Overlay):
-        source = source.beneath
+        source = source.wrapped_source
     return [shorten(name, 200) for name in getattr(source, "imports", ())]
 
 
-def _whole(value: object) -> object:
+def _listed_value(value: object) -> object:
     """Return a metadata value with arrays as lists."""
     return value if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
 
 
-def _model(opened: Model) -> "ArchFacts":
+def _model_facts(opened: Model) -> "ArchFacts":
     """Return the hyperparameters, roles and notes found by the architecture's tables.
 
     Where the architecture cannot be resolved, it is the error in their place.
@@ -114,7 +114,7 @@ def _model(opened: Model) -> "ArchFacts":
         return {
             "architecture": None,
             "architecture_error": str(error),
-            "architecture_named": _named(opened),
+            "architecture_named": _named_architecture(opened),
             "notes": notes,
         }
     where = str(opened.path)
@@ -123,9 +123,9 @@ def _model(opened: Model) -> "ArchFacts":
         {"level": "note", "where": where, "text": text, "key": "assumed"}
         for text in resolution.report.assumed
     ]
-    from aprfmt.model.ledger import towers_beside_text
+    from aprfmt.model.ledger import multimodal_towers
 
-    found = {spec.name: names for spec, names in towers_beside_text(opened)}
+    found = {spec.name: names for spec, names in multimodal_towers(opened)}
     facts: ArchFacts = {**architecture_facts(resolution), "notes": notes}
     claimed = {name for names in found.values() for name in names}
     facts["unclaimed"] = [name for name in facts["unclaimed"] if name not in claimed]
@@ -135,7 +135,7 @@ def _model(opened: Model) -> "ArchFacts":
     return facts
 
 
-def _named(opened: Model) -> str:
+def _named_architecture(opened: Model) -> str:
     """Return the known architecture that a file names, though its tensors do not fit; else ""."""
     from aprfmt.model.resolve import find_spec
 
@@ -145,14 +145,14 @@ def _named(opened: Model) -> str:
         return ""
 
 
-def _tokenizer(opened: Model) -> dict[str, object]:
+def _tokenizer_row(opened: Model) -> dict[str, object]:
     """Return facts of the tokenizer and doubts about it; {"error": text} if it is unreadable."""
     from aprfmt.tokenizer import tokenizer_facts
-    from aprfmt.tokenizer.doubts import quick_doubts
+    from aprfmt.tokenizer.doubts import quick_warnings
 
     try:
         found = dict(tokenizer_facts(opened, quick=True))
-        doubts = list(quick_doubts(opened.carried)) if found else []
+        doubts = list(quick_warnings(opened.carried)) if found else []
         return {**found, "doubts": "; ".join(doubts)} if doubts else found
     except AprfmtError as error:
         return {"error": str(error)}

@@ -17,7 +17,7 @@ WIDEST = 200  # characters of a metadata value, unless --full
 def show(body: "InspectBody", *, verbose: bool, metadata: bool, full: bool) -> None:
     """Print the summary line, then the facts; `verbose`, `metadata` and `full` are the flags."""
     render.say(body["summary"]["line"], style="head")
-    _file(body)
+    _print_file(body)
     if body["architecture"] is None and body["summary"]["kind"] == "model":
         named = body.get("architecture_named")
         if named:
@@ -25,16 +25,16 @@ def show(body: "InspectBody", *, verbose: bool, metadata: bool, full: bool) -> N
         else:
             render.warn(body["architecture_error"], "unknown_architecture")
     elif body["architecture"] is not None:
-        _hyperparameters(body, verbose)
-        _warnings(body)
-    _encodings(body)
+        _print_hyperparameters(body, verbose)
+        _print_warnings(body)
+    _print_encodings(body)
     if verbose:
         render.line("tokenizer", style="head")
         render.print_pairs(sorted(body["tokenizer"].items()) or [("none", "carries no tokenizer")])
     if metadata:
-        _metadata(body, full)
+        _print_metadata(body, full)
     if "account" in body:
-        _account(body["account"])
+        _print_account(body["account"])
     for note in body["notes"]:
         if note["level"] == "warning" or note["key"] == "remark":
             render.warn(f"{note['where']}: {note['text']}", note["key"])
@@ -56,7 +56,7 @@ def answer(body: "InspectBody") -> "list[Line]":
     # What the architecture's tables made of the file, with what is wrong first.
     if body["architecture"] is not None:
         rows = body["hyperparameters"]
-        said = (f"{name} {_short(rows[name]['value'])}" for name in body["used"])
+        said = (f"{name} {_value_cell(rows[name]['value'])}" for name in body["used"])
         lines.append((f"  {', '.join(said)}", ""))
         lines += [(f"  contradiction: {text}", "bad") for text in body["conflicts"]]
         missing = missing_roles(body["roles"])
@@ -77,7 +77,7 @@ def answer(body: "InspectBody") -> "list[Line]":
     counts = (f"{name} in {row['tensors']} tensors" for name, row in body["encodings"].items())
     lines.append((f"  encodings: {', '.join(counts)}", ""))
     if "account" in body:
-        from aprfmt.compare.short_answer import merge_alike
+        from aprfmt.compare.short_answer import merge_similar_lines
 
         account, listed = body["account"], cast("list[Line]", [])
         read = ", ".join(
@@ -89,13 +89,13 @@ def answer(body: "InspectBody") -> "list[Line]":
         for title, one in odd:
             why = f": {one['why']}" if one["why"] else ""
             listed.append((f"  {title}: {one['kind']} {one['name']}{why}", "warn"))
-        lines += merge_alike(listed)
+        lines += merge_similar_lines(listed)
     elif body["damage"]:
         lines.append((f"next: aprfmt validate {shlex.quote(body['path'])}", "head"))
     return lines
 
 
-def _file(body: "InspectBody") -> None:
+def _print_file(body: "InspectBody") -> None:
     """Print path, format, size, configuration, and what unpickling the file would import."""
     files = f" in {len(body['files'])} files" if len(body["files"]) > 1 else ""
     rows: list[tuple[str, object]] = [
@@ -110,7 +110,7 @@ def _file(body: "InspectBody") -> None:
     render.print_pairs(rows)
 
 
-def _hyperparameters(body: "InspectBody", verbose: bool) -> None:
+def _print_hyperparameters(body: "InspectBody", verbose: bool) -> None:
     """Print the hyperparameters in use, then unknown keys, draft head, towers, unclaimed tensors.
 
     With `verbose` all hyperparameters are printed, with their keys.
@@ -118,7 +118,7 @@ def _hyperparameters(body: "InspectBody", verbose: bool) -> None:
     render.line("hyperparameters", style="head")
     rows = body["hyperparameters"]
     names = list(rows) if verbose else body["used"]
-    cells = [(name, _short(rows[name]["value"]), rows[name]["origin"]) for name in names]
+    cells = [(name, _value_cell(rows[name]["value"]), rows[name]["origin"]) for name in names]
     headers = ["name", "value", "origin", *["key"] * verbose]
     keys = [[rows[name]["key"]] * verbose for name in names]
     render.table([(*row, *key) for row, key in zip(cells, keys, strict=True)], headers)
@@ -138,7 +138,7 @@ def _hyperparameters(body: "InspectBody", verbose: bool) -> None:
         render.say(f"tensors of no role: {', '.join(body['unclaimed'][:6])}")
 
 
-def _warnings(body: "InspectBody") -> None:
+def _print_warnings(body: "InspectBody") -> None:
     """Warn of contradictions, and of required tensors that are missing."""
     for conflict in body["conflicts"]:
         render.warn(f"{body['path']}: {conflict}", "contradiction")
@@ -155,7 +155,7 @@ def _warnings(body: "InspectBody") -> None:
             )
 
 
-def _encodings(body: "InspectBody") -> None:
+def _print_encodings(body: "InspectBody") -> None:
     """Print a table of encodings with their tensors, parameters and bytes."""
     render.line("encodings", style="head")
     render.table(
@@ -168,7 +168,7 @@ def _encodings(body: "InspectBody") -> None:
     )
 
 
-def _account(account: Mapping[str, Any]) -> None:
+def _print_account(account: Mapping[str, Any]) -> None:
     """Print how many items are read in which way, and each one contradicted or not read."""
     render.line("account", style="head")
     rows = [(row["reading"], row["kind"], str(row["items"])) for row in account["kinds"]]
@@ -181,7 +181,7 @@ def _account(account: Mapping[str, Any]) -> None:
         render.say(f"  cannot be read: {one['kind']} {one['name']}: {one['why']}", style="bad")
 
 
-def _metadata(body: "InspectBody", full: bool) -> None:
+def _print_metadata(body: "InspectBody", full: bool) -> None:
     """Print all metadata keys with their values, cut to WIDEST characters unless `full`."""
     render.line("metadata", style="head")
     names = body["metadata_names"]
@@ -194,7 +194,7 @@ def _metadata(body: "InspectBody", full: bool) -> None:
     render.print_pairs(rows)
 
 
-def _short(value: object) -> str:
+def _value_cell(value: object) -> str:
     """Return a hyperparameter value for one cell; a list of equal values as "x in all n layers"."""
     if isinstance(value, (list, tuple)) and len(value) > 4:
         if len(set(map(str, value))) == 1:

@@ -74,7 +74,7 @@ def render_page(
         "stats": paged.stats,
     }
     name = opened.metadata.get("general.name")
-    known = name if isinstance(name, str) and name else _called(opened.path)
+    known = name if isinstance(name, str) and name else _model_title(opened.path)
     facts = {
         "file": body["path"],
         "format": f"{body['format']} {body['version']}".strip(),
@@ -84,7 +84,7 @@ def render_page(
     return html_page.render_html(known, facts, data, html_page.MODEL)
 
 
-def _called(path: Path) -> str:
+def _model_title(path: Path) -> str:
     """Return the file's name, or its folder's where the file is just called "model"."""
     return path.resolve().parent.name if path.stem == "model" else path.name
 
@@ -101,13 +101,13 @@ def tensor_rows(
         row: dict[str, object] = {**tensor_row(name, tensor, roles.get(name, ()), stats=False)}
         row |= {"nbytes": all_bytes(tensor), "damage": tensor.damage}
         if stats:
-            row |= _measured(tensor)
+            row |= _statistics_row(tensor)
             progress(done + 1, len(opened))
         rows.append(row)
     return rows
 
 
-def _measured(tensor: "View") -> dict[str, object]:
+def _statistics_row(tensor: "View") -> dict[str, object]:
     """Return {"stats", "histogram"} of a tensor; if it does not decode, None and "unread"."""
     from aprfmt.cli.histograms import tensor_histogram
     from aprfmt.tensors.stats import tensor_stats
@@ -121,15 +121,15 @@ def _measured(tensor: "View") -> dict[str, object]:
 
 def metadata_rows(opened: "Model") -> list[list[str]]:
     """Return [key, value as text] of every metadata key; long values are cut."""
-    return [[key, _value(value)] for key, value in opened.metadata.items()]
+    return [[key, _metadata_text(value)] for key, value in opened.metadata.items()]
 
 
-def _value(value: object) -> str:
+def _metadata_text(value: object) -> str:
     """Return a metadata value as text: at most LONGEST characters, or the first 8 of an array."""
     if isinstance(value, str):
         return value if len(value) <= LONGEST else f"{value[:LONGEST]}... ({len(value)} characters)"
     if isinstance(value, Sequence):
-        shown = ", ".join(_value(one)[:40] for one in value[:8])
+        shown = ", ".join(_metadata_text(one)[:40] for one in value[:8])
         return f"[{shown}]" if len(value) <= 8 else f"{len(value)}: [{shown}, ...]"
     return str(value)
 
@@ -140,16 +140,16 @@ def tokenizer_facts(opened: "Model", everything: bool) -> dict[str, object] | No
     None without a tokenizer, {"error": text} where it cannot be read. `everything` lists all
     tokens.
     """
-    from aprfmt.tokenizer.stated import stated_tokenizer
+    from aprfmt.tokenizer.stated import read_tokenizer_parts
 
     try:
-        found = stated_tokenizer(opened)
-        return None if found is None else _tokenizer(found, everything)
+        found = read_tokenizer_parts(opened)
+        return None if found is None else _tokenizer_json(found, everything)
     except AprfmtError as error:
         return {"error": str(error)}
 
 
-def _tokenizer(found: "StatedTokenizer", everything: bool) -> dict[str, object]:
+def _tokenizer_json(found: "StatedTokenizer", everything: bool) -> dict[str, object]:
     """Return the page's JSON of a tokenizer: kind, counts, special tokens, tokens, template.
 
     `everything` lists all tokens, else about SAMPLE of them evenly spaced.
@@ -171,7 +171,7 @@ def _tokenizer(found: "StatedTokenizer", everything: bool) -> dict[str, object]:
     roles: dict[int, list[str]] = {}
     for role, i in words.ids.items():
         roles.setdefault(i, []).append(role)
-    for i in found.stops:
+    for i in found.stop_ids:
         roles.setdefault(i, []).append("ends a text")
     special = [i for i in words.added if i < len(words.tokens)]
     count = len(words.tokens)
@@ -183,19 +183,19 @@ def _tokenizer(found: "StatedTokenizer", everything: bool) -> dict[str, object]:
         "count": count,
         "merges": len(words.merges or ()),
         "pre": words.pre,
-        "bos": found.begins,
-        "eos": found.ends,
+        "bos": found.adds_bos,
+        "eos": found.adds_eos,
         "whole": everything,
         "special": [[*row(i), ", ".join(roles.get(i, []))] for i in special[:SPECIALS]],
         "specials": len(special),
         "tokens": [row(i) for i in shown],
-        "template": _lines(template),
+        "template": _split_lines(template),
         "previews": template_previews(found),
         "suspicious": scan_template(template) if template else [],
     }
 
 
-def _lines(text: str | None) -> list[str]:
+def _split_lines(text: str | None) -> list[str]:
     """Return a text's lines, at most LINES and then how many more there are; [] for None.
 
     The page escapes each line, which leaves the line breaks.
@@ -215,10 +215,10 @@ def template_previews(found: "StatedTokenizer") -> list[dict[str, object]]:
     if found.template is None:
         return []
     try:
-        texts = render_conversations(found.template, found.texts, found.carried.where)
+        texts = render_conversations(found.template, found.special_token_texts, found.carried.where)
     except AprfmtError as error:
-        return [{"name": "the template", "status": "error", "lines": _lines(str(error))}]
+        return [{"name": "the template", "status": "error", "lines": _split_lines(str(error))}]
     return [
-        {"name": name, "status": status, "lines": _lines(text)}
+        {"name": name, "status": status, "lines": _split_lines(text)}
         for name, (status, text) in texts.items()
     ]

@@ -23,7 +23,7 @@ def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
     known, kind = body["architecture"] is not None, opened.kind
     stored = sum(row["bytes"] for row in body["encodings"].values())
     found: InspectSummary = {
-        "name": _name(opened, body),
+        "name": _model_name(opened, body),
         "kind": "model" if kind is None else kind.name,
         "says": "" if kind is None else kind.says(opened),
         "next": "" if kind is None else kind.todo(opened),
@@ -33,11 +33,11 @@ def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
         "level": body["level"] if known else "tensors",
         "parameters": body["parameters"],
         "bits_per_weight": 8 * stored / body["parameters"] if body["parameters"] else None,
-        "quantization": _quantization(body),
-        "context_length": _context(body),
-        "tokenizer": _tokenizer(body["tokenizer"]),
-        "licence": _licence(opened, body["metadata"]),
-        "unusual": _unusual(opened, body),
+        "quantization": _quantization_name(body),
+        "context_length": _context_length(body),
+        "tokenizer": _tokenizer_text(body["tokenizer"]),
+        "licence": _find_licence(opened, body["metadata"]),
+        "unusual": _list_oddities(opened, body),
         "line": "",
     }
     found["line"] = summary_line(found)
@@ -65,7 +65,7 @@ def summary_line(found: "InspectSummary") -> str:
     return f"{found['name']}: {', '.join(filter(None, parts))}; unusual: {unusual}"
 
 
-def _name(opened: Model, body: "InspectBody") -> str:
+def _model_name(opened: Model, body: "InspectBody") -> str:
     """Return the model's name by its metadata, else by its folder or file."""
     for key in ("general.name", "name", "model_name"):
         value = body["metadata"].get(key)
@@ -75,13 +75,13 @@ def _name(opened: Model, body: "InspectBody") -> str:
     return opened.path.resolve().parent.name if named else opened.path.stem
 
 
-def _context(body: "InspectBody") -> int | None:
+def _context_length(body: "InspectBody") -> int | None:
     """Return the context length in tokens; None where it is not known."""
     row = body.get("hyperparameters", {}).get("context_length")
     return None if row is None else row["value"]
 
 
-def _quantization(body: "InspectBody") -> str:
+def _quantization_name(body: "InspectBody") -> str:
     """Return llama.cpp's name of the file's type, else the encoding that most weights have."""
     stated: str = body["metadata_names"].get("general.file_type", "")
     rows = body["encodings"]
@@ -92,7 +92,7 @@ def _quantization(body: "InspectBody") -> str:
     return main if whole else f"mostly {main}"
 
 
-def _tokenizer(facts: dict[str, object]) -> str:
+def _tokenizer_text(facts: dict[str, object]) -> str:
     """Return a few words on the tokenizer: its kind and number of entries."""
     if "error" in facts:
         return "a tokenizer that cannot be read"
@@ -103,7 +103,7 @@ def _tokenizer(facts: dict[str, object]) -> str:
     return kind + (f" of {facts['entries']}" if "entries" in facts else "")
 
 
-def _licence(opened: Model, metadata: dict[str, object]) -> str:
+def _find_licence(opened: Model, metadata: dict[str, object]) -> str:
     """Return the licence by the metadata, "" where none is given."""
     for key in ("general.license", "license"):
         value = metadata.get(key)
@@ -112,7 +112,7 @@ def _licence(opened: Model, metadata: dict[str, object]) -> str:
     return ""
 
 
-def _stated_dtype(opened: Model) -> str:
+def _config_encoding(opened: Model) -> str:
     """Return the encoding that config.json's dtype gives to unpacked weights; "" if none."""
     config = opened.folder.config if opened.folder is not None else None
     if config is None or "quantization_config" in config:
@@ -129,7 +129,7 @@ def missing_roles(roles: "RolesFound") -> list[str]:
 _SAID = ("relation", "partial_input_scales")  # notes that the line says in words
 
 
-def _unusual(opened: Model, body: "InspectBody") -> list[str]:
+def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
     """Return what to know before the file is used, a few words each: damage, doubts, warnings."""
     found = []
     # Weights that cannot be read, or not as they are packed.
@@ -158,7 +158,7 @@ def _unusual(opened: Model, body: "InspectBody") -> list[str]:
     base = _PLAIN.match(stated)
     if base and body["encodings"] and base[0] not in body["encodings"]:
         found.append(f"called {stated}, but no tensor is {base[0]}")
-    said_dtype = _stated_dtype(opened)
+    said_dtype = _config_encoding(opened)
     if said_dtype and said_dtype not in body["encodings"] and body["encodings"]:
         found.append(f"config.json says {said_dtype}, no tensor is {said_dtype}")
     # Tensors and keys that are missing, contradict, or have no place.

@@ -198,9 +198,9 @@ def write_bundle(
 
     None where no operation was run alone. `runs` are the runs as asked for.
     """
-    from aprfmt.inference.parity.bundle import bundle_of, save_bundle
+    from aprfmt.inference.parity.bundle import choose_bundle, save_bundle
 
-    made = bundle_of(found, runs)
+    made = choose_bundle(found, runs)
     if made is None:
         return None
     save_bundle(path, made, ["aprfmt", *sys.argv[1:]], force=force)

@@ -34,7 +34,7 @@ def answer(found: "Parity", bundle: object) -> "list[Line]":
     for pair in found.pairs:
         mine, reference = found.runs[pair.b], found.runs[pair.a]
         names = f"{run_label(mine)} against {run_label(reference)}"
-        said = found.pronounced_of(pair.verdict, [pair]).says
+        said = found.conclude_pairs(pair.verdict, [pair]).says
         lines.append((f"{said} ({names})", _STYLES[pair.verdict]))
         if pair.logits is not None:
             lines.append(
@@ -126,13 +126,13 @@ def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
         )
     # Then what the difference does: tokens, logits, losses, and the operation at fault.
     if pair.diff.first_token is not None:
-        render.say(pair.diff.first_token.says, style="bad")
+        render.say(pair.diff.first_token.text, style="bad")
     run_options.show_nonfinite(pair.diff.points, "this run")
     show_outcomes(pair)
     for operation in pair.operations:
         show_operation(operation)
     check_output.show_checks(pair.report.checks)
-    render.say(found.pronounced_of(pair.verdict, [pair]).says, style=_STYLES[pair.verdict])
+    render.say(found.conclude_pairs(pair.verdict, [pair]).says, style=_STYLES[pair.verdict])
 
 
 def worst_points(points: "Sequence[PointDiff]") -> "list[PointDiff]":

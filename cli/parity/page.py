@@ -19,13 +19,13 @@ def render_page(body: Mapping[str, Value]) -> str:
     }  # fmt: skip
     data = {
         "found": body,
-        "heats": [_heats(pair) for pair in body["pairs"]],
-        "command": _reproduce(body),
+        "heats": [_heat_maps(pair) for pair in body["pairs"]],
+        "command": _reproduction_command(body),
     }
     return html_page.render_html("Parity of runs", facts, data, (*html_page.REPORT, "parity.js"))
 
 
-def _reproduce(body: Mapping[str, Value]) -> str | None:
+def _reproduction_command(body: Mapping[str, Value]) -> str | None:
     """Return the command that replays the bundle, or that writes one; None if there is no bug."""
     if body["verdict"] != "bug":
         return None
@@ -38,7 +38,7 @@ def _reproduce(body: Mapping[str, Value]) -> str | None:
     return shlex.join(["aprfmt", *words])
 
 
-def _heats(pair: Mapping[str, Value]) -> dict[str, object]:
+def _heat_maps(pair: Mapping[str, Value]) -> dict[str, object]:
     """Return {heats, positions}: distances by token position and layer, for every point."""
     rows = {row["key"]: row["by_position"] for row in pair["points"] if row.get("by_position")}
     bounds = {row["key"]: (row["tolerance"], row["beyond"]) for row in pair["points"]}

@@ -63,18 +63,18 @@ def map_arrays(
     # Without a mapping, one is proposed by comparing with a run of the model.
     written = None
     if given is None:
-        given = _proposed(captures, run, ids)
+        given = _propose_mapping(captures, run, ids)
         if save is not None:
             written = save.with_name(f"{save.name.removesuffix('.safetensors')}.map.json")
-            given = _written(given, captures, written, force)
+            given = _write_mapping(given, captures, written, force)
     if not any(row is not None for row in given.names.values()):
-        raise _nothing_mapped(dumped.arrays, captures, run.model, written, given.reasons)
+        raise _no_point_error(dumped.arrays, captures, run.model, written, given.reasons)
     trace = stack.enter_context(mapped_trace(captures, given, ids, run.model))
     rows = [
         {
             "name": name,
             "shape": list(captures.shapes[name]),
-            **(row.to_json() if row is not None else _left_out(given, name)),
+            **(row.to_json() if row is not None else _unmapped_row(given, name)),
         }
         for name, row in given.names.items()
     ]
@@ -83,16 +83,18 @@ def map_arrays(
 
 def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
     """Return the verdict on a mapping: how many arrays are points, and which nothing reads."""
-    from aprfmt.measure.trace_view import unequal_ranks, unread_arrays
+    from aprfmt.measure.trace_view import unequal_rank_sentences, unread_arrays
     from aprfmt.model.ledger import Compared, VerdictWords, pronounce
 
     rows = found["names"]
     counts = {"arrays": (sum(row["key"] is not None for row in rows), len(rows))}
     words = VerdictWords("mapped", "not mapped")
-    return pronounce(words, Compared(bool(unequal_ranks(trace)), counts, unread_arrays(trace)))
+    return pronounce(
+        words, Compared(bool(unequal_rank_sentences(trace)), counts, unread_arrays(trace))
+    )
 
 
-def _left_out(given: "NameMap", name: str) -> dict[str, str | None]:
+def _unmapped_row(given: "NameMap", name: str) -> dict[str, str | None]:
     """Return {"key": None} of an array that is no point, with "why" where the reason is known.
 
     `given` is the mapping.
@@ -101,7 +103,7 @@ def _left_out(given: "NameMap", name: str) -> dict[str, str | None]:
     return {"key": None} if why is None else {"key": None, "why": why}
 
 
-def _nothing_mapped(
+def _no_point_error(
     arrays: Path,
     captures: "Captures",
     model: "Model",
@@ -125,16 +127,16 @@ def _nothing_mapped(
     )
 
 
-def _proposed(captures: "Captures", run: "Run", ids: list[int]) -> "NameMap":
+def _propose_mapping(captures: "Captures", run: "Run", ids: list[int]) -> "NameMap":
     """Return the mapping proposed by comparing the arrays with the points of a run on `ids`."""
     from aprfmt.inference.engines.mapping import arithmetic_dtype
     from aprfmt.inference.engines.proposing import propose_mapping
-    from aprfmt.inference.trace import Kept
+    from aprfmt.inference.trace import KeptValues
 
-    kept = Kept()
+    kept = KeptValues()
     request = replace(run.request, ids=tuple(ids), wanted=tuple(run.points), logits_rows="all")
     with run.trace(request, place=kept) as trace:
-        own = {key: trace.values(key) for key in trace.records}
+        own = {key: trace.recorded_values(key) for key in trace.records}
         aliases = dict(trace.aliases)
     return propose_mapping(
         captures,
@@ -145,7 +147,7 @@ def _proposed(captures: "Captures", run: "Run", ids: list[int]) -> "NameMap":
     )
 
 
-def _written(given: "NameMap", captures: "Captures", path: Path, force: bool) -> "NameMap":
+def _write_mapping(given: "NameMap", captures: "Captures", path: Path, force: bool) -> "NameMap":
     """Write a mapping to `path` and return it with the relative path of the arrays.
 
     That path is "" unless the arrays are in the mapping's folder or below.

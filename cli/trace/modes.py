@@ -198,7 +198,7 @@ def show_saved(
             other = recording.check_reference(wanted.reference, known, model, stack, runs=False)
         if wanted.html is not None:
             for key in trace.records:
-                values, mask = trace.values(key), trace.mask(key)
+                values, mask = trace.recorded_values(key), trace.values_mask(key)
                 if values is not None:
                     histograms.add(key, values if mask is None else values[mask])
         against = partial(compare_stored, trace, other, model, wanted, stack)

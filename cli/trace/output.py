@@ -31,11 +31,11 @@ def trace_to_json(trace: Trace) -> dict[str, Value]:
     rows: list[SlotRow] = []
     for layer in layers:
         for slot in SLOTS:
-            stats = trace.slot(slot, layer)
+            stats = trace.slot_stats(slot, layer)
             if stats is None:
                 continue  # not captured is absent, never zero
             found, beside = (
-                [trace.find(f"L{layer}.{point}") for point in SLOTS[name]]
+                [trace.find_record(f"L{layer}.{point}") for point in SLOTS[name]]
                 for name in (slot, BESIDE.get(slot, slot))
             )
             if slot in BESIDE and found == beside:
@@ -64,7 +64,7 @@ def trace_to_json(trace: Trace) -> dict[str, Value]:
 
 def pooled_embedding(trace: Trace) -> list[float] | None:
     """Return the pooled embedding, None where the trace has none."""
-    values = trace.values("pooled")
+    values = trace.recorded_values("pooled")
     return None if values is None else [float(value) for value in values.reshape(-1)]
 
 
@@ -73,7 +73,7 @@ def top_logits(trace: Trace) -> dict[str, object] | None:
 
     None where logits were not recorded; `top` is [] where only their statistics were.
     """
-    record, values = trace.find("logits"), trace.values("logits")
+    record, values = trace.find_record("logits"), trace.recorded_values("logits")
     if record is None or record.stats is None:
         return None
     found: dict[str, Any] = {"stats": record.stats.to_json(), "top": []}
@@ -113,7 +113,7 @@ def find_spikes(rows: list[SlotRow]) -> dict[tuple[int, Points], tuple[float, fl
 COLUMNS = ("count", "mean", "std", "min", "max", "absmax", "l2", "zeros", "nan", "inf")
 
 
-def _cells(stats: Mapping[str, Value]) -> list[str]:
+def _stat_cells(stats: Mapping[str, Value]) -> list[str]:
     """Return the statistics named in COLUMNS as table cells."""
     cells = []
     for name in COLUMNS:
@@ -132,10 +132,10 @@ def show_trace(trace: Trace, found: Mapping[str, Value], table: bool = True) -> 
     where = found.get("run")
     if where:
         render.line(run_options.run_headline(where), style="head")
-    for text in _scope(trace):
+    for text in _scope_lines(trace):
         render.say(text, style="dim")
     if table:
-        _table(trace, found)
+        _print_table(trace, found)
         for text in found["observations"]:
             render.say(text, style="warn")
     if found["nonfinite"]:
@@ -149,20 +149,20 @@ def show_trace(trace: Trace, found: Mapping[str, Value], table: bool = True) -> 
         render.line(f"saved {render.escape(path)}")
 
 
-def _table(trace: Trace, found: Mapping[str, Value]) -> None:
+def _print_table(trace: Trace, found: Mapping[str, Value]) -> None:
     """Print the statistics of every point, the pooled embedding, and the likeliest tokens."""
     rows = []
     for key in ENTERING:
-        rows += _whole(trace, key)
+        rows += _model_row(trace, key)
     odd = {(layer, point) for layer, points in find_spikes(found["slots"]) for point in points}
     styles = {}
     for record in trace.records.values():
         if record.layer >= 0 and record.stats is not None:
             if (record.layer, record.point) in odd:
                 styles[len(rows)] = "warn"
-            rows.append([f"L{record.layer}", record.point, *_cells(record.stats.to_json())])
+            rows.append([f"L{record.layer}", record.point, *_stat_cells(record.stats.to_json())])
     for key in ("final_norm", "pooled", "logits_raw", "logits"):
-        rows += _whole(trace, key)
+        rows += _model_row(trace, key)
     styles |= {i: "bad" for i, row in enumerate(rows) if row[-2:] != ["0", "0"]}
     render.table(rows, ("layer", "point", *COLUMNS), "ll" + "r" * len(COLUMNS), styles)
     render.line("std divides by n", style="dim")
@@ -173,13 +173,13 @@ def _table(trace: Trace, found: Mapping[str, Value]) -> None:
             f"{first}, ... (--json prints all, -o saves)"
         )
     if found["logits"] and found["logits"]["top"]:
-        row = trace.find("logits")
+        row = trace.find_record("logits")
         places = row.positions if row is not None else None
         where = "the last row" if not places else f"the row at {places[-1]}"
         run_options.show_top(found["logits"]["top"], f"top 5 of {where}")
 
 
-def _scope(trace: Trace) -> list[str]:
+def _scope_lines(trace: Trace) -> list[str]:
     """Return lines that name the tokens, and each group of points' positions, dtype and device."""
     said = []
     ids = trace.run.get("ids")
@@ -209,12 +209,12 @@ def format_positions(positions: Iterable[int]) -> str:
     return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs) or "none"
 
 
-def _whole(trace: Trace, key: str) -> list[list[str]]:
+def _model_row(trace: Trace, key: str) -> list[list[str]]:
     """Return [the table row] of a point outside of layers, [] where it was not recorded."""
-    record = trace.find(key) if key in trace.records or key in trace.aliases else None
+    record = trace.find_record(key) if key in trace.records or key in trace.aliases else None
     if record is None or record.stats is None:
         return []
-    return [["", key, *_cells(record.stats.to_json())]]
+    return [["", key, *_stat_cells(record.stats.to_json())]]
 
 
 def show_plan(found: Mapping[str, Value], details: bool) -> None:

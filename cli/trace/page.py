@@ -77,13 +77,15 @@ def heat_maps(
             by_point.setdefault(key.rpartition(".")[2], []).append(key)
     names = [
         str(part[0]) if len(part) == 1 else f"{part[0]} to {part[-1]}"
-        for part in _grouped(shown, group)
+        for part in _split_groups(shown, group)
     ]
     return [
         {
             "point": point,
             "rows": [key.rpartition(".")[0] or "model" for key in keys],
-            "values": [[_largest(part) for part in _grouped(rows[key], group)] for key in keys],
+            "values": [
+                [_largest(part) for part in _split_groups(rows[key], group)] for key in keys
+            ],
             "tolerances": [bounds.get(key, (None, False))[0] for key in keys],
             "beyond": [bounds.get(key, (None, False))[1] for key in keys],
         }
@@ -91,7 +93,7 @@ def heat_maps(
     ], names
 
 
-def _grouped(values: Sequence[T], size: int) -> list[Sequence[T]]:
+def _split_groups(values: Sequence[T], size: int) -> list[Sequence[T]]:
     """Return a sequence cut into pieces of `size`, the last of which may be shorter."""
     return [values[start : start + size] for start in range(0, len(values), size)]
 
@@ -148,25 +150,29 @@ def render_page(
     apart = {key: point.by_position for key, point in points.items() if point.by_position}
     known = {key: sizes for key, sizes in histograms.rows.items() if key in spots}
     data = {
-        "statistics": [*(["relL2"] if points else []), *STATISTICS], "cells": cells,
-        "nonfinite": body["nonfinite"], "observations": body["observations"],
+        "statistics": [*(["relL2"] if points else []), *STATISTICS],
+        "cells": cells,
+        "nonfinite": body["nonfinite"],
+        "observations": body["observations"],
         "reference": reference and {name: reference[name] for name in ("first", "compared")},
-        "command": _next(trace, reference),
+        "command": _diagnose_command(trace, reference),
         "top": (body["logits"] or {}).get("top") or [],
         "heats": [
-            _heat(what, label, *heat_maps(found, {key: spots.get(key, ()) for key in found}, held))
+            _heat_section(
+                what, label, *heat_maps(found, {key: spots.get(key, ()) for key in found}, held)
+            )
             for what, label, found, held in (
                 ("distance from the reference", "relative L2", apart, bounds),
                 ("size of the values", "root mean square", known, {}),
             )
         ],
-    }  # fmt: skip
+    }
     name = str(trace.run.get("model") or trace.run.get("path") or "a saved trace")
     parts = html_page.TRACE
     return html_page.render_html(f"Trace of {name}", run_identity(trace, body), data, parts)
 
 
-def _next(trace: Trace, reference: Mapping[str, Value] | None) -> str | None:
+def _diagnose_command(trace: Trace, reference: Mapping[str, Value] | None) -> str | None:
     """Return the command that finds the cause of a difference; None without a model's name.
 
     `reference` is the JSON of the comparison, or None.
@@ -177,7 +183,7 @@ def _next(trace: Trace, reference: Mapping[str, Value] | None) -> str | None:
     return shlex.join(["aprfmt", "diagnose", str(reference["against"]), str(name)])
 
 
-def _heat(
+def _heat_section(
     what: str, label: str, maps: list[dict[str, object]], positions: list[str]
 ) -> dict[str, object]:
     """Return a section of heat maps for the page: what they show, its unit, maps, columns."""

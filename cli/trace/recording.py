@@ -12,9 +12,9 @@ from aprfmt.errors import UsageError
 from aprfmt.inference.engines.opening import is_trace, open_trace
 from aprfmt.inference.forward import LogitRows
 from aprfmt.inference.record import Record
-from aprfmt.inference.running import Keeper, Run, RunRequest, model_and_run, requested
+from aprfmt.inference.running import Run, RunRequest, ValueStore, make_request, split_known_run
 from aprfmt.inference.session import Numbers
-from aprfmt.inference.trace import Kept, Positions, Trace, check_positions
+from aprfmt.inference.trace import KeptValues, Positions, Trace, check_positions
 from aprfmt.inference.trace_file import Spool
 from aprfmt.measure.traces import TraceDiff, check_ids, compare_traces
 from aprfmt.model import Model, open_model
@@ -36,7 +36,7 @@ def open_runner(
     the run is named twice.
     """
     if engine is not None:
-        if model_and_run(text)[1] or where.backend:
+        if split_known_run(text)[1] or where.backend:
             raise UsageError(f"--engine {engine}: the run is named already; leave one of them out")
         where = replace(where, backend=engine)
     choice = where.request(text).choice
@@ -71,7 +71,7 @@ class WatchedKeeper:
     Unless `every`, only the values that are printed are kept.
     """
 
-    def __init__(self, place: Keeper, every: bool, watch: Watch | None) -> None:
+    def __init__(self, place: ValueStore, every: bool, watch: Watch | None) -> None:
         """Set where values are kept, whether all are, and who else sees them."""
         self._place, self._every, self._watch = place, every, watch
         self.fetch = place.fetch
@@ -99,13 +99,13 @@ def record_trace(
         check_positions(asked.positions, range(len(asked.ids)))
         trace = stack.enter_context(run.trace(replace(asked, hashes=True), facts=facts))
         for key in trace.records if watch is not None else ():
-            values_there = trace.values(key)
+            values_there = trace.recorded_values(key)
             if watch is not None and values_there is not None:
                 watch(key, values_there)
         unknown: Any = trace.run["unknown"]
         warn_of_unknown(run.choice.backend, unknown)
         return trace
-    place: Keeper = stack.enter_context(Spool()) if values else Kept()
+    place: ValueStore = stack.enter_context(Spool()) if values else KeptValues()
     seen = WatchedKeeper(place, values, watch)
     hashed = replace(asked, hashes=values)
     trace = stack.enter_context(run.trace(hashed, place=seen, stop=True, facts=facts))
@@ -149,7 +149,7 @@ def check_reference(
             f"--reference {reference}: is no saved trace; a saved trace is compared with another, "
             "a model needs --payload"
         )
-    with open_model(requested(reference).model) as other:
+    with open_model(make_request(reference).model) as other:
         run_options.check_ids(other, tokens)
     return None
 
@@ -168,17 +168,17 @@ def compare_with_reference(
     with ExitStack() as stack:
         other, same, moe = saved, None, uses_experts(here.model)
         if other is None:
-            other, moe = _run_again(wanted.reference or "", asked, here, where, stack)
+            other, moe = _record_other(wanted.reference or "", asked, here, where, stack)
         if wanted.same_dtype is not None:
             same = check_reference(wanted.same_dtype, list(asked.ids or ()), here.model, stack)
             if same is None:
-                same, _ = _run_again(wanted.same_dtype, asked, here, where, stack)
+                same, _ = _record_other(wanted.same_dtype, asked, here, where, stack)
         return compare_traces(
             trace, other, moe=moe, positions=wanted.html is not None, same_dtype=same
         )
 
 
-def _run_again(
+def _record_other(
     text: str, asked: RunRequest, here: Run, where: run_options.WhereOptions, stack: ExitStack
 ) -> tuple[Trace, bool]:
     """Return (trace of MODEL[@RUN] on the tokens asked for, whether it chooses experts).
@@ -186,7 +186,7 @@ def _run_again(
     `here` is this side's run, `where` its options.
     """
     assert asked.wanted is not None
-    there = open_runner(text, None, where.elsewhere(), stack, here.request.draft)
+    there = open_runner(text, None, where.for_other_model(), stack, here.request.draft)
     keys = [key for key in asked.wanted if key in there.points]
     both = replace(
         there.request, ids=asked.ids, wanted=keys, positions=asked.positions,

@@ -29,7 +29,7 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
     shown = list(difference.points) if every or ratios else beyond[:SHOWN]
     if shown:
         headers = ["point", "relL2", "max abs", "verdict", "tolerance or reason"]
-        rows = [_row(point) for point in shown]
+        rows = [_point_row(point) for point in shown]
         if ratios:
             headers.append("R")
             rows = [
@@ -41,7 +41,7 @@ def show_difference(difference: TraceDiff, reference: str, every: bool) -> None:
         render.line(f"... {len(beyond) - len(shown)} more beyond (-v)", style="dim")
     # What no table of distances shows: tokens, NaN, odd statistics, points on one side.
     if difference.first_token is not None:
-        render.say(difference.first_token.says, style="bad")
+        render.say(difference.first_token.text, style="bad")
     run_options.show_nonfinite(difference.points, "this trace")
     for point in difference.points:
         if point.outside:
@@ -67,10 +67,10 @@ def reference_answer(difference: TraceDiff, reference: str, model: str) -> "list
     text, style = reference_verdict(difference)
     lines: list[Line] = [(f"{text} (against {reference})", style)]
     if difference.first_token is not None:
-        lines.append((f"  {difference.first_token.says}", "bad"))
+        lines.append((f"  {difference.first_token.text}", "bad"))
     beyond = [point for point in difference.points if point.beyond]
     for point in beyond[:LISTED]:
-        row = _row(point)
+        row = _point_row(point)
         said = f"relL2 {row[1]}, max abs {row[2]}, tolerance {row[4]}" if not point.why else row[4]
         lines.append((f"  {point.key}: {said}", "bad"))
     if len(beyond) > LISTED:
@@ -80,24 +80,24 @@ def reference_answer(difference: TraceDiff, reference: str, model: str) -> "list
         lines.append((f"  largest R: {difference.rounding_ratios[key]:.3g} at {key}", ""))
     lines += [(f"  NOT-RUN: {text}", "warn") for text in difference.not_checked]
     other = reference.partition("@")[0]
-    if beyond and model and other not in ("", model) and not _is_trace(other):
+    if beyond and model and other not in ("", model) and not _looks_like_trace(other):
         names = f"{shlex.quote(other)} {shlex.quote(model)}"
         lines.append((f"next: aprfmt diagnose {names}", "head"))
     return lines
 
 
-def _is_trace(path: str) -> bool:
+def _looks_like_trace(path: str) -> bool:
     """Return whether a path's name is that of a saved trace rather than a model."""
     return Path(path).suffix in (".aprt", ".npz", ".log", ".txt") or "trace" in Path(path).name
 
 
 def reference_verdict(difference: TraceDiff) -> tuple[str, str]:
     """Return (the line that says the verdict, with arrays that nothing reads; its style)."""
-    said, style = _of_points(difference)
+    said, style = _points_verdict(difference)
     return said + items_clause(difference.left, "; not read here"), style
 
 
-def _of_points(difference: TraceDiff) -> tuple[str, str]:
+def _points_verdict(difference: TraceDiff) -> tuple[str, str]:
     """Return (words on the points compared, style): none, other rows, beyond, or within."""
     points, every = difference.points, len(difference.points)
     if difference.other_rows:
@@ -116,7 +116,7 @@ def _of_points(difference: TraceDiff) -> tuple[str, str]:
         return (
             f"first point beyond tolerance: {difference.first}; {beyond} of {every} points beyond"
         ), "bad"
-    far = max((point for point in points if point.rel_l2 is not None), key=_used_up)
+    far = max((point for point in points if point.rel_l2 is not None), key=_tolerance_share)
     nearest = f"; nearest to its tolerance: {far.key}, relL2 {far.rel_l2:.3g} of {far.tolerance:g}"
     if difference.compared == every:
         return f"all {every} points within tolerance{nearest}", "good"
@@ -126,13 +126,13 @@ def _of_points(difference: TraceDiff) -> tuple[str, str]:
     ), "warn"
 
 
-def _used_up(point: PointDiff) -> float:
+def _tolerance_share(point: PointDiff) -> float:
     """Return the point's relative L2 over its tolerance; the relative L2 for tolerance 0."""
     assert point.rel_l2 is not None
     return point.rel_l2 / point.tolerance if point.tolerance else point.rel_l2
 
 
-def _row(point: PointDiff) -> tuple[str, ...]:
+def _point_row(point: PointDiff) -> tuple[str, ...]:
     """Return table cells of a point: key, relL2, max abs, verdict, tolerance or reason."""
     if point.why:
         return point.key, "-", "-", "BEYOND" if point.beyond else "not comparable", point.why

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from aprfmt.inference.backends.hosted import Hosted
 from aprfmt.inference.backends.recorded import PassRecorder, PendingStats
 from aprfmt.inference.backends.recurrent import Recurrent
-from aprfmt.inference.masks import Mask, causal_mask, chunk_mask, near_mask
+from aprfmt.inference.masks import Mask, causal_mask, chunk_mask, window_mask
 from aprfmt.tensors.stats import Stats, compute_stats
 
 if TYPE_CHECKING:
@@ -180,7 +180,7 @@ class Backend(Recurrent, Hosted, ABC):
 
         Only these rows are decoded, unless the table is on the device already.
         """
-        held = table.ready(self)
+        held = table.placed_for_lookup(self)
         if held is not None:
             return self.take(held, ids)
         return self.array(np.concatenate([table.rows(int(i), int(i) + 1) for i in ids]))
@@ -397,7 +397,7 @@ class Backend(Recurrent, Hosted, ABC):
         """
         if causal:
             return causal_mask(cached, tokens, keys, window)
-        return near_mask(keys, window)
+        return window_mask(keys, window)
 
     def chunked(self, tokens: int, keys: int, cached: int, chunk: int) -> Mask:
         """Return the mask [tokens, keys] of the keys that the last tokens may see.

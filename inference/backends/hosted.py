@@ -97,14 +97,14 @@ class Hosted:
         """Return a router's logits, or the experts' weights, as `maths` takes them."""
         return self.to_numpy(x)
 
-    def factors(self, weight: "Weight") -> Array:
+    def router_factors(self, weight: "Weight") -> Array:
         """Return a weight's numbers that a router adds to its scores or multiplies its weights by.
 
         They are an array that `maths` takes: numpy's here.
         """
         return weight.numpy()
 
-    def like(self, x: Array, other: Array) -> Array:
+    def as_logits_dtype(self, x: Array, other: Array) -> Array:
         """Return x (of `factors`) in the dtype of `other`, a router's logits."""
         return x.astype(other.dtype, copy=False)
 
@@ -159,7 +159,7 @@ class Hosted:
         np.put_along_axis(kept, order, True, axis=-1)
         return kept & mask
 
-    def shares(self, experts: Numbers, weights: Numbers) -> Iterable[ExpertRows]:
+    def rows_by_expert(self, experts: Numbers, weights: Numbers) -> Iterable[ExpertRows]:
         """Yield (expert, its rows, their weights) for each expert that is chosen, ascending.
 
         `experts` and `weights` are [tokens, used]. Rows ascend; an expert's weights [n] are in
@@ -177,15 +177,15 @@ class Hosted:
         """Add y [n, width] to `rows` of total [tokens, width] in place; return total, rounded."""
         return self.add_weighted(total, rows, y, np.ones(len(rows), np.float32))
 
-    def all_held(self, stacks: Sequence["Weight"]) -> bool:
+    def can_stack_experts(self, stacks: Sequence["Weight"]) -> bool:
         """Return whether a layer's experts [n_experts, out, in] can be multiplied all at once.
 
-        Then `blocks` say which rows they get, or `packed` for a choice made on the host. Otherwise
-        experts are computed one after the other.
+        Then `route_blocks` says which rows they get, or `pack_blocks` for a choice made on the
+        host. Otherwise experts are computed one after the other.
         """
         return False
 
-    def blocks(
+    def route_blocks(
         self,
         logits: Array,
         bias: Numbers | None,
@@ -198,15 +198,15 @@ class Hosted:
 
         Everything stays on the device. `bias` [n_experts] is added to the scores for the choice
         only. `rounds`: the experts' weights are rounded to the dtype. `scale` [n_experts]
-        multiplies them. Only backends with `all_held` have it.
+        multiplies them. Only backends with `can_stack_experts` have it.
         """
         raise NotImplementedError
 
-    def packed(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
+    def pack_blocks(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
         """Return the blocks of a choice [tokens, used] made on the host, as `blocks` does."""
         raise NotImplementedError
 
-    def stacked(self: _Host, x: Array, stack: "Weight", experts: Any) -> Array:
+    def multiply_stack(self: _Host, x: Array, stack: "Weight", experts: Any) -> Array:
         """Return [n, rows, out]: x[i] [rows, in] times expert experts[i]'s weight transposed."""
         ys = [
             self.linear(rows, stack.expert(expert), None)
@@ -218,11 +218,12 @@ class Hosted:
         """Return for each token the sum of rows `places` [tokens, used] of y, in this order.
 
         Each row is multiplied by its number of `weights` [tokens, used]; None: by none. Products
-        and sums are rounded as `add_weighted` rounds them. Only backends with `all_held` have it.
+        and sums are rounded as `add_weighted` rounds them. Only backends with `can_stack_experts`
+        have it.
         """
         raise NotImplementedError
 
-    def sloped(self: _Host, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
+    def alibi_bias(self: _Host, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
         """Return slope times (key - query) [heads, queries, keys], rounded once: ALiBi's bias.
 
         `slopes` [heads] are float64. The first query is at position `start`, the first key at 0.

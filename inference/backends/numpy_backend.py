@@ -215,9 +215,9 @@ class NumpyBackend(Tiles):
 
         if self.deterministic:
             return self.tiled_scores(q, k, finish)
-        return finish(self._dots(q, k))
+        return finish(self._query_key_products(q, k))
 
-    def _dots(self, q: Array, k: Array) -> Array:
+    def _query_key_products(self, q: Array, k: Array) -> Array:
         """Return q.k [heads, tokens, keys] of q [tokens, heads, d] and k [keys, kv_heads, d]."""
         (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
         grouped = q.reshape(tokens, kv_heads, -1, d).transpose(1, 2, 0, 3)

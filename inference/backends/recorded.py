@@ -38,7 +38,7 @@ class PassRecorder(Protocol):
 
     best: Any | None  # of the last pass, if it was replayed: what `host_row` takes
 
-    def run(
+    def replay_for(
         self,
         run: Callable[[Numbers, Numbers], Array],
         ids: Numbers,

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.inference.recurrence import convolve_causal, delta_rule, log_decay
-from aprfmt.inference.scan import gated, scanned, time_steps
+from aprfmt.inference.scan import gate_and_norm, run_scan, time_steps
 
 Array = Any  # the backend's own
 Numbers = NDArray[Any]  # numpy's
@@ -107,7 +107,7 @@ class Recurrent:
         shift = None if bias is None else self.to_numpy(bias)
         return self.array(time_steps(self.to_numpy(raw), shift, low, high))
 
-    def rates(self: _Operations, logs: Array) -> Array:
+    def decay_rates(self: _Operations, logs: Array) -> Array:
         """Return the decay rates A = -exp(A_log) of a state space layer, in float32 at least."""
         rates: Array = -np.exp(self.to_numpy(logs))
         return rates
@@ -131,7 +131,7 @@ class Recurrent:
         """
         x, step, rate, b, c, skip = (self.to_numpy(y) for y in (x, step, rate, b, c, skip))
         with np.errstate(over="ignore", invalid="ignore"):
-            return scanned(x, step, rate, b, c, skip, state, steps=self.deterministic)
+            return run_scan(x, step, rate, b, c, skip, state, steps=self.deterministic)
 
     def gated_scan(
         self: _Operations,
@@ -149,5 +149,7 @@ class Recurrent:
         before the gate if `first`, else after it; there is none where weight is None.
         """
         held = None if weight is None else self.to_numpy(weight)
-        y = gated(self.to_numpy(x), self.to_numpy(gate), held, groups=groups, eps=eps, first=first)
+        y = gate_and_norm(
+            self.to_numpy(x), self.to_numpy(gate), held, groups=groups, eps=eps, first=first
+        )
         return self.array(y)

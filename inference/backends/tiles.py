@@ -42,7 +42,7 @@ class Tiles(Backend):
 
         A weight that is not held decoded is decoded a panel of rows at a time.
         """
-        held = self.held(w)
+        held = self.decoded_weight(w)
         if held is not None:
             held = held.reshape(w.n_rows, w.n_columns)
             if not self.deterministic:
@@ -55,9 +55,9 @@ class Tiles(Backend):
             y[:, start:stop] = self.tiled_linear(x, panel) if self.deterministic else x @ panel.T
         return y if bias is None else y + bias
 
-    def held(self, w: Weight) -> Array | None:
+    def decoded_weight(self, w: Weight) -> Array | None:
         """Return a weight's decoded numbers if the backend holds them, else None."""
-        return w.held(self)
+        return w.placed_on(self)
 
     def empty(self, shape: Sequence[int]) -> Array:
         """Return an array of the dtype that the caller will write whole; zeros here."""
@@ -65,7 +65,7 @@ class Tiles(Backend):
 
     def tiled_linear(self, x: Array, w: Array) -> Array:
         """Return x [tokens, in] times w [out, in] transposed, multiplied in blocks of ROWS rows."""
-        rows, before = self._padded(x)
+        rows, before = self._pad_rows(x)
         y = self.zeros((len(rows), w.shape[0]))
         for i in range(0, len(rows), ROWS):
             y[i : i + ROWS] = rows[i : i + ROWS] @ w.T
@@ -76,11 +76,11 @@ class Tiles(Backend):
 
         `finish` scales and caps one tile of ROWS queries by ROWS keys.
         """
-        rows, before = self._padded(q)
+        rows, before = self._pad_rows(q)
         keys, kv_heads, d = k.shape
         out = self.zeros((q.shape[1], len(rows), keys))
         for i in range(0, len(rows), ROWS):
-            block = self._grouped(rows[i : i + ROWS].swapaxes(0, 1), kv_heads)
+            block = self._group_heads(rows[i : i + ROWS].swapaxes(0, 1), kv_heads)
             for j in range(0, keys, ROWS):
                 width = min(ROWS, keys - j)
                 tile = self.wide(self.zeros((kv_heads, d, ROWS)))
@@ -107,7 +107,7 @@ class Tiles(Backend):
 
     def _exponentials(self, x: Array) -> Array:
         """Return exp of float32 x [tokens, heads, keys], computed a tile of ROWS keys at a time."""
-        rows, before = self._padded(x, wide=True)
+        rows, before = self._pad_rows(x, wide=True)
         for i in range(0, len(rows), ROWS):
             for j in range(0, x.shape[-1], ROWS):
                 width = min(ROWS, x.shape[-1] - j)
@@ -122,7 +122,7 @@ class Tiles(Backend):
         Vectorised functions use other code for the last elements of an array than for the rest, so
         the length of the array would change bits.
         """
-        padded = [self._padded(x) for x in xs]
+        padded = [self._pad_rows(x) for x in xs]
         count, before = len(padded[0][0]), padded[0][1]
         blocks = [
             function(*(rows[i : i + ROWS] for rows, _ in padded)) for i in range(0, count, ROWS)
@@ -138,7 +138,7 @@ class Tiles(Backend):
         Sums over keys run tile by tile in order.
         """
         tokens = probs.shape[1]
-        rows, before = self._padded(probs.swapaxes(0, 1))
+        rows, before = self._pad_rows(probs.swapaxes(0, 1))
         keys, kv_heads, d = v.shape
         out = self.wide(self.zeros((len(rows), probs.shape[0], d)))
         for i in range(0, len(rows), ROWS):
@@ -148,17 +148,17 @@ class Tiles(Backend):
                 weights[..., :width] = rows[i : i + ROWS, :, j : j + width].swapaxes(0, 1)
                 tile = self.wide(self.zeros((kv_heads, ROWS, d)))
                 tile[:, :width] = v[j : j + width].swapaxes(0, 1)
-                product = self._grouped(weights, kv_heads) @ tile
+                product = self._group_heads(weights, kv_heads) @ tile
                 out[i : i + ROWS] += product.reshape(-1, ROWS, d).swapaxes(0, 1)
         return self.narrow(out[before : before + tokens])
 
-    def _grouped(self, x: Array, kv_heads: int) -> Array:
+    def _group_heads(self, x: Array, kv_heads: int) -> Array:
         """Return x [heads, ROWS, n] as a contiguous float32 copy [kv_heads, group * ROWS, n]."""
         copy = self.wide(self.zeros(x.shape))
         copy[...] = x
         return copy.reshape(kv_heads, -1, x.shape[-1])
 
-    def _padded(self, x: Array, wide: bool = False) -> tuple[Array, int]:
+    def _pad_rows(self, x: Array, wide: bool = False) -> tuple[Array, int]:
         """Return (x padded with zero rows to whole blocks of ROWS, rows of padding before x).
 
         x is [tokens, ...]. `wide`: the copy is float32 at least.

@@ -322,13 +322,13 @@ class TorchBackend(TorchRecurrent):
         """Return a copy of rows `rows` of x, in that order."""
         return x[self._index(rows)]
 
-    def shares(self, experts: Numbers, weights: Numbers) -> Iterable[ExpertRows]:
+    def rows_by_expert(self, experts: Numbers, weights: Numbers) -> Iterable[ExpertRows]:
         """Return (expert, its rows, their weights) of each chosen expert, all copied to the device.
 
         Rows and weights are slices of two tensors. Deterministic mode uses the base class's.
         """
         if self.deterministic:
-            return super().shares(experts, weights)
+            return super().rows_by_expert(experts, weights)
         order, chosen, counts = group_by_expert(experts)
         rows = self._index(order // experts.shape[1])
         factors = torch.from_numpy(weights.reshape(-1)[order]).to(self._device, self._wide)

@@ -90,7 +90,7 @@ class TorchRecurrent(Tiles):
         x = raw if bias is None else raw + bias
         return functional.softplus(x, threshold=LINEAR).clamp(low, high)
 
-    def rates(self, logs: Array) -> Array:
+    def decay_rates(self, logs: Array) -> Array:
         """Return the decay rates A = -exp(A_log) of a state space layer, in float32 at least."""
         return -self.wide(logs).exp()
 

@@ -56,9 +56,9 @@ class DryBackend(Tiles):
         self._masks: list[Ghost] = []
         self._mask_sizes: list[tuple[int, ...]] = []
 
-    def new(self, shape: Sequence[int], itemsize: int | None = None) -> Ghost:
+    def allocate(self, shape: Sequence[int], itemsize: int | None = None) -> Ghost:
         """Return a new ghost, counted as allocated, of the dtype unless `itemsize` is given."""
-        return Ghost.new(self.account, shape, itemsize or self.itemsize)
+        return Ghost.allocate(self.account, shape, itemsize or self.itemsize)
 
     def free(self) -> list[int | None]:
         """Return the bytes free now on the device of each account; None where that is not known."""
@@ -76,8 +76,8 @@ class DryBackend(Tiles):
         if isinstance(x, Ghost) and x.itemsize == self.itemsize and x.device == self.device:
             return x
         if isinstance(x, np.ndarray):
-            self.account.during(x.nbytes + x.size * self.itemsize)
-        return self.new(x.shape)
+            self.account.count_briefly(x.nbytes + x.size * self.itemsize)
+        return self.allocate(x.shape)
 
     def to_numpy(self, x: Any) -> Numbers:
         """Return zeros that take no memory; for router logits, numbers that use experts in turn."""
@@ -91,15 +91,15 @@ class DryBackend(Tiles):
 
     def zeros(self, shape: Sequence[int]) -> Ghost:
         """Return a new ghost, counted as allocated."""
-        return self.new(shape)
+        return self.allocate(shape)
 
     def wide(self, x: Array) -> Array:
         """Return x if its elements have four bytes at least, else a new ghost with four."""
-        return x if x.itemsize >= 4 else x.like(x.shape, 4)
+        return x if x.itemsize >= 4 else x.allocate_like(x.shape, 4)
 
     def narrow(self, x: Array) -> Array:
         """Return x if it is of the dtype, else a new ghost of it."""
-        return x if x.itemsize == self.itemsize else x.like(x.shape, self.itemsize)
+        return x if x.itemsize == self.itemsize else x.allocate_like(x.shape, self.itemsize)
 
     def exp(self, x: Array) -> Array:
         """Return a new ghost for the exponentials."""
@@ -130,34 +130,34 @@ class DryBackend(Tiles):
         The scores are those of `query_block` queries, the choice is of all.
         """
         rows, keys = min(len(mask), self.query_block), mask.shape[1]
-        self.host.during(rows * keys * (3 * self.wide_size + 8) + mask.size)
+        self.host.count_briefly(rows * keys * (3 * self.wide_size + 8) + mask.size)
         return mask
 
     def _on_host(self, shape: Sequence[int]) -> Ghost:
         """Return a new ghost of one byte an element in the account of the masks."""
-        return self.new(shape, 1)
+        return self.allocate(shape, 1)
 
     # products
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
         """Return a ghost [tokens, width]: rows of a table that is held, or decoded rows."""
-        held = table.ready(self)
+        held = table.placed_for_lookup(self)
         if held is not None:
             return self.take(held, ids)
-        return self.array(self.new((len(ids), table.n_columns), 4))
+        return self.array(self.allocate((len(ids), table.n_columns), 4))
 
     def dense(self, x: Array, rows: Array, bias: Array | None) -> Array:
         """Return a new ghost for the product [tokens, out]."""
-        return self.new((len(x), rows.shape[0]))
+        return self.allocate((len(x), rows.shape[0]))
 
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
         """Return ghost logits [tokens, n_experts] by which experts are chosen in turn."""
-        y = self.routed(x, w, bias, rounded=rounded)
+        y = self.router_product(x, w, bias, rounded=rounded)
         logits = Routed(y.shape, y.itemsize, y.memory)
         logits.used = self.used
         return logits
 
-    def routed(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
+    def router_product(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
         """Return a ghost for the router's product, allocated as `linear` allocates."""
         return self.linear(x, w, bias)
 
@@ -165,20 +165,20 @@ class DryBackend(Tiles):
 
     def softcap(self, x: Array, cap: float) -> Array:
         """Return a new ghost, and count two more of its size meanwhile."""
-        self.account.during(2 * x.nbytes)
+        self.account.count_briefly(2 * x.nbytes)
         return x.copy()
 
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
         """Return a new ghost, and count what the activation `kind` allocates meanwhile."""
         if kind == "gelu":  # by way of Python's numbers
-            self.account.during((_PYTHON_FLOAT + 2 * self.itemsize) * x.size)
+            self.account.count_briefly((_PYTHON_FLOAT + 2 * self.itemsize) * x.size)
         elif kind == "gelu_tanh":
-            self.account.during(3 * x.nbytes)
-        return self.new(x.shape)
+            self.account.count_briefly(3 * x.nbytes)
+        return self.allocate(x.shape)
 
     def sigmoid(self, x: Array) -> Array:
         """Return a new ghost, and count two more of its size meanwhile."""
-        self.account.during(2 * x.nbytes)
+        self.account.count_briefly(2 * x.nbytes)
         return x.copy()
 
     # norms
@@ -187,12 +187,12 @@ class DryBackend(Tiles):
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
         """Return a new ghost: the result; its squares are freed before."""
-        return self.new(x.shape)
+        return self.allocate(x.shape)
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
         """Return a new ghost, and count the three arrays of its steps meanwhile."""
-        self.account.during(3 * x.nbytes)
-        return self.new(x.shape)
+        self.account.count_briefly(3 * x.nbytes)
+        return self.allocate(x.shape)
 
     # rotary positions
 
@@ -202,7 +202,7 @@ class DryBackend(Tiles):
         """Return new ghosts for cos and sin [tokens, pairs]."""
         size = self.wide_size if cast == "result" else self.itemsize
         shape = (len(positions), len(inv_freq))
-        return self.new(shape, size), self.new(shape, size)
+        return self.allocate(shape, size), self.allocate(shape, size)
 
     # attention
 
@@ -220,34 +220,34 @@ class DryBackend(Tiles):
         """Return a new ghost [heads, tokens, keys], and count the copy of the queries meanwhile."""
         if self.deterministic:
             return self.tiled_scores(q, k, lambda x: x)
-        scores = self.new((q.shape[1], len(q), len(k)))
-        self.account.during(q.nbytes)
+        scores = self.allocate((q.shape[1], len(q), len(k)))
+        self.account.count_briefly(q.nbytes)
         return scores if heads.softcap is None else self.softcap(scores, heads.softcap)
 
     def probs(self, scores: Array, heads: Heads) -> Array:
         """Return a new ghost: the masked scores, which become the result."""
-        return self.new(scores.shape)
+        return self.allocate(scores.shape)
 
     def mix(self, probs: Array, v: Array) -> Array:
         """Return a new ghost for the mixed values, and count its transposed copy meanwhile."""
         if self.deterministic:
             return self.tiled_mix(probs, v)
-        mixed = self.new((probs.shape[1], probs.shape[0], v.shape[-1]))
-        self.account.during(mixed.nbytes)
+        mixed = self.allocate((probs.shape[1], probs.shape[0], v.shape[-1]))
+        self.account.count_briefly(mixed.nbytes)
         return mixed
 
     # recurrent layers
 
     def convolve(self, window: Array, kernel: Array, bias: Array | None = None) -> Array:
         """Return a new ghost [tokens, channels], and count the sum of taps meanwhile."""
-        y = self.new((len(window) - kernel.shape[1] + 1, window.shape[1]))
-        self.account.during(2 * y.size * self.wide_size)
+        y = self.allocate((len(window) - kernel.shape[1] + 1, window.shape[1]))
+        self.account.count_briefly(2 * y.size * self.wide_size)
         return y
 
     def decay(self, a: Array, rate: Array, shift: Array) -> Array:
         """Return a new ghost in float32 at least, and count four more of its size meanwhile."""
-        y = self.new(a.shape, self.wide_size)
-        self.account.during(4 * y.nbytes)
+        y = self.allocate(a.shape, self.wide_size)
+        self.account.count_briefly(4 * y.nbytes)
         return y
 
     def delta(
@@ -258,34 +258,36 @@ class DryBackend(Tiles):
         q and k are repeated for the value heads, and the state is there twice.
         """
         (tokens, heads, values), keys, size = v.shape, k.shape[2], self.wide_size
-        kept = self.new((heads, keys, values), size)
-        read = self.new(v.shape)
+        kept = self.allocate((heads, keys, values), size)
+        read = self.allocate(v.shape)
         rows = min(tokens, CHUNK)
         chunk = heads * rows * (3 * rows + 4 * keys + 4 * values) * size
         if decay.ndim == 3:  # pairs of tokens by channel
             chunk += 3 * heads * min(rows, SUBCHUNK) ** 2 * keys * size
-        self.account.during(2 * tokens * heads * keys * size + read.nbytes + kept.nbytes + chunk)
+        self.account.count_briefly(
+            2 * tokens * heads * keys * size + read.nbytes + kept.nbytes + chunk
+        )
         return read, kept
 
     def gated_norm(self, x: Array, weight: Array, gate: Array, kind: str, *, eps: float) -> Array:
         """Return a new ghost, and count the norm and the activated gate meanwhile."""
-        self.account.during(2 * x.size * self.wide_size)
-        return self.new(x.shape)
+        self.account.count_briefly(2 * x.size * self.wide_size)
+        return self.allocate(x.shape)
 
     def add_wide(self, a: Array, b: Array) -> Array:
         """Return a new ghost in float32 at least, and count both operands converted meanwhile."""
-        self.account.during((a.size + b.size) * self.wide_size)
-        return self.new(a.shape, self.wide_size)
+        self.account.count_briefly((a.size + b.size) * self.wide_size)
+        return self.allocate(a.shape, self.wide_size)
 
     def time_step(self, raw: Array, bias: Array | None, low: float, high: float) -> Array:
         """Return a new ghost, and count the sum and the softplus meanwhile."""
-        self.account.during(2 * raw.nbytes)
-        return self.new(raw.shape)
+        self.account.count_briefly(2 * raw.nbytes)
+        return self.allocate(raw.shape)
 
-    def rates(self, logs: Array) -> Array:
+    def decay_rates(self, logs: Array) -> Array:
         """Return a new ghost in float32 at least, and count one more of its size meanwhile."""
-        self.account.during(logs.size * self.wide_size)
-        return self.new(logs.shape, self.wide_size)
+        self.account.count_briefly(logs.size * self.wide_size)
+        return self.allocate(logs.shape, self.wide_size)
 
     def scan(
         self,
@@ -302,37 +304,37 @@ class DryBackend(Tiles):
         That is the decays between its tokens, or every token's state where states have rates each.
         """
         (tokens, heads, width), numbers, size = x.shape, b.shape[2], self.wide_size
-        kept = self.new((heads, width, numbers), size)
-        read = self.new(x.shape, size)
+        kept = self.allocate((heads, width, numbers), size)
+        read = self.allocate(x.shape, size)
         rows = min(tokens, CHUNK)
         each = rows * (2 * rows + 3 * width + 2 * numbers) + width * numbers
         if rate.ndim == 2:
             each = rows * 3 * width * numbers
-        self.account.during(2 * read.nbytes + kept.nbytes + heads * each * size)
+        self.account.count_briefly(2 * read.nbytes + kept.nbytes + heads * each * size)
         return read, kept
 
     def gated_scan(
         self, x: Array, gate: Array, weight: Array | None, *, groups: int, eps: float, first: bool
     ) -> Array:
         """Return a new ghost, and count gate, product and norm meanwhile."""
-        self.account.during(3 * x.size * self.wide_size)
-        return self.new(x.shape)
+        self.account.count_briefly(3 * x.size * self.wide_size)
+        return self.allocate(x.shape)
 
     # shapes and experts
 
     def concat(self, parts: Sequence[Array]) -> Array:
         """Return a new ghost: the arrays joined along the last axis."""
-        return self.new((*parts[0].shape[:-1], sum(part.shape[-1] for part in parts)))
+        return self.allocate((*parts[0].shape[:-1], sum(part.shape[-1] for part in parts)))
 
     def stack(self, parts: Sequence[Array]) -> Array:
         """Return a new ghost: the arrays joined along the first axis."""
-        return self.new((sum(map(len, parts)), *parts[0].shape[1:]))
+        return self.allocate((sum(map(len, parts)), *parts[0].shape[1:]))
 
     def take(self, x: Array, rows: Numbers) -> Array:
         """Return a new ghost for a copy of the rows."""
-        return self.new((len(rows), *x.shape[1:]))
+        return self.allocate((len(rows), *x.shape[1:]))
 
     def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
         """Return total, and count the rows, their product and the sum meanwhile."""
-        self.account.during(3 * y.nbytes)  # the rows, their product, the sum
+        self.account.count_briefly(3 * y.nbytes)  # the rows, their product, the sum
         return total

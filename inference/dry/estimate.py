@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import Any
 
-from aprfmt.base.registry import load
+from aprfmt.base.registry import load_attribute
 from aprfmt.errors import UsageError
 from aprfmt.inference.backends import DRY
 from aprfmt.inference.dry.backend import DryBackend
@@ -71,10 +71,10 @@ def estimate_run(model: Model, request: RunRequest, steps: int) -> Estimate:
 
     Raises UsageError for an engine or a backend whose memory is not known here.
     """
-    session = _session(model, request)
+    session = _open_session(model, request)
     ids = list(request.ids or ())
     session.extend(ids)
-    _walk(session, ids[-1], steps)
+    _run_steps(session, ids[-1], steps)
     return _make_estimate(session, request, len(ids), steps)
 
 
@@ -84,10 +84,10 @@ def estimate_trace(model: Model, request: RunRequest, plain: Sequence[int] = ())
     If `plain` has rows, their logits are computed once more without recording. Values of recorded
     points go to disk one by one, as they come.
     """
-    session, ids = _session(model, request), list(request.ids or ())
+    session, ids = _open_session(model, request), list(request.ids or ())
     values = 0
 
-    def keep(record: Record, found: Numbers) -> None:
+    def count_values(record: Record, found: Numbers) -> None:
         """Add the bytes of a recorded value to `values`."""
         nonlocal values
         values += found.size * (8 if record.dtype == "float64" else 4)
@@ -97,7 +97,7 @@ def estimate_trace(model: Model, request: RunRequest, plain: Sequence[int] = ())
         ids,
         wanted,
         positions=request.positions,
-        keep=keep,
+        keep=count_values,
         stop=False,
         logits_rows=request.logits_rows,
         behind=request.behind,
@@ -126,7 +126,7 @@ def add_devices(runs: Sequence[Estimate]) -> tuple[DeviceMemory, ...]:
     return tuple(found.values())
 
 
-def _session(model: Model, request: RunRequest) -> Session:
+def _open_session(model: Model, request: RunRequest) -> Session:
     """Return a session whose backend and weights are ghosts; UsageError if the backend has none."""
     choice = request.choice
     if choice.is_engine or choice.backend not in DRY:
@@ -135,7 +135,7 @@ def _session(model: Model, request: RunRequest) -> Session:
             f"{' or '.join(DRY)}; {choice.backend} manages its memory itself"
         )
     check_runnable(model.resolution, model.path)
-    backend: DryBackend = load(DRY[choice.backend])(
+    backend: DryBackend = load_attribute(DRY[choice.backend])(
         choice.device,
         choice.dtype,
         deterministic=request.deterministic,
@@ -151,7 +151,7 @@ def _session(model: Model, request: RunRequest) -> Session:
     return Session(model.spec, model.hyper, weights, backend)
 
 
-def _walk(session: Session, token: int, steps: int) -> None:
+def _run_steps(session: Session, token: int, steps: int) -> None:
     """Run `steps` steps of generation, returning nothing.
 
     The first STEPS run one by one. After them only the steps that enlarge the cache, and the
@@ -176,7 +176,7 @@ def _walk(session: Session, token: int, steps: int) -> None:
 def _make_estimate(session: Session, request: RunRequest, tokens: int, steps: int) -> Estimate:
     """Return the estimate of a run from the memory accounts of a session that made it."""
     backend: Any = session.backend
-    placed = [one for held in session.weights.holder.placed() for one in _ghosts_of(held)]
+    placed = [one for held in session.weights.holder.placed_tensors() for one in _ghosts_of(held)]
     weights = _bytes_by_device([*placed, *backend.copies])
     cache = {} if session.cache is None else _bytes_by_device(session.cache.arrays())
     devices = tuple(
@@ -189,7 +189,7 @@ def _make_estimate(session: Session, request: RunRequest, tokens: int, steps: in
         )
         for account, free in zip(backend.accounts, backend.free(), strict=True)
     )
-    read = session.weights.stored()
+    read = session.weights.stored_bytes_used()
     return Estimate(str(request.choice), tokens, steps, read, devices)
 
 

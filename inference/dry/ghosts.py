@@ -23,12 +23,12 @@ class Ledger:
         self.live = 0
         self.peak = 0
 
-    def take(self, nbytes: int) -> None:
+    def allocate(self, nbytes: int) -> None:
         """Count bytes as allocated, until Memory gives them back."""
         self.live += nbytes
         self.peak = max(self.peak, self.live)
 
-    def during(self, nbytes: int) -> None:
+    def count_briefly(self, nbytes: int) -> None:
         """Raise the peak as if bytes were allocated for the length of one operation."""
         self.peak = max(self.peak, self.live + nbytes)
 
@@ -41,7 +41,7 @@ class Memory:
     def __init__(self, account: Ledger, nbytes: int) -> None:
         """Count `nbytes` as allocated in `account`."""
         self.account, self.nbytes = account, nbytes
-        account.take(nbytes)
+        account.allocate(nbytes)
 
     def __del__(self) -> None:
         """Count the bytes as free again."""
@@ -71,17 +71,17 @@ class Ghost:
         self.memory = memory
 
     @classmethod
-    def new(cls, account: Ledger, shape: Sequence[int], itemsize: int) -> "Ghost":
+    def allocate(cls, account: Ledger, shape: Sequence[int], itemsize: int) -> "Ghost":
         """Return an array in a new allocation, counted in `account`."""
         return cls(shape, itemsize, Memory(account, math.prod(shape) * itemsize))
 
-    def like(self, shape: Sequence[int], itemsize: int | None = None) -> "Ghost":
+    def allocate_like(self, shape: Sequence[int], itemsize: int | None = None) -> "Ghost":
         """Return an array in a new allocation on the same device; the item size is kept if None."""
-        return Ghost.new(self.memory.account, shape, itemsize or self.itemsize)
+        return Ghost.allocate(self.memory.account, shape, itemsize or self.itemsize)
 
     def copy(self) -> "Ghost":
         """Return an array of the same shape and item size in a new allocation."""
-        return self.like(self.shape)
+        return self.allocate_like(self.shape)
 
     # what it is
 
@@ -151,7 +151,7 @@ class Ghost:
         keys = key if isinstance(key, tuple) else (key,)
         shape = self._indexed(key)
         if any(isinstance(k, list | np.ndarray) for k in keys):
-            return self.like(shape)
+            return self.allocate_like(shape)
         return self._view(shape)
 
     def __setitem__(self, key: Any, value: Any) -> None:
@@ -178,19 +178,19 @@ class Ghost:
 
     # operations
 
-    def _combined(self, other: Any) -> "Ghost":
+    def _binary_result(self, other: Any) -> "Ghost":
         """Return a new array for a binary operation: shapes broadcast, the larger item size."""
         shape = np.broadcast_shapes(self.shape, getattr(other, "shape", ()))
         wide = other.itemsize if isinstance(other, Ghost) and other.ndim else 0
-        return self.like(shape, max(self.itemsize, wide))
+        return self.allocate_like(shape, max(self.itemsize, wide))
 
-    def _same(self, other: Any) -> "Ghost":
+    def _in_place_result(self, other: Any) -> "Ghost":
         """Return self, the result of an operation in place."""
         return self
 
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _combined
-    __truediv__ = __rtruediv__ = __pow__ = _combined
-    __iadd__ = __isub__ = __imul__ = __itruediv__ = _same
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = _binary_result
+    __truediv__ = __rtruediv__ = __pow__ = _binary_result
+    __iadd__ = __isub__ = __imul__ = __itruediv__ = _in_place_result
 
     def __neg__(self) -> "Ghost":
         """Return a new array for the negated elements."""
@@ -199,7 +199,7 @@ class Ghost:
     def __matmul__(self, other: "Ghost") -> "Ghost":
         """Return a new array for the matrix product, outer axes broadcast."""
         outer = np.broadcast_shapes(self.shape[:-2], other.shape[:-2])
-        return self.like((*outer, self.shape[-2], other.shape[-1]))
+        return self.allocate_like((*outer, self.shape[-2], other.shape[-1]))
 
     def clip(self, low: Any = None, high: Any = None, **limits: Any) -> "Ghost":
         """Return a new array for the clamped elements; the limits are not used."""
@@ -211,4 +211,4 @@ class Ghost:
         shape[axis] = 1
         if not keepdims:
             del shape[axis]
-        return self.like(shape)
+        return self.allocate_like(shape)

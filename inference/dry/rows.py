@@ -41,10 +41,10 @@ class GhostRows(StoredRows):
                 return Ghost(self.shape, self._wide, self._mapped)
         if whole is None and tensor.data is None:  # decoded, then the layout steps undone
             decoded = sum(math.prod(each.info.shape) for each in tensor.stored)
-            self._account.during((decoded + math.prod(self.shape)) * self._wide)
+            self._account.count_briefly((decoded + math.prod(self.shape)) * self._wide)
         elif whole is None:  # gathered, then decoded
-            self._account.during(tensor.nbytes + math.prod(self.shape) * self._wide)
-        return Ghost.new(self._account, self.shape, self._wide)
+            self._account.count_briefly(tensor.nbytes + math.prod(self.shape) * self._wide)
+        return Ghost.allocate(self._account, self.shape, self._wide)
 
     def decode_rows(self, start: int, stop: int) -> Ghost:  # type: ignore[override]
         """Return rows [stop - start, columns] as a ghost.
@@ -54,7 +54,7 @@ class GhostRows(StoredRows):
         rows, columns = matrix_shape(self.shape)
         if not self.by_rows:
             return self.numpy().reshape(rows, columns)[start:stop]
-        return Ghost.new(self._account, (stop - start, columns), self._wide)
+        return Ghost.allocate(self._account, (stop - start, columns), self._wide)
 
     def encoded(self, start: int, stop: int) -> Ghost | None:  # type: ignore[override]
         """Return the stored bytes of rows [start, stop) as a ghost, None if rows have no bytes.
@@ -66,7 +66,11 @@ class GhostRows(StoredRows):
             return None
         pieces = sum(1 for _ in data.runs(start * size, stop * size))
         shape = ((stop - start) * size,)
-        return Ghost(shape, 1, self._mapped) if pieces == 1 else Ghost.new(self._account, shape, 1)
+        return (
+            Ghost(shape, 1, self._mapped)
+            if pieces == 1
+            else Ghost.allocate(self._account, shape, 1)
+        )
 
     def coded(self) -> GhostCoded | None:  # type: ignore[override]
         """Return the sizes of a bitsandbytes 4-bit weight's parts; None for any other."""
@@ -97,8 +101,8 @@ class ThroughGhost(GhostRows):
     def numpy(self) -> Ghost:  # type: ignore[override]
         """Return the decoded tensor as a ghost; count what encoding and decoding hold meanwhile."""
         count = math.prod(self.shape)
-        self._account.during(8 * count + encoding_row(self.encoding).nbytes(self.shape))
-        return Ghost.new(self._account, self.shape, 4)
+        self._account.count_briefly(8 * count + encoding_row(self.encoding).nbytes(self.shape))
+        return Ghost.allocate(self._account, self.shape, 4)
 
     def encoded(self, start: int, stop: int) -> None:
         """Return None: no stored bytes hold these numbers."""

@@ -11,8 +11,8 @@ from aprfmt.base.protocols import Value
 from aprfmt.inference.capture import POINTS, PointInstance, key_name, point_instances, resolve_alias
 from aprfmt.inference.engines.parts import cut_to_vocabulary, has_vocabulary_axis
 from aprfmt.inference.forward import LogitRows
-from aprfmt.inference.layer_heads import kv_heads
-from aprfmt.inference.trace import Positions, Record, Trace, joined_slots
+from aprfmt.inference.layer_heads import kv_head_count
+from aprfmt.inference.trace import Positions, Record, Trace, order_slots
 from aprfmt.inference.trace_file import Spool
 from aprfmt.measure.tolerances import weights_class
 from aprfmt.model import Model
@@ -37,7 +37,7 @@ class Masks(Mapping[str, NDArray[np.bool_]]):
         """Start without masks."""
         self._bits: dict[str, tuple[NDArray[np.uint8], tuple[int, ...]]] = {}
 
-    def keep(self, key: str, mask: NDArray[np.bool_]) -> None:
+    def store(self, key: str, mask: NDArray[np.bool_]) -> None:
         """Store a mask; it replaces an earlier one of the same key."""
         self._bits[key] = (np.packbits(mask), mask.shape)
 
@@ -87,13 +87,13 @@ class Collector:
         self._tokens, self._dtype, self._device = tokens, dtype, device
         self._positions, self._hashes = positions, hashes
         self._logits_rows = logits_rows
-        self._wanted = None if wanted is None else {self.target(key) for key in wanted}
+        self._wanted = None if wanted is None else {self.record_key(key) for key in wanted}
         self._ranks: dict[str, int] = {}
         self.records: dict[str, Record] = {}
         self.seen = Masks()
         self.unknown: dict[str, str] = {}
 
-    def target(self, key: str) -> str | None:
+    def record_key(self, key: str) -> str | None:
         """Return the key a point is recorded under; None if the model has no such point."""
         if not self.known:
             return key
@@ -102,7 +102,7 @@ class Collector:
         instance = resolve_alias(key, self.known)
         return None if instance is None else instance.key
 
-    def expect(self, tokens: int) -> None:
+    def set_tokens(self, tokens: int) -> None:
         """Set the length of the pass."""
         self._tokens = tokens
 
@@ -113,10 +113,10 @@ class Collector:
         if point[0] in "kv" and self.known and not self.known["L0.kv_a"].absent:
             return int(self.hp["n_heads"])  # MLA expands one latent to every head
         if HEADED[point] == "n_kv_heads" and layer < int(self.hp["n_layers"]):
-            return kv_heads(self.hp, layer)
+            return kv_head_count(self.hp, layer)
         return int(self.hp[HEADED[point]])
 
-    def fitted(self, name: str, point: str, values: Numbers) -> Numbers:
+    def cut_to_vocabulary(self, name: str, point: str, values: Numbers) -> Numbers:
         """Return an array without columns after the vocabulary; other points unchanged.
 
         ValueError where it lacks some. Other columns than padding are named in `unknown`.
@@ -146,7 +146,7 @@ class Collector:
         """
         # Leave out points that are not wanted, and values of a worse source.
         own = key_name(point, layer)
-        key = self.target(own)
+        key = self.record_key(own)
         if key is None or (self._wanted is not None and key not in self._wanted):
             return
         if self._ranks.get(key, rank) < rank or (key != own and key in self.records):
@@ -155,7 +155,7 @@ class Collector:
         self._ranks[key] = rank
         axis = 1 if POINTS[point].rows == "scores" else 0
         count = int(values.shape[axis])
-        there = self._places(point, count, rows)
+        there = self._row_positions(point, count, rows)
         if POINTS[point].rows == "logits" and there is not None and self._logits_rows != "all":
             final = self._logits_rows == "last"
             kept = [len(there) - 1] if final else [int(row) for row in self._logits_rows]
@@ -183,21 +183,23 @@ class Collector:
         )
         self.records[key] = record
         if seen is not None:
-            self.seen.keep(key, seen)
+            self.seen.store(key, seen)
         self._spool.keep(record, values)
 
     def add_joined(self, slot: str, layer: int, values: Numbers) -> None:
         """Record a joined result such as qkv, [tokens, ...], under a slot's name (`L3.qkv`)."""
         key = key_name(slot, layer)
         shape = tuple(values.shape)
-        there = self._places("q", len(values), None)
+        there = self._row_positions("q", len(values), None)
         record = Record(
             slot, layer, shape, there, self._dtype, None, self._device, compute_stats(values)
         )
         self.records[key] = record
         self._spool.keep(record, narrow_values(values))
 
-    def _places(self, point: str, count: int, rows: Sequence[int] | None) -> tuple[int, ...] | None:
+    def _row_positions(
+        self, point: str, count: int, rows: Sequence[int] | None
+    ) -> tuple[int, ...] | None:
         """Return the token positions of a point's `count` rows; None if they are not known."""
         if rows is not None:
             return tuple(rows)
@@ -221,7 +223,7 @@ class Collector:
         aliases = {
             key: target
             for key, instance in self.known.items()
-            if instance.alias_of and (target := self.target(key)) in self.records
+            if instance.alias_of and (target := self.record_key(key)) in self.records
         }
         # The first point with a value that is not finite, where none is expected.
         bad = next(
@@ -237,7 +239,7 @@ class Collector:
         facts = dict(run) | {"unknown": dict(self.unknown)}
         return Trace(
             facts,
-            {key: self.records[key] for key in joined_slots(known)},
+            {key: self.records[key] for key in order_slots(known)},
             {key: target for key, target in aliases.items() if target is not None},
             self._spool.fetch,
             bad,

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aprfmt.base.dump_names import RANK, DumpPlace, axis_of, named_in_layer, place_of
+from aprfmt.base.dump_names import RANK, DumpPlace, module_path, parse_dump_path, rank_axis
 from aprfmt.base.text_escape import shorten
 from aprfmt.errors import FormatError
 from aprfmt.formats.bounded_json import load_file
@@ -27,8 +27,8 @@ from aprfmt.inference.engines.rank_joining import (
     PointWidths,
     Unequal,
     dims_of,
-    join,
-    summed,
+    join_ranks,
+    sum_ranks,
     width_of,
 )
 
@@ -106,7 +106,7 @@ def is_dump(folder: Path) -> bool:
     if (folder / SPEC).is_file():
         return True
     for path in dump_files(folder)[:1000]:
-        place = place_of(path.rpartition(".")[0])
+        place = parse_dump_path(path.rpartition(".")[0])
         if place.ranks or place.step is not None:
             return True
     return False
@@ -160,15 +160,15 @@ def read_dump(
     """
     spec = RankSpec(folder)
     files = ArrayFiles(stack)
-    found, said, others = _gathered(folder, files)
+    found, said, others = _gather_arrays(folder, files)
     if not found:
         raise FormatError(f"{folder}: none of its files holds an array")
     # Find the axes of the ranks and group the arrays by step.
     coordinates = [
         dict(ranks) for ranks in dict.fromkeys(tuple(sorted(one.ranks.items())) for _, one in found)
     ]
-    axes = _axes(folder, coordinates, said | spec.axes)
-    steps = _by_step(folder, found, axes)
+    axes = _find_axes(folder, coordinates, said | spec.axes)
+    steps = _group_by_step(folder, found, axes)
     names = list(dict.fromkeys(one.name for _, one in found))
     widths = widths_of(names)
     unequal: list[tuple[int, Unequal]] = []
@@ -178,7 +178,7 @@ def read_dump(
     # Join the ranks of every step, once for each data-parallel stream.
     for step in sorted(steps):
         for stream in streams:
-            made, odd = _joined_pass(folder, step, stream, steps[step], axes, spec, widths)
+            made, odd = _join_pass(folder, step, stream, steps[step], axes, spec, widths)
             unequal += [(step, one) for one in odd]
             passes.append(made)
             for one in made.arrays.values():
@@ -194,11 +194,11 @@ class _Axes:
     values: Mapping[str, list[int]]
     alias: Mapping[str, str]
 
-    def place(self, ranks: Mapping[str, int]) -> tuple[int, ...]:
+    def coordinates(self, ranks: Mapping[str, int]) -> tuple[int, ...]:
         """Return the coordinates of a rank along the axes."""
         return tuple(ranks.get(axis, values[0]) for axis, values in self.values.items())
 
-    def named(self, dims: Sequence[Division] | None) -> tuple[Division, ...] | None:
+    def rename_divisions(self, dims: Sequence[Division] | None) -> tuple[Division, ...] | None:
         """Return divisions with the axes that ranks are numbered by; None for None."""
         if dims is None:
             return None
@@ -207,7 +207,7 @@ class _Axes:
         )
 
 
-def _axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, int]) -> _Axes:
+def _find_axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, int]) -> _Axes:
     """Return the axes of a dump; FormatError names a rank that is missing.
 
     `ranks` are the numbers of each rank by axis, `sizes` the sizes of axes that files name.
@@ -248,7 +248,7 @@ def _axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, 
         found[axis] = values
     # Every combination of ranks must be there.
     axes = _Axes(found, alias)
-    there = {axes.place(one) for one in ranks}
+    there = {axes.coordinates(one) for one in ranks}
     grid: list[tuple[int, ...]] = [()]
     for values in found.values():
         grid = [(*at, value) for at in grid for value in values]
@@ -261,7 +261,7 @@ def _axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, 
     return axes
 
 
-def _gathered(
+def _gather_arrays(
     folder: Path, files: ArrayFiles
 ) -> tuple[list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]], dict[str, int], list[str]]:
     """Return (arrays, sizes of axes that files name, files without an array).
@@ -272,12 +272,12 @@ def _gathered(
     sizes: dict[str, int] = {}
     others: list[str] = []
     for below in dump_files(folder):
-        place = place_of(below.rpartition(".")[0])
+        place = parse_dump_path(below.rpartition(".")[0])
         file = files.open(folder / below)
         if not file.names:
             others.append(below)
             continue
-        place, dims, inner = _of_one_file(place, file, sizes)
+        place, dims, inner = _place_of_file(place, file, sizes)
         step = -1 if place.step is None else place.step
         texts = {
             name: value for name, value in file.lists.items() if name.rpartition(".")[2] in BATCH
@@ -293,7 +293,7 @@ def _gathered(
     return found, sizes, others
 
 
-def _of_one_file(
+def _place_of_file(
     place: DumpPlace, file: ArrayFile, sizes: dict[str, int]
 ) -> tuple[DumpPlace, str, dict[str, str]]:
     """Return (where a file's arrays belong, their dims, {name: name in the file}).
@@ -311,15 +311,15 @@ def _of_one_file(
         ranks = dict(place.ranks)
         for key, value in meta.items():
             last = key.rpartition(".")[2]
-            axis = axis_of(last)
+            axis = rank_axis(last)
             if axis and type(value) is int and (axis not in ranks or last == f"{axis}_rank"):
                 ranks[axis] = value
-            size = axis_of(last.removesuffix("_size") + "_rank") if last.endswith("_size") else ""
+            size = rank_axis(last.removesuffix("_size") + "_rank") if last.endswith("_size") else ""
             if size and type(value) is int:
                 sizes[size] = max(value, sizes.get(size, 1))
         step = meta.get("step", meta.get("forward_pass_id", place.step))
         layer = meta.get("layer_id", place.layer)
-        name = named_in_layer(str(meta["name"]), layer if type(layer) is int else None)
+        name = module_path(str(meta["name"]), layer if type(layer) is int else None)
         inner = {
             name + stored.removeprefix("value"): stored
             for stored in names
@@ -333,7 +333,7 @@ def _of_one_file(
     return place, "", {f"{stem}{name}": name for name in names}
 
 
-def _by_step(
+def _group_by_step(
     folder: Path, found: Sequence[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]], axes: _Axes
 ) -> dict[int, _Rows]:
     """Return the arrays by step, name and rank; FormatError if a rank has one twice."""
@@ -342,7 +342,7 @@ def _by_step(
     every: dict[tuple[int, ...], set[int]] = {}
     # Group the arrays; a rank may have each only once.
     for (step, texts), one in found:
-        at = axes.place(one.ranks)
+        at = axes.coordinates(one.ranks)
         before = origin.setdefault((step, one.name, at), one.origin)
         if before != one.origin:
             words = (
@@ -364,21 +364,22 @@ def _by_step(
         least, most = min(counts, key=counts.__getitem__), max(counts, key=counts.__getitem__)
         lost = sorted(every[most] - every[least])
         raise FormatError(
-            f"{folder}: {_words(axes, least)} has {counts[least]} steps, {_words(axes, most)} has "
+            f"{folder}: {_rank_words(axes, least)} has {counts[least]} steps, "
+            f"{_rank_words(axes, most)} has "
             f"{counts[most]} (step {', '.join(map(str, lost[:4]))}); expected the same steps of "
             "every rank: a rank is cut off, or of another run"
         )
     return steps
 
 
-def _words(axes: _Axes, at: Sequence[int]) -> str:
+def _rank_words(axes: _Axes, at: Sequence[int]) -> str:
     """Return the coordinates of a rank in words."""
     return " ".join(f"{axis} {number}" for axis, number in zip(axes.values, at, strict=True)) or (
         "the rank"
     )
 
 
-def _joined_pass(
+def _join_pass(
     folder: Path,
     step: int,
     stream: int,
@@ -409,7 +410,7 @@ def _joined_pass(
         whole[name] = {
             at: JoinedArray(name, one.shape, one.dtype, one.read) for at, one in kept.items()
         }
-        dims[name] = axes.named(dims_of(list(kept.values()), spec.dims(name)))
+        dims[name] = axes.rename_divisions(dims_of(list(kept.values()), spec.dims(name)))
     # What a pass says of its batch first: it gives the count of tokens.
     names = sorted(whole, key=lambda name: name.rpartition(".")[2] not in BATCH)
     tokens: int | None = None
@@ -417,7 +418,7 @@ def _joined_pass(
         kind = BATCH.get(name.rpartition(".")[2])
         odd: list[Unequal] = []
         try:
-            found = _whole(name, whole[name], axes, dims[name], widths, tokens, odd)
+            found = _join_axes(name, whole[name], axes, dims[name], widths, tokens, odd)
         except FormatError as error:
             raise FormatError(f"{folder}: step {step}: {error}") from None
         if kind is None:
@@ -435,10 +436,10 @@ def _joined_pass(
             tokens = int(np.prod(found.shape, dtype=np.int64))
     # Put the arrays back in the order of the dump.
     made.arrays = {name: made.arrays[name] for name in whole if name in made.arrays}
-    return _with_sums(made, unequal, whole, widths)
+    return _add_up_partials(made, unequal, whole, widths)
 
 
-def _whole(
+def _join_axes(
     name: str,
     parts: Mapping[tuple[int, ...], JoinedArray],
     axes: _Axes,
@@ -464,7 +465,7 @@ def _whole(
                 lost = [str(one) for one in axes.values[axis] if one not in group]
                 raise FormatError(f"{name}: {axis} rank {', '.join(lost[:8])} of {size} lacks it")
             said = () if axis == "pp" else dims
-            held[at] = join(name, group, axis, said, widths, tokens, unequal)
+            held[at] = join_ranks(name, group, axis, said, widths, tokens, unequal)
     (found,) = held.values()
     return found
 
@@ -476,7 +477,7 @@ def _is_whole(name: str, group: Mapping[int, JoinedArray], widths: PointWidths) 
     return name.rpartition(".")[2] in BATCH or whole is None or all(one >= whole for one in each)
 
 
-def _with_sums(
+def _add_up_partials(
     made: Pass,
     unequal: list[Unequal],
     parts: Mapping[str, Mapping[tuple[int, ...], JoinedArray]],
@@ -492,7 +493,7 @@ def _with_sums(
     for one in unequal:
         after = alike[alike.index(one.name) + 1 :] if one.name in alike else []
         if widths.points.get(one.name) in SUMMED and after and after[0] not in wrong:
-            made.arrays[one.name] = summed(one.name, list(parts[one.name].values()))
+            made.arrays[one.name] = sum_ranks(one.name, list(parts[one.name].values()))
         else:
             left.append(one)
     return made, left

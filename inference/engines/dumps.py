@@ -39,21 +39,21 @@ def open_dump(
     `ids` name the sequence where there are several, `model` gives the sizes of whole arrays. Raises
     FormatError for what is damaged, a rank that is missing, or an unclear sequence.
     """
-    widths_of = _widths(model)
+    widths_of = _widths_by_name(model)
     with ExitStack() as stack:
         if is_dump(path):
-            yield _one_sequence(path, read_dump(path, stack, widths_of), ids, widths_of)
+            yield _captures_of_sequence(path, read_dump(path, stack, widths_of), ids, widths_of)
             return
         captures = stack.enter_context(open_captures(path))
-        batch = _batch(captures)
+        batch = _batch_as_pass(captures)
         if batch is None:
-            yield _with_parts(captures, widths_of)
+            yield _split_joined_modules(captures, widths_of)
             return
         dump = Dump((batch,), {}, {}, (), captures.others)
-        yield _one_sequence(path, dump, ids, widths_of)
+        yield _captures_of_sequence(path, dump, ids, widths_of)
 
 
-def _batch(captures: Captures) -> Pass | None:
+def _batch_as_pass(captures: Captures) -> Pass | None:
     """Return arrays as a pass of several sequences; None if nothing says that there are."""
     # Arrays that describe the batch, by the last part of their name.
     kinds = {
@@ -74,34 +74,36 @@ def _batch(captures: Captures) -> Pass | None:
     if not several:
         return None
 
-    def array(name: str) -> JoinedArray:
+    def captured_array(name: str) -> JoinedArray:
         """Return a captured array by its name, unread."""
         return JoinedArray(
             name, captures.shapes[name], captures.dtypes[name], lambda: captures.read(name)
         )
 
     # Several sequences: treat the arrays as one pass of a dump.
-    made = Pass(-1, 0, {name: array(name) for name in captures.shapes if name not in kinds})
+    made = Pass(
+        -1, 0, {name: captured_array(name) for name in captures.shapes if name not in kinds}
+    )
     for name, kind in kinds.items():
-        made.batch.setdefault(kind, array(name))
+        made.batch.setdefault(kind, captured_array(name))
     made.texts = {name: value for name, value in captures.values.items() if isinstance(value, list)}
     return made
 
 
-def _with_parts(captures: Captures, widths_of: WidthsOf) -> Captures:
+def _split_joined_modules(captures: Captures, widths_of: WidthsOf) -> Captures:
     """Return captures with the results of joined modules, such as qkv_proj, cut into parts."""
     joined = [name for name in captures.shapes if name.rpartition(".")[2] in JOINED]
     parts = widths_of(joined).parts if joined else {}
     if not parts:
         return captures
 
-    def array(name: str) -> JoinedArray:
+    def captured_array(name: str) -> JoinedArray:
         """Return a captured array by its name, unread."""
         return JoinedArray(
             name, captures.shapes[name], captures.dtypes[name], lambda: captures.read(name)
         )
 
-    made, _ = split_joined({name: array(name) for name in captures.shapes}, {}, parts)
+    made, _ = split_joined({name: captured_array(name) for name in captures.shapes}, {}, parts)
     return replace(
         captures,
         shapes={name: one.shape for name, one in made.items()},
@@ -110,7 +112,7 @@ def _with_parts(captures: Captures, widths_of: WidthsOf) -> Captures:
     )
 
 
-def _one_sequence(
+def _captures_of_sequence(
     path: Path, dump: Dump, ids: Sequence[int] | None, widths_of: WidthsOf
 ) -> Captures:
     """Return one sequence's arrays under transformers' names; FormatError if it is unclear."""
@@ -132,11 +134,11 @@ def _one_sequence(
         {},
         rows,
         left,
-        _facts(dump, found, named.notes),
+        _dump_facts(dump, found, named.notes),
     )
 
 
-def _facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mapping[str, Any]:
+def _dump_facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mapping[str, Any]:
     """Return what a trace says of a dump: ranks, how they were joined, the pass of each token."""
     return {
         "ranks": dict(dump.axes),
@@ -159,7 +161,7 @@ def _facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mapping[st
     }
 
 
-def _widths(model: Model | None) -> WidthsOf:
+def _widths_by_name(model: Model | None) -> WidthsOf:
     """Return a function from array names to the sizes of whole arrays.
 
     Without a model the sizes are not known.

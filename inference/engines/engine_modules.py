@@ -82,7 +82,7 @@ def under_module_names(
             overwritten += 1
             put(base, residual, name)
         else:
-            put(base, added(array, residual), name)
+            put(base, add_residual(array, residual), name)
     if overwritten:
         notes.append(
             f"{overwritten} layers' hidden values are those of the next norm: a kernel wrote into "
@@ -164,7 +164,7 @@ def _stream_before(norm: str) -> str:
     return f"{norm}#in"
 
 
-def added(hidden: JoinedArray, residual: JoinedArray) -> JoinedArray:
+def add_residual(hidden: JoinedArray, residual: JoinedArray) -> JoinedArray:
     """Return the residual stream after a layer: hidden plus residual."""
 
     def read() -> Numbers:

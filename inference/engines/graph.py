@@ -69,10 +69,10 @@ class GraphReader:
         if self.model is not None:
             self._roles = stored_roles(self.model)
 
-    def places(self, node: GraphNode) -> list[NodePoint]:
+    def points_of_node(self, node: GraphNode) -> list[NodePoint]:
         """Return the points of a node, by the llama.cpp names in the table of points."""
-        text, layer = self._split(node.name)
-        weights = [place for source in node.sources for place in self._weights(source)]
+        text, layer = self._split_name(node.name)
+        weights = [place for source in node.sources for place in self._roles_of_weight(source)]
         found = []
         # A name of the table fits by the node's text, or by the weight it reads.
         for point in POINTS.values():
@@ -80,18 +80,18 @@ class GraphReader:
                 if name.op and name.op != node.op:
                     continue
                 if name.role:
-                    found += self._by_weight(point.name, name, rank, weights)
+                    found += self._points_by_weight(point.name, name, rank, weights)
                 elif name.text == text and (name.op or node.op not in VIEWS):
                     found.append(NodePoint(point.name, layer, rank))
         layered = [p for p in found if POINTS[p.point].layered == (p.layer != WHOLE)]
         return list({(p.point, p.layer): p for p in reversed(layered)}.values())
 
-    def _split(self, name: str) -> tuple[str, int]:
+    def _split_name(self, name: str) -> tuple[str, int]:
         """Return (text, layer) of a node's name such as "Qcur-3"; WHOLE without a number."""
         match = _NODE.fullmatch(name)
         return (match[1], int(match[2])) if match else (name, WHOLE)
 
-    def _weights(self, source: str) -> list[tuple[str, int, CellColumns]]:
+    def _roles_of_weight(self, source: str) -> list[tuple[str, int, CellColumns]]:
         """Return (role, layer, columns) of a weight's name; [] for an activation."""
         match = _WEIGHT.fullmatch(source)
         if match is None:
@@ -101,7 +101,7 @@ class GraphReader:
         keys = ((*split_key(key), columns) for key, columns in self._roles[source])
         return [(role, WHOLE if layer is None else layer, columns) for layer, role, columns in keys]
 
-    def _by_weight(
+    def _points_by_weight(
         self, point: str, name: Name, rank: int, weights: list[tuple[str, int, CellColumns]]
     ) -> list[NodePoint]:
         """Return the node as `point` for each weight it reads that has the name's role."""
@@ -111,13 +111,13 @@ class GraphReader:
 
     def wants(self, node: GraphNode) -> bool:
         """Return whether a node's values are needed."""
-        return bool(self.places(node)) or self._scales_q(node) is not None
+        return bool(self.points_of_node(node)) or self._layer_of_query_scale(node) is not None
 
-    def _scales_q(self, node: GraphNode) -> int | None:
+    def _layer_of_query_scale(self, node: GraphNode) -> int | None:
         """Return the layer whose queries a SCALE node scales; None for any other node."""
         if node.op != "SCALE" or not node.sources:
             return None
-        text, layer = self._split(node.sources[0])
+        text, layer = self._split_name(node.sources[0])
         return layer if text == "Qcur" else None
 
     def add(self, node: GraphNode, values: Numbers, seen: Mask | None = None) -> None:
@@ -125,11 +125,11 @@ class GraphReader:
 
         `seen` is a mask of the values that exist; None for all.
         """
-        scaled = self._scales_q(node)
+        scaled = self._layer_of_query_scale(node)
         if scaled is not None:
             self._scaled_q.add(scaled)
         # Scores wait for the softmax's scale, experts for their weights.
-        for place in self.places(node):
+        for place in self.points_of_node(node):
             if place.point == "scores":
                 self._scores[place.layer] = (values, seen)
                 continue
@@ -142,7 +142,7 @@ class GraphReader:
             if place.columns is not None:
                 cut = values[..., place.columns]
                 mask = None if seen is None else seen[..., place.columns]
-            self._put(place, cut, mask)
+            self._record(place, cut, mask)
 
     def _add_scores(self, layer: int, scale: float | None) -> None:
         """Record a layer's scores: kq times the softmax's scale.
@@ -160,11 +160,11 @@ class GraphReader:
             if layer in self._scaled_q or hp["attn_softcap"] is not None:
                 scale = 1.0
         values, seen = self._scores.pop(layer)
-        self._put(NodePoint("scores", layer, 0), values * np.float32(scale), seen)
+        self._record(NodePoint("scores", layer, 0), values * np.float32(scale), seen)
 
     def _add_routed(self, place: NodePoint, values: Numbers) -> None:
         """Record chosen experts and weights, sorted by weight (llama.cpp sorts by score)."""
-        shaped = self._shape(place.point, place.layer, values)
+        shaped = self._to_point_shape(place.point, place.layer, values)
         if shaped is None:
             return
         routed = self._routed.setdefault(place.layer, {})
@@ -178,14 +178,14 @@ class GraphReader:
             sorted_ = np.take_along_axis(x, order, -1)
             self.collector.add(point, place.layer, sorted_, rank=rank)
 
-    def _put(self, place: NodePoint, values: Numbers, seen: Mask | None) -> None:
+    def _record(self, place: NodePoint, values: Numbers, seen: Mask | None) -> None:
         """Record values at a point; note in `unknown` if their shape does not fit."""
         point, layer = place.point, place.layer
-        shaped = self._shape(point, layer, values)
+        shaped = self._to_point_shape(point, layer, values)
         if shaped is None:
             self.collector.unknown[f"{point} of layer {layer}"] = f"shape {list(values.shape)}"
             return
-        mask = None if seen is None else self._shape(point, layer, seen)
+        mask = None if seen is None else self._to_point_shape(point, layer, seen)
         axis = 1 if POINTS[point].rows == "scores" else 0
         rows: Sequence[int] | None = None
         if POINTS[point].rows != "keys" and self.outputs is not None:
@@ -193,7 +193,7 @@ class GraphReader:
             rows = None if shaped.shape[axis] == self.tokens else rows
         self.collector.add(point, layer, shaped, rows=rows, rank=place.rank, seen=mask)
 
-    def _shape(self, point: str, layer: int, values: Any) -> Any | None:
+    def _to_point_shape(self, point: str, layer: int, values: Any) -> Any | None:
         """Return [tokens, ...] from a node's four axes, in our layout; None if impossible."""
         try:
             return self._tokens_first(point, layer, values)
@@ -217,22 +217,22 @@ class GraphReader:
             if values.ndim == 2 and heads is not None:
                 values = values.reshape(len(values), heads, -1)
             if values.ndim == 3:
-                values = self._unpaired(point, layer, values)
+                values = self._pairs_to_halves(point, layer, values)
             return values
         if point.startswith("k_pe"):
             values = values.reshape(self.tokens, 1, -1)
-            adjacent = point == "k_pe_rope" and self._interleaved
+            adjacent = point == "k_pe_rope" and self._rotates_adjacent_pairs
             return pairs_to_halves(values) if adjacent else values
         if point == "expert_w" and values.ndim == 3:  # [tokens, used, 1]
             return values.reshape(len(values), -1)
         return values if values.ndim == 2 else None
 
     @property
-    def _interleaved(self) -> bool:
+    def _rotates_adjacent_pairs(self) -> bool:
         """True if the model is known and rotates adjacent pairs."""
         return self.model is not None and self.model.hyper["rope_style"] == "interleaved"
 
-    def _unpaired(self, point: str, layer: int, values: Any) -> Any:
+    def _pairs_to_halves(self, point: str, layer: int, values: Any) -> Any:
         """Return q or k with adjacent pairs as split halves; other values unchanged.
 
         Pairs are adjacent in llama's permuted rows, and after a rope that rotates them so.
@@ -243,7 +243,7 @@ class GraphReader:
         permuted = tensor is not None and any(
             isinstance(step, RowsPermuted) for step in tensor.layout
         )
-        adjacent = point.endswith("_rope") and self._interleaved
+        adjacent = point.endswith("_rope") and self._rotates_adjacent_pairs
         return pairs_to_halves(values) if permuted or adjacent else values
 
 

@@ -159,7 +159,9 @@ def evaluate_nodes(
     if failures:
         raise failures[0]
     if code or not calls:
-        raise ArchError(f"{path}: llama.cpp returned {code} after {calls} nodes: {library.why()}")
+        raise ArchError(
+            f"{path}: llama.cpp returned {code} after {calls} nodes: {library.last_errors()}"
+        )
     return calls
 
 

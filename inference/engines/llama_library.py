@@ -170,7 +170,7 @@ class Library:
         """Load the libraries of a folder, silence their logs and declare the functions called."""
         self.folder = folder
         self.errors: list[str] = []
-        self._log = _Log(self._logged)
+        self._log = _Log(self._store_error)
         self.base = self._load("ggml-base")
         self.base.ggml_log_set(self._log, None)
         ggml = self._load("ggml")
@@ -226,12 +226,12 @@ class Library:
             )
         return fields
 
-    def _logged(self, level: int, text: bytes | None, data: Any) -> None:
+    def _store_error(self, level: int, text: bytes | None, data: Any) -> None:
         """Keep the last five error messages that the library logs."""
         if level == _ERROR and text:
             self.errors = [*self.errors[-4:], text.decode(errors="replace").strip()]
 
-    def why(self) -> str:
+    def last_errors(self) -> str:
         """Return the last errors the library has logged, oldest first, and forget them."""
         said, self.errors = "; ".join(dict.fromkeys(self.errors)), []
         return said or "it does not say why"
@@ -255,7 +255,7 @@ class Library:
         params = self.llama.llama_model_default_params()
         loaded = self.llama.llama_model_load_from_file(str(path).encode(), params)
         if not loaded:
-            raise ArchError(f"{path}: llama.cpp does not load it: {self.why()}")
+            raise ArchError(f"{path}: llama.cpp does not load it: {self.last_errors()}")
         try:
             yield loaded
         finally:
@@ -289,7 +289,7 @@ class Library:
             ctypes.memmove(ctypes.byref(params, 4 * self.fields.callback), ctypes.byref(address), 8)
         made = self.llama.llama_init_from_model(model, params)
         if not made:
-            raise ArchError(f"llama.cpp makes no context for {tokens} tokens: {self.why()}")
+            raise ArchError(f"llama.cpp makes no context for {tokens} tokens: {self.last_errors()}")
         try:
             # A wrong offset shows in other sizes.
             taken = self.llama.llama_n_ctx(made), self.llama.llama_n_ubatch(made)

@@ -134,7 +134,7 @@ def _read_nodes(lines: "_Lines", collector: Collector, model: Model | None) -> i
                     "of one (a prompt within one batch)"
                 )
             reader = GraphReader(collector, model, node.shape[-2])
-            collector.expect(node.shape[-2])
+            collector.set_tokens(node.shape[-2])
         if reader is None:
             continue
         if values is None:
@@ -161,7 +161,7 @@ class _Lines:
         self.values = 0  # number of values of all nodes so far, printed or not
         self.ids: list[int] | None = None
 
-    def _next(self) -> str | None:
+    def _next_line(self) -> str | None:
         """Return the next line without its logger's prefix; None at the end."""
         line = self._file.readline(MAX_LINE)
         self.number += 1
@@ -174,7 +174,7 @@ class _Lines:
 
         They are None if nothing was printed or the node is too large. Token ids are set on the way.
         """
-        line = self._next()
+        line = self._next_line()
         while line is not None:
             counted = _match_token_count(line)
             if counted and self.ids is None:
@@ -182,7 +182,7 @@ class _Lines:
                 continue
             match = _match_node_head(line)
             if match is None:
-                line = self._next()
+                line = self._next_line()
                 continue
             shape = tuple(int(size) for size in reversed(match.groups()[5:9]))
             sources = tuple(s[1].strip().lstrip(", ") for s in _SOURCE.finditer(match[5]))
@@ -193,13 +193,13 @@ class _Lines:
     def _read_ids(self, count: int) -> str | None:
         """Read `count` printed token ids into `ids`; return the line after them."""
         found: list[int] = []
-        line = self._next()
+        line = self._next_line()
         while line is not None and len(found) < count:
             word = line.strip()
             if not (word.isascii() and word.isdigit() and len(word) < 10):
                 break
             found.append(int(word))
-            line = self._next()
+            line = self._next_line()
         if len(found) == count:
             self.ids = found
         return line
@@ -210,7 +210,7 @@ class _Lines:
         Values and mask are None if nothing was printed or the node is too large.
         """
         rows: list[list[float]] = []
-        line = self._next()
+        line = self._next_line()
         sums = 0
         # Collect printed rows up to the node's sums.
         while line is not None and _match_node_head(line) is None and not _match_token_count(line):
@@ -218,8 +218,8 @@ class _Lines:
             if _SUM.match(line):
                 sums += 1
             elif text.startswith("[") and any(ch.isdigit() or ch == "n" for ch in text):
-                rows.append(self._row(text))
-            line = self._next()
+                rows.append(self._parse_row(text))
+            line = self._next_line()
             if sums == node.shape[0]:
                 break
         if not rows:
@@ -249,7 +249,7 @@ class _Lines:
             )
         return line, *_spread_printed(node, shown, rows)
 
-    def _row(self, text: str) -> list[float]:
+    def _parse_row(self, text: str) -> list[float]:
         """Return the numbers of a printed row; FormatError if one is no number."""
         words = text.strip("[], ").replace("...,", " ").replace(",", " ").split()
         try:

@@ -76,7 +76,7 @@ def read_logprobs(
     """
     said = load_file(path, MAX_JSON)
     try:
-        found = _of_answer(said, prompt, token_ids or _no_tokenizer)
+        found = _parse_answer(said, prompt, token_ids or _no_tokenizer)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         why = shorten(str(error) or type(error).__name__, 120)
         raise FormatError(f"{path}: {logprobs_writer(path) or 'an answer'}: {why}") from None
@@ -116,7 +116,7 @@ class _Rows:
         self.rows.setdefault(position, {})[int(token)] = max(number, LEAST)
 
 
-def _of_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> Logprobs:
+def _parse_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> Logprobs:
     """Return the log-probabilities of an answer in JSON; ValueError says what is missing."""
     rows = _Rows()
     if isinstance(said, list):
@@ -131,7 +131,7 @@ def _of_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> 
     meta = said.get("meta_info") or choice.get("meta_info") or {}
     both = {**said, **choice}
     if meta:
-        return _of_sglang(meta, both, prompt, rows)
+        return _parse_sglang(meta, both, prompt, rows)
     # vLLM: rows of the prompt, each with some tokens.
     ids = both.get("prompt_token_ids") or (None if prompt is None else list(prompt))
     listed = both.get("prompt_logprobs")
@@ -143,9 +143,9 @@ def _of_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> 
     # OpenAI: the output, as a chat or a completion.
     out = both.get("logprobs")
     if isinstance(out, Mapping) and out.get("content") is not None:
-        return _of_chat(out["content"], ids, both.get("token_ids"), rows, token_ids)
+        return _parse_chat(out["content"], ids, both.get("token_ids"), rows, token_ids)
     if isinstance(out, Mapping) and "token_logprobs" in out:
-        return _of_completion(out, ids, both.get("token_ids"), rows, token_ids)
+        return _parse_completion(out, ids, both.get("token_ids"), rows, token_ids)
     if ids is None:
         raise ValueError("does not say the prompt's ids; give --ids")
     return Logprobs(tuple(int(i) for i in ids), rows.rows)
@@ -158,7 +158,7 @@ def _ids_of_rows(listed: Sequence[Any]) -> list[int]:
     return [int(next(iter(entry))) for entry in listed]
 
 
-def _of_sglang(
+def _parse_sglang(
     meta: Mapping[str, Any], said: Mapping[str, Any], prompt: Sequence[int] | None, rows: _Rows
 ) -> Logprobs:
     """Return ids and log-probabilities of prompt and output in SGLang's `meta_info`.
@@ -191,7 +191,7 @@ def _of_sglang(
     return Logprobs((*ids, *(int(one[1]) for one in after)), rows.rows)
 
 
-def _of_chat(
+def _parse_chat(
     content: Sequence[Any],
     ids: Sequence[int] | None,
     out: Sequence[int] | None,
@@ -207,17 +207,17 @@ def _of_chat(
     made: list[int] = []
     for number, entry in enumerate(content):
         raw = entry.get("bytes")
-        token = int(out[number]) if out else _one(entry["token"], raw, token_ids)
+        token = int(out[number]) if out else _single_id(entry["token"], raw, token_ids)
         made.append(token)
         at = len(ids) + number - 1
         for row in entry.get("top_logprobs") or []:
-            for one in _some(row["token"], row.get("bytes"), token_ids):
+            for one in _unique_id(row["token"], row.get("bytes"), token_ids):
                 rows.add(at, one, row["logprob"])
         rows.add(at, token, entry["logprob"])
     return Logprobs((*map(int, ids), *made), rows.rows)
 
 
-def _of_completion(
+def _parse_completion(
     said: Mapping[str, Any],
     ids: Sequence[int] | None,
     out: Sequence[int] | None,
@@ -236,7 +236,7 @@ def _of_completion(
     own = (
         list(out)
         if out and len(out) == len(values)
-        else [_one(text, None, token_ids) for text in texts]
+        else [_single_id(text, None, token_ids) for text in texts]
     )
     if len(own) != len(values):
         raise ValueError(f"{len(values)} token_logprobs, and {len(own)} tokens")
@@ -248,22 +248,22 @@ def _of_completion(
         at = len(before) + number - 1
         top = (said.get("top_logprobs") or [])[number : number + 1]
         for text, likely in (top[0] if top and top[0] else {}).items():
-            for one in _some(text, None, token_ids):
+            for one in _unique_id(text, None, token_ids):
                 rows.add(at, one, likely)
         rows.add(at, own[number], value)
     return Logprobs((*map(int, before), *own), rows.rows)
 
 
-def _some(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> Iterator[int]:
+def _unique_id(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> Iterator[int]:
     """Yield the id of a likely token; nothing if its text is that of several."""
-    found = _ids_of(text, raw, token_ids)
+    found = _ids_of_text(text, raw, token_ids)
     if len(found) == 1:
         yield found[0]
 
 
-def _one(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> int:
+def _single_id(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> int:
     """Return the id of a token's text; ValueError if it is that of several ids or of none."""
-    found = _ids_of(text, raw, token_ids)
+    found = _ids_of_text(text, raw, token_ids)
     if len(found) != 1:
         raise ValueError(
             f"token {text[:40]!r} is the text of {len(found)} ids; ask the server for "
@@ -272,7 +272,7 @@ def _one(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> int:
     return found[0]
 
 
-def _ids_of(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> Sequence[int]:
+def _ids_of_text(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> Sequence[int]:
     """Return the ids that a token's text may be; `token_id:N` is N."""
     if text.startswith("token_id:"):
         return [int(text.removeprefix("token_id:"))]

@@ -242,7 +242,9 @@ def _collect_by_name(
             modules.add(name, captures.read(name), rows)
             continue
         try:
-            values = collector.fitted(name, point, drop_batch_axis(captures.read(name), name))
+            values = collector.cut_to_vocabulary(
+                name, point, drop_batch_axis(captures.read(name), name)
+            )
         except ValueError as error:
             collector.unknown[name] = str(error)
             continue

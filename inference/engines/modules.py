@@ -177,7 +177,7 @@ class ModuleReader:
         try:
             values = drop_batch_axis(self._joined_copies(values), key)
             for point in dict.fromkeys(reading.point.name for reading in readings):
-                values = self._collector.fitted(key, point, values)
+                values = self._collector.cut_to_vocabulary(key, point, values)
             taken = [self._add(reading, values, rows) for reading in readings]
         except ValueError as error:
             self._collector.unknown[key] = str(error)
@@ -200,7 +200,7 @@ class ModuleReader:
         if "#" not in key or not self._collector.known:
             return bool(readings)
         names = [key_name(reading.point.name, reading.layer) for reading in readings]
-        return any(self._collector.target(name) is not None for name in names)
+        return any(self._collector.record_key(name) is not None for name in names)
 
     def _add(self, reading: ModuleReading, values: Numbers, rows: Sequence[int] | None) -> bool:
         """Record the part of a value that is one point; return whether the model has the point."""
@@ -212,12 +212,12 @@ class ModuleReader:
         mixture = self.modules.is_mixture(layer)
         if name.text == "mlp" and not collector.known and (point == "moe_out") != mixture:
             return False
-        if collector.known and collector.target(key_name(point, layer)) is None:
+        if collector.known and collector.record_key(key_name(point, layer)) is None:
             return False
         # Cut a joined result to the point's columns.
         part = "gate" if self._gated and point == "q" else name.part
         if part in ("qkv", "halves", "heads", "tail", "gate", "groups", "ssm"):
-            share = self._share(point, layer, part, values)
+            share = self._point_columns(point, layer, part, values)
             if share is None:
                 if point == "q":
                     collector.add_joined("qkv", layer, values)
@@ -225,7 +225,7 @@ class ModuleReader:
             values = share
         # Bring the value into the point's shape.
         if point in HEADED:
-            values = self._headed(point, layer, name.text, values)
+            values = self._split_point_heads(point, layer, name.text, values)
         elif point == "per_layer_proj":
             values = values.reshape(len(values), -1)
         elif values.ndim == 3 and POINTS[point].rows != "scores" and point != "k_pe":
@@ -233,7 +233,7 @@ class ModuleReader:
         collector.add(point, layer, values, rows=rows, rank=reading.rank)
         return True
 
-    def _share(self, point: str, layer: int, part: str, values: Numbers) -> Numbers | None:
+    def _point_columns(self, point: str, layer: int, part: str, values: Numbers) -> Numbers | None:
         """Return a point's part of a joined result; None if its size is not known.
 
         `part` is the kind of joining, as the table of points names it.
@@ -244,9 +244,9 @@ class ModuleReader:
             half = width // 2
             return values[..., :half] if point == "ffn_gate" else values[..., half:]
         if part == "groups":
-            return self._by_key_head(point, values)
+            return self._delta_net_columns(point, values)
         if part == "ssm":
-            return self._of_mixer(point, values)
+            return self._mixer_columns(point, values)
         heads, kv = (self._collector.heads(one, layer) for one in "qk")
         if heads is None or kv is None:
             return None
@@ -272,7 +272,7 @@ class ModuleReader:
         each = values.reshape(values.size // width, heads, -1)
         return each[..., :nope] if point == "k_nope" else each[..., nope:]
 
-    def _of_mixer(self, point: str, values: Numbers) -> Numbers | None:
+    def _mixer_columns(self, point: str, values: Numbers) -> Numbers | None:
         """Return a point's columns of a state space mixer's projection, times its factor.
 
         mamba's has the values first and no time step, mamba2's the gate first. None if not known.
@@ -292,7 +292,7 @@ class ModuleReader:
         joined: Numbers = np.concatenate(rows, axis=-1)
         return {"ssm_gate": gate, "ssm_dt": step}.get(point, joined)
 
-    def _by_key_head(self, point: str, values: Numbers) -> Numbers | None:
+    def _delta_net_columns(self, point: str, values: Numbers) -> Numbers | None:
         """Return a delta net's q, k and v, or its gate, of a result with all four by key head."""
         hp = self._collector.hp
         if hp is None:
@@ -306,7 +306,7 @@ class ModuleReader:
         wanted = (z,) if point == "delta_gate" else (q, k, v)
         return np.concatenate([part.reshape(tokens, -1) for part in wanted], axis=-1)
 
-    def _headed(self, point: str, layer: int, text: str, values: Numbers) -> Numbers:
+    def _split_point_heads(self, point: str, layer: int, text: str, values: Numbers) -> Numbers:
         """Return [tokens, heads, d] with rotated pairs in split halves."""
         like = self._like.get(f"{layer}.{point[0]}")
         first = text in HEADS_FIRST
@@ -316,11 +316,11 @@ class ModuleReader:
         if point in ("q", "k") and values.ndim == 3:
             self._like[f"{layer}.{point}"] = np.array(values)
         if text in TURNED and self._adjacent and values.ndim == 3:
-            start, count = self._turned(layer, values.shape[-1])
+            start, count = self._rotated_range(layer, values.shape[-1])
             values = pairs_to_halves(values, start, start + count)
         return values
 
-    def _turned(self, layer: int, width: int) -> tuple[int, int]:
+    def _rotated_range(self, layer: int, width: int) -> tuple[int, int]:
         """Return (start, count) of the rotated elements of a layer's heads."""
         hp = self._collector.hp
         if hp is None:

@@ -70,15 +70,15 @@ class NpzFile:
         total = 0
         # Check what a member declares before its header is read.
         for member in members:
-            key = self._key(member)
+            key = self._member_key(member)
             total += member.file_size
             if total > MAX_TOTAL:
                 raise FormatError(f"{path}: declares over {MAX_TOTAL} bytes of arrays")
             self._members[key] = member
-            with self._open(member) as file:
+            with self._open_member(member) as file:
                 self.arrays[key], self._fortran[key] = self._header(file, key, member)
 
-    def _key(self, member: zipfile.ZipInfo) -> str:
+    def _member_key(self, member: zipfile.ZipInfo) -> str:
         """Return the array's name of a member; FormatError if it is no array or too large."""
         name = member.filename
         if not name.endswith(".npy"):
@@ -102,7 +102,7 @@ class NpzFile:
         return key
 
     @contextmanager
-    def _open(self, member: zipfile.ZipInfo) -> Iterator[Any]:
+    def _open_member(self, member: zipfile.ZipInfo) -> Iterator[Any]:
         """Open a member for reading; errors of zipfile become FormatError or UnsupportedError."""
         where = f"{self.path}: {_short_text(member.filename)!r}"
         try:
@@ -133,7 +133,7 @@ class NpzFile:
         size = math.prod(shape) * dtype.itemsize
         member = self._members[key]
         data = bytearray()
-        with self._open(member) as file:
+        with self._open_member(member) as file:
             file.read(member.file_size - size)
             while len(data) < size:
                 window = file.read(min(_WINDOW, size - len(data)))

@@ -50,41 +50,41 @@ def parse_dims(text: str, where: str) -> tuple[Division, ...]:
                 "axes that divide it, such as h[tp]"
             )
         if match["new"]:
-            found += _new(match["new"], number, f"{where}: dims {text[:80]!r}")
+            found += _parse_brackets(match["new"], number, f"{where}: dims {text[:80]!r}")
         elif match["old"]:
-            found += _old(match["old"], number, f"{where}: dims {text[:80]!r}")
+            found += _parse_parentheses(match["old"], number, f"{where}: dims {text[:80]!r}")
     return tuple(found)
 
 
-def _new(text: str, number: int, where: str) -> list[Division]:
+def _parse_brackets(text: str, number: int, where: str) -> list[Division]:
     """Return the divisions of one dimension in the new notation, such as `cp:zigzag,sp`."""
     found = []
     for part in text.split(","):
         axis, _, said = part.strip().partition(":")
         how: How = "parts"
         for word in filter(None, said.split("+")):
-            how = _qualifier(word.strip(), where) if how == "parts" else how
-        found.append(Division(_axis(axis, where), number, how))
+            how = _parse_qualifier(word.strip(), where) if how == "parts" else how
+        found.append(Division(_parse_axis(axis, where), number, how))
     return found
 
 
-def _old(text: str, number: int, where: str) -> list[Division]:
+def _parse_parentheses(text: str, number: int, where: str) -> list[Division]:
     """Return the division of one dimension in the old notation, such as `cp,zigzag`."""
     words = [word.strip() for word in text.split(",")]
     how: How = "parts"
     for word in words[1:]:
-        how = _qualifier(word, where)
-    return [Division(_axis(words[0], where), number, how)]
+        how = _parse_qualifier(word, where)
+    return [Division(_parse_axis(words[0], where), number, how)]
 
 
-def _axis(word: str, where: str) -> str:
+def _parse_axis(word: str, where: str) -> str:
     """Return an axis without its prefix ("attn_tp" is "tp"); FormatError if unknown."""
     if word not in _AXIS_WORDS:
         raise FormatError(f"{where}: axis {word[:20]!r}; expected one of {', '.join(_AXIS_WORDS)}")
     return word.rpartition("_")[2]
 
 
-def _qualifier(word: str, where: str) -> How:
+def _parse_qualifier(word: str, where: str) -> How:
     """Return how ranks divide, by a qualifier; FormatError if it is unknown."""
     if word not in _QUALIFIERS:
         raise FormatError(f"{where}: {word[:20]!r}; expected one of {', '.join(_QUALIFIERS)}")

@@ -96,7 +96,7 @@ def width_of(shape: Sequence[int]) -> int:
     return int(np.prod(shape[row_axis(shape) + 1 :], dtype=np.int64))
 
 
-def join(
+def join_ranks(
     name: str,
     parts: Mapping[int, JoinedArray],
     axis: str,
@@ -117,17 +117,17 @@ def join(
     if dims is not None:
         own = [one for one in dims if one.axis == axis]
         if not own:
-            return _alike(name, parts, axis, unequal)
-        return _divided(name, rows, own[0])
-    how = _layout(name, rows, axis, widths, tokens)
+            return _take_replicated(name, parts, axis, unequal)
+        return _join_by_dims(name, rows, own[0])
+    how = _layout_by_size(name, rows, axis, widths, tokens)
     if how == "replicated":
-        return _alike(name, parts, axis, unequal)
+        return _take_replicated(name, parts, axis, unequal)
     if how == "columns":
-        return _columns(name, rows, axis, widths)
-    return _concatenated(name, rows, row_axis(rows[0].shape), how)
+        return _join_columns(name, rows, axis, widths)
+    return _concatenate_ranks(name, rows, row_axis(rows[0].shape), how)
 
 
-def _layout(
+def _layout_by_size(
     name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWidths, tokens: int | None
 ) -> Layout:
     """Return how ranks divide an array, by sizes; FormatError if sizes leave it open."""
@@ -145,7 +145,7 @@ def _layout(
         return "replicated"
     if len(each) > 1:
         raise FormatError(
-            f"{name}: ranks of {axis} hold {_sizes(shapes)}; expected equal widths; were they "
+            f"{name}: ranks of {axis} hold {_sizes_text(shapes)}; expected equal widths; were they "
             "dumped from one run?"
         )
     # Compare a rank's width with that of the model's point.
@@ -171,7 +171,8 @@ def _layout(
                 f"{whole // part - count} of {whole // part} ranks are missing"
             )
         raise FormatError(
-            f"{name}: {count} ranks of {axis} hold {_sizes(shapes)}; {whole} columns are expected"
+            f"{name}: {count} ranks of {axis} hold {_sizes_text(shapes)}; {whole} columns "
+            f"are expected"
         )
     # Without a point of the model, sizes and values decide.
     if axis in _ROWS_AXES or in_rows:
@@ -182,17 +183,18 @@ def _layout(
     if all(np.array_equal(first, row.read(), equal_nan=True) for row in rows[1:]):
         return "replicated"
     raise FormatError(
-        f"{name}: {count} ranks of {axis} hold {_sizes(shapes)}, and its name says no point; say "
+        f"{name}: {count} ranks of {axis} hold {_sizes_text(shapes)}, and its name says no "
+        f"point; say "
         f'its dims in ranks.json, such as {{"arrays": {{"{name}": "t h[{axis}]"}}}}'
     )
 
 
-def _sizes(shapes: Sequence[tuple[int, ...]]) -> str:
+def _sizes_text(shapes: Sequence[tuple[int, ...]]) -> str:
     """Return different shapes in words, each once."""
     return ", ".join(str(list(shape)) for shape in dict.fromkeys(shapes))
 
 
-def _alike(
+def _take_replicated(
     name: str, parts: Mapping[int, JoinedArray], axis: str, unequal: list[Unequal]
 ) -> JoinedArray:
     """Return what all ranks hold; the first rank's where they differ, noted in `unequal`."""
@@ -220,7 +222,7 @@ def _finite_alike(x: Numbers, y: Numbers) -> bool:
     return np.array_equal(np.isfinite(x), np.isfinite(y))
 
 
-def summed(name: str, rows: Sequence[JoinedArray]) -> JoinedArray:
+def sum_ranks(name: str, rows: Sequence[JoinedArray]) -> JoinedArray:
     """Return the sum of what ranks hold: a product before its all-reduce."""
 
     def read() -> Numbers:
@@ -235,21 +237,21 @@ def summed(name: str, rows: Sequence[JoinedArray]) -> JoinedArray:
     return JoinedArray(name, rows[0].shape, rows[0].dtype, read, "partial")
 
 
-def _divided(name: str, rows: Sequence[JoinedArray], said: Division) -> JoinedArray:
+def _join_by_dims(name: str, rows: Sequence[JoinedArray], said: Division) -> JoinedArray:
     """Return the parts joined along the dimension that the dump's dims say."""
     if said.how == "partial":
-        return summed(name, rows)
+        return sum_ranks(name, rows)
     if said.dimension >= len(rows[0].shape):
         raise FormatError(
             f"{name}: its dims divide dimension {said.dimension} of shape {list(rows[0].shape)}"
         )
     if said.how == "zigzag":
-        return _zigzag(name, rows, said.dimension)
+        return _join_zigzag(name, rows, said.dimension)
     how: Layout = "rows" if said.dimension == row_axis(rows[0].shape) else "columns"
-    return _concatenated(name, rows, said.dimension, how)
+    return _concatenate_ranks(name, rows, said.dimension, how)
 
 
-def _zigzag(name: str, rows: Sequence[JoinedArray], at: int) -> JoinedArray:
+def _join_zigzag(name: str, rows: Sequence[JoinedArray], at: int) -> JoinedArray:
     """Return halves joined from both ends: rank i of n holds chunks i and 2n-1-i of 2n.
 
     `at` is the dimension.
@@ -268,13 +270,14 @@ def _zigzag(name: str, rows: Sequence[JoinedArray], at: int) -> JoinedArray:
     return JoinedArray(name, tuple(shape), rows[0].dtype, read, "zigzag")
 
 
-def _concatenated(name: str, rows: Sequence[JoinedArray], at: int, how: Layout) -> JoinedArray:
+def _concatenate_ranks(name: str, rows: Sequence[JoinedArray], at: int, how: Layout) -> JoinedArray:
     """Return the parts joined along dimension `at`; FormatError if other sizes differ."""
     shape = list(rows[0].shape)
     others = {(*row.shape[:at], *row.shape[at + 1 :]) for row in rows}
     if len(others) > 1:
         raise FormatError(
-            f"{name}: ranks hold {_sizes([row.shape for row in rows])}; expected sizes that are "
+            f"{name}: ranks hold {_sizes_text([row.shape for row in rows])}; expected sizes "
+            f"that are "
             f"equal but for dimension {at}"
         )
     shape[at] = sum(row.shape[at] for row in rows)
@@ -287,7 +290,9 @@ def _concatenated(name: str, rows: Sequence[JoinedArray], at: int, how: Layout) 
     )
 
 
-def _columns(name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWidths) -> JoinedArray:
+def _join_columns(
+    name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWidths
+) -> JoinedArray:
     """Return the columns joined; parts of a joined result are joined each by itself.
 
     Key heads that several ranks share are taken once.
@@ -299,7 +304,7 @@ def _columns(name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWid
     count = len(rows)
     # Equal shares of a single matrix follow one another.
     if not parts and (not whole or local * count == whole or whole == widths.vocabulary):
-        return _concatenated(name, rows, at, "columns")
+        return _concatenate_ranks(name, rows, at, "columns")
     if not parts:
         parts = ((whole, local),)
     # Parts of a joined result: a rank has its share, at least one head, of each.

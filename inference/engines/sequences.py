@@ -70,7 +70,7 @@ class TokenRun:
         return [step for _, step in pairs]
 
     @property
-    def next(self) -> int:
+    def next_position(self) -> int:
         """Position of the token that would follow."""
         return max(self.segments[-1].positions) + 1
 
@@ -104,9 +104,9 @@ def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
             f"all {len(dump.passes)} passes are warm-ups: their ids, or all values, are zero; "
             "dump a pass of a real request"
         )
-    found = _sequences(passes, notes)
-    chosen = _choose(found, ids)
-    return _aligned(passes, chosen, None if ids is None else len(ids), notes)
+    found = _join_sequences(passes, notes)
+    chosen = _choose_sequence(found, ids)
+    return _align_sequence(passes, chosen, None if ids is None else len(ids), notes)
 
 
 def _without_warm_ups(passes: Sequence[Pass], notes: list[str]) -> Iterator[Pass]:
@@ -133,23 +133,23 @@ def _is_blank(one: Pass) -> bool:
     return bool(some) and not any(np.any(row.read()) for row in some)
 
 
-def _sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
+def _join_sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
     """Return the sequences of all passes, each token in the one it belongs to."""
     found: list[TokenRun] = []
     guessed = False
     for place, one in enumerate(passes):
         free = [row for row in found if row.stream == one.stream]
-        for part in _segments(one, place, free):
+        for part in _segments_of_pass(one, place, free):
             # A segment continues a sequence of its request, or one that ends where it begins.
             start = min(part.positions)
             if part.request:
                 fits = [
                     row
                     for row in free
-                    if row.segments[0].request == part.request and row.next <= start
+                    if row.segments[0].request == part.request and row.next_position <= start
                 ]
             else:
-                fits = [row for row in free if start and row.next == start]
+                fits = [row for row in free if start and row.next_position == start]
             guessed |= len(fits) > 1 and not part.request
             if fits and (start or part.request):
                 fits[0].segments.append(part)
@@ -163,7 +163,7 @@ def _sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
     return found
 
 
-def _segments(one: Pass, place: int, before: Sequence[TokenRun]) -> Iterator[Segment]:
+def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iterator[Segment]:
     """Yield the tokens of each request of a pass, in the order of its rows.
 
     `place` is the pass's number in the dump, `before` the sequences that may continue here.
@@ -181,9 +181,9 @@ def _segments(one: Pass, place: int, before: Sequence[TokenRun]) -> Iterator[Seg
     ):
         said = said.reshape(-1, flat.size)[0]  # three axes of a multimodal rope
     positions = None if said is None else said.reshape(-1).astype(np.int64)
-    tokens = _tokens(one, flat, positions)
-    bounds = list(_bounds(one, tokens, shape, positions))
-    names = _requests(one)
+    tokens = _count_tokens(one, flat, positions)
+    bounds = list(_request_bounds(one, tokens, shape, positions))
+    names = _request_names(one)
     # Each request has the rows that its attention mask leaves.
     for number, (first, stop) in enumerate(bounds):
         rows = np.arange(first, stop)
@@ -197,7 +197,7 @@ def _segments(one: Pass, place: int, before: Sequence[TokenRun]) -> Iterator[Seg
         else:
             start = 0
             if flat is None and len(before) == 1 and not names:
-                start = before[0].next  # passes that say nothing are of one sequence
+                start = before[0].next_position  # passes that say nothing are of one sequence
             own = np.arange(start, start + rows.size)
         yield Segment(
             one.step,
@@ -211,39 +211,39 @@ def _segments(one: Pass, place: int, before: Sequence[TokenRun]) -> Iterator[Seg
         )
 
 
-def _tokens(one: Pass, ids: Numbers | None, positions: Numbers | None) -> int:
+def _count_tokens(one: Pass, ids: Numbers | None, positions: Numbers | None) -> int:
     """Return how many tokens a pass has, padding included."""
     if ids is not None:
         return int(ids.size)
     if positions is not None:
         return int(positions.size)
-    lengths = [_length(row.shape) for row in one.arrays.values() if len(row.shape) > 1]
+    lengths = [_row_count(row.shape) for row in one.arrays.values() if len(row.shape) > 1]
     return max(lengths, default=0)
 
 
-def _length(shape: Sequence[int]) -> int:
+def _row_count(shape: Sequence[int]) -> int:
     """Return the number of rows of an array; without a batch axis of one."""
     if len(shape) > 2 and shape[0] == 1:
         return int(shape[1])
     return int(shape[0]) if shape else 0
 
 
-def _bounds(
+def _request_bounds(
     one: Pass, tokens: int, shape: Sequence[int], positions: Numbers | None
 ) -> Iterator[tuple[int, int]]:
     """Yield (first row, row after the last) of each request of a pass.
 
     `tokens` is the number of rows, `shape` that of the token ids.
     """
-    starts = _numbers(one, "starts")
-    counts = _numbers(one, "counts")
-    lengths = _numbers(one, "lengths")
+    starts = _batch_numbers(one, "starts")
+    counts = _batch_numbers(one, "counts")
+    lengths = _batch_numbers(one, "lengths")
     if starts is not None and len(starts) > 1 and starts[-1] <= tokens:
         yield from (pair for pair in pairwise(starts) if pair[1] > pair[0])
     elif counts is not None and 0 < sum(counts) <= tokens:
-        yield from _running(counts)
+        yield from _cumulative_bounds(counts)
     elif lengths is not None and sum(lengths) == tokens:
-        yield from _running(lengths)
+        yield from _cumulative_bounds(lengths)
     elif lengths is not None and len(lengths) == tokens and positions is not None:
         yield from ((row, row + 1) for row in range(tokens))  # a decode step: one row a request
     elif len(shape) == 2 and shape[0] > 1:
@@ -259,7 +259,7 @@ def _bounds(
         yield 0, tokens
 
 
-def _running(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
+def _cumulative_bounds(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
     """Yield (first, stop) of consecutive runs of these lengths; empty runs are left out."""
     first = 0
     for count in counts:
@@ -268,7 +268,7 @@ def _running(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
         first += count
 
 
-def _numbers(one: Pass, kind: str) -> list[int] | None:
+def _batch_numbers(one: Pass, kind: str) -> list[int] | None:
     """Return the whole numbers that a pass has under this kind; None if there are none."""
     if kind in one.batch:
         values = np.asarray(one.batch[kind].read()).reshape(-1)
@@ -276,9 +276,9 @@ def _numbers(one: Pass, kind: str) -> list[int] | None:
     return None
 
 
-def _requests(one: Pass) -> list[Any]:
+def _request_names(one: Pass) -> list[Any]:
     """Return the names of a pass's requests in the order of the batch; [] without any."""
-    numbers = _numbers(one, "requests")
+    numbers = _batch_numbers(one, "requests")
     if numbers is not None:
         return numbers
     for name, values in one.texts.items():
@@ -287,7 +287,7 @@ def _requests(one: Pass) -> list[Any]:
     return []
 
 
-def _choose(found: Sequence[TokenRun], ids: Sequence[int] | None) -> TokenRun:
+def _choose_sequence(found: Sequence[TokenRun], ids: Sequence[int] | None) -> TokenRun:
     """Return the sequence with these ids; FormatError lists those that are there.
 
     Without ids it is the only one.
@@ -296,7 +296,8 @@ def _choose(found: Sequence[TokenRun], ids: Sequence[int] | None) -> TokenRun:
         if len(found) == 1:
             return found[0]
         raise FormatError(
-            f"{len(found)} sequences in the dump ({_listed(found)}); name one by its token ids"
+            f"{len(found)} sequences in the dump ({_sequence_list_text(found)}); name one by "
+            f"its token ids"
         )
     # Prefer the sequence of just these ids, then a longer one that begins with them.
     wanted = list(ids)
@@ -317,11 +318,12 @@ def _choose(found: Sequence[TokenRun], ids: Sequence[int] | None) -> TokenRun:
     for one in found:
         _refuse_gaps(one)
     raise FormatError(
-        f"the dump has no sequence of these {len(wanted)} token ids; it has {_listed(found)}"
+        f"the dump has no sequence of these {len(wanted)} token ids; it has "
+        f"{_sequence_list_text(found)}"
     )
 
 
-def _listed(found: Sequence[TokenRun]) -> str:
+def _sequence_list_text(found: Sequence[TokenRun]) -> str:
     """Return which sequences there are, in words."""
     rows = []
     for one in found[:_SHOWN]:
@@ -347,7 +349,7 @@ def _refuse_gaps(chosen: TokenRun) -> None:
         )
 
 
-def _aligned(
+def _align_sequence(
     passes: Sequence[Pass], chosen: TokenRun, length: int | None, notes: Sequence[str]
 ) -> AlignedArrays:
     """Return the arrays of one sequence, of its first `length` tokens (None: all)."""
@@ -446,14 +448,14 @@ def _pass_tokens(one: Pass) -> int:
         return int(np.prod(ids.shape, dtype=np.int64))
     if positions is not None:
         return int(positions.shape[-1])
-    return _tokens(one, None, None)
+    return _count_tokens(one, None, None)
 
 
 def _flat_length(shape: Sequence[int], tokens: int) -> int:
     """Return the rows of an array; [batch, tokens, ...] is rows of all its sequences."""
     if len(shape) > 2 and shape[0] * shape[1] == tokens:
         return tokens
-    return _length(shape)
+    return _row_count(shape)
 
 
 def _row_shape(shape: tuple[int, ...], passes: Sequence[Pass], one: JoinedArray) -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from aprfmt.inference.fast.cuda.attend import Attention
 from aprfmt.inference.fast.cuda.loader import cache_folder
 from aprfmt.inference.fast.cuda.pending import CupyPending, Workspace
 from aprfmt.inference.fast.cuda.placed import Dense, Placed, PlacedBlocks, Placer
-from aprfmt.inference.fast.cupy_elements import whole
+from aprfmt.inference.fast.cupy_elements import make_contiguous
 from aprfmt.inference.fast.cupy_experts import CupyExperts
 from aprfmt.inference.fast.device_row import DeviceRow
 from aprfmt.inference.fast.graphs import PassGraphs, PassInputs
@@ -66,7 +66,7 @@ class CupyBackend(CupyExperts):
             "weights_held": self._placer.held,
             "weights_streamed": self._placer.streamed,
             "decoded_on_cpu": {name: [*on_cpu.values()].count(name) for name in on_cpu.values()},
-            **memory.facts(self._index),
+            **memory.device_facts(self._index),
         }
 
     def budget(self) -> int | None:
@@ -77,10 +77,10 @@ class CupyBackend(CupyExperts):
 
     def array(self, x: Numbers) -> Array:
         """Return numbers as an array on the GPU, rounded to the dtype there."""
-        self._brought.needs_host("numbers are brought to the device")
+        self._brought.refuse_in_recording("numbers are brought to the device")
         if x.dtype != np.float32 and x.dtype != np.float64:
             x = x.astype(np.float32)
-        return self._rounded(memory.put(np.ascontiguousarray(x)))
+        return self._rounded(memory.copy_to_gpu(np.ascontiguousarray(x)))
 
     def _rounded(self, values: Array) -> Array:
         """Return float32 or float64 numbers on the GPU as an array of the dtype."""
@@ -89,15 +89,17 @@ class CupyBackend(CupyExperts):
         if values.dtype == np.float32:
             return values.astype("float64") if self._wide != np.float32 else self.narrow(values)
         out, count = self._empty(*values.shape), int(values.size)
-        self._ops.over("from_double", count, memory.pointer(values), memory.pointer(out), count)
+        self._ops.launch_over(
+            "from_double", count, memory.pointer(values), memory.pointer(out), count
+        )
         return out
 
-    def sloped(self, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
+    def alibi_bias(self, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
         """Return ALiBi's slope times (key - query) [heads, queries, keys], rounded once.
 
         Multiplied in float64 on the GPU; a recorded step reads its position there.
         """
-        arrays, cached = memory.arrays(), self._brought.cached
+        arrays, cached = memory.array_module(), self._brought.cached
         queries_at = arrays.arange(queries)[:, None] + (start if cached is None else cached)
         exact = self._brought.constant(slopes, "float64")[:, None, None]
         return self._rounded(exact * (arrays.arange(keys) - queries_at))
@@ -107,10 +109,10 @@ class CupyBackend(CupyExperts):
 
         A numpy array is returned unchanged. Raises NotRecordable while a pass is recorded.
         """
-        if not memory.is_device(x):
+        if not memory.is_on_gpu(x):
             return x  # type: ignore[no-any-return]
-        self._brought.needs_host("the host reads a value")
-        values: Numbers = memory.get(x)
+        self._brought.refuse_in_recording("the host reads a value")
+        values: Numbers = memory.copy_to_host(x)
         if values.dtype != np.uint16:
             return values
         if self.dtype == "float16":
@@ -125,7 +127,7 @@ class CupyBackend(CupyExperts):
             name = self._names[kind] = self.dtype if kind == np.uint16 else str(kind.name)
         return Flat(memory.pointer(x), int(x.size), name)
 
-    def _room(self) -> Workspace:
+    def _reduction_workspace(self) -> Workspace:
         """Return the workspace of statistics, allocated at the first call."""
         if self._workspace is None:
             self._workspace = Workspace(self._brought)
@@ -139,11 +141,11 @@ class CupyBackend(CupyExperts):
 
     def pending(self) -> CupyPending:
         """Return an object that collects statistics and reads all of them in one transfer."""
-        return CupyPending(self._room(), self._given)
+        return CupyPending(self._reduction_workspace(), self._contiguous_memory)
 
-    def _given(self, x: Array) -> tuple[Array, Flat]:
+    def _contiguous_memory(self, x: Array) -> tuple[Array, Flat]:
         """Return (x or a contiguous copy of it, its address, size and dtype)."""
-        given = whole(x)
+        given = make_contiguous(x)
         return given, self._flat(given)
 
     # recorded passes
@@ -164,7 +166,7 @@ class CupyBackend(CupyExperts):
 
     def best(self, row: Array) -> Array:
         """Return int64 [argmax, 1 if a logit is NaN else 0] of logits [vocab], on the device."""
-        arrays, wide = memory.arrays(), self.wide(row)
+        arrays, wide = memory.array_module(), self.wide(row)
         found = arrays.argmax(wide, keepdims=True), arrays.isnan(wide).any(keepdims=True)
         return arrays.concatenate([each.astype("int64") for each in found])
 
@@ -175,20 +177,22 @@ class CupyBackend(CupyExperts):
         """
         found = self.best(x) if best is None else best
 
-        def waited() -> Sequence[int]:
+        def wait_for_best() -> Sequence[int]:
             """Return [argmax, whether a logit is NaN] on the host; waits for the device."""
             if best is not None:  # a replay copies it to the host
                 memory.wait()
-            numbers: list[int] = (found if best is not None else memory.get(found)).tolist()
+            numbers: list[int] = (
+                found if best is not None else memory.copy_to_host(found)
+            ).tolist()
             return numbers
 
-        return DeviceRow(self, x, waited)
+        return DeviceRow(self, x, wait_for_best)
 
     # products
 
     def matrix(self, w: Weight) -> Array | None:
         """Return a weight [rows, columns] decoded in the dtype; None if it is not held so."""
-        placed = self._placer.kept(w)
+        placed = self._placer.place_if_held(w)
         return placed.values if isinstance(placed, Dense) else None
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
@@ -201,7 +205,7 @@ class CupyBackend(CupyExperts):
         Few rows multiply the encoded bytes, more a panel decoded at a time. Deterministic runs
         multiply blocks of ROWS rows.
         """
-        x = whole(x)
+        x = make_contiguous(x)
         placed = self._placer.place(w)
         encoded = isinstance(placed, PlacedBlocks) and placed.encoding in MATVEC
         few = len(x) <= MATVEC_TOKENS and self.dtype != "float64" and not self.deterministic
@@ -225,11 +229,11 @@ class CupyBackend(CupyExperts):
         The weight comes panel by panel. x, panels and result are of `dtype`.
         """
         stored = np.dtype(memory.STORED[dtype])
-        y = memory.arrays().empty((len(x), w.n_rows), stored)
+        y = memory.array_module().empty((len(x), w.n_rows), stored)
         item, depth, width = stored.itemsize, w.n_columns, w.n_rows
         for start, stop, panel in self._placer.panels(w, placed, dtype):
             for first in range(0, len(x), rows):
-                gemm.product(
+                gemm.multiply_strided(
                     dtype,
                     memory.pointer(x) + first * depth * item,
                     panel.ptr,
@@ -265,11 +269,14 @@ class CupyBackend(CupyExperts):
 
         Both are multiplied by `factor`, and rounded to the dtype unless `cast` is `result`.
         """
-        at, frequencies = self._brought.rows(positions), self._brought.constant(inv_freq, "float32")
+        at, frequencies = (
+            self._brought.row_numbers(positions),
+            self._brought.constant(inv_freq, "float32"),
+        )
         shape, wide = (len(positions), len(inv_freq)), cast == "result"
         kind = self._wide if wide else self._stored
-        cos, sin = (memory.arrays().empty(shape, kind) for _ in range(2))
-        self._ops.over(
+        cos, sin = (memory.array_module().empty(shape, kind) for _ in range(2))
+        self._ops.launch_over(
             "rope_table_wide" if wide else "rope_table",
             int(cos.size),
             *(memory.pointer(a) for a in (at, frequencies, cos, sin)),
@@ -281,10 +288,10 @@ class CupyBackend(CupyExperts):
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
         """Return x with pairs of elements rotated; the rotated part comes out in split halves."""
-        x = whole(x)
+        x = make_contiguous(x)
         cos, sin = table
         out, (_, heads, d) = self._empty(*x.shape), x.shape
-        self._ops.over(
+        self._ops.launch_over(
             "rope_wide" if cast == "result" else "rope",
             int(x.size),
             *(memory.pointer(a) for a in (x, cos, sin, out)),
@@ -315,26 +322,28 @@ class CupyBackend(CupyExperts):
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
         """Return attention [tokens, heads, value_dim]: kernels for few queries, cuBLAS for many."""
-        return self._attention.attention(whole(q), whole(k), whole(v), heads)
+        return self._attention.attention(
+            make_contiguous(q), make_contiguous(k), make_contiguous(v), heads
+        )
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
         """Return q.k [heads, tokens, keys], scaled and soft-capped."""
-        return self._attention.scores(whole(q), whole(k), heads)
+        return self._attention.scores(make_contiguous(q), make_contiguous(k), heads)
 
     def probs(self, scores: Array, heads: Heads) -> Array:
         """Return the softmax over visible keys [heads, tokens, keys], a sink dropped."""
-        return self._attention.probs(whole(scores), heads)
+        return self._attention.probs(make_contiguous(scores), heads)
 
     def mix(self, probs: Array, v: Array) -> Array:
         """Return each head's values weighted by probs: [tokens, heads, value_dim]."""
-        return self._attention.mix(whole(probs), whole(v))
+        return self._attention.mix(make_contiguous(probs), make_contiguous(v))
 
     # a loss
 
     def cross_entropy(self, logits: Array, labels: Numbers) -> Numbers:
         """Return the loss of each label in nats, of logits rounded to the dtype, in float32."""
-        arrays, x = memory.arrays(), memory.put(self.to_numpy(logits))
+        arrays, x = memory.array_module(), memory.copy_to_gpu(self.to_numpy(logits))
         wide = x - x.max(axis=-1, keepdims=True)
         logs = wide - arrays.log(arrays.exp(wide).sum(axis=-1, keepdims=True))
-        found = -arrays.take_along_axis(logs, memory.put(labels)[:, None], -1)[:, 0]
-        return np.asarray(memory.get(found))
+        found = -arrays.take_along_axis(logs, memory.copy_to_gpu(labels)[:, None], -1)[:, 0]
+        return np.asarray(memory.copy_to_host(found))

@@ -36,50 +36,52 @@ class CupyElements(Backend):
 
     def _empty(self, *shape: int) -> Array:
         """Return an array of the dtype on the GPU, to be written whole."""
-        return memory.arrays().empty(shape, self._stored)
+        return memory.array_module().empty(shape, self._stored)
 
     def zeros(self, shape: Sequence[int]) -> Array:
         """Return zeros on the GPU."""
-        return memory.arrays().zeros(tuple(shape), self._stored)
+        return memory.array_module().zeros(tuple(shape), self._stored)
 
     def wide(self, x: Array) -> Array:
         """Return x as a contiguous array of float32, or float64 if that is the dtype."""
-        x = whole(x)
+        x = make_contiguous(x)
         if x.dtype == self._wide:
             return x
-        out = memory.arrays().empty(x.shape, self._wide)
-        self._ops.over("to_wide", int(x.size), memory.pointer(x), memory.pointer(out), int(x.size))
+        out = memory.array_module().empty(x.shape, self._wide)
+        self._ops.launch_over(
+            "to_wide", int(x.size), memory.pointer(x), memory.pointer(out), int(x.size)
+        )
         return out
 
     def narrow(self, x: Array) -> Array:
         """Return a float32 or float64 array rounded to the dtype, in the type it is stored in."""
-        x = whole(x)
+        x = make_contiguous(x)
         if x.dtype == self._stored:
             return x
         out, count = self._empty(*x.shape), int(x.size)
-        self._ops.over("from_wide", count, memory.pointer(x), memory.pointer(out), count)
+        self._ops.launch_over("from_wide", count, memory.pointer(x), memory.pointer(out), count)
         return out
 
     # element by element
 
-    def _each(self, name: str, x: Array, *rest: Any) -> Array:
+    def _run_elementwise(self, name: str, x: Array, *rest: Any) -> Array:
         """Return the result of the kernel `name` on each element of x.
 
         `rest` are the kernel's arguments after the count.
         """
-        x = whole(x)
+        x = make_contiguous(x)
         out, count = self._empty(*x.shape), int(x.size)
-        self._ops.over(name, count, memory.pointer(x), memory.pointer(out), count, *rest)
+        self._ops.launch_over(name, count, memory.pointer(x), memory.pointer(out), count, *rest)
         return out
 
     def add(self, a: Array, b: Array) -> Array:
         """Return a + b; b is broadcast along missing first axes, or as numpy does."""
         if b.shape != a.shape[a.ndim - b.ndim :]:
-            b = memory.arrays().broadcast_to(b, a.shape)
-        a, b = whole(a), whole(b)
+            b = memory.array_module().broadcast_to(b, a.shape)
+        a, b = make_contiguous(a), make_contiguous(b)
         out, count = self._empty(*a.shape), int(a.size)
         places = (memory.pointer(x) for x in (a, b, out))
-        self._ops.over("add", count, *places, count, int(b.size))
+        self._ops.launch_over("add", count, *places, count, int(b.size))
         return out
 
     def mul(self, a: Array, b: Array) -> Array:
@@ -92,28 +94,28 @@ class CupyElements(Backend):
                 run = int(a.shape[-1])
             else:
                 shape = np.broadcast_shapes(a.shape, b.shape)
-                a, b = (memory.arrays().broadcast_to(x, shape) for x in (a, b))
-        a, b = whole(a), whole(b)
+                a, b = (memory.array_module().broadcast_to(x, shape) for x in (a, b))
+        a, b = make_contiguous(a), make_contiguous(b)
         out, count = self._empty(*a.shape), int(a.size)
         places = (memory.pointer(x) for x in (a, b, out))
-        self._ops.over("mul", count, *places, count, int(b.size), run)
+        self._ops.launch_over("mul", count, *places, count, int(b.size), run)
         return out
 
     def scale(self, x: Array, factor: float) -> Array:
         """Return x * factor, rounded once."""
-        return self._each("scale", x, float(factor))
+        return self._run_elementwise("scale", x, float(factor))
 
     def shift(self, x: Array, number: float) -> Array:
         """Return x + number, rounded once."""
-        return self._each("shift", x, float(number))
+        return self._run_elementwise("shift", x, float(number))
 
     def clip(self, x: Array, limit: float) -> Array:
         """Return x clamped to [-limit, limit]."""
-        return self._each("clip", x, float(limit))
+        return self._run_elementwise("clip", x, float(limit))
 
     def softcap(self, x: Array, cap: float) -> Array:
         """Return tanh(x / cap) * cap."""
-        return self._each("softcap", x, float(cap))
+        return self._run_elementwise("softcap", x, float(cap))
 
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
         """Return act(x); `steps` rounds every step if there is a kernel for that.
@@ -122,18 +124,18 @@ class CupyElements(Backend):
         """
         if kind not in ACTIVATIONS:
             raise ArchError(f"activation {kind!r}; expected one of {', '.join(ACTIVATIONS)}")
-        return self._each(f"{kind}_steps" if steps and kind in STEPS else kind, x)
+        return self._run_elementwise(f"{kind}_steps" if steps and kind in STEPS else kind, x)
 
     def sigmoid(self, x: Array) -> Array:
         """Return 1 / (1 + exp(-x))."""
-        return self._each("sigmoid", x)
+        return self._run_elementwise("sigmoid", x)
 
     def swiglu_oai(self, gate: Array, up: Array, limit: float, alpha: float) -> Array:
         """Return (u + 1) * g * sigmoid(alpha * g) of clamped gate and up (gpt-oss)."""
-        gate, up = whole(gate), whole(up)
+        gate, up = make_contiguous(gate), make_contiguous(up)
         out, count = self._empty(*gate.shape), int(gate.size)
         places = (memory.pointer(x) for x in (gate, up, out))
-        self._ops.over("swiglu_oai", count, *places, count, float(limit), float(alpha))
+        self._ops.launch_over("swiglu_oai", count, *places, count, float(limit), float(alpha))
         return out
 
     # norms
@@ -145,9 +147,9 @@ class CupyElements(Backend):
 
         `cast` says whether it is rounded before or after the weight.
         """
-        x, weight = whole(x), whole(weight)
+        x, weight = make_contiguous(x), make_contiguous(weight)
         out, width = self._empty(*x.shape), int(x.shape[-1])
-        self._ops.run(
+        self._ops.launch(
             "rms_norm",
             (int(x.size) // width,),
             *(memory.pointer(a) for a in (x, weight, out)),
@@ -161,9 +163,9 @@ class CupyElements(Backend):
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
         """Return x normalised, weighted and shifted in float32, rounded last."""
-        x, weight = whole(x), whole(weight)
+        x, weight = make_contiguous(x), make_contiguous(weight)
         out, width = self._empty(*x.shape), int(x.shape[-1])
-        self._ops.run(
+        self._ops.launch(
             "layer_norm",
             (int(x.size) // width,),
             memory.pointer(x),
@@ -180,27 +182,27 @@ class CupyElements(Backend):
 
     def concat(self, parts: Sequence[Array]) -> Array:
         """Return the arrays joined along the last axis."""
-        return memory.arrays().concatenate(list(parts), axis=-1)
+        return memory.array_module().concatenate(list(parts), axis=-1)
 
     def stack(self, parts: Sequence[Array]) -> Array:
         """Return the arrays joined along the first axis."""
-        return memory.arrays().concatenate(list(parts))
+        return memory.array_module().concatenate(list(parts))
 
     def repeat_heads(self, x: Array, n_heads: int) -> Array:
         """Return [tokens, n_heads, d] from [tokens, 1, d], copied."""
-        return memory.arrays().repeat(x, n_heads, axis=1)
+        return memory.array_module().repeat(x, n_heads, axis=1)
 
     def take(self, x: Array, rows: Numbers | Array) -> Array:
         """Return a copy of rows `rows` of x, in that order."""
-        return x[self._brought.rows(rows)]
+        return x[self._brought.row_numbers(rows)]
 
     def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
         """Add y times weights to `rows` of total in place, return total; no row may occur twice."""
         if len(rows):
-            index = self._brought.rows(rows)
-            factors = memory.put(np.ascontiguousarray(weights, self._wide))
-            y = whole(y)
-            self._ops.run(
+            index = self._brought.row_numbers(rows)
+            factors = memory.copy_to_gpu(np.ascontiguousarray(weights, self._wide))
+            y = make_contiguous(y)
+            self._ops.launch(
                 "add_weighted",
                 (len(rows),),
                 *(memory.pointer(a) for a in (total, index, y, factors)),
@@ -209,6 +211,6 @@ class CupyElements(Backend):
         return total
 
 
-def whole(x: Array) -> Array:
+def make_contiguous(x: Array) -> Array:
     """Return x as a contiguous array, without a copy if it is one."""
-    return x if x.flags.c_contiguous else memory.arrays().ascontiguousarray(x)
+    return x if x.flags.c_contiguous else memory.array_module().ascontiguousarray(x)

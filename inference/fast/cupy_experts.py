@@ -16,9 +16,9 @@ from aprfmt.inference.backends.hosted import ExpertBlocks
 from aprfmt.inference.blocked import block_shape
 from aprfmt.inference.fast.cuda import gemm, memory
 from aprfmt.inference.fast.cuda.ops import Ops
-from aprfmt.inference.fast.cupy_elements import whole
+from aprfmt.inference.fast.cupy_elements import make_contiguous
 from aprfmt.inference.fast.cupy_recurrent import CupyRecurrent
-from aprfmt.inference.routing import route
+from aprfmt.inference.routing import choose_experts
 from aprfmt.inference.weights import Weight
 
 
@@ -31,19 +31,19 @@ class CupyMaths:
 
     def exp(self, x: Array) -> Array:
         """Return the exponential of each element."""
-        return memory.arrays().exp(x)
+        return memory.array_module().exp(x)
 
     def where(self, mask: Array, x: Array, other: Array | float) -> Array:
         """Return x where the mask is True, `other` elsewhere."""
-        return memory.arrays().where(mask, x, other)
+        return memory.array_module().where(mask, x, other)
 
     def minimum(self, a: Array, b: Array) -> Array:
         """Return the lower of two, element by element."""
-        return memory.arrays().minimum(a, b)
+        return memory.array_module().minimum(a, b)
 
     def maximum(self, a: Array, b: Array) -> Array:
         """Return the higher of two, element by element."""
-        return memory.arrays().maximum(a, b)
+        return memory.array_module().maximum(a, b)
 
     def highest(self, x: Array) -> Array:
         """Return the largest element of each row, last axis kept."""
@@ -58,28 +58,28 @@ class CupyMaths:
 
         A kernel counts how many elements come before each.
         """
-        x = whole(x)
-        out, count = memory.arrays().empty(x.shape, "int64"), int(x.size)
+        x = make_contiguous(x)
+        out, count = memory.array_module().empty(x.shape, "int64"), int(x.size)
         places = (memory.pointer(x), memory.pointer(out))
-        self._ops.over("ranked", count, *places, count, int(x.shape[-1]))
+        self._ops.launch_over("ranked", count, *places, count, int(x.shape[-1]))
         return out
 
     def pick(self, x: Array, places: Array) -> Array:
         """Return each row's elements at its indices `places`."""
-        return memory.arrays().take_along_axis(x, places, -1)
+        return memory.array_module().take_along_axis(x, places, -1)
 
     def marked(self, places: Array, count: int) -> Array:
         """Return a mask of rows of `count`, True at each row's indices `places`."""
-        return (places[..., None] == memory.arrays().arange(count)).any(axis=-2)
+        return (places[..., None] == memory.array_module().arange(count)).any(axis=-2)
 
     def spread(self, x: Array, times: int) -> Array:
         """Return the last axis with every element repeated `times` times in place."""
-        repeated = memory.arrays().broadcast_to(x[..., None], (*x.shape, times))
+        repeated = memory.array_module().broadcast_to(x[..., None], (*x.shape, times))
         return repeated.reshape(*x.shape[:-1], -1)
 
     def joined(self, parts: Sequence[Array]) -> Array:
         """Return the arrays joined along the last axis."""
-        return memory.arrays().concatenate(list(parts), axis=-1)
+        return memory.array_module().concatenate(list(parts), axis=-1)
 
 
 class CupyExperts(CupyRecurrent):
@@ -91,14 +91,14 @@ class CupyExperts(CupyRecurrent):
     def matrix(self, w: Weight) -> Array | None:
         """Return a weight [rows, columns] decoded in the dtype; None if it is not held so."""
 
-    def all_held(self, stacks: Sequence[Weight]) -> bool:
+    def can_stack_experts(self, stacks: Sequence[Weight]) -> bool:
         """Return whether all these experts' weights are decoded on the device at known addresses.
 
         Always False in deterministic runs.
         """
-        return not self.deterministic and all(self._addresses(w) is not None for w in stacks)
+        return not self.deterministic and all(self._expert_addresses(w) is not None for w in stacks)
 
-    def blocks(
+    def route_blocks(
         self,
         logits: Array,
         bias: Numbers | None,
@@ -114,25 +114,25 @@ class CupyExperts(CupyRecurrent):
         wide = self.wide(logits)
         given = None if bias is None else self._brought.constant(bias, wide.dtype)
         factors = None if scale is None else self._brought.constant(scale, wide.dtype)
-        routing = route(wide, given, hp, CupyMaths(self._ops), factors)
+        routing = choose_experts(wide, given, hp, CupyMaths(self._ops), factors)
         weights = self.wide(self.narrow(routing.weights)) if rounds else routing.weights
-        return self._in_blocks(routing.experts, weights, logits.shape[-1])
+        return self._lay_out_blocks(routing.experts, weights, logits.shape[-1])
 
-    def packed(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
+    def pack_blocks(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
         """Return the blocks of a choice [tokens, used] made on the host, copied to the device."""
-        given = memory.put(np.ascontiguousarray(weights, self._wide))
-        return self._in_blocks(self._brought.rows(experts), given, n_experts)
+        given = memory.copy_to_gpu(np.ascontiguousarray(weights, self._wide))
+        return self._lay_out_blocks(self._brought.row_numbers(experts), given, n_experts)
 
-    def _in_blocks(self, experts: Array, weights: Array, n_experts: int) -> ExpertBlocks:
+    def _lay_out_blocks(self, experts: Array, weights: Array, n_experts: int) -> ExpertBlocks:
         """Return the blocks of rows of chosen experts and their weights, both [tokens, used]."""
-        arrays, (tokens, used) = memory.arrays(), experts.shape
+        arrays, (tokens, used) = memory.array_module(), experts.shape
         count, size = block_shape(tokens, used, n_experts)
         owners, rows, places = (
             arrays.empty(shape, "int64") for shape in (count, count * size, (tokens, used))
         )
         padded = arrays.empty(count * size, self._wide)
-        given = whole(experts), whole(weights)
-        self._ops.run(
+        given = make_contiguous(experts), make_contiguous(weights)
+        self._ops.launch(
             "lay_out",
             (n_experts,),
             *(memory.pointer(x) for x in (*given, owners, rows, padded, places)),
@@ -144,16 +144,19 @@ class CupyExperts(CupyRecurrent):
         )
         return ExpertBlocks(owners, rows, padded, places, size)
 
-    def stacked(self, x: Array, stack: Weight, experts: Any) -> Array:
+    def multiply_stack(self, x: Array, stack: Weight, experts: Any) -> Array:
         """Return [n, rows, out]: x[i] [rows, in] times the transposed weight of expert experts[i].
 
         All blocks are multiplied at once, by the addresses of the weights.
         """
-        weights, x = self._addresses(stack), whole(x)
+        weights, x = self._expert_addresses(stack), make_contiguous(x)
         assert weights is not None
         (count, rows, depth), columns = x.shape, stack.shape[1]
-        y, lists = self._empty(count, rows, columns), memory.arrays().empty((3, count), "int64")
-        self._ops.over(
+        y, lists = (
+            self._empty(count, rows, columns),
+            memory.array_module().empty((3, count), "int64"),
+        )
+        self._ops.launch_over(
             "addresses",
             count,
             *(memory.pointer(each) for each in (weights, experts, lists)),
@@ -163,7 +166,7 @@ class CupyExperts(CupyRecurrent):
             memory.pointer(y),
             rows * columns * self.itemsize,
         )
-        gemm.products(
+        gemm.multiply_addressed(
             self.dtype,
             *(memory.pointer(each) for each in lists),
             count=count,
@@ -176,9 +179,9 @@ class CupyExperts(CupyRecurrent):
 
     def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
         """Return each token's weighted sum of rows `places` of y: [tokens, width]."""
-        y, used = whole(y), int(places.shape[-1])
+        y, used = make_contiguous(y), int(places.shape[-1])
         out, width = self._empty(len(places), int(y.shape[-1])), int(y.shape[-1])
-        self._ops.over(
+        self._ops.launch_over(
             "combine",
             int(out.size),
             memory.pointer(y),
@@ -193,29 +196,29 @@ class CupyExperts(CupyRecurrent):
 
     def column(self, weights: Numbers | Array) -> Array:
         """Return an expert's weights [n] as [n, 1], rounded to the dtype."""
-        if not memory.is_device(weights):
+        if not memory.is_on_gpu(weights):
             return super().column(weights)
         return self.narrow(weights[:, None])
 
-    def _addresses(self, stack: Weight) -> Array | None:
+    def _expert_addresses(self, stack: Weight) -> Array | None:
         """Return the addresses [n_experts] of a stack's weights; None where not all are decoded.
 
         They are looked up at the first call, which places the weights.
         """
         if self not in stack.notes:
-            stack.notes[self] = self._found(stack) if stack.fits(self) else None
+            stack.notes[self] = self._place_experts(stack) if stack.fits_budget(self) else None
         return stack.notes[self]
 
-    def _found(self, stack: Weight) -> Array | None:
+    def _place_experts(self, stack: Weight) -> Array | None:
         """Place a stack's weights, and return their addresses [n_experts] on the device.
 
         None if one of them is not decoded in the dtype.
         """
-        self._brought.needs_host("addresses are brought to the device")
+        self._brought.refuse_in_recording("addresses are brought to the device")
         found = []
         for each in range(stack.shape[0]):
             held = self.matrix(stack.expert(each))
             if held is None:
                 return None
             found.append(memory.pointer(held))
-        return memory.put(np.array(found, np.int64))
+        return memory.copy_to_gpu(np.array(found, np.int64))

@@ -4,7 +4,7 @@ from aprfmt.errors import ArchError
 from aprfmt.inference.backends.base import Array, NormCast
 from aprfmt.inference.fast.cuda import memory
 from aprfmt.inference.fast.cuda.ops import GROUP
-from aprfmt.inference.fast.cupy_elements import CupyElements, whole
+from aprfmt.inference.fast.cupy_elements import CupyElements, make_contiguous
 from aprfmt.inference.recurrence import LINEAR, TINY
 
 # Keys that the 32 lanes of a warp hold: a kernel for each number a lane.
@@ -23,11 +23,16 @@ class CupyRecurrent(CupyElements):
 
         `window` [taps - 1 + tokens, channels] begins with the rows before the first token.
         """
-        window, kernel = whole(window), whole(kernel)
+        window, kernel = make_contiguous(window), make_contiguous(kernel)
         channels, taps = (int(size) for size in kernel.shape)
         out = self._empty(len(window) - taps + 1, channels)
-        places = (memory.pointer(window), memory.pointer(kernel), _place(bias), memory.pointer(out))
-        self._ops.over("convolve", int(out.size), *places, int(out.size), channels, taps)
+        places = (
+            memory.pointer(window),
+            memory.pointer(kernel),
+            _address_or_zero(bias),
+            memory.pointer(out),
+        )
+        self._ops.launch_over("convolve", int(out.size), *places, int(out.size), channels, taps)
         return out
 
     def decay(self, a: Array, rate: Array, shift: Array) -> Array:
@@ -35,10 +40,10 @@ class CupyRecurrent(CupyElements):
 
         It is the logarithm of what a delta net's state is multiplied by.
         """
-        a, rate, shift = whole(a), whole(rate), whole(shift)
-        out, count = memory.arrays().empty(a.shape, self._wide), int(a.size)
+        a, rate, shift = make_contiguous(a), make_contiguous(rate), make_contiguous(shift)
+        out, count = memory.array_module().empty(a.shape, self._wide), int(a.size)
         places = (memory.pointer(x) for x in (a, rate, shift, out))
-        self._ops.over("decay", count, *places, count, int(a.shape[-1]), LINEAR)
+        self._ops.launch_over("decay", count, *places, count, int(a.shape[-1]), LINEAR)
         return out
 
     def delta(
@@ -54,10 +59,16 @@ class CupyRecurrent(CupyElements):
         if lane is None or decay.ndim == 3:
             return super().delta(q, k, v, decay, beta, state)
         read = self._empty(*v.shape)
-        after = memory.arrays().empty((heads, key_dim, value_dim), self._wide)
-        given = [whole(q), whole(k), whole(v), self.wide(decay), whole(beta)]
+        after = memory.array_module().empty((heads, key_dim, value_dim), self._wide)
+        given = [
+            make_contiguous(q),
+            make_contiguous(k),
+            make_contiguous(v),
+            self.wide(decay),
+            make_contiguous(beta),
+        ]
         before = None if state is None else self.wide(state)
-        self._ops.run(
+        self._ops.launch(
             f"delta{lane}",
             (-(-value_dim * _WARP // GROUP), heads),
             *(memory.pointer(x) for x in given),
@@ -78,17 +89,19 @@ class CupyRecurrent(CupyElements):
 
         The sum and the softplus are rounded.
         """
-        raw = whole(raw)
+        raw = make_contiguous(raw)
         out, count = self._empty(*raw.shape), int(raw.size)
-        places = (memory.pointer(raw), _place(bias), memory.pointer(out))
-        self._ops.over("time_step", count, *places, count, int(raw.shape[-1]), LINEAR, low, high)
+        places = (memory.pointer(raw), _address_or_zero(bias), memory.pointer(out))
+        self._ops.launch_over(
+            "time_step", count, *places, count, int(raw.shape[-1]), LINEAR, low, high
+        )
         return out
 
-    def rates(self, logs: Array) -> Array:
+    def decay_rates(self, logs: Array) -> Array:
         """Return the decay rates A = -exp(A_log) of a state space layer, in float32 at least."""
-        logs = whole(logs)
-        out, count = memory.arrays().empty(logs.shape, self._wide), int(logs.size)
-        self._ops.over("rates", count, memory.pointer(logs), memory.pointer(out), count)
+        logs = make_contiguous(logs)
+        out, count = memory.array_module().empty(logs.shape, self._wide), int(logs.size)
+        self._ops.launch_over("rates", count, memory.pointer(logs), memory.pointer(out), count)
         return out
 
     def scan(
@@ -112,11 +125,18 @@ class CupyRecurrent(CupyElements):
             raise ArchError(
                 f"ssm_state is {size}; backend cupy scans at most {LANE_KEYS[-1] * _WARP} numbers"
             )
-        read = memory.arrays().empty(x.shape, self._wide)
+        read = memory.array_module().empty(x.shape, self._wide)
         shape = (heads, width, size)
-        after = memory.arrays().zeros(shape, self._wide) if state is None else state.copy()
-        given = [whole(x), whole(step), self.wide(rate), whole(b), whole(c), whole(skip)]
-        self._ops.run(
+        after = memory.array_module().zeros(shape, self._wide) if state is None else state.copy()
+        given = [
+            make_contiguous(x),
+            make_contiguous(step),
+            self.wide(rate),
+            make_contiguous(b),
+            make_contiguous(c),
+            make_contiguous(skip),
+        ]
+        self._ops.launch(
             f"scan{lane}",
             (-(-heads * width * _WARP // GROUP),),
             *(memory.pointer(y) for y in given),
@@ -138,14 +158,14 @@ class CupyRecurrent(CupyElements):
 
         `first`: the norm comes before the gate. `weight` None: no norm.
         """
-        x, gate = self.wide(x), whole(gate)
+        x, gate = self.wide(x), make_contiguous(gate)
         out, width = self._empty(*x.shape), int(x.shape[-1]) // groups
-        self._ops.run(
+        self._ops.launch(
             "gated_scan",
             (len(x) * groups,),
             memory.pointer(x),
             memory.pointer(gate),
-            _place(weight),
+            _address_or_zero(weight),
             memory.pointer(out),
             width,
             groups,
@@ -163,13 +183,13 @@ class CupyRecurrent(CupyElements):
         """
         if x.dtype == self._stored:
             return super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
-        x, out = whole(x), self._empty(*x.shape)
-        self._ops.run(
+        x, out = make_contiguous(x), self._empty(*x.shape)
+        self._ops.launch(
             "gated_scan",
             (len(x),),
             memory.pointer(x),
             0,
-            _place(weight),
+            _address_or_zero(weight),
             memory.pointer(out),
             int(x.shape[-1]),
             1,
@@ -179,6 +199,6 @@ class CupyRecurrent(CupyElements):
         return out
 
 
-def _place(x: Array | None) -> int:
+def _address_or_zero(x: Array | None) -> int:
     """Return the address of a contiguous array, 0 for None."""
     return 0 if x is None else memory.pointer(x)

@@ -15,7 +15,7 @@ class DeviceRow:
         self._row = row
         self._best = best
 
-    def greedy(self) -> int | None:
+    def argmax_or_none(self) -> int | None:
         """Return the first index of the highest logit; None if a logit is NaN."""
         place, nan = self._best()
         return None if nan else int(place)

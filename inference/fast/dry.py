@@ -5,7 +5,7 @@ from typing import Any
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.inference.dry.backend import DryBackend
 from aprfmt.inference.fast.dry_host import DryNative, DryNativeTorch, DryTorch
-from aprfmt.inference.fast.encoded import applies
+from aprfmt.inference.fast.encoded import kernels_apply
 
 NUMPY = ("float32", "float64")
 
@@ -19,7 +19,7 @@ def open_numpy(device: str, dtype: str, **options: Any) -> DryBackend:
         raise BackendUnavailableError(
             f"backend numpy: found {device}:{dtype}; it computes on cpu in {' or '.join(NUMPY)}"
         )
-    kind = DryNative if applies(dtype, bool(options.get("deterministic"))) else DryBackend
+    kind = DryNative if kernels_apply(dtype, bool(options.get("deterministic"))) else DryBackend
     return kind(device, dtype, **options)
 
 
@@ -29,5 +29,5 @@ def open_torch(device: str, dtype: str, **options: Any) -> DryBackend:
         from aprfmt.inference.fast.dry_cuda import DryCuda
 
         return DryCuda(device, dtype, **options)
-    kind = DryNativeTorch if applies(dtype, bool(options.get("deterministic"))) else DryTorch
+    kind = DryNativeTorch if kernels_apply(dtype, bool(options.get("deterministic"))) else DryTorch
     return kind(device, dtype, **options)

@@ -24,7 +24,7 @@ from aprfmt.inference.backends.base import (
 from aprfmt.inference.dry.ghosts import Ghost, Ledger
 from aprfmt.inference.fast.cuda import MATVEC, MATVEC_TOKENS, layers
 from aprfmt.inference.fast.dry_experts import DryExperts
-from aprfmt.inference.fast.kept import CODED, MEMORY_SHARE, SCRATCH, keeps
+from aprfmt.inference.fast.kept import CODED, MEMORY_SHARE, SCRATCH, stays_encoded
 from aprfmt.inference.weights import Weight, free_memory
 
 MASKS = 8  # that are cached on a device
@@ -41,7 +41,7 @@ class FoundGpus:
     kernels: bool
 
 
-def found(device: str) -> FoundGpus:
+def find_gpus(device: str) -> FoundGpus:
     """Return the GPUs of `cuda`, `cuda:N` or `cuda:all`.
 
     Without a GPU here, one is assumed on which kernels run. Raises BackendUnavailableError for
@@ -89,7 +89,7 @@ class DryCuda(DryExperts):
     def __init__(self, device: str, dtype: str, **options: Any) -> None:
         """Open an account for each GPU of `device` and one for the host, all empty."""
         super().__init__(device, dtype, **options)
-        self._found = found(device)
+        self._found = find_gpus(device)
         self._gpus = [Ledger(name) for name in self._found.names]
         self.account, self.host = self._gpus[0], Ledger("cpu")
         self.accounts = [*self._gpus, self.host]
@@ -113,20 +113,20 @@ class DryCuda(DryExperts):
 
     def dense(self, x: Array, rows: Array, bias: Array | None) -> Array:
         """Return a new ghost for the product, and allocate cuBLAS's workspace once per stream."""
-        self._cublas()
-        return self.new((len(x), len(rows)))
+        self._allocate_workspace()
+        return self.allocate((len(x), len(rows)))
 
-    def routed(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
+    def router_product(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
         """Return a ghost for the router's product, which cuBLAS computes where it is widened."""
         if not (rounded or self.deterministic):
-            self._cublas()
-        return super().routed(x, w, bias, rounded=rounded)
+            self._allocate_workspace()
+        return super().router_product(x, w, bias, rounded=rounded)
 
-    def _cublas(self) -> None:
+    def _allocate_workspace(self) -> None:
         """Allocate cuBLAS's workspace on the current device and stream, if not done yet."""
         key = (self.account.device, "workspace", self._recorded)
         if key not in self._constants:
-            self._constants[key] = self.new((WORKSPACE,), 1)
+            self._constants[key] = self.allocate((WORKSPACE,), 1)
 
     def free(self) -> list[int | None]:
         """Return the bytes free on each GPU and on the host; None where that is not known."""
@@ -140,27 +140,27 @@ class DryCuda(DryExperts):
     def at_layer(self, layer: int, n_layers: int, x: Array) -> Array:
         """Return x on the layer's GPU, and make that the current account."""
         self.account = self._gpus[layer * len(self._gpus) // n_layers]
-        return self._here(x)
+        return self._on_current(x)
 
-    def _here(self, x: Array) -> Array:
+    def _on_current(self, x: Array) -> Array:
         """Return x if it is on the current account's device, else a new ghost there."""
-        return x if x.memory.account is self.account else self.new(x.shape, x.itemsize)
+        return x if x.memory.account is self.account else self.allocate(x.shape, x.itemsize)
 
-    def _to(self, account: Ledger, x: Array) -> Array:
+    def _on_account(self, account: Ledger, x: Array) -> Array:
         """Make `account` the current one, and return x on its device."""
         self.account = account
-        return self._here(x)
+        return self._on_current(x)
 
     # in and out
 
     def array(self, x: Any) -> Ghost:
         """Return numbers as a ghost of the dtype on the device; uploads are counted meanwhile."""
         if isinstance(x, Ghost) and x.memory.account is self.account:
-            return x if x.itemsize == self.itemsize else self.new(x.shape)
+            return x if x.itemsize == self.itemsize else self.allocate(x.shape)
         size = x.itemsize
         if size != self.itemsize:
-            self.account.during((size + self.itemsize) * x.size)
-        return self.new(x.shape)
+            self.account.count_briefly((size + self.itemsize) * x.size)
+        return self.allocate(x.shape)
 
     def to_numpy(self, x: Any) -> Numbers:
         """Return zeros that take no memory; the step is no longer recorded from here on."""
@@ -169,56 +169,56 @@ class DryCuda(DryExperts):
 
     def _on_host(self, shape: Sequence[int]) -> Ghost:
         """Return a new ghost of one byte an element in the host's account."""
-        return Ghost.new(self.host, shape, 1)
+        return Ghost.allocate(self.host, shape, 1)
 
     # weights
 
-    def _uploaded(self, stored: Any) -> Ghost:
+    def _upload(self, stored: Any) -> Ghost:
         """Return a new ghost for uploaded bytes; the pinned buffers are allocated once."""
         if not self._pinned:
-            self._pinned.append(Ghost.new(self.host, (PINNED,), 1))
-        return self.new((stored.nbytes,), 1)
+            self._pinned.append(Ghost.allocate(self.host, (PINNED,), 1))
+        return self.allocate((stored.nbytes,), 1)
 
     def place(self, w: Weight) -> Array | None:
         """Return a ghost for an uploaded weight of plain floats; None for other encodings."""
         name = ENCODINGS[w.encoding].numpy if w.encoding in ENCODINGS else ""
-        stored: Any = w.stored() if name in ITEM_SIZES else None
+        stored: Any = w.stored_bytes() if name in ITEM_SIZES else None
         if stored is None:
             return None
-        numbers = self._uploaded(stored)
+        numbers = self._upload(stored)
         if name == self.dtype:
             return Ghost(w.shape, self.itemsize, numbers.memory)
-        return self.new(w.shape)
+        return self.allocate(w.shape)
 
-    def _kept(self, w: Weight) -> EncodedOnGpu | None:
+    def _encoded_weight(self, w: Weight) -> EncodedOnGpu | None:
         """Return a weight that stays encoded on the device; None for one that is decoded."""
-        if not (self._decodes and keeps(w.encoding, self.dtype)):
+        if not (self._decodes and stays_encoded(w.encoding, self.dtype)):
             return None
         there: EncodedOnGpu | None = w.encoded_on(self)
         if there is not None:
             return there
-        prepared = self._prepared(w)
+        prepared = self._upload_sizes(w)
         if prepared is None:
             return None
         size, parts, step = prepared
 
-        def make() -> EncodedOnGpu:
+        def upload_parts() -> EncodedOnGpu:
             """Return the weight, its parts allocated on the device."""
-            uploaded = [self._uploaded(Ghost.new(self.host, (n,), 1)) for n in parts]
+            uploaded = [self._upload(Ghost.allocate(self.host, (n,), 1)) for n in parts]
             return EncodedOnGpu(w.encoding, uploaded, step)
 
-        held: EncodedOnGpu | None = w.kept(self, size, make)
-        return make() if held is None else held
+        held: EncodedOnGpu | None = w.place_encoded(self, size, upload_parts)
+        return upload_parts() if held is None else held
 
-    def _prepared(self, w: Weight) -> tuple[int, list[int], int] | None:
+    def _upload_sizes(self, w: Weight) -> tuple[int, list[int], int] | None:
         """Return (bytes counted in the budget, bytes of each part, step of rows to cut at).
 
         None if the weight has no stored bytes that a kernel reads.
         """
         if w.encoding not in CODED:
-            stored: Any = w.stored()
+            stored: Any = w.stored_bytes()
             return None if stored is None else (stored.nbytes, [stored.nbytes], 1)
-        coded: Any = w.coded()
+        coded: Any = w.bnb4_parts()
         if coded is None:
             return None
         unit = max(coded.blocksize, 64)
@@ -231,26 +231,26 @@ class DryCuda(DryExperts):
         step = SCRATCH // (w.n_columns * self.itemsize) // kept.step * kept.step
         for start in range(0, w.n_rows, max(step, 1)):
             rows = min(start + max(step, 1), w.n_rows) - start
-            yield self._room(rows * w.n_columns).reshape(rows, w.n_columns)
+            yield self._scratch_numbers(rows * w.n_columns).reshape(rows, w.n_columns)
 
-    def _room(self, count: int) -> Ghost:
+    def _scratch_numbers(self, count: int) -> Ghost:
         """Return `count` numbers of the device's scratch buffer, which grows where needed."""
         buffers = self._scratch.setdefault(self.account.device, [])
         if not buffers or buffers[-1].size < count:
-            buffers.append(self.new((count,)))
+            buffers.append(self.allocate((count,)))
         return buffers[-1][:count]
 
-    def held(self, w: Weight) -> Array | None:
+    def decoded_weight(self, w: Weight) -> Array | None:
         """Return a weight's decoded ghost; None where it stays encoded or exceeds the budget."""
-        return None if self._kept(w) is not None else w.held(self)
+        return None if self._encoded_weight(w) is not None else w.placed_on(self)
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
         """Return a new ghost [tokens, width] on the first GPU; the table is placed there."""
         self.account = self._gpus[0]
-        kept = self._kept(table)
+        kept = self._encoded_weight(table)
         if kept is None:
-            table.held(self)
-        return self.new((len(ids), table.n_columns))
+            table.placed_on(self)
+        return self.allocate((len(ids), table.n_columns))
 
     # products
 
@@ -259,15 +259,15 @@ class DryCuda(DryExperts):
 
         Few rows multiply encoded bytes directly; more need panels decoded into the scratch buffer.
         """
-        kept = self._kept(w)
+        kept = self._encoded_weight(w)
         if kept is None:
-            held = w.held(self)
+            held = w.placed_on(self)
             if held is None or self.deterministic:
-                x = x if held is None else self._to(held.memory.account, x)
+                x = x if held is None else self._on_account(held.memory.account, x)
                 return super().linear(x, w, bias)
-            return self._product(x, held.reshape(w.n_rows, w.n_columns), bias)
-        x = self._to(kept.account, x)
-        y = self.new((len(x), w.n_rows))
+            return self._decoded_product(x, held.reshape(w.n_rows, w.n_columns), bias)
+        x = self._on_account(kept.account, x)
+        y = self.allocate((len(x), w.n_rows))
         few = len(x) <= MATVEC_TOKENS and self.dtype != "float64" and w.encoding in MATVEC
         if self.deterministic or not few:
             for panel in self._panels(w, kept):
@@ -278,33 +278,39 @@ class DryCuda(DryExperts):
                     y = part
         return y if bias is None else y + bias
 
-    def _product(self, x: Array, w: Array, bias: Array | None) -> Array:
+    def _decoded_product(self, x: Array, w: Array, bias: Array | None) -> Array:
         """Return a ghost for x times a decoded weight; cuBLAS is used for more than one row."""
-        x = self._to(w.memory.account, x)
-        return self.new((1, len(w))) if self._one_row(x) else self.dense(x, w, bias)
+        x = self._on_account(w.memory.account, x)
+        return (
+            self.allocate((1, len(w))) if self._fits_one_row_kernel(x) else self.dense(x, w, bias)
+        )
 
-    def _one_row(self, x: Array) -> bool:
+    def _fits_one_row_kernel(self, x: Array) -> bool:
         """Return whether the kernel for a single row fits, which needs no workspace."""
         return len(x) == 1 and self._fused and x.shape[-1] * self.itemsize % 16 == 0
 
     def add_linear(self, residual: Array, x: Array, w: Weight, bias: Array | None) -> Array:
         """Return a ghost for residual plus `linear`; one kernel does both for a single row."""
-        if len(x) == 1 and self._fused and self.held(w) is not None:
-            return self.new((1, w.n_rows))
+        if len(x) == 1 and self._fused and self.decoded_weight(w) is not None:
+            return self.allocate((1, w.n_rows))
         return residual + self.linear(x, w, bias)
 
     def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
         """Return ghosts for x times each weight; decoded weights are joined and multiplied once."""
-        found = [] if self.deterministic or len(parts) < 2 else [self.held(w) for w, _ in parts]
+        found = (
+            []
+            if self.deterministic or len(parts) < 2
+            else [self.decoded_weight(w) for w, _ in parts]
+        )
         held = [w for w in found if w is not None]
         if not held or len(held) < len(found) or len(parts) > 3:
             return super().projections(x, parts)
         weights = [w.reshape(len(w), -1) for w in held]
         if any(w.memory is not weights[0].memory for w in weights):
-            joined = self.new((sum(map(len, weights)), weights[0].shape[1]))
+            joined = self.allocate((sum(map(len, weights)), weights[0].shape[1]))
             for (part, _), w in zip(parts, weights, strict=True):
-                part.moved(self, joined[: len(w)].reshape(part.shape))
-        y = self.new((len(x), sum(map(len, weights))))
+                part.replace_placed(self, joined[: len(w)].reshape(part.shape))
+        y = self.allocate((len(x), sum(map(len, weights))))
         ends = list(accumulate(len(w) for w in weights))
         return [y[:, end - len(w) : end] for w, end in zip(weights, ends, strict=True)]
 
@@ -315,8 +321,12 @@ class DryCuda(DryExperts):
         """
         if not self._fused or kind not in layers.ACTIVATIONS:
             return super().gated(x, gate, up, kind, steps=steps)
-        if len(x) == 1 and self.held(gate[0]) is not None and self.held(up[0]) is not None:
-            return self.new((1, gate[0].n_rows))
+        if (
+            len(x) == 1
+            and self.decoded_weight(gate[0]) is not None
+            and self.decoded_weight(up[0]) is not None
+        ):
+            return self.allocate((1, gate[0].n_rows))
         g, u = self.linear(x, *gate), self.linear(x, *up)
         y = g.copy()
         del u
@@ -329,12 +339,16 @@ class DryCuda(DryExperts):
     ) -> Array:
         """Return a new ghost; the kernel allocates nothing else, torch's steps do."""
         if self._fused and weight.ndim == 1 and len(weight) == x.shape[-1]:
-            return self.new(x.shape)
+            return self.allocate(x.shape)
         return super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
         """Return a new ghost; the kernel allocates nothing else, torch's steps do."""
-        return self.new(x.shape) if self._fused else super().rope(x, table, style=style, cast=cast)
+        return (
+            self.allocate(x.shape)
+            if self._fused
+            else super().rope(x, table, style=style, cast=cast)
+        )
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
         """Return a ghost [tokens, heads, value_dim], and count what the attention used allocates.
@@ -356,12 +370,12 @@ class DryCuda(DryExperts):
             plain = cached == 0 and (window is None or window >= tokens)
         flash = plain and self.itemsize == 2 and v.shape[-1] == d
         if kv_heads != n_heads and not flash:
-            k, v = (self.new((keys, n_heads, x.shape[-1])) for x in (k, v))
+            k, v = (self.allocate((keys, n_heads, x.shape[-1])) for x in (k, v))
         if not plain:
             self._device_mask(heads, tokens, keys)
-            self.account.during(tokens * keys * self.itemsize)
-        out = self.new((tokens, n_heads, v.shape[-1]))
-        self.account.during(4 * tokens * n_heads)
+            self.account.count_briefly(tokens * keys * self.itemsize)
+        out = self.allocate((tokens, n_heads, v.shape[-1]))
+        self.account.count_briefly(4 * tokens * n_heads)
         return out
 
     def _one_query(self, n_heads: int, width: int) -> Array:
@@ -369,8 +383,8 @@ class DryCuda(DryExperts):
         key = (self.account.device, n_heads, width)
         if key not in self._constants:
             size = n_heads * (layers.SPLITS * (width + 2) + 1)
-            self._constants[key] = self.new((size,), 4)
-        return self.new((1, n_heads, width))
+            self._constants[key] = self.allocate((size,), 4)
+        return self.allocate((1, n_heads, width))
 
     def _device_mask(self, heads: Heads, tokens: int, keys: int) -> None:
         """Allocate a causal mask on the device, kept for later layers; at most MASKS are."""
@@ -378,17 +392,17 @@ class DryCuda(DryExperts):
         if key not in self._kept_masks:
             if len(self._kept_masks) >= MASKS:
                 self._kept_masks.clear()
-            self._kept_masks[key] = self.new((tokens, keys), 1)
+            self._kept_masks[key] = self.allocate((tokens, keys), 1)
 
     def probs(self, scores: Array, heads: Heads) -> Array:
         """Return a new ghost; one kernel for a causal mask, torch's steps for others."""
         if self._fused and heads.causal is not None:
-            return self.new(scores.shape)
+            return self.allocate(scores.shape)
         return super().probs(scores, heads)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
         """Return a ghost [heads, tokens, keys]; float32 is scaled within the product."""
         if self.deterministic or self.itemsize == 2:
             return super().scores(q, k, heads)
-        out = self.new((q.shape[1], len(q), len(k)))
+        out = self.allocate((q.shape[1], len(q), len(k)))
         return out if heads.softcap is None else self.softcap(out, heads.softcap)

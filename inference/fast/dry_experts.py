@@ -11,7 +11,7 @@ from aprfmt.inference.backends.base import Array, Numbers
 from aprfmt.inference.backends.hosted import ExpertBlocks
 from aprfmt.inference.blocked import block_shape
 from aprfmt.inference.fast.dry_host import DryTorch
-from aprfmt.inference.fast.kept import keeps
+from aprfmt.inference.fast.kept import stays_encoded
 from aprfmt.inference.weights import Weight
 
 _INDEX = 8  # bytes of an int64
@@ -22,15 +22,15 @@ class DryExperts(DryTorch):
 
     _decodes: bool  # cupy's kernels are available
 
-    def _cublas(self) -> None:
+    def _allocate_workspace(self) -> None:
         """Allocate cuBLAS's workspace if not done yet; DryCuda has it."""
         raise NotImplementedError
 
-    def all_held(self, stacks: Sequence[Weight]) -> bool:
+    def can_stack_experts(self, stacks: Sequence[Weight]) -> bool:
         """Return whether all these weights are decoded on the device; placed at the first call."""
-        return not self.deterministic and all(self._addressed(w) for w in stacks)
+        return not self.deterministic and all(self._hold_experts(w) for w in stacks)
 
-    def blocks(
+    def route_blocks(
         self,
         logits: Array,
         bias: Numbers | None,
@@ -41,52 +41,54 @@ class DryExperts(DryTorch):
     ) -> ExpertBlocks:
         """Return ghosts of a layer's blocks; how many there are does not depend on the choice."""
         self.wide(logits)
-        return self._blocks(len(logits), int(hp["n_experts_used"]), logits.shape[-1])
+        return self._allocate_blocks(len(logits), int(hp["n_experts_used"]), logits.shape[-1])
 
-    def packed(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
+    def pack_blocks(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
         """Return ghosts of the blocks of a choice [tokens, used] made on the host."""
         tokens, used = experts.shape
-        return self._blocks(tokens, used, n_experts)
+        return self._allocate_blocks(tokens, used, n_experts)
 
-    def _blocks(self, tokens: int, used: int, n_experts: int) -> ExpertBlocks:
+    def _allocate_blocks(self, tokens: int, used: int, n_experts: int) -> ExpertBlocks:
         """Return ghosts of the blocks of `tokens` tokens with `used` of `n_experts` experts."""
         count, size = block_shape(tokens, used, n_experts)
         return ExpertBlocks(
-            self.new((count,), _INDEX),
-            self.new((count * size,), _INDEX),
-            self.new((count * size,), self.wide_size),
-            self.new((tokens, used), _INDEX),
+            self.allocate((count,), _INDEX),
+            self.allocate((count * size,), _INDEX),
+            self.allocate((count * size,), self.wide_size),
+            self.allocate((tokens, used), _INDEX),
             size,
         )
 
-    def stacked(self, x: Array, stack: Weight, experts: Any) -> Array:
+    def multiply_stack(self, x: Array, stack: Weight, experts: Any) -> Array:
         """Return a ghost [n, rows, out] for the products, and count their addresses meanwhile."""
-        self._cublas()
-        addresses = self.new((3, len(x)), _INDEX)
-        y = self.new((*x.shape[:2], stack.shape[1]))
+        self._allocate_workspace()
+        addresses = self.allocate((3, len(x)), _INDEX)
+        y = self.allocate((*x.shape[:2], stack.shape[1]))
         del addresses
         return y
 
     def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
         """Return a ghost [tokens, width], and count gathered and weighted rows meanwhile."""
-        rows = self.new((*places.shape[::-1], y.shape[-1]))
+        rows = self.allocate((*places.shape[::-1], y.shape[-1]))
         if weights is not None:
-            rows = self.narrow(self.new(rows.shape, self.wide_size))
-        total = self.new(rows.shape[1:])
-        self.account.during(total.nbytes)
+            rows = self.narrow(self.allocate(rows.shape, self.wide_size))
+        total = self.allocate(rows.shape[1:])
+        self.account.count_briefly(total.nbytes)
         return total
 
-    def _addressed(self, stack: Weight) -> bool:
+    def _hold_experts(self, stack: Weight) -> bool:
         """Return whether all experts of a stack are decoded on the device.
 
         The first call places them, and allocates the list of their addresses.
         """
         if self in stack.notes:
             return True
-        if (self._decodes and keeps(stack.encoding, self.dtype)) or not stack.fits(self):
+        if (self._decodes and stays_encoded(stack.encoding, self.dtype)) or not stack.fits_budget(
+            self
+        ):
             return False
-        held = [stack.expert(each).held(self) for each in range(stack.shape[0])]
+        held = [stack.expert(each).placed_on(self) for each in range(stack.shape[0])]
         if any(w is None for w in held):
             return False
-        stack.notes[self] = self.new((len(held),), _INDEX)
+        stack.notes[self] = self.allocate((len(held),), _INDEX)
         return True

@@ -32,7 +32,7 @@ class _CountedStored:
     uses: int = 0
 
 
-class Products:
+class DryEncodedProducts:
     """Counts the memory of products with encoded weights, as fast/encoded.py computes them."""
 
     def __init__(self, copies: list[Ghost]) -> None:
@@ -40,7 +40,7 @@ class Products:
         self._native: Any = native_kernels()
         self._copies = copies
 
-    def covers(self, tokens: int, w: Weight) -> bool:
+    def use_kernel(self, tokens: int, w: Weight) -> bool:
         """Return whether a C kernel multiplies `tokens` rows with a weight, and count this use.
 
         At use MOVE_AT the stored bytes are copied to huge pages.
@@ -48,28 +48,28 @@ class Products:
         if tokens > ENCODED_ROWS:
             return False
         if self not in w.notes:
-            w.notes[self] = self._look(w)
+            w.notes[self] = self._find_stored(w)
         stored: _CountedStored | None = w.notes[self]
         if stored is None:
             return False
         stored.uses += 1
         if stored.uses == MOVE_AT:
-            self._move(w, stored)
+            self._copy_to_huge_pages(w, stored)
         return True
 
-    def _look(self, w: Weight) -> _CountedStored | None:
+    def _find_stored(self, w: Weight) -> _CountedStored | None:
         """Return a weight's stored bytes, None where no kernel multiplies with them."""
         if w.encoding not in self._native.KERNELS or len(w.shape) != 2:
             return None
-        raw: Any = None if encoding_row(w.encoding).numpy in FREE else w.stored()
+        raw: Any = None if encoding_row(w.encoding).numpy in FREE else w.stored_bytes()
         if raw is not None and w.part is None and raw.memory.nbytes:
             self._copies.append(raw)
         return None if raw is None else _CountedStored(raw)
 
-    def _move(self, w: Weight, stored: _CountedStored) -> None:
+    def _copy_to_huge_pages(self, w: Weight, stored: _CountedStored) -> None:
         """Count the copy of a weight's bytes to huge pages, if the budget has room for it."""
         raw = stored.rows
-        copy = w.kept(self, raw.nbytes, lambda: raw.like(raw.shape))
+        copy = w.place_encoded(self, raw.nbytes, lambda: raw.allocate_like(raw.shape))
         if copy is not None:
             self._copies[:] = [other for other in self._copies if other is not raw]
             stored.rows = copy
@@ -84,12 +84,12 @@ class DryNative(DryBackend):
         from aprfmt.codecs.native import step
 
         self._activations = step.ACTIVATIONS
-        self._encoded = Products(self.copies)
+        self._encoded = DryEncodedProducts(self.copies)
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
         """Return a new ghost for the product; no decoded weight where a kernel reads the bytes."""
-        if self._encoded.covers(len(x), w):
-            return self.new((len(x), w.n_rows))
+        if self._encoded.use_kernel(len(x), w):
+            return self.allocate((len(x), w.n_rows))
         return super().linear(x, w, bias)
 
     def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
@@ -104,11 +104,11 @@ class DryNative(DryBackend):
         """Return a new ghost; the kernel allocates nothing else."""
         if kind not in self._activations:
             return super().activate(x, kind, steps=steps)
-        return self.new(x.shape)
+        return self.allocate(x.shape)
 
     def rope(self, x: Array, table: tuple[Array, Array], *, style: Style, cast: RopeCast) -> Array:
         """Return a new ghost; the kernel allocates nothing else."""
-        return self.new(x.shape)
+        return self.allocate(x.shape)
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
         """Return a ghost [tokens, heads, value_dim], and count the scores meanwhile.
@@ -118,19 +118,19 @@ class DryNative(DryBackend):
         if heads.causal is None:
             return super().attention(q, k, v, heads)
         (tokens, n_heads, _), keys = q.shape, len(k)
-        out = self.new((tokens, n_heads, v.shape[-1]))
+        out = self.allocate((tokens, n_heads, v.shape[-1]))
         if tokens <= ENCODED_ROWS:
-            self.account.during(4 * tokens * n_heads * keys)
+            self.account.count_briefly(4 * tokens * n_heads * keys)
             return out
         cached, window = heads.causal
         for start in range(0, tokens, self.query_block):
             stop = min(start + self.query_block, tokens)
             first = max(0, cached + start + 1 - window) if window else 0
             seen = cached + stop - first
-            scores = self.new((n_heads, stop - start, seen))
+            scores = self.allocate((n_heads, stop - start, seen))
             grouped = 4 * (stop - start) * n_heads * q.shape[-1]
             mixed = 4 * (stop - start) * n_heads * v.shape[-1]
-            self.account.during(max(grouped, 2 * mixed))
+            self.account.count_briefly(max(grouped, 2 * mixed))
             del scores
         return out
 
@@ -143,13 +143,13 @@ class DryTorch(DryBackend):
     def array(self, x: Any) -> Ghost:
         """Return x as a ghost of the dtype; what lies in a mapped file is copied first."""
         if isinstance(x, Ghost) and not x.flags.writeable:
-            x = self.new(x.shape, x.itemsize)
+            x = self.allocate(x.shape, x.itemsize)
         return super().array(x)
 
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
         """Return a new ghost, and count what the activation `kind` allocates meanwhile."""
         extra = {"relu2": 1, "gelu_tanh": 4 if steps else 0}.get(kind, 0)
-        self.account.during((1 + extra) * x.nbytes)
+        self.account.count_briefly((1 + extra) * x.nbytes)
         return x.copy()
 
     def sigmoid(self, x: Array) -> Array:
@@ -161,14 +161,14 @@ class DryTorch(DryBackend):
     ) -> Array:
         """Return a new ghost, and count the widened rows, squares and quotients meanwhile."""
         widened = 4 * x.size if self.itemsize < 4 else 0
-        self.account.during(widened + 2 * x.size * self.wide_size)
-        return self.new(x.shape)
+        self.account.count_briefly(widened + 2 * x.size * self.wide_size)
+        return self.allocate(x.shape)
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
         """Return a new ghost, and without a bias count the three arrays of its steps meanwhile."""
         if bias is None:
-            self.account.during(3 * x.size * self.wide_size)
-        return self.new(x.shape)
+            self.account.count_briefly(3 * x.size * self.wide_size)
+        return self.allocate(x.shape)
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
         """Return a ghost [tokens, heads, value_dim], and count torch's mask and sums meanwhile.
@@ -178,8 +178,8 @@ class DryTorch(DryBackend):
         if heads.softcap is not None or heads.sinks is not None or self.deterministic:
             return super().attention(q, k, v, heads)
         (tokens, n_heads, _), keys = q.shape, len(k)
-        out = self.new((tokens, n_heads, v.shape[-1]))
-        self.account.during((tokens * keys + tokens * n_heads) * self.wide_size)
+        out = self.allocate((tokens, n_heads, v.shape[-1]))
+        self.account.count_briefly((tokens * keys + tokens * n_heads) * self.wide_size)
         return out
 
     def attend(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
@@ -190,22 +190,22 @@ class DryTorch(DryBackend):
         """Return a new ghost [heads, tokens, keys], and count the unscaled product meanwhile."""
         if self.deterministic:
             return self.tiled_scores(q, k, lambda x: x)
-        scores = self.new((q.shape[1], len(q), len(k)))
-        self.account.during(scores.nbytes)
+        scores = self.allocate((q.shape[1], len(q), len(k)))
+        self.account.count_briefly(scores.nbytes)
         return scores if heads.softcap is None else self.softcap(scores, heads.softcap)
 
     def probs(self, scores: Array, heads: Heads) -> Array:
         """Return a new ghost, and count masked and widened scores meanwhile."""
         wide = scores.size * self.wide_size
-        self.account.during(scores.nbytes + (2 if self.itemsize < 4 else 1) * wide)
-        return self.new(scores.shape)
+        self.account.count_briefly(scores.nbytes + (2 if self.itemsize < 4 else 1) * wide)
+        return self.allocate(scores.shape)
 
-    def routed(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
+    def router_product(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
         """Return a ghost for the router's product: in the dtype, or widened with its weight."""
         if rounded or self.deterministic:
             return self.linear(x, w, bias)
         self.wide(w.array(self))
-        return self.new((len(x), w.n_rows), self.wide_size)
+        return self.allocate((len(x), w.n_rows), self.wide_size)
 
     def repeat_heads(self, x: Array, n_heads: int) -> Array:
         """Return a view of the one head as `n_heads` heads, free of memory."""
@@ -218,11 +218,11 @@ class DryNativeTorch(DryTorch):
     def __init__(self, device: str, dtype: str, **options: Any) -> None:
         """Open the account of a torch run on the CPU with C kernels."""
         super().__init__(device, dtype, **options)
-        self._encoded = Products(self.copies)
+        self._encoded = DryEncodedProducts(self.copies)
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
         """Return a new ghost for the product; no decoded weight where a kernel reads the bytes."""
-        if not self._encoded.covers(len(x), w):
+        if not self._encoded.use_kernel(len(x), w):
             return super().linear(x, w, bias)
-        y = self.new((len(x), w.n_rows))
+        y = self.allocate((len(x), w.n_rows))
         return y if bias is None else y + bias

@@ -32,7 +32,7 @@ PIECE_BYTES = 8 << 20
 PIECE_ROWS = 64
 
 
-def applies(dtype: str, deterministic: bool) -> bool:
+def kernels_apply(dtype: str, deterministic: bool) -> bool:
     """Return whether C kernels may compute a run: float32, not deterministic, and built.
 
     They add in another order than numpy does.
@@ -59,7 +59,7 @@ class EncodedProducts:
         self._native: Any = native_kernels()
         self._pages = Pages()
 
-    def product(self, x: Array, w: "Weight") -> Array | None:
+    def multiply(self, x: Array, w: "Weight") -> Array | None:
         """Return float32 x [n, in] times a weight transposed, computed on the encoded bytes.
 
         None where the extension has no kernel for the encoding, where decoding is free, or for so
@@ -80,10 +80,10 @@ class EncodedProducts:
             rows = memoryview(raw)[start * size : stop * size]
             self._native.products(((index, wide, rows, piece),), len(wide), self._threads)
             result[:, start:stop] = piece
-            w.drop()
+            w.release_pages()
         return result
 
-    def products(self, x: Array, weights: Sequence["Weight"]) -> list[Array] | None:
+    def multiply_each(self, x: Array, weights: Sequence["Weight"]) -> list[Array] | None:
         """Return x times each weight transposed as one piece of work.
 
         None where one of them has no kernel.
@@ -102,30 +102,32 @@ class EncodedProducts:
         if len(x) > ENCODED_ROWS:
             return None
         if self not in w.notes:
-            w.notes[self] = self._look(w)
+            w.notes[self] = self._find_stored(w)
         stored: _Stored | None = w.notes[self]
         if stored is None:
             return None
         stored.uses += 1
         if stored.uses == MOVE_AT:
-            self._move(w, stored)
+            self._copy_to_huge_pages(w, stored)
         result = np.empty((len(x), w.n_rows), np.float32)
         return stored.kernel, np.ascontiguousarray(x), stored.rows, result
 
-    def _look(self, w: "Weight") -> _Stored | None:
+    def _find_stored(self, w: "Weight") -> _Stored | None:
         """Return a weight's stored bytes and kernel; None where no kernel multiplies with them."""
         if w.encoding not in self._native.KERNELS or len(w.shape) != 2:
             return None
-        raw = None if encoding_row(w.encoding).numpy in FREE else w.stored()
+        raw = None if encoding_row(w.encoding).numpy in FREE else w.stored_bytes()
         return None if raw is None else _Stored(self._native.number(w.encoding), raw, w.piecewise)
 
-    def _move(self, w: "Weight", stored: _Stored) -> None:
+    def _copy_to_huge_pages(self, w: "Weight", stored: _Stored) -> None:
         """Copy a weight's bytes to huge pages, if budget and memory have room for them."""
         raw = stored.rows
         try:
-            copy = w.kept(self, memoryview(raw).nbytes, lambda: self._pages.put(raw))
+            copy = w.place_encoded(
+                self, memoryview(raw).nbytes, lambda: self._pages.copy_bytes(raw)
+            )
         except MemoryError:
             return
         if copy is not None:
             stored.rows, stored.piecewise = copy, False
-            w.drop()
+            w.release_pages()

@@ -26,17 +26,17 @@ class NotRecordable(Exception):
     """A pass did something that cannot be replayed; the message says what."""
 
 
-class Mirrored(Protocol):
+class DeviceNumbers(Protocol):
     """int64 numbers on the device, with a copy on the host that transfers need not wait for."""
 
     device: Array
     host: Numbers
 
-    def bring(self) -> None:
+    def copy_to_device(self) -> None:
         """Enqueue the copy of `host` to `device`."""
         ...
 
-    def fetch(self, x: Array) -> None:
+    def copy_from_device(self, x: Array) -> None:
         """Enqueue the copy of another device array to `host`."""
         ...
 
@@ -46,7 +46,7 @@ class GraphMaker(Protocol):
 
     errors: tuple[type[Exception], ...]  # of passes that cannot be recorded
 
-    def numbers(self, count: int) -> Mirrored:
+    def allocate_numbers(self, count: int) -> DeviceNumbers:
         """Return `count` int64 numbers that a recorded pass reads on the device."""
         ...
 
@@ -86,7 +86,7 @@ class PassInputs:
             return self.on_device[:n]
         return self.on_device[n : 2 * n] if x is self.positions else None
 
-    def fixed(self, x: Numbers, make: Callable[[], Array]) -> Array:
+    def constant_array(self, x: Numbers, make: Callable[[], Array]) -> Array:
         """Return what `make` gives for host numbers `x` that are the same in every replay.
 
         That is all of a prefill but its tokens. It is made before the recording begins, once for
@@ -112,15 +112,15 @@ class _Recorded:
     backend: Any
     forward: Callable[[Numbers, Numbers], Array]
     inputs: PassInputs
-    numbers: Mirrored  # ids, positions, cached
-    best: Mirrored
+    numbers: DeviceNumbers  # ids, positions, cached
+    best: DeviceNumbers
     cache: KVCache | None
     cached: int
     logits: Array = None
     states: dict[int, State] = field(default_factory=dict)
     replay: Callable[[], None] = lambda: None
 
-    def first(self) -> None:
+    def run_unrecorded(self) -> None:
         """Run the pass once without recording, so that kernels and buffers of first use exist.
 
         The cache is cut back after it; the replay writes the same values again.
@@ -130,24 +130,24 @@ class _Recorded:
         self.inputs.masks.clear()
         self.inputs.after = []
 
-    def then(self) -> None:
+    def run_recorded(self) -> None:
         """Run the pass while it is recorded, and set `logits` and `states`."""
         self.logits = self.forward(self.inputs.ids, self.inputs.positions)
         self.states.update({} if self.cache is None else self.cache.states())
-        self.best.fetch(self.backend.best(self.logits[-1]))
+        self.best.copy_from_device(self.backend.best(self.logits[-1]))
 
     def rewind(self) -> None:
         """Cut the cache back to the `cached` positions that the pass begins after."""
         if self.cache is not None and self.cache.length != self.cached:
             self.cache.truncate(self.cached)
 
-    def run(self, ids: Numbers, cached: int) -> None:
+    def replay_for(self, ids: Numbers, cached: int) -> None:
         """Replay the pass for other tokens `ids` after `cached` positions; sets `logits`."""
         n, numbers = len(ids), self.numbers.host
         numbers[:n] = ids
         numbers[n : 2 * n] = np.arange(cached, cached + n)
         numbers[2 * n] = cached
-        self.numbers.bring()
+        self.numbers.copy_to_device()
         self.replay()
 
 
@@ -164,7 +164,7 @@ class PassGraphs:
         self.refused = ""  # the reason of the last pass that could not be recorded
         self.best: Numbers | None = None  # valid when the stream has finished
 
-    def run(
+    def replay_for(
         self,
         run: Callable[[Numbers, Numbers], Array],
         ids: Numbers,
@@ -183,7 +183,7 @@ class PassGraphs:
         cached = 0 if cache is None else cache.length
         kind: Hashable = (len(ids), rows, cache is not None)
         if cached:
-            whole = cache is not None and cache.cuttable  # a state is no fixed input
+            whole = cache is not None and cache.can_truncate  # a state is no fixed input
             kind = "step" if steps and whole and len(ids) == 1 else None
         fits = cache is None or cache.fits(len(ids))
         if kind is None or kind in self._refused or kind not in self._seen or not fits:
@@ -203,7 +203,7 @@ class PassGraphs:
             if len(self._graphs) > KEPT:
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
-        graph.run(ids, cached)
+        graph.replay_for(ids, cached)
         if cache is not None:
             cache.commit(len(ids), graph.states)
         self.best = graph.best.host
@@ -219,9 +219,9 @@ class PassGraphs:
         """Return a recorded pass; None if that is not possible, the reason in `refused`."""
         n = len(ids)
         ids, positions = np.array(ids), np.arange(cached, cached + n)
-        numbers, best = self._maker.numbers(2 * n + 1), self._maker.numbers(2)
+        numbers, best = self._maker.allocate_numbers(2 * n + 1), self._maker.allocate_numbers(2)
         numbers.host[:] = [*ids.tolist(), *positions.tolist(), cached]
-        numbers.bring()
+        numbers.copy_to_device()
         at = numbers.device[2 * n :] if cached else None
         inputs = PassInputs(ids, positions, numbers.device, at)
         found = _Recorded(self._backend, run, inputs, numbers, best, cache, cached)
@@ -230,7 +230,7 @@ class PassGraphs:
         try:
             # Freed meanwhile, another session's graph or pinned memory ends the recording.
             with pause_collector():
-                found.replay = self._maker.record(found.first, found.then)
+                found.replay = self._maker.record(found.run_unrecorded, found.run_recorded)
         except refusals as error:
             self.refused = str(error).splitlines()[0]
             return None

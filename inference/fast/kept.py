@@ -12,7 +12,7 @@ MEMORY_SHARE = 0.8
 SCRATCH = 256 << 20
 
 
-def keeps(encoding: str, dtype: str) -> bool:
+def stays_encoded(encoding: str, dtype: str) -> bool:
     """Return whether a weight stays encoded on the device, for arithmetic in `dtype`.
 
     It does if a kernel decodes it, unless it is stored in the dtype or in 32 or more bits.

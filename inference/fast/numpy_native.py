@@ -14,7 +14,7 @@ import numpy as np
 
 from aprfmt.inference.backends.base import Array, Backend, Heads, NormCast, Part, RopeCast, Style
 from aprfmt.inference.backends.numpy_backend import NumpyBackend
-from aprfmt.inference.fast.encoded import ENCODED_ROWS, EncodedProducts, applies
+from aprfmt.inference.fast.encoded import ENCODED_ROWS, EncodedProducts, kernels_apply
 from aprfmt.inference.fast.pages import Pages
 from aprfmt.inference.weights import Weight
 
@@ -26,7 +26,7 @@ def open_numpy(device: str, dtype: str, *, deterministic: bool = False, **settin
 
     Raises BackendUnavailableError for another device or dtype, or for TF32.
     """
-    kind = NativeBackend if applies(dtype, deterministic) else NumpyBackend
+    kind = NativeBackend if kernels_apply(dtype, deterministic) else NumpyBackend
     return kind(device, dtype, deterministic=deterministic, **settings)
 
 
@@ -52,7 +52,7 @@ class NativeBackend(NumpyBackend):
         size = 4 * math.prod(shape)
         if size < LARGE:
             return super().zeros(shape)
-        return np.frombuffer(self._pages.room(size), np.float32).reshape(shape)
+        return np.frombuffer(self._pages.allocate(size), np.float32).reshape(shape)
 
     def empty(self, shape: Sequence[int]) -> Array:
         """Return an array of the dtype that the caller will write whole."""
@@ -63,27 +63,27 @@ class NativeBackend(NumpyBackend):
 
         The encoded bytes are multiplied where there is a kernel for them.
         """
-        y = self._encoded.product(x, w)
-        return super().linear(x, w, bias) if y is None else _shifted(y, bias)
+        y = self._encoded.multiply(x, w)
+        return super().linear(x, w, bias) if y is None else _add_bias(y, bias)
 
-    def _products(self, x: Array, parts: Sequence[Part]) -> list[Array] | None:
+    def _encoded_products(self, x: Array, parts: Sequence[Part]) -> list[Array] | None:
         """Return x times each encoded weight, plus its bias; None if one has no kernel."""
-        products = self._encoded.products(x, [w for w, _ in parts])
+        products = self._encoded.multiply_each(x, [w for w, _ in parts])
         if products is not None:
             for (_, bias), y in zip(parts, products, strict=True):
-                _shifted(y, bias)
+                _add_bias(y, bias)
         return products
 
     def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
         """Return x [tokens, in] times each weight, plus its bias; threads share the whole work."""
-        products = self._products(x, parts)
+        products = self._encoded_products(x, parts)
         return super().projections(x, parts) if products is None else products
 
     def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
         """Return act(x @ gate) * (x @ up), activated and multiplied in one kernel."""
         if kind not in self._step.ACTIVATIONS:
             return super().gated(x, gate, up, kind, steps=steps)
-        a, b = self._products(x, (gate, up)) or (self.linear(x, *gate), self.linear(x, *up))
+        a, b = self._encoded_products(x, (gate, up)) or (self.linear(x, *gate), self.linear(x, *up))
         self._step.activate(self._step.ACTIVATIONS[kind], a, b, a, self._threads)
         return a
 
@@ -130,7 +130,7 @@ class NativeBackend(NumpyBackend):
         cached, window = heads.causal
         out = np.empty((tokens, n_heads, v.shape[-1]), np.float32)
         if tokens > ENCODED_ROWS:
-            return self._many(q, k, v, heads, out)
+            return self._attend_blocks(q, k, v, heads, out)
         self._step.attention(
             np.ascontiguousarray(q),
             np.ascontiguousarray(k),
@@ -147,7 +147,7 @@ class NativeBackend(NumpyBackend):
         )
         return out
 
-    def _many(self, q: Array, k: Array, v: Array, heads: Heads, out: Array) -> Array:
+    def _attend_blocks(self, q: Array, k: Array, v: Array, heads: Heads, out: Array) -> Array:
         """Fill and return `out` in blocks of queries: scores and mix by BLAS, the softmax in C."""
         assert heads.causal is not None
         cached, window = heads.causal
@@ -155,7 +155,7 @@ class NativeBackend(NumpyBackend):
             stop = min(start + self.query_block, len(q))
             first = max(0, cached + start + 1 - window) if window else 0
             seen = slice(first, cached + stop)
-            scores = self._dots(q[start:stop], k[seen])
+            scores = self._query_key_products(q[start:stop], k[seen])
             self._softmax(scores, heads, heads.scale, heads.softcap)
             out[start:stop] = self.mix(scores, v[seen])
         return out
@@ -188,7 +188,7 @@ class NativeBackend(NumpyBackend):
         )
 
 
-def _shifted(y: Array, bias: Array | None) -> Array:
+def _add_bias(y: Array, bias: Array | None) -> Array:
     """Add a bias to y in place, if there is one, and return y."""
     if bias is not None:
         y += bias

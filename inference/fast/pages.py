@@ -21,22 +21,22 @@ class Pages:
         self._open: memoryview | None = None
         self._used = 0
 
-    def room(self, size: int) -> memoryview:
+    def allocate(self, size: int) -> memoryview:
         """Return `size` zeroed bytes; MemoryError if the system has no memory left."""
         start = -(-self._used // LINE) * LINE
         if self._open is None or start + size > len(self._open):
-            self._open, start = self._segment(max(size, SEGMENT)), 0
+            self._open, start = self._map_segment(max(size, SEGMENT)), 0
         self._used = start + size
         return self._open[start : self._used]
 
-    def put(self, raw: bytes | memoryview) -> memoryview:
+    def copy_bytes(self, raw: bytes | memoryview) -> memoryview:
         """Return a copy of contiguous bytes in huge pages; MemoryError if there is no memory."""
         source = memoryview(raw).cast("B")
-        room = self.room(len(source))
+        room = self.allocate(len(source))
         room[:] = source
         return room
 
-    def _segment(self, size: int) -> memoryview:
+    def _map_segment(self, size: int) -> memoryview:
         """Return `size` bytes of new anonymous memory, in huge pages if the system has them.
 
         Raises MemoryError if there is no memory.

@@ -21,7 +21,7 @@ from aprfmt.inference.fast.kept import MEMORY_SHARE
 from aprfmt.inference.fast.torch_graphs import TorchGraphMaker
 from aprfmt.inference.fast.torch_pending import TorchPending
 from aprfmt.inference.fast.torch_products import TorchProducts
-from aprfmt.inference.fast.torch_weights import HALVES, Uploader, current
+from aprfmt.inference.fast.torch_weights import HALVES, Uploader, current_stream
 from aprfmt.tensors.stats import Stats, compute_stats
 
 
@@ -93,10 +93,10 @@ class CudaBackend(TorchProducts):
         """Return x on the layer's GPU; the first layers are on the first GPU."""
         if len(self._devices) == 1:
             return x
-        self._go(self._devices[layer * len(self._devices) // n_layers])
+        self._set_device(self._devices[layer * len(self._devices) // n_layers])
         return x.to(self._device)
 
-    def _go(self, device: torch.device) -> None:
+    def _set_device(self, device: torch.device) -> None:
         """Make a device the current one, of this backend and of torch."""
         self._device = device
         torch.cuda.set_device(device)
@@ -114,7 +114,7 @@ class CudaBackend(TorchProducts):
     def prepare(self) -> None:
         """Load every kernel that a recorded pass may launch."""
         if self._fused:
-            layers.load(self.dtype)
+            layers.load_kernels(self.dtype)
 
     # in and out
 
@@ -123,7 +123,7 @@ class CudaBackend(TorchProducts):
 
         Raises NotRecordable while a pass is recorded.
         """
-        self._needs_host("numbers are brought to the device")
+        self._refuse_in_recording("numbers are brought to the device")
         return super().array(x)
 
     def to_numpy(self, x: Array) -> Numbers:
@@ -131,7 +131,7 @@ class CudaBackend(TorchProducts):
 
         Raises NotRecordable while a pass is recorded.
         """
-        self._needs_host("the host reads a value")
+        self._refuse_in_recording("the host reads a value")
         return super().to_numpy(x)
 
     def stats(self, x: Array) -> Stats:
@@ -161,14 +161,14 @@ class CudaBackend(TorchProducts):
         """
         found = self.best(x) if best is None else best
 
-        def waited() -> Sequence[int]:
+        def wait_for_best() -> Sequence[int]:
             """Return [argmax, whether that logit is NaN] on the host; waits for the device."""
             if best is not None:  # a replay copies it to the host
                 torch.cuda.current_stream().synchronize()
             numbers: list[int] = found.tolist()
             return numbers
 
-        return DeviceRow(self, x, waited)
+        return DeviceRow(self, x, wait_for_best)
 
     def _index(self, x: Numbers | Array) -> Array:
         """Return row numbers as an int64 tensor on the device.
@@ -190,11 +190,11 @@ class CudaBackend(TorchProducts):
         wanted = self._wide if dtype is None else dtype
         key = (self._device, wanted, x.tobytes())
         if key not in self._constants:
-            self._needs_host("a constant is new")
+            self._refuse_in_recording("a constant is new")
             self._constants[key] = torch.from_numpy(x.copy()).to(self._device, wanted)
         return self._constants[key]
 
-    def sloped(self, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
+    def alibi_bias(self, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
         """Return ALiBi's slope times (key - query) [heads, queries, keys], rounded once.
 
         Multiplied in float64 on the device; a recorded step reads its position there.
@@ -223,7 +223,7 @@ class CudaBackend(TorchProducts):
             eps=eps,
             offset=offset,
             before=cast == "before_weight",
-            stream=current(),
+            stream=current_stream(),
         )
         return y
 
@@ -265,7 +265,7 @@ class CudaBackend(TorchProducts):
             wide=table[0].dtype != self._type,
             interleaved=style == "interleaved",
             stepped=cast == "table",
-            stream=current(),
+            stream=current_stream(),
         )
         return outs
 
@@ -283,7 +283,7 @@ class CudaBackend(TorchProducts):
             return super().append(buffers, rows, start)
         if self._fused and len(rows) == 2:
             (k, v), (keys, values) = (x.contiguous() for x in rows), buffers
-            layers.append(k, v, keys, values, cached, dtype=self.dtype, stream=current())
+            layers.append(k, v, keys, values, cached, dtype=self.dtype, stream=current_stream())
         else:
             for buffer, x in zip(buffers, rows, strict=True):
                 buffer.index_copy_(0, cached.view(1), x)
@@ -299,7 +299,7 @@ class CudaBackend(TorchProducts):
             brought = super()._mask
             if self.recording is None:
                 return brought(heads)
-            return self.recording.fixed(heads.mask, lambda: brought(heads))
+            return self.recording.constant_array(heads.mask, lambda: brought(heads))
         (cached, window), (tokens, keys) = heads.causal, heads.mask.shape
         recorded = self.recording
         begin: Any = cached if recorded is None or recorded.cached is None else recorded.cached
@@ -324,7 +324,9 @@ class CudaBackend(TorchProducts):
             return super().attention(q, k, v, heads)
         if len(q) == 1 and self._fused and heads.causal is not None:
             if max(q.shape[-1], v.shape[-1]) <= layers.MAX_DIM:
-                return self._attend(q, k.contiguous(), v.contiguous(), heads, heads.causal[1])
+                return self._attend_one_query(
+                    q, k.contiguous(), v.contiguous(), heads, heads.causal[1]
+                )
         if heads.softcap is not None or heads.sinks is not None:
             return super().attention(q, k, v, heads)
         (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
@@ -374,11 +376,11 @@ class CudaBackend(TorchProducts):
             window=window,
             dtype=self.dtype,
             cached=None if self.recording is None else self.recording.cached,
-            stream=current(),
+            stream=current_stream(),
         )
         return probs
 
-    def _attend(
+    def _attend_one_query(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, heads: Heads, window: int | None
     ) -> torch.Tensor:
         """Return one query's attention [1, heads, value_dim] by our kernel.
@@ -388,7 +390,7 @@ class CudaBackend(TorchProducts):
         n_heads, v_dim = q.shape[1], v.shape[2]
         key = ("attend", self._device, n_heads, v_dim)
         if key not in self._constants:
-            self._needs_host("a buffer is new")
+            self._refuse_in_recording("a buffer is new")
             size = n_heads * layers.SPLITS * (v_dim + 2)
             self._constants[key] = torch.zeros(size, dtype=torch.float32, device=self._device)
             self._constants["arrived", *key] = torch.zeros(
@@ -409,6 +411,6 @@ class CudaBackend(TorchProducts):
             cached=None if self.recording is None else self.recording.cached,
             softcap=heads.softcap,
             dtype=self.dtype,
-            stream=current(),
+            stream=current_stream(),
         )
         return y

@@ -17,11 +17,11 @@ class TorchNumbers:
         self._pinned = torch.zeros(count, dtype=torch.int64, pin_memory=True)
         self.host: Numbers = self._pinned.numpy()
 
-    def bring(self) -> None:
+    def copy_to_device(self) -> None:
         """Enqueue the copy of `host` to `device` on the current stream."""
         self.device.copy_(self._pinned, non_blocking=True)
 
-    def fetch(self, x: torch.Tensor) -> None:
+    def copy_from_device(self, x: torch.Tensor) -> None:
         """Enqueue the copy of the device tensor `x` to `host` on the current stream."""
         self._pinned.copy_(x, non_blocking=True)
 
@@ -36,7 +36,7 @@ class TorchGraphMaker:
         self._device = device
         self._prepare = prepare
 
-    def numbers(self, count: int) -> TorchNumbers:
+    def allocate_numbers(self, count: int) -> TorchNumbers:
         """Return `count` int64 numbers that a recorded pass reads on the device."""
         return TorchNumbers(count, self._device)
 

@@ -6,7 +6,7 @@ import torch
 
 from aprfmt.inference.backends.base import Array
 from aprfmt.inference.backends.torch_backend import TorchBackend
-from aprfmt.inference.fast.encoded import EncodedProducts, applies
+from aprfmt.inference.fast.encoded import EncodedProducts, kernels_apply
 from aprfmt.inference.weights import Weight
 
 
@@ -21,7 +21,7 @@ def open_torch(
         from aprfmt.inference.fast.torch_cuda import CudaBackend
 
         return CudaBackend(device, dtype, deterministic=deterministic, **settings)
-    kind = NativeTorch if applies(dtype, deterministic) else TorchBackend
+    kind = NativeTorch if kernels_apply(dtype, deterministic) else TorchBackend
     return kind(device, dtype, deterministic=deterministic, **settings)
 
 
@@ -38,7 +38,7 @@ class NativeTorch(TorchBackend):
 
         The encoded bytes are multiplied where there is a kernel for them.
         """
-        product = self._encoded.product(self.to_numpy(x), w)
+        product = self._encoded.multiply(self.to_numpy(x), w)
         if product is None:
             return super().linear(x, w, bias)
         y = torch.from_numpy(product)

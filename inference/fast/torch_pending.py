@@ -19,7 +19,7 @@ KEPT = 1 << 30  # largest sum of bytes of tensors with pending statistics
 
 
 @cache
-def _beside(device: torch.device) -> tuple[torch.cuda.Stream, torch.Tensor]:
+def _second_stream(device: torch.device) -> tuple[torch.cuda.Stream, torch.Tensor]:
     """Return (second stream of a device, zeroed workspace of its statistics kernels)."""
     from aprfmt.inference.fast import cuda
 
@@ -34,7 +34,7 @@ class TorchPending:
     def __init__(self, device: torch.device) -> None:
         """Start with no values; statistics run on the device's second stream."""
         self._device = device
-        self._stream, self._workspace = _beside(device)
+        self._stream, self._workspace = _second_stream(device)
         self._results: list[torch.Tensor] = []
         self._found: list[Stats | int] = []  # statistics, or the number of values of pending ones
         self._used = 0
@@ -58,7 +58,7 @@ class TorchPending:
         main = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(main)
         result = self._results[-1][self._used % _BLOCK]
-        cuda.stats(x, result, self._workspace, stream=int(self._stream.cuda_stream))
+        cuda.launch_stats(x, result, self._workspace, stream=int(self._stream.cuda_stream))
         self._waiting.append((x, self._stream.record_event()))
         self._bytes += x.numel() * x.element_size()
         while self._bytes > KEPT and len(self._waiting) > 1:

@@ -14,18 +14,18 @@ from aprfmt.inference.backends.torch_backend import DTYPES, STEPS, TorchBackend
 from aprfmt.inference.backends.torch_maths import TORCH
 from aprfmt.inference.fast.cuda import batched, layers
 from aprfmt.inference.fast.graphs import NotRecordable
-from aprfmt.inference.fast.kept import SCRATCH, keeps
-from aprfmt.inference.fast.torch_routing import in_blocks
+from aprfmt.inference.fast.kept import SCRATCH, stays_encoded
+from aprfmt.inference.fast.torch_routing import lay_out_blocks
 from aprfmt.inference.fast.torch_weights import (
     HALVES,
     BlocksOnTorch,
     Bnb4OnTorch,
     Uploader,
-    current,
+    current_stream,
     plain_bytes,
-    prepared,
+    plan_upload,
 )
-from aprfmt.inference.routing import route
+from aprfmt.inference.routing import choose_experts
 from aprfmt.inference.weights import Weight
 
 
@@ -39,7 +39,7 @@ class TorchProducts(TorchBackend):
     _devices: tuple[torch.device, ...]
     _scratch: dict[torch.device, list[torch.Tensor]]
 
-    def _go(self, device: torch.device) -> None:
+    def _set_device(self, device: torch.device) -> None:
         """Make a device the current one; CudaBackend has it."""
         raise NotImplementedError
 
@@ -47,7 +47,7 @@ class TorchProducts(TorchBackend):
         """Return a small array on the device; CudaBackend has it."""
         raise NotImplementedError
 
-    def _needs_host(self, what: str) -> None:
+    def _refuse_in_recording(self, what: str) -> None:
         """Raise NotRecordable(what) if a pass is being recorded, for it may not read the host."""
         if self.recording is not None:
             raise NotRecordable(what)
@@ -59,7 +59,7 @@ class TorchProducts(TorchBackend):
 
         None for other encodings.
         """
-        self._needs_host("a weight is placed")
+        self._refuse_in_recording("a weight is placed")
         plain = plain_bytes(w, DTYPES)
         if plain is None:
             return None
@@ -73,35 +73,35 @@ class TorchProducts(TorchBackend):
             self._uploaders[self._device] = Uploader()
         return self._uploaders[self._device].upload(data, self._device)
 
-    def _to(self, device: torch.device, x: torch.Tensor) -> torch.Tensor:
+    def _on_device(self, device: torch.device, x: torch.Tensor) -> torch.Tensor:
         """Return x on a weight's device, which becomes the current one.
 
         They differ for a tied head, which is on the first GPU.
         """
         if x.device == device:
             return x
-        self._go(device)
+        self._set_device(device)
         return x.to(device)
 
-    def _kept(self, w: Weight) -> BlocksOnTorch | Bnb4OnTorch | None:
+    def _encoded_weight(self, w: Weight) -> BlocksOnTorch | Bnb4OnTorch | None:
         """Return a weight that stays encoded on the device; None for one that is decoded.
 
         Over budget it is uploaded for this use only.
         """
-        if not (self._decodes and keeps(w.encoding, self.dtype)):
+        if not (self._decodes and stays_encoded(w.encoding, self.dtype)):
             return None
         kept: BlocksOnTorch | Bnb4OnTorch | None = w.encoded_on(self)
         if kept is not None:
             return kept
-        found = prepared(w, self._upload)
+        found = plan_upload(w, self._upload)
         if found is None:
             return None
-        self._needs_host("a weight is brought to the device")
+        self._refuse_in_recording("a weight is brought to the device")
         size, make = found
-        kept = w.kept(self, size, make)
+        kept = w.place_encoded(self, size, make)
         return make() if kept is None else kept  # over budget: for this use only
 
-    def _decoded(
+    def _decode_panels(
         self, w: Weight, kept: BlocksOnTorch | Bnb4OnTorch
     ) -> Iterator[tuple[int, torch.Tensor]]:
         """Yield (first row, rows) of a weight, decoded piece by piece into the scratch buffer.
@@ -110,27 +110,29 @@ class TorchProducts(TorchBackend):
         """
         step = SCRATCH // (w.n_columns * self.itemsize)
         if isinstance(kept, Bnb4OnTorch):
-            step = step // kept.step * kept.step if kept.step else w.n_rows
+            step = step // kept.row_step * kept.row_step if kept.row_step else w.n_rows
         for start in range(0, w.n_rows, max(step, 1)):
             stop = min(start + step, w.n_rows)
-            panel = self._room((stop - start) * w.n_columns).view(stop - start, w.n_columns)
+            panel = self._scratch_numbers((stop - start) * w.n_columns).view(
+                stop - start, w.n_columns
+            )
             kept.decode(start, stop, panel)
             yield start, panel
 
-    def _room(self, count: int) -> torch.Tensor:
+    def _scratch_numbers(self, count: int) -> torch.Tensor:
         """Return `count` numbers of the scratch buffer, which grows where needed.
 
         Old buffers are not freed: recorded passes use them.
         """
         buffers = self._scratch.setdefault(self._device, [])
         if not buffers or buffers[-1].numel() < count:
-            self._needs_host("a buffer grows")
+            self._refuse_in_recording("a buffer grows")
             buffers.append(torch.empty(count, dtype=self._type, device=self._device))
         return buffers[-1][:count]
 
-    def held(self, w: Weight) -> Array | None:
+    def decoded_weight(self, w: Weight) -> Array | None:
         """Return a weight's decoded numbers; None where it stays encoded or exceeds the budget."""
-        return None if self._kept(w) is not None else w.held(self)
+        return None if self._encoded_weight(w) is not None else w.placed_on(self)
 
     def embed(self, table: Weight, ids: Numbers) -> Array:
         """Return rows `ids` of the table [tokens, width]; only these are decoded.
@@ -138,16 +140,16 @@ class TorchProducts(TorchBackend):
         They are decoded on the device if the table is there, else on the host.
         """
         if len(self._devices) > 1:
-            self._go(self._devices[0])
-        kept = self._kept(table)
+            self._set_device(self._devices[0])
+        kept = self._encoded_weight(table)
         if isinstance(kept, BlocksOnTorch):
             out = torch.empty((len(ids), table.n_columns), dtype=self._type, device=self._device)
-            kept.rows(self._index(ids), out)
+            kept.gather_rows(self._index(ids), out)
             return out
-        held = table.held(self) if kept is None else None
+        held = table.placed_on(self) if kept is None else None
         if held is not None:
             return held.reshape(table.n_rows, -1)[self._index(ids)]
-        self._needs_host("rows are decoded on the host")
+        self._refuse_in_recording("rows are decoded on the host")
         return self.array(np.concatenate([table.rows(int(i), int(i) + 1) for i in ids]))
 
     # products
@@ -157,36 +159,40 @@ class TorchProducts(TorchBackend):
 
         The weight is decoded on the device, multiplied as encoded bytes, or decoded panel by panel.
         """
-        kept = self._kept(w)
+        kept = self._encoded_weight(w)
         if kept is None:
-            held = w.held(self)
+            held = w.placed_on(self)
             if held is None or self.deterministic:
                 if held is not None:
-                    x = self._to(held.device, x)
-                    bias = None if bias is None else self._to(held.device, bias)
+                    x = self._on_device(held.device, x)
+                    bias = None if bias is None else self._on_device(held.device, bias)
                 return super().linear(x, w, bias)
-            return self._product(x, held.reshape(w.n_rows, w.n_columns), bias)
-        x = self._to(kept.device, x)
+            return self._decoded_product(x, held.reshape(w.n_rows, w.n_columns), bias)
+        x = self._on_device(kept.device, x)
         y = torch.empty((len(x), w.n_rows), dtype=self._type, device=x.device)
-        if self.deterministic or not kept.product(x, y):
-            for start, panel in self._decoded(w, kept):
+        if self.deterministic or not kept.multiply(x, y):
+            for start, panel in self._decode_panels(w, kept):
                 part = self.tiled_linear(x, panel) if self.deterministic else x @ panel.T
                 if len(panel) == w.n_rows:
                     y = part
                 else:
                     y[:, start : start + len(panel)] = part
-        return y if bias is None else y + self._to(y.device, bias)
+        return y if bias is None else y + self._on_device(y.device, bias)
 
-    def _product(self, x: torch.Tensor, w: torch.Tensor, bias: Array | None) -> torch.Tensor:
+    def _decoded_product(
+        self, x: torch.Tensor, w: torch.Tensor, bias: Array | None
+    ) -> torch.Tensor:
         """Return x times a decoded weight transposed, plus bias.
 
         A single row uses a kernel limited only by memory speed.
         """
-        x = self._to(w.device, x)
-        bias = None if bias is None else self._to(w.device, bias)  # of a tied head: elsewhere
-        if len(x) == 1 and self._one_row(x, w):
+        x = self._on_device(w.device, x)
+        bias = (
+            None if bias is None else self._on_device(w.device, bias)
+        )  # of a tied head: elsewhere
+        if len(x) == 1 and self._fits_one_row_kernel(x, w):
             y = torch.empty((1, len(w)), dtype=self._type, device=w.device)
-            layers.matvec([w], [bias], x, y, dtype=self.dtype, stream=current())
+            layers.matvec([w], [bias], x, y, dtype=self.dtype, stream=current_stream())
             return y
         if bias is None or self._type in HALVES:
             return functional.linear(x, w, bias)
@@ -194,18 +200,24 @@ class TorchProducts(TorchBackend):
 
     def add_linear(self, residual: Array, x: Array, w: Weight, bias: Array | None) -> Array:
         """Return residual plus `linear` of x; one kernel does both for a single row."""
-        held = self.held(w) if len(x) == 1 and self._fused else None
+        held = self.decoded_weight(w) if len(x) == 1 and self._fused else None
         if held is not None and residual.device == held.device:
             rows = held.reshape(w.n_rows, w.n_columns)
-            if self._one_row(x, rows):
+            if self._fits_one_row_kernel(x, rows):
                 y = torch.empty((1, len(rows)), dtype=self._type, device=rows.device)
                 layers.matvec(
-                    [rows], [bias], x, y, residual=residual, dtype=self.dtype, stream=current()
+                    [rows],
+                    [bias],
+                    x,
+                    y,
+                    residual=residual,
+                    dtype=self.dtype,
+                    stream=current_stream(),
                 )
                 return y
         return residual + self.linear(x, w, bias)
 
-    def _one_row(self, x: torch.Tensor, *weights: torch.Tensor) -> bool:
+    def _fits_one_row_kernel(self, x: torch.Tensor, *weights: torch.Tensor) -> bool:
         """Return whether the one-row kernels fit x and these weights.
 
         Sizes and addresses must be multiples of 16 bytes, and tensors contiguous.
@@ -218,17 +230,21 @@ class TorchProducts(TorchBackend):
 
     def projections(self, x: Array, parts: Sequence[Part]) -> list[Array]:
         """Return x times each weight, plus its bias; one product if all are decoded."""
-        held = [] if self.deterministic or len(parts) < 2 else [self.held(w) for w, _ in parts]
+        held = (
+            []
+            if self.deterministic or len(parts) < 2
+            else [self.decoded_weight(w) for w, _ in parts]
+        )
         if not held or any(w is None for w in held) or len(parts) > 3:
             return super().projections(x, parts)
         weights = [w.reshape(len(w), -1) for w in held if w is not None]
         biases = [bias for _, bias in parts]
         sizes = [len(w) for w in weights]
         # Joined on first use, before a pass is recorded: recordings contain the weights' addresses.
-        joined = self._joined([w for w, _ in parts], weights)
-        if len(x) == 1 and self._one_row(x, *weights):
+        joined = self._join_weights([w for w, _ in parts], weights)
+        if len(x) == 1 and self._fits_one_row_kernel(x, *weights):
             y = torch.empty((1, sum(sizes)), dtype=self._type, device=x.device)
-            layers.matvec(weights, biases, x, y, dtype=self.dtype, stream=current())
+            layers.matvec(weights, biases, x, y, dtype=self.dtype, stream=current_stream())
             return list(torch.split(y, sizes, dim=-1))
         if joined is None:
             return super().projections(x, parts)
@@ -236,19 +252,19 @@ class TorchProducts(TorchBackend):
         if len(given) not in (0, len(biases)):
             ys = torch.split(functional.linear(x, joined), sizes, dim=-1)
             return [y if b is None else y + b for y, b in zip(ys, biases, strict=True)]
-        y = self._product(x, joined, torch.cat(given) if given else None)
+        y = self._decoded_product(x, joined, torch.cat(given) if given else None)
         return list(torch.split(y, sizes, dim=-1))
 
     # experts
 
-    def all_held(self, stacks: Sequence[Weight]) -> bool:
+    def can_stack_experts(self, stacks: Sequence[Weight]) -> bool:
         """Return whether all these experts' weights are decoded on the device at known addresses.
 
         Always False in deterministic runs.
         """
-        return not self.deterministic and all(self._addresses(w) is not None for w in stacks)
+        return not self.deterministic and all(self._expert_addresses(w) is not None for w in stacks)
 
-    def blocks(
+    def route_blocks(
         self,
         logits: Array,
         bias: Numbers | None,
@@ -264,36 +280,38 @@ class TorchProducts(TorchBackend):
         wide = self.wide(logits)
         given = None if bias is None else self._constant(bias, wide.dtype)
         factors = None if scale is None else self._constant(scale, wide.dtype)
-        routing = route(wide, given, hp, TORCH, factors)
+        routing = choose_experts(wide, given, hp, TORCH, factors)
         weights = self.wide(self.narrow(routing.weights)) if rounds else routing.weights
-        return in_blocks(routing.experts, weights, logits.shape[-1])
+        return lay_out_blocks(routing.experts, weights, logits.shape[-1])
 
-    def packed(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
+    def pack_blocks(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
         """Return the blocks of a choice [tokens, used] made on the host, copied to the device."""
         given = torch.from_numpy(weights.copy()).to(self._device, self._wide)
-        return in_blocks(self._index(experts.copy()), given, n_experts)
+        return lay_out_blocks(self._index(experts.copy()), given, n_experts)
 
-    def stacked(self, x: Array, stack: Weight, experts: Any) -> Array:
+    def multiply_stack(self, x: Array, stack: Weight, experts: Any) -> Array:
         """Return [n, rows, out]: x[i] [rows, in] times the transposed weight of expert experts[i].
 
         All blocks are multiplied at once, by the addresses of the weights.
         """
-        addresses = self._addresses(stack)
+        addresses = self._expert_addresses(stack)
         assert addresses is not None
-        return batched.products(x.contiguous(), addresses[experts], stack.shape[1])
+        return batched.multiply_addressed(x.contiguous(), addresses[experts], stack.shape[1])
 
-    def _addresses(self, stack: Weight) -> torch.Tensor | None:
+    def _expert_addresses(self, stack: Weight) -> torch.Tensor | None:
         """Return the addresses [n_experts] of a stack's weights; None where not all are decoded.
 
         They are looked up at the first call, which places the weights.
         """
         if self not in stack.notes:
-            if (self._decodes and keeps(stack.encoding, self.dtype)) or not stack.fits(self):
+            if (
+                self._decodes and stays_encoded(stack.encoding, self.dtype)
+            ) or not stack.fits_budget(self):
                 return None
-            self._needs_host("addresses are brought to the device")
-            if not batched.works(self._device, self._type):
+            self._refuse_in_recording("addresses are brought to the device")
+            if not batched.gives_right_products(self._device, self._type):
                 return None
-            held = [stack.expert(each).held(self) for each in range(stack.shape[0])]
+            held = [stack.expert(each).placed_on(self) for each in range(stack.shape[0])]
             if any(w is None or not w.is_contiguous() for w in held):
                 return None
             found = [w.data_ptr() for w in held if w is not None]
@@ -301,7 +319,7 @@ class TorchProducts(TorchBackend):
         addresses: torch.Tensor = stack.notes[self]
         return addresses if addresses.device == self._device else None
 
-    def _joined(self, parts: list[Weight], held: list[torch.Tensor]) -> torch.Tensor | None:
+    def _join_weights(self, parts: list[Weight], held: list[torch.Tensor]) -> torch.Tensor | None:
         """Return the weights as one tensor [rows, columns], each of them a slice of it.
 
         They are copied at the first call. None if that would be while a pass is recorded.
@@ -320,7 +338,7 @@ class TorchProducts(TorchBackend):
         joined = torch.cat(held)
         sizes = [len(w) for w in held]
         for each, rows in zip(parts, torch.split(joined, sizes), strict=True):
-            each.moved(self, rows.reshape(each.shape))
+            each.replace_placed(self, rows.reshape(each.shape))
         return joined
 
     def gated(self, x: Array, gate: Part, up: Part, kind: str, *, steps: bool) -> Array:
@@ -329,14 +347,26 @@ class TorchProducts(TorchBackend):
         if not self._fused or rounded_steps or kind not in layers.ACTIVATIONS:
             return super().gated(x, gate, up, kind, steps=steps)
         if len(x) == 1:
-            first, second = self.held(gate[0]), self.held(up[0])
-            if first is not None and second is not None and self._one_row(x, first, second):
+            first, second = self.decoded_weight(gate[0]), self.decoded_weight(up[0])
+            if (
+                first is not None
+                and second is not None
+                and self._fits_one_row_kernel(x, first, second)
+            ):
                 y = torch.empty((1, len(first)), dtype=self._type, device=x.device)
                 layers.matvec_gated(
-                    first, second, gate[1], up[1], x, y, kind, dtype=self.dtype, stream=current()
+                    first,
+                    second,
+                    gate[1],
+                    up[1],
+                    x,
+                    y,
+                    kind,
+                    dtype=self.dtype,
+                    stream=current_stream(),
                 )
                 return y
         g, u = self.linear(x, *gate), self.linear(x, *up)
         y = torch.empty_like(g)
-        layers.act_mul(g, u, y, kind, dtype=self.dtype, stream=current())
+        layers.act_mul(g, u, y, kind, dtype=self.dtype, stream=current_stream())
         return y

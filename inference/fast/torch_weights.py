@@ -34,7 +34,7 @@ class Uploader:
         source = np.frombuffer(data, np.uint8)
         placed = torch.empty(source.size, dtype=torch.uint8, device=device)
         for start in range(0, source.size, _PIECE):
-            piece, sent = self._turn()
+            piece, sent = self._next_buffer()
             part = source[start : start + _PIECE]
             sent.synchronize()
             np.copyto(piece.numpy()[: part.size], part)
@@ -42,7 +42,7 @@ class Uploader:
             sent.record(torch.cuda.current_stream(device))
         return placed
 
-    def _turn(self) -> tuple[torch.Tensor, torch.cuda.Event]:
+    def _next_buffer(self) -> tuple[torch.Tensor, torch.cuda.Event]:
         """Return (pinned buffer, event of its last copy), the two buffers in turn."""
         if len(self._pieces) < 2:
             piece = torch.empty(_PIECE, dtype=torch.uint8, pin_memory=True)
@@ -70,15 +70,15 @@ class BlocksOnTorch:
         """Fill `out` [stop - start, n_columns] with rows [start, stop) of the weight."""
         from aprfmt.inference.fast import cuda
 
-        cuda.decode(self.encoding, self.raw[start:stop], out, stream=current())
+        cuda.decode(self.encoding, self.raw[start:stop], out, stream=current_stream())
 
-    def rows(self, ids: torch.Tensor, out: torch.Tensor) -> None:
+    def gather_rows(self, ids: torch.Tensor, out: torch.Tensor) -> None:
         """Fill `out` [ids, n_columns] with rows `ids` of the weight."""
         from aprfmt.inference.fast import cuda
 
-        cuda.decode(self.encoding, self.raw[ids], out, stream=current())
+        cuda.decode(self.encoding, self.raw[ids], out, stream=current_stream())
 
-    def product(self, x: torch.Tensor, out: torch.Tensor) -> bool:
+    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> bool:
         """Fill `out` [tokens, n_rows] with x times the transposed weight, and return True.
 
         Returns False, `out` unchanged, if there is no kernel for the encoding or the number of
@@ -89,7 +89,7 @@ class BlocksOnTorch:
         few = len(x) <= cuda.MATVEC_TOKENS and x.dtype != torch.float64
         if not few or self.encoding not in cuda.MATVEC:
             return False
-        cuda.matvec(self.encoding, self.raw, x.contiguous(), out, stream=current())
+        cuda.matvec(self.encoding, self.raw, x.contiguous(), out, stream=current_stream())
         return True
 
 
@@ -121,28 +121,28 @@ class Bnb4OnTorch:
             out,
             blocksize=self.blocksize,
             saved=self.saved,
-            stream=current(),
+            stream=current_stream(),
         )
 
     @property
-    def step(self) -> int:
+    def row_step(self) -> int:
         """Rows after which a row begins at a block and at 16 bytes; 0: only the whole weight."""
         for rows in (1, 2, 4, 8, 16, 32, 64):
             if rows * self.n_columns % max(self.blocksize, 64) == 0:
                 return rows
         return 0
 
-    def product(self, x: torch.Tensor, out: torch.Tensor) -> bool:
+    def multiply(self, x: torch.Tensor, out: torch.Tensor) -> bool:
         """Return False: no kernel multiplies 4-bit codes, so the weight must be decoded."""
         return False
 
 
-def current() -> int:
+def current_stream() -> int:
     """Return the raw handle of torch's current stream."""
     return int(torch.cuda.current_stream().cuda_stream)
 
 
-def prepared(
+def plan_upload(
     w: Weight, upload: Callable[[Any], torch.Tensor]
 ) -> tuple[int, Callable[[], BlocksOnTorch | Bnb4OnTorch]] | None:
     """Return (bytes it takes, function that uploads it) of a weight that stays encoded.
@@ -150,37 +150,37 @@ def prepared(
     None if it has no stored bytes that a kernel reads.
     """
     if w.encoding not in CODED:
-        stored = w.stored()
+        stored = w.stored_bytes()
         if stored is None:
             return None
         raw, size = stored, memoryview(stored).nbytes
 
-        def encoded() -> BlocksOnTorch:
+        def upload_blocks() -> BlocksOnTorch:
             """Return the weight's stored bytes on the device."""
             placed = upload(raw).view(w.n_rows, -1)
-            w.drop()
+            w.release_pages()
             return BlocksOnTorch(w.encoding, placed, w.n_columns)
 
-        return size, encoded
-    parts = w.coded()
+        return size, upload_blocks
+    parts = w.bnb4_parts()
     if parts is None:
         return None
 
-    def coded() -> Bnb4OnTorch:
+    def upload_parts() -> Bnb4OnTorch:
         """Return the parts of a 4-bit weight on the device."""
         absmax, code = (
             upload(np.ascontiguousarray(x).view(np.uint8)).view(torch.float32)
             for x in (parts.absmax, parts.code)
         )
         placed = upload(np.ascontiguousarray(parts.packed))
-        w.drop()
+        w.release_pages()
         return Bnb4OnTorch(placed, absmax, code, parts.blocksize, parts.dtype, w.n_columns)
 
-    return parts.packed.nbytes + parts.absmax.nbytes, coded
+    return parts.packed.nbytes + parts.absmax.nbytes, upload_parts
 
 
 def plain_bytes(w: Weight, dtypes: Mapping[str, torch.dtype]) -> tuple[Array, torch.dtype] | None:
     """Return (stored bytes, torch dtype) of a weight of plain floats; None for others."""
     name = ENCODINGS[w.encoding].numpy if w.encoding in ENCODINGS else ""
-    stored = w.stored() if name in dtypes else None
+    stored = w.stored_bytes() if name in dtypes else None
     return None if stored is None else (stored, dtypes[name])

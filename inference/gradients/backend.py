@@ -83,11 +83,11 @@ class GradientBackend(TorchBackend):
         """Return the tensor, wide."""
         return self.wide(x)
 
-    def factors(self, weight: Weight) -> Array:
+    def router_factors(self, weight: Weight) -> Array:
         """Return the placed weight, wide."""
         return self.wide(weight.array(self))
 
-    def like(self, x: Array, other: Array) -> Array:
+    def as_logits_dtype(self, x: Array, other: Array) -> Array:
         """Return x in the dtype of `other`."""
         return x.to(other.dtype)
 
@@ -95,7 +95,7 @@ class GradientBackend(TorchBackend):
         """Return x rounded, wide."""
         return self.wide(self.narrow(x))
 
-    def shares(self, experts: Numbers, weights: Array) -> Iterable[ExpertRows]:
+    def rows_by_expert(self, experts: Numbers, weights: Array) -> Iterable[ExpertRows]:
         """Return the rows and weights [n] of every chosen expert; the weights stay in the graph."""
         if self._device.type == "meta":
             tokens, used = experts.shape  # all experts alike: their choice is not known

@@ -69,9 +69,9 @@ class BatchLoss:
         found: list[Any] = [None]
         last = int(self._model.hyper["n_layers"]) + 1
         for stage in range(last + 1):
-            before = set(self._weights.unread())
+            before = set(self._weights.unused_keys())
             left = self._run(self._weights, number, Span(stage, stage + 1, found[-1]))
-            for key in before.difference(self._weights.unread()):
+            for key in before.difference(self._weights.unused_keys()):
                 self.first.setdefault(key, stage)
             if stage < last:
                 found.append(left)
@@ -110,10 +110,10 @@ class BatchLoss:
 
     def at(self, role: str, values: Array) -> float:
         """Return the loss with other values of one weight, nats."""
-        weights = self._weights.overlaid({role: values})
+        weights = self._weights.with_arrays({role: values})
         for key in self.first:
             if key != role:
-                weights.share(key, self._weights[key])
+                weights.use_handle(key, self._weights[key])
         return self._total(weights, self.first[role])
 
     def along(self, role: str, direction: Array, step: float = STEP) -> float:

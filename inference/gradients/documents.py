@@ -45,7 +45,7 @@ def documents(batch: Batch, reduction: Reduction = "tokens") -> list[Document]:
         if not len(inside):
             continue
         first, stop = int(inside[0]), int(inside[-1]) + 1
-        cuts = [first, *(int(at) for at in np.flatnonzero(batch.starts[row])), stop]
+        cuts = [first, *(int(at) for at in np.flatnonzero(batch.document_starts[row])), stop]
         for start, end in pairwise(cuts):
             labels = np.where(scored[row, start:end], batch.ids[row, start + 1 : end + 1], -100)
             if (labels >= 0).any():

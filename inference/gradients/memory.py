@@ -89,7 +89,7 @@ def gradient_memory(
     longest = max(documents(batch), key=lambda each: len(each.ids))
     if points is None or points:
         made.recorder = PointGradients(points, backend)
-    held = made.weights.holder.placed()
+    held = made.weights.holder.placed_tensors()
     known = {x.untyped_storage()._cdata for x in (*held, *factors.values())}
     size = ITEM_SIZES[dtype]
     roles = sum(made.weights[role].n_rows * made.weights[role].n_columns for role in model.roles)

@@ -14,7 +14,7 @@ from aprfmt.errors import UsageError
 from aprfmt.inference.batch import Batch
 from aprfmt.inference.capture import key_name
 from aprfmt.inference.context import PassFacts, PassState
-from aprfmt.inference.forward import Carried, Span
+from aprfmt.inference.forward import Span, StageOutput
 from aprfmt.inference.gradients.adapter_pairs import AdapterPair
 from aprfmt.inference.gradients.backend import GradientBackend
 from aprfmt.inference.gradients.documents import Document, Reduction, documents
@@ -241,11 +241,11 @@ def fresh(entering: Any) -> Any:
     def leaf(x: torch.Tensor) -> torch.Tensor:
         return x.detach().requires_grad_()
 
-    if isinstance(entering, Carried):
+    if isinstance(entering, StageOutput):
         state = entering.state
         shared = {at: (leaf(k), leaf(v)) for at, (k, v) in state.shared.items()}
         given = None if state.per_layer is None else leaf(state.per_layer)
-        return Carried(leaf(entering.stream), PassState(given, shared))
+        return StageOutput(leaf(entering.stream), PassState(given, shared))
     return None if entering is None else leaf(entering)
 
 
@@ -253,7 +253,7 @@ def tensors_of(carried: Any) -> list[torch.Tensor]:
     """Return the tensors that pass between two stages, in an order that both sides share."""
     if carried is None:
         return []
-    if not isinstance(carried, Carried):
+    if not isinstance(carried, StageOutput):
         return [carried]
     state = carried.state
     given = [] if state.per_layer is None else [state.per_layer]

@@ -25,19 +25,19 @@ from aprfmt.inference.parity.outcomes import (
     compare_logits,
     make_outcomes,
     mean_label_loss,
-    measure_own_loss,
+    measure_backend_loss,
 )
-from aprfmt.inference.parity.outer import outer_gates
+from aprfmt.inference.parity.outer import check_outcomes
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.parity.verdict import check_finite, check_fused, check_points, judge_pair
 from aprfmt.inference.replay.shadow import OperationResiduals
-from aprfmt.inference.running import opened
+from aprfmt.inference.running import open_run
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.tolerances import CalibratedBound
 from aprfmt.measure.traces import TraceDiff, common_keys, compare_traces
 from aprfmt.model import Model
-from aprfmt.model.ledger import OF_A_PASS, ledger
+from aprfmt.model.ledger import OF_A_PASS, make_ledger
 
 Numbers = NDArray[Any]
 PLAIN_ROWS = 64
@@ -102,7 +102,7 @@ def compare_choices(
             tuple(arbiter),
             request.calibrated_by,
             int(model.hyper["vocab_size"]),
-            ledger(model, OF_A_PASS).left,
+            make_ledger(model, OF_A_PASS).not_compared,
         )
 
 
@@ -118,7 +118,7 @@ class RunResult:
     plain: Numbers | None
 
 
-def plain_rows(tokens: int) -> range:
+def fused_rows(tokens: int) -> range:
     """Return the last rows, whose logits are computed without a recorder too."""
     return range(max(0, tokens - PLAIN_ROWS), tokens)
 
@@ -129,9 +129,9 @@ def run_once(model: Model, choice: DeviceChoice, request: ParityRequest) -> Iter
 
     The trace has logits of every row.
     """
-    asked = request.on(choice)
-    with opened(asked, model) as run, run.trace(facts={"through": request.through}) as trace:
-        rows = list(plain_rows(len(request.ids)))
+    asked = request.with_choice(choice)
+    with open_run(asked, model) as run, run.trace(facts={"through": request.through}) as trace:
+        rows = list(fused_rows(len(request.ids)))
         plain = None if run.own is None else run.own.prefill(request.ids, rows)
         yield RunResult(trace, plain)
 
@@ -167,7 +167,7 @@ def _compare_pair(
     flips = compare_experts(a, b)
     moe = bool(model.hyper["n_experts"])
     diff, before = compare_runs(b, a, flips, request.calibrated, moe, request.by_position)
-    x, y = a.values("logits"), b.values("logits")
+    x, y = a.recorded_values("logits"), b.recorded_values("logits")
     point = next((p for p in diff.points if p.key == "logits"), None)
     amplified = _judge_amplified(model, choices[0], a, b, diff, request)
     if amplified is not None and point is not None and point.rel_l2 is not None:
@@ -179,7 +179,7 @@ def _compare_pair(
         logits = compare_logits(x, y, request.ids, within)
         judged = make_outcomes(x, y, request.ids, point, before.get("logits"))
         backend = None if choices[index].is_engine else choices[index].open()
-        found = measure_own_loss(backend, y, request.ids)
+        found = measure_backend_loss(backend, y, request.ids)
         losses = Losses(logits.ce_a, logits.ce_b, found.nats, found.why, found.off, found.bound)
     # Single operations on equal inputs, then the checks and the verdict.
     most = MAX_OPERATIONS if amplified is None else 1
@@ -192,7 +192,7 @@ def _compare_pair(
             checks += check_fused(
                 ran[each].plain, x, point, amplified is not None, str(choices[each])
             )
-    checks += outer_gates(
+    checks += check_outcomes(
         judged,
         losses,
         flips,
@@ -204,7 +204,9 @@ def _compare_pair(
     checks += check_finite(((a, choices[0]), (b, choices[index])))
     report = Report(f"{choices[index]} against {choices[0]}", tuple(checks))
     verdict, cause = judge_pair(diff, report, operations, amplified, bool(flips), before)
-    recorded = b.values(cell.key) if cell is not None and choices[index].is_engine else None
+    recorded = (
+        b.recorded_values(cell.key) if cell is not None and choices[index].is_engine else None
+    )
     if recorded is not None and cell is not None and cell.rows:
         recorded = recorded[..., list(cell.rows)]
     return RunPair(
@@ -235,9 +237,9 @@ def _judge_amplified(
     broken = any(p.nonfinite is not None and p.nonfinite.alone for p in diff.points)
     if diff.first is None or first.is_engine or broken:
         return None
-    reference = request.on(first).backend()
+    reference = request.with_choice(first).open_backend()
     found = judge_operations(model, reference, a, b, request)
-    return found if found.clean else None
+    return found if found.all_right else None
 
 
 def compare_runs(
@@ -295,10 +297,10 @@ def measure_run_distance(
     """
     found: dict[str, float] = {}
     for key in common_keys(run, exact):
-        x, y = run.values(key), exact.values(key)
+        x, y = run.recorded_values(key), exact.recorded_values(key)
         if x is not None and y is not None and x.size == y.size:
             found[key] = rel_l2(x, y)
-    x, y = run.values("logits"), exact.values("logits")
+    x, y = run.recorded_values("logits"), exact.recorded_values("logits")
     ce = None
     if x is not None and y is not None:
         mine, other = mean_label_loss(x, request.ids), mean_label_loss(y, request.ids)

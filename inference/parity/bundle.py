@@ -37,7 +37,7 @@ from aprfmt.inference.device import DeviceChoice, parse_run
 from aprfmt.inference.parity.cell import PER_LAYER, BundledRows, OperationCell
 from aprfmt.inference.parity.cells import Parity
 from aprfmt.inference.rows import ArrayRows, RowSource
-from aprfmt.inference.trace_file import windows
+from aprfmt.inference.trace_file import byte_windows
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.nonfinite import equal_or_both_nan
 
@@ -170,7 +170,7 @@ def save_bundle(
     with open_sink(path, "safetensors", force=force) as sink:
         sink.plan({HEADER: dumps(header, str(path))}, infos)
         for info in infos:
-            sink.write(info.name, windows(tensors[info.name]))
+            sink.write(info.name, byte_windows(tensors[info.name]))
 
 
 def _to_bundle_dtype(x: Numbers) -> Numbers:
@@ -282,7 +282,7 @@ def _make_bundle(header: Any, source: Source, path: Path) -> ReproductionBundle:
         found = header.get("schema") if isinstance(header, dict) else type(header).__name__
         raise FormatError(f"{path}: {HEADER}: schema {found!r}; expected {SCHEMA}")
 
-    def array(name: str) -> Numbers:
+    def read_array(name: str) -> Numbers:
         """Return a tensor of the file in the machine's byte order."""
         tensor = source.tensors[name]
         dtype = np.dtype(_DTYPES[tensor.info.encoding]).newbyteorder("<")
@@ -291,7 +291,7 @@ def _make_bundle(header: Any, source: Source, path: Path) -> ReproductionBundle:
 
     # Inputs, and weights in their stored encoding where the file has bytes.
     inputs = {
-        name.removeprefix("input/"): array(name)
+        name.removeprefix("input/"): read_array(name)
         for name in source.tensors
         if name.startswith("input/")
     }
@@ -302,7 +302,7 @@ def _make_bundle(header: Any, source: Source, path: Path) -> ReproductionBundle:
         if tensor.info.encoding == "U8":
             weights[role] = BundledRows(bytes(tensor.raw()), str(row["encoding"]), shape)
         else:
-            weights[role] = ArrayRows(array(name))
+            weights[role] = ArrayRows(read_array(name))
         if weights[role].shape != shape:
             raise FormatError(f"{path}: {name} has shape {list(weights[role].shape)}, not {shape}")
     # The cell, its numbers checked, and the two results it is about.
@@ -324,8 +324,8 @@ def _make_bundle(header: Any, source: Source, path: Path) -> ReproductionBundle:
     facts = {"command": header["command"], "versions": header["versions"], **header["facts"]}
     return ReproductionBundle(
         cell,
-        array("expected"),
-        array("found"),
+        read_array("expected"),
+        read_array("found"),
         (first, second),
         float(header["residual"]),
         float(header["bound"]),
@@ -373,7 +373,7 @@ def replay_bundle(path: Path, between: Sequence[str] = ()) -> ReplayResult:
     )
 
 
-def bundle_of(found: Parity, runs: Sequence[str]) -> ReproductionBundle | None:
+def choose_bundle(found: Parity, runs: Sequence[str]) -> ReproductionBundle | None:
     """Return the reproduction of the first pair with a cell; wrong operations go first.
 
     Where no operation is wrong by itself the cell is of the first point beyond tolerance: a replay

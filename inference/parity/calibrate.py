@@ -79,7 +79,7 @@ def calibrate_tolerances(
                     diff, _ = compare_runs(b, a, compare_experts(a, b), (), moe)
                     pair = tolerances.ordered_backends(backend_name(a), backend_name(b))
                     for point in diff.points:
-                        record, other = a.find(point.key), b.find(point.key)
+                        record, other = a.find_record(point.key), b.find_record(point.key)
                         assert record is not None and other is not None  # points of both
                         if point.rel_l2 is None:
                             continue
@@ -116,7 +116,7 @@ def _calibrated_row(
     """
     largest = max(rel for rel, _ in found)
     widest = max(ratio for _, ratio in found)
-    table = tolerances.threshold(point, pair, (dtype, dtype), weights, moe=moe)
+    table = tolerances.point_threshold(point, pair, (dtype, dtype), weights, moe=moe)
     bound = min(max(SAFETY * largest, _least_bound(dtype)), table.rel_l2)
     wide = min(max(SAFETY * widest, _least_bound(dtype)), table.max_over_rms)
     middle = median(rel for rel, _ in found)
@@ -184,7 +184,7 @@ def _parse_row(row: Any, where: str) -> tolerances.CalibratedBound:
             raise FormatError(f"{where}: {name} is {values[name]!r}; expected a bound above 0")
     if values["dtype"] not in tolerances.BASE:
         raise FormatError(f"{where}: dtype is {values['dtype']!r}")
-    table = tolerances.threshold(
+    table = tolerances.point_threshold(
         values["point"], (pair[0], pair[1]), (values["dtype"],) * 2, values["weights"], moe=True
     )
     if values["rel_l2"] > table.rel_l2 * 1.0001:

@@ -138,10 +138,10 @@ def cut_cell(
     if not name.startswith("embd"):
         cell = replace(cell, inputs=_recorded_inputs(model, key, layer, known, values))
     if whole and name.startswith("logits"):
-        cell = _keep_columns(cell, columns)
+        cell = _select_vocab_columns(cell, columns)
     elif name == "embd" or not cell.inputs:
-        cell = _keep_looked_up_rows(cell)
-    return _copy_weights(_leave_out_unused(cell, reference))
+        cell = _select_embedding_rows(cell)
+    return _copy_weights(_remove_unused(cell, reference))
 
 
 def _cell_hyper(model: Model, layer: int | None) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _recorded_inputs(
     return found
 
 
-def _keep_columns(cell: OperationCell, columns: Sequence[int]) -> OperationCell:
+def _select_vocab_columns(cell: OperationCell, columns: Sequence[int]) -> OperationCell:
     """Return the cell with some rows of the vocabulary only.
 
     Each logit is computed by itself, so that the others are not needed.
@@ -237,7 +237,7 @@ def _keep_columns(cell: OperationCell, columns: Sequence[int]) -> OperationCell:
     )
 
 
-def _keep_looked_up_rows(cell: OperationCell) -> OperationCell:
+def _select_embedding_rows(cell: OperationCell) -> OperationCell:
     """Return the cell with only the rows of the embedding that its ids look up."""
     used = sorted(set(cell.ids))
     weights, shapes = dict(cell.weights), dict(cell.shapes)
@@ -260,7 +260,7 @@ def _take_rows(rows: RowSource, chosen: Sequence[int]) -> Numbers:
     return np.concatenate([rows.decode_rows(i, i + 1) for i in chosen])
 
 
-def _leave_out_unused(cell: OperationCell, backend: Backend) -> OperationCell:
+def _remove_unused(cell: OperationCell, backend: Backend) -> OperationCell:
     """Return the cell without the weights and inputs that its result does not need.
 
     Weights are tried first, while every input is given, then inputs: an input that is left out
@@ -268,21 +268,21 @@ def _leave_out_unused(cell: OperationCell, backend: Backend) -> OperationCell:
     """
     expected = cell.run(backend)
 
-    def same(other: OperationCell) -> bool:
+    def gives_same_bits(other: OperationCell) -> bool:
         """Return whether a cell's result equals the whole cell's to the bit."""
         found = other.run(backend)
         return found.shape == expected.shape and found.tobytes() == expected.tobytes()
 
     bare = replace(cell, weights={})
-    if same(bare):
+    if gives_same_bits(bare):
         cell = bare
     for name in list(cell.weights):
         fewer = replace(cell, weights={k: v for k, v in cell.weights.items() if k != name})
-        if same(fewer):
+        if gives_same_bits(fewer):
             cell = fewer
     for name in list(cell.inputs):
         fewer = replace(cell, inputs={k: v for k, v in cell.inputs.items() if k != name})
-        if same(fewer):
+        if gives_same_bits(fewer):
             cell = fewer
     return cell
 

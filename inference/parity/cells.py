@@ -233,11 +233,11 @@ class Parity:
     left: tuple[NotCompared, ...] = ()  # of the model: what nothing reads
 
     @property
-    def pronounced(self) -> Pronounced:
+    def conclusion(self) -> Pronounced:
         """The verdict over the points compared, and over parts of the model that were not."""
-        return self.pronounced_of(self.verdict, self.pairs)
+        return self.conclude_pairs(self.verdict, self.pairs)
 
-    def pronounced_of(self, verdict: Verdict, pairs: Sequence[RunPair]) -> Pronounced:
+    def conclude_pairs(self, verdict: Verdict, pairs: Sequence[RunPair]) -> Pronounced:
         """Return the conclusion for some of the pairs with their verdict."""
         agrees = verdict in ("same", "precision")
         words = VerdictWords(verdict if agrees else "same", "bug", "not_comparable")
@@ -255,7 +255,7 @@ class Parity:
     @property
     def exit_code(self) -> int:
         """0 for same or precision, 1 for a point beyond tolerance, 2 if nothing was compared."""
-        return self.pronounced.exit
+        return self.conclusion.exit
 
     @property
     def checks(self) -> tuple[Check, ...]:
@@ -266,7 +266,7 @@ class Parity:
         """Return the comparison as plain data for JSON."""
         return {
             "verdict": self.verdict,
-            **self.pronounced.to_json(),
+            **self.conclusion.to_json(),
             "model": self.model,
             "architecture": self.architecture,
             "format": self.format,

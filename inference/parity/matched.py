@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.encoding_names import unknown_name_message
 from aprfmt.base.encodings import find_encoding as encoding_row
-from aprfmt.codecs import CODECS, decode, encode, writable
+from aprfmt.codecs import CODECS, decode, encodable_names, encode
 from aprfmt.errors import CodecError, UsageError
 from aprfmt.inference.rows import ArrayRows, StoredRows
 from aprfmt.inference.weights import Weights, free_budget
@@ -62,7 +62,7 @@ def rows_through_encoding(
     for an encoding that is not known, or whose blocks do not fit the rows.
     """
     if through not in CODECS:
-        raise UsageError(f"--through {through}: {unknown_name_message(through, writable())}")
+        raise UsageError(f"--through {through}: {unknown_name_message(through, encodable_names())}")
     row = encoding_row(through)
     rows: dict[str, Any] = {}
     count = 0

@@ -15,7 +15,7 @@ from aprfmt.inference.parity.matched import weights_through_encoding
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
-from aprfmt.inference.replay.shadow import OperationResiduals, operation_residuals
+from aprfmt.inference.replay.shadow import OperationResiduals, measure_operation_residuals
 from aprfmt.inference.trace import Trace
 from aprfmt.inference.weights import free_budget, model_weights
 from aprfmt.measure.distances import rel_l2
@@ -47,10 +47,10 @@ def run_single_operations(
     beyond = [point for point in diff.points if point.beyond and "qkv" not in point.key]
     if not beyond or first.is_engine:
         return [], None
-    reference = request.on(first).backend()
+    reference = request.with_choice(first).open_backend()
     other: Backend | None = None
     if not second.is_engine:
-        other = request.on(second).backend()
+        other = request.with_choice(second).open_backend()
     found: list[Operation] = []
     fallback: OperationCell | None = None
     for point in beyond[:most]:
@@ -81,15 +81,15 @@ def cut_point_cell(
     """
     columns: list[int] = []
     if point.key.rpartition(".")[2] in BEHIND[1:]:
-        x, y = a.values(point.key), b.values(point.key)
+        x, y = a.recorded_values(point.key), b.recorded_values(point.key)
         if x is not None and y is not None:
             apart = np.max(np.abs(x.astype(np.float64) - y), axis=0)
             columns = [int(c) for c in np.argsort(-apart, kind="stable")]
 
     def values(key: str) -> Numbers | None:
         """Return the value of a key that the cell reads, None where it was not recorded."""
-        theirs = b.values(key) if shadow else None
-        return a.values(key) if theirs is None else theirs
+        theirs = b.recorded_values(key) if shadow else None
+        return a.recorded_values(key) if theirs is None else theirs
 
     weights = None
     if request.through is not None:
@@ -113,7 +113,7 @@ def _run_operation(
     if other is not None:
         theirs = other_result = cell.run(other)
     else:
-        recorded = b.values(point.key)
+        recorded = b.recorded_values(point.key)
         assert recorded is not None
         other_result = recorded[..., list(cell.rows)] if cell.rows else recorded
         theirs = other_result
@@ -146,7 +146,7 @@ def operation_dtypes(key: str, a: Trace, b: Trace) -> tuple[str, str]:
 
     The first is what `b`'s backend makes of it; TF32 counts as float16.
     """
-    record, second = a.find(key), b.find(key)
+    record, second = a.find_record(key), b.find_record(key)
     mine = run_arithmetic(b, record.dtype if record else "float32")
     other = mine if second is None else run_arithmetic(b, second.dtype)
     # A product in TF32 rounds its inputs as float16 does.
@@ -164,7 +164,7 @@ def _input_distance(cell_key: str, key: str, a: Trace, b: Trace) -> float | None
     own = f"{layer}.{name}" if layer and not name.startswith("embd") else name
     if name.startswith("embd") and layer:
         own = f"{layer}.in"
-    x, y = a.values(own), b.values(own)
+    x, y = a.recorded_values(own), b.recorded_values(own)
     return None if x is None or y is None or x.shape != y.shape else rel_l2(y, x)
 
 
@@ -189,4 +189,4 @@ def judge_operations(
     ids = tuple(request.ids)
     patched = PatchedModel(model.spec, model.hyper, weights, reference, ids)
     with closing(weights):
-        return operation_residuals(patched, RecordedTrace(b, ids, {}), bound)
+        return measure_operation_residuals(patched, RecordedTrace(b, ids, {}), bound)

@@ -113,7 +113,7 @@ def _label_losses(logits: Numbers, ids: Sequence[int]) -> Numbers:
 
 
 @dataclass(frozen=True)
-class OwnLoss:
+class BackendLoss:
     """A run's loss in its backend's arithmetic: the mean in nats, None with `why`.
 
     `off` is how far the label whose loss is furthest beyond rounding is from its float64 loss, in
@@ -126,15 +126,17 @@ class OwnLoss:
     why: str = ""
 
 
-def measure_own_loss(backend: Backend | None, logits: Numbers, ids: Sequence[int]) -> OwnLoss:
+def measure_backend_loss(
+    backend: Backend | None, logits: Numbers, ids: Sequence[int]
+) -> BackendLoss:
     """Return a run's loss of ids[1:] in its backend's arithmetic, and how far that is off.
 
     A backend's `cross_entropy` that gives a mean is judged as the loss of one label.
     """
     if backend is None:
-        return OwnLoss(None, why="an engine's own loss is not called")
+        return BackendLoss(None, why="an engine's own loss is not called")
     if len(ids) < 2:
-        return OwnLoss(None, why="a single token has no label")
+        return BackendLoss(None, why="a single token has no label")
     labels = np.asarray(ids[1:], np.int64)
     inner = np.ascontiguousarray(logits[:-1])
     expected = _label_losses(logits, ids)
@@ -150,21 +152,21 @@ def measure_own_loss(backend: Backend | None, logits: Numbers, ids: Sequence[int
         for mine, true in zip(found.tolist(), expected.tolist(), strict=True)
     ]
     off, bound = max(pairs, key=lambda pair: pair[0] / pair[1])
-    return OwnLoss(float(np.mean(found)), off, bound)
+    return BackendLoss(float(np.mean(found)), off, bound)
 
 
 def compare_experts(a: Trace, b: Trace) -> list[ExpertFlip]:
     """Return every token that went to other experts in `b`, in execution order."""
     found = []
     for key, record in a.records.items():
-        if record.point != "experts" or b.find(key) is None:
+        if record.point != "experts" or b.find_record(key) is None:
             continue
-        mine, other = a.values(key), b.values(key)
+        mine, other = a.recorded_values(key), b.recorded_values(key)
         if mine is None or other is None or mine.shape != other.shape:
             continue
         layer = parse_key(key)[1]
-        routers = [trace.values(f"L{layer}.router") for trace in (a, b)]
-        margins = a.values(f"L{layer}.router_margin")
+        routers = [trace.recorded_values(f"L{layer}.router") for trace in (a, b)]
+        margins = a.recorded_values(f"L{layer}.router_margin")
         for row in range(len(mine)):
             gone = sorted(set(mine[row].tolist()) - set(other[row].tolist()))
             came = sorted(set(other[row].tolist()) - set(mine[row].tolist()))

@@ -22,7 +22,7 @@ class _Gate:
 
     where: str
 
-    def check(
+    def make_check(
         self, name: str, passed: bool | None, found: str, expected: str, todo: str = ""
     ) -> Check:
         """Return one check; `passed` None: it could not be made, which is NOT_RUN."""
@@ -30,7 +30,7 @@ class _Gate:
         return Check(name, outcome, self.where, found, expected, todo if passed is False else "")
 
 
-def outer_gates(
+def check_outcomes(
     outcomes: Outcomes | None,
     losses: Losses,
     experts: Sequence[ExpertFlip],
@@ -49,7 +49,7 @@ def outer_gates(
     if experts:
         unexplained = [flip for flip in experts if not flip.explained]
         checks.append(
-            gate.check(
+            gate.make_check(
                 "experts",
                 not unexplained,
                 f"{len(experts)} tokens to other experts, {len(unexplained)} of them with a "
@@ -60,19 +60,19 @@ def outer_gates(
         )
     if outcomes is None:
         found = "no logits on both sides"
-        return [*checks, gate.check("logits", None, found, "logits of every row")]
-    checks.append(_check_own_loss(gate, losses))
+        return [*checks, gate.make_check("logits", None, found, "logits of every row")]
+    checks.append(_check_backend_loss(gate, losses))
     if quantized:
-        checks += _check_outcomes(gate, outcomes, text, vocab)
+        checks += _check_quantized(gate, outcomes, text, vocab)
     return checks
 
 
-def _check_own_loss(gate: _Gate, losses: Losses) -> Check:
+def _check_backend_loss(gate: _Gate, losses: Losses) -> Check:
     """Return the check of a run's loss against the float64 loss of the same logits."""
     if losses.own is None or losses.forward is None or losses.own_off is None:
-        return gate.check("own-loss", None, losses.why, "a run that computes a loss")
+        return gate.make_check("own-loss", None, losses.why, "a run that computes a loss")
     bound = losses.own_bound or 0.0
-    return gate.check(
+    return gate.make_check(
         "own-loss",
         losses.own_off <= bound,
         f"{losses.own - losses.forward:+.3g} nats from the float64 loss, {losses.own_off:.3g} at "
@@ -82,12 +82,12 @@ def _check_own_loss(gate: _Gate, losses: Losses) -> Check:
     )
 
 
-def _check_outcomes(gate: _Gate, found: Outcomes, text: bool, vocab: int) -> list[Check]:
+def _check_quantized(gate: _Gate, found: Outcomes, text: bool, vocab: int) -> list[Check]:
     """Return the checks of logits and losses on the rows that are comparable."""
     rows = "over all rows" if found.rows is None else f"over the first {found.rows} rows"
     most = max(MAX_LOGITS, found.tolerance)
     checks = [
-        gate.check(
+        gate.make_check(
             "quantized-logits", None if found.rel_l2 is None else found.rel_l2 <= most,
             f"no row before the flip of an expert ({found.rows})" if found.rel_l2 is None
             else f"relative L2 {found.rel_l2:.3g}",
@@ -95,11 +95,11 @@ def _check_outcomes(gate: _Gate, found: Outcomes, text: bool, vocab: int) -> lis
         )
     ]  # fmt: skip
     if found.reference is None or found.forward is None:
-        return [*checks, gate.check("quantized-loss", None, "no label to score", "two tokens")]
+        return [*checks, gate.make_check("quantized-loss", None, "no label to score", "two tokens")]
     difference = found.forward - found.reference
     bound = loss_bound(found.tolerance, found.size)
     checks.append(
-        gate.check(
+        gate.make_check(
             "quantized-loss",
             abs(difference) <= bound,
             f"{difference:+.4g} nats",
@@ -121,11 +121,11 @@ def _check_bounded(gate: _Gate, found: Outcomes, text: bool, vocab: int, bound: 
     expected = f"below ln({vocab}) = {limit:.4f} nats"
     if not text or found.labels < MIN_LABELS:
         why = "ids that are not known to be text" if not text else f"{found.labels} labels"
-        return gate.check(name, None, why, f"a text of at least {MIN_LABELS} labels")
+        return gate.make_check(name, None, why, f"a text of at least {MIN_LABELS} labels")
     if found.forward >= limit and found.forward - found.reference <= bound:
         why = f"{found.forward:.4f} nats, the reference's {found.reference:.4f}"
-        return gate.check(name, None, why, f"{expected}, for the reference at least")
-    return gate.check(
+        return gate.make_check(name, None, why, f"{expected}, for the reference at least")
+    return gate.make_check(
         name,
         found.forward < limit,
         f"{found.forward:.4f} nats",

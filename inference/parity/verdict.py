@@ -135,7 +135,7 @@ def check_finite(runs: Sequence[tuple[Trace, DeviceChoice]]) -> list[Check]:
         key = trace.nonfinite
         if not key:
             continue
-        values = trace.values(key)
+        values = trace.recorded_values(key)
         at = ""
         if values is not None:
             bad = np.argwhere(~np.isfinite(values))
@@ -163,20 +163,20 @@ def _nonfinite_alike_text(diff: TraceDiff) -> str:
         if point.beyond:
             return ""
         if point.nonfinite is not None and point.key.rpartition(".")[2] not in DISCRETE:
-            return f"{point.key}: {point.nonfinite.says('this run', 'the reference')}"
+            return f"{point.key}: {point.nonfinite.text('this run', 'the reference')}"
     return ""
 
 
 def _one_sided_nonfinite_text(point: PointDiff | None) -> str:
     """Return in words where only one run is not finite at a point, "" where none is."""
     odd = None if point is None else point.nonfinite
-    return f"; {odd.says('this run', 'the reference')}" if odd is not None and odd.alone else ""
+    return f"; {odd.text('this run', 'the reference')}" if odd is not None and odd.alone else ""
 
 
 def _all_right_text(found: OperationResiduals) -> str:
     """Return in words that every operation is right, and how near the worst is to its bound."""
-    residual, bound = found.found[found.worst]
+    residual, bound = found.found[found.worst_key]
     return (
         f"each of {len(found.found)} operations gives the reference's value on the run's own "
-        f"inputs, {found.worst} at {residual:.3g} of {bound:.3g}"
+        f"inputs, {found.worst_key} at {residual:.3g} of {bound:.3g}"
     )

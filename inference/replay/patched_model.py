@@ -28,9 +28,9 @@ from aprfmt.model import Model
 OPS = (
     "embed", "linear", "router", "add", "add_wide", "mul", "scale", "softcap", "activate",
     "sigmoid", "swiglu_oai", "xielu", "rms_norm", "layer_norm", "rope", "scores", "probs", "mix",
-    "add_weighted", "add_rows", "convolve", "decay", "delta", "gated_norm", "time_step", "rates",
-    "scan", "gated_scan", "sloped", "tanh", "gaussian_topk", "rescaled", "mix_copies",
-    "index_scores", "best_keys",
+    "add_weighted", "add_rows", "convolve", "decay", "delta", "gated_norm", "time_step",
+    "decay_rates", "scan", "gated_scan", "alibi_bias", "tanh", "gaussian_topk", "rescaled",
+    "mix_copies", "index_scores", "best_keys",
     "concat", "stack", "repeat_heads", "take",
 )  # fmt: skip
 # Operations that only move values.
@@ -96,7 +96,7 @@ class PatchedModel:
     _known: dict[Any, Any] = field(default_factory=dict, repr=False, compare=False)
 
     @classmethod
-    def of(
+    def unpatched(
         cls, model: Model, ids: Sequence[int], dtype: str, memory: int | None = None
     ) -> "PatchedModel":
         """Return a model with nothing replaced, on numpy in float32 or float64.
@@ -128,7 +128,7 @@ class PatchedModel:
 
     def with_hyper(self, **values: Any) -> "PatchedModel":
         """Return a copy of the model with hyperparameters replaced."""
-        return replace(self, hp=self.hp.replaced(**values))
+        return replace(self, hp=self.hp.with_values(**values))
 
     def with_block(self, **fields: Any) -> "PatchedModel":
         """Return a copy of the model with fields of the block's description replaced."""
@@ -139,7 +139,7 @@ class PatchedModel:
         """Return a copy of the model with weights replaced by arrays, by role key."""
         return replace(
             self,
-            weights=self.weights.overlaid(arrays),
+            weights=self.weights.with_arrays(arrays),
             original=self.stored,
             replaced=(*self.replaced, *arrays),
         )
@@ -201,7 +201,7 @@ class PatchedModel:
         return replace(self, positions=tuple(positions))
 
     @property
-    def stages(self) -> int:
+    def stage_count(self) -> int:
         """The number of stages a pass can be split into.
 
         1 if the architecture has a special forward pass.
@@ -283,7 +283,7 @@ class CallRecorder:
         self.calls = [call for i, call in enumerate(self.calls) if i not in wanted]
         return found
 
-    def passed(self, point: str, layer: int) -> None:
+    def set_location(self, point: str, layer: int) -> None:
         """Store that the pass has reached a point; after a layer's last point it is in the next."""
         here = self.at.layer if layer == WHOLE else layer
         last = point == "out" and POINTS[point].layered

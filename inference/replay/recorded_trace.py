@@ -45,7 +45,7 @@ class RecordedValue:
     mask: NDArray[np.bool_] | None = None  # of the entries that count
     normalized: bool = False
 
-    def of(self, mine: Array, axis: int) -> Array:
+    def reference_rows(self, mine: Array, axis: int) -> Array:
         """Return the reference's value `mine` on the recorded rows.
 
         If `normalized`, its logits are shifted row by row onto the recorded ones.
@@ -61,23 +61,23 @@ class RecordedValue:
         The recorded value is the reference, so that it does not change while changes of the model
         are tried. `axis` counts tokens.
         """
-        cut = self.of(mine, axis)
+        cut = self.reference_rows(mine, axis)
         if self.mask is None or cut.shape != self.values.shape:
             return rel_l2(cut, self.values)
         return rel_l2(cut[self.mask], self.values[self.mask])
 
-    def both(self, mine: Array, axis: int) -> tuple[Array, Array]:
+    def comparable_values(self, mine: Array, axis: int) -> tuple[Array, Array]:
         """Return (the reference's value, this trace's) on the same rows, masked entries zero."""
-        cut = self.of(mine, axis)
+        cut = self.reference_rows(mine, axis)
         if self.mask is None or cut.shape != self.values.shape:
             return cut, self.values
         return np.where(self.mask, cut, 0), np.where(self.mask, self.values, 0)
 
-    def into(self, mine: Array, axis: int) -> Array:
+    def fill_into(self, mine: Array, axis: int) -> Array:
         """Return the reference's value `mine` with this trace's rows and entries put in."""
         values = self.values.astype(mine.dtype, copy=False)
         if self.mask is not None:
-            values = np.where(self.mask, values, self.of(mine, axis))
+            values = np.where(self.mask, values, self.reference_rows(mine, axis))
         if self.rows is None:
             return values
         out = np.array(mine)
@@ -92,7 +92,7 @@ class RecordedValue:
 MASKED = -3e4
 
 
-def takes_masks(key: str, trace: TraceLike) -> bool:
+def may_be_masked(key: str, trace: TraceLike) -> bool:
     """Return whether a trace's values of a key may be scores with the mask already applied."""
     return key.rpartition(".")[2] == "scores" and not is_own_backend(trace)
 
@@ -126,23 +126,23 @@ class RecordedTrace:
         self.foreign = not is_own_backend(trace)
         self._cut: dict[str, RecordedValue | None] = {}
 
-    def leaving(self, without: Collection[str]) -> "RecordedTrace":
+    def ignoring(self, without: Collection[str]) -> "RecordedTrace":
         """Return the same trace with these keys ignored, and no others."""
         return RecordedTrace(self.trace, self.ids, self.shapes, without, self.bounds)
 
-    def read_as(self, trace: TraceLike) -> "RecordedTrace":
+    def with_trace(self, trace: TraceLike) -> "RecordedTrace":
         """Return another trace with the ids, shapes and settings of this one."""
         return RecordedTrace(trace, self.ids, self.shapes, self.without, self.bounds)
 
-    def within(self, bounds: Mapping[str, float]) -> "RecordedTrace":
+    def with_bounds(self, bounds: Mapping[str, float]) -> "RecordedTrace":
         """Return the same trace with other tolerances at some points, by key."""
         return RecordedTrace(self.trace, self.ids, self.shapes, self.without, bounds)
 
-    def has(self, key: str) -> bool:
+    def has_record(self, key: str) -> bool:
         """Return whether the trace recorded the key itself, not only a point equal to it."""
         return key in self.trace.records
 
-    def at(self, key: str) -> RecordedValue | None:
+    def value_of(self, key: str) -> RecordedValue | None:
         """Return the values of a key; None if there are none, or their shape cannot be adapted.
 
         They get the reference's shape, which is known after its first pass.
@@ -161,10 +161,10 @@ class RecordedTrace:
         """Return the values of a key in `shape`; None if there are none or they do not fit."""
         # What a foreign trace says of equal points is the model's own statement about itself.
         held = not self.foreign or key in self.trace.records
-        record = self.trace.find(key) if held else None
+        record = self.trace.find_record(key) if held else None
         if record is None:
-            return self._part(key, shape)
-        values = self.trace.values(key)
+            return self._read_slot_part(key, shape)
+        values = self.trace.recorded_values(key)
         if values is None:
             return None
         found = fit_values(
@@ -174,14 +174,14 @@ class RecordedTrace:
             shape,
             token_axis(key),
             len(self.ids),
-            masked=takes_masks(key, self.trace),
+            masked=may_be_masked(key, self.trace),
         )
         if found is None or record.point != POINT or not is_log_softmax(found.values):
             return found
         note = "; ".join(text for text in (found.note, NOTE) if text)
         return replace(found, note=note, normalized=True)
 
-    def _part(self, key: str, shape: tuple[int, ...]) -> RecordedValue | None:
+    def _read_slot_part(self, key: str, shape: tuple[int, ...]) -> RecordedValue | None:
         """Return a point's values cut from a stage that joins several (`L0.qkv` of an APRT folder).
 
         None if no such stage was recorded, or widths are not known.
@@ -191,7 +191,7 @@ class RecordedTrace:
             joined = f"{layer}.{slot}"
             if len(parts) == 1 or point not in parts or joined not in self.trace.records:
                 continue
-            record, values = self.trace.find(joined), self.trace.values(joined)
+            record, values = self.trace.find_record(joined), self.trace.recorded_values(joined)
             widths = [
                 math.prod(self.shapes[f"{layer}.{part}"][1:])
                 for part in parts

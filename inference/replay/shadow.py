@@ -34,9 +34,9 @@ from aprfmt.inference.replay.recorded_trace import (
     finite_rel_l2,
     token_axis,
 )
-from aprfmt.inference.routing import route
+from aprfmt.inference.routing import choose_experts
 from aprfmt.measure.nonfinite import NonFinite, count_nonfinite
-from aprfmt.measure.tolerances import DISCRETE, operation_tolerance, tolerance, weights_class
+from aprfmt.measure.tolerances import DISCRETE, operation_tolerance, run_tolerance, weights_class
 from aprfmt.measure.trace_view import backend_name
 
 Array = NDArray[Any]
@@ -46,7 +46,7 @@ _APART = ("experts", "expert_w", "router_margin")
 OperationBound = Callable[[str], float]
 
 
-@dataclass(frozen=True)  # no slots: `odd` is cached
+@dataclass(frozen=True)  # no slots: `nonfinite` is cached
 class ShadowPoint:
     """One point of a shadow pass.
 
@@ -56,8 +56,8 @@ class ShadowPoint:
     is compared with where the model has no operation between the two ("" otherwise). `after`
     are the points of the trace that these operations started from: the last good ones.
 
-    `tolerance` is that of one operation. `whole_tolerance` is that of whole passes in these dtypes,
-    without what an engine's products may add: that would excuse a wrong operation.
+    `run_tolerance` is that of one operation. `whole_tolerance` is that of whole passes in these
+    dtypes, without what an engine's products may add: that would excuse a wrong operation.
     """
 
     key: str
@@ -79,26 +79,26 @@ class ShadowPoint:
         return self.residual is not None and not self.residual <= self.tolerance
 
     @cached_property
-    def odd(self) -> NonFinite | None:
+    def nonfinite(self) -> NonFinite | None:
         """NaN and infinities in the model's value (as A) and in the trace's (as B).
 
         None where the trace has no value, or where values are choices.
         """
         if self.recorded is None or self.point in DISCRETE:
             return None
-        mine, theirs = self.recorded.both(self.mine, self.axis)
+        mine, theirs = self.recorded.comparable_values(self.mine, self.axis)
         return count_nonfinite(mine, theirs) if mine.size == theirs.size else None
 
     @property
-    def alone(self) -> bool:
+    def one_sided_nonfinite(self) -> bool:
         """Whether one side is not finite where the other side has another value."""
-        return self.odd is not None and self.odd.alone > 0
+        return self.nonfinite is not None and self.nonfinite.alone > 0
 
     @property
-    def rest(self) -> float:
+    def finite_distance(self) -> float:
         """The relative L2 distance over the values that are finite on both sides."""
         assert self.recorded is not None
-        return finite_rel_l2(*self.recorded.both(self.mine, self.axis))
+        return finite_rel_l2(*self.recorded.comparable_values(self.mine, self.axis))
 
     @property
     def axis(self) -> int:
@@ -114,7 +114,7 @@ class ShadowPoint:
     def theirs(self) -> Array:
         """The trace's value in the model's shape; the model's on rows that the trace lacks."""
         assert self.recorded is not None
-        return self.recorded.into(self.mine, self.axis)
+        return self.recorded.fill_into(self.mine, self.axis)
 
 
 @dataclass
@@ -138,7 +138,7 @@ class ShadowPass:
         return next(iter(self.flagged), None)
 
     @property
-    def compared(self) -> int:
+    def compared_count(self) -> int:
         """The number of points that the trace has a value for."""
         return sum(view.residual is not None for view in self.views.values())
 
@@ -159,17 +159,17 @@ class OperationResiduals:
             self.found[view.key] = view.residual, view.tolerance
 
     @property
-    def wrong(self) -> list[str]:
+    def wrong_keys(self) -> list[str]:
         """The keys of points whose operation is beyond its bound, in execution order."""
         return [key for key, (residual, bound) in self.found.items() if not residual <= bound]
 
     @property
-    def clean(self) -> bool:
+    def all_right(self) -> bool:
         """Whether operations were compared, and none is beyond its bound."""
-        return bool(self.found) and not self.wrong
+        return bool(self.found) and not self.wrong_keys
 
     @property
-    def worst(self) -> str:
+    def worst_key(self) -> str:
         """The key of the point that comes nearest to its bound, or is furthest beyond it."""
         return max(self.found, key=lambda key: self.found[key][0] / self.found[key][1])
 
@@ -187,7 +187,7 @@ class PointRecorder(CallRecorder):
         """Store a copy of the value, and return it unchanged for the pass."""
         self.values[key_name(point, layer)] = np.array(self._patched.backend.to_numpy(x))
         self.calls = []
-        self.passed(point, layer)
+        self.set_location(point, layer)
         return x
 
 
@@ -198,7 +198,7 @@ def record_points(patched: PatchedModel) -> dict[str, Array]:
     return recorder.values
 
 
-def shadow_pass(patched: PatchedModel, recorded: RecordedTrace, until: str = "") -> ShadowPass:
+def run_shadow_pass(patched: PatchedModel, recorded: RecordedTrace, until: str = "") -> ShadowPass:
     """Return the points of a pass whose operations read the trace's inputs.
 
     It ends at the key `until`, if any. The backend is numpy's: which operations made a point is
@@ -210,11 +210,13 @@ def shadow_pass(patched: PatchedModel, recorded: RecordedTrace, until: str = "")
     return found
 
 
-def shadow_point(patched: PatchedModel, recorded: RecordedTrace, wanted: str) -> ShadowPoint | None:
+def run_shadow_point(
+    patched: PatchedModel, recorded: RecordedTrace, wanted: str
+) -> ShadowPoint | None:
     """Return one point of a shadow pass, None where the pass has no such point.
 
     Nothing else is compared and no operation is stored (the point has no `calls`): many times
-    quicker than `shadow_pass` where the trace holds few points.
+    quicker than `run_shadow_pass` where the trace holds few points.
     """
     found = ShadowPass()
     with contextlib.suppress(StopPass):
@@ -222,7 +224,7 @@ def shadow_point(patched: PatchedModel, recorded: RecordedTrace, wanted: str) ->
     return found.views.get(wanted)
 
 
-def operation_residuals(
+def measure_operation_residuals(
     patched: PatchedModel, recorded: RecordedTrace, bound: OperationBound
 ) -> OperationResiduals:
     """Return how far each operation of a run is off on the run's inputs, on any backend.
@@ -318,29 +320,29 @@ class _ShadowRecorder(CallRecorder):
         key = key_name(point, layer)
         mine = np.asarray(self._patched.backend.to_numpy(x))
         self._recorded.shapes.setdefault(key, mine.shape)
-        value = self._recorded.at(key)
+        value = self._recorded.value_of(key)
         calls, goes_on = () if value is None else self.take_calls(x), x
         if point in _APART:
-            goes_on = self._routing(key, mine, value, calls, x)
+            goes_on = self._compare_routing(key, mine, value, calls, x)
         else:
-            view = self._view(key, mine, value, calls, x=x)
+            view = self._compare_point(key, mine, value, calls, x=x)
             if value is not None:
                 mine = view.theirs
                 goes_on = _like_array(x, mine, self._patched)
             for extra in self._extras.get(key, ()):
-                goes_on, mine = self._extra(extra, key, mine, goes_on)
+                goes_on, mine = self._compare_equal_point(extra, key, mine, goes_on)
         if point == "router":
             self._logits = mine
         if value is not None and self.records_calls:
             self._hold(key, layer, goes_on)
-        self.passed(point, layer)
+        self.set_location(point, layer)
         if not self.records_calls:
             self._recorded.forget(key)
         if key == self._until:
             raise StopPass
         return goes_on
 
-    def _bound(self, key: str, dtype: str, calls: Sequence[OperationCall] = ()) -> float:
+    def _operation_bound(self, key: str, dtype: str, calls: Sequence[OperationCall] = ()) -> float:
         """Return the relative L2 tolerance of the operations `calls` that made a point.
 
         `dtype` is the other run's.
@@ -350,7 +352,7 @@ class _ShadowRecorder(CallRecorder):
         kinds = _operation_kinds(calls, self._patched)
         return operation_tolerance(self._patched.backend.dtype, dtype, self._engine, kinds).rel_l2
 
-    def _view(
+    def _compare_point(
         self,
         key: str,
         mine: Array,
@@ -373,8 +375,8 @@ class _ShadowRecorder(CallRecorder):
             mine,
             value,
             None if value is None or empty else value.distance(mine, token_axis(key)),
-            self._bound(key, other, calls) if grown is None else grown,
-            tolerance(dtype, other, moe=self._moe).rel_l2 if grown is None else grown,
+            self._operation_bound(key, other, calls) if grown is None else grown,
+            run_tolerance(dtype, other, moe=self._moe).rel_l2 if grown is None else grown,
             calls,
             base,
             NO_VALUES if empty else "",
@@ -401,20 +403,20 @@ class _ShadowRecorder(CallRecorder):
             if any(same_memory(held, array) for array in read)
         )
 
-    def _extra(self, key: str, base: str, mine: Array, x: Any) -> tuple[Any, Array]:
+    def _compare_equal_point(self, key: str, base: str, mine: Array, x: Any) -> tuple[Any, Array]:
         """Return (array to continue with, trace's value) after comparing an equal point.
 
         The point `key` equals `base` in the model but was recorded separately. Both are unchanged
         where the trace has no value.
         """
         self._recorded.shapes.setdefault(key, mine.shape)
-        value = self._recorded.at(key)
+        value = self._recorded.value_of(key)
         if value is None:
             return x, mine
-        view = self._view(key, mine, value, (), base)
+        view = self._compare_point(key, mine, value, (), base)
         return _like_array(x, view.theirs, self._patched), view.theirs
 
-    def _routing(
+    def _compare_routing(
         self,
         key: str,
         mine: Array,
@@ -435,12 +437,12 @@ class _ShadowRecorder(CallRecorder):
                 self._experts = (mine, mine)
             return x
         # Experts: the share of tokens whose sets differ by more than rounding explains.
-        whole = tolerance(self._patched.backend.dtype, value.dtype, moe=True).rel_l2
-        bound = self._bound(key, value.dtype)
+        whole = run_tolerance(self._patched.backend.dtype, value.dtype, moe=True).rel_l2
+        bound = self._operation_bound(key, value.dtype)
         if point == "experts":
             theirs = np.asarray(np.rint(value.values), np.int64)
             self._experts = (mine, theirs)
-            wrong, close = self._flips(layer, mine, theirs, bound)
+            wrong, close = self._count_expert_flips(layer, mine, theirs, bound)
             note = (
                 f"{close} tokens chose otherwise by a margin inside the rounding" if close else ""
             )
@@ -478,7 +480,9 @@ class _ShadowRecorder(CallRecorder):
         )
         return _like_array(x, theirs, self._patched)
 
-    def _flips(self, layer: int, mine: Array, theirs: Array, bound: float) -> tuple[int, int]:
+    def _count_expert_flips(
+        self, layer: int, mine: Array, theirs: Array, bound: float
+    ) -> tuple[int, int]:
         """Return the counts of tokens whose experts differ: (by more than rounding, within it).
 
         It is within rounding if the router's margin is below `bound` times its largest logit.
@@ -488,13 +492,13 @@ class _ShadowRecorder(CallRecorder):
             return int(differ.sum()), 0
         correction = self._patched.weights.get_role(layer, "exp_probs_b.bias")
         bias = None if correction is None else correction.numpy().astype(self._logits.dtype)
-        margin = route(self._logits, bias, self._patched.hp).margin
+        margin = choose_experts(self._logits, bias, self._patched.hp).margin
         slack = bound * max(1.0, float(np.abs(self._logits).max()))
         close = differ & (margin <= slack)
         return int((differ & ~close).sum()), int(close.sum())
 
 
-class _Forgetful(list[OperationCall]):
+class _NoCalls(list[OperationCall]):
     """A list of operation calls that stays empty."""
 
     def append(self, call: OperationCall) -> None:
@@ -509,7 +513,7 @@ class _OnePoint(_ShadowRecorder):
     ) -> None:
         """Take the model, the trace, the store of the point, and the wanted key."""
         super().__init__(patched, recorded, found, wanted)
-        self.calls = _Forgetful()
+        self.calls = _NoCalls()
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
         """Return the trace's value for the pass; compare it at the wanted point and at routing."""
@@ -518,11 +522,11 @@ class _OnePoint(_ShadowRecorder):
             return super().capture(point, layer, x)
         mine = np.asarray(self._patched.backend.to_numpy(x))
         self._recorded.shapes.setdefault(key, mine.shape)
-        value = self._recorded.at(key)
-        self.passed(point, layer)
+        value = self._recorded.value_of(key)
+        self.set_location(point, layer)
         if value is None:
             return x
-        return _like_array(x, value.into(mine, token_axis(key)), self._patched)
+        return _like_array(x, value.fill_into(mine, token_axis(key)), self._patched)
 
     def take_calls(self, x: Any) -> tuple[OperationCall, ...]:
         """Return no operations: none are stored."""
@@ -558,7 +562,7 @@ def _equal_points(patched: PatchedModel, recorded: RecordedTrace) -> Mapping[str
     order = {key: i for i, key in enumerate(known)}
     found: dict[str, list[str]] = {}
     for key, instance in known.items():
-        if not instance.alias_of or not recorded.has(key):
+        if not instance.alias_of or not recorded.has_record(key):
             continue
         target = resolve_alias(key, known)
         if target is not None and order[target.key] < order[key]:
@@ -567,6 +571,6 @@ def _equal_points(patched: PatchedModel, recorded: RecordedTrace) -> Mapping[str
         for written, read in (("k_attn", "k_cache"), ("v", "v_cache")):
             target = resolve_alias(key_name(written, layer), known)
             key = key_name(read, layer)
-            if target is not None and recorded.has(key):
+            if target is not None and recorded.has_record(key):
                 found.setdefault(target.key, []).append(key)
     return found

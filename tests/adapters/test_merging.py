@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.adapters import answers, convert_adapter, convert_merged, placed, read_adapter
+from aprfmt.adapters import answer_merge, convert_adapter, convert_merged, place_pairs, read_adapter
 from aprfmt.errors import ConversionError, FormatError, UnsupportedError
 from tests.adapters.golden import CASES, write
 from tests.cli.run import aprfmt as command
@@ -43,7 +43,7 @@ def test_in_float64_the_merge_is_the_formula_rounded_once(case: str, tmp_path: P
     opened, found = read_adapter(adapter)
     convert_merged(base, tmp_path / "out", adapter, to="safetensors")
     with opened, aprfmt.open(base) as before, aprfmt.open(tmp_path / "out") as merged:
-        for name, pair in placed(found, before).items():
+        for name, pair in place_pairs(found, before).items():
             exact = before[name].numpy().astype(np.float64) + pair.scale * (pair.b @ pair.a)
             if pair.magnitude is not None:
                 exact *= (pair.magnitude / np.linalg.norm(exact, axis=1))[:, None]
@@ -85,7 +85,7 @@ def test_what_the_written_type_takes_of_a_merge_is_said(
     lost = size = 0.0
     with opened, aprfmt.open(base) as before, aprfmt.open(tmp_path / "out.gguf") as merged:
         types = set()
-        for name, pair in placed(found, before).items():
+        for name, pair in place_pairs(found, before).items():
             (key,) = before.roles_of[name]
             plain, written = (one.roles[key].numpy().astype(np.float64) for one in (before, merged))
             change = pair.scale * (pair.b @ pair.a)
@@ -183,8 +183,12 @@ def test_other_changes_are_named(tmp_path: Path) -> None:
     rows[name] = (*rows[name][:2], b"\x01" + rows[name][2][1:])
     write_mixed(tmp_path / "out" / "model.safetensors", rows)
     with aprfmt.open(base) as a, aprfmt.open(tmp_path / "out") as b:
-        found, _ = answers(a, b, adapter)
-    assert (found.found, found.others, found.yes) == ("once", ("output_norm.weight",), False)
+        found, _ = answer_merge(a, b, adapter)
+    assert (found.found, found.others, found.is_merged_once) == (
+        "once",
+        ("output_norm.weight",),
+        False,
+    )
 
 
 @pytest.mark.parametrize("case", ["plain", "rank_stabilised"])

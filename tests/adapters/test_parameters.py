@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 import aprfmt
-from aprfmt.adapters import placed, read_adapter
+from aprfmt.adapters import place_pairs, read_adapter
 from aprfmt.adapters.parameters import OTHER_ORDERS, ExpertOrder
 from tests.adapters.golden import EXPERT_CASES, write_experts
 from tests.cli.run import aprfmt as command
@@ -73,7 +73,7 @@ def test_ranks_read_in_another_order_are_named_and_merged_anew(
     held = weights(base)
     opened, found = read_adapter(adapter)
     with opened, aprfmt.open(base) as model:
-        for name, pair in placed(found, model, order).items():
+        for name, pair in place_pairs(found, model, order).items():
             held[name] = (held[name] + pair.scale * (pair.b @ pair.a)).astype(np.float32)
     save_file(held, wrong / "model.safetensors")
     done = command("diff", base, wrong, "--adapter", adapter, "--json")

@@ -83,7 +83,7 @@ def encoded(mmproj: Path, text: Path, given: Any, width: int) -> Any:
     with library.model(text) as loaded:
         context = run.mtmd_init_from_file(str(mmproj).encode(), loaded, params)
         if not context:
-            raise ArchError(f"{mmproj}: llama.cpp does not load it: {library.why()}")
+            raise ArchError(f"{mmproj}: llama.cpp does not load it: {library.last_errors()}")
         if given.ndim == 3:
             bitmap = run.mtmd_bitmap_init(given.shape[1], given.shape[0], given.tobytes())
         else:
@@ -91,12 +91,12 @@ def encoded(mmproj: Path, text: Path, given: Any, width: int) -> Any:
         chunks = run.mtmd_input_chunks_init()
         text_of = Text(params.marker, len(params.marker), False, True)
         asked = run.mtmd_tokenize(context, chunks, text_of, (_Pointer * 1)(bitmap), 1)
-        assert asked == 0, library.why()
+        assert asked == 0, library.last_errors()
         rows = []
         for at in range(run.mtmd_input_chunks_size(chunks)):
             chunk = run.mtmd_input_chunks_get(chunks, at)
             if run.mtmd_input_chunk_get_type(chunk) in (IMAGE, AUDIO):
-                assert run.mtmd_encode_chunk(context, chunk) == 0, library.why()
+                assert run.mtmd_encode_chunk(context, chunk) == 0, library.last_errors()
                 count = run.mtmd_input_chunk_get_n_tokens(chunk)
                 made = np.ctypeslib.as_array(run.mtmd_get_output_embd(context), (count, width))
                 rows.append(made.copy())

@@ -200,13 +200,13 @@ def ours(path: Path, loader: str, width: int) -> Any:
     run: Any = library.llama
     with library.model(path) as loaded, library.context(loaded, len(IDS), 1) as context:
         if loader == CAUSAL:
-            assert library.decode(context, IDS) == 0, library.why()
+            assert library.decode(context, IDS) == 0, library.last_errors()
             return np.stack([library.logits(context, row, width) for row in range(len(IDS))])
         run.llama_set_embeddings.argtypes = [ctypes.c_void_p, ctypes.c_bool]
         run.llama_get_embeddings_seq.argtypes = [ctypes.c_void_p, ctypes.c_int32]
         run.llama_get_embeddings_seq.restype = ctypes.POINTER(ctypes.c_float)
         run.llama_set_embeddings(context, True)
-        assert library.decode(context, IDS) == 0, library.why()
+        assert library.decode(context, IDS) == 0, library.last_errors()
         pooled = run.llama_get_embeddings_seq(context, 0)
         return np.ctypeslib.as_array(pooled, (width,)).copy() if pooled else None
 

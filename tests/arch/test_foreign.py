@@ -195,7 +195,7 @@ def test_llama3_divisors_against_transformers() -> None:
 
 
 def test_divisors_go_to_config_json_as_longrope() -> None:
-    hp = hf("llama", LLAMA).replaced(rope_scaling={"type": "factors", "factors": (1.0, 2.5)})
+    hp = hf("llama", LLAMA).with_values(rope_scaling={"type": "factors", "factors": (1.0, 2.5)})
     config = write_hyper(ARCHS["llama"], hp, "hf")
     assert hf("llama", config)["rope_scaling"] == hp["rope_scaling"]
 
@@ -282,7 +282,7 @@ def test_yarns_logarithm_is_stored_tenfold_smaller_for_deepseek_alone(
         "mscale_all_dim": 0.5,
         "truncate": True,
     }
-    hp = read(tiny).hp.replaced(rope_scaling=scaling)
+    hp = read(tiny).hp.with_values(rope_scaling=scaling)
     written = write_hyper(ARCHS[arch], hp, "gguf", complete=False)
     [value] = [v for key, v in written.items() if key.endswith("yarn_log_multiplier")]
     assert value == pytest.approx(stored)

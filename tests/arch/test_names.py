@@ -9,7 +9,7 @@ import pytest
 from aprfmt.arch import ARCHS, arch_names
 from aprfmt.arch.binding import bind_names, detect_style, groups_for, known_shapes
 from aprfmt.arch.name_templates import NameIndex, expand_template, strip_prefix
-from aprfmt.arch.required_roles import coverage, expected_roles
+from aprfmt.arch.required_roles import compare_roles, expected_roles
 from aprfmt.arch.spec import ArchSpec, TensorRule, role_key, split_key
 from aprfmt.errors import ArchError
 from tests.arch.tiny import IN_GGUF, TINY, Tiny, make, read
@@ -194,7 +194,7 @@ def test_gguf_names_bind_to_the_same_roles(tiny: Tiny) -> None:
     assert bound.groups == tuple(groups)
     assert bound.unbound == ()
     bound_roles = dict.fromkeys((k for g in bound.groups for k in g.roles), ())
-    assert coverage(found.spec, found.hp, bound_roles).missing == ()
+    assert compare_roles(found.spec, found.hp, bound_roles).missing == ()
 
 
 @every
@@ -294,7 +294,7 @@ def test_what_is_missing_is_named() -> None:
     lost = "model.layers.1.block_sparse_moe.experts.3.w2.weight"
     bound = bind_names(found.spec, "hf", [n for n in names if n not in (lost, "model.norm.weight")])
     roles = {key: found.shapes[key] for group in bound.groups for key in group.roles}
-    lacking = coverage(found.spec, found.hp, roles)
+    lacking = compare_roles(found.spec, found.hp, roles)
     assert lacking.missing == lacking.vital == ("L1.ffn_down_exps.weight", "output_norm.weight")
     assert bound.incomplete == {"L1.ffn_down_exps.weight": (lost,)}
     assert len(bound.unbound) == found.hp["n_experts"] - 1
@@ -303,11 +303,11 @@ def test_what_is_missing_is_named() -> None:
 def test_expected_tensors_of_qwen2_5_half_a_billion() -> None:
     """290 tensors, 291 with a head of its own, 72 of them biases (24 layers)."""
     tiny = next(t for t in TINY if t.id == "qwen2-plain")
-    hp = read(tiny).hp.replaced(n_layers=24, tied_embeddings=True)
+    hp = read(tiny).hp.with_values(n_layers=24, tied_embeddings=True)
     expected = expected_roles(ARCHS["qwen2"], hp)
     assert len(expected) == 290
     assert sum(key.endswith(".bias") for key in expected) == 72
-    assert len(expected_roles(ARCHS["qwen2"], hp.replaced(tied_embeddings=False))) == 291
+    assert len(expected_roles(ARCHS["qwen2"], hp.with_values(tied_embeddings=False))) == 291
     assert list(expected)[:2] == ["token_embd.weight", "L0.attn_norm.weight"]
     assert list(expected)[-1] == "output_norm.weight"
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.docs_page import architectures_page, model_count, model_types, with_own_names
+from aprfmt.arch.docs_page import architectures_page, model_count, model_types, uniquely_named_archs
 from tests.arch.listed import LISTED
 from tests.arch.tiny import TINY
 
@@ -38,12 +38,12 @@ def test_every_model_type_of_a_tiny_model_is_on_the_page() -> None:
 
 def test_as_many_types_as_people_convert_are_known() -> None:
     assert len(model_types()) >= 70
-    assert len(with_own_names()) >= 25
+    assert len(uniquely_named_archs()) >= 25
     assert model_count() in architectures_page()
 
 
 def test_a_copy_of_a_row_has_no_names_of_its_own() -> None:
     """mistral's tables are llama's; a step that nobody else takes makes a row count."""
-    assert "mistral" not in with_own_names()
-    assert "falcon_mamba" not in with_own_names()
-    assert {"gpt2", "qwen3_next", "jamba", "t5"} <= with_own_names()
+    assert "mistral" not in uniquely_named_archs()
+    assert "falcon_mamba" not in uniquely_named_archs()
+    assert {"gpt2", "qwen3_next", "jamba", "t5"} <= uniquely_named_archs()

@@ -77,7 +77,7 @@ def left_and_missing(file: Path, without: str = "") -> tuple[set[str], set[str]]
             tower, Facts("hf", data["config"], {}, names="hf"), file.stem, complete=False
         )
         if "projection_size" not in hyper:
-            hyper = hyper.replaced(projection_size=1)  # only a tensor's shape says it
+            hyper = hyper.with_values(projection_size=1)  # only a tensor's shape says it
         missing |= set(expected_roles(tower, hyper)) - roles
     return left, missing
 

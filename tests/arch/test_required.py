@@ -15,7 +15,7 @@ import pytest
 from aprfmt.arch import ARCHS, arch_names, find_arch
 from aprfmt.arch.binding import bind_names
 from aprfmt.arch.hyperparameters import read_hyper, write_hyper
-from aprfmt.arch.required_roles import coverage, expected_roles
+from aprfmt.arch.required_roles import compare_roles, expected_roles
 from aprfmt.arch.spec import ArchSpec, Facts, split_key
 from aprfmt.base.protocols import LazyTensor
 from aprfmt.checks.context import CheckContext
@@ -183,7 +183,7 @@ def refusals(model: Model) -> Iterator[str]:
     checked = check_completeness(CheckContext(model))
     yield " ".join(f.where for f in checked.findings if f.level == "fail")
     with pytest.raises(ArchError) as refused:
-        Session.of(model, BACKENDS["numpy"]("cpu", "float32"))
+        Session.open(model, BACKENDS["numpy"]("cpu", "float32"))
     yield str(refused.value)
     for name in ("gguf", "apr", "safetensors"):
         with pytest.raises(ConversionError) as kept:
@@ -241,9 +241,9 @@ def test_what_the_pass_can_do_without_may_be_allowed(
             assert set(plan.absent) == roles
             if found.vital:
                 with pytest.raises(ArchError, match="can do without: "):
-                    Session.of(model, backend)
+                    Session.open(model, backend)
             else:
-                with Session.of(model, backend) as session:
+                with Session.open(model, backend) as session:
                     assert np.isfinite(session.logits([3, 1, 2])).all(), names
 
 
@@ -323,7 +323,9 @@ def test_a_file_without_a_configuration_has_its_rows_demands(tiny: Tiny, style: 
         if split_key(key)[1] not in {*optional, *INSISTED}
     }
     hp, report = read_hyper(found.spec, Facts(style, keys, shapes, names=style), tiny.id)
-    lost = coverage(found.spec, hp, shapes, {n: row.value for n, row in report.demanded.items()})
+    lost = compare_roles(
+        found.spec, hp, shapes, {n: row.value for n, row in report.demanded.items()}
+    )
     missing = {split_key(key)[1] for key in lost.missing}
     for role, archs in INSISTED.items():
         assert (role in missing) is (tiny.arch in archs), role
@@ -333,7 +335,7 @@ def test_command_r_plus_has_its_norms_in_a_file_without_configuration() -> None:
     """llama.cpp requires q/k-norms from 64 layers on, and GGUF has no key for them."""
     found = read(next(tiny for tiny in TINY if tiny.id == "cohere-qk_norm"))
     for layers, insisted in ((63, False), (64, True)):
-        deep = found.hp.replaced(n_layers=layers)
+        deep = found.hp.with_values(n_layers=layers)
         written = write_hyper(found.spec, deep, "gguf", complete=False)
         hp, report = read_hyper(found.spec, Facts("gguf", written, {"x": ()}), "x.gguf")
         assert report.demanded["qk_norm"].value is insisted

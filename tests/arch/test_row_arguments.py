@@ -8,7 +8,7 @@ import re
 import pytest
 
 from aprfmt.arch import ARCHS
-from aprfmt.arch.moe import norm_topk
+from aprfmt.arch.moe import norm_topk_rule
 from aprfmt.arch.spec import HyperRule
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")
@@ -31,7 +31,7 @@ def test_roles_and_hyperparameters_have_names_of_ours(name: str) -> None:
 @pytest.mark.parametrize("gguf", [None, True, False])
 @pytest.mark.parametrize("default", [True, False])
 def test_the_rule_of_renormalised_weights(default: bool, gguf: bool | None) -> None:
-    rule = norm_topk(default, gguf)
+    rule = norm_topk_rule(default, gguf)
     assert isinstance(rule, HyperRule) and rule.name == "norm_topk"
     assert rule.keys["hf"] == ("norm_topk_prob",)
     assert ("gguf" in rule.keys) == (gguf is None)

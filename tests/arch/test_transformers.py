@@ -11,7 +11,7 @@ import pytest
 from aprfmt.arch import ARCHS, arch_names
 from aprfmt.arch.binding import bind_names, groups_for
 from aprfmt.arch.hyperparameters import inexpressible_names, read_hyper, write_hyper
-from aprfmt.arch.required_roles import coverage
+from aprfmt.arch.required_roles import compare_roles
 from aprfmt.arch.spec import Facts
 from aprfmt.arch.value_checks import same_value
 from tests.arch.bases import OLDER, assumed, silent
@@ -32,7 +32,7 @@ def test_names_and_shapes(tiny: Tiny) -> None:
     assert found.spec.name == tiny.arch
     assert found.bound.unbound == ()
     assert not found.bound.incomplete
-    result = coverage(found.spec, found.hp, found.shapes)
+    result = compare_roles(found.spec, found.hp, found.shapes)
     assert (result.missing, result.misshapen) == ((), ())
     assert result.found == result.expected == len(found.shapes)
 

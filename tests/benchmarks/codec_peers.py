@@ -75,8 +75,8 @@ def in_parts(
         step = -(-count // (unit * parts)) * unit
         bounds = [(a, min(a + step, count)) for a in range(0, count, step)]
     else:
-        bounds = parallel.split(count, unit, threads)
-    parallel.run([partial(part, a, b) for a, b in bounds], threads)
+        bounds = parallel.split_range(count, unit, threads)
+    parallel.run_tasks([partial(part, a, b) for a, b in bounds], threads)
 
 
 def fill(out: Any, threads: int) -> None:

@@ -68,7 +68,7 @@ def limits(options: Options, threads: int) -> Iterator[Row]:
     """Measure the machine, in bytes written: what the shares of the other rows refer to."""
     if not options.wants("limit"):
         return
-    a, b = parallel.aligned(options.size << 20), parallel.aligned(options.size << 20)
+    a, b = parallel.aligned_array(options.size << 20), parallel.aligned_array(options.size << 20)
     for array in (a, b):
         array.fill(0)
     tasks: dict[str, Task] = {
@@ -84,7 +84,7 @@ def limits(options: Options, threads: int) -> Iterator[Row]:
 
 def dequantizing(options: Options, threads: int) -> Iterator[Row]:
     """Decode every encoding into warm memory, those with a goal into fresh memory too."""
-    library, warm = peers.ggml(), parallel.aligned(options.size << 20)
+    library, warm = peers.ggml(), parallel.aligned_array(options.size << 20)
     warm.fill(0)
     for encoding in (*native.KERNELS, "NF4"):
         if encoding == "APR_Q8" or not options.wants("dequantize", encoding):
@@ -107,7 +107,7 @@ def dequantizing(options: Options, threads: int) -> Iterator[Row]:
 
 def target(warm: Any, fresh: bool) -> Any:
     """Return where to decode to."""
-    return parallel.aligned(warm.size) if fresh else warm
+    return parallel.aligned_array(warm.size) if fresh else warm
 
 
 def store(fresh: bool) -> int:
@@ -260,7 +260,7 @@ def statistics(options: Options, threads: int) -> Iterator[Row]:
         ]
 
     with open_source(path) as source:
-        warm = parallel.aligned(max(count for _, _, count in shapes(source)))
+        warm = parallel.aligned_array(max(count for _, _, count in shapes(source)))
 
         def decode_all() -> None:
             for encoding, raw, count in shapes(source):

@@ -66,7 +66,7 @@ def ours(backend: str) -> Callable[[Path, int, int, Path], Timed]:
         from aprfmt.model import open_model
 
         arithmetic = choose_device(None, backend, "float32").open(threads=threads)
-        with open_model(model) as opened, Session.of(opened, arithmetic) as session:
+        with open_model(model) as opened, Session.open(opened, arithmetic) as session:
             if opened.spec.block.head == "none":
                 return timed(lambda: session.embedding(IDS), None, rounds)
             found = timed(lambda: session.prefill(IDS), session.step, rounds)

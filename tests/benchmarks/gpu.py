@@ -109,7 +109,7 @@ def opened(path: Path, dtype: str, stack: Any, device: str = "cuda", backend: st
     from aprfmt.model import open_model
 
     model = stack.enter_context(open_model(path))
-    return stack.enter_context(Session.of(model, choose_device(device, backend, dtype).open()))
+    return stack.enter_context(Session.open(model, choose_device(device, backend, dtype).open()))
 
 
 def rel(found: Any, expected: Any) -> float:
@@ -127,13 +127,13 @@ def prefill(folder: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         path = random_model(folder, "float32")
         session = opened(path, "float32", stack)
-        first = median(lambda: session._pass(IDS, None, None, "all"), 1)
+        first = median(lambda: session._run_pass(IDS, None, None, "all"), 1)
         for _ in range(3):
-            every = session._pass(IDS, None, None, "all")
+            every = session._run_pass(IDS, None, None, "all")
             session.prefill(IDS)
         found: dict[str, Any] = {
             "prefill 512, float32, all rows": 1e3
-            * median(lambda: session._pass(IDS, None, None, "all")),
+            * median(lambda: session._run_pass(IDS, None, None, "all")),
             "prefill 512, float32, last row": 1e3 * median(lambda: session.prefill(IDS)),
             "first pass, seconds": first,
             "recorded": session._graphs is not None and len(session._graphs._graphs),
@@ -261,7 +261,7 @@ def trace(folder: Path) -> dict[str, Any]:
             session.trace(IDS, [])
             session.trace(IDS, every)
             session.trace(IDS, outer)
-        plain = median(lambda: session._pass(IDS, None, None, "last"))
+        plain = median(lambda: session._run_pass(IDS, None, None, "last"))
         found["plain pass, ms"] = 1e3 * plain
         for name, keys in (
             ("trace of all points", every),

@@ -277,7 +277,7 @@ def bench_reduce(bandwidth: float) -> None:
             )
 
         times = 20 if a.numel() < 1 << 22 else 3
-        us = timed([partial(cuda.stats, a, result, room)] * times)
+        us = timed([partial(cuda.launch_stats, a, result, room)] * times)
         found = cuda.to_stats(a.numel(), result.get())
         wanted = float(a.mean(dtype=torch.float64))
         if found.mean is None or abs(found.mean - wanted) > 1e-9 or found.count != a.numel():
@@ -308,10 +308,10 @@ def bench_trace(bandwidth: float) -> None:
             ):
                 taken = []
                 for _ in range(6):
-                    session.reset()
+                    session.truncate()
                     begin = time.perf_counter()
                     if wanted is None:
-                        session.backend.to_numpy(session._once(ids, None, "last"))
+                        session.backend.to_numpy(session._run_without_cache(ids, None, "last"))
                     else:
                         session.trace(ids, wanted)
                     taken.append(time.perf_counter() - begin)

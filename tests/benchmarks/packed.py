@@ -261,7 +261,9 @@ def main() -> None:
     parser.add_argument("--only", default="")
     parser.add_argument("--cpu", action="store_true", help="processor time instead of the clock's")
     options = parser.parse_args()
-    out = parallel.aligned(options.rows * options.columns).reshape(options.rows, options.columns)
+    out = parallel.aligned_array(options.rows * options.columns).reshape(
+        options.rows, options.columns
+    )
     out.fill(0)
     print(
         f"{'case':32} {'weight':>7} {'GB/s':>7} {'rows':>7} {'limit':>7} {'share':>6} "

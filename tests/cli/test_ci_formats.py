@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aprfmt.cli.ci_reports import ReportCase, agree_with_verdict, junit_xml, sarif_log
+from aprfmt.cli.ci_reports import ReportCase, append_verdict_case, junit_xml, sarif_log
 from aprfmt.cli.pre_commit import run_hook
 from tests.cli.run import aprfmt
 
@@ -138,7 +138,7 @@ CASES = st.lists(
 
 @given(CASES, st.sampled_from([0, 1, 2]))
 def test_any_text_of_a_file_can_be_written(cases: list[ReportCase], code: int) -> None:
-    every = agree_with_verdict(cases, code, "file")
+    every = append_verdict_case(cases, code, "file")
     log = json.loads(json.dumps(sarif_log("validate", every, code)))
     assert not sarif_faults(log)
     told = sum(one.level in ("fail", "error", "warning") for one in every)

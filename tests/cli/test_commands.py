@@ -223,9 +223,9 @@ def test_set_changes_one_key_and_no_tensor(source: Path, tmp_path: Path) -> None
 
 
 def package_plain(model: object, key: str) -> object:
-    from aprfmt.compare import plain_value
+    from aprfmt.compare import hashable_value
 
-    return plain_value(model.metadata[key])  # type: ignore[attr-defined]
+    return hashable_value(model.metadata[key])  # type: ignore[attr-defined]
 
 
 def test_hash_manifest_finds_a_flipped_bit(source: Path, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_every_point_is_offered_where_some_are_not_shown(
     every: bool, points: int, said: bool, capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(reference, "_row", lambda point: (point.key, "", "", "", ""))
+    monkeypatch.setattr(reference, "_point_row", lambda point: (point.key, "", "", "", ""))
     monkeypatch.setattr(reference, "reference_verdict", lambda difference: ("differs", "bad"))
     monkeypatch.setattr("aprfmt.cli.run_options.show_nonfinite", lambda *_: None)
     rows = [SimpleNamespace(key=f"L{i}.q", beyond=False, outside=False) for i in range(points)]
@@ -112,7 +112,7 @@ def test_the_first_line_counts_warnings_that_it_does_not_say(
     }  # fmt: skip
     opened: Any = SimpleNamespace(damage=(), unread=None, folder=None, path=Path("m.gguf"))
     said = [] if not warnings else [f"{warnings} warning{'s' * (warnings > 1)}"]
-    assert summary._unusual(opened, body) == ["another name", *said]
+    assert summary._list_oddities(opened, body) == ["another name", *said]
 
 
 def test_every_point_is_explained_once(demo_model: Path) -> None:

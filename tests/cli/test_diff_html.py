@@ -17,7 +17,7 @@ import pytest
 
 import aprfmt
 from aprfmt.base.encodings import find_encoding
-from aprfmt.measure.difference_image import image_of
+from aprfmt.measure.difference_image import make_image
 from tests.cli.browser import Page, browser
 from tests.cli.run import aprfmt as command
 from tests.compare.damage import patched
@@ -197,7 +197,7 @@ def test_image_cells_are_the_blocks_of_the_tensor(demo_model: Path, tmp_path: Pa
     aprfmt.convert(demo_model, tmp_path / "q.gguf", encoding="Q8_0")
     with aprfmt.open(demo_model) as a, aprfmt.open(tmp_path / "q.gguf") as b:
         for key in ("L1.ffn_down.weight", "L0.attn_q.bias", "token_embd.weight"):
-            image = image_of(a.roles[key], b.roles[key], key)
+            image = make_image(a.roles[key], b.roles[key], key)
             assert image is not None
             x, y = (np.asarray(m.roles[key].numpy(), np.float64) for m in (a, b))
             norm = float(np.sqrt(np.mean(x * x)))
@@ -221,7 +221,7 @@ def test_image_cells_are_the_blocks_of_the_tensor(demo_model: Path, tmp_path: Pa
             if key == "L1.ffn_down.weight":
                 assert 32 % image.width == 0  # blocks of Q8_0
         key = "L1.ffn_down.weight"
-        assert image_of(a.roles[key], b.roles["L1.ffn_up.weight"], key) is None
+        assert make_image(a.roles[key], b.roles["L1.ffn_up.weight"], key) is None
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0"])
@@ -233,7 +233,7 @@ def test_a_cell_holds_whole_blocks_or_shares_one_evenly(
     block = find_encoding(kind).block_size
     with aprfmt.open(demo_model) as a, aprfmt.open(tmp_path / "q.gguf") as b:
         for key in ("L1.attn_v.weight", "L0.ffn_down.weight", "token_embd.weight"):
-            image = image_of(a.roles[key], b.roles[key], key)
+            image = make_image(a.roles[key], b.roles[key], key)
             assert image is not None
             assert block % image.width == 0 or image.width % block == 0
             assert 32 <= len(image.cells[0]) <= 96 and 32 <= len(image.cells) <= 64

@@ -301,7 +301,7 @@ def test_every_token_has_its_number_layer_by_layer(
     assert out["rows"] == ["L0", "L1", "L2", "L3"]
     if name == "trace":
         ids = [int(i) for i in IDS.split(",")]
-        found = aprfmt.trace(demo_model, ids=ids, points=["out"]).values("L2.out")
+        found = aprfmt.trace(demo_model, ids=ids, points=["out"]).recorded_values("L2.out")
         assert found is not None
         expected = np.sqrt(np.mean(np.float64(found) ** 2, axis=1))
         assert out["values"][2] == pytest.approx(list(expected), rel=1e-3)
@@ -312,7 +312,7 @@ def test_every_token_has_its_number_layer_by_layer(
         a = aprfmt.trace(folder / f"{mine}.gguf", ids=ids, points=points)
         b = aprfmt.trace(folder / "clean.gguf", ids=ids, points=points, dtype=dtype)
         for layer, row in enumerate(out["values"]):
-            x, y = (np.float64(side.values(f"L{layer}.out")) for side in (a, b))
+            x, y = (np.float64(side.recorded_values(f"L{layer}.out")) for side in (a, b))
             apart = np.linalg.norm(x - y, axis=1) / np.linalg.norm(y, axis=1)
             assert row == pytest.approx(list(apart), rel=1e-3)
     sizes = tab.evaluate(

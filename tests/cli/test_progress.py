@@ -92,7 +92,7 @@ def wait(*arguments):
 setattr(module, function, wait)
 main(sys.argv[1:])
 """
-OPENING = "aprfmt.model._open_source"
+OPENING = "aprfmt.model._open_file_or_index"
 FIRST = {
     "scan": "aprfmt.fleet.run.find_models"
 }  # what is done first, where that is not opening a model
@@ -184,7 +184,9 @@ def test_a_pipe_and_quiet_see_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
         err = Terminal() if terminal else io.StringIO()
         monkeypatch.setattr(sys, "stderr", err)
         monkeypatch.setattr(render, "is_flag_set", lambda flag, quiet=quiet: quiet)
-        monkeypatch.setattr(render.StatusLine, "_work", lambda *_: pytest.fail("a thread began"))
+        monkeypatch.setattr(
+            render.StatusLine, "_write_periodically", lambda *_: pytest.fail("a thread began")
+        )
         line = render.StatusLine()
         line.begin("diff", "reading")
         line.doing("comparing")

@@ -292,13 +292,13 @@ def test_the_reference_is_run_under_the_same_limits(
     from aprfmt.inference.session import Session
 
     seen: list[tuple[str, bool, Any]] = []
-    original = Session.of.__func__  # type: ignore[attr-defined]
+    original = Session.open.__func__  # type: ignore[attr-defined]
 
     def of(cls: Any, model: Any, backend: Any, *, memory: Any = None) -> Any:
         seen.append((backend.name, backend.deterministic, memory))
         return original(cls, model, backend, memory=memory)
 
-    monkeypatch.setattr(Session, "of", classmethod(of))
+    monkeypatch.setattr(Session, "open", classmethod(of))
     done = aprfmt(
         "trace",
         tiny,

@@ -13,7 +13,7 @@ from aprfmt.codecs.arithmetic import (
     ordered_sum,
     round_half_away,
     sum_of_products,
-    to_int,
+    truncate_to_int,
 )
 from tests.codecs.data import Array, assert_same_numbers
 
@@ -125,7 +125,7 @@ def test_nearest_int_rounds_ties_to_even_and_wraps_beyond_22_bits() -> None:
 
 def test_to_int_gives_zero_for_what_does_not_fit() -> None:
     x = np.array([2.9, -2.9, 3e9, np.inf, -np.inf, np.nan], np.float32)
-    assert to_int(x).tolist() == [2, -2, 0, 0, 0, 0]
+    assert truncate_to_int(x).tolist() == [2, -2, 0, 0, 0, 0]
 
 
 def test_largest_magnitude_takes_the_first_and_no_nan() -> None:

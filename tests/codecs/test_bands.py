@@ -53,7 +53,7 @@ def weight(case: str) -> PackedWeight:
 @pytest.mark.parametrize("case", CASES)
 def test_bands_together_are_the_weight(case: str, elements: int) -> None:
     whole = weight(case)
-    values, bands = whole.decode(), whole.bands(elements)
+    values, bands = whole.decode(), whole.split_bands(elements)
     found = [band.decode() for band in bands]
     assert [band.shape for band in bands] == [each.shape for each in found]
     assert np.concatenate(found).tobytes() == values.tobytes()
@@ -63,7 +63,7 @@ def test_bands_together_are_the_weight(case: str, elements: int) -> None:
     assert laid is not None
     if main.encoding.startswith("F8"):
         codes = np.frombuffer(main.raw, np.uint8).reshape(-1, values.shape[-1])
-        assert np.array_equal(laid.codes_in(1, laid.rows), codes[1:])
+        assert np.array_equal(laid.unpack_rows(1, laid.rows), codes[1:])
     lost = [count_lost_codes(band, "F16") for band in bands]
     assert (None if None in lost else sum(n or 0 for n in lost)) == count_lost_codes(whole, "F16")
 
@@ -74,5 +74,5 @@ def test_a_weight_without_elements_is_its_one_band() -> None:
         ".weight_scale_inv": StoredPart(bytes(4), "F32", (1,)),
     }
     empty = PackedWeight(DIALECTS["fp8_block"], parts, PLAIN)
-    assert [band.decode().shape for band in empty.bands(1)] == [(0, 4)]
+    assert [band.decode().shape for band in empty.split_bands(1)] == [(0, 4)]
     assert count_lost_codes(empty, "BF16") == 0

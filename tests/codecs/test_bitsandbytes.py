@@ -10,7 +10,7 @@ import pytest
 
 from aprfmt.codecs import CODECS, decode, decode_chunked, encode, quant_state
 from aprfmt.codecs.bnb4 import Bnb4Codec
-from aprfmt.codecs.double_quant import mean
+from aprfmt.codecs.double_quant import torch_mean
 from aprfmt.errors import CodecError
 from tests.codecs.data import Array, decoded
 
@@ -134,7 +134,7 @@ def test_mean_sums_in_torchs_order(bnb: Any, size: int) -> None:
     """Sizes at which torch's cascade of partial sums takes another turn."""
     for seed in range(5):
         x = np.random.default_rng(seed).lognormal(0, 2, size).astype(np.float32)
-        assert float(mean(x)) == torch.from_numpy(x).mean().item()
+        assert float(torch_mean(x)) == torch.from_numpy(x).mean().item()
 
 
 def test_the_files_own_table_decides() -> None:
@@ -207,5 +207,5 @@ def test_tells_shape_and_dtype_and_how_it_is_recognised() -> None:
     codec = codec_of("FP4", dtype="bfloat16")
     raw = codec.encode(np.ones((3, 5), np.float32))
     assert codec.shape_of(raw) == (3, 5)
-    assert quant_state.state_of("FP4", raw).dtype == "bfloat16"
+    assert quant_state.read_state("FP4", raw).dtype == "bfloat16"
     assert codec.row.claim == "quant_state.bitsandbytes__fp4" == codec.parts[1]

@@ -14,7 +14,7 @@ import pytest
 from aprfmt.codecs import decode, encode, f4, f6, fp8, laid_out
 from aprfmt.codecs.bits import pairs_to_halves
 from aprfmt.codecs.fp8 import OF_TWO_SIGNS
-from aprfmt.codecs.laid_out import GroupNumbers, LaidCodes, LaidOut, codes_of, grid_of
+from aprfmt.codecs.laid_out import GroupNumbers, PackedCodes, WeightLayout, tile_grid, wrap_codes
 from aprfmt.errors import CodecError
 from tests.codecs.levels import level as level
 from tests.codecs.levels import native, same_bits
@@ -24,7 +24,7 @@ MATRICES, ROWS, COLUMNS = 2, 48, 96  # rows and columns are whole units of every
 TALL, WIDE = 144, 144  # more than the kernel takes at a time of both, and a part
 
 
-def codes(order: str, bits: int, columns: int = COLUMNS, rows: int = ROWS) -> LaidCodes:
+def codes(order: str, bits: int, columns: int = COLUMNS, rows: int = ROWS) -> PackedCodes:
     rng = np.random.default_rng(bits)
     shapes: dict[str, tuple[Any, tuple[int, ...]]] = {
         "rows": (np.uint8, (rows, -(-columns * bits // 8))),
@@ -35,7 +35,7 @@ def codes(order: str, bits: int, columns: int = COLUMNS, rows: int = ROWS) -> La
     }
     kind, shape = shapes[order]
     held = rng.integers(0, 1 << 32, (MATRICES, *shape)).astype(kind)
-    return LaidCodes(bits, "columns" if order == "bytes" else order, held)
+    return PackedCodes(bits, "columns" if order == "bytes" else order, held)
 
 
 def numbers(down: int, across: int, *, small: bool = False) -> GroupNumbers:
@@ -57,13 +57,13 @@ def values_of(kind: str, bits: int) -> Array:
     }[kind].astype(np.float32)
 
 
-def by_numpy(weight: LaidOut, monkeypatch: pytest.MonkeyPatch) -> Array:
+def by_numpy(weight: WeightLayout, monkeypatch: pytest.MonkeyPatch) -> Array:
     with monkeypatch.context() as patch:
         patch.setattr(laid_out, "native_kernels", lambda: None)
         return weight.decode()
 
 
-WEIGHTS: dict[str, Callable[[LaidOut], LaidOut]] = {
+WEIGHTS: dict[str, Callable[[WeightLayout], WeightLayout]] = {
     "bare": lambda one: one,
     "scale": lambda one: replace(one, scale=numbers(ROWS, 3)),
     "bytes": lambda one: replace(one, tile=(1, 16), scale=numbers(ROWS, 6, small=True)),
@@ -84,7 +84,9 @@ WEIGHTS: dict[str, Callable[[LaidOut], LaidOut]] = {
 def test_numbers_of_every_width(
     level: str, bits: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = LaidOut((MATRICES, ROWS, COLUMNS), codes("rows", bits), values_of(kind, bits), (1, 32))
+    made = WeightLayout(
+        (MATRICES, ROWS, COLUMNS), codes("rows", bits), values_of(kind, bits), (1, 32)
+    )
     for change in WEIGHTS.values():
         weight = change(made)
         same_bits(weight.decode(), by_numpy(weight, monkeypatch))
@@ -95,8 +97,8 @@ def test_numbers_of_every_width(
 def test_small_floats(level: str, table: Array, monkeypatch: pytest.MonkeyPatch) -> None:
     bits = {16: 4, 64: 6}[len(table)]
     held = np.resize(np.arange(256, dtype=np.uint8), (MATRICES, ROWS, COLUMNS * bits // 8))
-    made = LaidOut((MATRICES, ROWS, COLUMNS), LaidCodes(bits, "rows", held), table, (1, 32))
-    assert (made.codes_in(0, ROWS) == np.arange(1 << bits)[:, None, None]).any(axis=(1, 2)).all()
+    made = WeightLayout((MATRICES, ROWS, COLUMNS), PackedCodes(bits, "rows", held), table, (1, 32))
+    assert (made.unpack_rows(0, ROWS) == np.arange(1 << bits)[:, None, None]).any(axis=(1, 2)).all()
     for change in WEIGHTS.values():
         weight = change(made)
         same_bits(weight.decode(), by_numpy(weight, monkeypatch))
@@ -110,7 +112,7 @@ def test_small_floats(level: str, table: Array, monkeypatch: pytest.MonkeyPatch)
 def test_codes_in_every_order(level: str, order: str, monkeypatch: pytest.MonkeyPatch) -> None:
     widths = (4,) if order in ("awq", "pairs") else (3, 4, 8)
     for bits in widths:
-        weight = LaidOut(
+        weight = WeightLayout(
             (MATRICES, ROWS, COLUMNS), codes(order, bits), values_of("table", bits), (5, 32),
             numbers(10, 3),
         )  # fmt: skip
@@ -121,7 +123,7 @@ def test_codes_in_every_order(level: str, order: str, monkeypatch: pytest.Monkey
             same_bits(weight.decode(start, stop), expected[start:stop])
 
 
-ACROSS: dict[str, Callable[[LaidOut], LaidOut]] = {
+ACROSS: dict[str, Callable[[WeightLayout], WeightLayout]] = {
     "bare": lambda one: one,
     "scale": lambda one: replace(one, scale=numbers(TALL, 2)),
     "zero": lambda one: replace(one, scale=lying(numbers(TALL, 2)), zero=numbers(TALL, 2)),
@@ -150,7 +152,7 @@ def lying(found: GroupNumbers) -> GroupNumbers:
 def test_codes_that_do_not_lie_in_rows_are_decoded_where_they_lie(
     level: str, order: str, bits: int, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made = LaidOut(
+    made = WeightLayout(
         (MATRICES, TALL, WIDE), codes(order, bits, WIDE, TALL), values_of(kind, bits), (1, 72)
     )
     for change in ACROSS.values():
@@ -160,7 +162,9 @@ def test_codes_that_do_not_lie_in_rows_are_decoded_where_they_lie(
         assert taken == [weight.group is not None, False, False]
         same_bits(weight.decode(threads=2), expected)  # turned first, but for groups of columns
         with monkeypatch.context() as patch:
-            patch.setattr(LaidOut, "_across", lambda self, first, rows: not (first % 8 or rows % 8))
+            patch.setattr(
+                WeightLayout, "_across", lambda self, first, rows: not (first % 8 or rows % 8)
+            )
             same_bits(weight.decode(), expected)
             for start, stop in ((8, 24), (130, 200), (136, 280)):
                 same_bits(weight.decode(start, stop), expected[start:stop])
@@ -173,14 +177,14 @@ def test_codes_that_do_not_lie_in_rows_are_decoded_where_they_lie(
 def test_columns_may_be_odd_where_rows_share_words(
     level: str, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weight = LaidOut((MATRICES, ROWS, 27), codes(order, 4, 27), values_of("table", 4), (1, 27))
+    weight = WeightLayout((MATRICES, ROWS, 27), codes(order, 4, 27), values_of("table", 4), (1, 27))
     same_bits(weight.decode(), by_numpy(weight, monkeypatch))
 
 
 @pytest.mark.parametrize("kind", fp8.OF_TWO_SIGNS, ids=lambda kind: kind.name)
 def test_every_code_of_eight_bits(level: str, kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     held = np.arange(512).astype(np.uint8).reshape(1, 2, 256)
-    weight = LaidOut((2, 256), LaidCodes(8, "rows", held), kind.values, (1, 256))
+    weight = WeightLayout((2, 256), PackedCodes(8, "rows", held), kind.values, (1, 256))
     found = weight.decode()
     same_bits(found, by_numpy(weight, monkeypatch))
     assert np.array_equal(found.view(np.uint32)[0], kind.values.view(np.uint32))
@@ -189,18 +193,18 @@ def test_every_code_of_eight_bits(level: str, kind: Any, monkeypatch: pytest.Mon
 def test_rows_that_end_within_a_byte(level: str) -> None:
     rng = np.random.default_rng(0)
     stored: Array = rng.integers(0, 256, 6).astype(np.uint8)
-    held, table = codes_of(stored[:5], 4, (3, 3), np.arange(16.0))
+    held, table = wrap_codes(stored[:5], 4, (3, 3), np.arange(16.0))
     each = np.stack([stored & 15, stored >> 4], axis=1).reshape(-1)[:9]
-    assert np.array_equal(LaidOut((3, 3), held, table, (1, 3)).decode(), each.reshape(3, 3))
+    assert np.array_equal(WeightLayout((3, 3), held, table, (1, 3)).decode(), each.reshape(3, 3))
 
 
 def test_memory_in_use_is_stored_to_past_the_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large outputs at every alignment: the stores that need one are not used without it."""
     wide, rows = 4096, 512
     held = np.random.default_rng(0).integers(0, 256, (1, rows, wide // 2)).astype(np.uint8)
-    weight = LaidOut(
+    weight = WeightLayout(
         (rows, wide),
-        LaidCodes(4, "rows", held),
+        PackedCodes(4, "rows", held),
         values_of("integers", 4),
         (1, 32),
         GroupNumbers(np.random.default_rng(1).random((1, rows, wide // 32), np.float32)),
@@ -260,12 +264,12 @@ def test_rows_are_encoded_as_what_decodes_them_says(
     monkeypatch.setattr(laid_out, "_CHUNK", 1 << 12)
     rng = np.random.default_rng(3)
     for columns in (COLUMNS, COLUMNS - 5, 20_000):  # the last fill more than is decoded at a time
-        grid = (1, *grid_of((ROWS, columns), tile))
+        grid = (1, *tile_grid((ROWS, columns), tile))
         scale = np.exp2(rng.integers(-40, 40, grid)).astype(np.float32) * 1.37
         held = rng.integers(0, 256, (1, ROWS, columns), np.uint8)
-        weight = LaidOut(
+        weight = WeightLayout(
             (ROWS, columns),
-            LaidCodes(8, "rows", held),
+            PackedCodes(8, "rows", held),
             OF_TWO_SIGNS[0].values.astype(np.float32),
             tile,
             GroupNumbers(scale.astype(np.float32)),

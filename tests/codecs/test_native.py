@@ -61,7 +61,7 @@ def test_every_kernel_passes_its_check() -> None:
 @pytest.mark.parametrize("name", golden.DECODED)
 def test_golden_digests_are_what_numpy_decodes(name: str) -> None:
     row = ENCODINGS[name]
-    blocks = golden.blocks_of(row.block_size)
+    blocks = golden.block_count(row.block_size)
     raw = golden.raw_bytes(row.header + blocks * row.type_size)
     out = np.empty(blocks * row.block_size, np.float32)
     codecs.codec(name).decode({"": raw}, out)
@@ -72,8 +72,8 @@ def test_golden_digests_are_what_numpy_decodes(name: str) -> None:
 @pytest.mark.parametrize("fma", ["fused", "strict"])
 @pytest.mark.parametrize("name", sorted({name for name, _ in golden.ENCODED}))
 def test_golden_digests_are_what_numpy_encodes(name: str, fma: str) -> None:
-    x = np.array(golden.values(), np.float32).reshape(golden.ROWS, golden.COLUMNS)
-    weights = np.array(golden.importance(), np.float32)
+    x = np.array(golden.sample_values(), np.float32).reshape(golden.ROWS, golden.COLUMNS)
+    weights = np.array(golden.sample_importance(), np.float32)
     for each, expected in zip((None, weights), golden.ENCODED[name, fma], strict=True):
         made = codecs.codec(name).encode(x, fma=fma, importance=each)[""]  # type: ignore[arg-type]
         assert golden.digest(made) == expected

@@ -24,7 +24,7 @@ def void(call: Callable[[], object]) -> None:
 def test_parts_cover_everything_once_at_block_boundaries(
     count: int, block: int, threads: int
 ) -> None:
-    parts = parallel.split(count, block, threads)
+    parts = parallel.split_range(count, block, threads)
     assert 1 <= len(parts) <= threads
     assert parts[0][0] == 0
     assert parts[-1][1] == count
@@ -45,7 +45,7 @@ def test_decoding_in_threads_gives_the_same_numbers(name: str) -> None:
         count // row.block_size // 64 + 2,
     )
     raw = raw[: -(-count // row.block_size) * row.type_size]
-    alone, split = np.empty(count, np.float32), parallel.aligned(count)
+    alone, split = np.empty(count, np.float32), parallel.aligned_array(count)
     native.KERNELS[name](raw, alone)
     for threads in (2, 3):
         split.fill(-1)
@@ -67,9 +67,9 @@ def test_decoding_in_threads_gives_the_same_numbers(name: str) -> None:
 
 def test_tasks_run_on_several_threads_at_a_time() -> None:
     meet = threading.Barrier(3, timeout=PATIENCE)
-    parallel.run([lambda: void(meet.wait)] * 3, 3)
+    parallel.run_tasks([lambda: void(meet.wait)] * 3, 3)
     seen = set()
-    parallel.run([lambda: seen.add(threading.get_ident()) for _ in range(50)], 1)
+    parallel.run_tasks([lambda: seen.add(threading.get_ident()) for _ in range(50)], 1)
     assert seen == {threading.get_ident()}
 
 
@@ -82,7 +82,7 @@ def test_an_error_of_a_task_comes_out() -> None:
     for threads in (1, 2):
         tasks = [fail, *[lambda: done.append(1)] * 5]
         with pytest.raises(CodecError, match="broken"):
-            parallel.run(tasks[::-1], threads)
+            parallel.run_tasks(tasks[::-1], threads)
     assert done
 
 
@@ -91,9 +91,9 @@ def test_a_task_that_splits_again_runs_its_parts_itself() -> None:
 
     def outer() -> None:
         me = threading.get_ident()
-        parallel.run([lambda: inner.append(threading.get_ident() == me)] * 4, 4)
+        parallel.run_tasks([lambda: inner.append(threading.get_ident() == me)] * 4, 4)
 
-    parallel.run([outer] * 3, 3)
+    parallel.run_tasks([outer] * 3, 3)
     assert inner == [True] * 12
 
 
@@ -101,13 +101,13 @@ def test_a_task_that_splits_again_runs_its_parts_itself() -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="NOT-RUN: no fork here")
 def test_a_forked_child_has_threads_of_its_own() -> None:
     here = threading.Barrier(3, timeout=PATIENCE)
-    parallel.run([lambda: void(here.wait)] * 3, 3)  # the parent has threads now
+    parallel.run_tasks([lambda: void(here.wait)] * 3, 3)  # the parent has threads now
     child = os.fork()
     if child == 0:
         code = 1
         try:
             meet = threading.Barrier(2, timeout=PATIENCE)
-            parallel.run([lambda: void(meet.wait)] * 2, 2)
+            parallel.run_tasks([lambda: void(meet.wait)] * 2, 2)
             code = 0
         finally:
             os._exit(code)
@@ -116,7 +116,7 @@ def test_a_forked_child_has_threads_of_its_own() -> None:
 
 def test_aligned_arrays_begin_on_a_cache_line() -> None:
     for count in (1, 1000, 1 << 20):
-        array = parallel.aligned(count)
+        array = parallel.aligned_array(count)
         assert array.size == count
         assert array.ctypes.data % 64 == 0
         assert array.flags.c_contiguous

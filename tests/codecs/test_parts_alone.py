@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.codecs import CODECS, encode, modelopt_scope, native_kernels, writable
+from aprfmt.codecs import CODECS, encodable_names, encode, modelopt_scope, native_kernels
 from aprfmt.codecs.compressed_tensors import _numbers_by_group
-from aprfmt.codecs.laid_out import LaidCodes, LaidOut
+from aprfmt.codecs.laid_out import PackedCodes, WeightLayout
 from aprfmt.codecs.repack_blocks import _block_scales
 from aprfmt.errors import AprfmtError, CodecError
-from aprfmt.formats.pytorch.pickle_calls import _sparse
+from aprfmt.formats.pytorch.pickle_calls import _describe_sparse
 
 
 def test_what_is_writable_encodes_weights_and_nothing_else_does() -> None:
     """Integers are copied and never made of weights; others encode a row or have no encoder."""
-    found = writable()
+    found = encodable_names()
     assert len(set(found)) == len(found) > 20
     for name in CODECS:
         whole = ENCODINGS[name].numpy.startswith(("int", "uint", "bool", "complex"))
@@ -41,13 +41,13 @@ def test_the_first_block_whose_scale_is_no_number_is_named(bad: tuple[int, int])
 @pytest.mark.parametrize("layout", ["coo", "csr", "csc", "bsr", "bsc"])
 def test_a_sparse_tensor_has_its_parts_and_then_its_size(layout: str) -> None:
     parts = ["p0", "p1"] if layout == "coo" else ["p0", "p1", "p2"]
-    found = _sparse(f"torch.sparse_{layout}", (*parts, (3, 4)))
+    found = _describe_sparse(f"torch.sparse_{layout}", (*parts, (3, 4)))
     assert list(found.parts.values()) == parts and found.facts["shape"] == [3, 4]
     with pytest.raises(ValueError, match=r"has [23] values|its layout is"):
-        _sparse(f"torch.sparse_{layout}", tuple(parts))
+        _describe_sparse(f"torch.sparse_{layout}", tuple(parts))
     if layout != "coo":
         with pytest.raises(ValueError, match="has 3 values"):
-            _sparse(f"torch.sparse_{layout}", tuple(parts))
+            _describe_sparse(f"torch.sparse_{layout}", tuple(parts))
 
 
 @pytest.mark.parametrize("shape", [(6, 8), (2, 6, 8)])
@@ -81,8 +81,8 @@ def test_codes_are_recoded_by_kernels_where_they_lie_in_rows_and_have_no_factor(
 ) -> None:
     """The kernels know of no factor a column: what they made with one would be other weights."""
     held = np.zeros((1, 32, 128), np.uint8) if order == "rows" else np.zeros((1, 32, 32), np.uint32)
-    made = LaidOut(
-        (1, 32, 256), LaidCodes(4, order, held), np.arange(16, dtype=np.float32), (1, 32)
+    made = WeightLayout(
+        (1, 32, 256), PackedCodes(4, order, held), np.arange(16, dtype=np.float32), (1, 32)
     )
     if factor:
         made = replace(made, factor=np.ones(256, np.float32))

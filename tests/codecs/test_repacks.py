@@ -353,7 +353,7 @@ def test_what_is_no_such_grid_is_said() -> None:
             raise AssertionError(found)
     weight = gptq(codes, good, zeros)
     order = rng.permutation(np.arange(COLUMNS) // 32).astype(np.int32)
-    mixed = weight.altered({".g_idx": StoredPart(order.tobytes(), "I32", (COLUMNS,))})
+    mixed = weight.replace_parts({".g_idx": StoredPart(order.tobytes(), "I32", (COLUMNS,))})
     assert "another order" in str(repack(mixed, "GPTQ", {"Q4_0"}))
     assert repack(weight, "GPTQ", {"MXFP4"}) == ""
     assert isinstance(repack(weight, "GPTQ", {"Q4_0"}), Repacked)

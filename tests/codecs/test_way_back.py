@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.codecs import fp8
-from aprfmt.codecs.way_back import all_codes_return, count_lost_codes, surely_all_return
+from aprfmt.codecs.way_back import all_codes_recoverable, count_lost_codes, has_only_safe_scales
 from tests.codecs.weights import packed
 
 E4M3 = ml_dtypes.float8_e4m3fn
@@ -42,9 +42,9 @@ def test_fp8_codes_come_back_over_all_scales(stored: str, data: st.DataObject) -
     assert count_lost_codes(weight, stored) == lost.sum()
     laid = weight.laid_out()
     assert laid is not None
-    assert all_codes_return(laid, 0, 2, stored, fp8.E4M3.values) == (not lost.any())
-    assert not (surely_all_return(weight, stored) and lost.any())
+    assert all_codes_recoverable(laid, 0, 2, stored, fp8.E4M3.values) == (not lost.any())
+    assert not (has_only_safe_scales(weight, stored) and lost.any())
     _, smallest, largest = STORED[stored]
     if smallest + 10 <= power <= largest - 11:
         assert not lost.any()
-        assert surely_all_return(weight, stored), "nothing was to be tried"
+        assert has_only_safe_scales(weight, stored), "nothing was to be tried"

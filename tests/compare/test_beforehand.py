@@ -12,7 +12,7 @@ import pytest
 from aprfmt.compare import diff_models
 from aprfmt.formats.mapped_file import StoredTensor
 from aprfmt.measure import prefetch
-from aprfmt.measure.alignment import TensorPair, align
+from aprfmt.measure.alignment import TensorPair, align_models
 from aprfmt.measure.prefetch import BytePrefetch
 from aprfmt.model import open_model
 from aprfmt.tensors.runs import RunBytes, difference_offset
@@ -45,13 +45,13 @@ def test_the_first_byte_that_differs_is_found(
 ) -> None:
     paths = written(tmp_path / "a.safetensors"), written(tmp_path / "b.safetensors", wrong)
     with open_model(paths[0]) as a, open_model(paths[1]) as b:
-        pairs = align(a, b).pairs
+        pairs = align_models(a, b).pairs
         with BytePrefetch(pairs, threads) as bytes_of:
             found = {}
             for number, pair in enumerate(pairs):
                 assert pair.a is not None and pair.b is not None
                 runs = pair.a.stored_runs(), pair.b.stored_runs()
-                found[pair.key] = bytes_of.of(number)(*runs)
+                found[pair.key] = bytes_of.comparer(number)(*runs)
     expected = dict.fromkeys(SHAPES, None) | {"c": min(wrong, default=None)}
     assert found == expected
 
@@ -59,10 +59,10 @@ def test_the_first_byte_that_differs_is_found(
 def test_what_is_not_asked_for_is_given_up(tmp_path: Path) -> None:
     path = written(tmp_path / "a.safetensors")
     with open_model(path) as a, open_model(path) as b:
-        with BytePrefetch(align(a, b).pairs, 2) as bytes_of:
+        with BytePrefetch(align_models(a, b).pairs, 2) as bytes_of:
             threads = list(bytes_of._threads)
         assert not any(thread.is_alive() for thread in threads)
-        assert not bytes_of._one()
+        assert not bytes_of._compare_next_span()
 
 
 def test_a_small_pair_waits_for_no_later_one(
@@ -77,13 +77,13 @@ def test_a_small_pair_waits_for_no_later_one(
 
     monkeypatch.setattr(prefetch, "difference_offset", counted)
     with open_model(path) as a, open_model(path) as b:
-        pairs = align(a, b).pairs
+        pairs = align_models(a, b).pairs
         small = next(n for n, pair in enumerate(pairs) if pair.key == "b small")
         before = sum(-(-SIZE // 256) for pair in pairs[:small])
         with BytePrefetch(pairs, 0) as bytes_of:
             pair = pairs[small]
             assert pair.a is not None and pair.b is not None
-            assert bytes_of.of(small)(pair.a.stored_runs(), pair.b.stored_runs()) is None
+            assert bytes_of.comparer(small)(pair.a.stored_runs(), pair.b.stored_runs()) is None
     assert len(done) <= before + 1
 
 
@@ -97,9 +97,9 @@ def test_a_fault_of_a_thread_reaches_who_asks(
 
     monkeypatch.setattr(RunBytes, "window", broken)
     with open_model(path) as a, open_model(path) as b:
-        with BytePrefetch(align(a, b).pairs, 2) as bytes_of:
+        with BytePrefetch(align_models(a, b).pairs, 2) as bytes_of:
             with pytest.raises(MemoryError, match="no more"):
-                bytes_of.of(0)((), ())
+                bytes_of.comparer(0)((), ())
         with pytest.raises(MemoryError, match="no more"):
             diff_models(a, b)
 
@@ -110,6 +110,6 @@ def test_only_what_is_mapped_is_read_by_threads(
     path = written(tmp_path / "a.safetensors")
     monkeypatch.setattr(StoredTensor, "lies", lambda self, start=0: None)
     with open_model(path) as a, open_model(path) as b:
-        pairs: tuple[TensorPair, ...] = align(a, b).pairs
+        pairs: tuple[TensorPair, ...] = align_models(a, b).pairs
         assert [prefetch._plain_bytes_of_pair(pair) for pair in pairs] == [None] * len(pairs)
         assert diff_models(a, b).equal

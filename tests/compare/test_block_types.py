@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import aprfmt
-from aprfmt.base.encodings import ENCODINGS, member_places
+from aprfmt.base.encodings import ENCODINGS, member_offsets
 from aprfmt.codecs import CODECS, encode
 from aprfmt.compare import diff
 from aprfmt.compare.diffs import DiffReport
@@ -98,7 +98,7 @@ def confirmed(report: DiffReport) -> list[str]:
 
 def places(name: str) -> dict[str, tuple[int, int]]:
     """Return the bytes of a block that each member takes."""
-    return member_places(ENCODINGS[name].layout)
+    return member_offsets(ENCODINGS[name].layout)
 
 
 def test_the_table_is_tried_whole() -> None:

@@ -43,7 +43,9 @@ def test_a_special_id_is_that_of_a_token(
 
 PARTS: Mapping[str, tuple[dict[str, Any], Any]] = {
     "normalizer": ({"type": "Lowercase"}, lambda engine: engine.encode("B", False, True) == [1]),
-    "pre_tokenizer": ({"type": "Whitespace"}, lambda engine: engine.words("a b") == ["a", "b"]),
+    "pre_tokenizer": (
+        {"type": "Whitespace"}, lambda engine: engine.split_words("a b") == ["a", "b"]
+    ),
     "post_processor": (
         {
             "type": "TemplateProcessing",
@@ -83,7 +85,7 @@ def test_every_part_of_a_tokenizer_is_taken_over(name: str) -> None:
 def test_nan_is_confirmed_where_all_other_values_are_equal(
     changed: int, alone: int, rest: float, slack: float, confirmed: bool
 ) -> None:
-    odd = SimpleNamespace(alone=alone, side="B", says=lambda: "B has NaN at 0")
+    odd = SimpleNamespace(alone=alone, side="B", text=lambda: "B has NaN at 0")
     before = SimpleNamespace(nonfinite=odd, changed=changed, rest=rest, relative=1.0)
     case: Any = SimpleNamespace(before=before, key="w", slack=lambda: slack)
     found = _with_nonfinite(case, None)
@@ -127,7 +129,7 @@ def side(scores: list[float] | None = None, **facts: Any) -> Any:
         types=None,
         engine_ids={"bos": 1, "eos": 2},
     )
-    return SimpleNamespace(vocabulary=vocabulary, lists=True, **facts)
+    return SimpleNamespace(vocabulary=vocabulary, uses_lists=True, **facts)
 
 
 @pytest.mark.parametrize("base", [-0.5, -3.0, -2e5])

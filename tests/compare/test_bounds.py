@@ -12,7 +12,7 @@ from aprfmt.errors import UsageError
 from aprfmt.inference.replay.shadow import ShadowPoint
 from aprfmt.measure import tensors
 from aprfmt.measure.encoding_noise import UNIT
-from aprfmt.measure.tolerances import BASE, MOE_FACTOR, SMALLEST_BUG, tolerance
+from aprfmt.measure.tolerances import BASE, MOE_FACTOR, SMALLEST_BUG, run_tolerance
 from aprfmt.measure.traces import compare_traces
 
 
@@ -52,16 +52,16 @@ class OneTrace:
     def records(self) -> Mapping[str, OneRecord]:
         return {self.key: OneRecord(self.key, self.held.shape)}
 
-    def find(self, key: str) -> OneRecord | None:
+    def find_record(self, key: str) -> OneRecord | None:
         return self.records.get(key)
 
-    def parts(self, key: str) -> list[str]:
+    def slot_parts(self, key: str) -> list[str]:
         return [key]
 
-    def values(self, key: str) -> np.ndarray:
+    def recorded_values(self, key: str) -> np.ndarray:
         return self.held
 
-    def mask(self, key: str) -> None:
+    def values_mask(self, key: str) -> None:
         return None
 
 
@@ -70,14 +70,14 @@ VALUES = np.random.default_rng(3).standard_normal((3, 64)).astype(np.float32)
 
 def test_experts_widen_no_bound_that_a_bug_would_fit_into() -> None:
     for dtype in BASE:
-        plain, routed = (tolerance(dtype, dtype, moe=moe).rel_l2 for moe in (False, True))
+        plain, routed = (run_tolerance(dtype, dtype, moe=moe).rel_l2 for moe in (False, True))
         assert routed in (plain, plain * MOE_FACTOR)
         assert (routed == plain) == (plain < SMALLEST_BUG), dtype
 
 
 def test_a_tenth_is_wrong_in_every_arithmetic() -> None:
     for dtype in BASE:
-        assert tolerance(dtype, "float32").rel_l2 < 0.1
+        assert run_tolerance(dtype, "float32").rel_l2 < 0.1
 
 
 @pytest.mark.parametrize("printed", ["this", "reference"])

@@ -176,9 +176,9 @@ def test_the_steps_of_a_part_are_those_of_the_whole(name: str) -> None:
             raw = {"": rng.integers(0, 256, size, np.uint8).tobytes()}
     count = BLOCKS * columns
     with np.errstate(all="ignore"):
-        whole = bounds.steps(name, raw, count)
+        whole = bounds.quantization_steps(name, raw, count)
         parts = [
-            bounds.steps(name, raw, count, slice(start, stop), columns=columns)
+            bounds.quantization_steps(name, raw, count, slice(start, stop), columns=columns)
             for start, stop in ((0, columns), (columns, 3 * columns), (columns, count), (3, 77))
         ]
     if whole is None:
@@ -198,11 +198,11 @@ def test_the_steps_of_padded_rows_are_each_rows_own(name: str) -> None:
     rng = np.random.default_rng(1)
     raw = [rng.integers(0, 60, 2 * row.type_size, np.uint8).tobytes() for _ in range(3)]
     with np.errstate(all="ignore"):
-        each = [bounds.steps(name, {"": one}, 512) for one in raw]
-        found = bounds.steps(
+        each = [bounds.quantization_steps(name, {"": one}, 512) for one in raw]
+        found = bounds.quantization_steps(
             name, {"": b"".join(raw)}, 900, columns=300, row_bytes=2 * row.type_size
         )
-        some = bounds.steps(
+        some = bounds.quantization_steps(
             name, {"": b"".join(raw)}, 900, slice(290, 610), columns=300,
             row_bytes=2 * row.type_size,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from aprfmt.causes.tensor import coarse_damage, derived_weights
 from aprfmt.causes.tensor.arithmetic import _has_encoder
 from aprfmt.causes.tensor.differing_pair import WINDOW, DifferingPair
 from aprfmt.causes.tensor.proof import make_finding
-from aprfmt.causes.tensor.summary import _proof
+from aprfmt.causes.tensor.summary import _joint_proof
 from aprfmt.causes.tensor.transposition import samples_agree
 from aprfmt.causes.tokenizer.probe_texts import _differing_piece_texts
 from aprfmt.measure.alignment import TensorPair, _pair_tied_head
@@ -25,7 +25,7 @@ from aprfmt.tokenizer.vocabulary import Vocabulary
 
 def test_the_errors_of_a_copy_are_said_in_numbers() -> None:
     found = Fit(9, 0.5, 0.125, 7.25, -0.5, 0.375, 0.1, 0.2, 0.0, 0.1, 0.3)
-    assert found.says() == (
+    assert found.text() == (
         "errors in its own steps: root mean square 0.38, mean -0.5, largest 7.25, 12 % beyond one"
     )
 
@@ -47,10 +47,10 @@ def test_the_share_of_several_tensors_is_that_of_all_their_values() -> None:
             ([rows[1], row(10, weak)], "explained", 1.0),
             ([rows[1], row(10, replace(whole, accused=True))], "explained", 1.0)]  # fmt: skip
     for group, certainty, share in said:
-        found = _proof(group)
+        found = _joint_proof(group)
         assert found is not None and (certainty_of(found), found.share) == (certainty, share)
-    assert _proof([*rows, row(10, None)]) is None
-    assert _proof([*rows, row(10, unfitted_proof(10, 0.25))]) is None
+    assert _joint_proof([*rows, row(10, None)]) is None
+    assert _joint_proof([*rows, row(10, unfitted_proof(10, 0.25))]) is None
 
 
 def test_only_blocks_in_one_part_encode_by_themselves() -> None:

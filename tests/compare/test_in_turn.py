@@ -14,10 +14,10 @@ class Pair:
     """What `numbered_pairs` uses of a pair."""
 
     nbytes: int
-    tensors: int = 1
+    tensor_count: int = 1
     told: int = 0
 
-    def expect(self) -> None:
+    def prefetch(self) -> None:
         self.told += 1
 
 
@@ -31,7 +31,7 @@ def test_as_many_bytes_as_are_fetched_ahead() -> None:
     assert told_at_first([Pair(AHEAD_BYTES // 8) for _ in range(30)]) == 8
     assert told_at_first([Pair(AHEAD_BYTES) for _ in range(30)]) == AHEAD
     assert told_at_first([Pair(1) for _ in range(99)]) == AHEAD_TENSORS
-    assert told_at_first([Pair(1, tensors=128) for _ in range(99)]) == AHEAD
+    assert told_at_first([Pair(1, tensor_count=128) for _ in range(99)]) == AHEAD
 
 
 def test_every_pair_is_told_before_its_turn_and_again_when_it_is_next() -> None:

@@ -7,7 +7,7 @@ import gguf
 import numpy as np
 import pytest
 
-from aprfmt.measure.bounds import steps
+from aprfmt.measure.bounds import quantization_steps
 from aprfmt.measure.numbers import PairSums
 
 BLOCKS = 16
@@ -62,6 +62,6 @@ def test_a_step_is_the_largest_of_its_block_that_gguf_decodes(name: str) -> None
     high[:, codes] = one
     moved = [gguf.quants.dequantize(rows.reshape(-1), kind) for rows in (low, high)]
     gaps = np.abs(moved[1] - moved[0]).reshape(BLOCKS, size).max(axis=1)
-    found = steps(name, {"": low.tobytes()}, BLOCKS * size)
+    found = quantization_steps(name, {"": low.tobytes()}, BLOCKS * size)
     assert found is not None and found.shape == (BLOCKS * size,)
     np.testing.assert_allclose(found.reshape(BLOCKS, size), gaps[:, None].repeat(size, 1), 1e-4)

@@ -91,7 +91,7 @@ def found(a: Path, b: Path) -> SideVerdicts:
 def test_what_one_side_lacks_is_said(demo_model: Path, tmp_path: Path) -> None:
     done = aprfmt("diff", demo_model, demo_model, "--only", "tokenizer", "--json")
     equal = {"tokenizer": "equal", "template": "equal", "generation": "equal", "counts": {}}
-    assert done.json["beside"] == equal and found(demo_model, demo_model).says == ""
+    assert done.json["beside"] == equal and found(demo_model, demo_model).text == ""
     shutil.copytree(demo_model, tmp_path / "b")
     for name in ("chat_template.jinja", "generation_config.json"):
         (tmp_path / "b" / name).unlink()

@@ -14,11 +14,11 @@ import pytest
 
 from aprfmt.base.protocols import TypedValue
 from aprfmt.causes.tokenizer import effect as measuring
-from aprfmt.causes.tokenizer.comparison import TokensReport, compare_stated, compare_tokens
+from aprfmt.causes.tokenizer.comparison import TokensReport, compare_tokenizers, compare_tokens
 from aprfmt.model import Model, open_model
 from aprfmt.tokenizer import to_gguf, to_hf
 from aprfmt.tokenizer.conversations import named_tokens, unknown_tokens
-from aprfmt.tokenizer.stated import stated_tokenizer
+from aprfmt.tokenizer.stated import read_tokenizer_parts
 from tests.cli.run import aprfmt as command
 from tests.tokenizer.fake import fake, folder_model, without_json
 
@@ -186,9 +186,9 @@ def _phantom(token: str) -> str:
 
 
 def compared(a: Model, b: Model) -> TokensReport:
-    mine, theirs = stated_tokenizer(a), stated_tokenizer(b)
+    mine, theirs = read_tokenizer_parts(a), read_tokenizer_parts(b)
     assert mine is not None and theirs is not None
-    return compare_stated(mine, theirs)
+    return compare_tokenizers(mine, theirs)
 
 
 @pytest.mark.parametrize("name", KINDS)

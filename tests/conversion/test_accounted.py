@@ -114,7 +114,7 @@ def test_a_file_that_is_dropped_is_not_in_the_copy(folder: Path, target: str) ->
         assert found[name][0] == "dropped"
     assert found["preprocessor_config.json"][0] == "copied"
     with aprfmt.open(out) as model:
-        texts = model.carried.texts if model.folder is None else model.folder.texts
+        texts = model.carried.embedded_texts if model.folder is None else model.folder.texts
         assert {"LICENSE", "generation_config.json"} & {*texts} == set()
         assert "preprocessor_config.json" in texts
     row = next(row for row in validate(out, against=folder).checks if row.name == "accounted")

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.codecs.laid_out import LaidOut
+from aprfmt.codecs.laid_out import WeightLayout
 from aprfmt.conversion import convert, run, scheduling
 from aprfmt.conversion.repacking import RepackedTensor
 from aprfmt.errors import ConversionError, OutputError
@@ -251,11 +251,11 @@ def test_a_kernel_that_decodes_and_encodes_changes_no_byte_and_no_count(
     found = [convert(tmp_path / "m", tmp_path / "one.gguf", **options)]
     used: list[str] = []
 
-    def never(self: LaidOut, encoding: str) -> bool:
+    def never(self: WeightLayout, encoding: str) -> bool:
         used.append(encoding)
         return False
 
-    monkeypatch.setattr(LaidOut, "recodes", never)
+    monkeypatch.setattr(WeightLayout, "recodes", never)
     found.append(convert(tmp_path / "m", tmp_path / "two.gguf", **options))
     assert wanted in used
     assert (tmp_path / "one.gguf").read_bytes() == (tmp_path / "two.gguf").read_bytes()

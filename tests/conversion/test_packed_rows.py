@@ -12,7 +12,7 @@ import pytest
 
 import aprfmt
 from aprfmt.arch.spec import Move
-from aprfmt.codecs.laid_out import LaidOut
+from aprfmt.codecs.laid_out import WeightLayout
 from aprfmt.inference.rows import StoredRows
 from aprfmt.tensors.packed_rows import packed_rows
 from tests.conversion.dialect_folders import FOLDERS, write_folder
@@ -22,13 +22,13 @@ from tests.conversion.dialect_folders import FOLDERS, write_folder
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Return the numbers of rows that are decoded from now on."""
     seen: list[int] = []
-    fill = LaidOut._fill
+    fill = WeightLayout._fill
 
-    def noted(self: LaidOut, matrix: int, first: int, out: "np.ndarray", fresh: bool) -> None:
+    def noted(self: WeightLayout, matrix: int, first: int, out: "np.ndarray", fresh: bool) -> None:
         seen.append(len(out))
         fill(self, matrix, first, out, fresh)
 
-    monkeypatch.setattr(LaidOut, "_fill", noted)
+    monkeypatch.setattr(WeightLayout, "_fill", noted)
     return seen
 
 

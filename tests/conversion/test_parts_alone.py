@@ -25,7 +25,7 @@ from aprfmt.conversion.quantize_options import model_mixture
 from aprfmt.conversion.repacking import RepackedTensor
 from aprfmt.errors import ArchError, ConversionError, FormatError, UsageError
 from aprfmt.formats import FORMATS, open_source, shard_set, temporary_files
-from aprfmt.formats.pytorch.zip_archive import _WIDE, _widened
+from aprfmt.formats.pytorch.zip_archive import _WIDE, _apply_zip64
 from aprfmt.model import manifest, open_model
 from aprfmt.model.carried_files import BARE as BARE_KEY
 from aprfmt.model.ledger import Pronounced
@@ -169,7 +169,7 @@ def test_a_head_is_the_table_only_where_the_base_ties_them(
     def tensor(number: int) -> Any:
         return SimpleNamespace(numpy=lambda: np.full(3, number))
 
-    monkeypatch.setattr(placing, "_table_of", lambda base: "table")
+    monkeypatch.setattr(placing, "_embedding_name", lambda base: "table")
     base: Any = {"table": tensor(1)}
     base = SimpleNamespace(hyper={"tied_embeddings": tied}, path="base", __getitem__=None)
     held = {"table": tensor(1), name: tensor(1 if equal else 2)}
@@ -212,10 +212,10 @@ def test_a_zip64_field_may_follow_others(first: bool) -> None:
     wide = struct.pack("<2H2Q", 1, 16, 1 << 33, 1 << 34)
     stamp = struct.pack("<2H5s", 0x5455, 5, b"stamp")
     extra = wide + stamp if first else stamp + wide
-    assert _widened(extra, (_WIDE, 7, _WIDE), "x") == [1 << 33, 7, 1 << 34]
-    assert _widened(b"", (1, 2, 3), "x") == [1, 2, 3]
+    assert _apply_zip64(extra, (_WIDE, 7, _WIDE), "x") == [1 << 33, 7, 1 << 34]
+    assert _apply_zip64(b"", (1, 2, 3), "x") == [1, 2, 3]
     with pytest.raises(FormatError, match="zip64"):
-        _widened(stamp, (_WIDE, 7, 3), "x")
+        _apply_zip64(stamp, (_WIDE, 7, 3), "x")
 
 
 def test_a_file_that_a_change_in_place_broke_is_said(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_a_row_takes_a_few_numbers(target: str, tmp_path: Path) -> None:
 
 def test_columns_are_their_rows() -> None:
     rows = [(i, 2**40 + i, i % 3) for i in range(50)]
-    found = Columns.of(lambda *row: row, rows)
+    found = Columns.from_rows(lambda *row: row, rows)
     assert list(found) == rows == found[:] and len(found) == 50
     assert found[-1] == rows[-1] and found[3:9:2] == rows[3:9:2]
     with pytest.raises(IndexError):

@@ -143,10 +143,10 @@ def test_bytes_are_proven_in_one_place_of_one_file(tmp_path: Path) -> None:
         with verification.Verifier(source) as verifier:
             verifier._places["a"] = written, 0
             at = [StoredTensor(mapped, TensorInfo("a", (4,), "U8", n, 4, 4)) for n in (0, 4)]
-            assert not verifier.proved("a", at[0]), "it is not closed"
+            assert not verifier.is_proved("a", at[0]), "it is not closed"
             written.identity = mapped.identity
-            assert [verifier.proved("a", tensor) for tensor in at] == [True, False]
-            assert not verifier.proved("b", at[0])
+            assert [verifier.is_proved("a", tensor) for tensor in at] == [True, False]
+            assert not verifier.is_proved("b", at[0])
 
 
 def test_only_mapped_bytes_are_read_by_another_thread(tmp_path: Path) -> None:

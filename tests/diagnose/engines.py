@@ -15,7 +15,7 @@ from aprfmt.inference.capture import SLOTS
 from aprfmt.inference.forward import forward
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept, Record, Trace, Tracer
+from aprfmt.inference.trace import KeptValues, Record, Trace, Tracer
 from aprfmt.inference.trace_file import save_trace
 from aprfmt.model import open_model
 from tests.models import IDS, VOCAB, save_tiny
@@ -171,17 +171,17 @@ def trace(
     """
     with open_model(folder) as model:
         arithmetic = NUMPY("cpu", "float32") if backend is None else backend()
-        with Session.of(model, arithmetic) as session:
+        with Session.open(model, arithmetic) as session:
             values = hp(session.hp) if callable(hp) else hp
-            numbers = session.hp.replaced(**(values or {}))  # type: ignore[attr-defined]
+            numbers = session.hp.with_values(**(values or {}))  # type: ignore[attr-defined]
             held = session.weights
             if weights is not None:
-                held = held.overlaid(weights(session.weights))
+                held = held.with_arrays(weights(session.weights))
             spec = replace(session.spec, block=replace(session.spec.block, **(block or {})))
             wrong = Session(spec, numbers, held, arithmetic)
             known = wrong.points
             wanted = [k for k, i in known.items() if points is None or i.point.name in points]
-            kept = Kept()
+            kept = KeptValues()
             keep: dict[str, Any] = {"positions": rows, "keep": kept.keep, "cached": bool(cached)}
             tracer = (
                 Tracer(arithmetic, known, wanted, **keep)
@@ -205,7 +205,7 @@ def saved(
     """Save a trace; `rename` exchanges values between keys."""
     path = place(f"{name}.safetensors")
     if rename is not None:
-        values = {key: np.asarray(made.values(key)) for key in made.records}
+        values = {key: np.asarray(made.recorded_values(key)) for key in made.records}
         changed = rename(values)
         records: dict[str, Record] = {}
         for key, value in changed.items():
@@ -228,6 +228,6 @@ def saved(
 
 def stats_only(folder: Path, name: str) -> Path:
     """Save a trace that holds statistics and no values."""
-    with open_model(folder) as model, Session.of(model, NUMPY("cpu", "float32")) as session:
+    with open_model(folder) as model, Session.open(model, NUMPY("cpu", "float32")) as session:
         made = session.trace(IDS, tuple(session.points))
     return saved(made, name)

@@ -10,7 +10,7 @@ from tempfile import mkdtemp
 from typing import Any
 
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept
+from aprfmt.inference.trace import KeptValues
 from aprfmt.inference.trace_file import save_trace
 from aprfmt.inference.weights import model_weights
 from aprfmt.model import open_model
@@ -41,10 +41,10 @@ CHANGED: Mapping[str, tuple[str, dict[str, Any], dict[str, Any], str, str, str]]
 def changed_trace(name: str, path: Path) -> Path:
     """Write the trace of an encoder with one thing changed; return the encoder's folder."""
     label, values, fields, *_ = CHANGED[name]
-    folder, kept = encoded(label).folder, Kept()
+    folder, kept = encoded(label).folder, KeptValues()
     with open_model(folder) as model:
         spec = replace(model.spec, block=replace(model.spec.block, **fields))
-        hyper = model.hyper.replaced(**values)
+        hyper = model.hyper.with_values(**values)
         session = Session(spec, hyper, model_weights(model), backend("numpy:float32"))
         save_trace(
             path, session.trace(IDS, tuple(session.points), keep=kept.keep, fetch=kept.fetch)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aprfmt.causes.forward.norm_order import rounded_to
+from aprfmt.causes.forward.norm_order import round_to_type
 from tests.diagnose import dumps
 from tests.diagnose.engines import COARSE, LONG, broken, tiny_folder, trace
 from tests.diagnose.fault import Fault, Pair
@@ -222,7 +222,7 @@ ENGINE_FAULTS: tuple[Fault, ...] = (
     # operations in 16 bits
     seeded("logits-softmax-bf16", "llama", "probabilities rounded to bfloat16, from logits alone",
            ["rounding"], ["probs"], LOGITS, verdict="precision",
-           backend=lambda: broken("probs", lambda op, *a: rounded_to(op(*a), "bfloat16"))),
+           backend=lambda: broken("probs", lambda op, *a: round_to_type(op(*a), "bfloat16"))),
     # dumps of transformers
     dumped("hf-pairing", "llama", "adjacent pairs, every module's output as .npy",
            ["rope_pairing"], ["rope_style"], dumps.everything, dumps.as_npy, FIVE,

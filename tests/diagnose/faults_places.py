@@ -214,7 +214,7 @@ _SCANS = (
 
 def slopes(change: Callable[[Any], Any]) -> How:
     """Take other slopes."""
-    return broken_here(sloped=lambda here, op, own, *rest: op(change(np.asarray(own)), *rest))
+    return broken_here(alibi_bias=lambda here, op, own, *rest: op(change(np.asarray(own)), *rest))
 
 
 NONE: How = {"block": {"score_bias": "none"}}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from aprfmt.inference.kv_cache import KVCache
-from aprfmt.inference.lightning import slopes
+from aprfmt.inference.lightning import decay_slopes
 from tests.diagnose.engines import broken
 from tests.diagnose.making import engine
 from tests.model_values import IDS, LFM2
@@ -28,7 +28,7 @@ def undecayed(op: Any, x: Any, step: Any, rate: Any, *rest: Any) -> Any:
 
 def decays_of_layer_0(op: Any, x: Any, step: Any, rate: Any, *rest: Any) -> Any:
     """Leave the layer out of the slopes."""
-    return op(x, step, -slopes(len(rate), 0, 4).astype(rate.dtype), *rest)
+    return op(x, step, -decay_slopes(len(rate), 0, 4).astype(rate.dtype), *rest)
 
 
 def without_gate() -> Any:
@@ -158,7 +158,7 @@ def scanned(change: Callable[..., Any]) -> Any:
 
 def rated(change: Callable[[Any], Any]) -> Any:
     """Return a backend whose scans have other rates."""
-    return lambda: broken("rates", lambda op, logs: change(logs))
+    return lambda: broken("decay_rates", lambda op, logs: change(logs))
 
 
 def dealt(x: Any, step: Any, rate: Any, b: Any, c: Any, skip: Any, state: Any) -> Any:

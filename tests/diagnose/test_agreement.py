@@ -19,7 +19,7 @@ import pytest
 
 from aprfmt.inference.engines.opening import open_trace
 from aprfmt.inference.parity import between
-from aprfmt.inference.trace import Kept, Trace
+from aprfmt.inference.trace import KeptValues, Trace
 from aprfmt.inference.trace_file import save_trace
 from tests.cli.run import Done, aprfmt
 from tests.models import save_tiny
@@ -117,7 +117,7 @@ def changed(trace: Trace, case: Case, reference: bool) -> Trace:
     """Return one side of a case."""
 
     def fetch(key: str) -> Any:
-        values = trace.values(key)
+        values = trace.recorded_values(key)
         if key != case.key or (reference and not case.both):
             return values
         assert values is not None
@@ -285,7 +285,7 @@ def test_one_point_is_held_to_its_depth_and_to_its_largest_difference(
             tmp_path / "there.safetensors": plain,
         }
         for path, values in paths.items():
-            kept = Kept()
+            kept = KeptValues()
             kept.keep(row, values)
             save_trace(path, replace(trace, records={row.key: row}, aliases={}, fetch=kept.fetch))
     shown = aprfmt("trace", "--load", here, "--reference", there, "--json")

@@ -76,7 +76,7 @@ def test_joined_stages_of_a_folder_against_a_trace_without_the_model(tmp_path: P
 def test_every_unknown_key_of_a_foreign_trace_is_listed_with_the_reason() -> None:
     folder = tiny_folder("llama")
     with load_trace(trace(folder, "unknown-keys")) as known:
-        logits = np.array(known.values("logits"))
+        logits = np.array(known.recorded_values("logits"))
     strange: dict[str, Any] = {f"model.layers.1.mystery{i}": np.zeros(3) for i in range(30)}
     path = place("unknown-keys.npz")
     np.savez(path, logits=logits, input_ids=np.array(IDS), **strange)
@@ -154,7 +154,7 @@ def test_a_run_that_was_asked_for_is_looked_at_though_models_compute_the_same(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     looked: list[str] = []
-    monkeypatch.setattr(Walk, "_forward", lambda self: looked.append("forward"))
+    monkeypatch.setattr(Walk, "_compare_passes", lambda self: looked.append("forward"))
     found = diagnose(f"{demo_model}{a}", f"{other_template}{b}", ids=IDS[:3])
     assert [one.cause for one in found.findings] == ["chat_template"]
     assert bool(looked) is passes

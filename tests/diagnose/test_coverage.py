@@ -13,9 +13,9 @@ import aprfmt
 from aprfmt.compare import diff_models
 from aprfmt.diagnosis import diagnose, mixing
 from aprfmt.diagnosis.found import DERIVED, KINDS, Diagnosis, Touched
-from aprfmt.diagnosis.mixing import Share, make_pair
+from aprfmt.diagnosis.mixing import Share, make_run_pair
 from aprfmt.diagnosis.model_pair import finalize_finding
-from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter, divergence
+from aprfmt.diagnosis.paired_pass import PairedPass, Probe, ProgressReporter, kl_divergence
 from aprfmt.diagnosis.probes import differing_rows
 from aprfmt.diagnosis.quantities import compare_quantity
 from aprfmt.errors import AprfmtError
@@ -79,8 +79,8 @@ def test_factors_of_a_named_rule_are_that_rule() -> None:
                 if wave > original / low
                 else blended
             )
-        same = hp.replaced(rope_scaling={"type": "factors", "factors": factors})
-        other = hp.replaced(rope_scaling={"type": "factors", "factors": [*factors[:-1], 7.5]})
+        same = hp.with_values(rope_scaling={"type": "factors", "factors": factors})
+        other = hp.with_values(rope_scaling={"type": "factors", "factors": [*factors[:-1], 7.5]})
         assert compare_quantity("rope_scaling", hp, same).equal  # type: ignore[union-attr]
         found = compare_quantity("rope_scaling", hp, other)
         assert found is not None and found.position == 1 and "3 layers" in found.says
@@ -105,7 +105,7 @@ def test_quantities_say_from_where_they_differ(
     name: str, changes: dict[str, Any], position: int | None
 ) -> None:
     with aprfmt.open(tiny_folder("mistral")) as model:
-        found = compare_quantity(name, model.hyper, model.hyper.replaced(**changes))
+        found = compare_quantity(name, model.hyper, model.hyper.with_values(**changes))
     assert found is not None and found.position == position, found
 
 
@@ -117,22 +117,26 @@ def test_a_pass_from_where_it_differs_is_the_whole_pass(base: str) -> None:
     """Judged by a pass from the ids to the logits: equal to the bit, at the same first point."""
     other = tiny_folder(base, seed=3)
     with aprfmt.open(tiny_folder(base)) as a, aprfmt.open(other) as b:
-        passes = PairedPass(a, b, frozenset(), make_pair(a, b), "float32")
+        passes = PairedPass(a, b, frozenset(), make_run_pair(a, b), "float32")
         last = max(key for key in a.roles if key.startswith("L") and "down" in key)
         kept = Touched((), tuple(key for key in a.roles if key != last))
         probe = Probe(IDS[:12])
-        whole = record_points(PatchedModel.of(a, probe.ids, "float32"))
-        assert np.array_equal(passes.streams(probe)[-1], whole["logits"])
-        mixed = PatchedModel.of(a, probe.ids, "float32").with_weights({last: b.roles[last].numpy()})
+        whole = record_points(PatchedModel.unpatched(a, probe.ids, "float32"))
+        assert np.array_equal(passes.stage_inputs(probe)[-1], whole["logits"])
+        mixed = PatchedModel.unpatched(a, probe.ids, "float32").with_weights(
+            {last: b.roles[last].numpy()}
+        )
         expected = record_points(mixed)["logits"]
         blend = passes.blend([kept])
         assert blend.own and blend.own[0] > 1
-        found = passes.alone(blend, probe)
+        found = passes.run_from_first_difference(blend, probe)
         far = np.linalg.norm(expected - whole["logits"]) / np.linalg.norm(whole["logits"])
         assert found.distance == pytest.approx(far, rel=1e-5) and not found.exact
-        assert found.kl == pytest.approx(divergence(whole["logits"], expected), rel=1e-4)
+        assert found.kl == pytest.approx(kl_divergence(whole["logits"], expected), rel=1e-4)
         assert found.first.startswith(last.partition(".")[0])
-        assert passes.alone(passes.blend([kept, Touched((), (last,))]), probe).exact
+        assert passes.run_from_first_difference(
+            passes.blend([kept, Touched((), (last,))]), probe
+        ).exact
         passes.close()
 
 
@@ -143,8 +147,8 @@ def test_divergence_is_that_of_the_probabilities() -> None:
     x, y = rng.normal(0, 3, (2, 19, 31)).astype(np.float32)
     p, q = (torch.log_softmax(torch.tensor(z, dtype=torch.float64), -1) for z in (x, y))
     judge = torch.nn.functional.kl_div(q, p, log_target=True, reduction="batchmean")
-    assert divergence(x, y) == pytest.approx(float(judge), rel=1e-9)
-    assert divergence(x, x) == 0
+    assert kl_divergence(x, y) == pytest.approx(float(judge), rel=1e-9)
+    assert kl_divergence(x, x) == 0
 
 
 def test_a_row_that_stands_out_of_another_encoding_is_among_the_ids() -> None:
@@ -192,11 +196,11 @@ def test_a_key_that_lets_a_configuration_be_read_is_confirmed_by_a_pass(
 def test_what_takes_minutes_is_said_before() -> None:
     said: list[str] = []
     told = ProgressReporter(None, said.append)
-    told.before(1e9)
-    told.comparing(1000)
+    told.announce_passes(1e9)
+    told.announce_comparison(1000)
     assert said == []
-    told.before(6e12)
-    told.comparing(7 * 10**9)
+    told.announce_passes(6e12)
+    told.announce_comparison(7 * 10**9)
     assert "about 3 minutes" in said[0] and "about 6 minutes" in said[1]
 
 

@@ -120,7 +120,7 @@ USUAL_IN = ("qwen3", "phi2", "gemma2", "qwen2_moe")  # models that every usual m
 def tried(base: str) -> list[UsualMistake]:
     """Return the usual mistakes that are tried in a pass of a tiny model."""
     with open_model(tiny_folder(base)) as model:
-        patched = PatchedModel.of(model, IDS, "float32", None)
+        patched = PatchedModel.unpatched(model, IDS, "float32", None)
         found = usual_mistakes(patched)
         patched.weights.close()
     return found

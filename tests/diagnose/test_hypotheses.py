@@ -7,7 +7,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from aprfmt.causes.forward.norm_order import rounded_to
+from aprfmt.causes.forward.norm_order import round_to_type
 from aprfmt.causes.forward.routing_rules import wrong_routing_rules
 from aprfmt.causes.forward.usual_mistakes import usual_mistakes
 from aprfmt.diagnosis import Diagnosis, diagnose
@@ -58,7 +58,7 @@ def test_positions_far_behind_the_first_are_found() -> None:
     rows = tuple(range(len(IDS)))
     with load_trace(trace(folder, "far", positions=range(1060, 1060 + len(IDS)))) as far:
         records = {key: replace(record, positions=rows) for key, record in far.records.items()}
-        save_trace(run, Trace(far.run, records, far.aliases, far.values))
+        save_trace(run, Trace(far.run, records, far.aliases, far.recorded_values))
     found = confirmed(folder, run)
     assert found.cause == "positions" and "counted from 1060 instead of 0" in found.sentence
 
@@ -95,7 +95,9 @@ def test_another_factor_on_positions_is_held_against_the_scaling_that_the_model_
     said = {}
     for name in ("phi3", "qwen2"):
         with open_model(tiny_folder(name)) as model:
-            changes = [row.change for row in usual_mistakes(PatchedModel.of(model, IDS, "float32"))]
+            changes = [
+                row.change for row in usual_mistakes(PatchedModel.unpatched(model, IDS, "float32"))
+            ]
         said[name] = {row.says for row in changes if row.says.startswith("positions are divided")}
     assert said["phi3"] and all(row.endswith("; the model says longrope") for row in said["phi3"])
     assert said["qwen2"] and all(row.endswith("model does not say") for row in said["qwen2"])
@@ -121,7 +123,7 @@ def test_a_weight_with_two_faults_is_not_right_without_one_of_them() -> None:
 
 def test_every_other_ranking_of_groups_of_experts_is_tried() -> None:
     with open_model(tiny_folder("deepseek_v3")) as model:
-        made = list(wrong_routing_rules(PatchedModel.of(model, IDS, "float32")))
+        made = list(wrong_routing_rules(PatchedModel.unpatched(model, IDS, "float32")))
     ranked = {rule.groups: says for says, rule in made if says.startswith("groups of experts")}
     assert set(ranked) == {"best", "mean", "none"}
     assert all(
@@ -139,7 +141,7 @@ def test_values_are_rounded_as_the_shorter_types_round() -> None:
     values = _FLOATS.view(np.float32)
     values = values[np.isfinite(values)]
     expected = values.astype(ml_dtypes.bfloat16).astype(np.float32)
-    np.testing.assert_array_equal(rounded_to(values, "bfloat16"), expected)
+    np.testing.assert_array_equal(round_to_type(values, "bfloat16"), expected)
     quarters = np.arange(4096, dtype=np.float32)
-    made = rounded_to(2 + quarters / 2048, "tf32")
+    made = round_to_type(2 + quarters / 2048, "tf32")
     np.testing.assert_array_equal(made, 2 + np.rint(quarters / 4) / 512)

@@ -51,7 +51,7 @@ def test_alike_are_other_steps_of_the_same_cause_that_solve_it() -> None:
     search: Any = SimpleNamespace(
         runs=0, measure=measure, singles=singles, solves=lambda one: one.steps[-1] is not failing
     )
-    assert Search.alike(search, [own], own) == [twin]
+    assert Search.same_cause_steps(search, [own], own) == [twin]
     assert measured == [twin, failing]
 
 
@@ -65,7 +65,7 @@ def test_tensors_that_one_side_lacks_are_evidence_and_the_reason(
     evidence: list[Any] = []
     found: Any = SimpleNamespace(evidence=evidence, runs=True, reason="", add=lambda *_: None)
     model: Any = SimpleNamespace()
-    tensors._record_missing(model, model, rows, found)
+    tensors._add_missing_tensors(model, model, rows, found)
     side = "B" if label == "ONLY_IN_A" else "A"
     assert [one.says for one in evidence] == [f"{side} lacks 3 tensors"]
     assert evidence[0].where == tuple(row.key for row in rows)
@@ -91,7 +91,7 @@ def test_an_experts_capacity_is_tried_where_all_rows_are_compared(
     monkeypatch.setattr("aprfmt.diagnosis.search.find_capacity", lambda case: ["change"])
     calls = [SimpleNamespace(op="add_weighted")]
     case = SimpleNamespace(view=SimpleNamespace(calls=calls), rows=range(rows), tokens=5)
-    steps = list(Search._by_rows(cast(Any, SimpleNamespace(case=case))))
+    steps = list(Search._row_steps(cast(Any, SimpleNamespace(case=case))))
     assert [cast(Any, step.change) for step in steps] == ["change"] * (rows == 5)
 
 
@@ -110,7 +110,7 @@ def test_an_answer_is_tried_in_fewer_layers_only_where_it_lies_in_one(
 
     monkeypatch.setattr(examine, "layer_scopes", scopes)
     passed = SimpleNamespace(flagged=[])
-    monkeypatch.setattr(examine, "shadow_pass", lambda patched, recorded: passed)
+    monkeypatch.setattr(examine, "run_shadow_pass", lambda patched, recorded: passed)
     monkeypatch.setattr(examine, "measure_agreement", lambda case, found, change: None)
     case: Any = SimpleNamespace(layer=layer, patched=None, recorded=None)
     found = examine._furthest_in_scope(case, [SearchStep(change, None)], 0.0, set(), {}, 0)
@@ -154,7 +154,7 @@ class Values:
     def __init__(self, values: Any) -> None:
         self.found = np.asarray(values)
 
-    def values(self, key: str) -> Any:
+    def recorded_values(self, key: str) -> Any:
         return self.found
 
 
@@ -191,8 +191,10 @@ def test_masks_are_tried_in_every_layer_and_in_each_that_lies_between(
     monkeypatch.setattr("aprfmt.diagnosis.search.solve_masks", lambda rows, tokens: ["mask"])
     monkeypatch.setattr("aprfmt.diagnosis.search.row_solvers", lambda case: [])
     view = SimpleNamespace(calls=[SimpleNamespace(op="probs")], tolerance=1e-3)
-    case = SimpleNamespace(view=view, rows=range(5), tokens=5, by_row=lambda view: np.ones(5))
-    steps = list(Search._by_rows(cast(Any, SimpleNamespace(case=case))))
+    case = SimpleNamespace(
+        view=view, rows=range(5), tokens=5, distances_by_row=lambda view: np.ones(5)
+    )
+    steps = list(Search._row_steps(cast(Any, SimpleNamespace(case=case))))
     each = [frozenset({layer}) for layer in range(layers)] if layers > 1 else []
     assert [step.layers for step in steps] == [None, *each]
 
@@ -210,12 +212,12 @@ def test_changes_of_different_things_are_joined_and_none_twice() -> None:
     search: Any = SimpleNamespace(
         nearness=lambda view: 0.0, case=SimpleNamespace(view=None), runs=100,
         singles=[TriedSteps((step,), 1.0, 1.0 + at / 8) for at, step in enumerate(steps)],
-        _settled=lambda best, others: best, solves=lambda tried: False, measure=measure,
+        _with_best_values=lambda best, others: best, solves=lambda tried: False, measure=measure,
     )  # fmt: skip
-    assert Search._joined(search) == []
+    assert Search._join_changes(search) == []
     assert measured[0] == (steps[4], steps[0])
     for tried in measured:
-        assert len({step.what for step in tried}) == len(tried) <= DEEPEST
+        assert len({step.changed_thing for step in tried}) == len(tried) <= DEEPEST
     keys = [frozenset(map(id, tried)) for tried in measured]
     assert len(keys) == len({*keys}) and max(map(len, keys)) == 4
 
@@ -234,9 +236,9 @@ def test_a_step_that_agrees_further_takes_the_place_of_another(
     monkeypatch.setattr(examine, "_furthest_in_scope", reaching)
     joined = TriedSteps((first, second), 0.1, 2.0)
     search: Any = SimpleNamespace(
-        run=lambda: [joined], needed=lambda joined: [(first, 0.3), (second, 0.4)],
-        alike=lambda steps, step: [better] if step is first else [],
-        instead=lambda steps, step: [],
+        run=lambda: [joined], necessary_steps=lambda joined: [(first, 0.3), (second, 0.4)],
+        same_cause_steps=lambda steps, step: [better] if step is first else [],
+        other_cause_steps=lambda steps, step: [],
     )  # fmt: skip
     view = SimpleNamespace(key="L0.q")
     monkeypatch.setattr(

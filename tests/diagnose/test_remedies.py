@@ -52,13 +52,15 @@ def test_a_remedy_mends_b(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
     """One command mends all causes, or the answer says what no command mends."""
     fault, found = FAULTS[name], answer(name)
     faults = [one for one in found.findings if one.verdict not in ("same", "precision")]
-    commands = {one.next for one in faults if one.named({}).remedy is not None}
+    commands = {one.next for one in faults if one.to_named_cause({}).remedy is not None}
     lines = [text for text, _ in first_lines(found)]
     if found.kind in ("derived", "not_comparable"):
         assert not commands, "B is no damaged copy of A"
         return
-    if found.unmended:
-        assert found.unmended in lines and found.to_json()["unmended"] == found.unmended
+    if found.unrepaired_text:
+        assert (
+            found.unrepaired_text in lines and found.to_json()["unmended"] == found.unrepaired_text
+        )
         assert len(commands) <= 1
     else:
         assert len(commands) == 1, commands
@@ -67,7 +69,7 @@ def test_a_remedy_mends_b(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyP
         mended = written(command, Path(str(b)), tmp_path, monkeypatch)
         again = diagnose(str(a), str(mended), **fault.options)
         left = {one.cause for one in again.findings if one.verdict not in ("same", "precision")}
-        if found.unmended:
+        if found.unrepaired_text:
             assert left < {one.cause for one in faults}, again.sentence
         else:
             assert again.verdict in ("same", "precision"), again.sentence
@@ -83,7 +85,7 @@ def test_damage_without_an_architecture_is_mended_from_a(
     save_file({"words": values}, tmp_path / "a.safetensors")
     save_file({"words": wrong}, tmp_path / "b.safetensors")
     found = diagnose(str(tmp_path / "a.safetensors"), str(tmp_path / "b.safetensors"))
-    assert not found.unmended
+    assert not found.unrepaired_text
     (command,) = found.next
     mended = written(command, tmp_path / "b.safetensors", tmp_path, monkeypatch)
     assert mended.read_bytes() == (tmp_path / "a.safetensors").read_bytes()

@@ -64,7 +64,7 @@ def test_all_searches_of_a_trace_share_one_bound(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(searching, "RUNS", 4)
     with open_model(tiny_folder("llama")) as model, open_trace(strange()) as made:
-        patched = PatchedModel.of(model, IDS, "float32", None)
+        patched = PatchedModel.unpatched(model, IDS, "float32", None)
         without(monkeypatch, "none")  # every row stays
         monkeypatch.setattr("aprfmt.causes.forward.table.TABLE", ())
         monkeypatch.setattr(Mismatch, "attempt_all", counted)

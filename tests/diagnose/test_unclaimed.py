@@ -11,7 +11,7 @@ import pytest
 
 from aprfmt.causes import CAUSES
 from aprfmt.diagnosis import diagnose
-from aprfmt.diagnosis.unclaimed import with_claim_of
+from aprfmt.diagnosis.unclaimed import read_with_claim_of
 from aprfmt.model import open_model
 from aprfmt.model.completeness import ANY
 from tests.cli.run import aprfmt
@@ -113,4 +113,4 @@ def test_a_claim_that_leaves_the_weights_out_is_no_missing_claim(tmp_path: Path)
         open_model(tmp_path / "good") as good,
         open_model(tmp_path / "bad", allow_missing=ANY, damaged=True) as bad,
     ):
-        assert with_claim_of(good, bad, "B") is None
+        assert read_with_claim_of(good, bad, "B") is None

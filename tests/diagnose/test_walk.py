@@ -13,7 +13,7 @@ from aprfmt.causes.forward.attention import solve_cap
 from aprfmt.causes.forward.mismatch import short_numbers
 from aprfmt.diagnosis import conclude, diagnose
 from aprfmt.diagnosis.prompt import hidden_causes
-from aprfmt.diagnosis.relations import relation_text, sureness
+from aprfmt.diagnosis.relations import certainty_of_relations, relation_text
 from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt import save_aprt
 from aprfmt.inference.probe_ids import LONGEST, choose_ids
@@ -177,8 +177,16 @@ def test_lengths_of_vectors_and_values_without_places_confirm_no_other_point() -
     turned, _ = np.linalg.qr(rng.normal(size=(8, 8)))
     others = (2 * x, x @ turned, rng.permuted(x, axis=0), -rng.random(x.shape))
     said = [relation_text(x, y, 1e-3) for y in others]
-    assert [sureness([text]) for text in said] == ["confirmed", "explained", "explained", "located"]
-    assert sureness(said[:2]) == "explained" and sureness([said[0], ""]) == "located"
+    assert [certainty_of_relations([text]) for text in said] == [
+        "confirmed",
+        "explained",
+        "explained",
+        "located",
+    ]
+    assert (
+        certainty_of_relations(said[:2]) == "explained"
+        and certainty_of_relations([said[0], ""]) == "located"
+    )
 
 
 def test_values_that_no_relation_gives_are_not_confirmed_as_another_point() -> None:
@@ -209,10 +217,10 @@ def hyper(name: str) -> Any:
 
 def test_chosen_ids_are_long_enough_for_windows_and_lengths() -> None:
     windowed = hyper("mistral")
-    wide = windowed.replaced(sliding_window=200)
+    wide = windowed.with_values(sliding_window=200)
     assert len(choose_ids([wide], long=True)) > 200
     assert len(choose_ids([wide], long=False)) < 200
-    assert len(choose_ids([windowed.replaced(sliding_window=10**6)], long=True)) <= LONGEST
+    assert len(choose_ids([windowed.with_values(sliding_window=10**6)], long=True)) <= LONGEST
     dynamic = hyper("llama-dynamic")
     assert len(choose_ids([dynamic], long=True)) > int(dynamic["context_length"])
     ids = choose_ids([windowed], long=False)
@@ -310,7 +318,7 @@ def test_distances_rows_and_masks() -> None:
     part = fit_values(x[[1, 3]], (1, 3), "float32", (4, 3), 0, 4)
     assert part is not None and part.rows is not None and part.rows.tolist() == [1, 3]
     assert part.distance(x, 0) == 0 and part.distance(x + 1, 0) > 0
-    assert np.array_equal(part.into(np.zeros((4, 3)), 0)[[0, 2]], np.zeros((2, 3)))
+    assert np.array_equal(part.fill_into(np.zeros((4, 3)), 0)[[0, 2]], np.zeros((2, 3)))
     last = fit_values(x[-1:].reshape(-1), None, "float32", (4, 3), 0, 4)
     assert last is not None and last.rows is not None and last.rows.tolist() == [3]
     assert fit_values(x.reshape(-1)[:5], None, "float32", (4, 3), 0, 4) is None

@@ -34,9 +34,9 @@ from aprfmt.codecs import CODECS
 from aprfmt.conversion.options import ConvertOptions
 from aprfmt.formats import FORMATS
 from aprfmt.inference.api import TraceOptions
-from aprfmt.inference.points_page import page as capture_points
+from aprfmt.inference.points_page import render_page as capture_points
 from aprfmt.measure.verdicts import LEVELS
-from aprfmt.schemas import COMMON, names, number, schema
+from aprfmt.schemas import COMMON, schema, schema_names, schema_number
 from tests.docs.examples import DOCS, blocks
 
 REFERENCE = DOCS / "reference"
@@ -219,11 +219,11 @@ def schemas() -> str:
         "the JSON Schema itself. [JSON output](json.md) has\nwhat all commands share. `[]` is an "
         "entry of a list, `{}` the value of any key.\n"
     )
-    common = schema(names()[0])["$defs"][COMMON]["$defs"]
+    common = schema(schema_names()[0])["$defs"][COMMON]["$defs"]
     for name in COMMANDS:
         found = schema(name)
         local = {key: row for key, row in found.get("$defs", {}).items() if key != COMMON}
-        page += f"\n## {name}\n\n`aprfmt.{name}/{number(name)}`\n\n" + keys_table(found)
+        page += f"\n## {name}\n\n`aprfmt.{name}/{schema_number(name)}`\n\n" + keys_table(found)
         for key, row in local.items():
             if "properties" in row:
                 page += f"\n### {name}: {key}\n\n" + keys_table(row)

@@ -10,11 +10,11 @@ import pytest
 
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.fleet import ray_tasks
-from aprfmt.fleet.answer_lines import RowFacts, answer_of
+from aprfmt.fleet.answer_lines import RowFacts, encode_answer
 from aprfmt.fleet.model_search import FleetModel
 from aprfmt.fleet.results import Results
 from aprfmt.fleet.summary import Summary
-from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, row_of
+from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, make_row
 from aprfmt.fleet.workers import Limits, Workers, _Waiting
 
 LIMITS = Limits(seconds=60, memory=1 << 30)
@@ -25,11 +25,11 @@ def subject(name: str, size: int = 1) -> FleetModel:
 
 
 def test_a_row_names_the_first_place_of_the_model_and_of_its_base() -> None:
-    row = row_of(Task(subject("a"), (OPEN,), subject("b")), OPEN, None, why="lost")
+    row = make_row(Task(subject("a"), (OPEN,), subject("b")), OPEN, None, why="lost")
     assert (row["model"], row["base"], row["base_identity"]) == ("a", "b", "b")
     assert row["places"] == ["a", "a-again", "a-a-third-time"]
     assert (row["outcome"], row["found"]) == (ERROR, "lost")
-    assert "base" not in row_of(Task(subject("a"), (OPEN,)), OPEN, None)
+    assert "base" not in make_row(Task(subject("a"), (OPEN,)), OPEN, None)
 
 
 class Cluster:
@@ -71,7 +71,7 @@ def test_a_cluster_has_so_many_units_and_asks_what_opens(
     cpus: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster = Cluster(cpus)
-    monkeypatch.setattr(ray_tasks, "_joined", lambda address: cluster)
+    monkeypatch.setattr(ray_tasks, "_connect_ray", lambda address: cluster)
     models = [*(f"m{i}" for i in range(20)), "bad"]
     tasks = iter([Task(subject(name), (OPEN, "layout", "values")) for name in models])
     found: list[Any] = [
@@ -88,7 +88,7 @@ def test_an_address_without_host_and_port_is_rays_own(
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr("socket.create_connection", lambda *of, **named: asked.append(of))
-    ray_tasks._reached(address)
+    ray_tasks._check_reachable(address)
     assert asked == []
 
 
@@ -98,7 +98,7 @@ def test_a_cluster_that_does_not_answer_is_one_line(monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("socket.create_connection", refuses)
     with pytest.raises(BackendUnavailableError, match="host:1: no Ray cluster answers"):
-        ray_tasks._reached("ray://host:1")
+        ray_tasks._check_reachable("ray://host:1")
 
 
 class Worker:
@@ -125,8 +125,8 @@ def test_a_worker_gets_one_task_more_only_ahead(ahead: bool, given: list[int]) -
     own = [Worker(2), Worker(2)]
     workers._all = cast(Any, list(own))
     waiting = _Waiting(tasks(9))
-    workers._fill(waiting)
-    workers._fill(waiting)
+    workers._assign_tasks(waiting)
+    workers._assign_tasks(waiting)
     assert [len(worker.tasks) for worker in own] == given
     assert waiting.first is not None
 
@@ -152,7 +152,7 @@ def test_results_are_on_the_disk_when_a_scan_ends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, synced, real = tmp_path / "rows.jsonl", list[int](), os.fsync
-    answer = answer_of(row_of(Task(subject("a"), (OPEN,)), OPEN, None, why="lost"))
+    answer = encode_answer(make_row(Task(subject("a"), (OPEN,)), OPEN, None, why="lost"))
 
     def fsync(fd: int) -> None:
         synced.append(os.fstat(fd).st_size)

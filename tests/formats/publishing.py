@@ -121,6 +121,6 @@ SCENARIOS = {
         Scenario("shards", _shards),
         Scenario("swap", _folder, folder=True),
         Scenario("journal", _folder, folder=True, seams=(("swap_names", _no_exchange),)),
-        Scenario("inside", _folder, folder=True, seams=(("_must_stay", _stays),)),
+        Scenario("inside", _folder, folder=True, seams=(("_is_unswappable", _stays),)),
     )
 }

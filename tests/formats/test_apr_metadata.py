@@ -17,9 +17,9 @@ from aprfmt.formats.apr.metadata import (
     ALIASES,
     TYPED,
     canonical_metadata,
-    spell_float32,
-    spell_float64,
-    spell_metadata,
+    float32_text,
+    float64_text,
+    metadata_json,
     type_mismatches,
 )
 from tests.formats.apr_writing import info, round_trip
@@ -36,7 +36,7 @@ from tests.formats.apr_writing import info, round_trip
     ],
 )  # fmt: skip
 def test_float32_spelling(value: float, text: str) -> None:
-    assert spell_float32(value, "t", "k") == text
+    assert float32_text(value, "t", "k") == text
 
 
 @pytest.mark.parametrize(
@@ -50,13 +50,13 @@ def test_float32_spelling(value: float, text: str) -> None:
     ],
 )  # fmt: skip
 def test_float64_spelling(value: float, text: str) -> None:
-    assert spell_float64(value, "t", "k") == text
+    assert float64_text(value, "t", "k") == text
 
 
 @settings(deadline=None)
 @given(st.floats(width=32, allow_nan=False, allow_infinity=False))
 def test_float32_is_the_shortest_that_reads_back(value: float) -> None:
-    text = spell_float32(value, "t", "k")
+    text = float32_text(value, "t", "k")
     assert struct.pack("<f", float(text)) == struct.pack("<f", value)
     digits = text.lower().partition("e")[0].replace("-", "").replace(".", "").strip("0")
     shortest = np.format_float_scientific(np.float32(value), unique=True, trim="0")
@@ -67,7 +67,7 @@ def test_float32_is_the_shortest_that_reads_back(value: float) -> None:
 def test_float32_powers_of_two_are_shortest_too() -> None:
     for power in range(-149, 128):
         value = math.ldexp(1.0, power)
-        text = spell_float32(value, "t", "k")
+        text = float32_text(value, "t", "k")
         assert struct.pack("<f", float(text)) == struct.pack("<f", value), power
         digits = text.partition("e")[0].replace(".", "").strip("0")
         theirs = np.format_float_scientific(np.float32(value), unique=True, trim="0")
@@ -77,7 +77,7 @@ def test_float32_powers_of_two_are_shortest_too() -> None:
 @settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_float64_reads_back(value: float) -> None:
-    again = json.loads(spell_float64(value, "t", "k"))
+    again = json.loads(float64_text(value, "t", "k"))
     assert struct.pack("<d", again) == struct.pack("<d", value)
 
 
@@ -91,7 +91,7 @@ def test_typed_keys_come_first_in_their_order_and_the_rest_as_given() -> None:
         "special_tokens": {"eos_token": "</s>", "bos_token": "<s>"},
         "hidden_size": 8,
     }
-    assert spell_metadata(given_order, "t").decode() == (
+    assert metadata_json(given_order, "t").decode() == (
         '{"model_type":"","name":"n","license":null,"data_source":null,"data_license":null,'
         '"total_size":0,"param_count":0,"special_tokens":{"bos_token":"<s>","eos_token":"</s>",'
         '"unk_token":null,"pad_token":null,"im_start_token":null,"im_end_token":null},'
@@ -102,7 +102,7 @@ def test_typed_keys_come_first_in_their_order_and_the_rest_as_given() -> None:
 
 def test_strings_are_escaped_as_the_reference_does() -> None:
     text = 'é日\U0001f600"\\/\b\t\n\f\r\x00\x1f\x7f'
-    raw = spell_metadata({"k": text}, "t").decode()
+    raw = metadata_json({"k": text}, "t").decode()
     assert raw.endswith('"k":"é日\U0001f600\\"\\\\/\\b\\t\\n\\f\\r\\u0000\\u001f\x7f"}')
 
 
@@ -128,7 +128,7 @@ def test_custom_values_read_back_equal(metadata: dict[str, Any]) -> None:
     fixed = {*(key.name for key in TYPED), *ALIASES}
     fixed |= {alias for group in ALIASES.values() for alias in group}
     metadata = {key: value for key, value in metadata.items() if key not in fixed}
-    read = json.loads(spell_metadata(canonical_metadata(metadata, "t"), "t"))
+    read = json.loads(metadata_json(canonical_metadata(metadata, "t"), "t"))
     assert json.dumps({key: read[key] for key in metadata}) == json.dumps(metadata)
     assert list(read)[-len(metadata) :] == list(metadata) or not metadata
 
@@ -136,11 +136,11 @@ def test_custom_values_read_back_equal(metadata: dict[str, Any]) -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf, [1.0, -math.inf], {"a": math.nan}], ids=str)
 def test_what_json_cannot_say_is_refused(value: Any) -> None:
     with pytest.raises(ConversionError, match="'k' holds"):
-        spell_metadata({"k": value}, "t")
+        metadata_json({"k": value}, "t")
     with pytest.raises(ConversionError, match="bytes"):
-        spell_metadata({"k": b"raw"}, "t")
+        metadata_json({"k": b"raw"}, "t")
     with pytest.raises(ConversionError, match="inf"):
-        spell_metadata({"rope_theta": 1e300}, "t")
+        metadata_json({"rope_theta": 1e300}, "t")
 
 
 def test_nesting_is_bounded() -> None:
@@ -148,7 +148,7 @@ def test_nesting_is_bounded() -> None:
     for _ in range(70):
         deep = [deep]
     with pytest.raises(ConversionError, match="nests deeper"):
-        spell_metadata({"k": deep}, "t")
+        metadata_json({"k": deep}, "t")
 
 
 @pytest.mark.parametrize("field", ALIASES)

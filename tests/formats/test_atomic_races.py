@@ -31,7 +31,7 @@ def empty(scenario: Scenario, root: Path) -> Path:
     root.mkdir()
     (root / BYSTANDER).write_bytes(b"mine")
     target = scenario.target(root)
-    if any(name == "_must_stay" for name, _ in scenario.seams):
+    if any(name == "_is_unswappable" for name, _ in scenario.seams):
         target.mkdir()  # the working folder
     return target
 

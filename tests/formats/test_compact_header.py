@@ -56,7 +56,7 @@ def parsed(raw: bytes, data: int, compact: bool, window: int, damaged: bool) -> 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "WINDOW", window)
         if not compact:
-            patch.setattr(module, "_of_compact", lambda raw, parsed: None)
+            patch.setattr(module, "_parse_compact_header", lambda raw, parsed: None)
         try:
             found = module.parse(buffer, "f", damaged=damaged)
         except FormatError as error:
@@ -104,7 +104,7 @@ def test_files_of_the_formats_library_are_read_by_the_expression(
 
     for window in (1 << 20, 200):
         monkeypatch.setattr(module, "WINDOW", window)
-        monkeypatch.setattr(module, "_of_json", refuse)
+        monkeypatch.setattr(module, "_parse_json_header", refuse)
         with open_source(tmp_path / "m.safetensors") as source:
             assert dict(source.metadata) == (said or {})
             assert source.tensors.keys() == arrays.keys()

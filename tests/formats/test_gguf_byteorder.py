@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from aprfmt.base import fork_types
 from aprfmt.base.encodings import BY_GGML, ENCODINGS, block_numbers
 from aprfmt.errors import UnsupportedError
-from aprfmt.formats.gguf.byteorder import swapper
+from aprfmt.formats.gguf.byteorder import byte_swapper
 from aprfmt.formats.gguf.reader import open_source
 from tests.formats.gguf_files import File
 
@@ -47,10 +47,10 @@ def blocks(name: str, count: int = 40) -> bytes:
 
 
 def fields(name: str) -> list[tuple[int, int]]:
-    """Return (offset, width) of what `swapper` reverses in a block of distinct bytes."""
+    """Return (offset, width) of what `byte_swapper` reverses in a block of distinct bytes."""
     size = ENCODINGS[name].type_size
     given = bytes(n % 251 for n in range(size))
-    swapped = swapper(name)(memoryview(given))
+    swapped = byte_swapper(name)(memoryview(given))
     found, at = [], 0
     while at < size:
         width = next(n for n in (1, 2, 4, 8) if swapped[at : at + n] == given[at : at + n][::-1])
@@ -74,7 +74,7 @@ def test_layouts_fill_the_block(name: str) -> None:
 @pytest.mark.parametrize("name", DECODED)
 def test_a_big_endian_decoder_reads_what_we_swap(name: str) -> None:
     little = blocks(name)
-    big = swapper(name)(memoryview(little))
+    big = byte_swapper(name)(memoryview(little))
     shape = (4, -1)
     kind = gguf.GGMLQuantizationType[name]
     expected = gguf.dequantize(np.frombuffer(little, np.uint8).reshape(shape), kind)
@@ -127,7 +127,7 @@ def test_swapping_twice_is_nothing_and_any_range_is_right(data: st.DataObject) -
     name = data.draw(st.sampled_from(KNOWN))
     size = ENCODINGS[name].type_size
     raw = data.draw(st.binary(min_size=3 * size, max_size=3 * size))
-    swap = swapper(name)
+    swap = byte_swapper(name)
     assert swap(memoryview(swap(memoryview(raw)))) == raw
     assert b"".join(swap(memoryview(raw[n : n + size])) for n in (0, size, 2 * size)) == swap(
         memoryview(raw)
@@ -142,7 +142,7 @@ def test_ranges_need_not_be_whole_blocks(name: str, tmp_path: Path) -> None:
     path = tmp_path / "x.gguf"
     file = File(order=">", data=big + bytes(64)).tensor("t", [row.block_size * 5], code)
     path.write_bytes(file.build())
-    expected = swapper(name)(memoryview(big))
+    expected = byte_swapper(name)(memoryview(big))
     with open_source(path) as source:
         tensor = source.tensors["t"]
         for start in range(0, len(big), 7):

@@ -8,7 +8,7 @@ import pytest
 
 import aprfmt
 from aprfmt.formats.positional_io import read_at, write_at
-from aprfmt.inference.running import requested, traced
+from aprfmt.inference.running import make_request, run_and_trace
 
 
 @pytest.fixture(params=["system calls", "none"])
@@ -48,6 +48,6 @@ def test_conversions_need_neither(demo_model: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("calls")
 def test_values_of_a_running_trace_need_neither(demo_model: Path) -> None:
-    with traced(requested(demo_model, ids=(1, 2, 3), wanted=("L0.attn_out",))) as trace:
-        values = trace.values("L0.attn_out")
+    with run_and_trace(make_request(demo_model, ids=(1, 2, 3), wanted=("L0.attn_out",))) as trace:
+        values = trace.recorded_values("L0.attn_out")
         assert values is not None and values.shape[0] == 3

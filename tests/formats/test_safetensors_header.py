@@ -51,8 +51,8 @@ def test_entries_read_quickly_are_as_those_read_one_rule_after_another(
     file = spelled({f"t{i}": entry for i, entry in enumerate(entries)}, 64)
     quick = parsing.parse(file, "x", damaged=True)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parsing._Entries, "sound", lambda *_: None)
-        patch.setattr(parsing, "_end_of_row", lambda _: None)
+        patch.setattr(parsing._Entries, "read_entry", lambda *_: None)
+        patch.setattr(parsing, "_contiguous_end", lambda _: None)
         thorough = parsing.parse(file, "x", damaged=True)
     assert quick.infos == thorough.infos and quick.end == thorough.end
     assert quick.faults.damage == thorough.faults.damage
@@ -63,7 +63,7 @@ def test_a_sound_file_is_read_the_quick_way(monkeypatch: pytest.MonkeyPatch) -> 
         raise AssertionError("an entry without a fault was judged again")
 
     entry = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
-    monkeypatch.setattr(parsing, "_info", refuse)
+    monkeypatch.setattr(parsing, "_read_any_entry", refuse)
     monkeypatch.setattr(parsing, "report_overlap", refuse)
     assert [*parsing.parse(spelled({"w": entry}, 8), "x").infos] == ["w"]
 

@@ -110,14 +110,14 @@ def test_rooms_that_others_fill_count_in_the_order_of_the_file(tmp_path: Path) -
             sink.write(one.name, [memoryview(held)])
     with OneFile(tmp_path / "several") as sink:
         sink.plan({}, infos)
-        rooms = [(sink.leave("t0"), data[0])]
+        rooms = [(sink.defer_tensor("t0"), data[0])]
         sink.write("t1", [memoryview(data[1])])
-        rooms += [(sink.leave("t2"), data[2]), (sink.leave("t3"), data[3])]
+        rooms += [(sink.defer_tensor("t2"), data[2]), (sink.defer_tensor("t3"), data[3])]
         for room, held in reversed(rooms):
             half = len(held) // 2
             room.place.put(half, held[half:])
             room.place.put(0, held[:half])
-            sink.filled(room, zlib.crc32(held))
+            sink.record_filled(room, zlib.crc32(held))
     assert (tmp_path / "one").read_bytes() == (tmp_path / "several").read_bytes()
 
 
@@ -125,9 +125,9 @@ def test_a_room_that_nobody_filled_is_not_published(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="not whole"):
         with OneFile(tmp_path / "x") as sink:
             sink.plan({}, [info("t", (8,), "U8")])
-            sink.leave("t").place.put(0, b"12345678")
+            sink.defer_tensor("t").place.put(0, b"12345678")
     with pytest.raises(ConversionError, match="of a tensor of 8"):
         with OneFile(tmp_path / "x") as sink:
             sink.plan({}, [info("t", (8,), "U8")])
-            sink.leave("t").place.put(4, b"12345")
+            sink.defer_tensor("t").place.put(4, b"12345")
     assert not list(tmp_path.iterdir())

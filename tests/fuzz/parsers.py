@@ -22,7 +22,7 @@ from aprfmt.formats.safetensors.reader import open_buffer as open_safetensors
 from aprfmt.inference.aprt import parse_aprt
 from aprfmt.inference.engines.npz import NpzFile, load_npz
 from aprfmt.inference.record import record_from_json, record_to_json
-from aprfmt.inference.trace_file import trace_of
+from aprfmt.inference.trace_file import read_trace
 from aprfmt.model import Model
 from aprfmt.model.hf_folder import parse_config
 from aprfmt.quantizing.imatrix import parse_imatrix
@@ -100,7 +100,7 @@ def imatrix(data: bytes) -> None:
 
 def trace(data: bytes) -> None:
     with open_safetensors(data, Path("trace.safetensors")) as source:
-        found = trace_of(source)
+        found = read_trace(source)
         rows = []
         for key, record in found.records.items():
             values = found.fetch(key)

@@ -270,19 +270,19 @@ def _bundles() -> tuple[bytes, ...]:
     from aprfmt.inference.parity.bundle import ReproductionBundle, save_bundle
     from aprfmt.inference.parity.cell import cut_cell
     from aprfmt.inference.session import Session
-    from aprfmt.inference.trace import Kept
+    from aprfmt.inference.trace import KeptValues
     from aprfmt.model import Model
 
     found = []
     numpy = parse_run("numpy").open()
     with Model(open_buffer(_model("llama", data=_SMALL), Path("fuzz.gguf")), None) as model:
-        with Session.of(model, numpy) as session:
-            kept = Kept()
+        with Session.open(model, numpy) as session:
+            kept = KeptValues()
             trace = session.trace(
                 [1, 2], list(session.points), keep=kept.keep, fetch=kept.fetch, logits_rows="all"
             )
         for key in ("L0.attn_norm", "logits"):
-            cell = cut_cell(model, key, [1, 2], trace.values, numpy)
+            cell = cut_cell(model, key, [1, 2], trace.recorded_values, numpy)
             value = cell.run(numpy)
             made = ReproductionBundle(
                 cell, value, value, ("numpy", "numpy"), 0.0, 1e-6, False, {"model": "x"}

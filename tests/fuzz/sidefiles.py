@@ -34,7 +34,7 @@ from aprfmt.inference.engines import llama_text
 from aprfmt.inference.engines.llama_text import load_eval_text
 from aprfmt.inference.parity.bundle import parse_bundle, run_cell
 from aprfmt.inference.parity.calibrate import parse_calibration
-from aprfmt.measure.tolerances import threshold
+from aprfmt.measure.tolerances import point_threshold
 from aprfmt.measure.traces import compare_traces
 from aprfmt.model import Model
 from aprfmt.model import manifest as side_manifest
@@ -66,7 +66,7 @@ def _value(data: bytes) -> Any:
 
 
 def golden(data: bytes) -> None:
-    found = qa_golden.parse(_value(data), PATH)
+    found = qa_golden.parse_golden(_value(data), PATH)
     for prompt in found.prompts:
         if prompt.max_tokens < 1 or prompt.form not in ("chat", "direct"):
             raise BrokenPromiseError(f"{prompt!r:.500}")
@@ -79,7 +79,9 @@ def golden(data: bytes) -> None:
 
 def baseline(data: bytes) -> None:
     """Read a baseline and compare a run with it."""
-    for check in qa_baseline.compare_baseline(baseline_file.parse(_value(data), PATH), _GATES):
+    for check in qa_baseline.compare_baseline(
+        baseline_file.parse_baseline(_value(data), PATH), _GATES
+    ):
         _shown(check)
 
 
@@ -91,14 +93,16 @@ def _shown(check: Check) -> None:
 def calibration(data: bytes) -> None:
     rows = parse_calibration(_value(data), PATH)
     for row in rows:
-        found = threshold(row.point, row.pair, (row.dtype, row.dtype), row.weights, calibrated=rows)
+        found = point_threshold(
+            row.point, row.pair, (row.dtype, row.dtype), row.weights, calibrated=rows
+        )
         if not 0 < found.rel_l2 < math.inf or not 0 < found.max_over_rms < math.inf:
             raise BrokenPromiseError(f"{row!r:.500} gives {found}")
 
 
 def manifest(data: bytes) -> None:
     """Read a manifest of hashes, compare a model with it and with the model's own record."""
-    found = side_manifest.parse_manifest(_value(data), PATH)
+    found = side_manifest.check_manifest(_value(data), PATH)
     fake = cast(Model, SimpleNamespace(format=found.get("format")))
     rows = [
         {"key": "a", "names": ["a"], "encoding": "F32", "shape": [1], "raw": ["0"], "decoded": "1"}
@@ -115,7 +119,7 @@ def manifest(data: bytes) -> None:
             check_shown(escape(f"{failure['key']}: {failure['what']}"))
     same(failures, [], "a manifest compared with itself")
     same(
-        side_manifest.parse_manifest(loads(dumps(found), "again", max_bytes=2 * LIMIT), PATH),
+        side_manifest.check_manifest(loads(dumps(found), "again", max_bytes=2 * LIMIT), PATH),
         found,
         "a manifest",
     )
@@ -173,7 +177,7 @@ def companions(data: bytes) -> None:
 def carried(data: bytes) -> None:
     """Use a JSON object of metadata as a GGUF and an APR file of ours carry it, and convert it."""
     from aprfmt.conversion.sidecar_files import config_text
-    from aprfmt.model.carried_files import read_texts
+    from aprfmt.model.carried_files import read_embedded_files
     from tests.tokenizer.fake import fake
     from tests.tokenizer.test_hostile import JSON
 
@@ -184,7 +188,7 @@ def carried(data: bytes) -> None:
     for form in ("gguf", "apr"):
         model = cast(Any, fake(form, {HF_JSON: json.dumps(JSON), **values}))
         steps: list[Callable[[Any], Any]] = [
-            read_texts,
+            read_embedded_files,
             config_text,
             tokenizer_facts,
             load_tokenizer,
@@ -259,14 +263,14 @@ def _stages() -> Path:
 def stages(data: bytes) -> None:
     """Read aprfmt-trace.json, alone and with the APRT stages, and compare the trace."""
     found = aprt_facts.parse_facts(_value(data), str(PATH))
-    again = loads(dumps(aprt_facts.to_json(found), "again"), "again", max_bytes=4 * LIMIT)
+    again = loads(dumps(aprt_facts.facts_to_json(found), "again"), "again", max_bytes=4 * LIMIT)
     same(aprt_facts.parse_facts(again, str(PATH)), found, aprt_facts.NAME)
     (_stages() / aprt_facts.NAME).write_bytes(data)
     same(aprt_facts.read_facts(_stages()), found, "read")
     trace = load_aprt(_stages())
     json.dumps(trace.to_json())
     for key, record in trace.records.items():
-        values = trace.values(key)
+        values = trace.recorded_values(key)
         if values is None or values.shape != record.shape:
             raise BrokenPromiseError(f"{key}: no values of {record.shape}")
     for point in compare_traces(trace, trace).points:

@@ -31,7 +31,7 @@ PATH = Path("x.json")
 def test_golden_files_ask_for_what_is_possible(key: str, value: Any) -> None:
     row = {"name": "a", "prompt": "b", "output_ids": [1], key: value}
     with pytest.raises(FormatError, match=f"x.json: a: {key}"):
-        golden.parse({"greedy": [row]}, PATH)
+        golden.parse_golden({"greedy": [row]}, PATH)
 
 
 @pytest.mark.parametrize(
@@ -39,10 +39,10 @@ def test_golden_files_ask_for_what_is_possible(key: str, value: Any) -> None:
 )
 def test_baselines_hold_numbers(changed: dict[str, Any]) -> None:
     whole = json.loads(side_seeds.baseline()[0])
-    assert baseline_file.parse(whole, PATH)
+    assert baseline_file.parse_baseline(whole, PATH)
     whole["gates"]["loss"]["measures"]["bpb"].update(changed)
     with pytest.raises(FormatError, match="no objects with outcome and measures"):
-        baseline_file.parse(whole, PATH)
+        baseline_file.parse_baseline(whole, PATH)
 
 
 def test_baselines_without_a_value_are_none() -> None:
@@ -50,7 +50,7 @@ def test_baselines_without_a_value_are_none() -> None:
     whole = json.loads(side_seeds.baseline()[0])
     del whole["gates"]["loss"]["measures"]["bpb"]["value"]
     with pytest.raises(FormatError):
-        baseline_file.parse(whole, PATH)
+        baseline_file.parse_baseline(whole, PATH)
     assert not judge(TARGETS["baseline"], json.dumps(whole).encode())
 
 
@@ -110,7 +110,7 @@ def test_masks_of_printed_values_are_kept_as_bits() -> None:
     row = "[ 1.0, 1.0, 1.0, ..., 1.0, 1.0, 1.0 ],\n"
     text = head("9, 2, 1, 1") + row * 2 + " sum = 1\n"
     with load_eval_text(PATH, file=io.StringIO(text)) as trace:
-        mask = trace.mask("embd")
+        mask = trace.values_mask("embd")
         assert mask is not None and mask.shape == (2, 9) and mask.dtype == np.bool_
         assert mask.tolist() == [[True] * 3 + [False] * 3 + [True] * 3] * 2
 

@@ -6,7 +6,7 @@ import pytest
 
 from aprfmt.inference import moe
 from aprfmt.inference.dry.backend import Routed
-from aprfmt.inference.routing import route
+from aprfmt.inference.routing import choose_experts
 from tests.threads import one_thread as one_thread
 
 
@@ -17,6 +17,6 @@ def in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     def turned(logits: Any, bias: Any, hp: Any, m: Any = None, scale: Any = None) -> Any:
         taken = Routed(logits.shape, 4, None)  # type: ignore[arg-type]
         taken.used = int(hp["n_experts_used"])
-        return route(taken.numbers().astype(logits.dtype), None, hp, scale=scale)
+        return choose_experts(taken.numbers().astype(logits.dtype), None, hp, scale=scale)
 
-    monkeypatch.setattr(moe, "route", turned)
+    monkeypatch.setattr(moe, "choose_experts", turned)

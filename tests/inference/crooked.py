@@ -121,11 +121,11 @@ def halved(model: Any, ids: Any, choice: Any, **options: Any) -> Iterator[Any]:
     from dataclasses import replace
 
     from aprfmt.inference.device import choose_device
-    from aprfmt.inference.running import RunRequest, traced
+    from aprfmt.inference.running import RunRequest, run_and_trace
 
     wanted, rows = options.get("wanted"), options.get("logits_rows", "all")
     asked = RunRequest(tuple(ids), choose_device(), wanted=wanted, logits_rows=rows)
-    with traced(asked, model) as trace:
+    with run_and_trace(asked, model) as trace:
 
         def fetch(key: str) -> Any:
             values = trace.fetch(key)

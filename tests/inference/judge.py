@@ -22,7 +22,7 @@ import torch
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept, Trace
+from aprfmt.inference.trace import KeptValues, Trace
 from aprfmt.model import open_model
 from tests.models import FUSED, IDS, MAKERS, VARIANTS, save_tiny
 
@@ -649,12 +649,12 @@ def _tokens_first(x: Any, cfg: Any) -> np.ndarray:
 
 def traced(name: str, backend: Backend, tied: bool | None = None) -> tuple[np.ndarray, Trace]:
     """Run ours over every point; return all logits and the trace with its values."""
-    kept = Kept()
-    with open_model(judged(name, tied).folder) as model, Session.of(model, backend) as session:
+    kept = KeptValues()
+    with open_model(judged(name, tied).folder) as model, Session.open(model, backend) as session:
         trace = session.trace(
             IDS, tuple(session.points), keep=kept.keep, fetch=kept.fetch, logits_rows="all"
         )
-    logits = trace.values("logits")
+    logits = trace.recorded_values("logits")
     assert logits is not None
     return logits, trace
 
@@ -667,7 +667,7 @@ def traced64(name: str) -> tuple[np.ndarray, Trace]:
 
 def run(name: str, backend: Backend, tied: bool | None = None) -> np.ndarray:
     """Return ours: logits of all tokens, nothing recorded."""
-    with open_model(judged(name, tied).folder) as model, Session.of(model, backend) as session:
+    with open_model(judged(name, tied).folder) as model, Session.open(model, backend) as session:
         return session.logits(IDS)
 
 

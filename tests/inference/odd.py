@@ -15,7 +15,7 @@ from typing import Any
 import aprfmt
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept, Trace
+from aprfmt.inference.trace import KeptValues, Trace
 from aprfmt.model import open_model
 from tests.inference.judge import backend
 from tests.models import IN_GGUF, MAKERS, save_tiny
@@ -167,8 +167,8 @@ def _drawn(arch: str, size: str, form: str, seed: int) -> Path:
 
 def points(path: Path, b: Backend, ids: Sequence[int]) -> Trace:
     """Run a model over every capture point, values kept."""
-    kept = Kept()
-    with open_model(path) as model, Session.of(model, b) as session:
+    kept = KeptValues()
+    with open_model(path) as model, Session.open(model, b) as session:
         keys = tuple(session.points)
         return session.trace(ids, keys, keep=kept.keep, fetch=kept.fetch, logits_rows="all")
 
@@ -182,7 +182,9 @@ def exact(arch: str, size: str, form: str, count: int) -> Trace:
     for seed in range(first, first + _DRAWS):
         SEEDS[arch, size] = seed
         trace = _run(arch, size, form, count, seed)
-        margins = [trace.values(k) for k, r in trace.records.items() if r.point == "router_margin"]
+        margins = [
+            trace.recorded_values(k) for k, r in trace.records.items() if r.point == "router_margin"
+        ]
         if all(each is not None and each.min() > SMALLEST_MARGIN for each in margins):
             return trace
     raise AssertionError(f"{arch}-{size}: {_DRAWS} draws have two experts that are equally good")

@@ -17,11 +17,11 @@ from aprfmt.inference.blocked import MOST, block_shape
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.dry.estimate import estimate_run
 from aprfmt.inference.fast.dry_cuda import WORKSPACE
-from aprfmt.inference.fast.torch_routing import in_blocks
-from aprfmt.inference.routing import ROUTERS, route
+from aprfmt.inference.fast.torch_routing import lay_out_blocks
+from aprfmt.inference.routing import ROUTERS, choose_experts
 from aprfmt.inference.running import RunRequest
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept
+from aprfmt.inference.trace import KeptValues
 from aprfmt.model import open_model
 from tests.inference.judge import backend, judged, rel
 from tests.models import IDS, MAKERS, save_tiny
@@ -51,19 +51,19 @@ def told(patch: pytest.MonkeyPatch, run: str, *, blocks: bool) -> tuple[Any, lis
             None if one is None else torch.from_numpy(one.copy()).to(wide.dtype)
             for one in (bias, scale)
         )
-        routing = route(wide, given, hp, TORCH, factors)
+        routing = choose_experts(wide, given, hp, TORCH, factors)
         weights = routing.weights
         if rounds:
             weights = arithmetic.wide(arithmetic.narrow(weights))
-        return in_blocks(routing.experts, weights, logits.shape[-1])
+        return lay_out_blocks(routing.experts, weights, logits.shape[-1])
 
     def packed(experts: Any, weights: Any, n_experts: int) -> Any:
         given = torch.from_numpy(weights.copy()).to(arithmetic._wide)
-        return in_blocks(torch.from_numpy(experts.copy()), given, n_experts)
+        return lay_out_blocks(torch.from_numpy(experts.copy()), given, n_experts)
 
-    patch.setattr(arithmetic, "all_held", all_held)
-    patch.setattr(arithmetic, "blocks", found)
-    patch.setattr(arithmetic, "packed", packed)
+    patch.setattr(arithmetic, "can_stack_experts", all_held)
+    patch.setattr(arithmetic, "route_blocks", found)
+    patch.setattr(arithmetic, "pack_blocks", packed)
     return arithmetic, calls
 
 
@@ -71,7 +71,7 @@ def logits(
     patch: pytest.MonkeyPatch, name: str, run: str, ids: list[int], *, blocks: bool
 ) -> np.ndarray:
     arithmetic, calls = told(patch, run, blocks=blocks)
-    with open_model(judged(name).folder) as model, Session.of(model, arithmetic) as session:
+    with open_model(judged(name).folder) as model, Session.open(model, arithmetic) as session:
         result = session.logits(ids)
     assert calls, "no layer with experts ran"
     return result
@@ -97,9 +97,9 @@ def test_a_trace_gives_the_logits_of_the_plain_run(
 ) -> None:
     """Its experts are chosen on the host, where they are recorded, and multiplied in blocks too."""
     arithmetic, calls = told(monkeypatch, "torch:float64", blocks=True)
-    with open_model(judged(name).folder) as model, Session.of(model, arithmetic) as session:
+    with open_model(judged(name).folder) as model, Session.open(model, arithmetic) as session:
         plain = session.logits(IDS)
-        count, kept = calls.count("blocks"), Kept()
+        count, kept = calls.count("blocks"), KeptValues()
         seen = [key for key in session.points if key.endswith((".experts", ".router"))]
         session.trace(IDS, (*seen, "logits"), keep=kept.keep, logits_rows="all")
         assert seen and calls.count("blocks") == count  # the device was not asked
@@ -116,8 +116,10 @@ def test_routers_choose_alike_on_a_device(name: str, biased: bool) -> None:
     x[:40] = np.round(x[:40])  # equal ones: the first is chosen
     bias = rng.standard_normal(16) if biased else None
     hp = HYPER | {"router": name}
-    wanted = route(x, bias, hp)
-    found = route(torch.from_numpy(x), None if bias is None else torch.from_numpy(bias), hp, TORCH)
+    wanted = choose_experts(x, bias, hp)
+    found = choose_experts(
+        torch.from_numpy(x), None if bias is None else torch.from_numpy(bias), hp, TORCH
+    )
     np.testing.assert_array_equal(found.experts.numpy(), wanted.experts)
     np.testing.assert_allclose(found.weights.numpy(), wanted.weights, rtol=1e-13)
     np.testing.assert_allclose(found.margin.numpy(), wanted.margin, rtol=1e-9, atol=1e-14)
@@ -137,7 +139,7 @@ def test_every_token_finds_its_rows_by_ascending_expert(
         first = 0 if choice == "the same" else experts - used
         chosen = np.tile(np.arange(first, first + used)[::-1], (tokens, 1))
     weights = rng.random((tokens, used)) + 1
-    found = in_blocks(torch.from_numpy(chosen), torch.from_numpy(weights), experts)
+    found = lay_out_blocks(torch.from_numpy(chosen), torch.from_numpy(weights), experts)
     assert (len(found.experts), found.size) == block_shape(tokens, used, experts)
     assert len(found.rows) == len(found.experts) * found.size
     rows, flat, places = (x.numpy() for x in (found.rows, found.weights, found.places))
@@ -174,17 +176,17 @@ def test_an_estimate_of_a_gpu_counts_the_blocks(
     def stacked(x: Any, stack: Any, experts: Any) -> Any:
         y = torch.empty((*x.shape[:2], stack.shape[1]))
         for at, expert in enumerate(experts.tolist()):
-            torch.mm(x[at], stack.expert(expert).held(arithmetic).T, out=y[at])
+            torch.mm(x[at], stack.expert(expert).placed_on(arithmetic).T, out=y[at])
         return y
 
-    monkeypatch.setattr(arithmetic, "stacked", stacked)
+    monkeypatch.setattr(arithmetic, "multiply_stack", stacked)
     ids = [3 + i % 500 for i in range(400)]
     with open_model(tmp_path / "m") as model:
         asked = RunRequest(ids=tuple(ids), choice=parse_run("torch:cuda:float32"))
         found = estimate_run(model, asked, 0).devices[0]
-        with Session.of(model, arithmetic) as session:
+        with Session.open(model, arithmetic) as session:
             session.extend(ids)  # weights are placed
-            session.reset()
+            session.truncate()
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
                 session.extend(ids)
             assert session.cache is not None

@@ -9,7 +9,7 @@ import safetensors.numpy
 from aprfmt.errors import BackendUnavailableError, FormatError, UsageError
 from aprfmt.inference.parity.bundle import (
     HEADER,
-    bundle_of,
+    choose_bundle,
     load_bundle,
     replay_bundle,
     save_bundle,
@@ -20,7 +20,7 @@ from tests.inference.crooked import crooked_backends as crooked_backends
 
 def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
     runs = ["numpy", "wrong-eps"]
-    bundle = bundle_of(compared("qwen2", runs), runs)
+    bundle = choose_bundle(compared("qwen2", runs), runs)
     assert bundle is not None
     path = tmp_path / "b.safetensors"
     save_bundle(path, bundle, [])
@@ -47,7 +47,7 @@ def test_a_damaged_bundle_is_refused(tmp_path: Path) -> None:
 
 def test_a_replay_on_an_engine_needs_its_recorded_value(tmp_path: Path) -> None:
     runs = ["numpy", "wrong-eps"]
-    bundle = bundle_of(compared("qwen2", runs), runs)
+    bundle = choose_bundle(compared("qwen2", runs), runs)
     assert bundle is not None
     path = tmp_path / "b.safetensors"
     save_bundle(path, bundle, [])

@@ -12,7 +12,7 @@ import pytest
 import aprfmt
 from aprfmt.errors import UsageError
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept
+from aprfmt.inference.trace import KeptValues
 from aprfmt.model import open_model
 from tests.inference.judge import backend, judged, rel
 from tests.models import IDS, MAKERS
@@ -23,7 +23,7 @@ LONG = [int(i) for i in np.random.default_rng(5).integers(0, 97, 150)]
 
 def session_logits(session: Session, ids: list[int], cuts: list[int]) -> np.ndarray:
     """Run `ids` in pieces that end at `cuts`; return the logits of all tokens."""
-    session.reset()
+    session.truncate()
     parts, start = [], 0
     for stop in [*cuts, len(ids)]:
         parts.append(session.extend(ids[start:stop], logits_rows="all"))
@@ -36,7 +36,7 @@ def session_logits(session: Session, ids: list[int], cuts: list[int]) -> np.ndar
 def test_steps_and_pieces_equal_the_prefill(name: str, run_: str) -> None:
     limit = 1e-12 if run_.endswith("64") else 5e-6
     ids = list(IDS)
-    with open_model(judged(name).folder) as model, Session.of(model, backend(run_)) as session:
+    with open_model(judged(name).folder) as model, Session.open(model, backend(run_)) as session:
         whole = session.logits(ids)
         steps = session_logits(session, ids, list(range(11, len(ids))))
         pieces = session_logits(session, ids, [1, 2, 9, 20])
@@ -48,7 +48,7 @@ def test_steps_and_pieces_equal_the_prefill(name: str, run_: str) -> None:
 def test_frequencies_that_change_with_the_length_rerun_the_sequence(name: str) -> None:
     ids = list(IDS)
     with open_model(judged(name).folder) as model:
-        with Session.of(model, backend("numpy:float64")) as session:
+        with Session.open(model, backend("numpy:float64")) as session:
             for stop in (10, 16, 17, 29):
                 session.prefill(ids[:9])
                 for token in ids[9:stop]:
@@ -61,7 +61,7 @@ def test_frequencies_that_change_with_the_length_rerun_the_sequence(name: str) -
 def test_layers_with_keys_and_a_state_say_how_much_fits() -> None:
     """A layer of falcon_h1 has both. Seen red: layers with a state were not asked for buffers."""
     with open_model(judged("falcon_h1").folder) as model:
-        with Session.of(model, backend("numpy:float64")) as session:
+        with Session.open(model, backend("numpy:float64")) as session:
             session.prefill(list(IDS))
             assert session.cache is not None
             assert session.cache.fits(1) and not session.cache.fits(10_000)
@@ -70,9 +70,9 @@ def test_layers_with_keys_and_a_state_say_how_much_fits() -> None:
 def test_a_session_can_go_back() -> None:
     ids = list(IDS)
     with open_model(judged("mistral").folder) as model:
-        with Session.of(model, backend("numpy:float64")) as session:
+        with Session.open(model, backend("numpy:float64")) as session:
             session.prefill(ids)
-            session.reset(12)
+            session.truncate(12)
             again = session.extend(ids[12:])
             assert rel(again[-1], session.logits(ids)[-1]) < 1e-12
             assert session.cache is not None and session.cache.nbytes > 0
@@ -100,7 +100,7 @@ def test_a_session_can_go_back() -> None:
 def test_deterministic_bits_depend_on_nothing_else(name: str, run_: str) -> None:
     b = backend(run_, deterministic=True)
     ids = LONG[:60] if name == "gpt2" else LONG
-    with open_model(judged(name).folder) as model, Session.of(model, b) as session:
+    with open_model(judged(name).folder) as model, Session.open(model, b) as session:
         whole = session.logits(ids)
         prefix = session.logits(ids[: len(ids) - 13])
         pieces = session_logits(session, ids, [1, 30, 31, 40])
@@ -122,11 +122,11 @@ def test_deterministic_bits_of_encoded_weights(
     aprfmt.convert(demo_model, target, encoding=encoding, verify=False)
     ids = [i * 7 % 1500 for i in LONG[:80]]
     with open_model(target) as model:
-        with Session.of(model, backend(run_, deterministic=True)) as session:
+        with Session.open(model, backend(run_, deterministic=True)) as session:
             whole, prefix = session.logits(ids), session.logits(ids[:33])
             first = session.prefill(ids[:70], "all")
             steps = np.stack([session.step(token) for token in ids[70:]])
-        with Session.of(model, backend("numpy:float64")) as session:
+        with Session.open(model, backend("numpy:float64")) as session:
             assert rel(whole, session.logits(ids)) < 5e-6
     np.testing.assert_array_equal(prefix, whole[:33])
     np.testing.assert_array_equal(np.concatenate([first, steps]), whole)
@@ -150,16 +150,16 @@ def test_deterministic_bits_of_encoded_weights(
 )
 def test_deterministic_results_are_right(name: str, run_: str) -> None:
     with open_model(judged(name).folder) as model:
-        with Session.of(model, backend(run_, deterministic=True)) as session:
+        with Session.open(model, backend(run_, deterministic=True)) as session:
             assert rel(session.logits(IDS), judged(name).true_logits) < 1e-12
 
 
 def test_stepped_and_fused_are_bit_equal_in_deterministic_mode() -> None:
     for run_ in ("numpy:float32", "torch:float32"):
         b = backend(run_, deterministic=True)
-        with open_model(judged("gemma2").folder) as model, Session.of(model, b) as session:
+        with open_model(judged("gemma2").folder) as model, Session.open(model, b) as session:
             plain = session.logits(LONG)
-            kept = Kept()
+            kept = KeptValues()
             trace = session.trace(
                 LONG,
                 ["L1.scores", "L3.probs", "logits"],
@@ -167,4 +167,4 @@ def test_stepped_and_fused_are_bit_equal_in_deterministic_mode() -> None:
                 fetch=kept.fetch,
                 logits_rows="all",
             )
-        np.testing.assert_array_equal(trace.values("logits"), plain)
+        np.testing.assert_array_equal(trace.recorded_values("logits"), plain)

@@ -26,7 +26,7 @@ TEXT = ",".join(map(str, IDS))
 def own(base: str = "llama", **how: Any) -> dict[str, Any]:
     """Return every point's value of a tiny model's pass."""
     with load_trace(trace(tiny_folder(base), f"captures-{base}-{'-'.join(how)}", **how)) as found:
-        return {key: np.array(found.values(key)) for key in found.records}
+        return {key: np.array(found.recorded_values(key)) for key in found.records}
 
 
 def ran(code: int, *args: object) -> Done:
@@ -151,7 +151,7 @@ def test_columns_behind_the_vocabulary_are_left_out(
     rows = {row["name"]: row for row in done.json["mapping"]["names"]}
     assert (rows[name]["key"], rows[name]["certainty"]) == ("logits", "certain")
     with open_trace(out) as made:
-        assert np.array_equal(np.asarray(made.values("logits_raw")), right)
+        assert np.array_equal(np.asarray(made.recorded_values("logits_raw")), right)
     found = ran(0, "diagnose", tiny_folder("llama"), out if name == "head" else dumps, "--json")
     assert found.json["verdict"] in ("same", "precision")
 
@@ -220,7 +220,7 @@ def test_the_command_proposes_writes_and_uses_a_mapping(tmp_path: Path) -> None:
     assert read_mapping(proposed).names["head"].key == "logits"  # type: ignore[union-attr]
     assert trace_kind(proposed) == "captures"
     with open_trace(out) as made, open_trace(proposed, IDS, None) as direct:
-        assert np.array_equal(np.asarray(made.values("L0.q")), right["L0.q"])
+        assert np.array_equal(np.asarray(made.recorded_values("L0.q")), right["L0.q"])
         assert list(direct.records) == list(made.records)
     corrected = json.loads(proposed.read_text())
     corrected["names"]["head"] = None
@@ -249,9 +249,9 @@ def test_arrays_of_every_container_are_the_same_trace(tmp_path: Path) -> None:
         with open_trace(path, IDS) as found:
             assert set(found.records) == set(arrays)
             for key, values in arrays.items():
-                assert np.array_equal(np.ravel(np.asarray(found.values(key))), np.ravel(values)), (
-                    path
-                )
+                assert np.array_equal(
+                    np.ravel(np.asarray(found.recorded_values(key))), np.ravel(values)
+                ), path
 
 
 BAD: Mapping[str, tuple[Any, str]] = {
@@ -408,7 +408,7 @@ def test_logits_alone_of_a_16_bit_run_are_precision_with_their_size(
     made = tmp_path / "made.safetensors"
     ran(0, "trace", folder, "--map", npy(tmp_path / "d", arrays), "-o", made)
     with open_trace(made) as trace:
-        values = trace.values("logits")
+        values = trace.recorded_values("logits")
         assert values is not None and values.ndim == 2 and values.shape[1] == logits.shape[2]
     found = ran(0, "diagnose", folder, made, "--json").json
     assert found["verdict"] == "precision" and found["cause"] == "rounding", found["sentence"]
@@ -499,7 +499,7 @@ def test_files_of_torch_save_are_captures_where_they_have_ids(tmp_path: Path) ->
     assert trace_kind(tmp_path / "weights.pt") is None
     with open_trace(tmp_path / "ids.pt") as made:
         assert made.run["ids"] == list(IDS)
-        assert np.array_equal(np.asarray(made.values("L0.q")), right["L0.q"])
+        assert np.array_equal(np.asarray(made.recorded_values("L0.q")), right["L0.q"])
     found = ran(0, "diagnose", tiny_folder("llama"), tmp_path / "ids.pt", "--json")
     assert found.json["verdict"] in ("same", "precision")
     parts = tmp_path / "parts"
@@ -510,7 +510,7 @@ def test_files_of_torch_save_are_captures_where_they_have_ids(tmp_path: Path) ->
     out = tmp_path / "t.safetensors"
     ran(0, "trace", tiny_folder("llama"), "--map", parts, "-o", out)
     with open_trace(out) as made:
-        assert np.array_equal(np.asarray(made.values("L0.q")), right["L0.q"])
+        assert np.array_equal(np.asarray(made.recorded_values("L0.q")), right["L0.q"])
     (parts / "config.json").write_text("{}")
     assert trace_kind(parts) is None, "a model in pickles"
 

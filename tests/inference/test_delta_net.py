@@ -125,20 +125,20 @@ def test_convolutions_are_torchs() -> None:
 def test_a_session_with_a_state_can_go_back(run_: str, name: str) -> None:
     ids = list(IDS)
     with open_model(judged(name).folder) as model:
-        with Session.of(model, backend(run_)) as session:
+        with Session.open(model, backend(run_)) as session:
             whole = session.logits(ids)
             session.prefill(ids)
             assert session.cache is not None and session.cache.nbytes > 0
             with pytest.raises(UsageError, match=r"after 29 positions; it cannot be cut to 12"):
                 session.cache.truncate(12)
-            session.reset(12)
+            session.truncate(12)
             assert session.ids == ids[:12]
             assert rel(session.extend(ids[12:20], logits_rows="all"), whole[12:20]) < 1e-12
-            session.reset(20)  # nothing to forget: the state stays
+            session.truncate(20)  # nothing to forget: the state stays
             assert session.cache.length == 20
             assert rel(session.step(ids[20]), whole[20]) < 1e-12
-            session.reset(4)
-            session.reset(2)
+            session.truncate(4)
+            session.truncate(2)
             assert rel(session.step(ids[2]), whole[2]) < 1e-12
             assert session.cache.length == 3
 
@@ -159,7 +159,7 @@ class Breaking:
 def test_a_pass_that_breaks_off_leaves_the_state_as_it_was(name: str) -> None:
     ids = list(IDS)
     with open_model(judged(name).folder) as model:
-        with Session.of(model, backend("numpy:float64")) as session:
+        with Session.open(model, backend("numpy:float64")) as session:
             whole = session.logits(ids)
             session.prefill(ids[:10])
             with pytest.raises(KeyboardInterrupt):

@@ -15,7 +15,7 @@ from aprfmt.base.protocols import TypedValue
 from aprfmt.errors import ArchError, ConversionError, UsageError
 from aprfmt.inference.draft import DraftSession
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept
+from aprfmt.inference.trace import KeptValues
 from aprfmt.model import open_model
 from tests.formats.gguf_writing import Stored, read, write
 from tests.inference.drafts import NAMED, drafted
@@ -30,16 +30,16 @@ OWN = {"draft_embd_norm", "draft_hidden", "draft_hidden_norm", "draft_in"}
 @pytest.mark.parametrize("name", NAMED)
 def test_every_point_is_transformers(name: str, run: str) -> None:
     judge = drafted(name)
-    kept = Kept()
-    with open_model(judge.folder) as model, Session.of(model, backend(run)) as session:
+    kept = KeptValues()
+    with open_model(judge.folder) as model, Session.open(model, backend(run)) as session:
         draft = DraftSession(model, session)
         trace = draft.trace(
             IDS, tuple(draft.points), keep=kept.keep, fetch=kept.fetch, logits_rows="all"
         )
-        both = list(draft.both(IDS, range(len(IDS)), 5))
+        both = list(draft.logits_of_both(IDS, range(len(IDS)), 5))
     compared = set()
     for key, wanted in judge.found.items():
-        found = trace.values(key)
+        found = trace.recorded_values(key)
         if found is not None:
             assert rel(found.reshape(wanted.shape), wanted) < 1e-10, key
             compared.add(key)
@@ -52,7 +52,7 @@ def test_every_point_is_transformers(name: str, run: str) -> None:
 @pytest.mark.parametrize("run", ["numpy:float32", "torch:float32", "torch:bfloat16"])
 def test_lower_precision_stays_near(run: str) -> None:
     judge = drafted("qwen3_5")
-    with open_model(judge.folder) as model, Session.of(model, backend(run)) as session:
+    with open_model(judge.folder) as model, Session.open(model, backend(run)) as session:
         found = DraftSession(model, session).logits(IDS)
     assert rel(found, judge.found["logits_raw"]) < (3e-6 if "32" in run else 5e-2)
 
@@ -61,7 +61,7 @@ def test_lower_precision_stays_near(run: str) -> None:
 def test_a_tied_head_is_the_models_embedding(name: str) -> None:
     judge = drafted(name, tied=True)
     b = backend("numpy:float64")
-    with open_model(judge.folder) as model, Session.of(model, b) as session:
+    with open_model(judge.folder) as model, Session.open(model, b) as session:
         draft = DraftSession(model, session)
         assert rel(draft.logits(IDS), judge.found["logits_raw"]) < 1e-10
         assert draft.weights["token_embd.weight"] is session.weights["token_embd.weight"]
@@ -81,7 +81,7 @@ def test_its_own_embedding_and_head_are_used(tmp_path: Path) -> None:
 
         with (
             open_model(_edited(judge.folder, tmp_path / str(factor), own)) as model,
-            Session.of(model, backend("numpy:float64")) as session,
+            Session.open(model, backend("numpy:float64")) as session,
         ):
             return DraftSession(model, session).logits(IDS)
 
@@ -124,7 +124,7 @@ def test_what_it_cannot_run_is_refused(demo_model: Path) -> None:
         _session(demo_model)
     with (
         open_model(drafted("qwen3_5").folder) as model,
-        Session.of(model, backend("numpy:float64")) as session,
+        Session.open(model, backend("numpy:float64")) as session,
     ):
         draft = DraftSession(model, session)
         with pytest.raises(UsageError, match="1 tokens; a draft head needs two"):
@@ -134,7 +134,7 @@ def test_what_it_cannot_run_is_refused(demo_model: Path) -> None:
 
 
 def _session(folder: Path) -> None:
-    with open_model(folder) as model, Session.of(model, backend("numpy:float64")) as session:
+    with open_model(folder) as model, Session.open(model, backend("numpy:float64")) as session:
         DraftSession(model, session)
 
 
@@ -168,7 +168,7 @@ def test_a_gguf_has_it_as_the_block_after_the_last(name: str, tmp_path: Path) ->
     """As llama.cpp's converter lays it out: counted among the blocks, norms with one added."""
     judge = drafted(name)
     path = _as_gguf(judge.folder, name, tmp_path)
-    with open_model(path) as model, Session.of(model, backend("numpy:float64")) as session:
+    with open_model(path) as model, Session.open(model, backend("numpy:float64")) as session:
         assert rel(session.logits(IDS), judge.logits) < 1e-6
         assert rel(DraftSession(model, session).logits(IDS), judge.found["logits_raw"]) < 1e-6
 

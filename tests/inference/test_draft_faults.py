@@ -176,9 +176,9 @@ def test_options_that_do_not_go_together(options: tuple[object, ...], says: str)
 def test_a_choice_of_nan_is_no_agreement() -> None:
     """The likeliest of numbers that are none is the first of them on both sides."""
     mine, drafts = np.eye(4, dtype=np.float32)[[2, 0, 1]], np.eye(4, dtype=np.float32)[[0, 3]]
-    assert DraftCounts().plus(mine, drafts) == DraftCounts(2, 1)
+    assert DraftCounts().add_rows(mine, drafts) == DraftCounts(2, 1)
     broken = np.full_like(drafts, np.nan)
-    assert DraftCounts(2, 1).plus(np.full_like(mine, np.nan), broken) == DraftCounts(4, 1)
+    assert DraftCounts(2, 1).add_rows(np.full_like(mine, np.nan), broken) == DraftCounts(4, 1)
 
 
 def test_a_trace_shows_the_heads_points_and_where_a_fault_begins(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from aprfmt.inference.device import parse_run
 from aprfmt.inference.dry.estimate import Estimate, add_devices, estimate_run, estimate_trace
 from aprfmt.inference.fast import encoded, pages
 from aprfmt.inference.masks import causal_mask
-from aprfmt.inference.running import RunRequest, opened
+from aprfmt.inference.running import RunRequest, open_run
 from aprfmt.inference.session import Session
 from aprfmt.model import Model, open_model
 from tests.cli.run import aprfmt
@@ -37,7 +37,7 @@ def request(run: str, **more: Any) -> RunRequest:
 
 def ran(model: Model, asked: RunRequest, steps: int) -> Session:
     """Run a prompt and steps; the session, with what it holds."""
-    with opened(asked, model) as run:
+    with open_run(asked, model) as run:
         run.session.extend(list(IDS))
         for _ in range(steps):
             run.session.extend([IDS[-1]])
@@ -56,7 +56,7 @@ def owner(x: Any) -> tuple[int, int]:
 
 
 def weights_of(session: Session) -> int:
-    return sum(dict(owner(one) for one in session.weights.holder.placed()).values())
+    return sum(dict(owner(one) for one in session.weights.holder.placed_tensors()).values())
 
 
 @pytest.mark.parametrize("name", EVERY)
@@ -68,13 +68,13 @@ def test_weights_and_cache_are_exact(name: str, run: str) -> None:
         assert session.cache is not None
         assert found.devices[0].cache_bytes == session.cache.nbytes > 0
         assert found.devices[0].weights_bytes == weights_of(session)
-        assert found.read_bytes == session.weights.stored()
+        assert found.read_bytes == session.weights.stored_bytes_used()
 
 
 @pytest.fixture
 def traced(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], object]], int]:
     """Return what a call allocates at most; huge pages come from the heap, to be counted."""
-    monkeypatch.setattr(pages.Pages, "room", lambda self, size: memoryview(bytearray(size)))
+    monkeypatch.setattr(pages.Pages, "allocate", lambda self, size: memoryview(bytearray(size)))
 
     def peak(call: Callable[[], object]) -> int:
         tracemalloc.start()
@@ -113,7 +113,7 @@ def test_the_peak_of_torch_is_what_its_profiler_counts(arch: str, tmp_path: Path
     asked = RunRequest(ids=tuple(ids), choice=parse_run("torch::float32"))
     with open_model(tmp_path / "m") as model:
         found = estimate_run(model, asked, 1).devices[0]
-        with opened(asked, model) as run:
+        with open_run(asked, model) as run:
             with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
                 run.session.extend(list(ids))
     rows = [row for row in seen.profiler.kineto_results.events() if row.name() == "[memory]"]
@@ -127,14 +127,16 @@ def test_the_peak_of_a_trace_is_that_of_the_run(large: Model, traced: Any) -> No
     found = estimate_trace(large, asked)
 
     def record() -> None:
-        with opened(asked, large) as run, run.trace() as trace:
-            values = [trace.values(key) for key in trace.records]
+        with open_run(asked, large) as run, run.trace() as trace:
+            values = [trace.recorded_values(key) for key in trace.records]
         assert sum(each.nbytes for each in values if each is not None) >= found.values_bytes
 
     taken = traced(record)
     assert found.devices[0].peak_bytes <= taken and found.values_bytes > 0
-    with opened(asked, large) as run, run.trace() as trace:
-        sizes = [each.nbytes for key in trace.records if (each := trace.values(key)) is not None]
+    with open_run(asked, large) as run, run.trace() as trace:
+        sizes = [
+            each.nbytes for key in trace.records if (each := trace.recorded_values(key)) is not None
+        ]
     assert sum(sizes) >= found.values_bytes >= 0.9 * sum(sizes)
 
 
@@ -179,10 +181,10 @@ def test_layers_are_split_over_gpus_as_a_run_splits_them(
     two = dry_cuda.FoundGpus(("cuda:0", "cuda:1"), (None, None), kernels=True)
     unknown = dry_cuda.FoundGpus(("cuda:0",), (None,), kernels=True)
     save_tiny("llama", tmp_path / "m", "bfloat16")
-    monkeypatch.setattr(dry_cuda, "found", lambda device: unknown)
+    monkeypatch.setattr(dry_cuda, "find_gpus", lambda device: unknown)
     with open_model(tmp_path / "m") as model:
         one = estimate_run(model, request("torch:cuda:bfloat16"), 4)
-        monkeypatch.setattr(dry_cuda, "found", lambda device: two)
+        monkeypatch.setattr(dry_cuda, "find_gpus", lambda device: two)
         both = estimate_run(model, request("torch:cuda:all:bfloat16"), 4)
         stored = sum(tensor.nbytes for tensor in model.roles.values())
     assert [device.device for device in both.devices] == ["cuda:0", "cuda:1", "cpu"]
@@ -197,9 +199,9 @@ def test_as_many_masks_are_counted_as_a_gpu_keeps(monkeypatch: pytest.MonkeyPatc
     from aprfmt.inference.fast import dry_cuda
 
     one = dry_cuda.FoundGpus(("cuda:0",), (None,), kernels=True)
-    monkeypatch.setattr(dry_cuda, "found", lambda device: one)
+    monkeypatch.setattr(dry_cuda, "find_gpus", lambda device: one)
     gpu = dry_cuda.DryCuda("cuda", "float32")
-    x, held = gpu.new((20, 2, 8)), []
+    x, held = gpu.allocate((20, 2, 8)), []
     before = gpu.account.live
     for window in range(1, 10):
         heads = Heads(causal_mask(0, 20, 20, window), 1.0, None, None, "float32", (0, window))

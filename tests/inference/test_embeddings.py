@@ -99,7 +99,7 @@ def test_a_decoders_embeddings_are_those_of_its_card(
     if form != "folder":
         path = folder.parent / f"{run.partition(':')[0]}.{form}"
         aprfmt.convert(folder, path)
-    with open_model(path) as model, Session.of(model, backend(run)) as session:
+    with open_model(path) as model, Session.open(model, backend(run)) as session:
         assert model.resolution.unbound == ()
         given = [model.tokenizer.encode(text) for text in TEXTS]
         found = np.stack([session.embedding(ids)[0] for ids in given])

@@ -17,10 +17,10 @@ import aprfmt
 from aprfmt.arch import ARCHS
 from aprfmt.errors import UsageError
 from aprfmt.inference.engines.llama_library import Library
-from aprfmt.inference.running import requested
-from aprfmt.inference.running import traced as run_traced
+from aprfmt.inference.running import make_request
+from aprfmt.inference.running import run_and_trace as run_traced
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept, Trace
+from aprfmt.inference.trace import KeptValues, Trace
 from aprfmt.measure.traces import common_keys
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt as cli
@@ -34,13 +34,13 @@ INSIDE = {"q", "k", "v", "attn", "attn_out", "mid", "ffn_up", "ffn_out", "out"}
 
 
 def traced(path: Path, run: str, ids: tuple[int, ...] = IDS, **options: Any) -> Trace:
-    kept = Kept()
-    with open_model(path) as model, Session.of(model, backend(run, **options)) as session:
+    kept = KeptValues()
+    with open_model(path) as model, Session.open(model, backend(run, **options)) as session:
         return session.trace(ids, tuple(session.points), keep=kept.keep, fetch=kept.fetch)
 
 
 def embedding(path: Path, run: str, ids: tuple[int, ...] = IDS, **options: Any) -> np.ndarray:
-    with open_model(path) as model, Session.of(model, backend(run, **options)) as session:
+    with open_model(path) as model, Session.open(model, backend(run, **options)) as session:
         return session.embedding(ids)
 
 
@@ -58,17 +58,17 @@ def test_float64_is_transformers_at_every_point(name: str) -> None:
     judge, trace = encoded(name), traced(encoded(name).folder, "numpy:float64")
     compared = set()
     for key, expected in judge.found.items():
-        found = trace.values(key)
+        found = trace.recorded_values(key)
         assert found is not None, f"{key} is not captured"
         assert rel(found, expected) < 1e-12, key
         compared.add(key.rpartition(".")[2])
     assert compared >= INSIDE
     assert compared & {"embd_norm"}
-    last = trace.values("final_norm")
-    rows = trace.values("L3.out") if last is None else last
+    last = trace.recorded_values("final_norm")
+    rows = trace.recorded_values("L3.out") if last is None else last
     assert rel(rows, judge.rows) < 1e-12
-    assert rel(trace.values("pooled"), judge.embedding) < 1e-12
-    assert trace.find("logits") is None
+    assert rel(trace.recorded_values("pooled"), judge.embedding) < 1e-12
+    assert trace.find_record("logits") is None
 
 
 @pytest.mark.parametrize("name", ["roberta", "xlm-roberta", "mpnet", "bert"])
@@ -94,7 +94,7 @@ def test_the_embedding_on_every_backend(name: str, run: str) -> None:
 def test_stepped_equals_fused_and_row_blocks_change_nothing(name: str) -> None:
     folder = encoded(name).folder
     fused = embedding(folder, "numpy:float32")
-    stepped = traced(folder, "numpy:float32").values("pooled")
+    stepped = traced(folder, "numpy:float32").recorded_values("pooled")
     blocks = embedding(folder, "numpy:float32", deterministic=True)
     assert rel(stepped, fused) < 2e-6 and rel(blocks, fused) < 2e-6
 
@@ -259,7 +259,7 @@ def test_a_published_encoder_gives_the_embeddings_of_its_library(
             expected.append(rows.mean(0).numpy())
     aprfmt.convert(minilm, tmp_path / "minilm.gguf", drop=("pooler",))
     for path in (minilm, tmp_path / "minilm.gguf"):
-        with open_model(path) as model, Session.of(model, backend("numpy:float32")) as session:
+        with open_model(path) as model, Session.open(model, backend("numpy:float32")) as session:
             assert model.resolution.unbound == ()
             given = [model.tokenizer.encode(text) for text in TEXTS]
             found = [session.embedding(ids)[0] for ids in given]
@@ -275,11 +275,11 @@ def test_a_published_encoder_gives_the_embeddings_of_its_library(
 def test_transformers_is_read_at_our_points(name: str) -> None:
     """The engine's hooks: every point of ours that it shows has our value."""
     ours = traced(encoded(name).folder, "numpy:float64")
-    request = requested(f"{encoded(name).folder}@transformers:float64", ids=IDS)
+    request = make_request(f"{encoded(name).folder}@transformers:float64", ids=IDS)
     with run_traced(request) as trace:
         shown = common_keys(trace, ours)
         for key in shown:
-            assert rel(trace.values(key), ours.values(key)) < 2e-6, key
+            assert rel(trace.recorded_values(key), ours.recorded_values(key)) < 2e-6, key
         assert trace.run["unknown"] == {}
     assert {key.rpartition(".")[2] for key in shown} >= INSIDE | {"embd_norm"}
 

@@ -131,7 +131,7 @@ def test_numbers_come_through_in_any_layout(dtype: str, order: str, tmp_path: Pa
     values = np.asarray(np.arange(24).reshape(1, 3, 8) / 7, dtype, order=order)  # type: ignore[call-overload]
     path = archive(tmp_path / "x.npz", [(KEY, npy(values))], packed=True)
     with load_npz(path, ids=[1, 2, 3]) as trace:
-        found = trace.values("L0.attn_norm")
+        found = trace.recorded_values("L0.attn_norm")
         assert found is not None and found.dtype.isnative
         np.testing.assert_array_equal(found, values[0].astype(found.dtype))
         assert trace.records["L0.attn_norm"].positions == (0, 1, 2)

@@ -60,7 +60,7 @@ def nodes_of(model: Model) -> list[tuple[str, str, list[str], np.ndarray]]:
         return np.stack([x[..., :half], x[..., half:]], -1).reshape(x.shape)
 
     def value(key: str) -> np.ndarray:
-        found = ours.values(key)
+        found = ours.recorded_values(key)
         assert found is not None
         return found.reshape(1, 1, *found.shape) if found.ndim == 2 else found[None]
 
@@ -98,7 +98,7 @@ def test_the_text_of_eval_callback(tmp_path: Path) -> None:
             }
             assert trace.run["ids"] == list(IDS)
             assert trace.records["L2.out"].positions == (28,)
-            mask = trace.mask("L0.attn_norm")
+            mask = trace.values_mask("L0.attn_norm")
             assert mask is not None and mask.sum() == 6 * 6
             diff = compare_traces(ours, trace)
             assert {p.key: p.why for p in diff.points if p.why} == {

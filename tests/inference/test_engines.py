@@ -22,10 +22,10 @@ from aprfmt.inference.device import DeviceChoice, choose_device, parse_run, spli
 from aprfmt.inference.engines import ENGINES, EngineRun
 from aprfmt.inference.engines.npz import load_npz
 from aprfmt.inference.engines.opening import is_trace, open_trace
-from aprfmt.inference.points_page import page
-from aprfmt.inference.running import RunRequest, requested, traced
+from aprfmt.inference.points_page import render_page
+from aprfmt.inference.running import RunRequest, make_request, run_and_trace
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept, Trace
+from aprfmt.inference.trace import KeptValues, Trace
 from aprfmt.inference.trace_file import save_trace
 from aprfmt.measure.traces import common_keys, compare_traces
 from aprfmt.model import Model, open_model
@@ -44,7 +44,7 @@ NOT_SHOWN = {
 @contextmanager
 def ran(name: str, run: str, **options: Any) -> Iterator[tuple[Model, Trace]]:
     with open_model(judged(name).folder) as model:
-        with traced(RunRequest(IDS, parse_run(run), **options), model) as trace:
+        with run_and_trace(RunRequest(IDS, parse_run(run), **options), model) as trace:
             yield model, trace
 
 
@@ -58,8 +58,8 @@ def test_transformers_is_read_at_our_points(name: str) -> None:
         # transformers computes delta nets in float32 whatever the dtype.
         limit = 2e-6 if model.spec.block.recurrence == "none" else 5e-6
         for key in common_keys(trace, ours):
-            assert rel(trace.values(key), ours.values(key)) < limit, key
-        missing = {key.rpartition(".")[2] for key in ours.records if trace.find(key) is None}
+            assert rel(trace.recorded_values(key), ours.recorded_values(key)) < limit, key
+        missing = {key.rpartition(".")[2] for key in ours.records if trace.find_record(key) is None}
         scaled = {"embd"} if float(model.hyper["embedding_scale"]) != 1 else set()
         apart = {"mid"} if model.spec.block.placement == "post" else set()
         if model.spec.block.placement == "by_mixer":  # of delta layers it is; q, k and v are apart
@@ -109,7 +109,7 @@ def test_llama_cpp_is_read_at_our_points(name: str) -> None:
         shown = common_keys(trace, ours)
         for key in shown:
             if POINTS[key.rpartition(".")[2]].name not in ("experts", "router_margin"):
-                assert rel(trace.values(key), ours.values(key)) < 3e-5, key
+                assert rel(trace.recorded_values(key), ours.recorded_values(key)) < 3e-5, key
         for point in ("q", "k", "v", "q_rope", "k_rope", "scores", "probs", "attn", "attn_out"):
             assert f"L1.{point}" in shown or trace.aliases.get(f"L1.{point}") in shown, point
         assert trace.run["unknown"] == {}
@@ -131,15 +131,15 @@ def test_llama_cpp_runs_delta_nets(name: str, tmp_path: Path) -> None:
     }
     sizes: dict[str, Any] = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
     save_tiny(name, tmp_path, rope_parameters=rope, **sizes)
-    kept = Kept()
+    kept = KeptValues()
     with open_model(tmp_path) as model:
-        with Session.of(model, backend("numpy:float64")) as session:
+        with Session.open(model, backend("numpy:float64")) as session:
             keys = tuple(session.points)
             ours = session.trace(IDS, keys, keep=kept.keep, fetch=kept.fetch, logits_rows="all")
-        with traced(RunRequest(IDS, parse_run("llama.cpp")), model) as trace:
+        with run_and_trace(RunRequest(IDS, parse_run("llama.cpp")), model) as trace:
             for key in common_keys(trace, ours):
                 if POINTS[key.rpartition(".")[2]].name not in ("experts", "router_margin"):
-                    assert rel(trace.values(key), ours.values(key)) < 1e-3, key
+                    assert rel(trace.recorded_values(key), ours.recorded_values(key)) < 1e-3, key
             attention = next(key for key in ours.records if key.endswith(".q")).partition(".")[0]
             for key in ("L0.attn_out", *(f"{attention}.{p}" for p in ("q", "attn_gate", "attn"))):
                 assert key in trace.records, key
@@ -152,10 +152,18 @@ def test_a_joined_projection_and_experts_come_apart() -> None:
         with ran(name, "llama.cpp") as (_, trace):
             for point in ("q", "k", "v"):
                 key = f"L0.{point}"
-                assert rel(trace.values(key), ours.values(key)) < 3e-5, (name, key)
+                assert rel(trace.recorded_values(key), ours.recorded_values(key)) < 3e-5, (
+                    name,
+                    key,
+                )
             if name != "gpt2":
-                np.testing.assert_array_equal(trace.values("L0.experts"), ours.values("L0.experts"))
-                assert rel(trace.values("L0.expert_w"), ours.values("L0.expert_w")) < 3e-5
+                np.testing.assert_array_equal(
+                    trace.recorded_values("L0.experts"), ours.recorded_values("L0.experts")
+                )
+                assert (
+                    rel(trace.recorded_values("L0.expert_w"), ours.recorded_values("L0.expert_w"))
+                    < 3e-5
+                )
 
 
 @needs_llama
@@ -213,13 +221,19 @@ def test_a_third_partys_engine_is_a_run(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(ENGINES, "_third_party_read", False)
     monkeypatch.setattr(ENGINES, "_rows", dict(ENGINES._rows))
     with ran("llama", "halves") as (_, trace):
-        assert rel(trace.values("final_norm"), traced64("llama")[1].values("final_norm")) > 0.4
+        assert (
+            rel(
+                trace.recorded_values("final_norm"),
+                traced64("llama")[1].recorded_values("final_norm"),
+            )
+            > 0.4
+        )
         assert trace.run["backend"] == {"backend": "halves"}
 
 
 def test_a_run_needs_ids_and_a_trace_is_told_by_its_content(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="needs token ids"):
-        with traced(requested(f"{judged('llama').folder}@numpy")):
+        with run_and_trace(make_request(f"{judged('llama').folder}@numpy")):
             pass
     path = tmp_path / "trace.bin"
     save_trace(path.with_suffix(".safetensors"), traced64("llama")[1])
@@ -298,13 +312,13 @@ def test_npz_of_module_outputs(name: str, tmp_path: Path) -> None:
         assert len(keys) > 15 and "logits" in keys
         for key in keys:
             if not key.endswith(".router"):  # float32 either way
-                assert rel(trace.values(key), ours.values(key)) < 2e-5, key
+                assert rel(trace.recorded_values(key), ours.recorded_values(key)) < 2e-5, key
         assert trace.run["ids"] == list(IDS)
         assert trace.run["unknown"]["model.layers.0.mystery"] == "not a capture point"
         assert compare_traces(trace, ours).first is None
     with load_npz(path) as bare:  # without the model: joined stays joined, nothing is guessed
         for key in common_keys(ours, bare):
-            x, y = bare.values(key), ours.values(key)
+            x, y = bare.recorded_values(key), ours.recorded_values(key)
             if key.rpartition(".")[2] in UNTOLD:
                 continue
             if x is not None and y is not None and x.size == y.size:
@@ -375,9 +389,9 @@ def test_a_joined_stage_is_compared_with_its_parts(tmp_path: Path) -> None:
 
 def test_the_page_of_capture_points_is_current() -> None:
     path = Path(__file__).resolve().parents[2] / "docs" / "reference" / "capture_points.md"
-    assert path.read_text() == page(), "run python -m aprfmt.inference.points_page"
+    assert path.read_text() == render_page(), "run python -m aprfmt.inference.points_page"
     for name in POINTS:
-        assert f"| `{name}` |" in page()
+        assert f"| `{name}` |" in render_page()
 
 
 def test_a_wrong_model_is_an_error_of_the_engine(tmp_path: Path) -> None:

@@ -23,6 +23,6 @@ def test_every_format_gives_the_folders_logits(name: str, extension: str, tmp_pa
     b = backend("numpy:float32")
     target = tmp_path / f"model.{extension}"
     aprfmt.convert(judged(name).folder, target)
-    with open_model(target) as model, Session.of(model, b) as session:
+    with open_model(target) as model, Session.open(model, b) as session:
         found = session.logits(IDS)
     np.testing.assert_array_equal(found, run(name, b))

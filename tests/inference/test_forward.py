@@ -106,7 +106,7 @@ def test_float64_is_transformers_at_every_point(name: str) -> None:
     assert rel(logits, judge.logits) < mixed
     compared = set()
     for key, expected in judge.true_found.items():
-        found = trace.values(key)
+        found = trace.recorded_values(key)
         assert found is not None, f"{key} is not captured"
         assert rel(found, expected) < 1e-12, key
         assert rel(found, judge.found[key]) < mixed, key

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept
+from aprfmt.inference.trace import KeptValues
 from aprfmt.model import open_model
 from tests.inference.judge import backend, judged
 from tests.models import IDS
@@ -20,12 +20,12 @@ INSIDE = ("attn_out", "ffn_gate", "ffn_up", "ffn_act", "ffn_out")
 @pytest.mark.parametrize("name", NAMES)
 def test_fused_and_stepped_are_equal(name: str, run_: str) -> None:
     with open_model(judged(name).folder) as model:
-        with Session.of(model, backend(run_)) as session:
+        with Session.open(model, backend(run_)) as session:
             plain = session.logits(IDS)
             for points in [*((point,) for point in INSIDE), INSIDE]:
-                kept = Kept()
+                kept = KeptValues()
                 wanted = [k for k, i in session.points.items() if i.point.name in points]
                 trace = session.trace(
                     IDS, [*wanted, "logits"], keep=kept.keep, fetch=kept.fetch, logits_rows="all"
                 )
-                np.testing.assert_array_equal(trace.values("logits"), plain)
+                np.testing.assert_array_equal(trace.recorded_values("logits"), plain)

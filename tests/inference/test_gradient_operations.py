@@ -13,7 +13,7 @@ import torch
 from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.backends.torch_maths import TORCH
 from aprfmt.inference.gradients.backend import GradientBackend
-from aprfmt.inference.routing import ROUTERS, route
+from aprfmt.inference.routing import ROUTERS, choose_experts
 
 B = GradientBackend("cpu", "float64")
 MASK = np.tril(np.ones((4, 4), bool))
@@ -131,6 +131,6 @@ def test_a_routers_weights_are_differentiable(router: str) -> None:
     scale = torch.rand(6, generator=draw, dtype=torch.float64).requires_grad_()
 
     def weights(x: Any, s: Any) -> Any:
-        return route(x, None, hp, TORCH, s).weights
+        return choose_experts(x, None, hp, TORCH, s).weights
 
     assert torch.autograd.gradcheck(weights, (logits, scale))

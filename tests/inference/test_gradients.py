@@ -141,13 +141,13 @@ def test_a_gguf_gives_its_own_layout(name: str, step: str, tmp_path: Path) -> No
         mine = batch_gradients(model, batch)
         for role, view in model.roles.items():
             there = folder.roles[role]
-            expected = there.undone([source.parameters[each] for each in there.names])
+            expected = there.undo_layout([source.parameters[each] for each in there.names])
             found = [mine.parameters[each] for each in view.names]
             steps = [str(each) for each in view.layout]
             seen.update(each.partition("(")[0] for each in steps)
             if any(each.startswith("NegativeExp") for each in steps):
                 found = [found[0] * decode_tensor(view.stored[0])]
             if all(each.permutes for each in view.layout):
-                found = [view.undone(found)]
+                found = [view.undo_layout(found)]
             assert apart(found[0].reshape(expected.shape), expected) < 1e-5, role
     assert step in seen or not step

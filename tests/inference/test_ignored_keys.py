@@ -48,7 +48,7 @@ def theirs(model: Any) -> np.ndarray | None:
 def ours(folder: Path) -> tuple[np.ndarray, Any, Any]:
     """Return logits, hyperparameters and the key report."""
     with open_model(folder) as opened:
-        with Session.of(opened, backend("numpy:float64")) as session:
+        with Session.open(opened, backend("numpy:float64")) as session:
             return session.logits(IDS), opened.hyper, opened.resolution.report
 
 

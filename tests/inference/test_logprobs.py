@@ -10,7 +10,7 @@ import pytest
 
 from aprfmt.errors import FormatError
 from aprfmt.inference.engines.logprobs import read_logprobs
-from aprfmt.measure.logprob_tables import divergence
+from aprfmt.measure.logprob_tables import kl_divergence
 from tests.cli.run import aprfmt
 from tests.diagnose.engines import tiny_folder
 from tests.inference.test_captures import own
@@ -240,7 +240,9 @@ def test_a_token_whose_text_is_that_of_two_ids_is_no_guess(tmp_path: Path) -> No
 
 def test_divergence_counts_what_is_left_of_a_row() -> None:
     whole = np.log(np.array([0.5, 0.3, 0.2]))
-    assert divergence(whole, whole) == 0
+    assert kl_divergence(whole, whole) == 0
     other = np.log(np.array([0.4, 0.4, 0.2]))
-    assert divergence(whole, other) == pytest.approx(float(np.sum(np.exp(whole) * (whole - other))))
-    assert 0 < divergence(whole[:1], other[:1]) <= divergence(whole, other) + 1e-12
+    assert kl_divergence(whole, other) == pytest.approx(
+        float(np.sum(np.exp(whole) * (whole - other)))
+    )
+    assert 0 < kl_divergence(whole[:1], other[:1]) <= kl_divergence(whole, other) + 1e-12

@@ -73,7 +73,7 @@ def test_every_label_is_scored_once_and_predicted_inside_its_window(
         assert len(ids) <= capacity and ids[:prefix] == sequence[:prefix]
         assert window.first - window.start >= min(overlap, window.first - prefix)
         assert [ids[row + 1] - 100 for row in window.rows] == list(range(window.first, window.stop))
-        assert window.labels == len(window.rows) > 0 and window.rows.start >= 0
+        assert window.label_count == len(window.rows) > 0 and window.rows.start >= 0
         scored += range(window.first, window.stop)
     if prefix or overlap:
         assert scored == list(range(max(prompt, prefix, 1), tokens))
@@ -116,7 +116,7 @@ def test_llama_perplexitys_windows_score_their_second_half() -> None:
     for chunk, window in enumerate(found):
         sequence = list(range(26))
         assert window.ids(sequence) == [0, *range(8 * chunk + 1, 8 * chunk + 8)]
-        assert window.rows == range(4, 7) and window.labels == 3
+        assert window.rows == range(4, 7) and window.label_count == 3
         assert window.first == 8 * chunk + 5
     assert plan_loss_windows(26, 7, convention="llama.cpp")[1] == LossWindow(7, 14, 11)
     assert plan_loss_windows(7, 8, convention="llama.cpp") == []
@@ -126,10 +126,10 @@ def test_llama_perplexitys_windows_score_their_second_half() -> None:
 def test_a_window_as_large_as_the_forward_keeps_the_whole_response() -> None:
     """The contract's case: prompt 600, response 100, capacity 2048 gives 100 loss tokens."""
     window = sample_window(600, 100, 2048)
-    assert window is not None and window.labels == 100
+    assert window is not None and window.label_count == 100
     assert sample_window(600, 100, 512) is None
     cut = sample_window(600, 100, 640)
-    assert cut is not None and cut.labels == 40
+    assert cut is not None and cut.label_count == 40
     with pytest.raises(UsageError, match="windows of 1"):
         plan_loss_windows(10, 1)
 
@@ -139,7 +139,7 @@ def test_the_mean_is_weighted_by_tokens_and_leaves_skipped_samples_out() -> None
     loss = mean_loss(losses, 1000, skipped=["sample 1: prompt 600, window 512"])
     assert (loss.nats, loss.tokens, loss.samples) == (4.0, 4, 2)
     assert loss.perplexity == pytest.approx(math.exp(4))
-    assert loss.uniform == pytest.approx(6.9078, abs=1e-4)
+    assert loss.uniform_loss == pytest.approx(6.9078, abs=1e-4)
     nothing = mean_loss([np.empty(0)], 1000)
     assert math.isnan(nothing.nats)
     assert outcomes(nothing) == {"loss-measured": "FAIL"}

@@ -119,7 +119,7 @@ def test_statistics_alone_show_a_nan_of_one_side() -> None:
 
 def test_what_is_no_choice_of_experts_is_beyond_all_the_same() -> None:
     ours = traced64("mixtral")[1]
-    margin, router = ours.values("L1.router_margin"), ours.values("L1.router")
+    margin, router = ours.recorded_values("L1.router_margin"), ours.recorded_values("L1.router")
     assert margin is not None and router is not None
     for key, values in (("L1.router_margin", margin), ("L1.router", router)):
         odd = values.copy()
@@ -133,7 +133,7 @@ def test_what_is_no_choice_of_experts_is_beyond_all_the_same() -> None:
 
 def test_an_infinite_score_explains_no_flip() -> None:
     ours = traced64("mixtral")[1]
-    experts, router = ours.values("L1.experts"), ours.values("L1.router")
+    experts, router = ours.recorded_values("L1.experts"), ours.recorded_values("L1.router")
     assert experts is not None and router is not None
     for value in WRONG.values():
         other, odd = experts.copy(), router.copy()

@@ -38,13 +38,13 @@ def test_what_is_not_known_is_one_line(
 ) -> None:
     save_tiny(arch, tmp_path, **changed)
     with pytest.raises(ArchError, match=says) as caught, open_model(tmp_path) as model:
-        Session.of(model, backend("numpy:float64"))
+        Session.open(model, backend("numpy:float64"))
     assert "\n" not in str(caught.value)
 
 
 def embedding(folder: Path) -> tuple[np.ndarray, Any]:
     """Return a folder's embedding in float64, and how its keys were used."""
-    with open_model(folder) as model, Session.of(model, backend("numpy:float64")) as session:
+    with open_model(folder) as model, Session.open(model, backend("numpy:float64")) as session:
         return session.embedding(IDS), model.resolution.report
 
 
@@ -53,7 +53,7 @@ def test_groups_that_are_not_looked_at_may_be_small(tmp_path: Path) -> None:
     model = save_tiny("deepseek_v2", tmp_path, **changed).double()
     with torch.no_grad(), everything_float64(model):
         expected = model(torch.tensor([TOKENS])).logits[0].numpy()
-    with open_model(tmp_path) as opened, Session.of(opened, backend("numpy:float64")) as session:
+    with open_model(tmp_path) as opened, Session.open(opened, backend("numpy:float64")) as session:
         assert rel(session.logits(TOKENS), expected) < 1e-12
 
 

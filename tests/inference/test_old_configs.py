@@ -74,7 +74,7 @@ def test_an_old_config_is_read_as_transformers_reads_it(
         with everything_float64(model):
             expected = model(ids).logits[0].numpy()
     with open_model(tmp_path) as opened:
-        with Session.of(opened, backend("numpy:float64")) as session:
+        with Session.open(opened, backend("numpy:float64")) as session:
             found = session.logits(IDS)
     assert rel(found, expected) < 1e-12
     assert np.isfinite(found).all()

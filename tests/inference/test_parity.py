@@ -19,7 +19,7 @@ from aprfmt.inference.device import parse_run
 from aprfmt.inference.loss import cross_entropy
 from aprfmt.inference.parity import between
 from aprfmt.inference.parity.between import compare_choices, compare_runs
-from aprfmt.inference.parity.bundle import bundle_of, replay_bundle, save_bundle
+from aprfmt.inference.parity.bundle import choose_bundle, replay_bundle, save_bundle
 from aprfmt.inference.parity.calibrate import (
     calibrate_tolerances,
     load_calibration,
@@ -29,7 +29,7 @@ from aprfmt.inference.parity.cell import cut_cell
 from aprfmt.inference.parity.outcomes import compare_experts, compare_logits, mean_label_loss
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.trace import Trace
-from aprfmt.measure.tolerances import ROWS, CalibratedBound, threshold, weights_class
+from aprfmt.measure.tolerances import ROWS, CalibratedBound, point_threshold, weights_class
 from aprfmt.measure.traces import compare_traces
 from aprfmt.model import open_model
 from tests.inference.crooked import compared
@@ -75,7 +75,7 @@ def test_a_wrong_operation_is_found_cut_out_and_replayed(fault: str, tmp_path: P
     assert operation is not None and operation.wrong and operation.residual > operation.bound
     assert (operation.key, operation.inputs, operation.weights) == (key, inputs, weights)
     assert key in pair.cause
-    bundle = bundle_of(found, runs)
+    bundle = choose_bundle(found, runs)
     assert bundle is not None
     path = tmp_path / "bundle.safetensors"
     save_bundle(path, bundle, ["aprfmt", "parity"])
@@ -98,8 +98,8 @@ def test_a_wrong_operation_is_found_cut_out_and_replayed(fault: str, tmp_path: P
 def test_a_cell_gives_what_the_model_gives(name: str, point: str) -> None:
     b, ours = backend("numpy:float64"), traced64(name)[1]
     with open_model(judged(name).folder) as model:
-        cell = cut_cell(model, point, IDS, ours.values, b, columns=[5, 90, 3])
-        expected = ours.values(point)
+        cell = cut_cell(model, point, IDS, ours.recorded_values, b, columns=[5, 90, 3])
+        expected = ours.recorded_values(point)
         assert expected is not None
         if point == "logits":
             assert cell.rows == (3, 5, 90)
@@ -130,7 +130,7 @@ def test_a_wrong_engine_is_found_by_its_own_inputs(monkeypatch: pytest.MonkeyPat
         ("embd",),
         ("output_norm.weight",),
     )
-    bundle = bundle_of(found, ["numpy", "halves"])
+    bundle = choose_bundle(found, ["numpy", "halves"])
     assert bundle is not None and bundle.shadow
     assert rel(bundle.found * 2, bundle.expected) < 1e-6
 
@@ -211,7 +211,9 @@ def _routed(trace: Trace, change: dict[str, np.ndarray]) -> Trace:
 
 def test_an_expert_flip_by_margin_is_precision_and_hides_nothing() -> None:
     ours = traced64("mixtral")[1]
-    experts, router, out = (ours.values(f"L1.{p}") for p in ("experts", "router", "moe_out"))
+    experts, router, out = (
+        ours.recorded_values(f"L1.{p}") for p in ("experts", "router", "moe_out")
+    )
     assert experts is not None and router is not None and out is not None
     other, row = experts.copy(), 20
     spare = next(e for e in range(6) if e not in experts[row])
@@ -248,14 +250,14 @@ def test_an_expert_flip_by_margin_is_precision_and_hides_nothing() -> None:
 
 
 def test_thresholds_say_why_and_the_most_specific_counts() -> None:
-    plain = threshold("q", ("numpy", "torch"), ("float32", "float32"), "exact")
-    deep = threshold("q", ("numpy", "torch"), ("float32", "float32"), "exact", depth=128)
+    plain = point_threshold("q", ("numpy", "torch"), ("float32", "float32"), "exact")
+    deep = point_threshold("q", ("numpy", "torch"), ("float32", "float32"), "exact", depth=128)
     assert deep.rel_l2 == pytest.approx(2 * plain.rel_l2) and "128/32 layers" in deep.reason
-    eight = threshold("q", ("llama.cpp", "numpy"), ("float32", "float32"), "quantized")
+    eight = point_threshold("q", ("llama.cpp", "numpy"), ("float32", "float32"), "quantized")
     assert eight.rel_l2 > 1e-2 and "8 bits" in eight.reason
-    lookup = threshold("embd", ("llama.cpp", "numpy"), ("float32", "float32"), "quantized")
+    lookup = point_threshold("embd", ("llama.cpp", "numpy"), ("float32", "float32"), "quantized")
     assert lookup.rel_l2 < plain.rel_l2
-    tf32 = threshold("q", ("numpy", "torch"), ("float32", "tf32"), "exact")
+    tf32 = point_threshold("q", ("numpy", "torch"), ("float32", "tf32"), "exact")
     assert plain.rel_l2 < tf32.rel_l2 < 1e-2
     for row in (plain, deep, eight, lookup, tf32):
         assert row.unit and row.reason and row.max_over_rms > row.rel_l2
@@ -263,7 +265,7 @@ def test_thresholds_say_why_and_the_most_specific_counts() -> None:
     mine = CalibratedBound(
         ("numpy", "torch"), "exact", "q", "float32", 3e-6, 1e-5, 6e-7, 5, "measured"
     )
-    found = threshold("q", ("torch", "numpy"), ("float32",) * 2, "exact", calibrated=[mine])
+    found = point_threshold("q", ("torch", "numpy"), ("float32",) * 2, "exact", calibrated=[mine])
     assert (found.rel_l2, found.source, found.reason) == (3e-6, "calibrated", "measured")
     assert weights_class(["F32"] * 9 + ["Q4_K"]) == "quantized"
     assert weights_class(["BF16", "F32"]) == "half" and weights_class(["F32"]) == "exact"
@@ -277,7 +279,7 @@ def test_calibration_narrows_and_comes_back_from_its_file(tmp_path: Path) -> Non
         assert not found.beyond
         by_point = {row.point: row for row in found.rows}
         for row in found.rows:
-            table = threshold(row.point, row.pair, (row.dtype, row.dtype), row.weights)
+            table = point_threshold(row.point, row.pair, (row.dtype, row.dtype), row.weights)
             assert row.largest <= row.rel_l2 <= table.rel_l2
             assert row.runs >= 3 and "3 sequences" in row.evidence
         assert by_point["scores"].rel_l2 < 2e-5 and by_point["embd"].largest == 0
@@ -294,7 +296,7 @@ def test_calibration_narrows_and_comes_back_from_its_file(tmp_path: Path) -> Non
             model, [choices[0], parse_run("wrong-activation")], ParityRequest(IDS), 2
         )
         assert wrong.beyond and all(
-            row.rel_l2 <= threshold(row.point, row.pair, (row.dtype,) * 2, row.weights).rel_l2
+            row.rel_l2 <= point_threshold(row.point, row.pair, (row.dtype,) * 2, row.weights).rel_l2
             for row in wrong.rows
         )
     text = json.loads(path.read_text())

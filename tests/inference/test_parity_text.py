@@ -19,7 +19,7 @@ from aprfmt.inference.backends.torch_backend import TorchBackend
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.parity.between import compare_choices
 from aprfmt.inference.parity.cells import Parity
-from aprfmt.inference.parity.outcomes import measure_own_loss
+from aprfmt.inference.parity.outcomes import measure_backend_loss
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.measure import tolerances
 from aprfmt.measure.tolerances import BASE, ROUNDOFF, loss_bound, own_loss_bound
@@ -190,7 +190,7 @@ def test_rounding_stays_inside_the_bound_and_a_shift_of_labels_does_not(
         for scale in (0.3, 3.0, 12.0):
             logits, ids = rows_of(kind, vocab, scale)
             stored = backend.to_numpy(backend.array(logits))
-            found = measure_own_loss(backend, stored, ids)
+            found = measure_backend_loss(backend, stored, ids)
             assert found.off is not None and found.bound is not None and found.nats is not None
             assert found.off <= found.bound
             wide = torch.from_numpy(np.asarray(stored[:-1], np.float64))
@@ -200,7 +200,7 @@ def test_rounding_stays_inside_the_bound_and_a_shift_of_labels_does_not(
             assert found.bound < ROUNDOFF[backend.dtype] * 3e3 + 1e-3
             with monkeypatch.context() as patch:
                 patch.setattr(backend, "cross_entropy", lambda x, y: right(x, np.roll(y, 1)))
-                wrong = measure_own_loss(backend, stored, ids)
+                wrong = measure_backend_loss(backend, stored, ids)
             assert wrong.off is not None and wrong.bound is not None and wrong.off > wrong.bound
 
 
@@ -218,7 +218,7 @@ def test_a_loss_that_is_no_number_is_beyond_every_bound(
         return found
 
     monkeypatch.setattr(backend, "cross_entropy", losses)
-    assert measure_own_loss(backend, logits, ids).off == math.inf
+    assert measure_backend_loss(backend, logits, ids).off == math.inf
 
 
 def test_the_bounds_grow_with_dtype_and_size() -> None:

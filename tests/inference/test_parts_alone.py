@@ -26,12 +26,12 @@ from aprfmt.inference.fast.cuda import memory
 from aprfmt.inference.fast.cuda.attend import Attention
 from aprfmt.inference.fast.cuda.brought import Brought
 from aprfmt.inference.fast.dry_cuda import DryCuda
-from aprfmt.inference.fast.dry_host import DryNativeTorch, DryTorch, Products
+from aprfmt.inference.fast.dry_host import DryEncodedProducts, DryNativeTorch, DryTorch
 from aprfmt.inference.fast.encoded import ENCODED_ROWS, EncodedProducts
 from aprfmt.inference.fast.graphs import NotRecordable, PassInputs
 from aprfmt.inference.loss import MeanLoss
 from aprfmt.inference.parity import operations
-from aprfmt.inference.parity.bundle import bundle_of
+from aprfmt.inference.parity.bundle import choose_bundle
 from aprfmt.inference.parity.matched import ThroughRows
 from aprfmt.inference.rows import StoredRows
 from aprfmt.measure.traces import PointDiff
@@ -80,7 +80,7 @@ def test_a_stated_loss_may_be_as_far_off_as_is_allowed(off: float) -> None:
     )
     (one,) = [each for each in checks if each.name == "loss-as-stated"]
     assert one.outcome == ("PASS" if off <= 0.25 else "FAIL")
-    assert math.isclose(found.uniform, math.log(100))
+    assert math.isclose(found.uniform_loss, math.log(100))
 
 
 @pytest.mark.parametrize("point", ["experts", "expert_w", "attn_out"])
@@ -88,10 +88,10 @@ def test_a_stated_loss_may_be_as_far_off_as_is_allowed(off: float) -> None:
 def test_only_whole_values_of_experts_are_routed(point: str, masked: bool) -> None:
     put: list[str] = []
     reader: Any = SimpleNamespace(
-        _scales_q=lambda node: None,
-        places=lambda node: [SimpleNamespace(point=point, layer=0, columns=None)],
+        _layer_of_query_scale=lambda node: None,
+        points_of_node=lambda node: [SimpleNamespace(point=point, layer=0, columns=None)],
         _add_routed=lambda place, values: put.append("routed"),
-        _put=lambda place, cut, mask: put.append("put"),
+        _record=lambda place, cut, mask: put.append("put"),
     )
     seen = np.ones(2, bool) if masked else None
     GraphReader.add(reader, SimpleNamespace(scale=None), np.zeros(2, np.float32), seen)  # type: ignore[arg-type]
@@ -123,7 +123,7 @@ def test_a_time_step_is_the_same_on_torch_and_numpy(bias: bool) -> None:
 @pytest.mark.parametrize("size", [64, 4096])
 def test_a_cap_takes_two_arrays_beside_its_result(size: int) -> None:
     run = DryBackend("cpu", "float32")
-    x = run.new((size, 8))
+    x = run.allocate((size, 8))
     before = run.account.peak
     run.softcap(x, 30.0)
     assert run.account.peak - before == 2 * x.nbytes
@@ -171,31 +171,31 @@ def test_what_a_dry_run_multiplies_as_it_is_stored_a_run_does(
     def weight(raw: Any) -> Any:
         return SimpleNamespace(
             encoding=encoding, shape=shape, notes={}, part=None, n_rows=4, piecewise=False,
-            stored=lambda: raw,
+            stored_bytes=lambda: raw,
         )  # fmt: skip
 
-    real = EncodedProducts(1)._look(weight(stored))
-    dry = Products([])
-    assert dry.covers(1, weight(ghost)) is (real is not None)
+    real = EncodedProducts(1)._find_stored(weight(stored))
+    dry = DryEncodedProducts([])
+    assert dry.use_kernel(1, weight(ghost)) is (real is not None)
     assert (real is not None) is (encoding in ("Q4_K", "Q8_0", "BF16") and len(shape) == 2)
-    assert not dry.covers(ENCODED_ROWS + 1, weight(ghost))
+    assert not dry.use_kernel(ENCODED_ROWS + 1, weight(ghost))
 
 
 def test_a_recorded_pass_brings_nothing_new_to_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay would read what the host had when it was recorded."""
-    monkeypatch.setattr(memory, "put", lambda x: ("put", x.tobytes()))
-    monkeypatch.setattr(memory, "is_device", lambda x: isinstance(x, tuple))
+    monkeypatch.setattr(memory, "copy_to_gpu", lambda x: ("put", x.tobytes()))
+    monkeypatch.setattr(memory, "is_on_gpu", lambda x: isinstance(x, tuple))
     brought = Brought()
     known, ids = np.array([1.0, 2.0]), np.arange(3)
     first = brought.constant(known, "float32")
     inputs = PassInputs(ids, ids.copy(), np.arange(10, 16), cached=None)
     brought.recording = inputs
     assert brought.constant(known, "float32") is first
-    assert np.array_equal(brought.rows(ids), [10, 11, 12])
+    assert np.array_equal(brought.row_numbers(ids), [10, 11, 12])
     news: tuple[Callable[[], Any], ...] = (
         lambda: brought.constant(np.array([3.0]), "float32"),
-        lambda: brought.rows(np.array([2, 1, 0])),
-        lambda: brought.needs_host("x"),
+        lambda: brought.row_numbers(np.array([2, 1, 0])),
+        lambda: brought.refuse_in_recording("x"),
     )
     for new in news:
         with pytest.raises(NotRecordable):
@@ -254,9 +254,9 @@ def test_a_reproduction_is_of_an_operation_that_was_taken_apart() -> None:
     found: Any = SimpleNamespace(runs=runs, model="m", ids=(1,), through=None, pairs=())
     for pairs in ([], [pair(None, "L0.q")], [pair(cell, "L0.k")], [pair(cell), pair(None)]):
         found.pairs = pairs
-        assert bundle_of(found, ("numpy", "numpy:float64")) is None and ran == []
+        assert choose_bundle(found, ("numpy", "numpy:float64")) is None and ran == []
     found.pairs = [pair(cell, "L0.k"), pair(cell, "L0.k", "L0.q"), pair(cell, "L0.q", first="L0.q")]
-    made = bundle_of(found, ("numpy", "numpy:float64"))
+    made = choose_bundle(found, ("numpy", "numpy:float64"))
     assert made is not None and (made.residual, made.bound, made.runs) == (
         0.5,
         0.1,
@@ -289,12 +289,12 @@ def test_a_dry_product_has_the_rows_of_a_product(
 ) -> None:
     """Few rows are multiplied as the weight is stored; of many it is decoded first."""
     run = DryNativeTorch("cpu", "float32")
-    ghost, x = run.new((4, 64)), run.new((rows, 64))
+    ghost, x = run.allocate((4, 64)), run.allocate((rows, 64))
     weight: Any = SimpleNamespace(
-        encoding="Q8_0", shape=(4, 64), notes={}, part=None, n_rows=4, stored=lambda: ghost
+        encoding="Q8_0", shape=(4, 64), notes={}, part=None, n_rows=4, stored_bytes=lambda: ghost
     )
     monkeypatch.setattr(DryTorch, "linear", lambda self, x, w, bias: "decoded first")
-    found: Any = run.linear(x, weight, run.new((4,)) if bias else None)
+    found: Any = run.linear(x, weight, run.allocate((4,)) if bias else None)
     if rows > ENCODED_ROWS or native_kernels() is None:
         assert found == "decoded first"
     else:
@@ -306,8 +306,11 @@ def test_a_dry_gate_on_a_gpu_has_the_rows_of_its_input(rows: int) -> None:
     run = DryNativeTorch("cpu", "float32")
     weight: Any = SimpleNamespace(n_rows=4)
     dry: Any = SimpleNamespace(
-        _fused=True, held=lambda w: w, new=run.new, linear=lambda x, w, bias: run.new((len(x), 4))
+        _fused=True,
+        decoded_weight=lambda w: w,
+        allocate=run.allocate,
+        linear=lambda x, w, bias: run.allocate((len(x), 4)),
     )
-    x = run.new((rows, 64))
+    x = run.allocate((rows, 64))
     gated = DryCuda.gated(dry, x, (weight, None), (weight, None), "silu", steps=False)
     assert gated.shape == (rows, 4)

@@ -19,7 +19,7 @@ from aprfmt.arch.hyperparameters import read_hyper, write_hyper
 from aprfmt.arch.spec import Facts
 from aprfmt.arch.value_checks import nearest_float32
 from aprfmt.errors import ArchError
-from aprfmt.inference.forward import Carried, Span, forward
+from aprfmt.inference.forward import Span, StageOutput, forward
 from aprfmt.inference.layer_heads import key_value_layer
 from aprfmt.inference.session import Session
 from aprfmt.inference.weights import model_weights
@@ -49,7 +49,7 @@ def test_stages_give_each_other_what_later_layers_use(name: str) -> None:
                 span=Span(stage, stage + 1, stream),
             )  # fmt: skip
             last = stage == int(model.hyper["n_layers"]) + 1
-            assert isinstance(stream, Carried) is (name != "gemma4-experts" and not last)
+            assert isinstance(stream, StageOutput) is (name != "gemma4-experts" and not last)
     assert rel(stream, judged(name).true_logits) < 1e-12
 
 
@@ -65,7 +65,7 @@ def test_layers_without_an_owner_of_their_kind_are_refused(tmp_path: Path) -> No
     kinds = ["full_attention"] * 3 + ["sliding_attention", "full_attention", "full_attention"]
     changed(tmp_path, layer_types=kinds)
     with open_model(tmp_path) as model, pytest.raises(ArchError, match="layer 3 has a window"):
-        Session.of(model, backend("numpy:float64"))
+        Session.open(model, backend("numpy:float64"))
 
 
 MIXES: Mapping[str, dict[str, Any]] = {
@@ -87,14 +87,14 @@ def test_what_no_published_model_mixes_is_not_run(key: str, tmp_path: Path) -> N
     save_tiny("gemma4", tmp_path, **MIXES[key])
     with open_model(tmp_path) as model:
         with pytest.raises(ArchError, match=f"{key}.*no published gemma4 has both"):
-            Session.of(model, backend("numpy:float64"))
+            Session.open(model, backend("numpy:float64"))
 
 
 def test_another_active_copy_is_refused(tmp_path: Path) -> None:
     save_tiny("gemma3n", tmp_path)
     with pytest.raises(ArchError, match="altup_active_idx: is 1; expected 0"):
         with open_model(changed(tmp_path, altup_active_idx=1)) as model:
-            Session.of(model, backend("numpy:float64"))
+            Session.open(model, backend("numpy:float64"))
 
 
 def test_a_last_layer_with_a_window_is_said_to_have_none(tmp_path: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_last_layer_with_a_window_is_said_to_have_none(tmp_path: Path) -> None
     with open_model(tmp_path) as model:
         assert model.hyper["window_layers"][-1] is False
         assert any("the last layer has a window" in x for x in model.resolution.report.conflicts)
-        with Session.of(model, backend("numpy:float64")) as session:
+        with Session.open(model, backend("numpy:float64")) as session:
             assert rel(session.logits(IDS), judged("gemma4").true_logits) < 1e-12
 
 

@@ -72,7 +72,7 @@ class Collecting:
 def test_exactly_the_tables_points_come_by_in_its_order(name: str) -> None:
     recorder = Collecting()
     with open_model(judged(name).folder) as model:
-        with Session.of(model, backend("numpy:float32")) as session:
+        with Session.open(model, backend("numpy:float32")) as session:
             session.logits(IDS, recorder)
             known = session.points
     expected = [
@@ -91,7 +91,7 @@ def test_exactly_the_tables_points_come_by_in_its_order(name: str) -> None:
 def test_a_pass_behind_a_cache_shows_the_cache_too() -> None:
     recorder = Collecting()
     with open_model(judged("llama").folder) as model:
-        with Session.of(model, backend("numpy:float32")) as session:
+        with Session.open(model, backend("numpy:float32")) as session:
             session.prefill(IDS[:5])
             session.extend(IDS[5:7], recorder)
     at = recorder.keys.index("L1.k_cache")
@@ -103,7 +103,7 @@ def test_what_a_recorder_returns_is_what_the_pass_goes_on_with(name: str) -> Non
     """Every point of the last layer, changed, changes the logits; so does every whole-model one."""
     b = backend("numpy:float64")
     plain = run(name, b)
-    with open_model(judged(name).folder) as model, Session.of(model, b) as session:
+    with open_model(judged(name).folder) as model, Session.open(model, b) as session:
         last = int(model.hyper["n_layers"]) - 1
         for key, instance in session.points.items():
             point = instance.point.name
@@ -143,7 +143,7 @@ def test_fused_and_stepped_forms_agree(name: str, run_: str) -> None:
 
 def test_without_inner_points_the_form_is_fused() -> None:
     with open_model(judged("llama").folder) as model:
-        with Session.of(model, backend("numpy:float32")) as session:
+        with Session.open(model, backend("numpy:float32")) as session:
             trace = session.trace(IDS, ["L1.attn", "L2.probs", "final_norm"])
     forms = {key: record.form for key, record in trace.records.items()}
     assert forms == {"L1.attn": "fused", "L2.probs": "stepped", "final_norm": None}

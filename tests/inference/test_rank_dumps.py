@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aprfmt.base.dump_names import place_of
+from aprfmt.base.dump_names import parse_dump_path
 from aprfmt.causes.forward.shards import ROLES as SUMS
 from aprfmt.causes.forward.shards import role_of
 from aprfmt.errors import FormatError
@@ -225,7 +225,7 @@ def equal_points(trace: Trace, right: dict[str, Any], tokens: int) -> set[str]:
     """Return the points that a trace has, all of them equal to the model's own."""
     found = set()
     for key, value in right.items():
-        record, mine = trace.find(key), trace.values(key)
+        record, mine = trace.find_record(key), trace.recorded_values(key)
         if record is None or mine is None or key.endswith(("scores", "probs")):
             continue
         wanted = value[:tokens][list(record.positions or range(tokens))]
@@ -370,7 +370,7 @@ def test_passes_are_aligned_by_token(form: str, tmp_path: Path) -> None:
     with opened(STEPS[form](tmp_path / "d")) as trace:
         found = equal_points(trace, own_of(), 29)
         assert not trace.run["unknown"] and list(trace.run["ids"]) == list(IDS)
-        record = trace.find("L2.out")
+        record = trace.find_record("L2.out")
         assert record is not None and record.positions == tuple(ALL)
         if form == "decode":
             assert trace.run["dump"]["steps"] == [0] * 25 + [1, 2, 3, 4]
@@ -506,7 +506,7 @@ def test_several_sequences_are_listed_without_ids(tmp_path: Path) -> None:
     ],
 )
 def test_paths_say_ranks_steps_and_names(path: str, says: Any) -> None:
-    found = place_of(path)
+    found = parse_dump_path(path)
     assert (dict(found.ranks), found.step) == says[:2]
     assert found.name == says[2] or path.startswith(("dump_1", "x/"))
     assert found.name.endswith(says[2].rpartition(".")[2])

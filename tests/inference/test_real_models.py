@@ -168,7 +168,7 @@ def test_logits_and_losses_are_transformers(
     assert done.json["windows"] > 2 and done.json["loss"] == pytest.approx(loss, abs=1e-4)
     rows = range(length - 20, length)
     for run in ("numpy:float32", "torch:float32"):
-        with open_model(path) as model, Session.of(model, backend(run)) as session:
+        with open_model(path) as model, Session.open(model, backend(run)) as session:
             found = session.prefill(ids, rows)
             assert rel(found, expected) < 5e-6, run
             np.testing.assert_array_equal(found.argmax(-1), expected.argmax(-1))

@@ -12,10 +12,10 @@ from aprfmt.inference.engines.opening import open_trace
 from aprfmt.inference.replay.patched_model import PatchedModel
 from aprfmt.inference.replay.recorded_trace import RecordedTrace
 from aprfmt.inference.replay.shadow import (
-    operation_residuals,
+    measure_operation_residuals,
     record_points,
-    shadow_pass,
-    shadow_point,
+    run_shadow_pass,
+    run_shadow_point,
     value_at,
 )
 from aprfmt.inference.weights import model_weights
@@ -51,12 +51,14 @@ def test_one_wrong_operation_is_the_only_one_off(base: str, point: str) -> None:
     """
     path = recorded(point, base, larger(point, 1))
     with open_model(tiny_folder(base)) as model, open_trace(path) as made:
-        patched = PatchedModel.of(model, IDS, "float32")
+        patched = PatchedModel.unpatched(model, IDS, "float32")
         key = f"L1.{point}"
-        found = operation_residuals(patched, RecordedTrace(made, IDS, {}), lambda key: BOUND)
-        views = shadow_pass(patched, RecordedTrace(made, IDS, {}))
+        found = measure_operation_residuals(
+            patched, RecordedTrace(made, IDS, {}), lambda key: BOUND
+        )
+        views = run_shadow_pass(patched, RecordedTrace(made, IDS, {}))
         patched.weights.close()
-    assert found.wrong == [key] and found.worst == key
+    assert found.wrong_keys == [key] and found.worst_key == key
     assert found.found[key][0] == pytest.approx(0.1, rel=0.1)
     assert [view.key for view in views.flagged] == [key]
     assert len(found.found) == len([v for v in views.views.values() if v.residual is not None
@@ -72,9 +74,11 @@ def test_a_right_run_is_right_on_every_backend(base: str, backend: str) -> None:
         weights = model_weights(model, None)
         runs = BACKENDS[backend]("cpu", "float32")
         patched = PatchedModel(model.spec, model.hyper, weights, runs, tuple(IDS))
-        found = operation_residuals(patched, RecordedTrace(made, IDS, {}), lambda key: BOUND)
+        found = measure_operation_residuals(
+            patched, RecordedTrace(made, IDS, {}), lambda key: BOUND
+        )
         weights.close()
-    assert found.clean and len(found.found) > 10, found.wrong
+    assert found.all_right and len(found.found) > 10, found.wrong_keys
 
 
 def test_the_experts_of_a_token_may_be_recorded_in_any_order() -> None:
@@ -89,10 +93,12 @@ def test_the_experts_of_a_token_may_be_recorded_in_any_order() -> None:
 
     path = recorded("turned", "deepseek_v2", lambda: turned)
     with open_model(tiny_folder("deepseek_v2")) as model, open_trace(path) as made:
-        patched = PatchedModel.of(model, IDS, "float32")
-        found = operation_residuals(patched, RecordedTrace(made, IDS, {}), lambda key: BOUND)
+        patched = PatchedModel.unpatched(model, IDS, "float32")
+        found = measure_operation_residuals(
+            patched, RecordedTrace(made, IDS, {}), lambda key: BOUND
+        )
         patched.weights.close()
-    assert held and found.clean, found.wrong
+    assert held and found.all_right, found.wrong_keys
     assert any(key.endswith("expert_w") for key in found.found)
 
 
@@ -103,7 +109,7 @@ def test_a_value_from_given_ones_is_the_whole_passs(base: str) -> None:
     Seen red: given values that are not put in.
     """
     with open_model(tiny_folder(base)) as model:
-        patched = PatchedModel.of(model, IDS, "float32")
+        patched = PatchedModel.unpatched(model, IDS, "float32")
         whole = record_points(patched)
         keys = [key for key in whole if key.startswith("L1.") or "." not in key]
         for key in keys[:: max(1, len(keys) // 6)]:
@@ -129,10 +135,10 @@ def _near(x: Any, y: Any) -> bool:
 def test_one_point_is_that_of_the_whole_pass(base: str) -> None:
     path = recorded("point", base, larger("attn_out", 0))
     with open_model(tiny_folder(base)) as model, open_trace(path) as made:
-        patched = PatchedModel.of(model, IDS, "float32")
-        views: Mapping[str, Any] = shadow_pass(patched, RecordedTrace(made, IDS, {})).views
+        patched = PatchedModel.unpatched(model, IDS, "float32")
+        views: Mapping[str, Any] = run_shadow_pass(patched, RecordedTrace(made, IDS, {})).views
         for key in list(views)[::7]:
-            one = shadow_point(patched, RecordedTrace(made, IDS, {}), key)
+            one = run_shadow_point(patched, RecordedTrace(made, IDS, {}), key)
             assert one is not None and one.calls == ()
             assert one.residual == pytest.approx(views[key].residual, abs=1e-6), key
         patched.weights.close()

@@ -66,7 +66,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
         logits = model(torch.tensor(ids)).logits.double()
     with open_model(str(folder)) as opened:
         batch = read_batch(path, VOCAB, {int(ids[0, END])})
-        with Session.of(opened, NumpyBackend("cpu", "float32")) as session:
+        with Session.open(opened, NumpyBackend("cpu", "float32")) as session:
             scored = list(score_batch(batch, session))
     yield Made(
         folder,
@@ -137,7 +137,7 @@ def test_the_loss_is_the_one_that_transformers_gives(made: Made) -> None:
     with torch.no_grad():
         theirs = float(made.model(made.ids, attention_mask=made.mask, labels=made.labels).loss)
     found = answer(made, theirs)
-    assert found.says == "agrees" and not found.causes[0]
+    assert found.says == "agrees" and not found.distinct_mistakes[0]
     assert found.right == pytest.approx(theirs, rel=1e-5)
 
 
@@ -146,10 +146,10 @@ def test_every_mistake_is_named_alone(name: str, made: Made) -> None:
     reported = WRONG[name](made)
     found = answer(made, reported)
     assert found.says == "named", found
-    assert found.causes == ((name,),)
+    assert found.distinct_mistakes == ((name,),)
     rounded = answer(made, float(f"{reported:.4g}"), digit=0.0)
     assert rounded.says != "agrees"
-    assert (name,) in rounded.causes
+    assert (name,) in rounded.distinct_mistakes
 
 
 ACCUMULATED: dict[str, tuple[str, Callable[[Made], float]]] = {
@@ -175,12 +175,12 @@ def test_micro_batches_joined_wrongly_are_named(how: str, made: Made, tmp_path: 
         batch = read_batch(tmp_path / "b.npz", VOCAB)
         with (
             open_model(str(made.folder)) as opened,
-            Session.of(opened, NumpyBackend("cpu", "float32")) as session,
+            Session.open(opened, NumpyBackend("cpu", "float32")) as session,
         ):
             scored = list(score_batch(batch, session))
-        assert batch.scored == made.ids.numel() - len(LENGTHS)
+        assert batch.label_count == made.ids.numel() - len(LENGTHS)
     found = explain_loss(batch, scored, make(made))
-    assert found.causes == ((cause,),), found
+    assert found.distinct_mistakes == ((cause,),), found
 
 
 @pytest.mark.parametrize("samples", [4, 6, 9])
@@ -206,9 +206,9 @@ def test_ranks_and_micro_batches_of_larger_batches(samples: int, tmp_path: Path)
         groups = [order[i::parts] for i in range(parts)] if ranks else order.split(parts)
         each = [nats[group][last[group]].mean() for group in groups]
         found = explain_loss(batch, scored, float(sum(each) / len(each)))
-        assert ("group_means",) in found.causes, (parts, ranks, found)
+        assert ("group_means",) in found.distinct_mistakes, (parts, ranks, found)
         found = explain_loss(batch, scored, float(sum(each)))
-        assert ("accumulated_sum",) in found.causes, (parts, ranks, found)
+        assert ("accumulated_sum",) in found.distinct_mistakes, (parts, ranks, found)
 
 
 EOS = 9
@@ -271,7 +271,7 @@ def test_padding_on_the_left_and_a_pass_without_the_mask(made: Made, tmp_path: P
     batch = read_batch(tmp_path / "left.npz", VOCAB)
     with (
         open_model(str(made.folder)) as opened,
-        Session.of(opened, NumpyBackend("cpu", "float32")) as session,
+        Session.open(opened, NumpyBackend("cpu", "float32")) as session,
     ):
         scored = list(score_batch(batch, session))
     right = float(loss(made, made.labels))
@@ -279,12 +279,12 @@ def test_padding_on_the_left_and_a_pass_without_the_mask(made: Made, tmp_path: P
     with torch.no_grad():
         bare = float(made.model(torch.tensor(ids), labels=torch.tensor(labels)).loss)
     found = explain_loss(batch, scored, bare)
-    assert found.says == "named" and found.causes == (("mask_ignored",),), found
+    assert found.says == "named" and found.distinct_mistakes == (("mask_ignored",),), found
 
 
 def test_two_mistakes_at_once(made: Made) -> None:
     found = answer(made, float(loss(made, made.labels, 0, "sum")))
-    assert ("unshifted", "sum") in found.causes and found.says in ("named", "ambiguous")
+    assert ("unshifted", "sum") in found.distinct_mistakes and found.says in ("named", "ambiguous")
 
 
 def test_a_number_that_nothing_gives_is_not_explained(made: Made) -> None:
@@ -452,10 +452,10 @@ def test_documents_of_packed_rows_are_scored_apart(marks: str, made: Made, tmp_p
         **MARKS[marks](arrays),
     )  # fmt: skip
     batch = read_batch(path, VOCAB)
-    assert batch.documents == sum(map(len, ROWS)) and not batch.edges and not batch.unread
+    assert batch.document_count == sum(map(len, ROWS)) and not batch.edges and not batch.unread
     with (
         open_model(str(made.folder)) as opened,
-        Session.of(opened, NumpyBackend("cpu", "float32")) as session,
+        Session.open(opened, NumpyBackend("cpu", "float32")) as session,
     ):
         scored = list(score_batch(batch, session))
     right = explain_loss(batch, scored, packed_loss(made.model, arrays, "apart", False))
@@ -527,7 +527,7 @@ def unpacked_answer(made: Made, folder: Path, reported: float) -> LossVerdict:
     """Return the verdict on a loss of the samples, to what float32 sums are off by."""
     with (
         open_model(str(made.folder)) as opened,
-        Session.of(opened, NumpyBackend("cpu", "float32")) as session,
+        Session.open(opened, NumpyBackend("cpu", "float32")) as session,
     ):
         batch = read_batch(folder / "rows.npz", VOCAB)
         scored = list(score_batch(batch, session))

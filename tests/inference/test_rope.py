@@ -15,7 +15,13 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from aprfmt.errors import ArchError
-from aprfmt.inference.rope import RopeKind, kind_of, make, ropes, same_ropes
+from aprfmt.inference.rope import (
+    RopeKind,
+    all_frequencies,
+    compute_frequencies,
+    keys_stay_valid,
+    rotation_of_layer,
+)
 
 DIM = 24
 FACTORS = [1.0 + 0.3 * i for i in range(DIM // 2)]
@@ -109,7 +115,7 @@ def test_frequencies_are_those_of_transformers(case: str, theta: float) -> None:
     found, factor = ROPE_INIT_FUNCTIONS[theirs["rope_type"]](
         config, torch.device("cpu"), seq_len=length
     )
-    rope = make(hyper(ours, rope_theta=theta), RopeKind(theta, True), length)
+    rope = compute_frequencies(hyper(ours, rope_theta=theta), RopeKind(theta, True), length)
     assert rope.inv_freq.dtype == np.float32
     # One power in some fifty differs in torch's last bit; the blends add a rounding.
     np.testing.assert_allclose(rope.inv_freq, found.numpy(), rtol=3e-7)
@@ -122,13 +128,17 @@ def test_plain_frequencies_are_bit_equal_for_common_heads() -> None:
         for dim in (16, 64):
             exponents = torch.arange(0, dim, 2, dtype=torch.float) / dim
             expected = 1.0 / (theta**exponents)
-            rope = make(hyper(None, rope_theta=theta, rope_dim=dim), RopeKind(theta, False), 10)
+            rope = compute_frequencies(
+                hyper(None, rope_theta=theta, rope_dim=dim), RopeKind(theta, False), 10
+            )
             assert np.array_equal(rope.inv_freq, expected.numpy())
 
 
 def test_factors_divide_each_pair() -> None:
-    plain = make(hyper(None), RopeKind(5000.0, False), 10)
-    scaled = make(hyper({"type": "factors", "factors": FACTORS}), RopeKind(5000.0, True), 10)
+    plain = compute_frequencies(hyper(None), RopeKind(5000.0, False), 10)
+    scaled = compute_frequencies(
+        hyper({"type": "factors", "factors": FACTORS}), RopeKind(5000.0, True), 10
+    )
     np.testing.assert_array_equal(scaled.inv_freq, plain.inv_freq / np.array(FACTORS, np.float32))
 
 
@@ -136,28 +146,28 @@ def test_windowed_layers_may_have_their_own_base_and_no_scaling() -> None:
     hp = hyper(
         {"type": "linear", "factor": 8.0}, rope_theta_local=300.0, rope_scaling_layers="full"
     )
-    assert kind_of(hp, 0) == RopeKind(300.0, False)
-    assert kind_of(hp, 1) == RopeKind(5000.0, True)
-    assert set(ropes(hp, 5)) == {RopeKind(300.0, False), RopeKind(5000.0, True)}
-    assert kind_of(hyper(None, rope_layers=(True, False)), 1) is None
+    assert rotation_of_layer(hp, 0) == RopeKind(300.0, False)
+    assert rotation_of_layer(hp, 1) == RopeKind(5000.0, True)
+    assert set(all_frequencies(hp, 5)) == {RopeKind(300.0, False), RopeKind(5000.0, True)}
+    assert rotation_of_layer(hyper(None, rope_layers=(True, False)), 1) is None
     longer = hyper(None, global_head_dim=DIM + 8)
-    assert [kind_of(longer, layer) for layer in range(2)] == [
+    assert [rotation_of_layer(longer, layer) for layer in range(2)] == [
         RopeKind(5000.0, False), RopeKind(5000.0, False, DIM + 8),
     ]  # fmt: skip
-    pairs = [len(made.inv_freq) for made in ropes(longer, 5).values()]
+    pairs = [len(made.inv_freq) for made in all_frequencies(longer, 5).values()]
     assert sorted(pairs) == [DIM // 2, DIM // 2 + 4]
 
 
 def test_a_longer_sequence_changes_dynamic_frequencies_only() -> None:
-    assert same_ropes(hyper(None), 10, 500)
+    assert keys_stay_valid(hyper(None), 10, 500)
     dynamic = hyper({"type": "dynamic", "factor": 3.0})
-    assert same_ropes(dynamic, 10, 64)
-    assert not same_ropes(dynamic, 64, 65)
+    assert keys_stay_valid(dynamic, 10, 64)
+    assert not keys_stay_valid(dynamic, 64, 65)
 
 
 def test_an_odd_number_of_rotated_elements_is_refused() -> None:
     with pytest.raises(ArchError, match="rope_dim is 23; expected an even number"):
-        make(hyper(None, rope_dim=23), RopeKind(5000.0, False), 10)
+        compute_frequencies(hyper(None, rope_dim=23), RopeKind(5000.0, False), 10)
 
 
 @pytest.mark.parametrize(
@@ -172,4 +182,4 @@ def test_a_scaling_that_cannot_be_computed_is_refused(
     scaling: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ArchError, match=message):
-        make(hyper(scaling), RopeKind(5000.0, True), 10)
+        compute_frequencies(hyper(scaling), RopeKind(5000.0, True), 10)

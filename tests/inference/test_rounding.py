@@ -15,7 +15,7 @@ import torch
 
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept
+from aprfmt.inference.trace import KeptValues
 from aprfmt.model import open_model
 from tests.inference.judge import backend, judged, rel
 from tests.models import IDS, MAKERS, attends, save_tiny
@@ -70,14 +70,14 @@ def reference(name: str, dtype: str) -> np.ndarray:
 
 
 def stepped(name: str, b: Backend) -> np.ndarray:
-    kept = Kept()
-    with open_model(rounded(name, b.dtype)) as model, Session.of(model, b) as session:
+    kept = KeptValues()
+    with open_model(rounded(name, b.dtype)) as model, Session.open(model, b) as session:
         points = session.points.items()
         inner = [key for key, at in points if key.endswith(".probs") and not at.absent]
         wanted = [*inner, "logits"]
         trace = session.trace(IDS, wanted, keep=kept.keep, fetch=kept.fetch, logits_rows="all")
     assert {trace.records[key].form for key in inner} <= {"stepped"}
-    logits = trace.values("logits")
+    logits = trace.recorded_values("logits")
     assert logits is not None
     return logits
 
@@ -87,7 +87,7 @@ def test_logits_are_transformers_own(name: str, dtype: str) -> None:
     expected = reference(name, dtype)
     found = stepped(name, backend(f"torch:{dtype}"))
     with open_model(rounded(name, dtype)) as model:
-        with Session.of(model, backend("numpy:float64")) as session:
+        with Session.open(model, backend("numpy:float64")) as session:
             error = rel(expected, session.logits(IDS))
     if (name, dtype) in SUM_ORDER:
         assert rel(found, expected) < 3 * error
@@ -99,9 +99,9 @@ def test_logits_are_transformers_own(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", ["llama", "gemma3", "gpt2"])
 def test_the_fused_form_is_no_worse(name: str, dtype: str) -> None:
     with open_model(rounded(name, dtype)) as model:
-        with Session.of(model, backend(f"torch:{dtype}")) as session:
+        with Session.open(model, backend(f"torch:{dtype}")) as session:
             found = session.logits(IDS)
-        with Session.of(model, backend("numpy:float64")) as session:
+        with Session.open(model, backend("numpy:float64")) as session:
             true = session.logits(IDS)
     assert rel(found, true) < 1.5 * rel(reference(name, dtype), true)
 

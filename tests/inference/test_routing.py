@@ -15,7 +15,7 @@ import torch
 
 from aprfmt.causes.forward.routing_rules import route_by_rule, routing_rule_of
 from aprfmt.errors import ArchError
-from aprfmt.inference.routing import route
+from aprfmt.inference.routing import choose_experts
 from tests.models import tiny
 
 # id -> (tiny model, config values of ours, hyperparameters)
@@ -57,7 +57,7 @@ def test_choice_and_weights_are_those_of_transformers(case: str) -> None:
     } | changed
     inputs = logits.numpy(), None if bias is None else bias.numpy(), hp
     order = np.argsort(-weights.numpy(), axis=-1, kind="stable")
-    for routing in (route(*inputs), route_by_rule(routing_rule_of(hp), *inputs)):
+    for routing in (choose_experts(*inputs), route_by_rule(routing_rule_of(hp), *inputs)):
         chosen = np.take_along_axis(experts.numpy(), order, -1)
         np.testing.assert_array_equal(routing.experts, chosen)
         np.testing.assert_allclose(
@@ -68,10 +68,10 @@ def test_choice_and_weights_are_those_of_transformers(case: str) -> None:
 
 def test_the_margin_is_what_separates_the_last_chosen_from_the_next() -> None:
     hp = {"router": "softmax_topk", "n_experts_used": 2, "routed_scale": 1.0, "norm_topk": False}
-    routing = route(np.array([[3.0, 1.0, 2.5, 0.0]]), None, hp)
+    routing = choose_experts(np.array([[3.0, 1.0, 2.5, 0.0]]), None, hp)
     assert routing.experts.tolist() == [[0, 2]]
     assert routing.margin == pytest.approx([1.5])
-    everyone = route(np.array([[3.0, 1.0]]), None, hp)
+    everyone = choose_experts(np.array([[3.0, 1.0]]), None, hp)
     assert np.isinf(everyone.margin).all()
 
 
@@ -84,11 +84,11 @@ def test_a_close_group_counts_as_a_margin() -> None:
         "n_expert_groups": 2,
         "n_expert_groups_used": 1,
     }
-    routing = route(np.array([[5.0, 0.0, 4.999, 0.0]]), None, hp)
+    routing = choose_experts(np.array([[5.0, 0.0, 4.999, 0.0]]), None, hp)
     assert routing.experts.tolist() == [[0]]
     assert 0 < routing.margin[0] < 1e-3
 
 
 def test_an_unknown_router_is_refused() -> None:
     with pytest.raises(ArchError, match="router 'dice' is not known"):
-        route(np.zeros((1, 2)), None, {"router": "dice"})
+        choose_experts(np.zeros((1, 2)), None, {"router": "dice"})

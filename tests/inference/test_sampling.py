@@ -10,7 +10,7 @@ import torch
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from aprfmt.errors import AprfmtError, UsageError
-from aprfmt.inference.sampling import Sampler, Sampling, candidates
+from aprfmt.inference.sampling import Sampler, Sampling, token_probabilities
 
 LOGITS = np.random.default_rng(0).standard_normal(97).astype(np.float32) * 3
 
@@ -29,7 +29,7 @@ def test_what_may_be_drawn_is_what_transformers_leaves(
     if top_p < 1:
         scores = TopPLogitsWarper(top_p)(nothing, scores)
     expected = torch.softmax(scores, -1)[0].numpy()
-    ids, probs = candidates(LOGITS, Sampling(temperature, top_k, top_p))
+    ids, probs = token_probabilities(LOGITS, Sampling(temperature, top_k, top_p))
     found = np.zeros_like(expected)
     found[ids] = probs
     np.testing.assert_allclose(found, expected, atol=1e-12)
@@ -45,7 +45,7 @@ def test_equal_seeds_draw_equal_tokens_and_others_do_not() -> None:
 
 def test_frequencies_follow_the_probabilities() -> None:
     sampler = Sampler(Sampling(1.0, top_k=3, seed=1))
-    ids, probs = candidates(LOGITS, sampler.sampling)
+    ids, probs = token_probabilities(LOGITS, sampler.sampling)
     counts = np.bincount([sampler(LOGITS) for _ in range(4000)], minlength=97)
     assert counts.sum() == counts[ids].sum()
     np.testing.assert_allclose(counts[ids] / 4000, probs, atol=0.03)
@@ -59,7 +59,7 @@ def test_greedy_takes_the_highest_and_the_lower_id_of_equals() -> None:
 @pytest.mark.parametrize("temperature", [1e-30, 1e-320])
 def test_a_tiny_temperature_is_greedy(temperature: float) -> None:
     best = int(np.argmax(LOGITS))
-    ids, probs = candidates(LOGITS, Sampling(temperature))
+    ids, probs = token_probabilities(LOGITS, Sampling(temperature))
     assert (ids[0], probs[0], probs[1:].max()) == (best, 1.0, 0.0)
     sampler = Sampler(Sampling(temperature, top_p=0.9))
     assert {sampler(LOGITS) for _ in range(5)} == {best}

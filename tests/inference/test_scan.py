@@ -19,7 +19,7 @@ from tests.inference.judge import backend, everything_float64, rel
 HEADS, GROUPS, WIDTH, STATE = 6, 3, 5, 7
 TOKENS = 2 * scan.CHUNK + 23  # whole chunks, and a part of one
 RUNS = ("numpy:float64", "torch:float64")
-scanned: Any = scan.scanned  # stars among its arguments
+scanned: Any = scan.run_scan  # stars among its arguments
 
 
 def drawn(tokens: int, *, each: bool, size: float = 1.0) -> tuple[Any, ...]:

@@ -42,7 +42,7 @@ def greedy(name: str, count: int) -> list[int]:
 def test_greedy_generation_is_transformers(name: str) -> None:
     expected = greedy(name, 8)
     with open_model(judged(name).folder) as model:
-        with Session.of(model, backend("numpy:float32")) as session:
+        with Session.open(model, backend("numpy:float32")) as session:
             found = list(session.generate(PROMPT, Sampler(Sampling()), 8))
             assert found == expected
             stop = expected[3]
@@ -53,7 +53,7 @@ def test_greedy_generation_is_transformers(name: str) -> None:
 
 def test_a_seed_gives_the_same_text_again() -> None:
     with open_model(judged("llama").folder) as model:
-        with Session.of(model, backend("numpy:float32")) as session:
+        with Session.open(model, backend("numpy:float32")) as session:
             sampling = Sampling(1.0, top_k=20, seed=11)
             first = list(session.generate(PROMPT, Sampler(sampling), 12))
             assert first == list(session.generate(PROMPT, Sampler(sampling), 12))
@@ -64,7 +64,7 @@ def test_what_is_missing_is_named() -> None:
     with open_model(judged("llama").folder) as model:
         spec, b = model.spec, backend("numpy:float32")
         with pytest.raises(UsageError, match="no tokens"):
-            Session.of(model, b).extend([])
+            Session.open(model, b).extend([])
         bare = Session(spec, HyperParams({}, "x.gguf"), array_weights({}), b)
         with pytest.raises(ArchError, match=r"x\.gguf: hyperparameter 'vocab_size'"):
             bare.logits([1])
@@ -91,14 +91,14 @@ def test_tensors_that_do_not_fit_are_refused(
     save_file(tensors, tmp_path / "model.safetensors")
     shutil.copy(folder / "config.json", tmp_path)
     with open_model(tmp_path) as model, pytest.raises(ArchError, match=message):
-        Session.of(model, backend("numpy:float32"))
+        Session.open(model, backend("numpy:float32"))
 
 
 def test_a_replaced_hyperparameter_changes_the_logits() -> None:
     with open_model(judged("llama").folder) as model:
         b = backend("numpy:float64")
-        plain = Session.of(model, b)
-        hp = model.hyper.replaced(norm_eps=1e-5)
+        plain = Session.open(model, b)
+        hp = model.hyper.with_values(norm_eps=1e-5)
         other = Session(model.spec, hp, plain.weights, b)
         assert np.abs(plain.logits(IDS) - other.logits(IDS)).max() > 1e-4
 
@@ -113,8 +113,8 @@ def test_logits_in_parts_are_those_of_the_whole_pass(name: str, most: int) -> No
     """phi3-long rotates by the length of the whole sequence: its parts come of one pass."""
     rows = range(5, len(IDS) - 1)
     with open_model(judged(name).folder) as model:
-        with Session.of(model, backend("numpy:float64")) as session:
+        with Session.open(model, backend("numpy:float64")) as session:
             whole = session.logits(IDS)[5:-1]
-            parts = list(session.in_parts(IDS, rows, most))
+            parts = list(session.logits_in_parts(IDS, rows, most))
     assert max(map(len, parts)) <= most and sum(map(len, parts)) == len(rows)
     assert rel(np.concatenate(parts), whole) < 1e-12

@@ -117,9 +117,9 @@ def test_required_operations_are_enough(name: str) -> None:
     expected = judged(name).true_logits
     with open_model(judged(name).folder) as model:
         for block in (base.QUERY_BLOCK, 7):
-            with Session.of(model, smallest(block)) as session:
+            with Session.open(model, smallest(block)) as session:
                 assert rel(session.logits(IDS), expected) < 1e-12
-        with Session.of(model, smallest(7)) as session:
+        with Session.open(model, smallest(7)) as session:
             assert rel(session.prefill(IDS[:-2])[-1], expected[-3]) < 1e-12
             assert rel(session.step(IDS[-2]), expected[-2]) < 1e-12
             assert rel(session.step(IDS[-1]), expected[-1]) < 1e-12

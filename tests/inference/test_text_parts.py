@@ -121,7 +121,7 @@ def check(folder: Path, arch: str, expected: Any) -> None:
     with open_model(folder) as opened:
         assert opened.spec.name == arch
         assert opened.resolution.report.unknown == ()
-        with Session.of(opened, backend("numpy:float64")) as session:
+        with Session.open(opened, backend("numpy:float64")) as session:
             assert rel(session.logits(IDS), expected) < 1e-12
 
 

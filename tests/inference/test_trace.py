@@ -18,7 +18,7 @@ from aprfmt.inference import aprt_facts
 from aprfmt.inference.aprt import load_aprt, save_aprt
 from aprfmt.inference.capture import STAGES, WHOLE
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept, Trace, parse_positions
+from aprfmt.inference.trace import KeptValues, Trace, parse_positions
 from aprfmt.inference.trace_file import HEADER, Spool, load_trace, save_trace
 from aprfmt.inference.weights import model_weights
 from aprfmt.model import open_model
@@ -29,9 +29,9 @@ from tests.models import IDS
 
 
 def trace_of(name: str, wanted: list[str] | None = None, **options: Any) -> Trace:
-    kept = Kept()
+    kept = KeptValues()
     with open_model(judged(name).folder) as model:
-        with Session.of(model, backend("numpy:float32")) as session:
+        with Session.open(model, backend("numpy:float32")) as session:
             keys = tuple(session.points) if wanted is None else wanted
             return session.trace(IDS, keys, keep=kept.keep, fetch=kept.fetch, **options)
 
@@ -39,7 +39,7 @@ def trace_of(name: str, wanted: list[str] | None = None, **options: Any) -> Trac
 def test_records_carry_shape_positions_statistics_and_hash() -> None:
     trace = trace_of("qwen2", ["L1.q", "L1.scores", "logits", "L0.in"], hashes=True)
     record = trace.records["L1.q"]
-    values = trace.values("L1.q")
+    values = trace.recorded_values("L1.q")
     assert values is not None
     assert record.shape == values.shape == (29, 4, 12) and record.count == 29 * 48
     assert record.positions == tuple(range(29))
@@ -49,7 +49,7 @@ def test_records_carry_shape_positions_statistics_and_hash() -> None:
     assert trace.records["L1.scores"].shape == (4, 29, 29)
     assert trace.records["logits"].positions == (28,)
     assert trace.aliases == {"L0.in": "embd"}
-    assert trace.find("L0.in") is trace.records["embd"]
+    assert trace.find_record("L0.in") is trace.records["embd"]
     assert trace.run["ids"] == list(IDS) and trace.run["architecture"] == "qwen2"
 
 
@@ -62,7 +62,7 @@ def test_chosen_positions_are_rows_of_all(positions: Any) -> None:
         set() if positions == "last" else {"logits"}
     )
     for key, record in some.records.items():
-        expected, found = whole.values(key), some.values(key)
+        expected, found = whole.recorded_values(key), some.recorded_values(key)
         assert expected is not None and found is not None
         assert record.positions == tuple(wanted), key
         if key == "logits":  # the pass computed the last row's alone
@@ -82,21 +82,21 @@ def test_positions_are_read_and_checked() -> None:
 
 def test_the_qkv_slot_joins_its_parts_and_is_absent_without_one() -> None:
     trace = trace_of("qwen2")
-    parts = [trace.values(f"L2.{part}") for part in "qkv"]
+    parts = [trace.recorded_values(f"L2.{part}") for part in "qkv"]
     joined = np.concatenate([part.reshape(len(IDS), -1) for part in parts if part is not None], -1)
-    slot = trace.slot("qkv", 2)
+    slot = trace.slot_stats("qkv", 2)
     assert slot is not None and slot.count == joined.size
     assert slot.std == pytest.approx(compute_stats(joined).std, rel=1e-9)
-    before = trace.slot("qkv_nobias", 2)
+    before = trace.slot_stats("qkv_nobias", 2)
     assert before is not None and before.std != slot.std
-    assert trace_of("qwen2", ["L2.q"]).slot("qkv", 2) is None
-    assert traced64("deepseek_v3")[1].slot("qkv", 1) is None
+    assert trace_of("qwen2", ["L2.q"]).slot_stats("qkv", 2) is None
+    assert traced64("deepseek_v3")[1].slot_stats("qkv", 1) is None
 
 
 def test_recording_does_not_change_the_logits() -> None:
     everything, nothing = trace_of("llama"), trace_of("llama", ["logits"])
-    a, b = everything.values("logits"), nothing.values("logits")
-    again = trace_of("llama", ["logits"]).values("logits")
+    a, b = everything.recorded_values("logits"), nothing.recorded_values("logits")
+    again = trace_of("llama", ["logits"]).recorded_values("logits")
     assert a is not None and b is not None and again is not None
     np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-5 * float(np.abs(b).max()))
     np.testing.assert_array_equal(b, again)
@@ -110,7 +110,7 @@ def test_a_nan_stops_the_pass_and_names_its_first_point() -> None:
         session = Session(
             model.spec,
             model.hyper,
-            weights.overlaid({"L1.ffn_gate.weight": broken}),
+            weights.with_arrays({"L1.ffn_gate.weight": broken}),
             backend("numpy:float32"),
         )
         stopped = session.trace(IDS, tuple(session.points))
@@ -125,7 +125,7 @@ def test_a_tracer_records_one_pass() -> None:
     from aprfmt.inference.trace import Tracer
 
     with open_model(judged("llama").folder) as model:
-        with Session.of(model, backend("numpy:float32")) as session:
+        with Session.open(model, backend("numpy:float32")) as session:
             tracer = Tracer(session.backend, session.points, ["embd"])
             session.logits(IDS, tracer)
             with pytest.raises(UsageError, match="one pass"):
@@ -135,7 +135,7 @@ def test_a_tracer_records_one_pass() -> None:
 def test_a_trace_is_saved_and_loaded_whole(tmp_path: Path) -> None:
     path = tmp_path / "run.safetensors"
     with open_model(judged("mixtral").folder) as model, Spool(tmp_path) as spool:
-        with Session.of(model, backend("numpy:float32")) as session:
+        with Session.open(model, backend("numpy:float32")) as session:
             trace = session.trace(
                 IDS,
                 tuple(session.points),
@@ -153,7 +153,7 @@ def test_a_trace_is_saved_and_loaded_whole(tmp_path: Path) -> None:
             assert loaded.run == json.loads(json.dumps(trace.run))
             assert loaded.run["prompt"] == "What is 2+2?"
             for key in trace.records:
-                a, b = loaded.values(key), trace.values(key)
+                a, b = loaded.recorded_values(key), trace.recorded_values(key)
                 assert a is not None and b is not None and a.dtype == b.dtype
                 np.testing.assert_array_equal(a, b)
     import safetensors.numpy
@@ -206,9 +206,9 @@ def test_aprt_folders_hold_every_stage(tmp_path: Path) -> None:
     loaded = load_aprt(tmp_path / "out")
     record = loaded.records["L2.qkv"]
     assert record.positions == tuple(range(29)) and record.shape == (29, 96)
-    q = trace.values("L2.q")
+    q = trace.recorded_values("L2.q")
     assert q is not None
-    first = loaded.values("L2.qkv")
+    first = loaded.recorded_values("L2.qkv")
     assert first is not None
     np.testing.assert_array_equal(first[0, :48], q[0].reshape(-1))
     assert loaded.records["final_norm"].layer == WHOLE
@@ -224,7 +224,7 @@ def test_an_aprt_folder_says_its_tokens_beside_its_stages(tmp_path: Path) -> Non
     loaded = load_aprt(tmp_path)
     assert loaded.run["ids"] == list(IDS) and loaded.run["architecture"] == "qwen2"
     for key, record in loaded.records.items():
-        own = trace.find(key)
+        own = trace.find_record(key)
         assert own is not None
         assert (record.positions, record.dtype, record.form) == (own.positions, own.dtype, own.form)
         if key in trace.records:
@@ -236,7 +236,7 @@ def test_an_aprt_folder_says_its_tokens_beside_its_stages(tmp_path: Path) -> Non
     assert "ids" not in foreign.run and set(foreign.records) == set(loaded.records)
     assert all(record.positions is None for record in foreign.records.values())
     for key in loaded.records:
-        x, y = loaded.values(key), foreign.values(key)
+        x, y = loaded.recorded_values(key), foreign.recorded_values(key)
         assert x is not None and y is not None
         np.testing.assert_array_equal(x.reshape(-1), y)
 
@@ -317,7 +317,7 @@ def test_an_aprt_stage_must_be_known_and_nan_bits_stay(tmp_path: Path) -> None:
     target.parent.mkdir()
     bits = np.array([0x7FC01234, 0x3F800000], "<u4").tobytes()
     target.write_bytes(struct.pack("<4sII", b"APRT", 0, 2) + bits)
-    values = load_aprt(tmp_path).values("L0.out")
+    values = load_aprt(tmp_path).recorded_values("L0.out")
     assert values is not None and values.tobytes() == bits
     target.rename(target.with_name("guess.bin"))
     with pytest.raises(FormatError, match="stage 'guess' is not known"):

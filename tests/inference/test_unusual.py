@@ -63,9 +63,9 @@ def test_odd_sizes(arch: str, tmp_path: Path) -> None:
         with everything_float64(model):
             expected = model(ids).logits[0].numpy()
     with open_model(tmp_path) as opened:
-        with Session.of(opened, backend("numpy:float64")) as session:
+        with Session.open(opened, backend("numpy:float64")) as session:
             assert rel(session.logits(ODD_IDS), expected) < 1e-12
-        with Session.of(opened, backend("numpy:float32")) as session:
+        with Session.open(opened, backend("numpy:float32")) as session:
             assert rel(session.logits(ODD_IDS), expected) < 5e-6
 
 
@@ -79,17 +79,17 @@ def test_unusual_sizes(name: str, changed: dict[str, Any], tmp_path: Path) -> No
         with everything_float64(model):
             expected = model(ids).logits[0].numpy()
     b = backend("numpy:float64")
-    with open_model(folder) as opened, Session.of(opened, b) as session:
+    with open_model(folder) as opened, Session.open(opened, b) as session:
         found = session.logits(IDS)
         assert rel(found, expected) < 1e-12
         assert rel(session.logits(IDS[:1]), expected[:1]) < 1e-12
         steps = np.stack([session.prefill(IDS[:1])[0], *(session.step(i) for i in IDS[1:])])
         assert rel(steps, expected) < 1e-12
-    with open_model(folder) as opened, Session.of(opened, backend("torch:float32")) as session:
+    with open_model(folder) as opened, Session.open(opened, backend("torch:float32")) as session:
         assert rel(session.logits(IDS), expected) < 5e-6
     dense = name == "qwen3_moe"  # GGUF has no name for its dense layers
     for extension in ("apr",) if dense else ("apr", "gguf"):
         aprfmt.convert(folder, tmp_path / f"m.{extension}")
         with open_model(tmp_path / f"m.{extension}") as opened:
-            with Session.of(opened, b) as session:
+            with Session.open(opened, b) as session:
                 np.testing.assert_array_equal(session.logits(IDS), found)

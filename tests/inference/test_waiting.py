@@ -46,7 +46,7 @@ class OnDevice:
         self.values = np.array(values, np.float32)
         self.read = 0
 
-    def greedy(self) -> int | None:
+    def argmax_or_none(self) -> int | None:
         return None if np.isnan(self.values).any() else int(np.argmax(self.values))
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -58,9 +58,9 @@ class OnDevice:
 def test_statistics_that_wait_are_the_same(name: str) -> None:
     with open_model(judged(name).folder) as model:
         now, later = (
-            Session.of(model, b("cpu", "float32")).trace(IDS, tuple(model_points))
+            Session.open(model, b("cpu", "float32")).trace(IDS, tuple(model_points))
             for b in (NumpyBackend, LateBackend)
-            for model_points in [Session.of(model, b("cpu", "float32")).points]
+            for model_points in [Session.open(model, b("cpu", "float32")).points]
         )
     assert dict(now.records) == dict(later.records) and now.aliases == later.aliases
     assert all(record.stats is not None for record in later.records.values())
@@ -71,10 +71,10 @@ def test_a_trace_that_waits_ends_where_it_would_have(stop: bool) -> None:
     traces = []
     with open_model(judged("llama").folder) as model:
         for kind in (NumpyBackend, LateBackend):
-            plain = Session.of(model, kind("cpu", "float32"))
+            plain = Session.open(model, kind("cpu", "float32"))
             up = plain.weights["L1.ffn_up.weight"].numpy().copy()
             up[3, 5] = np.nan
-            weights = plain.weights.overlaid({"L1.ffn_up.weight": up})
+            weights = plain.weights.with_arrays({"L1.ffn_up.weight": up})
             session = Session(model.spec, model.hyper, weights, plain.backend)
             with np.errstate(invalid="ignore"):
                 traces.append(session.trace(IDS, tuple(session.points), stop=stop))

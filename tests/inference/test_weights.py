@@ -89,8 +89,8 @@ def test_few_rows_are_multiplied_encoded(encoding: str) -> None:
     w = single(rows)["w"]
     x = RANDOM.standard_normal((ENCODED_ROWS + 1, 256)).astype(np.float32)
     encoded = EncodedProducts(2)
-    assert encoded.product(x, w) is None
-    y = encoded.product(x[:1], w)
+    assert encoded.multiply(x, w) is None
+    y = encoded.multiply(x[:1], w)
     assert y is not None and rows.decoded == 0
     expected = x[:1].astype(np.float64) @ rows.numpy().astype(np.float64).T
     assert rel(y, expected) < 1e-6
@@ -108,7 +108,7 @@ def test_an_expert_is_its_own_rows(encoding: str) -> None:
         np.testing.assert_array_equal(expert.numpy(), whole[index])
         np.testing.assert_array_equal(expert.rows(2, 5), whole[index][2:5])
         if native_kernels() is not None:
-            product = EncodedProducts(1).product(np.ones((1, 32), np.float32), expert)
+            product = EncodedProducts(1).multiply(np.ones((1, 32), np.float32), expert)
             assert (product is None) == (encoding == "F32")
             assert product is None or rel(product[0], whole[index].sum(-1)) < 1e-6
     np.testing.assert_array_equal(single(ArrayRows(values[0]))["w"].expert(3).numpy(), values[0][3])
@@ -141,7 +141,7 @@ def test_any_budget_gives_the_same_logits(run_: str, tmp_path: Path) -> None:
         encodings = {tensor.encoding for tensor in model.roles.values()}
         assert "Q8_0" in encodings
         for budget in (0, 40_000, 1 << 30):
-            with Session.of(model, backend(run_), memory=budget) as session:
+            with Session.open(model, backend(run_), memory=budget) as session:
                 found[budget] = session.logits(IDS)
                 assert session.weights.holder.used <= budget
                 assert rel(session.prefill(IDS[:9])[-1], found[budget][8]) < 5e-6
@@ -157,7 +157,7 @@ def test_a_model_larger_than_the_budget_is_read_ahead_and_let_go(tmp_path: Path)
         events: list[str] = []
         for key, rows in weights._rows.items():
             _watch(rows, key, events)
-        with weights.layer(0):
+        with weights.using_layer(0):
             assert not any(event.startswith("drop") for event in events)
         weights.close()
     assert {"touch L1.attn_q.weight", "drop L0.attn_q.weight"} <= set(events)
@@ -184,7 +184,7 @@ def test_overlaid_weights_replace_one_tensor_and_share_nothing() -> None:
         weights = model_weights(model)
         key = "L1.attn_norm.weight"
         overlay: Mapping[str, np.ndarray] = {key: 2 * weights[key].numpy()}
-        session = Session(model.spec, model.hyper, weights.overlaid(overlay), b)
+        session = Session(model.spec, model.hyper, weights.with_arrays(overlay), b)
         changed = session.logits(IDS)
         np.testing.assert_array_equal(weights[key].numpy() * 2, session.weights[key].numpy())
     assert rel(changed, run("llama", b)) > 1e-3
@@ -204,13 +204,13 @@ def test_a_vocabulary_that_streams_is_multiplied_piece_by_piece(
     streamed = Weights({"token_embd.weight": pieces}, 0, "test")["token_embd.weight"]
     encoded = EncodedProducts(1)
     np.testing.assert_array_equal(
-        encoded.product(x, streamed), encoded.product(x, held), strict=True
+        encoded.multiply(x, streamed), encoded.multiply(x, held), strict=True
     )
     assert (whole.dropped, pieces.dropped) == (0, 5)  # 300 rows, 64 at a time
     streamed.rows(7, 8)
     assert pieces.dropped == 6
     layered = Weights({"L0.ffn_up.weight": pieces}, 0, "test")["L0.ffn_up.weight"]
-    encoded.product(x, layered)
+    encoded.multiply(x, layered)
     assert pieces.dropped == 6  # a layer's are let go of when the layer is done
 
 
@@ -228,10 +228,10 @@ def test_a_weight_multiplied_often_moves_to_huge_pages() -> None:
         weights = Weights({"w": rows}, budget, "test")
         w = weights["w"]
         encoded = EncodedProducts(1)
-        first = encoded.product(x, w)
+        first = encoded.multiply(x, w)
         places = set()
         for _ in range(MOVE_AT):
-            y, again = encoded.product(x, w), encoded.products(x, [w])
+            y, again = encoded.multiply(x, w), encoded.multiply_each(x, [w])
             assert y is not None and first is not None and again is not None
             assert y.tobytes() == again[0].tobytes() == first.tobytes()
             places.add(np.frombuffer(w.notes[encoded].rows, np.uint8).ctypes.data)
@@ -244,11 +244,11 @@ def test_pages_hand_out_zeros_that_do_not_overlap() -> None:
     from aprfmt.inference.fast.pages import LINE, SEGMENT, Pages
 
     pages = Pages()
-    views = [pages.room(size) for size in (1, 100, SEGMENT - 50, 0, 7, SEGMENT + 3)]
+    views = [pages.allocate(size) for size in (1, 100, SEGMENT - 50, 0, 7, SEGMENT + 3)]
     for i, view in enumerate(views):
         assert not any(view[:200]) and not any(view[-200:])
         view[:] = bytes([i + 1]) * len(view)
     for i, view in enumerate(views):
         assert set(view[:200]) | set(view[-200:]) <= {i + 1}
         assert not len(view) or np.frombuffer(view, np.uint8).ctypes.data % LINE == 0
-    assert bytes(pages.put(b"abc")) == b"abc"
+    assert bytes(pages.copy_bytes(b"abc")) == b"abc"

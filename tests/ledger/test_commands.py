@@ -166,7 +166,7 @@ def _arrays(folder: Path) -> Mapping[str, Any]:
     from aprfmt.inference.trace_file import load_trace
 
     with load_trace(saved) as found:
-        return {key: np.array(found.values(key)) for key in found.records}
+        return {key: np.array(found.recorded_values(key)) for key in found.records}
 
 
 def _folder_of(path: Path, arrays: Mapping[str, Any], *, files: bool) -> Path:

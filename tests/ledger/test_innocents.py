@@ -16,7 +16,7 @@ from aprfmt.arch import ARCHS
 from aprfmt.arch.other_keys import ROWS
 from aprfmt.conversion import convert
 from aprfmt.model import open_model
-from aprfmt.model.ledger import ledger
+from aprfmt.model.ledger import make_ledger
 from aprfmt.model.readings import FILES, METADATA, matching_row
 from aprfmt.model.sidecar_files import ROWS as FILE_ROWS
 from tests.arch.listed import LISTED, built
@@ -33,13 +33,13 @@ def test_a_folder_of_transformers_has_nothing_unread(name: str, tmp_path: Path) 
     assert name in ARCHS
     save_tiny(name, tmp_path / "m")
     with open_model(tmp_path / "m") as model:
-        found = ledger(model)
+        found = make_ledger(model)
     assert [item for item in found.items if item.reading in ("unread", "contradicted")] == []
     assert found.unreadable == ()
     if name in IN_GGUF:
         convert(tmp_path / "m", tmp_path / "m.gguf")
         with open_model(tmp_path / "m.gguf") as model:
-            assert ledger(model).unread == ()
+            assert make_ledger(model).unread == ()
         done = command("diff", tmp_path / "m", tmp_path / "m.gguf", "--json")
         assert (done.code, done.json["not_compared"]) == (0, []), done.json["says"]
 
@@ -77,7 +77,7 @@ def test_the_demo_models_files_are_read(demo_model: Path, tmp_path: Path) -> Non
     for name in ("m.gguf", "m.apr", "back"):
         convert(demo_model, tmp_path / name, to="safetensors" if name == "back" else None)
         with open_model(tmp_path / name) as model:
-            found = ledger(model)
+            found = make_ledger(model)
         assert (found.unread, found.unreadable) == ((), ())
         done = command("diff", demo_model, tmp_path / name, "--json")
         assert (done.code, done.json["not_compared"]) == (0, [])
@@ -99,7 +99,7 @@ def test_a_tower_is_read_where_loaders_read_it(name: str, tmp_path: Path) -> Non
     model.save_pretrained(tmp_path / "m")
     rows = dict(tensors_of(tmp_path / "m"))
     with open_model(tmp_path / "m") as opened:
-        found = [item for item in ledger(opened).items if item.kind == "tensor"]
+        found = [item for item in make_ledger(opened).items if item.kind == "tensor"]
     towers = {item.name for item in found if item.of == f"tower {name}"}
     assert towers and [item for item in found if item.unread] == []
     (tmp_path / "moved").mkdir()
@@ -107,7 +107,7 @@ def test_a_tower_is_read_where_loaders_read_it(name: str, tmp_path: Path) -> Non
     moved = {f"language_model.{key}" if key in towers else key: row for key, row in rows.items()}
     write_mixed(tmp_path / "moved" / "model.safetensors", moved)
     with open_model(tmp_path / "moved") as opened:
-        unread = {item.name for item in ledger(opened).unread if item.kind == "tensor"}
+        unread = {item.name for item in make_ledger(opened).unread if item.kind == "tensor"}
     assert unread == {f"language_model.{key}" for key in towers}
     shown = command("inspect", tmp_path / "moved").out.partition("\n")[0]
     assert "stand under other names than readers look for" in shown
@@ -126,6 +126,6 @@ def test_a_buffer_of_a_tower_is_the_towers(tmp_path: Path) -> None:
     rows[buffer] = ("I64", (1, 2), np.arange(2).tobytes())
     write_mixed(file, rows)
     with open_model(tmp_path / "m") as model:
-        found = {item.name: item for item in ledger(model).items if item.kind == "tensor"}
+        found = {item.name: item for item in make_ledger(model).items if item.kind == "tensor"}
     assert found[buffer].of == found[embedding].of == "tower gemma3_vision"
     assert not found[buffer].unread

@@ -11,7 +11,7 @@ import pytest
 from aprfmt.checks import validate
 from aprfmt.conversion import convert
 from aprfmt.model import open_model
-from aprfmt.model.ledger import READINGS, ledger
+from aprfmt.model.ledger import READINGS, make_ledger
 from tests.cli.run import aprfmt as command
 from tests.ledger.planted import CASES, MANY
 
@@ -21,13 +21,13 @@ def test_fifty_planted_are_fifty_unread(case: str, tmp_path: Path) -> None:
     make, plant, kind = CASES[case]
     clean = make(tmp_path / "clean")
     with open_model(clean) as model:
-        before = ledger(model)
+        before = make_ledger(model)
     assert before.unread == () and before.unreadable == ()
     a, same, other = (make(tmp_path / name) for name in ("a", "b", "c"))
     for path, seed in ((a, 1), (same, 1), (other, 2)):
         plant(path, seed)
     with open_model(a) as model:
-        found = ledger(model)
+        found = make_ledger(model)
     assert [item.kind for item in found.unread] == [kind] * MANY
     assert sum(found.counts.values()) == len(found.items) == len({*map(repr, found.items)})
     assert len(found.items) >= len(before.items) + MANY

@@ -24,7 +24,7 @@ from aprfmt.model.ledger import (
     NotCompared,
     State,
     VerdictWords,
-    _reading_by_report,
+    _key_reading,
     pronounce,
 )
 from tests.cli.run import aprfmt as command
@@ -58,9 +58,9 @@ def test_every_combination_has_the_exit_of_the_table(differs: bool, counted: int
             assert found.says.startswith("equal") == bool(agrees), (states, found.says)
             for row in left:  # whatever decided the exit is named
                 if row.state in APART or (row.state == "unreadable" and found.exit == 2):
-                    assert row.says in found.says
+                    assert row.text in found.says
                 if row.state == "no counterpart" and found.exit == 0:
-                    assert row.says in found.says
+                    assert row.text in found.says
 
 
 def test_what_is_accepted_is_said() -> None:
@@ -242,7 +242,7 @@ def test_readings_of_a_key_by_the_report_of_an_architecture() -> None:
         "a": ("contradicted", "twice"), "b": ("hyperparameter", "rule"), "c": ("unread", ""),
         "c.x": ("unread", ""), "d.e": ("unread", ""), "d": None, "cx": None, "z": None,
     }  # fmt: skip
-    assert {key: _reading_by_report(report, key, None, "hf", "") for key in expected} == expected
-    assert _reading_by_report(None, "llama.x", None, "gguf", "llama.") == ("unread", "")
-    assert _reading_by_report(None, "general.x", None, "gguf", "llama.") is None
-    assert _reading_by_report(None, "x", None, "hf", "") is None
+    assert {key: _key_reading(report, key, None, "hf", "") for key in expected} == expected
+    assert _key_reading(None, "llama.x", None, "gguf", "llama.") == ("unread", "")
+    assert _key_reading(None, "general.x", None, "gguf", "llama.") is None
+    assert _key_reading(None, "x", None, "hf", "") is None

@@ -288,11 +288,11 @@ FAULTS: tuple[Fault, ...] = (
     Fault("a bit flipped in converting", fails("format-parity"),
           patch=patched("aprfmt.conversion.scheduling:output_chunks", flipped_byte)),
     Fault("a type read as another one", fails("second-reader"),
-          patch=patched("aprfmt.checks.file.second_reader:_code",
+          patch=patched("aprfmt.checks.file.second_reader:_format_code",
                         lambda _: lambda kind, row: "F31")),
     Fault("another eps on one device", fails("device-parity"), options={"also": "torch"},
           patch=patched("aprfmt.inference.backends.torch_backend:TorchBackend.rms_norm",
                         other_eps)),
     Fault("one token for ever", fails("golden-output"),
-          patch=patched("aprfmt.checks.gates.generation:_Remembering.__call__", one_token)),
+          patch=patched("aprfmt.checks.gates.generation:_RecordingSampler.__call__", one_token)),
 )  # fmt: skip

@@ -245,8 +245,8 @@ def test_a_loss_of_another_device_is_bounded(
         assert (most > (ceiling or 0.05)) == (ceiling is not None)
         most = ceiling or most
         losses = iter((3.0 + share * most, 3.0))  # ours, then theirs
-        monkeypatch.setattr(parity, "_loss", lambda logits, labels: next(losses))
-        checks, _ = parity._pair(subject, other, choice)
+        monkeypatch.setattr(parity, "_mean_loss", lambda logits, labels: next(losses))
+        checks, _ = parity._compare_devices(subject, other, choice)
     (one,) = [each for each in checks if each.name == f"{choice}-loss"]
     assert one.outcome == ("PASS" if abs(share) < 1 else "FAIL"), one.found
     assert one.expected.startswith(f"at most {most:.3g} nats apart: logits of size ")
@@ -276,7 +276,7 @@ def test_logits_that_are_not_finite_fail_a_device_by_their_place(
     with ModelUnderTest.open(request) as subject:
         other = subject.open_session(subject.model, request.choice)
         with other:
-            checks, measure = parity._pair(subject, other, request.choice)
+            checks, measure = parity._compare_devices(subject, other, request.choice)
     name = str(request.choice)
     outcomes = {each.name.removeprefix(f"{name}-"): each.outcome for each in checks}
     assert outcomes == {
@@ -320,7 +320,7 @@ def test_a_point_that_is_not_finite_on_one_device_is_placed(
     request = QaRequest(tiny, random_weights=True)
     with ModelUnderTest.open(request) as subject:
         with subject.open_session(subject.model, request.choice) as other:
-            checks, _ = parity._pair(subject, other, request.choice)
+            checks, _ = parity._compare_devices(subject, other, request.choice)
     (one,) = [each for each in checks if each.outcome == "FAIL"]
     assert one.name == f"{request.choice}-points"
     assert one.found.startswith("first beyond its bound: L1.ffn_norm, NaN or infinity on one side")
@@ -330,9 +330,9 @@ def test_a_point_that_is_not_finite_on_one_device_is_placed(
 @pytest.mark.parametrize("off", [0.49, 0.51, -0.49, -0.51])
 def test_a_loss_of_a_coarser_copy_is_bounded(off: float, monkeypatch: pytest.MonkeyPatch) -> None:
     losses = iter((3.0 + off, 3.0))  # ours, then the copy's
-    monkeypatch.setattr(parity, "_loss", lambda logits, labels: next(losses))
+    monkeypatch.setattr(parity, "_mean_loss", lambda logits, labels: next(losses))
     x = np.random.default_rng(0).normal(size=(4, 9))
-    one = parity._encoded(x, x, [1, 2, 3])
+    one = parity._check_coarser_loss(x, x, [1, 2, 3])
     assert one.outcome == ("PASS" if abs(off) < 0.5 else "FAIL"), one.found
     assert one.expected == "at most 0.5 nats apart"
 
@@ -340,10 +340,10 @@ def test_a_loss_of_a_coarser_copy_is_bounded(off: float, monkeypatch: pytest.Mon
 def test_a_copy_whose_logits_are_not_finite_fails_by_their_place() -> None:
     x = np.random.default_rng(0).normal(size=(4, 9))
     y = x * (1 + 1e-3)
-    assert parity._encoded(x, y, [1, 2, 3]).outcome == "PASS"
+    assert parity._check_coarser_loss(x, y, [1, 2, 3]).outcome == "PASS"
     y[1, 4] = np.nan
     for a, b, holder in ((x, y, "the other nan"), (y, x, "this model nan")):
-        one = parity._encoded(a, b, [1, 2, 3])
+        one = parity._check_coarser_loss(a, b, [1, 2, 3])
         assert one.name == "against-loss" and one.outcome == "FAIL"
         assert "at 1 of 36 values" in one.found and "the first at [1, 4]" in one.found
         assert holder in one.found
@@ -383,7 +383,7 @@ def test_the_cosine_that_is_asked_follows_from_the_distance() -> None:
     away -= x * np.sum(x * away) / np.sum(x * x)
     y = x + away * (0.33 * np.linalg.norm(x) / np.linalg.norm(away))  # cosine 0.9496
     loose = Tolerance(0.25, "a test")  # 1 - 0.25 ** 2 / 2 = 0.96875
-    checks, _ = parity._logits(y, x, [1, 2, 3], loose, "copy")
+    checks, _ = parity._check_logits_close(y, x, [1, 2, 3], loose, "copy")
     cosine = next(each for each in checks if each.name == "copy-cosine")
     assert cosine.outcome == "FAIL" and "0.96875" in cosine.expected, cosine
 

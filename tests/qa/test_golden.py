@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 import aprfmt as package
 from aprfmt.checks.gates import running as qa
 from aprfmt.checks.gates.generation import FORMS, Generated, faulty_side, judge_answer, python_fault
-from aprfmt.checks.gates.gibberish import _loops, gibberish_signals
+from aprfmt.checks.gates.gibberish import _find_loops, gibberish_signals
 from aprfmt.checks.gates.golden import DEFAULT, NAME, TEXT, GoldenPrompt, read_golden
 from aprfmt.errors import FormatError
 from aprfmt.inference.session import Session
@@ -130,7 +130,7 @@ def test_loops_are_those_that_a_plain_search_finds(
     """The oracle tries every place and every size."""
     row = bytes([*before, *fragment * times, *after])
     high = len(row) // 4
-    found = list(_loops(row, 1, high))
+    found = list(_find_loops(row, 1, high))
     plain = {
         size
         for size in range(1, high + 1)

@@ -17,7 +17,7 @@ from aprfmt.cli.trace.output import describe_spikes
 from aprfmt.codecs import decode, encode
 from aprfmt.errors import AprfmtError, TensorNotFoundError
 from aprfmt.inference.backends import BACKENDS
-from aprfmt.inference.trace import Kept, Positions
+from aprfmt.inference.trace import KeptValues, Positions
 from aprfmt.measure.traces import compare_traces
 from aprfmt.model import open_model
 from aprfmt.tensors.stats import Stats, merge_stats
@@ -136,11 +136,11 @@ def test_rows_of_all_tokens_are_not_compared_with_the_last(demo_model: Path) -> 
     from aprfmt.inference.session import Session
 
     ids = [1417, 362, 258, 1168, 1529, 457, 72]
-    with open_model(demo_model) as model, Session.of(model, backend("numpy")) as session:
+    with open_model(demo_model) as model, Session.open(model, backend("numpy")) as session:
         chosen: tuple[Positions, ...] = ("all", "last")
         traces = []
         for positions in chosen:
-            kept = Kept()
+            kept = KeptValues()
             traces.append(
                 session.trace(
                     ids, ("L0.ffn_norm",), positions=positions, keep=kept.keep, fetch=kept.fetch

@@ -14,7 +14,7 @@ import pytest
 from aprfmt.base.outcome import Check
 from aprfmt.checks.gates import running as qa
 from aprfmt.checks.gates.baseline import compare_baseline
-from aprfmt.checks.gates.baseline_file import read, to_json
+from aprfmt.checks.gates.baseline_file import read_baseline, report_to_baseline
 from aprfmt.checks.records import Answer, Measure, QaReport
 from aprfmt.errors import FormatError, OutputError, UsageError
 from aprfmt.inference.device import choose_device
@@ -184,9 +184,9 @@ def test_a_baseline_of_another_text_says_so(demo_model: Path, golden: Path, tmp_
 
 
 def test_a_baseline_misses_what_is_gone_and_tolerates_what_it_says() -> None:
-    before = to_json(QaReport("m", (gate("a", "PASS", x=1.0, y=math.nan),), choose_device()))[
-        "gates"
-    ]
+    before = report_to_baseline(
+        QaReport("m", (gate("a", "PASS", x=1.0, y=math.nan),), choose_device())
+    )["gates"]
 
     def failing(*now: Answer) -> set[str]:
         checks: list[Check] = list(compare_baseline(before, now))
@@ -233,7 +233,7 @@ def test_a_file_that_is_no_baseline_is_refused(text: str, tmp_path: Path) -> Non
     path = tmp_path / "base.json"
     path.write_text(text)
     with pytest.raises(FormatError):
-        read(path)
+        read_baseline(path)
 
 
 def test_saving_needs_force_to_overwrite(tmp_path: Path) -> None:

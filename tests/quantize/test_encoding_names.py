@@ -17,7 +17,7 @@ from aprfmt.base.encoding_names import (
     unknown_name_message,
 )
 from aprfmt.base.encodings import ENCODINGS
-from aprfmt.codecs import writable
+from aprfmt.codecs import encodable_names
 from aprfmt.conversion.options import Options
 from aprfmt.inference.device import DTYPES, dtype_name, parse_run
 from aprfmt.quantizing.mixture import SCHEMES, offered_schemes, scheme_of, type_name
@@ -102,7 +102,7 @@ def test_every_tensor_type_of_ggml_is_taken_or_said_not_to_be_written(
     name: str, source: Path, tmp_path: Path
 ) -> None:
     assert encoding_name(name.lower()) == name
-    if name in writable():
+    if name in encodable_names():
         return
     done = aprfmt("convert", source, tmp_path / "a.apr", "--encoding", name.lower())
     plain = name in ("I8", "I16", "I32", "I64")
@@ -199,6 +199,6 @@ def test_parity_takes_them_too(source: Path) -> None:
 
 
 def test_whole_numbers_are_no_encoding_of_weights() -> None:
-    kinds = {ENCODINGS[name].numpy.rstrip("0123456789") for name in writable()}
+    kinds = {ENCODINGS[name].numpy.rstrip("0123456789") for name in encodable_names()}
     assert not kinds & {"int", "uint", "bool", "complex"}
-    assert {"F32", "Q8_0"} <= set(writable())
+    assert {"F32", "Q8_0"} <= set(encodable_names())

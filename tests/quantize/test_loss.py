@@ -33,7 +33,7 @@ def held_out(folder: Path) -> tuple[list[int], float]:
 def logits(path: Path, ids: tuple[int, ...]) -> "np.ndarray[Any, np.dtype[Any]]":
     """Return the logits of every token, numpy in float32."""
     backend = BACKENDS["numpy"]("cpu", "float32")
-    with aprfmt.open(path) as model, Session.of(model, backend) as session:
+    with aprfmt.open(path) as model, Session.open(model, backend) as session:
         return np.asarray(session.logits(list(ids)))
 
 

@@ -11,7 +11,7 @@ import pytest
 import aprfmt
 from aprfmt.base.encodings import BY_CLAIM, ENCODINGS, Encoding
 from aprfmt.codecs import CODECS
-from aprfmt.codecs.base import F32, Array, Bytes, Codec, Fma, part
+from aprfmt.codecs.base import F32, Array, Bytes, Codec, Fma, part_bytes
 from aprfmt.errors import CodecError
 from tests.conversion.folders import llama_folder, tensors_of
 
@@ -37,7 +37,7 @@ class Pair(Codec):
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
         """Scale."""
-        np.multiply(part(self.name, raw).view(np.int8), self._state(raw)["scale"], out=out)
+        np.multiply(part_bytes(self.name, raw).view(np.int8), self._state(raw)["scale"], out=out)
 
     def encode(
         self, x: Array, *, fma: Fma = "fused", importance: Array | None = None

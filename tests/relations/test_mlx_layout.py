@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from aprfmt.arch import ARCHS
 from aprfmt.arch.binding import bind_names, logical_shapes
-from aprfmt.arch.mlx_layout import more_bindings
+from aprfmt.arch.mlx_layout import mlx_bindings
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
 from tests.models import save_tiny
@@ -204,7 +204,7 @@ def test_norms_beside_kernels_of_torch_are_read_as_they_are(tmp_path: Path) -> N
 )
 def test_every_architecture_with_experts_knows_them_stacked(arch: str) -> None:
     spec = ARCHS[arch]
-    rows = more_bindings(spec, "hf")
+    rows = mlx_bindings(spec, "hf")
     if not any(
         "experts" in name or "_linear" in name
         for row in spec.bindings.get("hf", ())

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from aprfmt.codecs.module_lists import METHODS, claims_packed, leaves_out
+from aprfmt.codecs.module_lists import METHODS, claims_packed, is_listed
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
 from tests.relations.edits import remedied, same
@@ -196,6 +196,6 @@ def test_names_fit_as_transformers_has_it() -> None:
         section = {"quant_method": "awq", "modules_to_not_convert": [entry]}
         for module in modules:
             packed = should_convert_module(module, [entry])
-            assert leaves_out(section, module) is not packed, (entry, module)
+            assert is_listed(section, module) is not packed, (entry, module)
             if not packed:
                 assert not claims_packed(section, module, [module])

@@ -75,6 +75,6 @@ def test_a_folder_of_a_bucket_is_the_folder(bucket: str, demo_model: Path, tmp_p
 def test_a_denial_in_words_names_the_keys(error: str) -> None:
     site: Any = buckets.BucketSite.__new__(buckets.BucketSite)
     site._shown = "gs://models"
-    said = str(site._error("x.gguf", Exception(error)))
+    said = str(site._read_error("x.gguf", Exception(error)))
     assert "may not be read" in said and "set the keys" in said
     assert "<" not in said and "secret" not in said

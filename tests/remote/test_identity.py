@@ -21,7 +21,7 @@ import aprfmt
 from aprfmt.errors import RemoteError
 from aprfmt.remote.paths import RemotePath, parse_location
 from aprfmt.remote.remote_file import AGAIN, WINDOW, RemoteObject
-from aprfmt.remote.site import identity_of, is_strong
+from aprfmt.remote.site import hash_identity, is_strong
 from tests.cli.run import aprfmt as command
 from tests.remote.conftest import forget
 from tests.remote.server import RangeServer, serving
@@ -320,7 +320,7 @@ def test_an_identity_is_a_digest_of_all_its_facts(
 ) -> None:
     facts = [("http", "a", '"x"', 1), ("http", "a", '"x"', 11), ("http", "b", '"x"', 1),
              ("http", "a", '"y"', 1), ("hf", "a", '"x"', 1), ("http", 'a"x', '"', 1)]  # fmt: skip
-    found = [identity_of(*each) for each in facts]
+    found = [hash_identity(*each) for each in facts]
     assert len(set(found)) == len(facts) and all(re.fullmatch("[0-9a-f]{64}", e) for e in found)
     server.files[FILE] = two[0]
     path = parse_location(f"{server.url}{FILE}?Signature=sigsecret")

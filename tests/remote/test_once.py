@@ -18,7 +18,7 @@ from aprfmt.conversion import convert, estimate
 from aprfmt.conversion.outputs import Output
 from aprfmt.conversion.verification import Verifier
 from aprfmt.errors import ConversionError
-from aprfmt.formats.output_file import OutputRoom
+from aprfmt.formats.output_file import ReservedRange
 from aprfmt.remote.read_ahead import AHEAD, PART
 from aprfmt.remote.stream_hash import HELD
 from tests.cli.run import aprfmt as command
@@ -236,11 +236,11 @@ def test_bytes_that_are_not_the_published_ones_are_refused(
 def test_a_fetched_tensor_is_read_back(
     hub: RangeServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = OutputRoom.put
+    real = ReservedRange.put
 
-    def wrong(self: OutputRoom, offset: int, data: bytes | memoryview) -> None:
+    def wrong(self: ReservedRange, offset: int, data: bytes | memoryview) -> None:
         real(self, offset, bytes(len(data)) if self.nbytes > 1 << 20 else data)
 
-    monkeypatch.setattr(OutputRoom, "put", wrong)
+    monkeypatch.setattr(ReservedRange, "put", wrong)
     with pytest.raises(ConversionError, match="reads back with other bytes"):
         convert("hf://someone/m", tmp_path / "x.gguf")

@@ -72,7 +72,7 @@ class Store:
 
 def bucket(monkeypatch: pytest.MonkeyPatch, store: Store) -> BucketSite:
     monkeypatch.setitem(sys.modules, "obstore", store)
-    monkeypatch.setattr("aprfmt.remote.buckets._store", lambda root: None)
+    monkeypatch.setattr("aprfmt.remote.buckets._open_store", lambda root: None)
     return BucketSite(["s3:", "b"])
 
 
@@ -120,7 +120,7 @@ def test_a_denial_of_the_hub_says_what_would_help(
     def denied(*of: object) -> Any:
         raise AccessDenied("401", {"x-error-code": code})
 
-    monkeypatch.setattr(HubSite, "_row", lambda self, inner: None)
+    monkeypatch.setattr(HubSite, "_find_row", lambda self, inner: None)
     monkeypatch.setattr(HubSite, "_url", lambda self, inner: "")
     site = HubSite(["hf:", "owner", "name"])
     site._ranges = SimpleNamespace(fetch=denied, one_pass=denied)  # type: ignore[assignment]
@@ -142,7 +142,7 @@ def test_what_is_brought_is_brought_once() -> None:
     held: Any = SimpleNamespace(
         _held=memoryview(DATA)[:8], _pieces=OrderedDict(), _shelf=threading.Lock(), fetch=fetch
     )
-    for name in ("_kept", "_keep"):
+    for name in ("_cached_bytes", "_cache_piece"):
         setattr(held, name, MethodType(getattr(RemoteObject, name), held))
     RemoteObject.bring(held, [(2, 8), (10, 20), (40, 50)])
     assert sorted(asked) == [(10, 20), (40, 50)]

@@ -101,12 +101,12 @@ def secure(made: Mapping[str, bytes], monkeypatch: pytest.MonkeyPatch) -> Iterat
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(CERTIFICATE)
     monkeypatch.setenv("SSL_CERT_FILE", str(CERTIFICATE))
-    client._tls.cache_clear()
+    client._tls_context.cache_clear()
     with serving() as found:
         found.socket = context.wrap_socket(found.socket, server_side=True)
         found.files[FILE] = made[FILE[1:]]
         yield found
-    client._tls.cache_clear()
+    client._tls_context.cache_clear()
 
 
 def nowhere(host: str, port: int) -> list[str]:

@@ -66,7 +66,7 @@ def test_what_finds_no_room_comes_again(
     room = SimpleNamespace(free=(SHARE - 1) << 20)
     monkeypatch.setattr("aprfmt.remote.temporary_cache.shutil.disk_usage", lambda _: room)
     with aprfmt.open(there) as model:
-        model.remember()
+        model.cache_remote_reads()
         for name in model:
             bytes(model[name].raw())
         assert 0 < ROOM.taken <= 1 << 20

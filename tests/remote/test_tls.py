@@ -30,12 +30,12 @@ def secure(
         monkeypatch.delenv(name, raising=False)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(KNOWN / f"{request.param}.pem")
-    client._tls.cache_clear()
+    client._tls_context.cache_clear()
     with serving() as found:
         found.socket = context.wrap_socket(found.socket, server_side=True)
         found.files[FILE] = made[FILE[1:]]
         yield found
-    client._tls.cache_clear()
+    client._tls_context.cache_clear()
 
 
 def address(server: RangeServer) -> str:
@@ -76,7 +76,7 @@ def test_a_bundle_that_is_none_is_named(
 ) -> None:
     (tmp_path / "bundle.pem").write_text("no certificate")
     for path in (tmp_path / "bundle.pem", tmp_path / "none.pem"):
-        client._tls.cache_clear()
+        client._tls_context.cache_clear()
         monkeypatch.setenv("REQUESTS_CA_BUNDLE", str(path))
         done = aprfmt("inspect", address(secure))
         assert done.code == 2 and done.err.count("\n") == 1, done.err

@@ -45,8 +45,11 @@ def test_too_many_keys_are_refused(small: None) -> None:
 def test_the_limit_itself_passes(budget: Budget) -> None:
     size = 1 << 20
     allowed = budget.free + size // budget.each
-    assert bounded_json._passed(budget, budget.marks[:1] * allowed, size) == 0
-    assert bounded_json._passed(budget, budget.marks[:1] * (allowed + 1), size) == allowed + 1
+    assert bounded_json._marks_over_budget(budget, budget.marks[:1] * allowed, size) == 0
+    assert (
+        bounded_json._marks_over_budget(budget, budget.marks[:1] * (allowed + 1), size)
+        == allowed + 1
+    )
 
 
 def test_marks_in_strings_do_not_count(small: None) -> None:

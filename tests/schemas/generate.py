@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
 import aprfmt.schemas
-from aprfmt.schemas import COMMON, number
+from aprfmt.schemas import COMMON, schema_number
 
 FOLDER = Path(aprfmt.schemas.__file__).parent
 NUMBER = {"$ref": f"{COMMON}#/$defs/number"}
@@ -215,7 +215,7 @@ def at(schema: Any, place: str) -> Any:
 
 def file_of(row: Record) -> str:
     """Return the name of a row's file."""
-    return COMMON if row.file == "common" else f"aprfmt.{row.file}.{number(row.file)}.json"
+    return COMMON if row.file == "common" else f"aprfmt.{row.file}.{schema_number(row.file)}.json"
 
 
 def generated(rows: Sequence[Record]) -> dict[str, tuple[str, str]]:

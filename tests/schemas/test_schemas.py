@@ -17,7 +17,7 @@ import pytest
 from jsonschema import Draft202012Validator
 
 from aprfmt.cli.commands import COMMANDS
-from aprfmt.schemas import COMMON, NUMBERS, names, number, schema
+from aprfmt.schemas import COMMON, NUMBERS, schema, schema_names, schema_number
 from tests.cli.run import aprfmt
 from tests.schemas.validation import faults, validator
 
@@ -159,16 +159,16 @@ def at(body: Any, path: tuple[str, ...]) -> Any:
 
 
 def test_every_command_has_a_schema_and_a_run_here() -> None:
-    assert set(names()) == {*COMMANDS, "aprfmt"}
+    assert set(schema_names()) == {*COMMANDS, "aprfmt"}
     assert set(RUNS) == set(COMMANDS)
 
 
-@pytest.mark.parametrize("command", names())
+@pytest.mark.parametrize("command", schema_names())
 def test_a_schema_is_sound_and_says_its_version(command: str) -> None:
     found = schema(command)
     Draft202012Validator.check_schema(found)
-    assert found["$id"] == f"aprfmt.{command}.{number(command)}.json"
-    assert found["properties"]["schema"] == {"const": f"aprfmt.{command}/{number(command)}"}
+    assert found["$id"] == f"aprfmt.{command}.{schema_number(command)}.json"
+    assert found["properties"]["schema"] == {"const": f"aprfmt.{command}/{schema_number(command)}"}
     assert found["unevaluatedProperties"] is False
     assert COMMON in found["$defs"]
     assert json.loads(aprfmt("explain", "--schema", command).out) == found

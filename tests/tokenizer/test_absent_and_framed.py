@@ -15,9 +15,9 @@ from aprfmt.causes.tokenizer.comparison import TokensReport, compare_tokens
 from aprfmt.model import Model
 from aprfmt.tokenizer import load_tokenizer, to_gguf
 from aprfmt.tokenizer.absent_keys import absent_ids, absent_types
-from aprfmt.tokenizer.doubts import quick_doubts
+from aprfmt.tokenizer.doubts import quick_warnings
 from aprfmt.tokenizer.engine_defaults import default_ids, kind_of_pieces
-from aprfmt.tokenizer.stated import stated_tokenizer
+from aprfmt.tokenizer.stated import read_tokenizer_parts
 from tests.diagnose.faults_tokens import scored
 from tests.diagnose.token_edits import GGML, Keys, lose, put, typed
 from tests.tokenizer.fake import fake, folder_model, without_json
@@ -105,7 +105,7 @@ def test_an_absent_id_is_seen_in_one_file(case: str, lists: Keys) -> None:
     assert one.key == f"tokenizer.ggml.{role}_token_id" and f"takes {taken} (" in one.says
     wanted = END if role == "eos" else TEXT_END
     assert f"{one.key}={wanted} -o fake-fixed.gguf" in one.todo
-    assert one.says in list(quick_doubts(broken.carried))
+    assert one.says in list(quick_warnings(broken.carried))
 
 
 INNOCENT: Mapping[str, tuple[tuple[Change, ...], Change]] = {
@@ -246,7 +246,7 @@ def test_frames_are_compared_by_their_ids(case: str, demo_model: Path, tmp_path:
     (row,) = report.findings
     assert row.shown and says in row.says
     assert row.where[0] == "tokenizer.json: post_processor"
-    own = stated_tokenizer(b)
+    own = read_tokenizer_parts(b)
     assert own is not None
     before, after = own.frame
     assert [*before, *load_tokenizer(b).encode("x", add_special=False), *after] == load_tokenizer(
@@ -287,8 +287,8 @@ def test_a_generation_that_nothing_ends(demo_model: Path, tmp_path: Path) -> Non
         endless(texts)
         texts["config.json"]["model_type"] = "llama"
 
-    side = stated_tokenizer(edited(demo_model, tmp_path, by_class))
-    assert side is not None and side.stops == frozenset({2})
+    side = read_tokenizer_parts(edited(demo_model, tmp_path, by_class))
+    assert side is not None and side.stop_ids == frozenset({2})
 
 
 # --- the kind of the pieces ----------------------------------------------------------------------
@@ -340,9 +340,9 @@ def test_the_kind_is_judged_by_the_pieces(case: str, lists: Keys) -> None:
     assert row.probed and row.shown and row.example
     assert f"though B's pieces are those of {pieces}" in row.says
     assert row.mend[0].startswith("tokenizer.ggml.model=")
-    (doubt,) = quick_doubts(bad.carried)
+    (doubt,) = quick_warnings(bad.carried)
     assert doubt.endswith(f"the pieces are those of {pieces}")
-    assert list(quick_doubts(good.carried)) == []
+    assert list(quick_warnings(good.carried)) == []
 
 
 def test_pieces_that_show_no_kind_are_of_none() -> None:

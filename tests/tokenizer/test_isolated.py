@@ -19,7 +19,7 @@ from aprfmt.tokenizer import pre
 from aprfmt.tokenizer.expense import (
     MOST_GROWTH,
     MOST_REPEATS,
-    _growth,
+    _growth_factor,
     costly_reason,
     unbounded_reason,
 )
@@ -189,7 +189,7 @@ def test_no_chain_makes_more_than_the_bound(steps: list[tuple[str, str]], text: 
     grown = made.normalizer.normalize_str(text)
     bound = 1
     for row in rows:
-        bound *= _growth(row)
+        bound *= _growth_factor(row)
     assert len(grown.encode()) <= bound * len(text.encode())
 
 
@@ -204,7 +204,7 @@ def test_the_bound_of_every_step_holds_for_every_character() -> None:
             for i in range(0x20000)
             if not 0xD800 <= i < 0xE000
         )
-        assert most <= _growth({"type": kind}) <= MOST_GROWTH
+        assert most <= _growth_factor({"type": kind}) <= MOST_GROWTH
 
 
 def test_no_child_is_left() -> None:

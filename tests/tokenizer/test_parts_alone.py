@@ -12,7 +12,7 @@ from aprfmt.tokenizer import engine_server, isolated, keys
 from aprfmt.tokenizer.carried import Carried
 from aprfmt.tokenizer.carriers import scores_from_merges
 from aprfmt.tokenizer.hf_engine import HfEngine
-from aprfmt.tokenizer.hf_json import FLAGS, config_added
+from aprfmt.tokenizer.hf_json import FLAGS, config_added_tokens
 from aprfmt.tokenizer.loading import _special_texts
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
@@ -34,7 +34,9 @@ def test_the_named_template_that_is_a_text_counts() -> None:
         {"name": "default", "template": "default's"},
     ]  # fmt: skip
     for last, expected in ((7, "default's"), (6, "other's"), (5, None)):
-        carried: Any = SimpleNamespace(where="m", _templates=lambda n=last: iter([(rows[:n], "f")]))
+        carried: Any = SimpleNamespace(
+            where="m", _stored_templates=lambda n=last: iter([(rows[:n], "f")])
+        )
         assert Carried.template_and_origin(carried)[0] == expected
 
 
@@ -77,21 +79,22 @@ def test_tokenizer_config_adds_what_is_new_and_changes_what_has_other_flags() ->
         "2": {"content": "<same>", **flags}, "11": {"content": "<new>", **special},
     }  # fmt: skip
     carried: Any = SimpleNamespace(
-        where="m", parse=lambda name: {},
+        where="m", parse_file=lambda name: {},
         tokenizer_config={
             "added_tokens_decoder": decoder, "eos_token": "<eos>", "bos_token": "<same>",
         },
     )  # fmt: skip
     known = {"<same>": flags, "<changed>": flags, "<other>": flags}
     found = [(row["content"], {flag: row[flag] for flag in FLAGS})
-             for row in config_added(carried, known)]  # fmt: skip
+             for row in config_added_tokens(carried, known)]  # fmt: skip
     assert found == [("<changed>", special), ("<new>", special), ("<eos>", special)]
 
 
 def test_an_id_beyond_the_tokens_has_no_text() -> None:
     carried: Any = SimpleNamespace(
-        value=lambda key: ["a", "b", 3], ids=lambda: {"bos": 0, "eos": 1, "pad": 2, "unk": 3}
+        metadata_value=lambda key: ["a", "b", 3],
+        token_ids=lambda: {"bos": 0, "eos": 1, "pad": 2, "unk": 3},
     )
     assert _special_texts(carried) == {"bos": "a", "eos": "b"}
-    carried.value = lambda key: "ab"
+    carried.metadata_value = lambda key: "ab"
     assert _special_texts(carried) == {}

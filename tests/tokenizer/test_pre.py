@@ -109,7 +109,7 @@ def test_listed_letters_are_the_cased_ones() -> None:
 @pytest.mark.parametrize("name", ["", "no-such", "llama_bpe"])
 def test_an_unknown_name_is_an_error(name: str) -> None:
     with pytest.raises(UnsupportedError, match="not known"):
-        pre.pre_tokenizer(name, "x.gguf")
+        pre.find_pre_tokenizer(name, "x.gguf")
 
 
 @pytest.mark.parametrize(

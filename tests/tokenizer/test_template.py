@@ -10,7 +10,7 @@ import pytest
 from aprfmt.base.template_scan import find_suspicious
 from aprfmt.errors import FormatError, UsageError
 from aprfmt.tokenizer import scan_template, template
-from aprfmt.tokenizer.render_child import environment
+from aprfmt.tokenizer.render_child import make_environment
 from aprfmt.tokenizer.template import render
 from aprfmt.tokenizer.template_language import BUILT_IN, LANGUAGES, foreign_template
 from tests.patience import PATIENCE
@@ -50,7 +50,7 @@ PLAIN: dict[str, str] = {
 
 def scanned(text: str) -> list[str]:
     """Scan in this process; the child's way is tested once."""
-    return find_suspicious(text, environment())
+    return find_suspicious(text, make_environment())
 
 
 @pytest.mark.parametrize("name", PLAIN)
@@ -215,7 +215,7 @@ def test_the_child_has_no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )  # fmt: skip
 def test_a_template_spelled_otherwise_is_one_program(one: str, other: str, same: bool) -> None:
-    assert template.same_program(one, other) is same
+    assert template.are_equal_programs(one, other) is same
 
 
 def test_scan_is_bounded_and_on_one_line_each() -> None:

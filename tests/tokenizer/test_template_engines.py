@@ -60,9 +60,9 @@ def llama_cpp() -> None:
 @pytest.mark.parametrize("template", [PLAIN, TOOLS])
 def test_llama_cpp_and_jinja2_agree(template: str, llama_cpp: None) -> None:
     found = compare_engines(template, SPECIAL, "test")
-    assert not found.apart, [f"{row.conversation}: {row.says}" for row in found.apart]
+    assert not found.differing, [f"{row.conversation}: {row.text}" for row in found.differing]
     assert len(found.rows) == len(ENGINE_CONVERSATIONS) == 11
-    assert "llama.cpp" in found.engine and found.says.startswith("same: ")
+    assert "llama.cpp" in found.engine and found.text.startswith("same: ")
     texts = {row.conversation: row.llama_cpp or "" for row in found.rows}
     assert all(row.jinja2 == row.llama_cpp for row in found.rows)
     if template == PLAIN:  # a BOS that the template writes is there, and the last turn ends
@@ -82,17 +82,17 @@ def test_a_variable_that_llama_cpp_alone_sets_is_named(
     template: str, variable: str, llama_cpp: None
 ) -> None:
     found = compare_engines(template, SPECIAL, "test")
-    assert found.apart and found.says.startswith("different: chat_template - llama.cpp")
-    for row in found.apart:
-        assert row.given == (variable,) and f"only llama.cpp sets {variable}" in row.says
+    assert found.differing and found.text.startswith("different: chat_template - llama.cpp")
+    for row in found.differing:
+        assert row.given == (variable,) and f"only llama.cpp sets {variable}" in row.text
 
 
 @pytest.mark.llama_cpp
 def test_what_one_engine_alone_refuses_is_said(llama_cpp: None) -> None:
     found = compare_engines(JOINED, SPECIAL, "test")
-    named = {row.conversation for row in found.apart}
+    named = {row.conversation for row in found.differing}
     assert named == {"a tool called", "a tool called and answered"}
-    assert all("jinja2 alone refuses it: " in row.says for row in found.apart)
+    assert all("jinja2 alone refuses it: " in row.text for row in found.differing)
 
 
 @pytest.mark.llama_cpp

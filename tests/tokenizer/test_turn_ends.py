@@ -10,10 +10,10 @@ import pytest
 
 from aprfmt.errors import FormatError
 from aprfmt.model import open_model
-from aprfmt.tokenizer import load_tokenizer, stated_ends, to_gguf, tokenizer_facts
+from aprfmt.tokenizer import load_tokenizer, metadata_stop_ids, to_gguf, tokenizer_facts
 from aprfmt.tokenizer.engine_defaults import CLASS_EOS
 from aprfmt.tokenizer.keys import TOKENS
-from aprfmt.tokenizer.turn_ends import unstopped_turn
+from aprfmt.tokenizer.turn_ends import find_unstopped_turn
 from tests.cli.run import aprfmt
 from tests.tokenizer.fake import added_ids, fake, folder_model, without_json
 
@@ -60,7 +60,7 @@ def test_a_turn_that_nothing_stops_is_named_everywhere(case: str, folder: Path) 
     ids = added_ids(folder)
     change(folder, ids[TEXT_END])
     with open_model(folder) as model:
-        found = unstopped_turn(model.carried)
+        found = find_unstopped_turn(model.carried)
     assert found is not None and (found.text, found.id) == (END, ids[END])
     assert found.place == f"{file}: eos_token_id" and found.stops == (ids[TEXT_END],)
     assert found.contradicted is not base
@@ -91,7 +91,7 @@ def test_a_generation_stops_as_in_transformers(case: str | None, folder: Path) -
         theirs = GenerationConfig.from_model_config(AutoConfig.from_pretrained(folder)).eos_token_id
     wanted = frozenset(theirs if isinstance(theirs, list) else [theirs])
     with open_model(folder) as model:
-        assert load_tokenizer(model).stop_ids == stated_ends(model) == wanted
+        assert load_tokenizer(model).stop_ids == metadata_stop_ids(model) == wanted
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma", "gpt2", "phi3", "glm4", "qwen2"])
@@ -126,7 +126,7 @@ def test_a_turn_that_stops_or_has_no_end_is_none(
     if template is not None:
         (folder / "chat_template.jinja").write_text(template)
     with open_model(folder) as model:
-        assert unstopped_turn(model.carried, quick=quick) is None
+        assert find_unstopped_turn(model.carried, quick=quick) is None
 
 
 @pytest.mark.parametrize("quick", [True, False])
@@ -138,17 +138,17 @@ def test_lists_stop_at_their_ids_and_at_known_ends(quick: bool, demo_model: Path
     ids = added_ids(demo_model)
     gguf[key] = ids[TEXT_END]
     gguf.pop("tokenizer.ggml.eot_token_id", None)
-    assert unstopped_turn(fake("gguf", gguf).carried, quick=quick) is None
-    tokens = fake("gguf", gguf).carried.sequence(TOKENS, str) or []
+    assert find_unstopped_turn(fake("gguf", gguf).carried, quick=quick) is None
+    tokens = fake("gguf", gguf).carried.list_value(TOKENS, str) or []
     renamed = ["<|fin|>" if t == END else t for t in tokens]
     gguf["tokenizer.ggml.tokens"] = renamed
     gguf["tokenizer.chat_template"] = str(fake("gguf", gguf).carried.chat_template()).replace(
         END, "<|fin|>"
     )
-    found = unstopped_turn(fake("gguf", gguf).carried, quick=quick)
-    assert found is not None and found.id == ids[END] and "eot_token_id" in found.todo
+    found = find_unstopped_turn(fake("gguf", gguf).carried, quick=quick)
+    assert found is not None and found.id == ids[END] and "eot_token_id" in found.remedy
     gguf["tokenizer.ggml.eot_token_id"] = ids[END]
-    assert unstopped_turn(fake("gguf", gguf).carried, quick=quick) is None
+    assert find_unstopped_turn(fake("gguf", gguf).carried, quick=quick) is None
 
 
 def test_lists_that_cannot_be_read_leave_inspect_whole(demo_model: Path) -> None:
@@ -158,4 +158,4 @@ def test_lists_that_cannot_be_read_leave_inspect_whole(demo_model: Path) -> None
     model = fake("gguf", gguf)
     assert "turn_end" not in tokenizer_facts(model, quick=True)
     with pytest.raises(FormatError, match="token_type"):
-        unstopped_turn(model.carried)
+        find_unstopped_turn(model.carried)

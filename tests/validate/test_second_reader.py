@@ -42,7 +42,7 @@ Rows = Iterator[Mapping[str, Any]]
 
 def here(kind: str, file: Any) -> Rows:
     """Return what the child says, without a child: tables of small files need many."""
-    yield from second_reader_child.answers(kind, str(file.path), 1 << 30)
+    yield from second_reader_child.answer_request(kind, str(file.path), 1 << 30)
 
 
 def reading_of(report: Validation) -> SecondReading:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, change_head_fields
 from aprfmt.causes.row import Cause
-from aprfmt.inference.layer_heads import kv_heads
+from aprfmt.inference.layer_heads import kv_head_count
 from aprfmt.inference.masks import chunk_mask
 from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
 from aprfmt.measure.distances import rel_l2
@@ -94,7 +94,7 @@ def find_score_scale(case: Mismatch) -> Iterator[Change]:
              configured * 2, float(case.patched.hp["hidden_size"]) ** -0.5}  # fmt: skip
     if case.patched.hp["attn_scale_by_layer"] or case.layer > 0:
         usual |= {configured * (case.layer + 1), configured / (case.layer + 1)}
-    theirs = case.part(call)
+    theirs = case.recorded_result(call)
     # Without recorded scores, try these.
     if theirs is None:
         yield from case.best_number(
@@ -119,7 +119,7 @@ def find_score_scale(case: Mismatch) -> Iterator[Change]:
         if exact:
             yield score_scale_change(case.patched, exact[0])
         else:
-            yield from case.rounded(lambda s: score_scale_change(case.patched, s), value)
+            yield from case.rounded_change(lambda s: score_scale_change(case.patched, s), value)
 
 
 def _softcap_change(case: Mismatch, value: float | None) -> Change:
@@ -149,7 +149,7 @@ def try_softcaps(case: Mismatch) -> Iterator[Change]:
     configured = call.args[2].softcap
     if configured is not None:
         yield _softcap_change(case, None)
-    theirs = case.part(call)
+    theirs = case.recorded_result(call)
     if theirs is None:
         if configured is not None:
             yield from case.best_number(
@@ -161,7 +161,7 @@ def try_softcaps(case: Mismatch) -> Iterator[Change]:
     plain, capped = (_query_key_products(case, call) * call.args[2].scale)[known], theirs[known]
     found = solve_cap(plain, capped.astype(np.float64))
     if found is not None:
-        yield from case.rounded(lambda c: _softcap_change(case, c), found)
+        yield from case.rounded_change(lambda c: _softcap_change(case, c), found)
 
 
 def solve_cap(plain: Array, capped: Array) -> float | None:
@@ -238,7 +238,7 @@ def head_mapping_changes(
 def find_head_mapping(case: Mismatch) -> Iterator[Change]:
     """Yield changes to the mapping of query heads to key heads that the scores show."""
     hp, layer = case.patched.hp, case.layer
-    usual = layer < 0 or kv_heads(hp, layer) == hp["n_kv_heads"]
+    usual = layer < 0 or kv_head_count(hp, layer) == hp["n_kv_heads"]
     if usual and case.call("scores", "mix") is not None:
         yield from head_mapping_changes(
             case.patched, lambda own, n_kv: _candidate_mappings(case, own, n_kv)
@@ -253,7 +253,7 @@ def _candidate_mappings(case: Mismatch, own: Array, n_kv: int) -> list[Array]:
     n_heads = len(own)
     chosen = [np.arange(n_heads) % n_kv, own[::-1].copy()]
     call = case.call("scores")
-    theirs = None if call is None else case.part(call)
+    theirs = None if call is None else case.recorded_result(call)
     if call is not None and theirs is not None:
         q, k = (case.array(x).astype(np.float64) for x in call.args[:2])
         every = np.einsum("thd,jgd->hgtj", q, k) * call.args[2].scale
@@ -311,7 +311,7 @@ def _recorded_mask(case: Mismatch) -> Array | None:
     None unless the trace has the probabilities of all tokens and keys.
     """
     call = case.call("probs")
-    theirs = None if call is None else case.part(call)
+    theirs = None if call is None else case.recorded_result(call)
     if theirs is None or len(case.rows) != case.tokens or case.view.mine.shape[2] != case.tokens:
         return None
     return np.asarray((theirs > 0).any(axis=0))
@@ -336,7 +336,7 @@ def find_window(case: Mismatch) -> Iterator[Change]:
         yield _sliding_window_change(case, None if unlimited else found)
         return
     # Otherwise the first row that differs shows where windows part.
-    rows = np.flatnonzero(case.by_row(case.view) > 2 * case.view.tolerance)
+    rows = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
     if not len(rows):
         return
     first = int(rows[0])
@@ -344,7 +344,7 @@ def find_window(case: Mismatch) -> Iterator[Change]:
         yield _sliding_window_change(case, None)
         wide = case.attempt(_sliding_window_change(case, None), frozenset({case.layer}))
         if wide is not None:
-            late = np.flatnonzero(case.by_row(wide) > 2 * wide.tolerance)
+            late = np.flatnonzero(case.distances_by_row(wide) > 2 * wide.tolerance)
             if len(late):
                 yield _sliding_window_change(case, int(late[0]))
     elif first > 0:
@@ -359,7 +359,7 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
     configured = int(case.patched.hp["sliding_window"])
     says = f"; the model says chunks of {configured}"
 
-    def change(size: int | None, reach: str) -> Change:
+    def resize_chunks(size: int | None, reach: str) -> Change:
         """Return the change to chunks of `size` tokens; None for no chunks.
 
         `reach` says the size in words.
@@ -373,7 +373,7 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
             scoped=False,
         )
 
-    yield change(None, "all earlier tokens")
+    yield resize_chunks(None, "all earlier tokens")
     yield Change(
         "sliding_window",
         f"attention reaches {configured} tokens{says}",
@@ -382,14 +382,14 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
         {"window": "sliding"},
         scoped=False,
     )
-    differ = np.flatnonzero(case.by_row(case.view) > 2 * case.view.tolerance)
-    wide = case.attempt(change(None, ""))
+    differ = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
+    wide = case.attempt(resize_chunks(None, ""))
     late = differ[:0]
     if wide is not None:
-        late = np.flatnonzero(case.by_row(wide) > 2 * wide.tolerance)
+        late = np.flatnonzero(case.distances_by_row(wide) > 2 * wide.tolerance)
     for rows in (differ, late):
         if len(rows) and rows[0] > 0:
-            yield change(int(rows[0]), f"the tokens of a chunk of {rows[0]}")
+            yield resize_chunks(int(rows[0]), f"the tokens of a chunk of {rows[0]}")
 
 
 def try_masks(case: Mismatch) -> Iterator[Change]:

@@ -43,14 +43,14 @@ def match_neighbour_points(case: Mismatch) -> Iterator[Change]:
     for name, value in neighbour_values(case):
         if value.size != case.view.mine.size:
             continue
-        if not case.differs(value) <= case.view.tolerance:
+        if not case.distance_from_trace(value) <= case.view.tolerance:
             continue
         here = case.view.key
         same = frozenset(_same_point_keys(case))
         yield Change(
             "capture_point",
             f"what is recorded as {case.view.point} was taken at another point: it is {name}",
-            tuple(key for key in (here, *sorted(same - {here})) if case.recorded.has(key)),
+            tuple(key for key in (here, *sorted(same - {here})) if case.recorded.has_record(key)),
             drop=same,
             values={"recorded_as": case.view.point, "is": name},
             scoped=False,
@@ -63,7 +63,7 @@ def _records_other_point(case: Mismatch, name: str) -> bool:
     """Return whether the trace also holds the other point: then a step was left out."""
     point = name.rpartition(" ")[2]
     key = point if case.layer < 0 or "." in point else key_name(point, case.layer)
-    return case.recorded.trace.find(key) is not None
+    return case.recorded.trace.find_record(key) is not None
 
 
 def _same_point_keys(case: Mismatch) -> Iterator[str]:
@@ -102,17 +102,17 @@ def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
         yield f"{case.view.point} less the residual stream", mine - stream
     # This point with or without its last operation: scale, cap, bias.
     call = case.call("scores")
-    if call is not None and case.exact(call):
+    if call is not None and case.gives_point_value(call):
         q, k = (case.array(x).astype(np.float64) for x in call.args[:2])
         bare = np.einsum("thd,jhd->htj", q, np.repeat(k, q.shape[1] // k.shape[1], axis=1))
         yield "scores before the scale", bare
         yield "scores before the softcap", bare * call.args[2].scale
     call = case.call("rope")
-    if call is not None and case.exact(call):
+    if call is not None and case.gives_point_value(call):
         scale = float(case.patched.hp["attn_scale"])
         yield f"{case.view.point} times the attention scale", mine * scale
     linear = case.call("linear", "router")
-    if linear is not None and linear.args[2] is not None and case.exact(linear):
+    if linear is not None and linear.args[2] is not None and case.gives_point_value(linear):
         bias = case.array(linear.args[2])
         yield f"{case.view.point} before its bias", mine - bias.reshape(mine.shape[1:])
 

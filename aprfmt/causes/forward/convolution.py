@@ -85,7 +85,7 @@ def usual_convolution_mistakes(patched: PatchedModel) -> Iterator[Change]:
         return
     where = WHERE if short else ("ssm_conv1d",)
     for says, (cause, taken) in TAKEN.items():
-        yield Change(cause, says, where, _with_kernel(taken), {"convolution": says})
+        yield Change(cause, says, where, _patch_kernel(taken), {"convolution": says})
     if not short:
         return
     for point, says in GATES.items():
@@ -106,14 +106,16 @@ def try_convolution_mistakes(case: Mismatch) -> Iterator[Change]:
     first = int(case.rows[0]) if len(case.rows) else 0
     if first > 0:
         says = f"no state is carried to token {first}: the convolution begins with zeros there"
-        yield Change("conv_state", says, WHERE, _restart_at(first), {"restarted": first})
+        yield Change(
+            "conv_state", says, WHERE, _restart_convolution_at(first), {"restarted": first}
+        )
     before = _solve_rows_before(case)
     if before is not None:
         says = "the state is not reset: the convolution begins with rows of another sequence"
         yield Change("conv_state", says, WHERE, _begin_with_rows(before), general=True)
 
 
-def _with_kernel(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Any:
+def _patch_kernel(taken: Callable[[Array, Array], tuple[Array, Array]]) -> Any:
     """Return a patch function (model, layers) -> model: convolves taken(window, kernel)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -143,7 +145,7 @@ def _without_gate(point: str) -> Any:
     return make
 
 
-def _restart_at(first: int) -> Any:
+def _restart_convolution_at(first: int) -> Any:
     """Return a patch function (model, layers) -> model: no tokens before `first` are convolved.
 
     Tokens from `first` on see zeros in place of the tokens before it.
@@ -185,13 +187,13 @@ def _solve_rows_before(case: Mismatch) -> Array | None:
     the reference only in the tokens that look back to these rows.
     """
     call = case.call("convolve")
-    theirs = None if call is None else case.part(call)
+    theirs = None if call is None else case.recorded_result(call)
     if call is None or theirs is None or int(case.rows[0]) != 0:
         return None
     window, kernel = (case.array(x).astype(np.float64) for x in call.args[:2])
     back = kernel.shape[1] - 1
     # Only the tokens that look back before the first may differ.
-    away = case.by_row(case.view) > 2 * case.view.tolerance
+    away = case.distances_by_row(case.view) > 2 * case.view.tolerance
     if len(away) <= back or not away[:back].any() or away[back:].any():
         return None
     missing = theirs[:back].astype(np.float64) - case.array(call.result)[:back]

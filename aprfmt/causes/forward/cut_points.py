@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from aprfmt.causes.forward.mismatch import Mismatch
 from aprfmt.inference.capture import POINTS, key_name, parse_key
-from aprfmt.inference.replay.shadow import shadow_point
+from aprfmt.inference.replay.shadow import run_shadow_point
 from aprfmt.measure.tolerances import DISCRETE
 
 # Points through which all earlier points of their sublayer act.
@@ -43,11 +43,11 @@ def agrees_without(case: Mismatch, cut: str) -> bool:
 
     The points are those from the mismatch up to `cut`. False if the trace lacks `cut`.
     """
-    if not case.recorded.has(cut) or not {cut, case.view.key} <= case.patched.points.keys():
+    if not case.recorded.has_record(cut) or not {cut, case.view.key} <= case.patched.points.keys():
         return False
     keys = list(case.patched.points)
     inner = keys[keys.index(case.view.key) : keys.index(cut)]
-    view = shadow_point(case.patched, case.without(inner), cut)
+    view = run_shadow_point(case.patched, case.without(inner), cut)
     return view is not None and view.residual is not None and not view.flagged
 
 

@@ -199,12 +199,12 @@ def usual_delta_net_mistakes(patched: PatchedModel) -> Iterator[Change]:
         yield scale_weights_change("missing_bias", says, shifts, patched, 2.0)
     # Each part of the rule in turn: decay, rule, strength, norm, gate.
     for decay, decays in DECAYS.items():
-        yield _change(decay, "decay", _with_decay(decays))
+        yield _recurrence_change(decay, "decay", _patch_decay(decays))
     for says, parts in RULES.items():
-        yield _change(says, "delta", _with_rule(parts))
-    yield _change("queries and keys are exchanged", "delta", _exchange_key_heads)
+        yield _recurrence_change(says, "delta", _patch_rule(parts))
+    yield _recurrence_change("queries and keys are exchanged", "delta", _exchange_queries_and_keys)
     for says, strength in STRENGTHS.items():
-        yield _change(says, "beta", _with_strength(strength))
+        yield _recurrence_change(says, "beta", _patch_strength(strength))
     configured = float(patched.hp["delta_strength"])
     if configured != 1:
         says = f"in the delta net beta is its sigmoid, not {configured:g} times that"
@@ -217,10 +217,12 @@ def usual_delta_net_mistakes(patched: PatchedModel) -> Iterator[Change]:
         yield hyper_change("norm_eps", says, delta_norm_eps=eps)
     if channels:
         for says, decayed in CHANNELS.items():
-            yield _change(says, "decay", _with_channels(decayed))
+            yield _recurrence_change(says, "decay", _patch_channels(decayed))
     for says, gated in (SIGMOID_GATES if channels else GATES).items():
-        yield _change(says, "delta_norm", _with_gate(gated))
-    yield _change("the activation behind the convolution is left out", "conv", _without_activation)
+        yield _recurrence_change(says, "delta_norm", _patch_output_gate(gated))
+    yield _recurrence_change(
+        "the activation behind the convolution is left out", "conv", _without_activation
+    )
 
 
 def try_delta_net_mistakes(case: Mismatch) -> Iterator[Change]:
@@ -231,7 +233,7 @@ def try_delta_net_mistakes(case: Mismatch) -> Iterator[Change]:
             yield from usual_delta_net_mistakes(case.patched)
 
 
-def _change(says: str, point: str, make: Make) -> Change:
+def _recurrence_change(says: str, point: str, make: Make) -> Change:
     """Return the change `make` of the delta net at capture point `point`.
 
     `says` completes the sentence "in the delta net ...".
@@ -239,7 +241,7 @@ def _change(says: str, point: str, make: Make) -> Change:
     return Change("recurrence", f"in the delta net {says}", (point,), make, {point: says})
 
 
-def _with_decay(how: Callable[[Array, Array, Array], Array]) -> Make:
+def _patch_decay(how: Callable[[Array, Array, Array], Array]) -> Make:
     """Return a patch: the log of the decay is how(product, A_log, dt_bias)."""
 
     def override(op: Any, at: Any, a: Any, rate: Any, shift: Any) -> Any:
@@ -249,7 +251,7 @@ def _with_decay(how: Callable[[Array, Array, Array], Array]) -> Make:
     return lambda patched, layers: patched.with_op("decay", override, layers)
 
 
-def _with_channels(how: Callable[[Array], Array]) -> Make:
+def _patch_channels(how: Callable[[Array], Array]) -> Make:
     """Return a patch: the log of the decay of the heads' channels is how(the model's)."""
 
     def override(op: Any, at: Any, q: Any, k: Any, v: Any, decay: Any, *rest: Any) -> Any:
@@ -259,7 +261,7 @@ def _with_channels(how: Callable[[Array], Array]) -> Make:
     return lambda patched, layers: patched.with_op("delta", override, layers)
 
 
-def _with_rule(parts: Mapping[str, bool]) -> Make:
+def _patch_rule(parts: Mapping[str, bool]) -> Make:
     """Return a patch: the delta rule runs with these options of `_delta_rule`."""
     ruled: Callable[..., Array] = partial(_delta_rule, **dict[str, Any](parts))
 
@@ -274,7 +276,7 @@ def _with_rule(parts: Mapping[str, bool]) -> Make:
     return lambda patched, layers: patched.with_op("delta", override, layers)
 
 
-def _exchange_key_heads(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def _exchange_queries_and_keys(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model whose delta nets take queries for keys and keys for queries."""
 
     def override(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
@@ -284,7 +286,7 @@ def _exchange_key_heads(patched: PatchedModel, layers: Layers) -> PatchedModel:
     return patched.with_op("delta", override, layers)
 
 
-def _with_strength(how: Callable[[Any, Array], Array]) -> Make:
+def _patch_strength(how: Callable[[Any, Array], Array]) -> Make:
     """Return a patch: the strength (beta) of each write is how(sigmoid, product)."""
 
     def override(op: Any, at: Any, x: Any) -> Any:
@@ -294,7 +296,7 @@ def _with_strength(how: Callable[[Any, Array], Array]) -> Make:
     return lambda patched, layers: patched.with_op("sigmoid", override, layers)
 
 
-def _with_gate(how: Callable[[Array, Array, Array, float], Array]) -> Make:
+def _patch_output_gate(how: Callable[[Array, Array, Array, float], Array]) -> Make:
     """Return a patch: the gated norm's result is how(values, weight, gate, epsilon)."""
 
     def override(op: Any, at: Any, x: Any, w: Any, gate: Any, kind: str, *, eps: float) -> Any:

@@ -163,7 +163,7 @@ def find_capacity(case: Mismatch) -> Iterator[Change]:
     At the points of one layer the dropped tokens are the rows that differ; at later ones the first
     of them is.
     """
-    late = case.rows[case.by_row(case.view) > 2 * case.view.tolerance]
+    late = case.rows[case.distances_by_row(case.view) > 2 * case.view.tolerance]
     if not len(late):
         return
     here = case.layer >= 0 and "add_weighted" in {call.op for call in case.view.calls}
@@ -186,13 +186,16 @@ def _recorded_routing(case: Mismatch) -> list[tuple[Array, Array]]:
     """Return (experts, weights), both [tokens, used], of the layers before the point."""
     found: dict[int, tuple[Array, Array]] = {}
 
-    def seen(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
+    def record_routing(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
         """Return `x` unchanged; remember the layer's experts and weights."""
         found[layer] = np.array(held["experts"], np.int64), np.array(x)
         return x
 
     looking = Change(
-        "moe_routing", "", (), lambda patched, layers: patched.with_tap("expert_w", seen, layers)
+        "moe_routing",
+        "",
+        (),
+        lambda patched, layers: patched.with_tap("expert_w", record_routing, layers),
     )
     case.attempt(looking)
     return [found[layer] for layer in sorted(found) if case.layer in (-1, layer)]

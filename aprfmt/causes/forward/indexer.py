@@ -22,7 +22,7 @@ CAUSE_ROWS = (
 CAUSE = "key_choice"
 
 
-def _op(says: str, where: str, op: str, override: Override) -> Change:
+def _operation_change(says: str, where: str, op: str, override: Override) -> Change:
     """Return the change that overrides operation `op`; `where` is the place it names."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -32,12 +32,12 @@ def _op(says: str, where: str, op: str, override: Override) -> Change:
     return Change(CAUSE, says, (where,), make, {CAUSE: says})
 
 
-def _every(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
+def _choose_every_key(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
     """Return `mask`: every visible key is chosen; `scores` and `count` are not used."""
     return mask
 
 
-def _moved(by: int) -> Override:
+def _shift_choice(by: int) -> Override:
     """Return an override of the choice: the keys `by` places after the chosen ones."""
 
     def choose(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
@@ -49,12 +49,12 @@ def _moved(by: int) -> Override:
     return choose
 
 
-def _lowest(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
+def _choose_lowest(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
     """Return the bool mask of the `count` keys with the lowest scores."""
     return op(-scores, mask, count)
 
 
-def _signed(op: Any, at: Any, q: Any, k: Any, weights: Any, scale: float) -> Any:
+def _keep_negative_products(op: Any, at: Any, q: Any, k: Any, weights: Any, scale: float) -> Any:
     """Return index scores without the relu: negative products of q and k count.
 
     It is the score of q less that of -q.
@@ -62,12 +62,12 @@ def _signed(op: Any, at: Any, q: Any, k: Any, weights: Any, scale: float) -> Any
     return op(q, k, weights, scale) - op(-q, k, weights, scale)
 
 
-def _alike(op: Any, at: Any, q: Any, k: Any, weights: Any, scale: float) -> Any:
+def _weigh_heads_alike(op: Any, at: Any, q: Any, k: Any, weights: Any, scale: float) -> Any:
     """Return index scores in which every head has weight 1."""
     return op(q, k, np.ones_like(weights), scale)
 
 
-def _unrotated(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def _without_index_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model whose indexers score queries and keys as they were before rope."""
     for part in "qk":
 
@@ -81,7 +81,7 @@ def _unrotated(patched: PatchedModel, layers: Layers) -> PatchedModel:
     return patched
 
 
-def choices(patched: PatchedModel) -> Iterator[Change]:
+def usual_key_choice_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes for the usual mistakes with the keys that an indexer chooses."""
     kind = patched.spec.block.indexer
     if kind == "none":
@@ -92,24 +92,24 @@ def choices(patched: PatchedModel) -> Iterator[Change]:
         if count > 0 and count != configured:
             says = f"an indexer chooses {count} keys; the model says {configured}"
             yield hyper_change(CAUSE, says, index_topk=count)
-    yield _op(
+    yield _operation_change(
         "attention reads every key, not those that an indexer chooses",
         "index_topk",
         "best_keys",
-        _every,
+        _choose_every_key,
     )
     for by, where in ((1, "behind"), (-1, "before")):
-        yield _op(
+        yield _operation_change(
             f"attention reads the key {where} each that an indexer chooses",
             "index_topk",
             "best_keys",
-            _moved(by),
+            _shift_choice(by),
         )
     yield Change(
         CAUSE,
         "an indexer's queries and keys are not rotated",
         ("indexer",),
-        _unrotated,
+        _without_index_rope,
         {CAUSE: "not rotated"},
     )
     # Other rotations and other scores of the indexer.
@@ -122,17 +122,26 @@ def choices(patched: PatchedModel) -> Iterator[Change]:
         {"indexer": other},
         scoped=False,
     )
-    yield _op("an indexer's heads all weigh one", "indexer.proj", "index_scores", _alike)
-    yield _op("an indexer's heads keep negative products", "indexer", "index_scores", _signed)
-    yield _op("an indexer chooses the keys that score worst", "index_topk", "best_keys", _lowest)
+    yield _operation_change(
+        "an indexer's heads all weigh one", "indexer.proj", "index_scores", _weigh_heads_alike
+    )
+    yield _operation_change(
+        "an indexer's heads keep negative products",
+        "indexer",
+        "index_scores",
+        _keep_negative_products,
+    )
+    yield _operation_change(
+        "an indexer chooses the keys that score worst", "index_topk", "best_keys", _choose_lowest
+    )
 
 
-def chosen(case: Mismatch) -> Iterator[Change]:
+def try_key_choices(case: Mismatch) -> Iterator[Change]:
     """Yield changes of the keys that a layer's indexer chooses, for points in a layer."""
     if case.layer >= 0:
-        yield from choices(case.patched)
+        yield from usual_key_choice_mistakes(case.patched)
 
 
 HYPOTHESES = (
-    Hypothesis(CAUSE, chosen, 325, "which keys a query sees, as its mask"),
+    Hypothesis(CAUSE, try_key_choices, 325, "which keys a query sees, as its mask"),
 )  # fmt: skip

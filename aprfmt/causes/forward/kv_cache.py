@@ -92,14 +92,14 @@ def find_cached_rows(case: Mismatch) -> Iterator[Change]:
         return
     # Recorded scores show which key each column belongs to.
     scores, mix = case.call("scores"), case.call("mix")
-    if scores is not None and case.exact(scores):
+    if scores is not None and case.gives_point_value(scores):
         rows = _match_score_columns(case, scores)
         if rows is not None and not np.array_equal(rows, np.arange(len(rows))):
             yield cache_change(rows, None)
             yield cache_change(rows, rows)
         return
     # Attention's output on recorded probabilities shows the values.
-    if mix is not None and scores is None and case.exact(mix):
+    if mix is not None and scores is None and case.gives_point_value(mix):
         rows = _solve_value_rows(case, mix)
         if rows is not None and not np.array_equal(rows, np.arange(len(rows))):
             yield cache_change(None, rows)
@@ -108,7 +108,7 @@ def find_cached_rows(case: Mismatch) -> Iterator[Change]:
         return
     # Otherwise try usual mistakes: the row before, after, stale, or zeros.
     at = np.arange(case.tokens)
-    first = np.flatnonzero(case.by_row(case.view) > 2 * case.view.tolerance)
+    first = np.flatnonzero(case.distances_by_row(case.view) > 2 * case.view.tolerance)
     start = int(first[0]) if len(first) else 0
     stale = [np.maximum(at - 1, 0), np.minimum(at + 1, case.tokens - 1)]
     stale.append(np.where(at == start, np.maximum(start - 1, 0), at))
@@ -138,7 +138,7 @@ def _match_cache_rows(case: Mismatch) -> Array | None:
 
 def _match_score_columns(case: Mismatch, call: OperationCall) -> Array | None:
     """Return the token whose scores each key has (-1: zeros); None if a key fits no token."""
-    theirs = case.part(call)
+    theirs = case.recorded_result(call)
     if theirs is None or theirs.shape[2] != case.tokens or case.tokens > 512:
         return None
     ours, known = case.array(call.result), known_entries(case)
@@ -163,7 +163,7 @@ def _solve_value_rows(case: Mismatch, call: OperationCall) -> Array | None:
 
     None if there are too many tokens, or if the probabilities are not square.
     """
-    theirs = case.part(call)
+    theirs = case.recorded_result(call)
     probs, v = (case.array(x).astype(np.float64) for x in call.args)
     if theirs is None or probs.shape[1] != probs.shape[2] or case.tokens > 512:
         return None

@@ -8,16 +8,18 @@ from numpy.typing import NDArray
 
 from aprfmt.causes.forward.convolution import mixer_kinds
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch, hyper_change
-from aprfmt.inference.lightning import slopes
+from aprfmt.inference.lightning import decay_slopes
 from aprfmt.inference.replay.patched_model import PatchedModel
 
 Array = NDArray[Any]
 # What is said -> the rates [heads] of a layer, of the model's, heads, layer and layers.
 RATES: Mapping[str, Callable[[Array, int, int, int], Array]] = {
     "nothing decays": lambda rate, heads, layer, layers: 0 * rate,
-    "every layer decays as the first": lambda rate, heads, layer, layers: -slopes(heads, 0, layers),
+    "every layer decays as the first": lambda rate, heads, layer, layers: (
+        -decay_slopes(heads, 0, layers)
+    ),
     "a layer decays as the next one": lambda rate, heads, layer, layers: (
-        -slopes(heads, min(layer + 1, layers - 1), layers)
+        -decay_slopes(heads, min(layer + 1, layers - 1), layers)
     ),
     "heads decay in the reverse order": lambda rate, heads, layer, layers: rate[::-1],
     "the decay is applied twice": lambda rate, heads, layer, layers: 2 * rate,
@@ -29,7 +31,7 @@ OPERANDS: Mapping[str, Callable[[Any, Any, Any], tuple[Any, Any, Any]]] = {
 }
 
 
-def _rated(rates: Callable[[Array, int, int, int], Array]) -> Any:
+def _patch_rates(rates: Callable[[Array, int, int, int], Array]) -> Any:
     """Return a patch function: decay rates are rates(model's, heads, layer, layers)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -45,7 +47,7 @@ def _rated(rates: Callable[[Array, int, int, int], Array]) -> Any:
     return make
 
 
-def _taken(taken: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Any:
+def _patch_operands(taken: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Any:
     """Return a patch function: the scan reads taken(queries, keys, values)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -63,7 +65,7 @@ def _taken(taken: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> Any:
     return make
 
 
-def _forgetting(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def _without_state(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model whose tokens read only what they wrote themselves."""
 
     def override(op: Any, at: Any, v: Any, *rest: Any) -> Any:
@@ -76,7 +78,7 @@ def _forgetting(patched: PatchedModel, layers: Layers) -> PatchedModel:
     return patched.with_op("scan", override, layers)
 
 
-def _ungated(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def _without_gate(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model without the gate on lightning attention's norm."""
 
     def plain(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
@@ -86,7 +88,7 @@ def _ungated(patched: PatchedModel, layers: Layers) -> PatchedModel:
     return patched.with_tap("lightning_gated", plain, layers)
 
 
-def _unnormed(patched: PatchedModel, layers: Layers) -> PatchedModel:
+def _without_norm(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model without the norm of lightning attention."""
 
     def plain(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
@@ -96,7 +98,7 @@ def _unnormed(patched: PatchedModel, layers: Layers) -> PatchedModel:
     return patched.with_tap("lightning_norm", plain, layers)
 
 
-def changes(patched: PatchedModel) -> Iterator[Change]:
+def usual_lightning_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes for usual mistakes of lightning attention and of residual factors."""
     if patched.spec.block.residual == "norm":
         # Residual factors left out, in pairs and all together.
@@ -112,26 +114,30 @@ def changes(patched: PatchedModel) -> Iterator[Change]:
     if "lightning" not in mixer_kinds(patched):
         return
     for says, rates in RATES.items():
-        yield _change("ssm_decay", says, "lightning", _rated(rates))
+        yield _lightning_change("ssm_decay", says, "lightning", _patch_rates(rates))
     for says, taken in OPERANDS.items():
-        yield _change("ssm_scan", says, "lightning", _taken(taken))
-    yield _change("ssm_state", "no state is carried: a token reads what it wrote alone",
-                  "lightning", _forgetting)  # fmt: skip
-    yield _change("ssm_gate", "the gate is left out", "lightning_gated", _ungated)
-    yield _change("ssm_gate", "the norm behind the state is left out", "lightning_norm", _unnormed)
+        yield _lightning_change("ssm_scan", says, "lightning", _patch_operands(taken))
+    yield _lightning_change("ssm_state", "no state is carried: a token reads what it wrote alone",
+                  "lightning", _without_state)  # fmt: skip
+    yield _lightning_change("ssm_gate", "the gate is left out", "lightning_gated", _without_gate)
+    yield _lightning_change(
+        "ssm_gate", "the norm behind the state is left out", "lightning_norm", _without_norm
+    )
 
 
-def _change(cause: str, says: str, point: str, make: Any) -> Change:
+def _lightning_change(cause: str, says: str, point: str, make: Any) -> Change:
     """Return the change `make` of lightning attention at a point; `says` completes the sentence."""
     return Change(cause, f"in lightning attention {says}", (point,), make, {point: says})
 
 
-def lightning(case: Mismatch) -> Iterator[Change]:
+def try_lightning_mistakes(case: Mismatch) -> Iterator[Change]:
     """Yield changes for the usual mistakes of lightning attention, for points in a layer."""
     if case.layer >= 0:
-        yield from changes(case.patched)
+        yield from usual_lightning_mistakes(case.patched)
 
 
 HYPOTHESES = (
-    Hypothesis("ssm_decay", lightning, 341, "lightning attention, before other recurrences"),
-)  # fmt: skip
+    Hypothesis(
+        "ssm_decay", try_lightning_mistakes, 341, "lightning attention, before other recurrences"
+    ),
+)

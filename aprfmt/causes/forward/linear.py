@@ -53,7 +53,7 @@ def find_missing_bias(case: Mismatch) -> Iterator[Change]:
                 scoped=False,
             )
     elif rel_l2(vector, -found.bias) <= near:
-        yield dropped_bias(case.patched, name)
+        yield dropped_bias_change(case.patched, name)
     elif (times := _bias_repetitions(vector, found.bias, near)) is not None:
         often = "twice" if times == 2 else f"{times} times"
         yield Change(
@@ -85,7 +85,7 @@ def _bias_repetitions(vector: Array, bias: Array, near: float) -> int | None:
     return times if more else None
 
 
-def dropped_bias(patched: PatchedModel, name: str) -> Change:
+def dropped_bias_change(patched: PatchedModel, name: str) -> Change:
     """Return the change that leaves out the bias `name`."""
     return zero_weights_change("missing_bias", f"{name} is not added", (name,), patched)
 
@@ -95,7 +95,7 @@ def _leave_out_biases(case: Mismatch) -> Iterator[Change]:
     for call in case.calls("linear", "router"):
         name = f"{call.args[1].key.removesuffix('.weight')}.bias"
         if name in case.patched.weights:
-            yield dropped_bias(case.patched, name)
+            yield dropped_bias_change(case.patched, name)
             for times in (2.0, 4.0, 8.0):
                 says = f"{name} is added {'twice' if times == 2 else f'{times:g} times'}"
                 yield scale_weights_change("missing_bias", says, (name,), case.patched, times)
@@ -130,9 +130,9 @@ def try_transposed_weight(case: Mismatch) -> Iterator[Change]:
     if found is None or w is None:
         return
     flat = np.ascontiguousarray(w.T).reshape(w.shape)  # the same numbers, columns first
-    if found.close(case, flat):
+    if found.explains_output(case, flat):
         says = f"{found.key} is read with rows and columns exchanged"
-        yield found.using(case, "transpose", says, flat)
+        yield found.weight_change(case, "transpose", says, flat)
 
 
 def match_weight_rows(case: Mismatch) -> Iterator[Change]:
@@ -141,11 +141,11 @@ def match_weight_rows(case: Mismatch) -> Iterator[Change]:
     w = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or w is None or len(found.x) < 2 or w.shape[0] > 20000:
         return
-    order = _match_columns(found.x @ w.T, found.bare, case.view.tolerance)
+    order = _match_columns(found.x @ w.T, found.output_without_bias, case.view.tolerance)
     if order is None or np.array_equal(order, np.arange(len(order))):
         return
     cause, says, values = _name_row_order(case, found.key, order)
-    yield found.using(case, cause, f"{found.key}: {says}", w[order], values)
+    yield found.weight_change(case, cause, f"{found.key}: {says}", w[order], values)
 
 
 def _match_columns(ours: Array, theirs: Array, bound: float) -> Array | None:

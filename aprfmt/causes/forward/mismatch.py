@@ -13,7 +13,12 @@ from aprfmt.causes.row import LAST
 from aprfmt.errors import AprfmtError
 from aprfmt.inference.replay.patched_model import OperationCall, PatchedModel
 from aprfmt.inference.replay.recorded_trace import NO_VALUES, RecordedTrace
-from aprfmt.inference.replay.shadow import ShadowPass, ShadowPoint, shadow_pass, shadow_point
+from aprfmt.inference.replay.shadow import (
+    ShadowPass,
+    ShadowPoint,
+    run_shadow_pass,
+    run_shadow_point,
+)
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.tolerances import BASE
 from aprfmt.measure.verdicts import Certainty
@@ -88,11 +93,11 @@ class Mismatch:
         """Return all calls of these operations since the last point in the trace, in order."""
         return [call for call in self.view.calls if call.op in ops]
 
-    def exact(self, call: OperationCall | None) -> bool:
+    def gives_point_value(self, call: OperationCall | None) -> bool:
         """Return whether the call's result is itself the diverging value."""
-        return call is not None and self.part(call) is not None
+        return call is not None and self.recorded_result(call) is not None
 
-    def part(self, call: OperationCall) -> Array | None:
+    def recorded_result(self, call: OperationCall) -> Array | None:
         """Return the trace's value for a call's result, in the result's shape, or None.
 
         The result is the whole point, or the last elements of its last axis (MLA's rotated part).
@@ -127,15 +132,15 @@ class Mismatch:
         """Layer of the divergence; -1 for a point outside the layers."""
         return self.view.layer
 
-    def differs(self, other: Array) -> float:
+    def distance_from_trace(self, other: Array) -> float:
         """Return the relative L2 distance of a candidate value from the trace's value."""
         return self.view.distance(other.reshape(self.view.mine.shape))
 
-    def close(self, mine: Array, theirs: Array) -> bool:
+    def agree(self, mine: Array, theirs: Array) -> bool:
         """Return whether the relative L2 distance of two arrays is within the point's tolerance."""
         return rel_l2(mine, theirs) <= self.view.tolerance
 
-    def by_row(self, view: ShadowPoint) -> Array:
+    def distances_by_row(self, view: ShadowPoint) -> Array:
         """Return the relative L2 distance of every token's row of a view of this point, 1-d."""
         axis = view.axis
         mine, theirs = (np.moveaxis(x, axis, 0) for x in (view.mine, view.theirs))
@@ -151,7 +156,7 @@ class Mismatch:
         chosen = self.recorded.without | set(drop)
         if chosen == self.recorded.without:
             return self.recorded
-        return self.recorded.leaving(chosen)
+        return self.recorded.ignoring(chosen)
 
     def attempt(self, change: Change, layers: Layers = None) -> ShadowPoint | None:
         """Return the point's view under one change, None if impossible; skips earlier layers."""
@@ -169,7 +174,7 @@ class Mismatch:
             patched = change.make(patched, layers)
         recorded = self.without([key for change, _ in changes for key in change.drop])
         before = f"L{self.layer - 1}.out"
-        entering = recorded.at(before) if self.layer > 0 else None
+        entering = recorded.value_of(before) if self.layer > 0 else None
         skips = not any(change.earlier for change, _ in changes)
         if skips and entering is not None and entering.rows is None:
             patched = _skip_earlier_products(patched, self.layer)
@@ -178,9 +183,9 @@ class Mismatch:
         before_it = "" if instance is None else instance.alias_of
         try:
             if not before_it and not self.view.base:
-                seen = shadow_point(patched, recorded, key)
+                seen = run_shadow_point(patched, recorded, key)
                 return None if seen is None else replace(seen, tolerance=self.view.tolerance)
-            found = shadow_pass(patched, recorded, self.view.base if before_it else key).views
+            found = run_shadow_pass(patched, recorded, self.view.base if before_it else key).views
         except (AprfmtError, ValueError):  # the model lacks what the change reads, or other shapes
             return None
         return found.get(key) or found.get(before_it)
@@ -217,12 +222,12 @@ class Mismatch:
             at = tried.index(best)
             low = tried[at - 1] if at and tried[at - 1] > 0 else best / 4
             high = tried[at + 1] if at + 1 < len(tried) else best * 4
-            best, scores[best] = self._golden(make, low, high, best, scores[best])
+            best, scores[best] = self._golden_section(make, low, high, best, scores[best])
         if scores.get(best, math.inf) > 0.5 * self.view.residual:
             return
-        yield from self.rounded(make, best)
+        yield from self.rounded_change(make, best)
 
-    def _golden(
+    def _golden_section(
         self, make: Callable[[float], Change], low: float, high: float, best: float, score: float
     ) -> tuple[float, float]:
         """Return (number, its residual) of the best number in an interval, by golden section.
@@ -253,7 +258,7 @@ class Mismatch:
                 fd = self.trial(make(math.exp(d)))
         return best, score
 
-    def rounded(self, make: Callable[[float], Change], value: float) -> Iterator[Change]:
+    def rounded_change(self, make: Callable[[float], Change], value: float) -> Iterator[Change]:
         """Yield the change for the number of fewest digits near `value` within tolerance.
 
         Yields the change for `value` itself if no shorter number fits.

@@ -186,7 +186,7 @@ def _shape_activation(how: Callable[[Any, Any, float], Any], value: float) -> An
     return make
 
 
-def _gate_by(how: Callable[[Any, Any, Any], Any]) -> Any:
+def _patch_gated_product(how: Callable[[Any, Any, Any], Any]) -> Any:
     """Return a patch function (model, layers) -> model: act * up becomes how(product, act, up)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -215,7 +215,7 @@ def up_clamp_change(limit: float) -> Change:
         "activation",
         f"up is clamped at -{limit:g} and {limit:g}",
         ("activation",),
-        _gate_by(lambda op, act, up: op(act, np.clip(up, -limit, limit))),
+        _patch_gated_product(lambda op, act, up: op(act, np.clip(up, -limit, limit))),
         {"up": limit},
     )
 
@@ -227,7 +227,9 @@ def usual_activation_numbers(patched: PatchedModel) -> Iterator[Change]:
             yield activation_number_change(words, how, limit)
     if patched.spec.block.mlp != "plain":
         for says, gated in UPS.items():
-            yield Change("activation", says, ("activation",), _gate_by(gated), {"up": says})
+            yield Change(
+                "activation", says, ("activation",), _patch_gated_product(gated), {"up": says}
+            )
         for limit in LIMITS:
             yield up_clamp_change(limit)
     for words, how in NUMBERS.items():
@@ -295,8 +297,8 @@ def solve_activation_number(case: Mismatch) -> Iterator[Change]:
     """
     # The activation's own input and result are known.
     call = case.call("activate")
-    if call is not None and case.exact(call):
-        theirs = case.part(call)
+    if call is not None and case.gives_point_value(call):
+        theirs = case.recorded_result(call)
         assert theirs is not None
         even = np.arange(len(theirs)) % 2 == 0
         x, ours, y = (
@@ -305,17 +307,17 @@ def solve_activation_number(case: Mismatch) -> Iterator[Change]:
         yield from _solve_numbers(case, x, ours, y)
     # The gated product is known: other forms of it, or a clamp of up.
     mul = case.call("mul")
-    if mul is None or not case.exact(mul) or case.view.point != "ffn_mul":
+    if mul is None or not case.gives_point_value(mul) or case.view.point != "ffn_mul":
         return
-    theirs = case.part(mul)
+    theirs = case.recorded_result(mul)
     assert theirs is not None
     for says, gated in UPS.items():
-        yield Change("activation", says, ("activation",), _gate_by(gated), {"up": says})
+        yield Change("activation", says, ("activation",), _patch_gated_product(gated), {"up": says})
     act, up = (np.asarray(case.array(z), np.float64) for z in mul.args)
     large = np.abs(act) > 1e-3 * np.abs(act).max()
     limit = float(np.abs(theirs[large] / act[large]).max()) if large.any() else 0.0
     if 0 < limit < float(np.abs(up).max()):
-        yield from case.rounded(up_clamp_change, limit)
+        yield from case.rounded_change(up_clamp_change, limit)
 
 
 def _solve_numbers(case: Mismatch, x: Any, ours: Any, y: Any) -> Iterator[Change]:
@@ -327,7 +329,7 @@ def _solve_numbers(case: Mismatch, x: Any, ours: Any, y: Any) -> Iterator[Change
     apart = float(np.median(y - ours))
     words = tuple(NUMBERS)
     if np.allclose(y - ours, apart, atol=1e-3 * max(abs(apart), 1e-30)):
-        yield from case.rounded(_change_by_number(words[1], NUMBERS), apart)
+        yield from case.rounded_change(_change_by_number(words[1], NUMBERS), apart)
     if not case.fitting:
         return
     if same.any() and not same.all():

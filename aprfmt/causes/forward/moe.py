@@ -98,7 +98,7 @@ def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
     """Yield the change to the common factor on the experts' weights that the trace shows."""
     configured = float(case.patched.hp["routed_scale"])
 
-    def change(value: float) -> Change:
+    def scale_routed(value: float) -> Change:
         """Return the change of the common factor to `value`."""
         return routed_scale_change(case.patched, value)
 
@@ -107,9 +107,9 @@ def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
         if ours.shape == theirs.shape and np.sum(ours):
             found = float(np.sum(theirs) / np.sum(ours)) * configured
             if abs(found - configured) > 1e-3 * configured:
-                yield from case.rounded(change, found)
+                yield from case.rounded_change(scale_routed, found)
     elif configured != 1:
-        yield change(1.0)
+        yield scale_routed(1.0)
 
 
 def find_expert_order(case: Mismatch) -> Iterator[Change]:
@@ -227,7 +227,7 @@ def _all_expert_outputs(case: Mismatch, count: int) -> list[Array] | None:
     def product(role: str, expert: int, inputs: Any) -> Any:
         """Return the product of an expert's weight of this role with inputs, bias added."""
         y = patched.backend.linear(
-            inputs, patched.weights.of(layer, f"{role}.weight").expert(expert), None
+            inputs, patched.weights.role(layer, f"{role}.weight").expert(expert), None
         )
         bias = patched.weights.get_role(layer, f"{role}.bias")
         return (

@@ -61,7 +61,7 @@ def find_eps(case: Mismatch) -> Iterator[Change]:
     call = case.call(*NORMS)
     if call is None:
         return
-    theirs = case.part(call)
+    theirs = case.recorded_result(call)
     if theirs is None:
         yield from case.best_number(lambda e: _eps_change_here(case, e), EPS)
         return
@@ -87,7 +87,7 @@ def find_eps(case: Mismatch) -> Iterator[Change]:
         yield _eps_change_here(case, 0.0)
         return
     # Try it in all norms, then in this one alone.
-    for change in case.rounded(lambda e: _eps_change_here(case, e), value):
+    for change in case.rounded_change(lambda e: _eps_change_here(case, e), value):
         yield change
         [found] = change.values.values()
         yield _eps_change_here(case, float(found), point_before_norm(case.patched, call.at))
@@ -170,7 +170,7 @@ def find_norm_weight(case: Mismatch) -> Iterator[Change]:
     call = case.call(*NORMS)
     if call is None:
         return
-    theirs = case.part(call)
+    theirs = case.recorded_result(call)
     key = norm_key(case)
     if theirs is None or key is None:
         return
@@ -189,7 +189,7 @@ def find_norm_weight(case: Mismatch) -> Iterator[Change]:
     plain = np.divide(mine, factor, out=np.zeros_like(mine), where=factor != 0)
     # The least-squares weight of each column must explain all rows.
     weights = np.sum(other * plain, 0) / np.maximum(np.sum(plain * plain, 0), 1e-300)
-    if not case.close(plain * weights, other):
+    if not case.agree(plain * weights, other):
         return
     stored = weights - float(call.kwargs.get("offset", 0))
     yield from _name_norm_weight(case, key, stored)
@@ -202,11 +202,11 @@ def _name_norm_weight(case: Mismatch, key: str, stored: Any) -> Iterator[Change]
     """
     own = np.asarray(case.patched.stored[key].numpy(), np.float64)
     for other in weights_of_same_shape(case.patched, key):
-        if case.close(np.asarray(case.patched.stored[other].numpy(), np.float64), stored):
+        if case.agree(np.asarray(case.patched.stored[other].numpy(), np.float64), stored):
             yield exchange_weights_change(case, {key: other})
             return
     factor = float(np.sum(stored * own) / np.sum(own * own)) if own.any() else 0.0
-    if factor and case.close(own * factor, stored):
+    if factor and case.agree(own * factor, stored):
         cause, says = "scale", f"{key} is multiplied by {factor:.6g}"
     else:
         cause, says = "stale_tensor", f"{key} has other values (solved from the norm's output)"

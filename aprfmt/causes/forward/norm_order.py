@@ -98,23 +98,25 @@ def exchange_norm_kind(points: Collection[str] = ()) -> MakeWorld:
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with the other kind of norm in `layers`."""
 
-        def own(at: Any) -> bool:
+        def is_chosen(at: Any) -> bool:
             """Return whether the norm at this location is one that the patch changes."""
             return not points or point_before_norm(patched, at) in points
 
         def centred(op: Any, at: Any, x: Any, w: Any, **kwargs: Any) -> Any:
             """Return an RMS norm of `x` less its mean; of `x` where the patch is off."""
-            return op(x - x.mean(-1, keepdims=True) if own(at) else x, w, **kwargs)
+            return op(x - x.mean(-1, keepdims=True) if is_chosen(at) else x, w, **kwargs)
 
-        def raw(op: Any, at: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
+        def without_mean(op: Any, at: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
             """Return a layer norm without the subtraction of the mean, where the patch applies."""
-            if not own(at):
+            if not is_chosen(at):
                 return op(x, w, bias, eps=eps)
             size = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + x.dtype.type(eps))
             y = x / size * w
             return y if bias is None else y + bias
 
-        return patched.with_op("rms_norm", centred, layers).with_op("layer_norm", raw, layers)
+        return patched.with_op("rms_norm", centred, layers).with_op(
+            "layer_norm", without_mean, layers
+        )
 
     return make
 
@@ -191,7 +193,7 @@ def norm_heads_jointly(whole: bool) -> MakeWorld:
 LACKS = {"bfloat16": 16, "tf32": 13}
 
 
-def rounded_to(x: Any, dtype: str) -> Any:
+def round_to_type(x: Any, dtype: str) -> Any:
     """Return float32 values rounded to a shorter type, to nearest and ties to even.
 
     `dtype` is bfloat16, tf32 or float16.
@@ -212,7 +214,7 @@ def round_operations(ops: Collection[str], dtype: str) -> MakeWorld:
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the operation's result rounded to `dtype`, in its old dtype."""
         y = op(*args, **kwargs)
-        return rounded_to(y, dtype).astype(y.dtype)
+        return round_to_type(y, dtype).astype(y.dtype)
 
     return lambda patched, layers: patched.with_ops(ops, override, layers)
 
@@ -222,7 +224,7 @@ def round_rope_table(dtype: str) -> MakeWorld:
 
     def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
         """Return rope of `x` by the rounded cos and sin."""
-        short = tuple(rounded_to(part, dtype).astype(part.dtype) for part in table)
+        short = tuple(round_to_type(part, dtype).astype(part.dtype) for part in table)
         return op(x, short, **kwargs)
 
     return lambda patched, layers: patched.with_op("rope", override, layers)
@@ -233,11 +235,11 @@ def round_keys_and_values(dtype: str) -> MakeWorld:
 
     def scores(op: Any, at: Any, q: Any, k: Any, *rest: Any) -> Any:
         """Return the scores of `q` with rounded keys."""
-        return op(q, rounded_to(k, dtype).astype(k.dtype), *rest)
+        return op(q, round_to_type(k, dtype).astype(k.dtype), *rest)
 
     def mix(op: Any, at: Any, probs: Any, v: Any) -> Any:
         """Return the sum of rounded values, weighted by `probs`."""
-        return op(probs, rounded_to(v, dtype).astype(v.dtype))
+        return op(probs, round_to_type(v, dtype).astype(v.dtype))
 
     return lambda patched, layers: patched.with_op("scores", scores, layers).with_op(
         "mix", mix, layers

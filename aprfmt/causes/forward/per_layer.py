@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch
 from aprfmt.causes.row import Cause
-from aprfmt.inference.layer_heads import head_dim, key_value_layer, kv_heads
+from aprfmt.inference.layer_heads import head_dim_of_layer, key_value_layer, kv_head_count
 from aprfmt.inference.replay.patched_model import STREAM, PatchedModel
 
 CAUSE_ROWS = (
@@ -212,8 +212,12 @@ def shared_key_changes(patched: PatchedModel) -> Iterator[Change]:
     for layer in shared:
         configured = key_value_layer(hp, layer)
         for other in owners:
-            alike = kv_heads(hp, other) == kv_heads(hp, layer)
-            if other != configured and alike and head_dim(hp, other) == head_dim(hp, layer):
+            alike = kv_head_count(hp, other) == kv_head_count(hp, layer)
+            if (
+                other != configured
+                and alike
+                and head_dim_of_layer(hp, other) == head_dim_of_layer(hp, layer)
+            ):
                 yield Change(
                     "kv_sharing",
                     f"L{layer} reads the keys and values of L{other}; by the model "

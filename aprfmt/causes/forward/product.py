@@ -33,11 +33,11 @@ class Product:
     role: str
 
     @property
-    def bare(self) -> Array:
+    def output_without_bias(self) -> Array:
         """The trace's output [rows, columns] less the reference's bias."""
         return self.theirs if self.bias is None else self.theirs - self.bias
 
-    def using(
+    def weight_change(
         self,
         case: Mismatch,
         cause: str,
@@ -55,21 +55,25 @@ class Product:
             cause, says, (self.key,), replace_weights(arrays), values, scoped=False, general=general
         )
 
-    def close(self, case: Mismatch, w: Array, slack: float = 10.0) -> bool:
+    def explains_output(self, case: Mismatch, w: Array, slack: float = 10.0) -> bool:
         """Return whether the input times the weight `w` is the trace's output.
 
         `slack` is the factor on the point's tolerance.
         """
-        return rel_l2(self.x @ w.T, self.bare) <= slack * case.view.tolerance
+        return rel_l2(self.x @ w.T, self.output_without_bias) <= slack * case.view.tolerance
 
 
 def product_of(case: Mismatch) -> Product | None:
     """Return the product whose result diverges; None if the divergence is not at a product."""
     last = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
-    if last is None or last.op not in ("linear", "router", "add") or not case.exact(last):
+    if (
+        last is None
+        or last.op not in ("linear", "router", "add")
+        or not case.gives_point_value(last)
+    ):
         return None
     # Both outputs as [rows, columns].
-    theirs, rows = case.part(last), case.rows
+    theirs, rows = case.recorded_result(last), case.rows
     assert theirs is not None
     theirs, ours = theirs.reshape(len(theirs), -1), case.array(last.result)
     ours = ours.reshape(len(ours), -1)

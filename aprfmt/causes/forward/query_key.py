@@ -103,7 +103,7 @@ def _solve_temperature(case: Mismatch) -> Iterator[Change]:
         return
     length = int(above[0]) + counted
     scale = float(grown[above[0]] / np.log(2.0))
-    yield from case.rounded(lambda value: _temperature_change(patched, length, value), scale)
+    yield from case.rounded_change(lambda value: _temperature_change(patched, length, value), scale)
 
 
 def _temperature_factors(patched: PatchedModel, counted: int) -> Any:

@@ -61,13 +61,13 @@ def block_order(mine: Array, theirs: Array, count: int, bound: float) -> list[in
     return None if order == list(range(count)) else order
 
 
-def says_order(order: Sequence[int]) -> str:
+def order_text(order: Sequence[int]) -> str:
     """Return which rank has whose share, in words."""
     moved = [f"rank {at} has that of rank {one}" for at, one in enumerate(order) if at != one]
     return f"the shares of {len(order)} ranks in another order ({', '.join(moved)})"
 
 
-def share_order(case: Mismatch) -> Iterator[Change]:
+def find_share_order(case: Mismatch) -> Iterator[Change]:
     """Yield the change to the order of the ranks' shares in a product, for dumps of ranks only.
 
     It is found on even rows and judged on odd ones. Of a run that was not put together of ranks,
@@ -81,12 +81,12 @@ def share_order(case: Mismatch) -> Iterator[Change]:
         return
     for name, group in SHARED.items():
         if role in [one for one, _ in group]:
-            yield from _of_rows(case, name, group, role)
+            yield from _find_row_share_order(case, name, group, role)
     if role in ROLES:
-        yield from _of_columns(case, found, role)
+        yield from _find_column_share_order(case, found, role)
 
 
-def _of_rows(
+def _find_row_share_order(
     case: Mismatch, name: str, group: Sequence[tuple[str, str]], role: str
 ) -> Iterator[Change]:
     """Yield the change to the order of the ranks' blocks in products with a share of rows.
@@ -106,11 +106,13 @@ def _of_rows(
                 orders[other] = even
         if role in orders:
             same = tuple(one for one, order in orders.items() if order == orders[role])
-            yield _change(name, same, orders[role], _reordered(same, orders[role]))
+            yield _share_order_change(
+                name, same, orders[role], _patch_output_order(same, orders[role])
+            )
             return
 
 
-def _of_columns(case: Mismatch, found: Any, role: str) -> Iterator[Change]:
+def _find_column_share_order(case: Mismatch, found: Any, role: str) -> Iterator[Change]:
     """Yield the change to the order in which the input's shares are multiplied by the weight's.
 
     `found` is the Product of the role.
@@ -128,31 +130,31 @@ def _of_columns(case: Mismatch, found: Any, role: str) -> Iterator[Change]:
         columns = parts[:, even].reshape(count * count, -1).T
         if columns.shape[0] < columns.shape[1]:
             return
-        wanted = found.bare[even].astype(np.float64).reshape(-1)
+        wanted = found.output_without_bias[even].astype(np.float64).reshape(-1)
         solved = np.round(np.linalg.lstsq(columns, wanted, rcond=None)[0]).reshape(count, count)
         # It must be one share each, in another order, and fit the odd rows.
         chosen = solved.argmax(1)
         if not np.array_equal(solved, np.eye(count)[chosen]) or list(chosen) == list(range(count)):
             continue
         made = np.tensordot(solved.reshape(-1), parts, 1)
-        if rel_l2(made[~even], found.bare[~even]) <= 3 * case.view.tolerance:
+        if rel_l2(made[~even], found.output_without_bias[~even]) <= 3 * case.view.tolerance:
             order = [int(one) for one in chosen]
-            yield _change("the sum", (role,), order, _met(role, order))
+            yield _share_order_change("the sum", (role,), order, _patch_input_order(role, order))
             return
 
 
-def _change(name: str, roles: Sequence[str], order: Sequence[int], make: Any) -> Change:
+def _share_order_change(name: str, roles: Sequence[str], order: Sequence[int], make: Any) -> Change:
     """Return the change `make` with cause "shard_order"; order[rank] is the share it has."""
     return Change(
         "shard_order",
-        f"{', '.join(roles)} of {name} has {says_order(order)}",
+        f"{', '.join(roles)} of {name} has {order_text(order)}",
         tuple(roles),
         make,
         {"order": list(order)},
     )
 
 
-def _reordered(roles: Sequence[str], order: Sequence[int]) -> Any:
+def _patch_output_order(roles: Sequence[str], order: Sequence[int]) -> Any:
     """Return a patch function: blocks of these products' outputs come in another order."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -171,7 +173,7 @@ def _reordered(roles: Sequence[str], order: Sequence[int]) -> Any:
     return make
 
 
-def _met(role: str, order: Sequence[int]) -> Any:
+def _patch_input_order(role: str, order: Sequence[int]) -> Any:
     """Return a patch function: each share of the input is multiplied by another rank's columns.
 
     order[i] is the share of columns that share i of the input is multiplied by.
@@ -198,6 +200,6 @@ def _met(role: str, order: Sequence[int]) -> Any:
 
 HYPOTHESES = (
     Hypothesis(
-        "shard_order", share_order, 114, "whole blocks of columns, before what ranks add up"
+        "shard_order", find_share_order, 114, "whole blocks of columns, before what ranks add up"
     ),
 )

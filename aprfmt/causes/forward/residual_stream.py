@@ -174,9 +174,11 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
     dropped, 1 / (1 - p).
     """
     call = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
-    if call is None or not case.exact(call):
+    if call is None or not case.gives_point_value(call):
         return
-    theirs, ours = (np.asarray(x, np.float64) for x in (case.part(call), case.array(call.result)))
+    theirs, ours = (
+        np.asarray(x, np.float64) for x in (case.recorded_result(call), case.array(call.result))
+    )
     rest: Array = np.zeros(())
     # Of a residual sum, dropout is on what was added.
     if call.op == "add" and case.array(call.args[1]).ndim == ours.ndim:
@@ -230,7 +232,7 @@ def find_factor(case: Mismatch) -> Iterator[Change]:
     """Yield the change to one factor on the whole point, or on what is added to the stream."""
     name = FACTORS.get(case.view.point)
     scaled = case.call("scale")
-    if scaled is not None and not case.exact(scaled):
+    if scaled is not None and not case.gives_point_value(scaled):
         yield from _try_common_factors(case, scaled)
         return
     if name is None:
@@ -258,7 +260,9 @@ def find_factor(case: Mismatch) -> Iterator[Change]:
         if abs(found * configured - 1) <= 20 * case.view.tolerance:
             yield factor_change(name, 1.0, configured)
             return
-        yield from case.rounded(lambda v: factor_change(name, v, configured), found * configured)
+        yield from case.rounded_change(
+            lambda v: factor_change(name, v, configured), found * configured
+        )
 
 
 def _try_common_factors(case: Mismatch, call: OperationCall) -> Iterator[Change]:
@@ -286,13 +290,15 @@ def _find_added_factor(case: Mismatch, name: str, configured: float) -> Iterator
     `name` is the hyperparameter, `configured` its value in the model.
     """
     call = case.call("add")
-    if call is None or not case.exact(call) or case.patched.hp["parallel_residual"]:
+    if call is None or not case.gives_point_value(call) or case.patched.hp["parallel_residual"]:
         return
     stream, added = (case.array(x).astype(np.float64) for x in call.args)
     theirs = case.view.theirs - stream
     found = float(np.sum(theirs * added) / max(float(np.sum(added * added)), 1e-300))
     if found and rel_l2(added * found, theirs) <= 100 * case.view.tolerance:
-        yield from case.rounded(lambda v: factor_change(name, v, configured), found * configured)
+        yield from case.rounded_change(
+            lambda v: factor_change(name, v, configured), found * configured
+        )
 
 
 def try_residual_sums(case: Mismatch) -> Iterator[Change]:
@@ -334,7 +340,7 @@ def try_residual_sums(case: Mismatch) -> Iterator[Change]:
             yield shared_norm_input_change()
 
 
-def half_factor_change(patched: PatchedModel, sublayer: str, value: float) -> Change:
+def sublayer_factor_change(patched: PatchedModel, sublayer: str, value: float) -> Change:
     """Return the change of residual_scale to `value` for one `sublayer` (attn or ffn)."""
     configured = float(patched.hp["residual_scale"])
     names = {"attn": "attention", "ffn": "the MLP"}
@@ -342,18 +348,18 @@ def half_factor_change(patched: PatchedModel, sublayer: str, value: float) -> Ch
     return Change(
         "multiplier", f"what {names[sublayer]} computed is multiplied by {value:g}, what {other} "
         f"computed by {configured:g} as the model says", ("residual_scale",),
-        _scale_half(sublayer, value / configured), {"residual_scale": {names[sublayer]: value}},
+        _scale_sublayer(sublayer, value / configured), {"residual_scale": {names[sublayer]: value}},
     )  # fmt: skip
 
 
-def usual_half_factor_mistakes(patched: PatchedModel) -> Iterator[Change]:
+def usual_sublayer_factor_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes that leave out residual_scale on one sublayer; none if the model has none."""
     if float(patched.hp["residual_scale"]) != 1:
         for sublayer in BEHIND:
-            yield half_factor_change(patched, sublayer, 1.0)
+            yield sublayer_factor_change(patched, sublayer, 1.0)
 
 
-def _scale_half(sublayer: str, factor: float) -> Any:
+def _scale_sublayer(sublayer: str, factor: float) -> Any:
     """Return a patch function: what one `sublayer` (attn or ffn) adds is multiplied."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -369,20 +375,25 @@ def _scale_half(sublayer: str, factor: float) -> Any:
     return make
 
 
-def find_half_factor(case: Mismatch) -> Iterator[Change]:
+def find_sublayer_factor(case: Mismatch) -> Iterator[Change]:
     """Yield changes of the residual factor on one sublayer: usual ones, then a solved one.
 
     It is solved on even rows, and only where the point is the sum itself.
     """
     if case.layer < 0 or case.call("add") is None:
         return
-    yield from usual_half_factor_mistakes(case.patched)
+    yield from usual_sublayer_factor_mistakes(case.patched)
     # Solve the factor on even rows where the point is the sum itself.
     call = case.call("add")
     sublayer = next(
         (sublayer for sublayer, points in BEHIND.items() if call and call.at.point in points), ""
     )
-    if call is None or not sublayer or not case.exact(call) or case.array(call.args[1]).ndim < 2:
+    if (
+        call is None
+        or not sublayer
+        or not case.gives_point_value(call)
+        or case.array(call.args[1]).ndim < 2
+    ):
         return
     stream, added = (case.array(x).astype(np.float64) for x in call.args)
     even = np.arange(len(added)) % 2 == 0  # the odd rows judge it
@@ -390,8 +401,8 @@ def find_half_factor(case: Mismatch) -> Iterator[Change]:
     found = float(np.sum(theirs * added[even]) / max(float(np.sum(added[even] ** 2)), 1e-300))
     if found and rel_l2(added[even] * found, theirs) <= 100 * case.view.tolerance:
         configured = float(case.patched.hp["residual_scale"])
-        yield from case.rounded(
-            lambda v: half_factor_change(case.patched, sublayer, v), found * configured
+        yield from case.rounded_change(
+            lambda v: sublayer_factor_change(case.patched, sublayer, v), found * configured
         )
 
 
@@ -450,7 +461,7 @@ def try_logit_caps(case: Mismatch) -> Iterator[Change]:
         return
     configured = case.patched.hp["final_softcap"]
 
-    def change(value: float | None) -> Change:
+    def cap_logits(value: float | None) -> Change:
         """Return the change of final_softcap to `value`; None for no cap."""
         capped = "not capped" if value is None else f"capped at {value:g}"
         model = "caps none" if configured is None else f"says {configured:g}"
@@ -460,14 +471,14 @@ def try_logit_caps(case: Mismatch) -> Iterator[Change]:
     # Undo the model's cap, and solve the trace's one.
     ours = case.view.mine.astype(np.float64)
     if configured is not None:
-        yield change(None)
+        yield cap_logits(None)
         inside = np.abs(ours) < float(configured) * (1 - 1e-6)
         ours = np.where(
             inside, float(configured) * np.arctanh(np.where(inside, ours, 0) / configured), ours
         )
     found = solve_cap(ours.reshape(-1), case.view.theirs.astype(np.float64).reshape(-1))
     if found is not None:
-        yield from case.rounded(change, found)
+        yield from case.rounded_change(cap_logits, found)
 
 
 HYPOTHESES = (
@@ -481,6 +492,6 @@ HYPOTHESES = (
         "token_ids", find_embedding_rows, 24, "rows of other ids, after rows that all moved alike"
     ),
     Hypothesis("token_type_ids", try_token_types, 27, "one row of a table, before a factor"),
-    Hypothesis("multiplier", find_half_factor, 35, "a factor of a part, after one of all"),
+    Hypothesis("multiplier", find_sublayer_factor, 35, "a factor of a part, after one of all"),
     Hypothesis("dropout", find_dropout, 440, "zeros at random, which any operation may have"),
 )

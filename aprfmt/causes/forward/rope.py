@@ -23,7 +23,7 @@ from aprfmt.causes.forward.rotations import (
 )
 from aprfmt.causes.row import Cause
 from aprfmt.inference.replay.patched_model import PatchedModel
-from aprfmt.inference.rope import RopeKind, kind_of, make
+from aprfmt.inference.rope import RopeKind, compute_frequencies, rotation_of_layer
 from aprfmt.tensors.norms import exact_norm
 
 CAUSE_ROWS = (
@@ -162,14 +162,16 @@ def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
     ):
         return
     # Try all layers of this kind, then this layer alone.
-    own = None if still else kind_of(hp, case.layer)
-    alike = frozenset(layer for layer in range(patched.n_layers) if kind_of(hp, layer) == own)
+    own = None if still else rotation_of_layer(hp, case.layer)
+    alike = frozenset(
+        layer for layer in range(patched.n_layers) if rotation_of_layer(hp, layer) == own
+    )
     scopes = list(dict.fromkeys([alike, frozenset({case.layer})]))
     # The model has no rope here: turn it on.
     if still:
         for scope in scopes:
             rows = tuple(bool(x) or i in scope for i, x in enumerate(hp["rope_layers"]))
-            yield _rope_change_in(
+            yield _rope_change_in_layers(
                 scope,
                 "{} rotate{}; {} should not",
                 {"rotates": True},
@@ -186,25 +188,25 @@ def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
                 "of layer"
             )
             for scope in scopes:
-                yield _rope_change_in(
+                yield _rope_change_in_layers(
                     scope,
                     says,
                     {"rope_theta": other[0], "scaled": other[1]},
-                    _in_layers(rotate_with(rope.inv_freq, rope.factor), scope),
+                    _bind_layers(rotate_with(rope.inv_freq, rope.factor), scope),
                 )
     found = solve_rotation(case)
     if found is not None and not found.still:
         return
     for scope in scopes if len(alike) < patched.n_layers else scopes[-1:]:
-        yield _rope_change_in(
+        yield _rope_change_in_layers(
             scope,
             "{} do{} not rotate; {} should",
             {"rotates": False},
-            _in_layers(without_rope, scope),
+            _bind_layers(without_rope, scope),
         )
 
 
-def _rope_change_in(
+def _rope_change_in_layers(
     scope: frozenset[int], says: str, values: Mapping[str, Any], make_world: Any
 ) -> Change:
     """Return a change of the rotation in the layers `scope`.
@@ -224,7 +226,7 @@ def _rope_change_in(
     )
 
 
-def _in_layers(patch: Any, scope: frozenset[int]) -> Any:
+def _bind_layers(patch: Any, scope: frozenset[int]) -> Any:
     """Return the patch function bound to the layers `scope`; layers passed later are ignored."""
     return lambda patched, layers: patch(patched, scope)
 
@@ -309,7 +311,7 @@ def try_rotated_counts(case: Mismatch) -> Iterator[Change]:
 def rotated_count_change(patched: PatchedModel, kind: RopeKind, n: int) -> Change:
     """Return the change to `n` rotated elements of each head, for one kind of rope."""
     wanted = kind if kind.dim is None else kind._replace(dim=n)
-    rope = make(patched.hp.replaced(rope_dim=n), wanted, pass_length(patched))
+    rope = compute_frequencies(patched.hp.with_values(rope_dim=n), wanted, pass_length(patched))
     configured = int(patched.hp["rope_dim"])
     return Change(
         "partial_rotary",
@@ -369,8 +371,8 @@ def theta_change(patched: PatchedModel, kind: RopeKind, theta: float) -> Change:
     """Return the change that gives one kind of rope the base `theta`."""
     local = kind[0] != patched.hp["rope_theta"]
     name = "rope_theta_local" if local else "rope_theta"
-    rope = make(
-        patched.hp.replaced(rope_theta=theta), kind._replace(theta=theta), pass_length(patched)
+    rope = compute_frequencies(
+        patched.hp.with_values(rope_theta=theta), kind._replace(theta=theta), pass_length(patched)
     )
     return Change(
         "rope_theta",
@@ -401,7 +403,9 @@ def find_theta(case: Mismatch) -> Iterator[Change]:
     # Fit one base to the logarithms of the frequencies.
     configured = rope_frequencies(case.patched, kind).inv_freq.astype(np.float64)
     seen = found.frequencies
-    plain = make(case.patched.hp, kind._replace(scaled=False), pass_length(case.patched)).inv_freq
+    plain = compute_frequencies(
+        case.patched.hp, kind._replace(scaled=False), pass_length(case.patched)
+    ).inv_freq
     # Divide by the scaling's factor of each pair, which leaves the base.
     factors = configured / plain.astype(np.float64)
     bare = seen / factors
@@ -415,7 +419,7 @@ def find_theta(case: Mismatch) -> Iterator[Change]:
     value = math.exp(slope * len(bare))
     if not 1 < value < 1e12 or math.isclose(value, kind[0], rel_tol=1e-4):
         return
-    yield from case.rounded(lambda t: theta_change(case.patched, kind, t), value)
+    yield from case.rounded_change(lambda t: theta_change(case.patched, kind, t), value)
 
 
 def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
@@ -424,8 +428,8 @@ def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[C
         return
     length, configured = pass_length(patched), patched.hp["rope_scaling"]
     own, plain = (
-        make(patched.hp, kind, length),
-        make(patched.hp, kind._replace(scaled=False), length),
+        compute_frequencies(patched.hp, kind, length),
+        compute_frequencies(patched.hp, kind._replace(scaled=False), length),
     )
     yield Change(
         "rope_scaling",
@@ -446,7 +450,7 @@ def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[C
 
 def position_divisor_change(patched: PatchedModel, kind: RopeKind, factor: float) -> Change:
     """Return the change that divides positions by `factor`, in place of the model's own scaling."""
-    plain = make(patched.hp, kind._replace(scaled=False), pass_length(patched))
+    plain = compute_frequencies(patched.hp, kind._replace(scaled=False), pass_length(patched))
     model = (
         f"; the model says {_scaling_text(patched.hp['rope_scaling'])}"
         if kind[1]
@@ -469,23 +473,25 @@ def find_rope_scaling(case: Mismatch) -> Iterator[Change]:
     yield from without_scaling_changes(case.patched, kind)
     found = explaining_rotation(case)
 
-    def by(factor: float) -> Change:
+    def divide_positions(factor: float) -> Change:
         """Return the change that divides positions by this factor."""
         return position_divisor_change(case.patched, kind, factor)
 
     if found is None:
         if hides_rope_angles(case):
-            yield from case.best_number(by, (2.0, 3.0, 4.0, 8.0, 16.0, 32.0))
+            yield from case.best_number(divide_positions, (2.0, 3.0, 4.0, 8.0, 16.0, 32.0))
         return
     if found.still or len(found.rows) < 2:
         return
     # One factor of all fast pairs, then a factor for each pair.
     seen, configured = found.frequencies, case.patched.hp["rope_scaling"]
-    plain = make(case.patched.hp, kind._replace(scaled=False), pass_length(case.patched))
+    plain = compute_frequencies(
+        case.patched.hp, kind._replace(scaled=False), pass_length(case.patched)
+    )
     ratio = plain.inv_freq.astype(np.float64) / np.where(seen > 0, seen, np.nan)
     fast = ratio[: max(1, len(ratio) // 2)]
     if np.isfinite(fast).all() and np.ptp(fast) <= 0.02 * np.median(fast):
-        yield from case.rounded(by, float(fast[0]))
+        yield from case.rounded_change(divide_positions, float(fast[0]))
     yield Change(
         "rope_scaling",
         f"the pairs turn by {_list_values(ratio)} times less than the base alone says"
@@ -525,7 +531,7 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
         return
     added = adds[-1]  # after the token types
     # Without the sum itself, try usual mistakes.
-    if not case.exact(added):
+    if not case.gives_point_value(added):
         for where in usual_positions(token_positions(case.patched)):
             yield positions_change(token_positions(case.patched), where)
         return
@@ -533,7 +539,7 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
     rows = case.view.theirs - case.array(added.args[0])
     table = np.asarray(case.patched.weights["position_embd.weight"].numpy(), np.float64)
     ours = token_positions(case.patched)
-    if rel_zero(rows, case.view.theirs) <= case.view.tolerance:
+    if relative_norm(rows, case.view.theirs) <= case.view.tolerance:
         yield Change(
             "positions",
             "no position is added to the embedding",
@@ -545,7 +551,7 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
     nearest = [int(np.argmin(np.linalg.norm(table - row, axis=1))) for row in rows]
     configured = int(case.patched.hp["position_offset"])
     theirs = np.asarray(nearest, np.int64) - configured
-    if not case.close(table[theirs + configured], rows) or np.array_equal(theirs, ours):
+    if not case.agree(table[theirs + configured], rows) or np.array_equal(theirs, ours):
         return
     # Say the rows as positions, or as another offset of the table.
     if theirs.min() >= 0:
@@ -556,7 +562,7 @@ def find_position_rows(case: Mismatch) -> Iterator[Change]:
         yield hyper_change("positions", says, position_offset=first)
 
 
-def rel_zero(x: Array, against: Array) -> float:
+def relative_norm(x: Array, against: Array) -> float:
     """Return the norm of `x` over the norm of `against`."""
     return exact_norm(x) / max(exact_norm(against), 1e-300)
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from aprfmt.causes.forward.mismatch import Layers, Mismatch
 from aprfmt.inference.replay.patched_model import PatchedModel
-from aprfmt.inference.rope import RopeKind, Turning, kind_of, make
+from aprfmt.inference.rope import RopeFrequencies, RopeKind, compute_frequencies, rotation_of_layer
 from aprfmt.tensors.norms import exact_norm
 
 Array = NDArray[Any]
@@ -30,7 +30,7 @@ def pass_length(patched: PatchedModel) -> int:
 
 def rope_kinds(patched: PatchedModel) -> list[RopeKind]:
     """Return the different kinds of rope in the model's layers, in the order of layers."""
-    found = [kind_of(patched.hp, layer) for layer in range(patched.n_layers)]
+    found = [rotation_of_layer(patched.hp, layer) for layer in range(patched.n_layers)]
     return list(dict.fromkeys([kind for kind in found if kind is not None]))
 
 
@@ -41,14 +41,14 @@ def rope_kind_of_layer(case: Mismatch) -> RopeKind | None:
     """
     if case.patched.spec.block.position != "rope" or case.layer < 0:
         return None
-    kind = kind_of(case.patched.hp, case.layer)
+    kind = rotation_of_layer(case.patched.hp, case.layer)
     every = rope_kinds(case.patched)
     return kind if kind is not None else every[0] if every else None
 
 
-def rope_frequencies(patched: PatchedModel, kind: RopeKind) -> Turning:
+def rope_frequencies(patched: PatchedModel, kind: RopeKind) -> RopeFrequencies:
     """Return the frequencies and factor of a rope kind for the length of the pass."""
-    return make(patched.hp, kind, pass_length(patched))
+    return compute_frequencies(patched.hp, kind, pass_length(patched))
 
 
 def token_positions(patched: PatchedModel) -> Array:
@@ -136,7 +136,7 @@ def solve_rotation(case: Mismatch) -> Rotation | None:
     call = case.call("rope")
     if call is None:
         return _rotation_of_alias(case)
-    theirs = case.part(call)
+    theirs = case.recorded_result(call)
     if theirs is None:
         return None
     pairs = case.array(call.args[1][0]).shape[-1]
@@ -199,4 +199,4 @@ def has_rope_between_points(case: Mismatch) -> bool:
 def hides_rope_angles(case: Mismatch) -> bool:
     """Return whether rope is between the trace's points but the trace shows no angles."""
     call = case.call("rope")
-    return call is not None and case.part(call) is None
+    return call is not None and case.recorded_result(call) is None

@@ -161,7 +161,7 @@ def find_score_bias(case: Mismatch) -> Iterator[Change]:
         return
     yield from usual_score_bias_mistakes(case.patched)
     own = _own_slopes(case.patched)
-    theirs = case.part(sums[-1])
+    theirs = case.recorded_result(sums[-1])
     if own is None or theirs is None or len(case.rows) != case.tokens:
         return
     # Solve each head's slope by least squares on even rows.

@@ -191,7 +191,7 @@ def find_shard_counts(case: Mismatch) -> Iterator[Change]:
             ]
         ).astype(np.float64)
         columns = parts[:, even].reshape(count, -1).T
-        wanted = found.bare[even].astype(np.float64).reshape(-1)
+        wanted = found.output_without_bias[even].astype(np.float64).reshape(-1)
         solved: Array = np.linalg.lstsq(columns, wanted, rcond=None)[0]
         # Only whole counts that are not all equal say something.
         factors = np.round(solved)
@@ -200,7 +200,7 @@ def find_shard_counts(case: Mismatch) -> Iterator[Change]:
         # The odd rows judge.
         made = np.tensordot(factors, parts, 1)
         odd = ~even
-        if rel_l2(made[odd], found.bare[odd]) <= 3 * case.view.tolerance:
+        if rel_l2(made[odd], found.output_without_bias[odd]) <= 3 * case.view.tolerance:
             name = next(name for name, roles in SUMMED.items() if role in roles)
             yield _shard_change(name, (role,), factors.tolist())
             return

@@ -26,7 +26,7 @@ Sum = Callable[[Any, Any], Any]
 # --- the stream ----------------------------------------------------------------------------------
 
 
-def change_half_sum(sublayer: str, how: Sum) -> MakeWorld:
+def change_sublayer_sum(sublayer: str, how: Sum) -> MakeWorld:
     """Return a patch: after a sublayer the residual stream becomes how(stream, result).
 
     `sublayer` is `attn` or `ffn`.

@@ -69,7 +69,7 @@ FACTORS = (
 Operands = tuple[Any, ...]
 
 
-def _with_rates(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
+def _replace_rates(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
     """Return a function from the operands of a scan to operands with decay rates change(rates)."""
     return lambda given: (*given[:2], change(given[2]), *given[3:])
 
@@ -88,13 +88,13 @@ def _use_first_group(given: Operands) -> Operands:
     return x, step, rate, b[:, :1], c[:, :1], skip, state
 
 
-def _exchange_operands(given: Operands) -> Operands:
+def _exchange_b_and_c(given: Operands) -> Operands:
     """Return operands with B and C exchanged."""
     x, step, rate, b, c, skip, state = given
     return x, step, rate, c, b, skip, state
 
 
-def _with_skip(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
+def _replace_skip(change: Callable[[Array], Array]) -> Callable[[Operands], Operands]:
     """Return a function from the operands of a scan to operands with skip factors D = change(D)."""
     return lambda given: (*given[:5], change(given[5]), given[6])
 
@@ -102,28 +102,35 @@ def _with_skip(change: Callable[[Array], Array]) -> Callable[[Operands], Operand
 # What is said -> cause, and the operands as the engine took them.
 TAKEN: Mapping[str, tuple[str, Callable[[Operands], Operands]]] = {
     "A is not negated: states grow where they should decay": (
-        "ssm_decay", _with_rates(lambda rate: -rate),
+        "ssm_decay",
+        _replace_rates(lambda rate: -rate),
     ),
     "A is taken as it is stored, a logarithm without its exponential": (
-        "ssm_decay", _with_rates(lambda rate: np.log(-rate)),
+        "ssm_decay",
+        _replace_rates(lambda rate: np.log(-rate)),
     ),
     "the exponential of A is left out: the decay is minus what is stored": (
-        "ssm_decay", _with_rates(lambda rate: -np.log(-rate)),
+        "ssm_decay",
+        _replace_rates(lambda rate: -np.log(-rate)),
     ),
     "A is exponentiated twice, as where a GGUF's is taken for a logarithm": (
-        "ssm_decay", _with_rates(lambda rate: -np.exp(rate)),
+        "ssm_decay",
+        _replace_rates(lambda rate: -np.exp(rate)),
     ),
-    "exp is taken twice of A_log": ("ssm_decay", _with_rates(lambda rate: -np.exp(-rate))),
-    "A is left out: all rates are -1": ("ssm_decay", _with_rates(lambda rate: rate * 0 - 1)),
-    "no state decays": ("ssm_decay", _with_rates(lambda rate: rate * 0)),
-    "B and C are exchanged": ("ssm_scan", _exchange_operands),
+    "exp is taken twice of A_log": ("ssm_decay", _replace_rates(lambda rate: -np.exp(-rate))),
+    "A is left out: all rates are -1": ("ssm_decay", _replace_rates(lambda rate: rate * 0 - 1)),
+    "no state decays": ("ssm_decay", _replace_rates(lambda rate: rate * 0)),
+    "B and C are exchanged": ("ssm_scan", _exchange_b_and_c),
     "the groups' B and C serve the heads in turn, not heads in a row": ("ssm_scan", _deal_groups),
     "the first group's B and C serve all heads": ("ssm_scan", _use_first_group),
-    "what skips the state (D x) is left out": ("ssm_scan", _with_skip(lambda skip: skip * 0)),
-    "what skips the state is x itself: D is 1": ("ssm_scan", _with_skip(lambda skip: skip * 0 + 1)),
-    "what skips the state is taken away": ("ssm_scan", _with_skip(lambda skip: -skip)),
-    "what skips the state is added twice": ("ssm_scan", _with_skip(lambda skip: 2 * skip)),
-}  # fmt: skip
+    "what skips the state (D x) is left out": ("ssm_scan", _replace_skip(lambda skip: skip * 0)),
+    "what skips the state is x itself: D is 1": (
+        "ssm_scan",
+        _replace_skip(lambda skip: skip * 0 + 1),
+    ),
+    "what skips the state is taken away": ("ssm_scan", _replace_skip(lambda skip: -skip)),
+    "what skips the state is added twice": ("ssm_scan", _replace_skip(lambda skip: 2 * skip)),
+}
 # What is said -> cause, and the time steps of raw ones, bias, and limits.
 Steps = Callable[[Any, Array, "Array | None", float, float], Array]
 STEPS: Mapping[str, Steps] = {
@@ -184,16 +191,16 @@ def usual_scan_mistakes(patched: PatchedModel) -> Iterator[Change]:
     for says, (cause, taken) in TAKEN.items():
         if "group" not in says or grouped:
             place = "ssm_d" if "skips" in says else PLACES[cause]
-            yield Change(cause, says, (place,), _with_operands(taken), {"scan": says})
+            yield Change(cause, says, (place,), _patch_operands(taken), {"scan": says})
     limited = float(hp["ssm_step_low"]) > 0 or hp["ssm_step_high"] is not None
     for says, step in STEPS.items():
         if "limited" not in says or limited:
-            yield _scan_change("ssm_step", says, _with_time_step(step))
+            yield _scan_change("ssm_step", says, _patch_time_step(step))
     for says, gate in GATES.items():
         if "norm" not in says or (hp["ssm_norm"] and ("groups" not in says or grouped)):
-            yield _scan_change("ssm_gate", says, _with_gate(gate))
+            yield _scan_change("ssm_gate", says, _patch_gate(gate))
     yield _scan_change(
-        "ssm_state", "no state is carried: every token sees itself only", _restart_every(1)
+        "ssm_state", "no state is carried: every token sees itself only", _restart_every_tokens(1)
     )
     yield Change(
         "activation",
@@ -248,7 +255,7 @@ def try_scan_mistakes(case: Mismatch) -> Iterator[Change]:
     first = int(case.rows[0]) if len(case.rows) else 0
     if first > 0:
         says = f"no state is carried to token {first}: the scan begins with zeros there"
-        yield _scan_change("ssm_state", says, _restart_at(first))
+        yield _scan_change("ssm_state", says, _restart_scan_at(first))
     call = case.call("scan")
     if call is None:
         return
@@ -258,7 +265,7 @@ def try_scan_mistakes(case: Mismatch) -> Iterator[Change]:
         yield _scan_change("ssm_state", says, _begin_with_state(before), general=True)
 
 
-def _with_operands(taken: Callable[[Operands], Operands]) -> Any:
+def _patch_operands(taken: Callable[[Operands], Operands]) -> Any:
     """Return a patch function (model, layers) -> model: the scan reads taken(operands)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -273,7 +280,7 @@ def _with_operands(taken: Callable[[Operands], Operands]) -> Any:
     return make
 
 
-def _with_time_step(step: Steps) -> Any:
+def _patch_time_step(step: Steps) -> Any:
     """Return a patch function (model, layers) -> model: time steps are computed by `step`."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -288,7 +295,7 @@ def _with_time_step(step: Steps) -> Any:
     return make
 
 
-def _with_gate(change: Gate) -> Any:
+def _patch_gate(change: Gate) -> Any:
     """Return a patch function (model, layers) -> model: the gate is applied as `change` does."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -303,7 +310,7 @@ def _with_gate(change: Gate) -> Any:
     return make
 
 
-def _restart_every(count: int) -> Any:
+def _restart_every_tokens(count: int) -> Any:
     """Return a patch function: the scan's state is set to zero before every `count`-th token."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -318,7 +325,7 @@ def _restart_every(count: int) -> Any:
     return make
 
 
-def _restart_at(first: int) -> Any:
+def _restart_scan_at(first: int) -> Any:
     """Return a patch function: the scan's state is set to zero before token `first`."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -370,7 +377,7 @@ def _solve_state_before(case: Mismatch) -> Array | None:
     for each row of the state.
     """
     call = case.call("scan")
-    theirs = None if call is None else case.part(call)
+    theirs = None if call is None else case.recorded_result(call)
     if call is None or theirs is None or int(case.rows[0]) != 0:
         return None
     step, rate, b, c = (case.array(y).astype(np.float64) for y in call.args[1:5])

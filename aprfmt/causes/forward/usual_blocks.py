@@ -27,7 +27,7 @@ from aprfmt.causes.forward.norm_order import (
     round_keys_and_values,
     round_operations,
     round_rope_table,
-    rounded_to,
+    round_to_type,
     skip_norms,
 )
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
@@ -118,7 +118,7 @@ def _norm_kind_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
         )
 
 
-def _skipped_norms(patched: PatchedModel) -> Iterator[UsualMistake]:
+def _skipped_norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield norms that are left out, each by its place."""
     block = patched.spec.block
     rows: list[tuple[str, tuple[str, ...], str]] = [
@@ -225,7 +225,7 @@ def _residual_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 def _bf16_embedding_factor(patched: PatchedModel) -> float:
     """Return the embedding's factor rounded to bfloat16, as engines in 16 bits have it."""
-    return float(rounded_to(patched.hp["embedding_scale"], "bfloat16"))
+    return float(round_to_type(patched.hp["embedding_scale"], "bfloat16"))
 
 
 def _factor_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
@@ -403,7 +403,7 @@ BLOCKS: tuple[Callable[[PatchedModel], Iterator[UsualMistake]], ...] = (
     _residual_mistakes,
     _norm_offset_mistakes,
     _query_key_norm_mistakes,
-    _skipped_norms,
+    _skipped_norm_mistakes,
     _norm_kind_mistakes,
     _routing_mistakes,
     _shard_mistakes,

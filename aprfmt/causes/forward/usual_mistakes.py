@@ -40,7 +40,7 @@ from aprfmt.causes.forward.usual_blocks import (
 )
 from aprfmt.causes.forward.usual_steps import STEPS
 from aprfmt.inference.replay.patched_model import PatchedModel
-from aprfmt.inference.rope import RopeKind, kind_of, make
+from aprfmt.inference.rope import RopeKind, compute_frequencies, rotation_of_layer
 
 FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)  # tried of a scaling, where the model states none
 
@@ -49,7 +49,7 @@ def layers_of_rope_kinds(patched: PatchedModel) -> dict[RopeKind, Layers]:
     """Return {rope kind: its layers}; None in place of layers that are all of the model."""
     found: dict[RopeKind, set[int]] = {}
     for layer in range(patched.n_layers):
-        kind = kind_of(patched.hp, layer)
+        kind = rotation_of_layer(patched.hp, layer)
         if kind is not None and patched.spec.block.position == "rope":
             found.setdefault(kind, set()).add(layer)
     every = len(found) == 1 and len(next(iter(found.values()))) == patched.n_layers
@@ -103,7 +103,7 @@ def _rotating_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     for kind, layers in every.items():
         for other in every:
             if other != kind:
-                rope = make(patched.hp, other, pass_length(patched))
+                rope = compute_frequencies(patched.hp, other, pass_length(patched))
                 yield UsualMistake(
                     Change(
                         "rope_layers",

@@ -8,9 +8,9 @@ import numpy as np
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.causes.forward.convolution import usual_convolution_mistakes
 from aprfmt.causes.forward.delta_net import usual_delta_net_mistakes
-from aprfmt.causes.forward.indexer import choices
-from aprfmt.causes.forward.lightning import changes as lightnings
-from aprfmt.causes.forward.linear import dropped_bias
+from aprfmt.causes.forward.indexer import usual_key_choice_mistakes
+from aprfmt.causes.forward.lightning import usual_lightning_mistakes as lightnings
+from aprfmt.causes.forward.linear import dropped_bias_change
 from aprfmt.causes.forward.mismatch import Change, Layers
 from aprfmt.causes.forward.mlp import usual_activation_numbers
 from aprfmt.causes.forward.norm_order import skip_norms
@@ -21,7 +21,7 @@ from aprfmt.causes.forward.per_layer import (
 )
 from aprfmt.causes.forward.residual_stream import (
     shared_norm_input_change,
-    usual_half_factor_mistakes,
+    usual_sublayer_factor_mistakes,
 )
 from aprfmt.causes.forward.rope import rotated_element_changes
 from aprfmt.causes.forward.routing_rules import routing_rule_changes
@@ -31,7 +31,7 @@ from aprfmt.causes.forward.single_steps import (
     Sum,
     add_eps_outside_root,
     cap_after_mask,
-    change_half_sum,
+    change_sublayer_sum,
     divide_by_length,
     limit_window,
     mask_with_zero,
@@ -66,7 +66,7 @@ def _sum_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
                     "residual",
                     words.format(name),
                     ("residual",),
-                    change_half_sum(sublayer, how),
+                    change_sublayer_sum(sublayer, how),
                     {"sum": words.format(name)},
                 )
             )
@@ -81,7 +81,7 @@ def _sum_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
             ))  # fmt: skip
     scale = float(patched.hp["residual_scale"])
     if scale != 1:
-        yield from with_layers(usual_half_factor_mistakes(patched))
+        yield from with_layers(usual_sublayer_factor_mistakes(patched))
         for whole, what in ((False, "the stream"), (True, "the sum")):
             yield UsualMistake(Change(
                 "multiplier", f"residual_scale multiplies {what}, not what a sublayer computed",
@@ -214,7 +214,7 @@ def single_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     for key in patched.weights:
         where = split_key(key)[0]
         if key.endswith(".bias") and where is not None:
-            yield UsualMistake(dropped_bias(patched, key), frozenset({where}))
+            yield UsualMistake(dropped_bias_change(patched, key), frozenset({where}))
 
 
 # --- products that are stored as one -------------------------------------------------------------
@@ -303,12 +303,12 @@ def _sharing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
         shared_key_changes,
         usual_layer_input_mistakes,
         usual_stream_copy_mistakes,
-        choices,
+        usual_key_choice_mistakes,
     ):
         yield from with_layers(changes(patched))
 
 
-def _delta_net_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
+def _recurrence_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
     """Yield the usual mistakes of delta nets, state space scans and lightning attention."""
     yield from with_layers(usual_delta_net_mistakes(patched))
     yield from with_layers(usual_scan_mistakes(patched))
@@ -331,6 +331,6 @@ STEPS: tuple[Callable[[PatchedModel], Iterator[UsualMistake]], ...] = (
     _joined_split_mistakes,
     _convolution_mistakes,
     _sharing_mistakes,
-    _delta_net_mistakes,
+    _recurrence_mistakes,
     _score_bias_mistakes,
 )

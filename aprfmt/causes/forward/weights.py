@@ -27,7 +27,7 @@ def find_output_factor(case: Mismatch) -> Iterator[Change]:
     if found is None or w is None:
         return
     ours = (found.x @ w.T).astype(np.float64)
-    theirs = found.bare
+    theirs = found.output_without_bias
     power = float(np.sum(ours * ours))
     if not power:
         return
@@ -35,7 +35,7 @@ def find_output_factor(case: Mismatch) -> Iterator[Change]:
     factor = float(np.sum(ours * theirs)) / power
     if factor and rel_l2(ours * factor, theirs) <= 3 * case.view.tolerance:
         says = f"{found.key} is multiplied by {factor:.6g}"
-        yield found.using(case, "scale", says, w * np.float32(factor), {"factor": factor})
+        yield found.weight_change(case, "scale", says, w * np.float32(factor), {"factor": factor})
         return
     # One factor for each column, if there are rows enough to judge them.
     columns = np.sum(ours * theirs, 0) / np.maximum(np.sum(ours * ours, 0), 1e-300)
@@ -48,7 +48,7 @@ def find_output_factor(case: Mismatch) -> Iterator[Change]:
         says = f"{len(changed)} rows of {found.key} are multiplied by numbers of their own"
         values = {"rows": changed.tolist()[:16]}
         scales = columns[:, None].astype(np.float32)
-        yield found.using(case, "scale", says, w * scales, values, general=True)
+        yield found.weight_change(case, "scale", says, w * scales, values, general=True)
 
 
 def try_other_16_bit_type(case: Mismatch) -> Iterator[Change]:
@@ -115,9 +115,9 @@ def try_quantization(case: Mismatch) -> Iterator[Change]:
         except CodecError:
             continue  # rows are not a whole number of blocks
         copy = np.asarray(copy, np.float32)
-        if found.close(case, copy, 3.0):
+        if found.explains_output(case, copy, 3.0):
             says = f"{found.key} is a {name} copy"
-            yield found.using(case, "quantisation", says, copy, {"encoding": name})
+            yield found.weight_change(case, "quantisation", says, copy, {"encoding": name})
             return
 
 
@@ -151,7 +151,7 @@ def find_wrong_value(case: Mismatch) -> Iterator[Change]:
     new = float(values[row, column])
     says = f"{found.key}[{row}, {column}] is {new:.6g} instead of {old:.6g}"
     at = {"index": [row, column], "value": new, "was": old}
-    yield found.using(case, "bit_rot", says, values, at)
+    yield found.weight_change(case, "bit_rot", says, values, at)
 
 
 def find_stale_weight(case: Mismatch) -> Iterator[Change]:
@@ -163,14 +163,18 @@ def find_stale_weight(case: Mismatch) -> Iterator[Change]:
     if found is None or not found.key:
         return
     shape = case.patched.weights[found.key].shape
-    if not np.any(found.bare):
+    if not np.any(found.output_without_bias):
         zeros, says = np.zeros(shape, np.float32), f"{found.key} is all zero"
-        yield found.using(case, "stale_tensor", says, zeros, general=True)
+        yield found.weight_change(case, "stale_tensor", says, zeros, general=True)
     elif len(found.x) > 1.2 * found.x.shape[1] and len(shape) == 2:
         inputs = found.x.astype(np.float64)
-        solved = np.linalg.lstsq(inputs, found.bare.astype(np.float64), rcond=None)[0].T
+        solved = np.linalg.lstsq(inputs, found.output_without_bias.astype(np.float64), rcond=None)[
+            0
+        ].T
         says = f"{found.key} has other values (solved from {len(inputs)} tokens)"
-        yield found.using(case, "stale_tensor", says, solved.astype(np.float32), general=True)
+        yield found.weight_change(
+            case, "stale_tensor", says, solved.astype(np.float32), general=True
+        )
 
 
 def try_embedding_as_head(case: Mismatch) -> Iterator[Change]:

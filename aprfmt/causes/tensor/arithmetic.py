@@ -104,7 +104,7 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
     factors = _least_squares_factors(x[:, ::2], y[:, ::2], 1)
     if _is_scaling(factors, slack) and _fits_scaling(x * factors[:, None], y, slack):
 
-        def times(rows: "Array") -> "Array":
+        def scale_rows(rows: "Array") -> "Array":
             """Return these rows of A, each times its least-squares factor towards B."""
             mine, other = to_float64(a.take(rows)), to_float64(b.take(rows))
             return mine * _least_squares_factors(mine[:, ::2], other[:, ::2], 1)[:, None]
@@ -116,7 +116,7 @@ def guess_scale(case: DifferingPair) -> Iterator[Guess]:
             rows_turned = int((factors < 0).sum())
             text = "the sign of whole rows is turned, and nothing else differs"
             said = f"{rows_turned} of {len(factors)} rows looked at"
-        yield case.guess("scale", (text, said), "A", times, slack, free=a.rows)
+        yield case.guess("scale", (text, said), "A", scale_rows, slack, free=a.rows)
     # One factor for each column, found on every second row.
     across = _least_squares_factors(x[::2], y[::2], 0)
     if (

@@ -35,7 +35,7 @@ def guess_block_layout(case: DifferingPair) -> Iterator[Guess]:
                 """Return these rows, decoded with the parts in the order."""
                 raw = reader.raw(rows)
                 size = len(order)
-                return reader.decoded(raw.reshape(-1, size)[:, order].reshape(raw.shape))
+                return reader.decode_rows(raw.reshape(-1, size)[:, order].reshape(raw.shape))
 
             found = _guess_if_rows_agree(
                 case, reader, other, read, cause, (f"{whose} {says}", reader.encoding)
@@ -56,7 +56,7 @@ def guess_late_blocks(case: DifferingPair) -> Iterator[Guess]:
 
             def read(rows: "Array", reader: RowReader = reader, shift: int = shift) -> "Array":
                 """Return these rows, decoded from bytes that begin `shift` later."""
-                return reader.decoded(_shifted_rows(reader, rows, shift))
+                return reader.decode_rows(_shifted_rows(reader, rows, shift))
 
             way = "late" if shift > 0 else "early"
             says = f"{whose} blocks begin {abs(shift)} bytes too {way}"
@@ -74,7 +74,7 @@ def _block_sides(case: DifferingPair) -> Iterator[tuple[RowReader, RowReader, st
         return
     for reader, other, whose in ((case.b, case.a, "B's"), (case.a, case.b, "A's")):
         row = encoding_row(reader.encoding)
-        if row.block_size > 1 and not row.row_header and reader.by_row:
+        if row.block_size > 1 and not row.row_header and reader.decodes_rows:
             yield reader, other, whose
 
 
@@ -92,7 +92,7 @@ def _guess_if_rows_agree(
     `read` gives a side's rows read in another way; `rows` limits the rows compared.
     """
     # Compare a few rows only.
-    few = case.telling if rows is None else np.intersect1d(case.telling, rows)
+    few = case.differing_sample if rows is None else np.intersect1d(case.differing_sample, rows)
     few = few[np.linspace(0, len(few) - 1, min(ROWS, len(few))).astype(np.int64)]
     if not len(few):
         return None

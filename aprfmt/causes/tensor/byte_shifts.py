@@ -235,7 +235,7 @@ def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
     if len(inside) < max(2, len(changed) // 2):
         return
 
-    def moved(index: "Array") -> "Array":
+    def shifted_rows(index: "Array") -> "Array":
         """Return the rows of A, shifted across row ends."""
         first, second = case.a.take(index + down), case.a.take(index + down + 1)
         return np.concatenate([first[:, rest:], second[:, :rest]], axis=1)
@@ -243,7 +243,7 @@ def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
     way = "late" if shift < 0 else "early"
     says = f"B's values stand {abs(shift)} places too {way}, over the ends of rows"
     start = f"in {len(inside)} of {rows} rows, from row {int(changed[0])} on"
-    yield case.guess("byte_offset", (says, start), "A", moved, rows=inside)
+    yield case.guess("byte_offset", (says, start), "A", shifted_rows, rows=inside)
 
 
 def _find_flat_shift(case: DifferingPair) -> int:
@@ -252,7 +252,7 @@ def _find_flat_shift(case: DifferingPair) -> int:
     It is searched round the middle of the rows that differ.
     """
     width, rows = case.a.columns, case.a.rows
-    changed = case.telling
+    changed = case.differing_sample
     middle = int(changed[len(changed) // 2])
     some = min(rows, -(-ANCHORED // width))
     reach = max(2, -(-FLAT_REACH // width))

@@ -9,7 +9,7 @@ import numpy as np
 
 from aprfmt.base.protocols import LazyTensor, Value
 from aprfmt.errors import AprfmtError, ArchError
-from aprfmt.measure.alignment import TensorPair, align
+from aprfmt.measure.alignment import TensorPair, align_models
 from aprfmt.measure.encoding_noise import pair_noise
 from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.records import TensorDiff
@@ -77,14 +77,14 @@ class PairContext:
         self._indexes: dict[str, dict[tuple[int, ...], ShapeIndex]] = {}
         self.pools: dict[int, JoinedRows | None] = {}  # all rows of A by their number of columns
 
-    def leave(self, causes: tuple[str, ...], key: str, error: AprfmtError) -> None:
+    def record_not_tried(self, causes: tuple[str, ...], key: str, error: AprfmtError) -> None:
         """Record that an explanation raised `error`; `key` is "" if it is about several tensors."""
         self.not_tried.append(NotTried(causes, key, str(error)))
 
     @cached_property
     def pairs(self) -> Mapping[str, TensorPair]:
         """Every pair of tensors of both files by key."""
-        return {pair.key: pair for pair in align(self.models["a"], self.models["b"]).pairs}
+        return {pair.key: pair for pair in align_models(self.models["a"], self.models["b"]).pairs}
 
     @cached_property
     def hyper(self) -> list[Mapping[str, Value]]:
@@ -143,7 +143,7 @@ class PairContext:
             reader = self.reader(label, key)
             if reader is None or not reader.size:
                 continue
-            if not reader.by_row and reader.size > 16 * KEPT:
+            if not reader.decodes_rows and reader.size > 16 * KEPT:
                 continue  # four rows cannot be read without decoding all of it
             try:
                 line = sample_line(reader)
@@ -160,7 +160,7 @@ class PairContext:
             for shape, rows in found.items()
         }
 
-    def alike(self, label: str, reader: RowReader) -> list[str]:
+    def keys_with_equal_sample(self, label: str, reader: RowReader) -> list[str]:
         """Return the keys of a model's tensors whose samples equal this tensor's, nearest first.
 
         Empty if all values of the sample are equal, because constant tensors prove nothing.

@@ -95,14 +95,14 @@ class MatrixChange:
     of_four: int = 0  # so many of every four values in a row are, where it is the same everywhere
 
 
-def models(
+def whole_model(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
     """Yield one function that explains the whole model: a training changes many tensors."""
-    yield partial(_of_model, context, pairs, list(rows.values()))
+    yield partial(_explain_model, context, pairs, list(rows.values()))
 
 
-def _of_model(
+def _explain_model(
     context: PairContext, by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of a training, a merge or a pruning of the model; or {}."""
@@ -115,7 +115,7 @@ def _of_model(
     open_ = [row for row in matrices if _is_unexplained_float(row)]
     few = len(open_) < min(PAIR, len(matrices))
     if not open_:
-        return _with_vectors(by_key, rows)
+        return _explain_vectors_alone(by_key, rows)
     if few and open_[0].key not in TABLES:
         return {}
     changes: list[MatrixChange] = []
@@ -124,7 +124,7 @@ def _of_model(
         try:
             found = _matrix_change(by_key[row.key])
         except AprfmtError as error:
-            context.leave(_CAUSES, row.key, error)
+            context.record_not_tried(_CAUSES, row.key, error)
             continue
         finally:
             by_key[row.key].drop()
@@ -138,7 +138,9 @@ def _of_model(
 
 def _is_unexplained_float(row: TensorDiff) -> bool:
     """Return whether a tensor of floats, or nearly so, differs without an explanation."""
-    return row.unexplained() and max(map(storage_noise, (row.encoding_a, row.encoding_b))) <= FINE
+    return (
+        row.is_unexplained() and max(map(storage_noise, (row.encoding_a, row.encoding_b))) <= FINE
+    )
 
 
 def _matrix_change(pair: TensorPair) -> MatrixChange | None:
@@ -168,13 +170,13 @@ def _matrix_change(pair: TensorPair) -> MatrixChange | None:
         return None  # a few rows or columns have a low rank, too
     plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
     unit = pair_noise(pair.a.encoding, pair.b.encoding, moved=False)
-    pruned, of_four = _pruned(x, y)
+    pruned, of_four = _pruned_share(x, y)
     rank = 0 if pruned else _difference_rank(delta, unit * norm)
     return MatrixChange(
         pair.key,
         rank,
         norms.exact_norm(delta) / norm,
-        _correlation(x, y),
+        _cosine(x, y),
         plain,
         experts,
         pruned,
@@ -182,7 +184,7 @@ def _matrix_change(pair: TensorPair) -> MatrixChange | None:
     )
 
 
-def _pruned(x: "Array", y: "Array") -> tuple[float, int]:
+def _pruned_share(x: "Array", y: "Array") -> tuple[float, int]:
     """Return (share of values set to zero, how many of every four), both 0 if B is not pruned.
 
     0 where another value differs, or where those set to zero were no smaller than the others: what
@@ -199,7 +201,7 @@ def _pruned(x: "Array", y: "Array") -> tuple[float, int]:
     return float(zeroed.mean()), same
 
 
-def _correlation(x: "Array", y: "Array") -> float:
+def _cosine(x: "Array", y: "Array") -> float:
     """Return the cosine of two arrays; 0 if one is zero."""
     norm = norms.exact_norm(x) * norms.exact_norm(y)
     return norms.exact_dot(x, y) / norm if norm else 0.0
@@ -256,28 +258,28 @@ def _derived_explanations(
     keys = [change.key for change in changes]
     if len(changes) >= max(FEW, NEARLY_ALL * len(matrices)):
         where = ""
-    elif _whole_part({row.key for row in matrices}, keys):
+    elif _is_trained_part({row.key for row in matrices}, keys):
         where = f": {short_keys(keys)} alone"
     else:
         return {}
     sizes = sorted(change.size for change in changes)
     if any(change.experts for change in changes):
         where += f"{',' if where else ':'} {_differing_experts(changes)} alone"
-    least = _floor(min(change.related for change in related))
+    least = _floor_text(min(change.related for change in related))
     text = (
         f"{len(changes)} of {len(matrices)} matrices differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} "
         f"of their norm, and belong to those of the other side (correlation {least}): "
-        f"{_how(changes)}{where}"
+        f"{_training_words(changes)}{where}"
     )
     return {change.key: _derived_explanation(change, text) for change in changes}
 
 
-def _floor(related: float) -> str:
+def _floor_text(related: float) -> str:
     """Return the least correlation in words, rounded down: only equal values have 1."""
     return f"at least {math.floor(1e4 * related) / 1e4:g}"
 
 
-def _how(changes: Sequence[MatrixChange]) -> str:
+def _training_words(changes: Sequence[MatrixChange]) -> str:
     """Return what was done to all of these matrices: trained further, or pruned."""
     if not all(change.pruned for change in changes):
         return "trained further"
@@ -304,7 +306,7 @@ def _differing_experts(changes: Sequence[MatrixChange]) -> str:
     return "; ".join(f"{words} of layer {layer}" for layer, words in said.items())
 
 
-def _whole_part(every: Set[str], keys: Sequence[str]) -> bool:
+def _is_trained_part(every: Set[str], keys: Sequence[str]) -> bool:
     """Return whether matrices are what a training of a part of the model changes.
 
     That is some kinds of matrices in some layers, all of them, or a table of tokens or a head
@@ -351,7 +353,7 @@ def _merge_explanations(
         return {change.key: _derived_explanation(change, text, "lora_merge") for change in low}
     # Just the targets of some files differ: a merge into a shard.
     for label in ("b", "a"):
-        shards = _shards(pairs, targets, label)
+        shards = _files_of_tensors(pairs, targets, label)
         own = {shard for key in keys for shard in shards[key]}
         others = {shard for found in shards.values() for shard in found} - own
         if own and others and {key for key in targets if shards[key] <= own} == keys:
@@ -397,7 +399,7 @@ def _partial_merge_explanation(change: MatrixChange, text: str, sure: bool) -> F
     )
 
 
-def _shards(
+def _files_of_tensors(
     pairs: Mapping[str, TensorPair], keys: Iterable[str], label: str
 ) -> dict[str, set[str]]:
     """Return {tensor key: names of the files that hold it} of a side, "a" or "b"."""
@@ -409,7 +411,7 @@ def _shards(
     return found
 
 
-def _with_vectors(
+def _explain_vectors_alone(
     by_key: Mapping[str, TensorPair], rows: Sequence[TensorDiff]
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} if only vectors were trained (norms or biases); else {}.
@@ -425,8 +427,12 @@ def _with_vectors(
     open_ = [row for row in vectors if _is_unexplained_float(row)]
     keys = [row.key for row in open_]
     every = {row.key for row in vectors}
-    whole = _whole_part(every, [key for key in keys if split_key(key)[0] is not None])
-    if len(open_) < FEW or not whole or any(row.unexplained() for row in rows if row not in open_):
+    whole = _is_trained_part(every, [key for key in keys if split_key(key)[0] is not None])
+    if (
+        len(open_) < FEW
+        or not whole
+        or any(row.is_unexplained() for row in rows if row not in open_)
+    ):
         return {}
     found = [_vector_change(by_key[key]) for key in keys]
     changes = [change for change in found if change is not None]
@@ -435,7 +441,8 @@ def _with_vectors(
     sizes = sorted(change.size for change in changes)
     text = (
         f"{len(changes)} vectors differ, by {sizes[0]:.2g} to {sizes[-1]:.2g} of their norm, and "
-        f"belong to those of the other side (correlation {_floor(min(c.related for c in changes))}"
+        f"belong to those of the other side (correlation "
+        f"{_floor_text(min(c.related for c in changes))}"
         f"): trained further: {short_keys(keys)} alone"
     )
     return {change.key: _derived_explanation(change, text) for change in changes}
@@ -456,7 +463,7 @@ def _vector_change(pair: TensorPair) -> MatrixChange | None:
     if np.mean(delta != 0) < EVERY_ROW:
         return None
     apart = [values - values.mean() for values in (x, y, delta)]
-    related, follows = _correlation(apart[0], apart[1]), _correlation(apart[0], apart[2])
+    related, follows = _cosine(apart[0], apart[1]), _cosine(apart[0], apart[2])
     lifted = abs(float(delta.mean())) > MOVED * float(np.abs(delta).mean())
     if related < AKIN or abs(follows) > MOVED or lifted:
         return None  # of another checkpoint; or a function of the values, or a number added
@@ -479,5 +486,5 @@ def _vector_explanations(rows: Sequence[TensorDiff], like: Finding) -> dict[str,
 
 
 HYPOTHESES = (
-    JointHypothesis(_CAUSES, models, 450, "says only that both belong together, at last"),
+    JointHypothesis(_CAUSES, whole_model, 450, "says only that both belong together, at last"),
 )

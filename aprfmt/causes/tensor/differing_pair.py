@@ -108,7 +108,7 @@ class DifferingPair:
         return self.b.take(self.sample)
 
     @cached_property
-    def telling(self) -> "Array":
+    def differing_sample(self) -> "Array":
         """Row numbers of the sample, or of rows that differ if none of the sample's does."""
         if self.a.rows != self.b.rows or self.a.columns != self.b.columns:
             return self.sample
@@ -246,7 +246,7 @@ class DifferingPair:
 
     def holds_on_sample(self, guess: Guess) -> bool:
         """Return whether a guess makes the sample's rows equal."""
-        rows = self.telling
+        rows = self.differing_sample
         if guess.rows is not None:
             both = np.intersect1d(rows, guess.rows)
             rows = both if both.size else guess.rows[: len(rows)]

@@ -82,11 +82,11 @@ def _with_nonfinite(case: DifferingPair, found: Finding | None) -> Finding | Non
     if odd is None or not odd.alone:
         return found
     if found is not None and found.confirmed and CAUSES[found.cause].verdict == "bug":
-        return replace(found, evidence=(*found.evidence, odd.says()))
+        return replace(found, evidence=(*found.evidence, odd.text()))
     if found is not None and found.confirmed and found.residual_after == 0:
         # Made on all values, it gives the same NaN and infinities and the same other values.
         count = f"{odd.alone} value{' is' if odd.alone == 1 else 's are'} not finite then"
-        evidence = (f"{found.evidence[0]}: {count}", *found.evidence[1:], odd.says())
+        evidence = (f"{found.evidence[0]}: {count}", *found.evidence[1:], odd.text())
         return replace(
             found,
             cause="nonfinite",
@@ -97,7 +97,7 @@ def _with_nonfinite(case: DifferingPair, found: Finding | None) -> Finding | Non
     says: tuple[str, ...]
     says = (
         f"{odd.side} is not finite where the other side is, or holds another such value",
-        odd.says(),
+        odd.text(),
     )
     # All other values may be equal, or within rounding.
     others = case.before.changed - odd.alone
@@ -155,7 +155,7 @@ def _best_hypothesis(
             budget -= 1
             found = _confirm_guess(case, guess, shapes)
         except AprfmtError as error:
-            case.context.leave((guess.cause,), case.key, error)
+            case.context.record_not_tried((guess.cause,), case.key, error)
             continue
         if found is not None and found.confirmed:
             return found, guess
@@ -179,7 +179,7 @@ def _guesses_of_table(case: DifferingPair, shapes: bool, part: bool) -> Iterator
             try:
                 yield from row.find(case)
             except AprfmtError as error:
-                case.context.leave(row.causes, case.key, error)
+                case.context.record_not_tried(row.causes, case.key, error)
 
 
 def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding | None:
@@ -297,7 +297,7 @@ def explain_pairs(
         tried = FailedAttempts(results)
         # Try pairs alone, until enough of a role were tried in vain.
         for i, (pair, row) in enumerate(zip(pairs, results, strict=True)):
-            if tried.enough(row):
+            if tried.tried_enough(row):
                 late.append(i)
                 continue
             made[i] = _explain_alone(context, pair, row)
@@ -319,7 +319,7 @@ class FailedAttempts:
         self.many = Counter(split_key(row.key)[1] for row in rows if row.verdict == "DIFFERENT")
         self.vain: Counter[str] = Counter()
 
-    def enough(self, row: TensorDiff) -> bool:
+    def tried_enough(self, row: TensorDiff) -> bool:
         """Return whether enough pairs of this role were tried alone in vain."""
         role = split_key(row.key)[1]
         vain = self.vain[role] >= ALONE and self.many[role] >= MANY
@@ -343,7 +343,7 @@ def _explain_alone(context: PairContext, pair: TensorPair, row: TensorDiff) -> T
         elif row.verdict in ("ONLY_IN_A", "ONLY_IN_B"):
             found = explain_renamed(row.key, row.verdict[-1].lower(), context)
     except AprfmtError as error:  # the pair itself is no longer readable
-        context.leave((), row.key, error)
+        context.record_not_tried((), row.key, error)
     pair.drop()
     if found is None:
         return row
@@ -360,11 +360,11 @@ def _explain_together(
     made = {row.key: row for row in rows}
     by_key = {pair.key: pair for pair in pairs}
     for hypothesis in JOINT:
-        for group in _groups(hypothesis, context, by_key, made):
+        for group in _groups_of_hypothesis(hypothesis, context, by_key, made):
             try:
                 found = group()
             except AprfmtError as error:
-                context.leave(hypothesis.causes, "", error)
+                context.record_not_tried(hypothesis.causes, "", error)
                 continue
             for key, one in found.items():
                 cause = one.cause if one.confirmed else made[key].cause
@@ -372,7 +372,7 @@ def _explain_together(
     return [made[row.key] for row in rows]
 
 
-def _groups(
+def _groups_of_hypothesis(
     hypothesis: JointHypothesis,
     context: PairContext,
     pairs: Mapping[str, TensorPair],
@@ -382,7 +382,7 @@ def _groups(
     try:
         yield from hypothesis.find(context, pairs, rows)
     except AprfmtError as error:
-        context.leave(hypothesis.causes, "", error)
+        context.record_not_tried(hypothesis.causes, "", error)
 
 
 def not_tried_lines(not_tried: Sequence[NotTried]) -> list[str]:
@@ -432,7 +432,7 @@ def rereadings(case: DifferingPair) -> Iterator[tuple[str, str, DifferingPair]]:
         row = encoding_row(side.encoding.split("+")[0])
         if side.row_bytes is None or not row.numpy or row.type_size == 1:
             continue
-        size = _size(other.take(case.sample))
+        size = _root_mean_square(other.take(case.sample))
         # Another byte order, and for 16-bit floats the other type.
         readings: list[tuple[str, str, Take]] = [
             (
@@ -447,12 +447,12 @@ def rereadings(case: DifferingPair) -> Iterator[tuple[str, str, DifferingPair]]:
                 (
                     "dtype_mislabel",
                     f"{label} is {name} under the label {side.encoding}",
-                    _labelled(side, name),
+                    _read_under_label(side, name),
                 )
             )
         # Only readings that give values of a plausible size.
         for cause, text, take in readings:
-            now = _size(take(case.sample))
+            now = _root_mean_square(take(case.sample))
             if not 1 / SANE < now / max(size, 1e-300) < SANE:
                 continue
             made = Transformed(side, take)
@@ -462,12 +462,12 @@ def rereadings(case: DifferingPair) -> Iterator[tuple[str, str, DifferingPair]]:
             yield cause, text, reread
 
 
-def _labelled(side: RowReader, name: str) -> Take:
+def _read_under_label(side: RowReader, name: str) -> Take:
     """Return a function from row numbers to the side's rows, decoded as encoding `name`."""
-    return lambda rows: side.decoded(side.raw(rows), name)
+    return lambda rows: side.decode_rows(side.raw(rows), name)
 
 
-def _size(values: "Array") -> float:
+def _root_mean_square(values: "Array") -> float:
     """Return the root mean square of values; 0 if one is not finite."""
     values = to_float64(values)
     if not np.isfinite(values).all() or not values.size:

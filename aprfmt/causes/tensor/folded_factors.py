@@ -114,13 +114,13 @@ class LayerTensors:
         assert pair.a is not None and pair.b is not None
         return 2 * pair_noise(pair.a.encoding, pair.b.encoding, moved=False) + LEAST
 
-    def blocked(self, role: str) -> bool:
+    def is_block_encoded(self, role: str) -> bool:
         """Return whether either side is stored in another encoding than plain floats."""
         pair = self.pairs[self.start + role]
         sides = (pair.a, pair.b)
         return any(name not in UNIT for side in sides if side for name in side.encodings)
 
-    def apart(self, role: str, value: "Array") -> float:
+    def roundings_apart(self, role: str, value: "Array") -> float:
         """Return how many roundings B is from `value`: as a whole, or in its worst column.
 
         Up to 1 counts as equal.
@@ -133,18 +133,18 @@ class LayerTensors:
         slack = self.slack(role)
         whole = float(norms.exact_norm(delta) / norm) / slack
         # The error of a block is that of its largest value, whatever the column's own size.
-        least = 1.0 if self.blocked(role) else 0.01
+        least = 1.0 if self.is_block_encoded(role) else 0.01
         own = np.maximum(np.linalg.norm(y, axis=0), least * float(norm) / y.shape[1] ** 0.5)
         return max(whole, float((np.linalg.norm(delta, axis=0) / own).max()) / (slack * STRAY))
 
-    def near(self, role: str, factor: "Array") -> bool:
+    def matches_factor(self, role: str, factor: "Array") -> bool:
         """Return whether a few rows of B are A's times `factor`, one number for each column."""
         x, y = (v[role].reshape(-1, v[role].shape[-1]) for v in (self.a, self.b))
         rows = np.linspace(0, len(x) - 1, min(8, len(x))).astype(np.int64)
         away = norms.exact_norm(x[rows] * factor - y[rows])
         return bool(away <= STRAY * self.slack(role) * norms.exact_norm(y[rows]))
 
-    def nearer(self, role: str, value: "Array") -> bool:
+    def is_nearer(self, role: str, value: "Array") -> bool:
         """Return whether `value` is clearly nearer to B than A is.
 
         It must be nearer by more than a coarse encoding leaves open.
@@ -178,7 +178,7 @@ class Fold:
     kept: tuple[str, ...] = ()  # readers that are equal as they are: they undo nothing
 
 
-def layers(
+def layers_to_explain(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
     """Yield, for each layer with an unexplained tensor, a function that explains its folds.
@@ -191,17 +191,21 @@ def layers(
         f"L{layer}.": None for key in rows for layer, _ in [split_key(key)] if layer is not None
     }
     for start in starts:
-        if any(row.unexplained(ALONE) for key, row in rows.items() if _layer_of_key(key) == start):
-            yield partial(_open_in_layer, LayerTensors(context, start, pairs), rows)
+        if any(
+            row.is_unexplained(ALONE) for key, row in rows.items() if _layer_prefix(key) == start
+        ):
+            yield partial(_explain_open_tensors, LayerTensors(context, start, pairs), rows)
 
 
-def _open_in_layer(layer: LayerTensors, rows: Mapping[str, TensorDiff]) -> dict[str, Finding]:
+def _explain_open_tensors(
+    layer: LayerTensors, rows: Mapping[str, TensorDiff]
+) -> dict[str, Finding]:
     """Return {tensor key: finding} of a layer's folds, for tensors without a better explanation."""
     found = _explain_layer_folds(layer)
-    return {key: one for key, one in found.items() if rows[key].unexplained(ALONE)}
+    return {key: one for key, one in found.items() if rows[key].is_unexplained(ALONE)}
 
 
-def _layer_of_key(key: str) -> str:
+def _layer_prefix(key: str) -> str:
     """Return the layer prefix of a tensor key, such as "L3."; "" outside of layers."""
     layer, _ = split_key(key)
     return "" if layer is None else f"L{layer}."
@@ -218,7 +222,7 @@ def _explain_layer_folds(layer: LayerTensors) -> dict[str, Finding]:
     for fold in folds:
         roles = (*fold.sources, *fold.readers)
         good = bool(fold.readers) and all(
-            layer.apart(role, layer.folded[role]) <= 1 for role in roles
+            layer.roundings_apart(role, layer.folded[role]) <= 1 for role in roles
         )
         if good:
             found |= (
@@ -258,7 +262,8 @@ def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
         kept = tuple(
             role
             for role in chosen
-            if layer.near(role, np.ones(1)) and layer.apart(role, layer.a[role]) <= 1
+            if layer.matches_factor(role, np.ones(1))
+            and layer.roundings_apart(role, layer.a[role]) <= 1
         )
         for role in chosen:
             if role not in kept:
@@ -361,7 +366,7 @@ def _equal_explanations(
             layer.proof(fold),
         )
         for role in roles
-        if layer.apart(role, layer.a[role]) > 1
+        if layer.roundings_apart(role, layer.a[role]) > 1
     }
 
 
@@ -392,7 +397,11 @@ def _kept_norm_explanations(layer: LayerTensors, changed: set[str]) -> dict[str,
     found: dict[str, Finding] = {}
     for norm, readers in _norm_readers(layer):
         weight = f"{norm}.weight"
-        if weight in changed or not layer.has(weight) or layer.apart(weight, layer.a[weight]) > 1:
+        if (
+            weight in changed
+            or not layer.has(weight)
+            or layer.roundings_apart(weight, layer.a[weight]) > 1
+        ):
             continue
         gain, _ = _norm_gains(layer, weight)
         if not gain.all() or not _moved_by_factor(layer, weight, gain):
@@ -403,9 +412,9 @@ def _kept_norm_explanations(layer: LayerTensors, changed: set[str]) -> dict[str,
             held = [
                 role
                 for role in chosen
-                if layer.near(role, factor)
-                and layer.apart(role, layer.a[role] * factor) <= 1
-                and layer.nearer(role, layer.a[role] * factor)
+                if layer.matches_factor(role, factor)
+                and layer.roundings_apart(role, layer.a[role] * factor) <= 1
+                and layer.is_nearer(role, layer.a[role] * factor)
             ]
             text = (
                 f"{label}'s products hold the weights of the norms that they read, which were not "
@@ -426,7 +435,7 @@ def _kept_norm_explanations(layer: LayerTensors, changed: set[str]) -> dict[str,
 HYPOTHESES = (
     JointHypothesis(
         tuple(row.name for row in CAUSE_ROWS),
-        layers,
+        layers_to_explain,
         430,
         "factors of rows and columns, before weights that are only related",
     ),

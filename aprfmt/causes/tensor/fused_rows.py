@@ -50,7 +50,7 @@ class FusedRoles:
     roles: tuple[tuple[str, str], ...]  # (role, short name)
     heads: bool = False
 
-    def of(self, part: str) -> tuple[tuple[str, str], ...]:
+    def keys_with_suffix(self, part: str) -> tuple[tuple[str, str], ...]:
         """Return (ROLE.part, short name) of each fused role; `part` is `weight` or `bias`."""
         return tuple((f"{role}.{part}", name) for role, name in self.roles)
 
@@ -74,7 +74,7 @@ class RowOrder:
     more: tuple[str, ...] = ()
 
 
-def families(
+def fused_groups(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
     """Yield, for each layer and family of fused roles, a function that explains its rows."""
@@ -92,8 +92,8 @@ def _explain_layer(
     layer: int,
 ) -> dict[str, Finding]:
     """Return {tensor key: finding} of a layer's fused tensors whose rows moved; or {}."""
-    weights = _joined_pair(context, pairs, family.of("weight"), layer)
-    biases = _joined_pair(context, pairs, family.of("bias"), layer)
+    weights = _joined_pair(context, pairs, family.keys_with_suffix("weight"), layer)
+    biases = _joined_pair(context, pairs, family.keys_with_suffix("bias"), layer)
     # An order of the weights, which the biases may have followed.
     order = _find_row_order(rows, family, weights)
     if order is not None and weights is not None:
@@ -151,7 +151,7 @@ def _find_row_order(
     rows: Mapping[str, TensorDiff], family: FusedRoles, case: DifferingPair | None
 ) -> RowOrder | None:
     """Return the order that makes all rows equal; None if none does, or if nothing differs."""
-    if case is None or not any(rows[key].unexplained(WEAK) for key in _part_keys(case)):
+    if case is None or not any(rows[key].is_unexplained(WEAK) for key in _part_keys(case)):
         return None
     assert isinstance(case.a, JoinedRows)
     # Find the source of every row of B in A's joined rows.
@@ -178,7 +178,7 @@ def _name_row_order(family: FusedRoles, case: DifferingPair, at: "Array") -> Row
     assert isinstance(case.a, JoinedRows)
     parts = [
         (name, reader.rows)
-        for (_, name), reader in zip(family.of("weight"), case.a.readers, strict=True)
+        for (_, name), reader in zip(family.keys_with_suffix("weight"), case.a.readers, strict=True)
     ]
     shape = case.a.readers[0].shape
     outer = shape[0] if len(shape) == 3 else 1
@@ -276,6 +276,6 @@ def _order_explanations(
 
 HYPOTHESES = (
     JointHypothesis(
-        ("fused_order", "row_offset"), families, 420, "an order of rows, before factors of them"
+        ("fused_order", "row_offset"), fused_groups, 420, "an order of rows, before factors of them"
     ),
 )

@@ -61,7 +61,7 @@ class StorageUnit(NamedTuple):
     least: float
 
     @classmethod
-    def of(cls, encoding: str) -> "StorageUnit":
+    def of_encoding(cls, encoding: str) -> "StorageUnit":
         """Return the unit of a plain float type; decoded blocks are float32."""
         unit = max(UNIT.get(encoding, 0.0), UNIT["F32"])
         return cls(ROUNDINGS * unit, 2.0**-24 if encoding == "F16" else 0.0)
@@ -105,35 +105,35 @@ class FoundScheme:
 def code_books() -> tuple[CodeBook, ...]:
     """Return every code that is searched for, the smallest first."""
 
-    def whole(bits: int) -> "Array":
+    def symmetric_codes(bits: int) -> "Array":
         """Return the integer entries from -(2**bits) + 1 to 2**bits - 1."""
         return np.arange(-(2**bits) + 1, 2**bits, dtype=np.float64)
 
-    def of(values: "Array") -> "Array":
+    def finite_entries(values: "Array") -> "Array":
         """Return the finite values of a code, each once, ascending."""
         values = np.asarray(values, np.float64)
         return np.unique(values[np.isfinite(values)])
 
     return (
-        *(CodeBook(f"codes of {bits} bits", whole(bits)) for bits in (2, 3)),
-        CodeBook("E2M1 codes", of(f4.CODEC.values)),
-        CodeBook("codes of 4 bits", whole(4)),
+        *(CodeBook(f"codes of {bits} bits", symmetric_codes(bits)) for bits in (2, 3)),
+        CodeBook("E2M1 codes", finite_entries(f4.CODEC.values)),
+        CodeBook("codes of 4 bits", symmetric_codes(4)),
         *(
             CodeBook(f"codes of {bits} bits above a minimum", np.arange(2.0**bits), True)
             for bits in (2, 4)
         ),
-        CodeBook("NF4 codes", of(nf4.CODEC.code), full=True),
-        CodeBook("FP4 codes", of(fp4.CODEC.code), full=True),
-        CodeBook("IQ4_NL codes", of(iq4_nl.VALUES), full=True),
-        CodeBook("codes of 6 bits", whole(6)),
+        CodeBook("NF4 codes", finite_entries(nf4.CODEC.code), full=True),
+        CodeBook("FP4 codes", finite_entries(fp4.CODEC.code), full=True),
+        CodeBook("IQ4_NL codes", finite_entries(iq4_nl.VALUES), full=True),
+        CodeBook("codes of 6 bits", symmetric_codes(6)),
         CodeBook("codes of 5 bits above a minimum", np.arange(32.0), True),
-        CodeBook("E5M2 codes", of(fp8.E5M2.values), full=True),
-        CodeBook("E4M3 codes", of(fp8.E4M3.values), full=True),
-        CodeBook("codes of 8 bits", whole(8)),
+        CodeBook("E5M2 codes", finite_entries(fp8.E5M2.values), full=True),
+        CodeBook("E4M3 codes", finite_entries(fp8.E4M3.values), full=True),
+        CodeBook("codes of 8 bits", symmetric_codes(8)),
     )
 
 
-def groupings(rows: int, columns: int) -> Iterator[Grouping]:
+def possible_groupings(rows: int, columns: int) -> Iterator[Grouping]:
     """Yield the groupings that a matrix of this size may have, the largest first."""
     yield Grouping(0, 0)
     yield Grouping(1, 0)
@@ -159,8 +159,10 @@ def find_scheme(
     values = np.asarray(values, np.float64)
     if values.shape[1] < NARROWEST or not np.isfinite(values).all() or not values.any():
         return None
-    unit = StorageUnit.of(encoding)
-    every = ((code, grouping) for code in code_books() for grouping in groupings(*values.shape))
+    unit = StorageUnit.of_encoding(encoding)
+    every = (
+        (code, grouping) for code in code_books() for grouping in possible_groupings(*values.shape)
+    )
     # Known schemes first, then every code with every grouping.
     for tried in (known, every if search else ()):
         for code, grouping in tried:
@@ -200,7 +202,7 @@ def _cell_may_fit(cell: "Array", code: CodeBook, unit: StorageUnit) -> bool:
     scale = np.abs(most / tops) if turned else most / tops
     loose = np.full(len(tops), unit.relative * np.nan_to_num(np.abs(cell)).max() * code.offset)
     cells = np.broadcast_to(moved, (len(tops), moved.size))
-    return bool(np.isfinite(_improbability(cells, scale, code, unit, loose)).any())
+    return bool(np.isfinite(_measure_improbability(cells, scale, code, unit, loose)).any())
 
 
 def share_of_fitting_cells(
@@ -208,7 +210,7 @@ def share_of_fitting_cells(
 ) -> float:
     """Return the share of a few cells that fit a scheme too well for chance."""
     chosen = _sample_cells(split_cells(values, grouping), SOURCE_CELLS)
-    return float((_scales(chosen, code, unit)[1] >= TOLD).mean())
+    return float((_fit_cell_scales(chosen, code, unit)[1] >= TOLD).mean())
 
 
 def fit_scheme(
@@ -216,7 +218,7 @@ def fit_scheme(
 ) -> FoundScheme | None:
     """Return the scheme with its scales if nearly all cells of the values fit it; else None."""
     cells = split_cells(values, grouping)
-    scales, bits = _scales(cells, code, unit)
+    scales, bits = _fit_cell_scales(cells, code, unit)
     # Nearly all cells must fit, too well for chance.
     fits = np.isfinite(bits)
     told = bits[fits & (scales != 0)]
@@ -242,7 +244,7 @@ def _share_at_rest(cells: "Array", scales: "Array", code: CodeBook) -> float:
     return float(near.sum() / max(1, (~np.isnan(cells)).sum()))
 
 
-def _scales(cells: "Array", code: CodeBook, unit: StorageUnit) -> tuple["Array", "Array"]:
+def _fit_cell_scales(cells: "Array", code: CodeBook, unit: StorageUnit) -> tuple["Array", "Array"]:
     """Return (scale, improbability of the fit in bits) of every cell; -inf without a fit.
 
     The entry that a cell's largest value is may be any; the first that all others fit counts.
@@ -262,7 +264,7 @@ def _scales(cells: "Array", code: CodeBook, unit: StorageUnit) -> tuple["Array",
             todo = np.flatnonzero(np.isneginf(told))
             if not todo.size:
                 break
-            bits = _improbability(moved[todo], least[todo] / entry, code, unit, loose[todo])
+            bits = _measure_improbability(moved[todo], least[todo] / entry, code, unit, loose[todo])
             good = np.isfinite(bits)
             scales[todo[good]] = least[todo[good]] / entry
             told[todo[good]] = bits[good] - np.log2(SMALLEST)
@@ -272,16 +274,18 @@ def _scales(cells: "Array", code: CodeBook, unit: StorageUnit) -> tuple["Array",
         if not todo.size:
             break
         scale = np.abs(most[todo] / entry) if turned else most[todo] / entry
-        first = np.isfinite(_improbability(few[todo], scale, code, unit, loose[todo]))
+        first = np.isfinite(_measure_improbability(few[todo], scale, code, unit, loose[todo]))
         todo, scale = todo[first], scale[first]
         if not todo.size:
             continue
-        bits = _improbability(moved[todo], scale, code, unit, loose[todo]) - np.log2(len(tops))
+        bits = _measure_improbability(moved[todo], scale, code, unit, loose[todo]) - np.log2(
+            len(tops)
+        )
         good = np.isfinite(bits)
         scales[todo[good]], told[todo[good]] = scale[good], bits[good]
     todo = np.flatnonzero(np.isfinite(told) & (scales != 0) & code.full)
     while todo.size:  # codes that are floats fit a scale of half as well: the largest counts
-        bits = _improbability(moved[todo], 2 * scales[todo], code, unit, loose[todo])
+        bits = _measure_improbability(moved[todo], 2 * scales[todo], code, unit, loose[todo])
         todo = todo[np.isfinite(bits)]
         scales[todo] *= 2
     return scales, told
@@ -299,7 +303,7 @@ def _top_entries(code: CodeBook) -> tuple["Array", bool]:
     return entries[order[::-1] if code.full else order], turned
 
 
-def _improbability(
+def _measure_improbability(
     cells: "Array", scale: "Array", code: CodeBook, unit: StorageUnit, loose: "Array"
 ) -> "Array":
     """Return for each cell how improbable its fit is, in bits; -inf where it does not fit.

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from aprfmt.base.encodings import find_encoding as encoding_row
-from aprfmt.base.encodings import member_places
+from aprfmt.base.encodings import member_offsets
 from aprfmt.causes.tensor.differing_pair import DifferingPair
 from aprfmt.causes.tensor.guess import PairHypothesis
 from aprfmt.causes.tensor.proof import make_finding
 from aprfmt.codecs import CODECS
-from aprfmt.measure.bounds import steps
+from aprfmt.measure.bounds import quantization_steps
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import steps_between, to_float64
 from aprfmt.measure.proofs import Proof
@@ -63,7 +63,7 @@ def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
                     "with these bits chosen anew, every value is within a step of the other side's"
                 )
             rest = sum(8 * (stop - start) // row.block_size for start, stop in places.values())
-            proof = Proof(case.before.count, 1.0, 0, _digits(bits, rest - bits))
+            proof = Proof(case.before.count, 1.0, 0, _judging_digits(bits, rest - bits))
             yield make_finding(
                 "bit_rot",
                 (case.key,),
@@ -75,7 +75,7 @@ def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
             )
 
 
-def _digits(lost: int, left: int) -> float:
+def _judging_digits(lost: int, left: int) -> float:
     """Return the binary digits that a value judges with once `lost` bits of its code are chosen.
 
     Where they are the code's highest, three codes in 2**left are within a step by chance. Where
@@ -86,7 +86,7 @@ def _digits(lost: int, left: int) -> float:
 
 def _member_bytes(layout: str) -> dict[str, tuple[int, int]]:
     """Return {name: (start, stop)} of the bytes of a block that members of codes take."""
-    return {name: place for name, place in member_places(layout).items() if name in CODES}
+    return {name: place for name, place in member_offsets(layout).items() if name in CODES}
 
 
 def _constant_byte(
@@ -120,7 +120,7 @@ def _is_restored(
     size = encoding_row(side.encoding).type_size
     for index in case.windows(None):
         raw = side.raw(index).copy()
-        step = steps(side.encoding, {"": raw.tobytes()}, len(index) * side.columns)
+        step = quantization_steps(side.encoding, {"": raw.tobytes()}, len(index) * side.columns)
         if step is None:
             return False
         theirs = to_float64(other.take(index)).reshape(-1)
@@ -128,7 +128,7 @@ def _is_restored(
         # Choose for every value the bits that bring it nearest.
         for byte in patterns:
             raw.reshape(-1, size)[:, place[0] : place[1]] = byte
-            values = to_float64(side.decoded(raw)).reshape(-1)
+            values = to_float64(side.decode_rows(raw)).reshape(-1)
             if nearest is None:
                 nearest = values
             else:

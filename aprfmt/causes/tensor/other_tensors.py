@@ -81,7 +81,9 @@ def guess_other_tensor(case: DifferingPair) -> Iterator[Guess]:
     ):
         return
     for label, mine, others in (("B", case.b, "a"), ("A", case.a, "b")):
-        for key in [key for key in context.alike(others, mine) if key != case.key][:SHOWN]:
+        for key in [key for key in context.keys_with_equal_sample(others, mine) if key != case.key][
+            :SHOWN
+        ]:
             other = context.reader(others, key)
             if other is None or _exchange_changes_nothing(case, label, mine, key):
                 continue
@@ -168,7 +170,7 @@ def explain_renamed(key: str, label: str, context: "PairContext") -> Finding | N
     if mine is None:
         return None
     # Tensors that the other file alone has, and that look equal.
-    for other in context.alike(there, mine):
+    for other in context.keys_with_equal_sample(there, mine):
         row = context.results.get(other)
         reader = context.reader(there, other)
         if row is None or row.verdict != f"ONLY_IN_{there.upper()}" or reader is None:

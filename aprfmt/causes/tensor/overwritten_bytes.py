@@ -63,7 +63,7 @@ def explain_overwritten(case: DifferingPair) -> Iterator[Finding]:
     if b is case.b.bytes:
         yield from _explain_units(case, spans)
     # Say what each range holds, and whether that must be damage.
-    spans = _with_content(case, spans, b)
+    spans = _fill_contents(case, spans, b)
     known = [span for span in spans if span.holds]
     sure = all(span.holds or _is_surely_damage(case, span, b) for span in spans)
     total = sum(span.stop - span.start for span in spans)
@@ -180,7 +180,7 @@ def _file_place(b: RunBytes, span: ByteSpan) -> str:
 def _differing_spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
     """Return the ranges of differing bytes; [] if they are too many or too much."""
 
-    def apart() -> "Iterator[Array]":
+    def differing_places() -> "Iterator[Array]":
         """Yield the places of differing bytes, ascending, window by window."""
         for start in range(0, len(b), STEP):
             stop = min(len(b), start + STEP)
@@ -194,7 +194,7 @@ def _differing_spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
             yield at
 
     # Join near places to ranges.
-    found = join_places(apart(), GAP, SPANS)
+    found = join_places(differing_places(), GAP, SPANS)
     if not found:
         return []
     if sum(stop - start for start, stop in found) > SHARE * len(b):
@@ -224,7 +224,7 @@ def join_places(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]
     return found if len(found) <= most else None
 
 
-def _with_content(case: DifferingPair, spans: list[ByteSpan], b: RunBytes) -> list[ByteSpan]:
+def _fill_contents(case: DifferingPair, spans: list[ByteSpan], b: RunBytes) -> list[ByteSpan]:
     """Return the ranges with what they hold, if that is simple or is found elsewhere too."""
     made, unknown = [], []
     for span in spans:

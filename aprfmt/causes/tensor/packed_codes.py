@@ -91,7 +91,7 @@ def explain_zero_points(copy: PackedCopy) -> Iterator[Finding]:
         hint = ("the middle of the codes: those of signed integers were taken for unsigned ones",)
     wrong = int((whole != 0).sum())
     where = () if wrong == whole.size else (f"in {wrong} of {whole.size} groups",)
-    found = copy.explained(
+    found = copy.explain_repaired(
         "zero_point", (says, *where, *hint), copy.y - off, scale_lattice(copy.lattice, 1.0, -off), 1
     )
     if found is not None:
@@ -110,7 +110,7 @@ def explain_group_zero_points(copy: PackedCopy) -> Iterator[Finding]:
     says = f"{copy.whose} zero points are those of other groups, or other numbers"
     numbers = f"off by {whole.min():+.0f} to {whole.max():+.0f} steps"
     where = f"in {int((whole != 0).sum())} of {whole.size} groups"
-    found = copy.explained(
+    found = copy.explain_repaired(
         "zero_point",
         (says, numbers, where),
         copy.y - off,
@@ -140,7 +140,7 @@ def explain_signs(copy: PackedCopy) -> Iterator[Finding]:
                 low=-np.full(off.shape, np.inf), high=np.full(off.shape, np.inf)
             )
             says = f"{copy.whose} codes are signed where they have an offset of {half}, or reverse"
-            found = copy.explained("zero_point", (says,), copy.y - off, wide)
+            found = copy.explain_repaired("zero_point", (says,), copy.y - off, wide)
             if found is not None:
                 yield found
 
@@ -159,14 +159,14 @@ def explain_fp8_variant(copy: PackedCopy) -> Iterator[Finding]:
     if not read or not copy.again:
         return
     factor = spread_over_copy(copy, cell_factors(copy, copy.y))
-    if copy.better(fit_errors(copy.x, copy.y * factor, scale_lattice(copy.lattice, factor))):
+    if copy.is_repaired(fit_errors(copy.x, copy.y * factor, scale_lattice(copy.lattice, factor))):
         return
     for name, other in kinds.items():
         if name == read:
             continue
         y, lattice = _reread_codes(copy, kinds[read], other)
         says = f"{copy.whose} bytes are {name} and were read as {read}"
-        found = copy.explained("fp8_variant", (says,), y, lattice)
+        found = copy.explain_repaired("fp8_variant", (says,), y, lattice)
         if found is not None:
             yield found
             return
@@ -291,17 +291,17 @@ def _confirm_order(copy: PackedCopy, says: str) -> Finding | None:
 
     `copy` has its codes reordered already. Scales, then zero points too, may have stayed.
     """
-    found = copy.explained("packing_order", (says,), copy.y, copy.lattice)
+    found = copy.explain_repaired("packing_order", (says,), copy.y, copy.lattice)
     if found is None:
         factor = spread_over_copy(copy, cell_factors(copy, copy.y))
         said = says, "the scales did not move with them"
         y, lattice = copy.y * factor, scale_lattice(copy.lattice, factor)
-        found = copy.explained("packing_order", said, y, lattice)
+        found = copy.explain_repaired("packing_order", said, y, lattice)
     if found is None:
         factor, offset = (spread_over_copy(copy, part) for part in cell_factors_and_offsets(copy))
         said = says, "scales and zero points did not move with them"
         y, lattice = copy.y * factor + offset, scale_lattice(copy.lattice, factor, offset)
-        found = copy.explained("packing_order", said, y, lattice)
+        found = copy.explain_repaired("packing_order", said, y, lattice)
     return found
 
 

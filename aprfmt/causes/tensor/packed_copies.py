@@ -66,7 +66,7 @@ class PackedCopy:
         """Genitive of the other side, "A's" or "B's"."""
         return "A's" if self.whose == "B's" else "B's"
 
-    def explained(
+    def explain_repaired(
         self, cause: str, says: tuple[str, ...], y: "Array", lattice: Lattice, free: int = 0
     ) -> Finding | None:
         """Return the finding if the repaired values are as near as copies are, else None.
@@ -75,11 +75,11 @@ class PackedCopy:
         the values.
         """
         after = fit_errors(self.x, y, lattice)
-        if not self.better(after):
+        if not self.is_repaired(after):
             return None
         return explain_copy(self, cause, says, after, free)
 
-    def better(self, after: Fit) -> bool:
+    def is_repaired(self, after: Fit) -> bool:
         """Return whether errors are those of a right copy, and clearly smaller than before."""
         gone = after.relative <= GONE * fit_errors(self.x, self.y, self.lattice).relative
         return bool(after.how) and (gone or not self.finite)
@@ -98,7 +98,7 @@ def explain_copy(
         *says,
         f"relative distance {before:.3g} as stored, {after.relative:.3g} with it put right: "
         f"{after.how}",
-        after.says(),
+        after.text(),
     )
     if copy.rows is not None:
         said = (*said, f"{len(copy.rows)} of {copy.reader.rows} rows looked at")
@@ -207,7 +207,7 @@ def _scheme_of_one_side(
     if made is None:
         seen.fruitless += 1
         return None
-    unit = lattices.StorageUnit.of(source.encoding if is_plain_float(source) else "F32")
+    unit = lattices.StorageUnit.of_encoding(source.encoding if is_plain_float(source) else "F32")
     if lattices.share_of_fitting_cells(x, made.code, made.grouping, unit) > SAME_SCHEME:
         return None
     if (made.code, made.grouping) not in known:

@@ -84,7 +84,7 @@ def _differing_runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
     line = size // info.shape[0] if info.shape and info.shape[0] else size
     longest = max(SHORT, line)
 
-    def apart() -> "Iterator[Array]":
+    def differing_places() -> "Iterator[Array]":
         """Yield the places of differing bytes, ascending, window by window."""
         for start in range(0, size, STEP):
             stop = min(size, start + STEP)
@@ -92,7 +92,7 @@ def _differing_runs(a: LazyTensor, b: LazyTensor) -> list[DamagedRun] | None:
             yield np.flatnonzero(x != y) + start
 
     # Join near bytes to runs; long runs are no damage.
-    places = join_places(apart(), GAP, RUNS)
+    places = join_places(differing_places(), GAP, RUNS)
     if places is None:
         return None
     found = []

@@ -115,7 +115,7 @@ def _reorder_nibbles(
             if len(memoryview(weight.parts[suffix].raw).cast("B")) * 2 % len(order):
                 return None
             parts |= _change_part(weight.parts, suffix, reordered)
-        return weight.altered(parts)  # type: ignore[arg-type]
+        return weight.replace_parts(parts)  # type: ignore[arg-type]
 
     return change
 
@@ -128,7 +128,7 @@ def _relabel_floats(name: str) -> Callable[[PackedWeight], PackedWeight | None]:
         main = weight.parts[weight.dialect.main]
         if not main.encoding.startswith("F8_E") or main.encoding == name:
             return None
-        return weight.altered({weight.dialect.main: main._replace(encoding=name)})
+        return weight.replace_parts({weight.dialect.main: main._replace(encoding=name)})
 
     return change
 
@@ -138,7 +138,7 @@ def _other_gptq_format(weight: PackedWeight) -> PackedWeight | None:
     if weight.dialect.name != "gptq":
         return None
     now = weight.config.get("checkpoint_format", "gptq")
-    return weight.altered(checkpoint_format="gptq" if now == "gptq_v2" else "gptq_v2")
+    return weight.replace_parts(checkpoint_format="gptq" if now == "gptq_v2" else "gptq_v2")
 
 
 def _ignore_activation_order(weight: PackedWeight) -> PackedWeight | None:
@@ -214,7 +214,7 @@ def explain_unscaled_codes(copy: PackedCopy) -> Iterator[Finding]:
         for one, weight in zip(laid, weights, strict=True)
         if one is not None
     ]
-    codes = np.asarray(view.undone(list(bare)), np.float64).reshape(-1, copy.x.shape[-1])
+    codes = np.asarray(view.undo_layout(list(bare)), np.float64).reshape(-1, copy.x.shape[-1])
     rows = np.arange(copy.reader.rows) if copy.rows is None else copy.rows
     if not np.array_equal(codes[rows], copy.x) or np.ptp(copy.x) == 0:
         return
@@ -239,7 +239,7 @@ def _confirm_reading(
     view = copy.reader.side
     try:
         values = [weight.decode() for weight in weights]
-        y = view.undone(list(values))
+        y = view.undo_layout(list(values))
         parts = [weight.lattice(v) for weight, v in zip(weights, values, strict=True)]
     except AprfmtError:
         return None
@@ -247,10 +247,10 @@ def _confirm_reading(
         return None
     # Judge the errors in the steps of the weights as read now.
     index = np.arange(copy.reader.rows) if copy.rows is None else copy.rows
-    wide = [view.undone(list(arrays)) for arrays in zip(*(p for p in parts if p), strict=True)]
+    wide = [view.undo_layout(list(arrays)) for arrays in zip(*(p for p in parts if p), strict=True)]
     lattice = Lattice(*(np.asarray(part).reshape(-1, y.shape[-1])[index] for part in wide))
     after = fit_errors(copy.x, np.asarray(y, np.float64).reshape(-1, y.shape[-1])[index], lattice)
-    if not copy.better(after):
+    if not copy.is_repaired(after):
         return None
     return explain_copy(copy, reading.cause, (f"{copy.whose} {reading.says}",), after, free)
 
@@ -267,12 +267,12 @@ def _explain_groups(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[F
     def read(index: "Array") -> PackedWeight:
         """Return the weight with this group index for its inputs."""
         raw = np.ascontiguousarray(index, np.int32).tobytes()
-        return weight.altered({".g_idx": StoredPart(raw, "I32", (inputs,))})
+        return weight.replace_parts({".g_idx": StoredPart(raw, "I32", (inputs,))})
 
     # Decode with every input in each group, and take the nearest for each input.
     best, least = np.zeros(inputs, np.int32), np.full(inputs, np.inf)
     for group in range(groups):
-        y = copy.reader.side.undone([read(np.full(inputs, group)).decode()])
+        y = copy.reader.side.undo_layout([read(np.full(inputs, group)).decode()])
         error = ((np.asarray(y, np.float64).reshape(copy.x.shape) - copy.x) ** 2).sum(0)
         better = error < least
         best[better], least[better] = group, error[better]
@@ -313,7 +313,7 @@ def _explain_block_fields(copy: PackedCopy) -> Iterator[Finding]:
             continue
         scheme = lattices.find_scheme(y, "F32", tuple(copy.case.context.schemes.found), True)
         after = None if scheme is None else fit_errors(copy.x, y, scheme.lattice)
-        if after is not None and copy.better(after):
+        if after is not None and copy.is_repaired(after):
             yield explain_copy(copy, cause, (f"{copy.whose} {says}", copy.reader.encoding), after)
             return
 

@@ -86,7 +86,7 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
     one. Cells may be smaller than those the stored scales show, which may be one number for all.
     """
     seen = []
-    for grouping in (copy.grouping, *lattices.groupings(*copy.y.shape)):
+    for grouping in (copy.grouping, *lattices.possible_groupings(*copy.y.shape)):
         if grouping in seen or not _cells_fit_inside(grouping, copy):
             continue
         seen.append(grouping)
@@ -97,7 +97,7 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
             continue
         wide = spread_over_copy(finer, factor)
         after = fit_errors(copy.x, copy.y * wide, scale_lattice(copy.lattice, wide))
-        if not copy.better(after):
+        if not copy.is_repaired(after):
             continue
         wrong = np.abs(factor - 1) > NEAR
         # Name what was done to the scales by comparing them with the repaired ones.
@@ -231,12 +231,12 @@ def explain_minima(copy: PackedCopy) -> Iterator[Finding]:
     for k, h in ((np.ones_like(only), only), (factor, offset)):
         wide, off = spread_over_copy(copy, k), spread_over_copy(copy, h)
         y, lattice = copy.y * wide + off, scale_lattice(copy.lattice, wide, off)
-        if not copy.better(fit_errors(copy.x, y, lattice)):
+        if not copy.is_repaired(fit_errors(copy.x, y, lattice)):
             continue
         says = _minima_relation(copy, k, h)
         if says:
             said = f"{copy.whose} {says}", copy.scheme
-            found = copy.explained("quant_min", said, y, lattice, 2 * factor.size)
+            found = copy.explain_repaired("quant_min", said, y, lattice, 2 * factor.size)
             if found is not None:
                 yield found
         return
@@ -258,7 +258,7 @@ def explain_scales_above_minima(copy: PackedCopy) -> Iterator[Finding]:
     off = base * (1 - wide)
     after = fit_errors(copy.x, copy.y * wide + off, scale_lattice(copy.lattice, wide, off))
     wrong = np.abs(factor - 1) > NEAR
-    if not copy.better(after) or wrong.mean() < 0.5:
+    if not copy.is_repaired(after) or wrong.mean() < 0.5:
         return
     relation = _scale_relation(copy, copy.scales * factor, wrong, after.relative)
     says = (
@@ -320,7 +320,7 @@ def explain_input_scales(copy: PackedCopy) -> Iterator[Finding]:
         best[better], least[better] = group, error[better]
     # Repair all inputs at once and judge the errors.
     ratio = stored[:, best] / stored[:, own]
-    found = copy.explained(
+    found = copy.explain_repaired(
         "group_index",
         (f"{copy.whose} inputs have the scales of other groups: g_idx was ignored",
          f"{int((best != own).sum())} of {count} inputs"),

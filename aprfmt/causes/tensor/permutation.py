@@ -28,7 +28,7 @@ class FoundLines:
     axis: int
 
     @property
-    def full(self) -> bool:
+    def is_complete(self) -> bool:
         """Return whether every line was found."""
         return len(self.index) == self.count
 

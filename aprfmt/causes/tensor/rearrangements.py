@@ -127,7 +127,7 @@ def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Gues
     what = "rows" if found.axis == 0 else "columns"
     if case.a.columns == 1:
         what = "values"
-    whole = found.full and enough and len(set(found.at.tolist())) == found.count
+    whole = found.is_complete and enough and len(set(found.at.tolist())) == found.count
     if whole:
         yield from _guess_blocks(
             case, found, what

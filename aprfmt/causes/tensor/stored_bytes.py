@@ -75,7 +75,7 @@ def guess_dtype_mislabel(case: DifferingPair) -> Iterator[Guess]:
     # The same bytes under two labels.
     if a.encoding != b.encoding and a.row_bytes is not None and a.row_bytes == b.row_bytes:
         says = f"B's bytes read as {a.encoding} instead of {b.encoding} are A's values"
-        read = lambda rows: b.decoded(b.raw(rows), a.encoding)  # noqa: E731
+        read = lambda rows: b.decode_rows(b.raw(rows), a.encoding)  # noqa: E731
         yield case.guess("dtype_mislabel", (says,), "B", read, 0.0)
     # Values that were made by reading one 16-bit type as the other.
     for label, side, other, mine in (("A", a, b, case.sample_a), ("B", b, a, case.sample_b)):
@@ -127,7 +127,7 @@ def _same_size_encodings(side: RowReader) -> Iterator[str]:
 
 def _read_as(side: RowReader, name: str) -> Take:
     """Return a function from row numbers to the side's rows with its bytes read as `name`."""
-    return lambda rows: side.decoded(side.raw(rows), name)
+    return lambda rows: side.decode_rows(side.raw(rows), name)
 
 
 def _fits_16_bits(values: "Array", encoding: str) -> bool:
@@ -144,7 +144,7 @@ def _read_bits_as(side: RowReader, first: str, second: str) -> Take:
     def take(rows: "Array") -> "Array":
         """Return the reread rows of these row numbers."""
         if side.encoding == first and side.row_bytes is not None:
-            return side.decoded(side.raw(rows), second)
+            return side.decode_rows(side.raw(rows), second)
         values = side.take(rows)
         return decode(second, encode(first, values), values.shape)
 
@@ -189,7 +189,7 @@ def take_byte_swapped(side: RowReader, whole: bool) -> Take:
         else:
             for at in _half_float_offsets(row.name):
                 blocks[:, [at, at + 1]] = blocks[:, [at + 1, at]]
-        return side.decoded(raw)
+        return side.decode_rows(raw)
 
     return take
 
@@ -478,7 +478,7 @@ def byte_layouts(case: DifferingPair) -> Iterator[tuple[RunBytes | bytes, RunByt
     if b.side.whole is None:
         laid = _bytes_as_stored(case, b.side)
         if laid is not None:
-            yield laid, RunBytes.of(b.side.stored[0]), b.name
+            yield laid, RunBytes.of_tensor(b.side.stored[0]), b.name
 
 
 def _bytes_as_stored(case: DifferingPair, side: View) -> bytes | None:

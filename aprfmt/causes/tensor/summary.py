@@ -50,7 +50,7 @@ def _make_finding(
     else:
         says, detail = f"{short_keys(row.key for row in rows)} - {text}", _first_detail(rows)
     made = Finding(
-        cause, says, "tensor", "bug", (), confirmed, of="stored values", proof=_proof(rows),
+        cause, says, "tensor", "bug", (), confirmed, of="stored values", proof=_joint_proof(rows),
         detail=detail,
     )  # fmt: skip
     return add_measurements(made, rows)
@@ -85,7 +85,7 @@ def _first_detail(rows: Sequence[TensorDiff]) -> str:
     return "".join(more if len(rows) == 1 else (f"{rows[0].key}: {text}" for text in more))
 
 
-def _proof(rows: Sequence[TensorDiff]) -> Proof | None:
+def _joint_proof(rows: Sequence[TensorDiff]) -> Proof | None:
     """Return the proof that holds for all of these tensors, with the share explained.
 
     None where one of them is located only. What judges the least judged of them judges all.

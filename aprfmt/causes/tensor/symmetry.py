@@ -233,7 +233,7 @@ def _find_unit_order(
         size = case.a.rows // count
         if size == 1:
             rows = permutation.find_rows(case)
-            order: Array | None = rows.at if rows is not None and rows.full else None
+            order: Array | None = rows.at if rows is not None and rows.is_complete else None
         else:
             first = np.arange(count) * size
             order = row_sources.match_rows(case.a.take(first), case.b.take(first), case.slack())
@@ -271,12 +271,12 @@ def _order_explanation(
     """
     b = case.b
 
-    def right(rows: "Array") -> "Array":
+    def reordered_rows(rows: "Array") -> "Array":
         """Return the rows of B in the order of A."""
         return b.take(p[rows]) if axis == 0 else b.take(rows)[:, p]
 
     slack = case.slack()
-    after = case.distance(case.a.take, right, None, slack)
+    after = case.distance(case.a.take, reordered_rows, None, slack)
     if after.nonfinite is not None:
         return None  # NaN and infinities cannot show an equal function
     if after.changed and not (slack and after.relative <= slack and not after.stray):

@@ -37,15 +37,15 @@ ROLES = ("token_embd.weight", "output.weight", "output.bias")
 STEP = 1 << 20  # values compared at a time
 
 
-def tables(
+def padded_tables(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
     """Yield one function that explains the embedding and head, where their shapes differ."""
     chosen = [pairs[key] for key in ROLES if key in pairs and rows[key].verdict == "SHAPE_DIFFERS"]
-    yield partial(_both_padded, context, [pair for pair in chosen if pair.a and pair.b])
+    yield partial(_explain_tables, context, [pair for pair in chosen if pair.a and pair.b])
 
 
-def _both_padded(context: PairContext, chosen: Sequence[TensorPair]) -> dict[str, Finding]:
+def _explain_tables(context: PairContext, chosen: Sequence[TensorPair]) -> dict[str, Finding]:
     """Return {tensor key: finding} if every one of these tables is padded, else {}."""
     found: dict[str, Finding] = {}
     for pair in chosen:
@@ -116,6 +116,9 @@ def _padding_content(side: RowReader, start: int) -> str:
 
 HYPOTHESES = (
     JointHypothesis(
-        ("padded_vocabulary",), tables, 440, "rows of tables alone, whatever explains the layers"
+        ("padded_vocabulary",),
+        padded_tables,
+        440,
+        "rows of tables alone, whatever explains the layers",
     ),
 )

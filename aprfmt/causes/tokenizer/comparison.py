@@ -16,10 +16,10 @@ from aprfmt.causes.tokenizer.vocabulary_lists import Difference
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
 from aprfmt.model.ledger import NotCompared
-from aprfmt.tokenizer.conversations import tokens_lacking
-from aprfmt.tokenizer.engine_defaults import healed_types
+from aprfmt.tokenizer.conversations import missing_template_tokens
+from aprfmt.tokenizer.engine_defaults import overridden_types
 from aprfmt.tokenizer.keys import CONTROL
-from aprfmt.tokenizer.stated import StatedTokenizer, stated_tokenizer
+from aprfmt.tokenizer.stated import StatedTokenizer, read_tokenizer_parts
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
 CAUSE_ROWS = (
@@ -85,7 +85,7 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
     sides: list[StatedTokenizer | None] = []
     for label, model in (("A", a), ("B", b)):
         try:
-            sides.append(stated_tokenizer(model))
+            sides.append(read_tokenizer_parts(model))
         except AprfmtError as error:
             return TokensReport(not_checked=(f"tokenizer: {label}'s cannot be read: {error}",))
     # A side without a tokenizer is not compared.
@@ -99,7 +99,7 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
         )
     try:
         mine, theirs = with_engine_types(mine, theirs), with_engine_types(theirs, mine)
-        report = compare_stated(mine, theirs)
+        report = compare_tokenizers(mine, theirs)
         own = compare_carried(theirs, b)
         if own is not None and compare_carried(mine, a) is None:
             report = _join_reports(report, own)
@@ -107,7 +107,7 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
         return replace(
             report,
             added=_added_token_ids(mine, theirs),
-            counts=counts(*vocabularies),
+            counts=count_differences(*vocabularies),
             left=tuple(_without_counterpart(mine, theirs)),
         )
     except AprfmtError as error:
@@ -120,12 +120,12 @@ def with_engine_types(side: StatedTokenizer, other: StatedTokenizer) -> StatedTo
     Only for a GGUF's lists, and where the other side has a control token: what both leave a plain
     piece stays one.
     """
-    if not side.lists or side.carried.model.key_style != "gguf":
+    if not side.uses_lists or side.carried.model.key_style != "gguf":
         return side
     own = side.vocabulary
     rows = zip(other.vocabulary.tokens, other.vocabulary.types, strict=True)
     control = {token for token, kind in rows if kind == CONTROL}
-    types = healed_types(own.tokens, own.types, control.__contains__)
+    types = overridden_types(own.tokens, own.types, control.__contains__)
     return side if types == list(own.types) else replace(side, vocabulary=replace(own, types=types))
 
 
@@ -137,7 +137,7 @@ def _without_counterpart(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Not
     """
     for label, side, other in (("A", a, b), ("B", b, a)):
         rowless = vocabulary_lists.tokens_without_row(side)
-        if not rowless or not other.lists:
+        if not rowless or not other.uses_lists:
             continue
         first = next(iter(rowless.items()))
         yield NotCompared(
@@ -155,7 +155,7 @@ def _added_token_ids(*sides: StatedTokenizer) -> tuple[int, ...]:
     return tuple(dict.fromkeys([*special, *(i for v in vocabularies for i in v.added)]))
 
 
-def compare_stated(mine: StatedTokenizer, theirs: StatedTokenizer) -> TokensReport:
+def compare_tokenizers(mine: StatedTokenizer, theirs: StatedTokenizer) -> TokensReport:
     """Return the comparison of two tokenizers. Raises FormatError for one that cannot be read."""
     # Differences known to have no effect become notes.
     every = list(_listed_differences(mine, theirs))
@@ -198,7 +198,7 @@ def _can_encode(a: StatedTokenizer, b: StatedTokenizer) -> bool:
 
     Two tokenizer.json always can. If one side has lists, both must be BPE or SPM.
     """
-    if not a.lists and not b.lists:
+    if not a.uses_lists and not b.uses_lists:
         return True
     return all(side.encodes and side.vocabulary.kind in ("bpe", "spm") for side in (a, b))
 
@@ -231,18 +231,18 @@ def _unknown_template_tokens(a: StatedTokenizer, b: StatedTokenizer) -> tuple[st
     return tuple(
         f"{label}'s chat template names tokens that its vocabulary lacks: {', '.join(missing)}"
         for label, side in (("A", a), ("B", b))
-        if (missing := tokens_lacking(side))
+        if (missing := missing_template_tokens(side))
     )
 
 
 def compare_carried(side: StatedTokenizer, model: Model) -> TokensReport | None:
     """Return what a GGUF's embedded tokenizer.json says otherwise than its lists, or None."""
-    if not side.lists:
+    if not side.uses_lists:
         return None
-    own = stated_tokenizer(model, carried_json=True)
+    own = read_tokenizer_parts(model, carried_json=True)
     if own is None:
         return None
-    report = compare_stated(own, side)
+    report = compare_tokenizers(own, side)
     kept = tuple(row for row in report.findings if row.name in _CARRIED)
     return TokensReport(kept) if kept else None
 
@@ -272,7 +272,7 @@ def _join_reports(report: TokensReport, own: TokensReport) -> TokensReport:
     )  # fmt: skip
 
 
-def counts(a: Vocabulary, b: Vocabulary) -> Mapping[str, int]:
+def count_differences(a: Vocabulary, b: Vocabulary) -> Mapping[str, int]:
     """Return how many tokens and merges of two vocabularies differ, by name; zeros are left out.
 
     Tokens are compared id by id, those after the shorter list are on one side only. A merge counts

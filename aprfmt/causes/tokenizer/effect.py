@@ -30,7 +30,7 @@ from aprfmt.tokenizer.isolated import engine_of_data, engine_of_text
 from aprfmt.tokenizer.keys import IDS
 from aprfmt.tokenizer.spm import SpmEngine
 from aprfmt.tokenizer.stated import StatedTokenizer
-from aprfmt.tokenizer.vocabulary import stop_ids
+from aprfmt.tokenizer.vocabulary import collect_stop_ids
 
 _BY_PIECES = {"pre_tokenizer", "normalizer", "merges", "scores", "options"}
 ENGINE = ("pieces", "merges", "scores", "added", "normalizer", "pre_tokenizer", "options")
@@ -57,7 +57,7 @@ class ProbeBench:
 
     def read(self, parts: TokenizerParts) -> Readings:
         """Return every reading of a tokenizer made of these parts, by label."""
-        engine, found = self._encoded(parts)
+        engine, found = self._encode_probes(parts)
         found = found | _readings_without_text(parts)
         # Conversations as text, and their ids.
         texts = self.chats(parts)
@@ -69,7 +69,7 @@ class ProbeBench:
 
     def engine(self, parts: TokenizerParts) -> Engine | None:
         """Return the engine made of parts; None if none can be made."""
-        return self._encoded(parts)[0]
+        return self._encode_probes(parts)[0]
 
     def chats(self, parts: TokenizerParts) -> Mapping[str, tuple[str, str]]:
         """Return {conversation: (status, text)} as the template renders them.
@@ -92,7 +92,7 @@ class ProbeBench:
                 self._rendered[key] = {"every conversation": ("broken", str(error))}
         return self._rendered[key]
 
-    def _encoded(self, parts: TokenizerParts) -> tuple[Engine | None, Readings]:
+    def _encode_probes(self, parts: TokenizerParts) -> tuple[Engine | None, Readings]:
         """Return (engine, readings of all texts) of these parts; made once for each combination.
 
         The engine is None if none can be made; the only reading is then the error.
@@ -103,12 +103,12 @@ class ProbeBench:
         if key not in self._engines:  # the parts are kept, so that ids stay those of these objects
             try:
                 engine = build_engine(parts, self.where)
-                self._engines[key] = (engine, self._split(engine), parts)
+                self._engines[key] = (engine, self._encode_texts(engine), parts)
             except AprfmtError as error:
                 self._engines[key] = (None, {("tokenizer", ""): str(error)}, parts)
         return self._engines[key][:2]
 
-    def _split(self, engine: Engine) -> Readings:
+    def _encode_texts(self, engine: Engine) -> Readings:
         """Return the ids of every probe text, by label."""
         found: Readings = {}
         for text in (*self.texts, *self.also):
@@ -151,7 +151,9 @@ def _readings_without_text(parts: TokenizerParts) -> Readings:
             parts[f"role:{i}"][0] if isinstance(i, str) else i for i in parts[part]
         )
     if parts["listed"]:
-        found["ends", ""] = tuple(sorted(stop_ids(ids, control_ids(parts).get, frozenset())))
+        found["ends", ""] = tuple(
+            sorted(collect_stop_ids(ids, control_ids(parts).get, frozenset()))
+        )
     else:
         said = parts["generation"]["ends"] or parts["config:eos"] or parts["class:eos"]
         found["ends", ""] = tuple(sorted(set(said), key=str))
@@ -230,7 +232,7 @@ def read_words(bench: ProbeBench, parts: TokenizerParts) -> Readings:
     engine = bench.engine(parts)
     if not isinstance(engine, HfEngine):
         return {}
-    return {("words", text): tuple(engine.words(text)) for text in bench.texts}
+    return {("words", text): tuple(engine.split_words(text)) for text in bench.texts}
 
 
 def _share_of_probes(labels: Sequence[SideLabel], reference: Readings) -> float:
@@ -292,7 +294,7 @@ def _first_example(
     for label in sorted(effect.labels, key=_label_order):
         kind, text = label
         if kind in ("text", "as text"):
-            both = [_split_text(bench, parts, text, kind == "text") for parts in (a, b)]
+            both = [_encoded_text(bench, parts, text, kind == "text") for parts in (a, b)]
             if both[0] != both[1]:
                 return tuple(f"{shorten(repr(text), 80)} is {said}" for said in both)
         if kind == "words":
@@ -321,7 +323,7 @@ def _label_order(label: SideLabel) -> tuple[int, int]:
     return rank, len(label[1]) if rank < 3 else 0
 
 
-def _split_text(bench: ProbeBench, parts: TokenizerParts, text: str, parse_special: bool) -> str:
+def _encoded_text(bench: ProbeBench, parts: TokenizerParts, text: str, parse_special: bool) -> str:
     """Return the tokens and ids of a text as one line, at most 40 tokens and 8 ids."""
     engine = bench.engine(parts)
     if engine is None:
@@ -335,7 +337,7 @@ def _words_text(bench: ProbeBench, parts: TokenizerParts, text: str) -> str:
     """Return the words that a text is split into as one line, at most 40."""
     engine = bench.engine(parts)
     assert isinstance(engine, HfEngine)
-    found = engine.words(text)
+    found = engine.split_words(text)
     shown = "|".join(map(_readable_token, found[:40]))
     return f"{shown}{'|...' if len(found) > 40 else ''} ({len(found)} words before merging)"
 
@@ -352,13 +354,13 @@ def _short_ids(ids: Sequence[int]) -> str:
 
 def splits_are_equal(a: StatedTokenizer, b: StatedTokenizer) -> bool:
     """Return whether a list vocabulary with scores and a tokenizer.json split all probes alike."""
-    files, lists = (b, a) if a.lists else (a, b)
-    if files.data is None or not lists.lists or lists.vocabulary.scores is None:
+    files, lists = (b, a) if a.uses_lists else (a, b)
+    if files.data is None or not lists.uses_lists or lists.vocabulary.scores is None:
         return False
     if lists.vocabulary.kind != "spm" or lists.vocabulary.merges is not None:
         return False
     texts = probe_texts(a, b)
     own = engine_of_text(files.carried.tokenizer_json() or "", files.carried.origin)
-    own.add(files.added)
+    own.add_tokens(files.added_tokens)
     other = SpmEngine(lists.vocabulary, lists.carried.where)
     return all(own.encode(text, False, True) == other.encode(text, False, True) for text in texts)

@@ -28,7 +28,7 @@ _JSON: Mapping[str, str] = {
 
 def part_place(side: StatedTokenizer, part: str) -> tuple[str, ...]:
     """Return the key (GGUF) or `FILE: KEY` of a tokenizer's part, alone in a tuple."""
-    if side.lists:
+    if side.uses_lists:
         return (_LISTS[part],)
     config = side.carried.tokenizer_config
     if part == "template":

@@ -68,7 +68,7 @@ def _parts_from_json(side: StatedTokenizer) -> TokenizerParts:
         "pieces": vocab,
         "merges": pairs,
         "scores": None,
-        "added": side.added,
+        "added": side.added_tokens,
         "normalizer": side.data.get("normalizer"),
         "pre_tokenizer": (side.data.get("pre_tokenizer"), bool(model.get("ignore_merges"))),
         "options": rest,
@@ -173,7 +173,7 @@ def _parts_beside_json(side: StatedTokenizer, other: StatedTokenizer) -> Tokeniz
     made["normalizer"] = _comparable_normalizer(side, other, like["normalizer"])
     # A pre-tokenizer that differs is built from llama.cpp's rules.
     if vocabulary.kind == "bpe" and other.data is not None:
-        if pre.splitting_of(other.data) != pre.row_splitting(vocabulary.pre):
+        if pre.tokenizer_splitting(other.data) != pre.row_splitting(vocabulary.pre):
             row = pre.PRE_TOKENIZERS[vocabulary.pre]
             made["pre_tokenizer"] = (pre.pre_tokenizer_json(row), row.ignore_merges)
     elif vocabulary.add_space_prefix != other.vocabulary.add_space_prefix:
@@ -235,7 +235,9 @@ def _comparable_normalizer(side: StatedTokenizer, other: StatedTokenizer, node: 
 
     `node` is that normalizer in JSON. None if no step is left.
     """
-    steps = [dict(step) for step in pre.flatten(node, "normalizers") if step.get("type") in UNSAID]
+    steps = [
+        dict(step) for step in pre.flatten_steps(node, "normalizers") if step.get("type") in UNSAID
+    ]
     want = side.vocabulary.add_space_prefix
     if want != other.vocabulary.add_space_prefix and side.vocabulary.kind == "spm":
         steps = [step for step in steps if step.get("prepend") != BLANK]
@@ -247,7 +249,7 @@ def _comparable_normalizer(side: StatedTokenizer, other: StatedTokenizer, node: 
 
 def _with_blank_prefix(node: object, want: bool) -> object:
     """Return a pre-tokenizer whose Metaspace puts a blank in front, or does not."""
-    steps = [dict(step) for step in pre.flatten(node, "pretokenizers")]
+    steps = [dict(step) for step in pre.flatten_steps(node, "pretokenizers")]
     for step in steps:
         if step.get("type") == "Metaspace":
             step.pop("add_prefix_space", None)
@@ -260,30 +262,30 @@ def _with_blank_prefix(node: object, want: bool) -> object:
 
 def _end_parts(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
     """Return the parts around a text: special ids, frame, chat template, generation settings."""
-    crossed = side.lists and not other.lists
+    crossed = side.uses_lists and not other.uses_lists
     made: TokenizerParts = {}
     # Special ids with their texts.
     for role in IDS:
         i = side.vocabulary.engine_ids.get(role)
-        text = side.texts.get(f"{role}_token")
-        if side.lists != other.lists and i == other.vocabulary.engine_ids.get(role):
-            text = (other if side.lists else side).texts.get(f"{role}_token")
+        text = side.special_token_texts.get(f"{role}_token")
+        if side.uses_lists != other.uses_lists and i == other.vocabulary.engine_ids.get(role):
+            text = (other if side.uses_lists else side).special_token_texts.get(f"{role}_token")
         made[f"role:{role}"] = (i, text)
     before, after = frame_roles(side)
     made |= {"begins": before, "ends": after, "template": side.template}
     # Settings that a GGUF has no keys for are the other side's.
     source = other if crossed else side
-    said = source.carried.parse("generation_config.json") if not source.lists else {}
+    said = source.carried.parse_file("generation_config.json") if not source.uses_lists else {}
     made["generation"] = {
         "ends": id_list(said.get("eos_token_id")),
         "settings": {key: said.get(key, default) for key, default in GENERATION.items()},
         "ids": {key: id_list(said.get(f"{key}_token_id")) for key in ("bos", "pad")},
     }
-    config = (source.carried.model.config or {}) if not source.lists else {}
-    made["class:eos"] = sorted(source.stops)
+    config = (source.carried.model.config or {}) if not source.uses_lists else {}
+    made["class:eos"] = sorted(source.stop_ids)
     for role in ("bos", "eos", "pad"):
         made[f"config:{role}"] = id_list(config.get(f"{role}_token_id"))
-    made["listed"] = side.lists and other.lists
+    made["listed"] = side.uses_lists and other.uses_lists
     return made
 
 
@@ -303,6 +305,6 @@ def exchange_parts(
 
 def with_empty_merges(side: StatedTokenizer) -> StatedTokenizer:
     """Return lists without merges as lists with an empty list of merges, which can be built."""
-    if side.lists and side.vocabulary.kind == "bpe" and side.vocabulary.merges is None:
+    if side.uses_lists and side.vocabulary.kind == "bpe" and side.vocabulary.merges is None:
         return replace(side, vocabulary=replace(side.vocabulary, merges=[]))
     return side

@@ -11,10 +11,10 @@ from aprfmt.tokenizer.keys import MODEL, PRE
 from aprfmt.tokenizer.pre import (
     PRE_TOKENIZERS,
     Splitting,
-    flatten,
-    known_steps,
+    are_steps_known,
+    flatten_steps,
     row_splitting,
-    splitting_of,
+    tokenizer_splitting,
 )
 from aprfmt.tokenizer.stated import StatedTokenizer
 from aprfmt.tokenizer.vocabulary import BLANK
@@ -77,7 +77,7 @@ def kind_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
         own = kind_of_pieces(side.vocabulary.tokens, side.vocabulary.types)
         if own and own != side.vocabulary.kind:
             says += f", though {label}'s pieces are those of {KIND_NAMES[own]}"
-            if label == "B" and own == x and b.lists and b.carried.model.key_style == "gguf":
+            if label == "B" and own == x and b.uses_lists and b.carried.model.key_style == "gguf":
                 mend = _keys_of_kind(a, b, own)
     yield Difference(
         "kind",
@@ -97,7 +97,7 @@ def _keys_of_kind(a: StatedTokenizer, b: StatedTokenizer, kind: str) -> tuple[st
     if (
         kind == "bpe"
         and (name := _splitting_name(a)) in PRE_TOKENIZERS
-        and name != b.carried.text(PRE)
+        and name != b.carried.text_value(PRE)
     ):
         keys[PRE.gguf] = name
     return tuple(f"{key}={value}" for key, value in keys.items())
@@ -132,8 +132,8 @@ def prefix_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differ
     x, y = a.vocabulary.add_space_prefix, b.vocabulary.add_space_prefix
     if x == y or not a.vocabulary.kind == b.vocabulary.kind == "spm":
         return
-    stated = b.carried.flag("add_space_prefix") if b.lists else True
-    absent = " (the key is missing: true is the default)" if b.lists and stated is None else ""
+    stated = b.carried.flag_value("add_space_prefix") if b.uses_lists else True
+    absent = " (the key is missing: true is the default)" if b.uses_lists and stated is None else ""
     yield Difference(
         "add_space_prefix",
         "space_prefix",
@@ -165,7 +165,7 @@ def pre_tokenizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator
         return
     if left is None and right is None and x == y:
         return
-    known = all(side is not None and known_steps(side[0]) for side in (left, right))
+    known = all(side is not None and are_steps_known(side[0]) for side in (left, right))
     if _only_ignore_merges_differs(
         left, right
     ):  # every piece's own text is a probe: none shows it, or it has effect
@@ -189,20 +189,24 @@ def _only_ignore_merges_differs(left: Splitting | None, right: Splitting | None)
 
 def _missing_text(side: StatedTokenizer) -> str:
     """Return a remark on a GGUF that lacks its `pre` key; "" for others."""
-    absent = side.lists and side.vocabulary.kind == "bpe" and side.carried.value(PRE) is None
+    absent = (
+        side.uses_lists
+        and side.vocabulary.kind == "bpe"
+        and side.carried.metadata_value(PRE) is None
+    )
     return " (the key is missing; llama.cpp takes default)" if absent else ""
 
 
 def _splitting_of(side: StatedTokenizer) -> Splitting | None:
     """Return the steps of a side's splitting for comparing; None for an unknown name."""
-    if side.vocabulary.kind != "bpe" and (side.lists or side.vocabulary.kind == "spm"):
+    if side.vocabulary.kind != "bpe" and (side.uses_lists or side.vocabulary.kind == "spm"):
         return ((), False)
     if side.data is None:
         return row_splitting(side.vocabulary.pre)
-    steps, ignores = splitting_of(side.data)
-    if known_steps(steps):
+    steps, ignores = tokenizer_splitting(side.data)
+    if are_steps_known(steps):
         return steps, ignores
-    return _cleaned_steps(flatten(side.data.get("pre_tokenizer"), "pretokenizers")), ignores
+    return _cleaned_steps(flatten_steps(side.data.get("pre_tokenizer"), "pretokenizers")), ignores
 
 
 def _cleaned_steps(nodes: Iterable[Mapping[str, object]]) -> tuple[tuple[str, str], ...]:
@@ -215,7 +219,7 @@ def _splitting_name(side: StatedTokenizer) -> str:
     """Return the name of the splitting in GGUF's words, or the steps of the tokenizer.json."""
     if side.data is None:
         return side.vocabulary.pre or side.vocabulary.kind
-    own = splitting_of(side.data)
+    own = tokenizer_splitting(side.data)
 
     names = (name for name in PRE_TOKENIZERS if row_splitting(name) == own)
     steps = [f"{kind} {value_text(argument)}" for kind, argument in own[0]]
@@ -228,7 +232,7 @@ def metaspace_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Dif
     if a.data is None or b.data is None or a.vocabulary.kind != "spm" != b.vocabulary.kind:
         return
     left, right = (
-        _cleaned_steps(flatten(side.data.get("pre_tokenizer"), "pretokenizers"))
+        _cleaned_steps(flatten_steps(side.data.get("pre_tokenizer"), "pretokenizers"))
         for side in (a, b)
         if side.data is not None
     )
@@ -266,10 +270,10 @@ def _comparable_steps(side: StatedTokenizer, other: StatedTokenizer) -> tuple[tu
     """Return (type, settings as text) of normalizer steps that both formats can say."""
     if side.data is None:
         return ()
-    skip = UNSAID if other.lists else ()
+    skip = UNSAID if other.uses_lists else ()
     prefixed = side.vocabulary.add_space_prefix != other.vocabulary.add_space_prefix
     found = []
-    for step in flatten(side.data.get("normalizer"), "normalizers"):
+    for step in flatten_steps(side.data.get("normalizer"), "normalizers"):
         blank = step.get("type") == "Prepend" and step.get("prepend") == BLANK
         if step.get("type") not in skip and not (blank and prefixed):
             found.append((str(step.get("type")), str(sorted(step.items(), key=str))))

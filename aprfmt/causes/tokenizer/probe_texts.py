@@ -90,7 +90,7 @@ _BYTES = _byte_alphabet()
 
 def _special_texts(side: StatedTokenizer) -> dict[str, None]:
     """Return the texts of a side's added tokens as the keys of a dict, in order."""
-    rows = side.added
+    rows = side.added_tokens
     if rows:
         return {row["content"]: None for row in rows if row["content"].strip()}
     tokens = side.vocabulary.tokens

@@ -9,8 +9,8 @@ from aprfmt.causes.tokenizer.file_places import EXCHANGED, part_place
 from aprfmt.causes.tokenizer.vocabulary_lists import Difference, is_list_and_json, value_text
 from aprfmt.tokenizer.hf_json import id_list
 from aprfmt.tokenizer.keys import FLAGS, GENERATION, IDS
-from aprfmt.tokenizer.stated import StatedTokenizer, stale_ids
-from aprfmt.tokenizer.template import same_program
+from aprfmt.tokenizer.stated import StatedTokenizer, stale_post_processor_ids
+from aprfmt.tokenizer.template import are_equal_programs
 
 CAUSE_ROWS = (
     Cause(
@@ -66,8 +66,10 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
         lost = x is None or y is None
         if x is not None and y is not None and _same_text_moved(a, b, x, y):
             continue
-        if lost and (role != "eos" or {x, y} & (a.stops | b.stops) <= a.stops & b.stops):
-            if not (role == "bos" and (a.begins or b.begins)):
+        if lost and (
+            role != "eos" or {x, y} & (a.stop_ids | b.stop_ids) <= a.stop_ids & b.stop_ids
+        ):
+            if not (role == "bos" and (a.adds_bos or b.adds_bos)):
                 continue
         shown = [_role_text(side, role, i) for side, i in ((a, x), (b, y))]
         yield Difference(
@@ -92,7 +94,7 @@ def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> i
     stated = role not in side.vocabulary.taken
     if stated or role not in other.vocabulary.engine_ids:
         return i if stated else side.vocabulary.ids.get(role)
-    if role == "bos" and not (side.begins or "bos_token" in (side.template or "")):
+    if role == "bos" and not (side.adds_bos or "bos_token" in (side.template or "")):
         return i
     return side.vocabulary.taken[role] if role in ("bos", "eos") else i
 
@@ -106,7 +108,7 @@ def _effect_of_default(side: StatedTokenizer, role: str) -> str:
 
 def _mending_assignment(b: StatedTokenizer, role: str, wanted: int | None) -> tuple[str, ...]:
     """Return KEY=VALUE that gives B A's id by `aprfmt set`; () if B is no GGUF."""
-    if not b.lists or wanted is None or b.carried.model.key_style != "gguf":
+    if not b.uses_lists or wanted is None or b.carried.model.key_style != "gguf":
         return ()
     return (f"{IDS[role].gguf}={wanted}",)
 
@@ -117,7 +119,7 @@ def _same_text_moved(a: StatedTokenizer, b: StatedTokenizer, x: int, y: int) -> 
     Where roles are given as texts, the text's place is a difference of the tokens, found there.
     """
     ours, theirs = a.vocabulary.tokens, b.vocabulary.tokens
-    if a.lists or b.lists or x >= len(ours) or y >= len(theirs) or ours[x] != theirs[y]:
+    if a.uses_lists or b.uses_lists or x >= len(ours) or y >= len(theirs) or ours[x] != theirs[y]:
         return False
     return ours[y : y + 1] != [ours[x]] and theirs[x : x + 1] != [ours[x]]
 
@@ -143,7 +145,7 @@ def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
     A difference of eos is marked as without effect where both sides stop at the same ids.
     """
     left, right = (side.carried.model.config or {} for side in (a, b))
-    if a.lists or b.lists:
+    if a.uses_lists or b.uses_lists:
         return
     for role in ("bos", "eos", "pad"):
         key = f"{role}_token_id"
@@ -159,7 +161,7 @@ def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
             f"{key} of config.json is {x} in A, {y} in B",
             str(x),
             str(y),
-            still=role == "eos" and a.stops == b.stops,
+            still=role == "eos" and a.stop_ids == b.stop_ids,
         )
 
 
@@ -187,7 +189,9 @@ def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
         says += ", where it is not stated and llama.cpp's default" * unsaid
         key = FLAGS[f"add_{role}_token"].gguf
         mend = (
-            (f"{key}={json.dumps(x)}",) if b.lists and b.carried.model.key_style == "gguf" else ()
+            (f"{key}={json.dumps(x)}",)
+            if b.uses_lists and b.carried.model.key_style == "gguf"
+            else ()
         )
         yield Difference(
             cause,
@@ -247,7 +251,7 @@ def _repeated_id_text(x: Sequence[int], y: Sequence[int]) -> str:
 
 def _wrong_ids_text(label: str, side: StatedTokenizer) -> str:
     """Return a clause that a post-processor puts the id of another token; "" if none does."""
-    found = stale_ids(side)
+    found = stale_post_processor_ids(side)
     if not found:
         return ""
     text, i, right = found[0]
@@ -257,7 +261,7 @@ def _wrong_ids_text(label: str, side: StatedTokenizer) -> str:
 
 def _frame_keys(side: StatedTokenizer, part: str, at: int) -> tuple[str, ...]:
     """Return the keys that say what is put around a text."""
-    processed = not side.lists and bool(side.processed[at])
+    processed = not side.uses_lists and bool(side.post_processor_ids[at])
     return ("tokenizer.json: post_processor",) if processed else part_place(side, part)
 
 
@@ -266,13 +270,12 @@ def _is_default_bos(a: StatedTokenizer, b: StatedTokenizer, part: str) -> bool:
 
     gguf-py writes the flag only for a post-processor that puts it.
     """
-    lists = a if a.lists else b
-    put = bool(getattr(lists, part))
+    lists = a if a.uses_lists else b
     return (
         is_list_and_json(a, b)
         and part == "begins"
-        and put
-        and lists.carried.flag("add_bos_token") is None
+        and lists.adds_bos
+        and lists.carried.flag_value("add_bos_token") is None
     )
 
 
@@ -283,8 +286,8 @@ def _agrees_with_processor(a: StatedTokenizer, b: StatedTokenizer, at: int) -> b
     """
     if not is_list_and_json(a, b):
         return False
-    files, lists = (b, a) if a.lists else (a, b)
-    return lists.frame[at] == files.processed[at]
+    files, lists = (b, a) if a.uses_lists else (a, b)
+    return lists.frame[at] == files.post_processor_ids[at]
 
 
 def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
@@ -293,7 +296,7 @@ def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
     if x == y:
         return
     where = (*part_place(b, "template"), *part_place(a, "template"))
-    spelled = x is not None and y is not None and same_program(x, y)
+    spelled = x is not None and y is not None and are_equal_programs(x, y)
     if x is None or y is None:
         has, lacks = ("A", "B") if y is None else ("B", "A")
         says = f"{has} has a chat template, {lacks} none"
@@ -322,8 +325,8 @@ def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
 
 def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of two generation_config.json: end ids, and what sampling reads."""
-    left, right = (side.carried.parse("generation_config.json") for side in (a, b))
-    if a.lists or b.lists:
+    left, right = (side.carried.parse_file("generation_config.json") for side in (a, b))
+    if a.uses_lists or b.uses_lists:
         return
     if not left or not right:
         yield from _end_differences(a, b)
@@ -342,7 +345,7 @@ def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
         and set(id_list(left[key])) != set(id_list(right[key]))
     ]
     if (left.get("eos_token_id") is None) != (right.get("eos_token_id") is None):
-        apart += ["eos_token_id"] if a.stops != b.stops else []
+        apart += ["eos_token_id"] if a.stop_ids != b.stop_ids else []
     if apart:
         says = ", ".join(f"{key} {left.get(key)} in A, {right.get(key)} in B" for key in apart)
         yield Difference(
@@ -361,9 +364,9 @@ def _end_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
 
     transformers stops at the ids in the configuration, never at the tokenizer's own end.
     """
-    if a.stops == b.stops:
+    if a.stop_ids == b.stop_ids:
         return
-    x, y = (sorted(side.stops) or None for side in (a, b))
+    x, y = (sorted(side.stop_ids) or None for side in (a, b))
     shown = [
         f"ends at {ids}" if ids else "never ends (no file states eos_token_id)" for ids in (x, y)
     ]

@@ -96,7 +96,7 @@ def value_text(value: object) -> str:
 
 def is_list_and_json(a: StatedTokenizer, b: StatedTokenizer) -> bool:
     """Return whether one side is read by lists and the other by a tokenizer.json."""
-    return a.lists != b.lists
+    return a.uses_lists != b.uses_lists
 
 
 # --- pieces ----------------------------------------------------------------------------------
@@ -108,7 +108,7 @@ def comparable_pieces(side: StatedTokenizer, other: StatedTokenizer) -> list[str
     llama.cpp's converter writes WordPiece's `##ing` as `ing` and `walk` as U+2581 and `walk`.
     """
     tokens = list(side.vocabulary.tokens)
-    if side.vocabulary.kind != "wordpiece" or side.lists or not other.lists:
+    if side.vocabulary.kind != "wordpiece" or side.uses_lists or not other.uses_lists:
         return tokens
     return [
         token[2:]
@@ -127,7 +127,11 @@ def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
     tokenizer, as that of another model.
     """
     mine, theirs = comparable_pieces(a, b), comparable_pieces(b, a)
-    skip = {row["content"] for row in (*a.added, *b.added)} if not is_list_and_json(a, b) else set()
+    skip = (
+        {row["content"] for row in (*a.added_tokens, *b.added_tokens)}
+        if not is_list_and_json(a, b)
+        else set()
+    )
     size = max(len(mine), len(theirs))
     # Fill both lists to one length.
     mine += ["[PAD0]"] * (size - len(mine))
@@ -152,7 +156,7 @@ def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
                                   "normalizer", "options")  # fmt: skip
     else:
         kinds = [list(side.vocabulary.types) for side in (a, b)]
-        whole = (a.lists or b.lists) and kinds[0] == kinds[1]  # types are by id, too
+        whole = (a.uses_lists or b.uses_lists) and kinds[0] == kinds[1]  # types are by id, too
         what, parts = (
             _moved_text(mine, theirs, apart),
             ("pieces", "added") if whole else ("pieces",),
@@ -182,16 +186,16 @@ def tokens_without_row(side: StatedTokenizer) -> Mapping[int, str]:
     vocab, _ = stored_vocab(side.data["model"], side.carried.origin)
     rows = len(side.vocabulary.tokens)
     found = {i: token for token, i in vocab.items() if i >= rows}
-    found |= {row["id"]: row["content"] for row in side.added if row["id"] >= rows}
+    found |= {row["id"]: row["content"] for row in side.added_tokens if row["id"] >= rows}
     return dict(sorted(found.items()))
 
 
 def rowless_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of the tokens without an embedding row, of two tokenizer.json."""
-    if a.lists or b.lists:
+    if a.uses_lists or b.uses_lists:
         return
     stated = {
-        row["content"] for row in (*a.added, *b.added)
+        row["content"] for row in (*a.added_tokens, *b.added_tokens)
     }  # `added_token_difference` compares those
     left, right = (
         {i: token for i, token in tokens_without_row(side).items() if token not in stated}
@@ -295,7 +299,7 @@ def _merges_text(mine: Sequence[str], theirs: Sequence[str], first: int) -> str:
 def score_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of the scores of normal pieces that both sides have."""
     if a.vocabulary.scores is None or b.vocabulary.scores is None:
-        if a.vocabulary.scores is not None and b.lists and not b.vocabulary.merges:
+        if a.vocabulary.scores is not None and b.uses_lists and not b.vocabulary.merges:
             yield Difference(
                 "scores",
                 "tokenizer_scores",
@@ -355,7 +359,7 @@ def _scores_by_piece(side: StatedTokenizer, other: StatedTokenizer) -> dict[str,
 
 def type_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of token types, where at least one side has lists."""
-    if not a.lists and not b.lists:
+    if not a.uses_lists and not b.uses_lists:
         return
     # Tokens that both sides have, with types that disagree.
     left = dict(zip(comparable_pieces(a, b), a.vocabulary.types, strict=True))
@@ -363,7 +367,8 @@ def type_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
     apart = [
         token
         for token, kind in left.items()
-        if token in right and not _types_agree(token, kind, right[token], a.lists, b.lists)
+        if token in right
+        and not _types_agree(token, kind, right[token], a.uses_lists, b.uses_lists)
     ]
     if not apart or list(a.vocabulary.types) == list(b.vocabulary.types):
         return  # equal by id: what differs are the pieces
@@ -387,7 +392,11 @@ def type_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
 
 def _untyped_text(b: StatedTokenizer) -> str:
     """Return a remark on a GGUF that has no token types; "" for others."""
-    absent = b.lists and b.carried.model.key_style == "gguf" and b.carried.value(TYPES) is None
+    absent = (
+        b.uses_lists
+        and b.carried.model.key_style == "gguf"
+        and b.carried.metadata_value(TYPES) is None
+    )
     return " (the key is missing: llama.cpp takes every token for a normal one)" if absent else ""
 
 
@@ -412,9 +421,9 @@ def _types_agree(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bo
 
 def added_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
     """Yield the difference of the tokens split off whole, of two tokenizer.json."""
-    if a.lists or b.lists:
+    if a.uses_lists or b.uses_lists:
         return
-    left, right = ({row["content"]: row for row in side.added} for side in (a, b))
+    left, right = ({row["content"]: row for row in side.added_tokens} for side in (a, b))
     if left == right:
         return
     where = (*part_place(b, "added"), *part_place(a, "added"))

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from aprfmt.causes.row import LAST
 from aprfmt.causes.training.optimizers import F64, Moments, Recipe, Update, update_of
 from aprfmt.codecs import decode, encode
-from aprfmt.measure.encoding_noise import UNIT, spacing
+from aprfmt.measure.encoding_noise import UNIT, float_spacing
 
 Mask = NDArray[np.bool_]
 ARITHMETIC = 2.0**-16  # of a step: a root, a quotient and two moments in float32
@@ -63,11 +63,13 @@ class StepCase:
     @cached_property
     def rounding(self) -> F64:
         """How far rounding may put each element: of both sides, and of float32 arithmetic."""
-        found: F64 = spacing(self.after, self.encodings[1]) / 2
+        found: F64 = float_spacing(self.after, self.encodings[1]) / 2
         if self.encodings[0] in COARSE:
-            found = found + spacing(self.before, self.encodings[0]) / 2
+            found = found + float_spacing(self.before, self.encodings[0]) / 2
         if self.encodings[1] != "F64":
-            found = found + spacing(np.maximum(np.abs(self.before), np.abs(self.after)), "F32")
+            found = found + float_spacing(
+                np.maximum(np.abs(self.before), np.abs(self.after)), "F32"
+            )
         return found
 
     @property
@@ -239,7 +241,7 @@ class Fit:
         count = int(np.count_nonzero(used))
         if not count or not size:
             return 1.0, float("inf")
-        width = spacing(case.before[used], case.encodings[1])
+        width = float_spacing(case.before[used], case.encodings[1])
         total = float(np.abs(case.change[used]).sum())
         off = float(np.sqrt((width * size + size * size / 12).sum()))
         return total / (count * size), off / (count * size)
@@ -272,7 +274,7 @@ class Fit:
         case, encoding = self.case, self.case.encodings[1]
         if not case.coarse or case.encodings[0] != encoding or case.signs:
             return False
-        width = spacing(np.maximum(np.abs(case.before), np.abs(case.after)), encoding)
+        width = float_spacing(np.maximum(np.abs(case.before), np.abs(case.after)), encoding)
         off = np.abs(case.change - self.update.whole)
         return bool((off <= ONCE * width + 2 * UNIT[encoding] * np.abs(self.update.step)).all())
 

@@ -7,7 +7,7 @@ import numpy as np
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.case import StepCase, StepGuess, StepHypothesis
 from aprfmt.causes.training.optimizers import Recipe
-from aprfmt.measure.encoding_noise import spacing
+from aprfmt.measure.encoding_noise import float_spacing
 
 CAUSE_ROWS = (
     Cause(
@@ -56,7 +56,7 @@ def still(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     update = case.predict(recipe)
     if update is None:
         return
-    width = spacing(case.before, case.encodings[1])
+    width = float_spacing(case.before, case.encodings[1])
     if not (np.abs(update.whole) > width).any():
         return  # a step that the type does not hold
     if not case.change.any():

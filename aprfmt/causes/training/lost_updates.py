@@ -7,7 +7,7 @@ import numpy as np
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.case import COARSE, StepCase, StepGuess, StepHypothesis, round_to
 from aprfmt.causes.training.optimizers import F64, Recipe
-from aprfmt.measure.encoding_noise import spacing
+from aprfmt.measure.encoding_noise import float_spacing
 
 CAUSE_ROWS = (
     Cause(
@@ -57,9 +57,9 @@ def rounded_away(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 def rounded_once(case: StepCase, step: F64) -> bool:
     """Say whether a step was added in the stored type: too small ones do not move the weight."""
     encoding = case.encodings[1]
-    width = spacing(case.before, encoding)
+    width = float_spacing(case.before, encoding)
     small = np.abs(step) < (1 - ROOM) * width / 4  # below a power of two the steps are half as wide
-    wide = spacing(np.maximum(np.abs(case.before), np.abs(case.after)), encoding)
+    wide = float_spacing(np.maximum(np.abs(case.before), np.abs(case.after)), encoding)
     off = np.abs(case.change - step)
     moved = case.change != 0
     return not moved[small].any() and bool(
@@ -74,7 +74,7 @@ def swallowed(case: StepCase, whole: F64) -> bool:
     """
     if not case.coarse or case.signs or case.encodings[0] != case.encodings[1]:
         return False
-    width = spacing(case.before, case.encodings[1])
+    width = float_spacing(case.before, case.encodings[1])
     small = np.abs(whole) < width / 2
     due = float((np.abs(whole) / width)[small].sum())
     return due > CHANCE and arrived(case, whole) < 0.5
@@ -89,10 +89,10 @@ def arrived(case: StepCase, whole: F64) -> float:
 def _by_sizes(case: StepCase, recipe: Recipe, encoding: str) -> Iterator[StepGuess]:
     """Guess it where only the size of the step is known: what is too small does not move."""
     used = np.isin(case.rows, case.rows[case.change != 0])
-    width = spacing(case.before, encoding)
+    width = float_spacing(case.before, encoding)
 
     def holds(part: StepCase) -> bool:
-        width = spacing(part.before, encoding)
+        width = float_spacing(part.before, encoding)
         small, large = width > 4.2 * recipe.lr, width < 1.8 * recipe.lr
         inside = np.isin(part.rows, part.rows[part.change != 0])
         moved = part.change != 0
@@ -116,7 +116,7 @@ def decay_lost(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     if update is None or encoding not in COARSE:
         return
     kept = round_to(case.before + update.decay, encoding)
-    width = spacing(case.before, encoding)
+    width = float_spacing(case.before, encoding)
     due = float((np.abs(np.broadcast_to(update.decay, width.shape)) / width).sum())
     if not np.array_equal(kept, case.before) or due < CHANCE:
         return

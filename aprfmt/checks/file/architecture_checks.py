@@ -36,7 +36,7 @@ def check_architecture(ctx: CheckContext) -> Result:
     findings = [
         Finding(
             ctx.where,
-            relation.says + relation.shown,
+            relation.says + relation.examples_text,
             "what readers look for",
             relation.remedy or "write it again with what made it",
         )
@@ -67,7 +67,7 @@ def check_completeness(ctx: CheckContext) -> Result:
         findings.append(
             Finding(
                 ctx.where,
-                unread.says,
+                unread.text,
                 "weights that can be read",
                 "decode them with the tool that made them",
             )
@@ -180,12 +180,12 @@ def check_role_bounds(ctx: CheckContext) -> Result:
     for key, logical in resolution.roles.items():
         limits = bounds.role_bounds(resolution.spec.name, split_key(key)[1])
         name = "std" if limits is bounds.EMBEDDING else "rms"
-        stats = _stats(ctx, logical) if name in limits else None
+        stats = _stored_stats(ctx, logical) if name in limits else None
         if stats is None:
             continue
         seen += 1
-        offset = _offset(logical, resolution.spec) if name == "rms" else 0.0
-        bound, value = limits[name], bounds.numbers(stats, offset)[name]
+        offset = _norm_offset(logical, resolution.spec) if name == "rms" else 0.0
+        bound, value = limits[name], bounds.bounded_numbers(stats, offset)[name]
         if not bound.holds(value):
             far = not bound.low / FAR <= value <= bound.high * FAR
             findings.append(
@@ -202,7 +202,7 @@ def check_role_bounds(ctx: CheckContext) -> Result:
     return Result(f"{seen} tensors", findings)
 
 
-def filled(ctx: CheckContext) -> Result:
+def check_filled(ctx: CheckContext) -> Result:
     """Return a finding for each matrix that holds one value throughout: it was never filled.
 
     A layer whose two output matrices are both zeros adds nothing. Such layers are inserted on
@@ -213,7 +213,9 @@ def filled(ctx: CheckContext) -> Result:
     for key, logical in resolution.roles.items():
         if bounds.role_bounds(resolution.spec.name, split_key(key)[1]) not in _FILLED:
             continue
-        stats = _stats(ctx, logical) if len([n for n in logical.shape if n > 1]) > 1 else None
+        stats = (
+            _stored_stats(ctx, logical) if len([n for n in logical.shape if n > 1]) > 1 else None
+        )
         if stats is None or not stats.count:
             continue
         seen += 1
@@ -243,7 +245,7 @@ _FILLED = (bounds.EMBEDDING, bounds.LINEAR)
 _ADDED_TO_STREAM = ("attn_output.weight", "ffn_down.weight")
 
 
-def _stats(ctx: CheckContext, logical: View) -> Stats | None:
+def _stored_stats(ctx: CheckContext, logical: View) -> Stats | None:
     """Return the statistics of a role that is stored as one tensor of finite numbers, else None.
 
     NaN and infinities are reported by another check.
@@ -256,7 +258,7 @@ def _stats(ctx: CheckContext, logical: View) -> Stats | None:
     return row.stats if row.stats.finite else None
 
 
-def _offset(logical: View, spec: ArchSpec) -> float:
+def _norm_offset(logical: View, spec: ArchSpec) -> float:
     """Return what the forward pass adds to a norm weight as stored; 1 for gemma's checkpoints."""
     steps = logical.layout
     return spec.block.norm_offset - sum(step.amount for step in steps if isinstance(step, Added))

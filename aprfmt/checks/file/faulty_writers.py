@@ -30,7 +30,7 @@ class WriterFault:
     level: Literal["fail", "warning"] = "fail"
 
 
-def _realizar_converter(model: Model) -> bool:
+def _is_realizar_gguf_import(model: Model) -> bool:
     """Return whether an APR file is one that realizar's GGUF converter wrote.
 
     Its traits: the flag QUANTIZED alone, no footer, GGUF names, its own key for the layer count.
@@ -44,12 +44,12 @@ def _realizar_converter(model: Model) -> bool:
     )
 
 
-def _checkpoint(model: Model) -> bool:
+def _is_entrenar_checkpoint(model: Model) -> bool:
     """Return whether an APR file is a training checkpoint of entrenar."""
     return model.metadata.get("format") == "entrenar-checkpoint"
 
 
-def _legacy_codes(model: Model) -> bool:
+def _has_legacy_codes(model: Model) -> bool:
     """Return whether a tensor of an APR file has another dtype code than its encoding has now."""
     source: Any = model.source
     entries = [entry for shard in source.shards for entry in shard.parsed.entries]
@@ -57,7 +57,7 @@ def _legacy_codes(model: Model) -> bool:
     return any(row.known and row.apr != code for row, code in rows)
 
 
-def _no_pre(model: Model) -> bool:
+def _lacks_pre_tokenizer(model: Model) -> bool:
     """Return whether a GGUF with a BPE vocabulary does not name its pre-tokenizer."""
     kind = model.metadata.get("tokenizer.ggml.model")
     tokens = "tokenizer.ggml.tokens" in model.metadata
@@ -66,29 +66,43 @@ def _no_pre(model: Model) -> bool:
 
 FAULTS: tuple[WriterFault, ...] = (
     WriterFault(
-        "apr-gguf-order", ("apr",), "realizar's GGUF converter, to early 2026",
+        "apr-gguf-order",
+        ("apr",),
+        "realizar's GGUF converter, to early 2026",
         "matrices have their dimensions in GGUF's order, so rows and columns are exchanged",
         "layout of its files against the reference writer's: flags 0x0020, no footer, GGUF names",
-        "import the GGUF again", _realizar_converter,
+        "import the GGUF again",
+        _is_realizar_gguf_import,
     ),
     WriterFault(
-        "apr-checkpoint", ("apr",), "entrenar, training checkpoints",
+        "apr-checkpoint",
+        ("apr",),
+        "entrenar, training checkpoints",
         "linear weights are stored [in, out], and its own loader transposes them by name",
         "metadata format entrenar-checkpoint",
-        "export the checkpoint with the tool that made it", _checkpoint,
+        "export the checkpoint with the tool that made it",
+        _is_entrenar_checkpoint,
     ),
     WriterFault(
-        "apr-codes", ("apr",), "APR writers of January and February 2026",
+        "apr-codes",
+        ("apr",),
+        "APR writers of January and February 2026",
         "dtype codes meant other encodings then; sizes decide here, and 8 and 9 can mislead",
         "aprender GH-187, GH-191, GH-438",
-        "compare values with the source, or import again", _legacy_codes, "warning",
+        "compare values with the source, or import again",
+        _has_legacy_codes,
+        "warning",
     ),
     WriterFault(
-        "gguf-no-pre", ("gguf",), "llama.cpp's converter before May 2024",
+        "gguf-no-pre",
+        ("gguf",),
+        "llama.cpp's converter before May 2024",
         "tokenizer.ggml.pre is missing, so nobody knows how the text is to be split",
-        "llama.cpp pull request 6920 and issue 7476", "convert again, or set the key", _no_pre,
+        "llama.cpp pull request 6920 and issue 7476",
+        "convert again, or set the key",
+        _lacks_pre_tokenizer,
     ),
-)  # fmt: skip
+)
 
 
 def check_writer(ctx: CheckContext) -> Result:

@@ -15,7 +15,7 @@ from aprfmt.model.manifest import bytes_between
 from aprfmt.model.relations import file_relations
 
 
-def _parsed(source: Any) -> list[Any]:
+def _parsed_files(source: Any) -> list[Any]:
     """Return the parsed header of every file of a model."""
     return [shard.parsed for shard in source.shards]
 
@@ -26,8 +26,8 @@ def check_layout(ctx: CheckContext) -> Result:
     Unsafe are tensors that overlap, offsets and sizes outside the file, duplicates, headers and
     metadata that cannot be read.
     """
-    notes = [note for parsed in _parsed(ctx.model.source) for note in parsed.notes]
-    findings = [_damaged(one) for one in ctx.model.damage]
+    notes = [note for parsed in _parsed_files(ctx.model.source) for note in parsed.notes]
+    findings = [_damage_finding(one) for one in ctx.model.damage]
     findings += [
         Finding(note.where, note.text, "a file as its own writer makes it", level="warning")
         for note in notes
@@ -42,7 +42,7 @@ def check_layout(ctx: CheckContext) -> Result:
     return Result(f"{count} tensors in {len(ctx.model.source.files)} files", findings)
 
 
-def _damaged(damage: Damage) -> Finding:
+def _damage_finding(damage: Damage) -> Finding:
     """Return a damage of a file as a finding, with the tensors that cannot be read for it."""
     names = damage.tensors
     lost = ""
@@ -109,14 +109,14 @@ def check_padding(ctx: CheckContext) -> Result:
     findings = []
     source: Any = ctx.model.source
     for path, shard in zip(source.files, source.shards, strict=True):
-        text = _first_stray(shard)
+        text = _first_nonzero_gap(shard)
         if text:
             expected = "zeros between the parts of a file"
             findings.append(Finding(str(path), text, expected, level="warning"))
     return Result("zeros", findings)
 
 
-def _first_stray(shard: Shard[Any]) -> str:
+def _first_nonzero_gap(shard: Shard[Any]) -> str:
     """Return the first byte between parts that is not zero, in words; "" where there is none."""
     for first, piece in bytes_between(shard.data, sorted(shard.parsed.regions())):
         rest = bytes(piece).lstrip(b"\0")
@@ -131,7 +131,7 @@ def check_alignment(ctx: CheckContext) -> Result:
     Most writers of APR begin them there.
     """
     findings = []
-    for path, parsed in zip(ctx.model.source.files, _parsed(ctx.model.source), strict=True):
+    for path, parsed in zip(ctx.model.source.files, _parsed_files(ctx.model.source), strict=True):
         infos = [entry.info for entry in parsed.entries if entry.info.nbytes]
         off = [info for info in infos if info.offset % ALIGNMENT]
         if off:
@@ -152,7 +152,7 @@ def check_shards(ctx: CheckContext) -> Result:
     in one file.
     """
     source: Any = ctx.model.source
-    own = {id(note) for parsed in _parsed(source) for note in parsed.notes}
+    own = {id(note) for parsed in _parsed_files(source) for note in parsed.notes}
     of_set: list[Note] = [note for note in source.notes if id(note) not in own]
     members = {path.name for path in source.files}
     alone = len(members) == 1 and _SHARD.fullmatch(next(iter(members))) is None
@@ -171,12 +171,12 @@ def check_shards(ctx: CheckContext) -> Result:
             "remove it, or get all files of one set",
             level="warning",
         )
-        for name in _strays(members, ctx.model.path.parent)
+        for name in _unlisted_shards(members, ctx.model.path.parent)
     ]
     findings += [
         Finding(
             ctx.where,
-            relation.says + relation.shown,
+            relation.says + relation.examples_text,
             "an index of what the shards hold",
             relation.remedy,
         )
@@ -186,7 +186,7 @@ def check_shards(ctx: CheckContext) -> Result:
     return Result(f"{len(members)} files", findings)
 
 
-def _strays(members: set[str], folder: Path) -> list[str]:
+def _unlisted_shards(members: set[str], folder: Path) -> list[str]:
     """Return the names in `folder` that have a set's stem and suffix but are not its members."""
     patterns = {(m["stem"], m["suffix"]) for name in members if (m := _SHARD.fullmatch(name))}
     found = []

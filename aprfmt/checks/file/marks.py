@@ -17,7 +17,7 @@ from aprfmt.tokenizer.template_marks import Mark, cut_marks, template_marks, tur
 ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time
 
 
-def token_types(ctx: CheckContext) -> Result:
+def check_token_types(ctx: CheckContext) -> Result:
     """Return a finding for each token of the chat template that is not split off a text whole.
 
     Its type must be CONTROL or USER_DEFINED. Raises NotRun where no template writes a token.
@@ -28,18 +28,20 @@ def token_types(ctx: CheckContext) -> Result:
         findings.append(
             Finding(ctx.carried.where, missing.says, "a type for each token", missing.todo)
         )
-    side, found = _template(ctx)
+    side, found = _template_tokens(ctx)
     if not found and not findings:
         raise NotRun("no chat template writes a token of the vocabulary")
     for cut in cut_marks(side, found) if side is not None else ():
         healed = cut.healed or not cut.mark.written
         note = "; llama.cpp overrides its type, other engines do not" if cut.healed else ""
-        place = "tokenizer.ggml.token_type" if side is not None and side.lists else "added_tokens"
+        place = (
+            "tokenizer.ggml.token_type" if side is not None and side.uses_lists else "added_tokens"
+        )
         level: Literal["fail", "warning"] = "warning" if healed else "fail"
         findings.append(
             Finding(
                 f"{ctx.carried.where}: {place}",
-                f"the chat template writes {cut.says}{note}",
+                f"the chat template writes {cut.text}{note}",
                 "marks of type CONTROL or USER_DEFINED",
                 "set its type, or convert again from the source",
                 level,
@@ -48,7 +50,7 @@ def token_types(ctx: CheckContext) -> Result:
     return Result(f"{len(found)} marks of the chat template", findings)
 
 
-def _template(ctx: CheckContext) -> tuple[StatedTokenizer | None, list[Mark]]:
+def _template_tokens(ctx: CheckContext) -> tuple[StatedTokenizer | None, list[Mark]]:
     """Return (the tokenizer that readers of this format use, tokens that its template writes).
 
     (None, []) where it cannot be read. It is read once for a context.
@@ -63,7 +65,7 @@ def _template(ctx: CheckContext) -> tuple[StatedTokenizer | None, list[Mark]]:
     return kept
 
 
-def token_rows(ctx: CheckContext) -> Result:
+def check_token_rows(ctx: CheckContext) -> Result:
     """Return a finding for tokens that a chat needs and whose rows were never trained.
 
     They are the tokens that the template writes, and those that end a generation. A row of zeros,
@@ -71,7 +73,7 @@ def token_rows(ctx: CheckContext) -> Result:
     never learned. The head is checked only for the ends, which alone the model has to write.
     """
     _ = ctx.carried
-    side, found = _template(ctx)
+    side, found = _template_tokens(ctx)
     if side is None:
         raise NotRun("the vocabulary cannot be read; see the check tokenizer")
     written = {mark.id: mark.text for mark in found if mark.written}
@@ -83,13 +85,13 @@ def token_rows(ctx: CheckContext) -> Result:
         logical = ctx.resolution.roles.get(role)
         wanted = {i: written.get(i, "") for i in ids if i is not None}
         if logical is not None and len(logical.shape) == 2 and logical.damage == "" and wanted:
-            findings += _untrained(logical, wanted)
+            findings += _find_untrained_rows(logical, wanted)
     if "token_embd.weight" not in ctx.resolution.roles:
         raise NotRun("the model stores no token embedding")
     return Result(f"rows of {len(written)} tokens", findings)
 
 
-def _untrained(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
+def _find_untrained_rows(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
     """Yield a finding for rows of zeros, for equal rows, and for rows that are the mean of all.
 
     `tensor` is [vocab, hidden], `wanted` is {token id: its text}.
@@ -105,7 +107,7 @@ def _untrained(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
     zero = [i for i, row in rows.items() if not row.any()]
     if zero:
         yield Finding(
-            name, f"rows of zeros: {_named(zero, wanted)}", "rows that were trained", todo
+            name, f"rows of zeros: {_list_tokens(zero, wanted)}", "rows that were trained", todo
         )
     # Rows of zeros are equal too, and are named above.
     alike: dict[bytes, list[int]] = {}
@@ -116,7 +118,7 @@ def _untrained(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
         if len(group) > 1:
             yield Finding(
                 name,
-                f"one row for several tokens: {_named(group, wanted)}",
+                f"one row for several tokens: {_list_tokens(group, wanted)}",
                 "a row of its own for each, trained",
                 todo,
             )
@@ -133,13 +135,13 @@ def _untrained(tensor: View, wanted: dict[int, str]) -> Iterator[Finding]:
     if near:
         yield Finding(
             name,
-            f"rows that are the mean of all rows: {_named(near, wanted)}",
+            f"rows that are the mean of all rows: {_list_tokens(near, wanted)}",
             "rows that were trained",
             todo,
             "warning",
         )
 
 
-def _named(ids: list[int], texts: dict[int, str]) -> str:
+def _list_tokens(ids: list[int], texts: dict[int, str]) -> str:
     """Return tokens as a short list of texts with their ids."""
     return list_names([f"{texts[i]!r} ({i})" for i in ids])

@@ -32,14 +32,14 @@ def first_bad_block(
     if isinstance(found, RowCodec) and row_bytes:
         rows = np.frombuffer(raw, np.uint8).reshape(-1, row_bytes)
         heads = np.ascontiguousarray(rows[:, : found.head.itemsize]).view(found.head)
-        bad = _not_finite(heads["d"].reshape(-1))
+        bad = _nonfinite_blocks(heads["d"].reshape(-1))
         return (int(np.argmax(bad)), "a scale d that is NaN or infinite") if bad.any() else None
     if layout is None or layout.names is None or layout.fields is None or not len(raw):
         return None
     blocks = np.frombuffer(raw, layout)
     wrong = []
     for field in (name for name in layout.names if layout.fields[name][0].base.kind == "f"):
-        bad = _not_finite(blocks[field])
+        bad = _nonfinite_blocks(blocks[field])
         if bad.any():
             wrong.append((int(np.argmax(bad)), f"{field} that is NaN or infinite"))
     rule = RULES.get(encoding)
@@ -59,7 +59,7 @@ def header_is_bad(encoding: str, header: memoryview) -> bool:
     return int.from_bytes(header[:4], "little") & _EXPONENTS[4] == _EXPONENTS[4]
 
 
-def _not_finite(values: Any) -> Any:
+def _nonfinite_blocks(values: Any) -> Any:
     """Return bool [blocks]: whether a float field of the block is NaN or infinite.
 
     `values` has the field of every block, [blocks] or [blocks, n].
@@ -75,24 +75,24 @@ def _any_in_block(bad: Any) -> Any:
     return bad.reshape(len(bad), -1).any(axis=1) if bad.ndim > 1 else bad
 
 
-def _mxfp4(blocks: "Blocks") -> Any:
+def _mxfp4_nan_scale(blocks: "Blocks") -> Any:
     """Return bool [blocks]: whether the E8M0 scale is 0xff, which is NaN."""
     return blocks["e"] == 0xFF
 
 
-def _nvfp4(blocks: "Blocks") -> Any:
+def _nvfp4_bad_scale(blocks: "Blocks") -> Any:
     """Return bool [blocks]: whether a UE4M3 scale is NaN (0x7f) or has a sign bit."""
     return _any_in_block(blocks["d"] >= 0x7F)
 
 
-def _iq1_m(blocks: "Blocks") -> Any:
+def _iq1_m_nonfinite_scale(blocks: "Blocks") -> Any:
     """Return bool [blocks]: whether the float16 in the top nibbles of four words is not finite."""
     top = blocks["scales"] >> 12
     bits = top[:, 1] << 4 | top[:, 2] << 8 | top[:, 3] << 12
     return bits & _EXPONENTS[2] == _EXPONENTS[2]
 
 
-def _q8_1(blocks: "Blocks") -> Any:
+def _q8_1_wrong_sum(blocks: "Blocks") -> Any:
     """Return bool [blocks]: whether `s` is not the scale times the sum of the block's codes."""
     total = blocks["qs"].sum(axis=1, dtype=np.int32)
     with np.errstate(all="ignore"):
@@ -102,13 +102,13 @@ def _q8_1(blocks: "Blocks") -> Any:
         return apart > 2.0**-9 * np.abs(expected) + 2.0**-23 * np.abs(total) + 2.0**-24
 
 
-def _q8_k(blocks: "Blocks") -> Any:
+def _q8_k_wrong_sums(blocks: "Blocks") -> Any:
     """Return bool [blocks]: whether `bsums` are not the sums of 16 codes each."""
     sums = blocks["qs"].reshape(-1, 16, 16).sum(axis=2, dtype=np.int32)
     return _any_in_block(sums != blocks["bsums"])
 
 
-def _tq1_0(blocks: "Blocks") -> Any:
+def _tq1_0_bad_digits(blocks: "Blocks") -> Any:
     """Return bool [blocks]: whether a byte does not encode five (in qh: four) base-3 digits."""
     five, four = np.ones(256, bool), np.ones(256, bool)
     five[[(number * 256 + 242) // 243 for number in range(243)]] = False
@@ -118,10 +118,10 @@ def _tq1_0(blocks: "Blocks") -> Any:
 
 # encoding -> (which blocks are bad, what is wrong with them), besides NaN and infinite floats
 RULES: Mapping[str, tuple[Callable[["Blocks"], Any], str]] = {
-    "MXFP4": (_mxfp4, "the scale 0xff, which is NaN"),
-    "NVFP4": (_nvfp4, "a scale of 0x7f (NaN) or with a sign, which UE4M3 does not have"),
-    "IQ1_M": (_iq1_m, "d that is NaN or infinite"),
-    "Q8_1": (_q8_1, "s that is not d times the sum of its elements"),
-    "Q8_K": (_q8_k, "sums that are not those of its elements"),
-    "TQ1_0": (_tq1_0, "a byte that is no group of base-3 digits"),
+    "MXFP4": (_mxfp4_nan_scale, "the scale 0xff, which is NaN"),
+    "NVFP4": (_nvfp4_bad_scale, "a scale of 0x7f (NaN) or with a sign, which UE4M3 does not have"),
+    "IQ1_M": (_iq1_m_nonfinite_scale, "d that is NaN or infinite"),
+    "Q8_1": (_q8_1_wrong_sum, "s that is not d times the sum of its elements"),
+    "Q8_K": (_q8_k_wrong_sums, "sums that are not those of its elements"),
+    "TQ1_0": (_tq1_0_bad_digits, "a byte that is no group of base-3 digits"),
 }

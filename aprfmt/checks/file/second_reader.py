@@ -26,7 +26,7 @@ from aprfmt.errors import FormatError
 from aprfmt.formats.cursor import MAX_HEADER
 from aprfmt.formats.mapped_file import MappedFile, Shard
 from aprfmt.formats.safetensors.layout import FIELDS, PREFIX
-from aprfmt.tensors.digest import sha256
+from aprfmt.tensors.digest import sha256_of_pieces
 
 if TYPE_CHECKING:
     import subprocess
@@ -95,7 +95,7 @@ def check_second_reader(ctx: CheckContext) -> Result:
     Raises NotRun where the library did not read every tensor.
     """
     reading = read_again(ctx)
-    findings = [_finding(one, reading.library) for one in reading.disagreements]
+    findings = [_disagreement_finding(one, reading.library) for one in reading.disagreements]
     count = f"{reading.agreed} of {reading.tensors} tensors"
     agreed = f"{reading.library} has the names, types, shapes and bytes of {count}"
     if reading.not_read:
@@ -104,7 +104,7 @@ def check_second_reader(ctx: CheckContext) -> Result:
     return Result(agreed, findings)
 
 
-def _finding(one: Disagreement, library: str) -> Finding:
+def _disagreement_finding(one: Disagreement, library: str) -> Finding:
     """Return a disagreement as a finding, with who is outside the specification."""
     place = f"{one.file}: {one.tensor}" if one.tensor else one.file
     said = f"{one.what}: aprfmt has {one.ours}, {library} {one.theirs}"
@@ -195,11 +195,11 @@ class _Comparison:
             elif "end" in row:
                 ended = True
             else:
-                yield self._compare(row)
+                yield self._compare_tensor(row)
         # What the library has not named is missing for it; what aprfmt calls damage, it accepts.
         if ended:
             for name in self._left:
-                self._differ(name, "present", "it once", "no such tensor")
+                self._record_difference(name, "present", "it once", "no such tensor")
             for damage in self._shard.parsed.faults.damage:
                 self._reading.disagreements.append(
                     Disagreement(
@@ -213,9 +213,9 @@ class _Comparison:
                     )
                 )
         else:
-            self._stopped(said, raised)
+            self._report_stopped(said, raised)
 
-    def _stopped(self, said: str, raised: bool) -> None:
+    def _report_stopped(self, said: str, raised: bool) -> None:
         """Record that the library did not read to the end; `raised` if by an error of its own.
 
         `said` is the reason. A library that needs more memory or time than it may have has decided
@@ -235,19 +235,19 @@ class _Comparison:
                 )
             )
 
-    def _compare(self, row: Mapping[str, Any]) -> int:
+    def _compare_tensor(self, row: Mapping[str, Any]) -> int:
         """Compare a row of the library with aprfmt's tensor; return the tensor's bytes."""
         name = str(row["name"])
         # Names first: one that is unknown, or comes twice, has no facts to compare.
         if name not in self._ours:
-            self._differ(name, "present", "no such tensor", "it once")
+            self._record_difference(name, "present", "no such tensor", "it once")
             return 0
         if name not in self._left:
-            self._differ(name, "present", "it once", "it twice")
+            self._record_difference(name, "present", "it once", "it twice")
             return 0
         del self._left[name]
         info = self._ours[name]
-        mine = self._facts(info)
+        mine = self._expected_entry(info)
         same = True
         for what, ours, theirs in (
             ("type", mine.encoding, row["encoding"]),
@@ -255,7 +255,7 @@ class _Comparison:
             ("place", mine.offset, mine.offset if row.get("offset") is None else row["offset"]),
         ):
             if ours != theirs:
-                self._differ(name, what, _shown(ours), _shown(theirs))
+                self._record_difference(name, what, _short_text(ours), _short_text(theirs))
                 same = False
         # Bytes are compared only where the library can read them and the header facts agree.
         if "lacks" in row:
@@ -275,12 +275,12 @@ class _Comparison:
         file has changed meanwhile.
         """
         file, stop = self._shard.file, info.offset + info.nbytes
-        found = sha256(file.windows(info.offset, stop))
+        found = sha256_of_pieces(file.windows(info.offset, stop))
         if found == row["sha256"] and row["nbytes"] == info.nbytes:
             return True
         if isinstance(file, MappedFile):
             file.refuse_changed()
-        self._differ(
+        self._record_difference(
             info.name,
             "bytes",
             f"{info.nbytes} with SHA-256 {found}",
@@ -288,23 +288,23 @@ class _Comparison:
         )
         return False
 
-    def _facts(self, info: TensorInfo) -> _Stored:
+    def _expected_entry(self, info: TensorInfo) -> _Stored:
         """Return a tensor as a header entry: the format's code, shape and offset."""
         row = find_encoding(info.encoding)
-        return _Stored(_code(self._kind, row), tuple(info.shape), info.offset)
+        return _Stored(_format_code(self._kind, row), tuple(info.shape), info.offset)
 
-    def _differ(self, name: str, what: str, ours: str, theirs: str) -> None:
+    def _record_difference(self, name: str, what: str, ours: str, theirs: str) -> None:
         """Record a difference, with who is outside the specification by the header itself.
 
         The arguments are those of `Disagreement`; an empty name is the file as a whole.
         """
-        outside, because = self._decide(name, what, ours, theirs)
+        outside, because = self._blame(name, what, ours, theirs)
         shown = shorten(name, 200)
         self._reading.disagreements.append(
             Disagreement(self._file, shown, what, ours, theirs, outside, because)
         )
 
-    def _decide(self, name: str, what: str, ours: str, theirs: str) -> tuple[str, str]:
+    def _blame(self, name: str, what: str, ours: str, theirs: str) -> tuple[str, str]:
         """Return (who is outside the specification, how that was found).
 
         The header's own entry decides.
@@ -317,7 +317,7 @@ class _Comparison:
             return _UNDECIDED, "the header cannot be read without either"
         if what == "present":
             count = entry[1] if entry else 0
-            return self._who(count == _COUNTS[ours], f"the header has {count} of it")
+            return self._blame_reader(count == _COUNTS[ours], f"the header has {count} of it")
         if entry is None:
             return _UNDECIDED, "the header has no such entry"
         stored = entry[0]
@@ -327,23 +327,23 @@ class _Comparison:
         if what not in said:
             mine = self._ours[name]
             fits = mine.offset == stored.offset and stored.nbytes in (None, mine.nbytes)
-            return self._who(fits, f"the header has its bytes at {stored.offset}")
-        truth = _shown(said[what])
+            return self._blame_reader(fits, f"the header has its bytes at {stored.offset}")
+        truth = _short_text(said[what])
         if truth not in (ours, theirs):
             return _UNDECIDED, f"the header has {truth}"
-        return self._who(truth == ours, f"the header has {truth}")
+        return self._blame_reader(truth == ours, f"the header has {truth}")
 
-    def _who(self, ours_fit: bool, because: str) -> tuple[str, str]:
+    def _blame_reader(self, ours_fit: bool, because: str) -> tuple[str, str]:
         """Return (the library where aprfmt's reading fits the header, else aprfmt; `because`)."""
         return (self._reading.library if ours_fit else _OURS), because
 
 
-def _shown(value: object) -> str:
+def _short_text(value: object) -> str:
     """Return a value as text of at most 200 characters."""
     return shorten(str(value), 200)
 
 
-def _code(kind: str, row: Encoding) -> str | int | None:
+def _format_code(kind: str, row: Encoding) -> str | int | None:
     """Return the code that a format has for an encoding: ggml's number, or safetensors' dtype."""
     return row.ggml if kind == "gguf" else row.safetensors
 
@@ -408,7 +408,7 @@ def _rows_of_child(kind: str, file: Any) -> Iterator[Mapping[str, Any]]:
     timer = Timer(_WALL * seconds, child.kill)
     timer.start()
     try:
-        yield from _answers(child, json.dumps(request).encode("ascii") + b"\n")
+        yield from _exchange_lines(child, json.dumps(request).encode("ascii") + b"\n")
     finally:
         timer.cancel()
         child.kill()
@@ -418,7 +418,9 @@ def _rows_of_child(kind: str, file: Any) -> Iterator[Mapping[str, Any]]:
         child.wait()
 
 
-def _answers(child: "subprocess.Popen[bytes]", request: bytes) -> Iterator[Mapping[str, Any]]:
+def _exchange_lines(
+    child: "subprocess.Popen[bytes]", request: bytes
+) -> Iterator[Mapping[str, Any]]:
     """Send the request to a child process, and yield its answers, a JSON object a line."""
     assert child.stdin is not None and child.stdout is not None
     try:

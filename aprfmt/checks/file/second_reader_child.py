@@ -67,7 +67,7 @@ _NUMPY_LACKS = (
 )  # fmt: skip
 
 
-def name_types() -> None:
+def add_numpy_names() -> None:
     """Add the small float types to this process's numpy, where `safetensors` looks for them."""
     import ml_dtypes  # numpy then also knows bfloat16 by its name
     import numpy as np
@@ -90,7 +90,7 @@ def read_safetensors(path: str) -> Iterator[Row]:
             part = file.get_slice(name)
             row: Row = {"name": name, "encoding": part.get_dtype(), "shape": part.get_shape()}
             try:
-                row |= _hashed(file, name, part)
+                row |= _hash_tensor(file, name, part)
             except MemoryError:
                 raise
             except Exception as error:  # of numpy or the library: which, its versions decide
@@ -99,7 +99,7 @@ def read_safetensors(path: str) -> Iterator[Row]:
             yield row
 
 
-def _hashed(file: Any, name: str, part: Any) -> Row:
+def _hash_tensor(file: Any, name: str, part: Any) -> Row:
     """Return {nbytes, offset, sha256} of a tensor's bytes, read a band of rows at a time.
 
     `part` is the tensor `name` of the open `file` as a slice.
@@ -121,7 +121,7 @@ def _hashed(file: Any, name: str, part: Any) -> Row:
 READERS = {"gguf": read_gguf, "safetensors": read_safetensors}
 
 
-def answers(kind: str, path: str, memory: int) -> Iterator[Row]:
+def answer_request(kind: str, path: str, memory: int) -> Iterator[Row]:
     """Yield every answer to a request, as JSON objects.
 
     `memory` is the process's limit in bytes, for the message. `kind` is the format, which is also
@@ -148,8 +148,8 @@ def main() -> None:
     from aprfmt.base.resource_limits import limit_resources
 
     limit_resources(request["cpu_seconds"], request["memory"])
-    name_types()
-    for row in answers(request["format"], request["file"], request["memory"]):
+    add_numpy_names()
+    for row in answer_request(request["format"], request["file"], request["memory"]):
         sys.stdout.write(json.dumps(row) + "\n")
     sys.stdout.flush()
 

@@ -57,7 +57,7 @@ def check_file_type(ctx: CheckContext) -> Result:
     where = f"{ctx.where}: {_FILE_TYPE}"
     number = stated & ~_GUESSED if isinstance(stated, int) else stated
     claimed = file_types().get(number)
-    counts = _weights(ctx.model)
+    counts = _elements_by_encoding(ctx.model)
     if not counts:
         raise NotRun("the file holds no matrices")
     main, most = counts.most_common(1)[0]
@@ -92,7 +92,7 @@ def check_file_type(ctx: CheckContext) -> Result:
     return Result(f"{stated} ({claimed}); {share}", findings)
 
 
-def _weights(model: Model) -> Counter[str]:
+def _elements_by_encoding(model: Model) -> Counter[str]:
     """Return {encoding: number of elements} over the model's matrices."""
     counts: Counter[str] = Counter()
     for tensor in model.values():
@@ -141,7 +141,7 @@ def check_quantization(ctx: CheckContext) -> Result:
         found = f"sparsity_config says {sparse!r}; no tensor is a part of such a weight"
         todo = "take it away, or get the weights it means"
         return Result("", [Finding(where, found, f"tensors named *{' or *'.join(_SPARSE)}", todo)])
-    claimed = _claimed(section)
+    claimed = _claimed_encodings(section)
     if not claimed:
         method = section.get("quant_method", "unnamed")
         raise NotRun(f"quantization {method!r} is not one this package knows by its tensors")
@@ -158,7 +158,10 @@ def check_quantization(ctx: CheckContext) -> Result:
         if astray is None
         else [
             Finding(
-                where, astray.says + astray.shown, "names of modules that are there", astray.remedy
+                where,
+                astray.says + astray.examples_text,
+                "names of modules that are there",
+                astray.remedy,
             )
         ]
     )
@@ -191,7 +194,7 @@ _PACKED = (".qweight", ".weight_packed", ".absmax", ".SCB")
 _SPARSE = (".bitmask", ".compressed")
 
 
-def _claimed(section: Mapping[str, Any]) -> set[str]:
+def _claimed_encodings(section: Mapping[str, Any]) -> set[str]:
     """Return the encodings that a quantization section promises; none if it cannot be told."""
     if section.get("load_in_4bit") or section.get("_load_in_4bit"):
         kind = section.get("bnb_4bit_quant_type", "fp4")  # bitsandbytes' default
@@ -247,7 +250,7 @@ def check_dtype(ctx: CheckContext) -> Result:
     claimed = _DTYPES.get(stated) if isinstance(stated, str) else None
     if claimed is None:
         raise NotRun(f"config.json names no float dtype ({stated!r})")
-    counts = _weights(ctx.model)
+    counts = _elements_by_encoding(ctx.model)
     floats = Counter({name: n for name, n in counts.items() if name in _DTYPES.values()})
     if not floats:
         raise NotRun("the file holds no plain float matrices")

@@ -7,7 +7,7 @@ from typing import Any
 from aprfmt.checks.records import NotRun
 from aprfmt.errors import FormatError
 from aprfmt.tokenizer.carried import Carried
-from aprfmt.tokenizer.hf_json import effective_added, stored_vocab
+from aprfmt.tokenizer.hf_json import effective_added_tokens, stored_vocab
 from aprfmt.tokenizer.keys import MERGES, SCORES, TOKENS, TYPES
 
 
@@ -33,22 +33,22 @@ def read_vocabulary(carried: Carried) -> StoredVocabulary:
 
     Raises FormatError for damaged ones, NotRun where neither holds tokens.
     """
-    tokens = carried.sequence(TOKENS, str)
+    tokens = carried.list_value(TOKENS, str)
     if tokens:
         lists = {
-            carried.spelled(key): length
+            carried.key_text(key): length
             for key in (SCORES, TYPES)
-            if (length := carried.length(key)) is not None
+            if (length := carried.list_length(key)) is not None
         }
-        merges = carried.sequence(MERGES, str)
-        return StoredVocabulary(carried.spelled(TOKENS), tokens, merges, lists, len(tokens), True)
+        merges = carried.list_value(MERGES, str)
+        return StoredVocabulary(carried.key_text(TOKENS), tokens, merges, lists, len(tokens), True)
     data = carried.parse_tokenizer_json()
     if data is None:
         raise NotRun("the model carries no list of tokens")
-    return _from_json(carried, data)
+    return _vocabulary_from_json(carried, data)
 
 
-def _from_json(carried: Carried, data: Mapping[str, Any]) -> StoredVocabulary:
+def _vocabulary_from_json(carried: Carried, data: Mapping[str, Any]) -> StoredVocabulary:
     """Return the vocabulary of a parsed tokenizer.json; FormatError where it is damaged."""
     model = data.get("model")
     if not isinstance(model, Mapping):
@@ -62,7 +62,9 @@ def _from_json(carried: Carried, data: Mapping[str, Any]) -> StoredVocabulary:
         twice = f"{count} tokens have {len(by_id)} ids"
         raise FormatError(f"{carried.origin}: {twice}; every token has an id of its own")
     plain = max(by_id, default=-1) + 1
-    by_id.update((row["id"], row["content"]) for row in effective_added(data, carried, known))
+    by_id.update(
+        (row["id"], row["content"]) for row in effective_added_tokens(data, carried, known)
+    )
     merges = model.get("merges")
     if merges is not None and not isinstance(merges, list):
         raise FormatError(f"{carried.origin}: model.merges is {type(merges).__name__}, not a list")

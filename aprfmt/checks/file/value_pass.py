@@ -83,12 +83,12 @@ def scan_values(model: Model, progress: Progress | None = None) -> dict[str, Ten
             if progress is not None:
                 progress(before + count, total)
 
-        found[name] = _look(tensor, report)
+        found[name] = _scan_tensor(tensor, report)
         done += tensor.info.nbytes
     return found
 
 
-def _look(tensor: LazyTensor, report: Callable[[int], None]) -> TensorScan:
+def _scan_tensor(tensor: LazyTensor, report: Callable[[int], None]) -> TensorScan:
     """Return what a pass over one tensor's bytes finds; `report` is called with its bytes done."""
     info = tensor.info
     if damage := tensor_damage(tensor):
@@ -98,7 +98,7 @@ def _look(tensor: LazyTensor, report: Callable[[int], None]) -> TensorScan:
     except UnsupportedError as error:
         return TensorScan(info, unread=str(error))
     if dtype == "bool":
-        return TensorScan(info, odd=_bad_bool(tensor))
+        return TensorScan(info, odd=_first_bad_bool(tensor))
     if dtype.lstrip("u").startswith("int"):
         return TensorScan(info)
     # Decode in windows, for statistics and the first bad scale.
@@ -123,7 +123,7 @@ def _look(tensor: LazyTensor, report: Callable[[int], None]) -> TensorScan:
     return TensorScan(info, total.result(), scale)
 
 
-def _bad_bool(tensor: LazyTensor) -> str:
+def _first_bad_bool(tensor: LazyTensor) -> str:
     """Return the first byte of a bool tensor that is neither 0 nor 1, in words; "" for none."""
     for start in range(0, tensor.info.nbytes, WINDOW):
         stop = min(start + WINDOW, tensor.info.nbytes)

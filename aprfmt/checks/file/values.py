@@ -13,7 +13,7 @@ def check_values(ctx: CheckContext) -> Result:
 
     Raises NotRun where a tensor cannot be decoded, or there are none.
     """
-    buffers = _buffers(ctx)
+    buffers = _buffer_names(ctx)
     findings, counted, unread = [], 0, []
     for name, row in ctx.census.items():
         if row.unread:
@@ -47,7 +47,7 @@ def check_values(ctx: CheckContext) -> Result:
     return Result(f"{counted} tensors", findings)
 
 
-def _buffers(ctx: CheckContext) -> frozenset[str]:
+def _buffer_names(ctx: CheckContext) -> frozenset[str]:
     """Return the stored names of computed buffers, such as masks.
 
     It is empty for an unknown architecture.

@@ -17,17 +17,17 @@ from aprfmt.errors import AprfmtError, FormatError
 from aprfmt.tokenizer.absent_keys import absent_ids, set_command
 from aprfmt.tokenizer.base import Engine
 from aprfmt.tokenizer.carried import Carried
-from aprfmt.tokenizer.conversations import tokens_lacking
+from aprfmt.tokenizer.conversations import missing_template_tokens
 from aprfmt.tokenizer.doubts import PLACEHOLDER
 from aprfmt.tokenizer.engine_defaults import GGUF_MODELS, KIND_NAMES, kind_of_pieces
 from aprfmt.tokenizer.keys import BYTE, MODEL, NORMAL, PRE
 from aprfmt.tokenizer.loading import engine_of_lists, load_tokenizer
 from aprfmt.tokenizer.pieces import byte_level_alphabet
-from aprfmt.tokenizer.pre import flatten
-from aprfmt.tokenizer.stated import DEFAULT_PRE, StatedTokenizer, stale_ids
+from aprfmt.tokenizer.pre import flatten_steps
+from aprfmt.tokenizer.stated import DEFAULT_PRE, StatedTokenizer, stale_post_processor_ids
 from aprfmt.tokenizer.template import scan_template
 from aprfmt.tokenizer.template_language import TODO, foreign_template
-from aprfmt.tokenizer.turn_ends import unstopped_turn
+from aprfmt.tokenizer.turn_ends import find_unstopped_turn
 from aprfmt.tokenizer.vocabulary import Vocabulary
 
 _MANY = 20  # findings of one kind; the rest is counted
@@ -60,14 +60,14 @@ def check_lists(ctx: CheckContext) -> Result:
         )
         for token in twice[:_MANY]
     ]
-    findings += _of_another_kind(ctx)
+    findings += _find_wrong_kind(ctx)
     failed = any(one.level == "fail" for one in findings)
-    if not failed and not _wrong_merges(words) and _has_ids(ctx.carried):
+    if not failed and not _wrong_merges(words) and _ids_are_numbers(ctx.carried):
         load_tokenizer(ctx.model)  # else the check of what is wrong says it
     return Result(f"{len(words.tokens)} tokens", findings)
 
 
-def _of_another_kind(ctx: CheckContext) -> list[Finding]:
+def _find_wrong_kind(ctx: CheckContext) -> list[Finding]:
     """Return [finding] where pieces are spelled as in another kind of vocabulary, else []."""
     try:
         side = ctx.stated
@@ -79,12 +79,12 @@ def _of_another_kind(ctx: CheckContext) -> list[Finding]:
     if not own or own == side.vocabulary.kind:
         return []
     read, pieces = KIND_NAMES[side.vocabulary.kind], KIND_NAMES[own]
-    if not side.lists:
+    if not side.uses_lists:
         where, todo = f"{ctx.carried.origin}: model", "use the tokenizer.json of the source"
     else:
-        where, model = ctx.carried.spelled(MODEL), GGUF_MODELS[own]
+        where, model = ctx.carried.key_text(MODEL), GGUF_MODELS[own]
         todo = set_command(ctx.carried, f"{MODEL.gguf}={model}")
-        if own == "bpe" and ctx.carried.text(PRE) in (None, DEFAULT_PRE):
+        if own == "bpe" and ctx.carried.text_value(PRE) in (None, DEFAULT_PRE):
             todo += f", and {PRE.gguf} to the source's"
     return [
         Finding(
@@ -96,10 +96,10 @@ def _of_another_kind(ctx: CheckContext) -> list[Finding]:
     ]
 
 
-def _has_ids(carried: Carried) -> bool:
+def _ids_are_numbers(carried: Carried) -> bool:
     """Return whether the special ids can be read as numbers."""
     try:
-        carried.ids()
+        carried.token_ids()
     except FormatError:
         return False
     return True
@@ -110,7 +110,7 @@ def check_size(ctx: CheckContext) -> Result:
 
     In GGUF every row must have a token as well. Added placeholders without a row are a warning.
     """
-    rows, origin = _rows(ctx)
+    rows, origin = _embedding_rows(ctx)
     words = ctx.words
     count = len(words.tokens)
     said = f"{count} tokens, {rows} rows"
@@ -137,7 +137,7 @@ def check_size(ctx: CheckContext) -> Result:
 _DENSE = ("gguf",)
 
 
-def _rows(ctx: CheckContext) -> tuple[int, str]:
+def _embedding_rows(ctx: CheckContext) -> tuple[int, str]:
     """Return (number of rows of the stored embedding, its stored name); NotRun without one."""
     resolution = ctx.resolution
     logical = resolution.roles.get("token_embd.weight")
@@ -150,9 +150,9 @@ def check_ids(ctx: CheckContext) -> Result:
     """Return a finding for each special id that is no token's, or is missing where it is needed."""
     words = ctx.words
     count = len(words.tokens)
-    stated = [(ctx.carried.where + f": {role}", i) for role, i in ctx.carried.ids().items()]
-    stated += _configured(ctx)
-    findings = _no_ids(ctx)
+    stated = [(ctx.carried.where + f": {role}", i) for role, i in ctx.carried.token_ids().items()]
+    stated += _configured_ids(ctx)
+    findings = _find_invalid_ids(ctx)
     for where, i in stated:
         if i >= count or words.tokens[i] is None:
             findings.append(
@@ -165,27 +165,27 @@ def check_ids(ctx: CheckContext) -> Result:
             )
     findings += [
         Finding(ctx.carried.where, one.says, "the id of a special token", one.todo, one.level)
-        for one in (absent_ids(ctx.carried) if _has_ids(ctx.carried) else ())
+        for one in (absent_ids(ctx.carried) if _ids_are_numbers(ctx.carried) else ())
     ]
-    findings += _stale(ctx)
+    findings += _find_stale_ids(ctx)
     if not stated and not findings:
         raise NotRun("neither metadata nor configuration state a special id")
     if not findings:
-        findings += _unstopped(ctx)
+        findings += _find_unstopped_turn(ctx)
     return Result(f"{len(stated)} ids", findings)
 
 
-def _stale(ctx: CheckContext) -> list[Finding]:
+def _find_stale_ids(ctx: CheckContext) -> list[Finding]:
     """Return a finding for each id in the post-processor that is not that of the token it names."""
     try:
         side = ctx.stated
     except AprfmtError:
         return []
-    if side is None or side.lists:
+    if side is None or side.uses_lists:
         return []
     tokens = side.vocabulary.tokens
     findings = []
-    for text, i, right in stale_ids(side):
+    for text, i, right in stale_post_processor_ids(side):
         held = f"{tokens[i]!r}" if i < len(tokens) else "no token"
         own = "has no id" if right is None else f"is {right}"
         findings.append(
@@ -199,14 +199,14 @@ def _stale(ctx: CheckContext) -> list[Finding]:
     return findings[:_MANY]
 
 
-def _unstopped(ctx: CheckContext) -> list[Finding]:
+def _find_unstopped_turn(ctx: CheckContext) -> list[Finding]:
     """Return [finding] where the template ends a turn with a token that stops no generation.
 
     It is a warning where nothing contradicts it: base models come with a chat template too, and
     their own eos is another token.
     """
     try:
-        found = unstopped_turn(ctx.carried)
+        found = find_unstopped_turn(ctx.carried)
     except AprfmtError:
         return []  # the checks of the lists and of the template say it
     if found is None:
@@ -214,17 +214,21 @@ def _unstopped(ctx: CheckContext) -> list[Finding]:
     level: Literal["fail", "warning"] = "fail" if found.contradicted else "warning"
     return [
         Finding(
-            ctx.carried.where, found.says, "a turn's end that stops a generation", found.todo, level
+            ctx.carried.where,
+            found.says,
+            "a turn's end that stops a generation",
+            found.remedy,
+            level,
         )
     ]
 
 
-def _configured(ctx: CheckContext) -> list[tuple[str, int]]:
+def _configured_ids(ctx: CheckContext) -> list[tuple[str, int]]:
     """Return (place, id) of the ids that config.json and generation_config.json set."""
-    return [(where, i) for where, i in _said(ctx) if type(i) is int and i >= 0]
+    return [(where, i) for where, i in _id_values(ctx) if type(i) is int and i >= 0]
 
 
-def _no_ids(ctx: CheckContext) -> list[Finding]:
+def _find_invalid_ids(ctx: CheckContext) -> list[Finding]:
     """Return a finding for each value of an id's key that is not an id."""
     return [
         Finding(
@@ -233,12 +237,12 @@ def _no_ids(ctx: CheckContext) -> list[Finding]:
             "an id, a list of ids, or null",
             "what reads it stops nowhere, or not at all",
         )
-        for where, value in _said(ctx)
+        for where, value in _id_values(ctx)
         if value is not None and (type(value) is not int or value < -1)
     ]
 
 
-def _said(ctx: CheckContext) -> list[tuple[str, Any]]:
+def _id_values(ctx: CheckContext) -> list[tuple[str, Any]]:
     """Return (place, value) of the bos, eos and pad keys of both configuration files.
 
     None where a key is missing; -1 means none in these files. A list gives an item for each value.
@@ -246,7 +250,7 @@ def _said(ctx: CheckContext) -> list[tuple[str, Any]]:
     found = []
     for name, source in (
         ("config.json", ctx.model.config or {}),
-        ("generation_config.json", ctx.carried.parse("generation_config.json")),
+        ("generation_config.json", ctx.carried.parse_file("generation_config.json")),
     ):
         for role in ("bos", "eos", "pad"):
             value = source.get(f"{role}_token_id")
@@ -274,11 +278,11 @@ def check_merges(ctx: CheckContext) -> Result:
     if len(wrong) > _MANY:
         findings.append(Finding(words.where, f"{len(wrong) - _MANY} more merges", expected))
     if not wrong:
-        findings += _unmade(ctx)
+        findings += _find_missing_merges(ctx)
     return Result(f"{len(words.merges)} merges", findings)
 
 
-def _unmade(ctx: CheckContext) -> list[Finding]:
+def _find_missing_merges(ctx: CheckContext) -> list[Finding]:
     """Return [finding] where many pieces are made by no merge, so that merges were lost; else [].
 
     Only for byte-level BPE, in which merges alone make a piece of several characters.
@@ -310,24 +314,24 @@ def _unmade(ctx: CheckContext) -> list[Finding]:
     ]
 
 
-def round_trip(ctx: CheckContext) -> Result:
+def check_round_trip(ctx: CheckContext) -> Result:
     """Return a finding for each sample text that does not come back from its token ids.
 
     Raises NotRun for a tokenizer that changes texts, or that does not build.
     """
     try:
         side = ctx.stated
-        engine = None if side is None else _own_engine(ctx, side)
+        engine = None if side is None else _build_engine(ctx, side)
     except AprfmtError as error:
         raise NotRun("the tokenizer does not build; see the check tokenizer") from error
     if side is None or engine is None:
         raise NotRun("a tokenizer of this kind does not keep texts as they are")
     # Only texts that the normalizer keeps and the vocabulary can spell must come back.
-    steps = flatten((side.data or {}).get("normalizer"), "normalizers")
+    steps = flatten_steps((side.data or {}).get("normalizer"), "normalizers")
     changing = [str(step.get("type")) for step in steps if step.get("type") not in _KEEPING]
     if changing:
         raise NotRun(f"the tokenizer changes texts: {', '.join(changing)}")
-    texts = [text for text in ROUND_TRIPS if _spelled(text, side.vocabulary)]
+    texts = [text for text in ROUND_TRIPS if _can_spell(text, side.vocabulary)]
     if not texts:
         raise NotRun("the vocabulary lacks characters of every text that is tried")
     findings = []
@@ -346,7 +350,7 @@ def round_trip(ctx: CheckContext) -> Result:
     return Result(f"{len(texts)} texts", findings)
 
 
-def _spelled(text: str, vocabulary: Vocabulary) -> bool:
+def _can_spell(text: str, vocabulary: Vocabulary) -> bool:
     """Return whether a vocabulary has a piece for every character of a text, or byte pieces.
 
     Blanks are left out: under the wrong kind of vocabulary they are what has no piece.
@@ -359,14 +363,14 @@ def _spelled(text: str, vocabulary: Vocabulary) -> bool:
     return wanted <= set(vocabulary.tokens)
 
 
-def _own_engine(ctx: CheckContext, side: StatedTokenizer) -> Engine | None:
+def _build_engine(ctx: CheckContext, side: StatedTokenizer) -> Engine | None:
     """Return the tokenizer engine that programs reading this format would use.
 
     None for a kind that alters texts, or for broken merges.
     """
     if not side.encodes or side.vocabulary.kind not in KIND_NAMES or _wrong_merges(ctx.words):
         return None
-    if side.lists:
+    if side.uses_lists:
         return engine_of_lists(side.vocabulary, ctx.carried.where)
     return ctx.model.tokenizer.engine
 
@@ -416,11 +420,11 @@ def check_template(ctx: CheckContext) -> Result:
         )
         for line, _, what in (sentence.partition(": ") for sentence in scan_template(text))
     ]
-    findings += _unknown_tokens(ctx)
+    findings += _find_unknown_tokens(ctx)
     return Result(f"{len(text)} characters", findings)
 
 
-def _unknown_tokens(ctx: CheckContext) -> list[Finding]:
+def _find_unknown_tokens(ctx: CheckContext) -> list[Finding]:
     """Return a finding for each control token that the template writes and the vocabulary lacks."""
     try:
         side = ctx.stated
@@ -433,5 +437,5 @@ def _unknown_tokens(ctx: CheckContext) -> list[Finding]:
             "tokens of the model's own vocabulary",
             "the template is another model's, or the vocabulary lost its added tokens",
         )
-        for token in (tokens_lacking(side) if side is not None else [])[:_MANY]
+        for token in (missing_template_tokens(side) if side is not None else [])[:_MANY]
     ]

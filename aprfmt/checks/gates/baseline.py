@@ -45,10 +45,10 @@ def compare_baseline(before: Mapping[str, Any], now: Iterable[Answer]) -> Iterab
         if gate is None or gate.outcome == "NOT_RUN":
             continue
         for key, row in old["measures"].items():
-            yield _moved(key, row, gate)
+            yield _check_measure(key, row, gate)
 
 
-def _moved(key: str, row: Mapping[str, Any], gate: Answer) -> Check:
+def _check_measure(key: str, row: Mapping[str, Any], gate: Answer) -> Check:
     """Return the check that a number moved no further than its tolerance in the baseline.
 
     `row` is the baseline's record of the number, `gate` the answer that may have it now.

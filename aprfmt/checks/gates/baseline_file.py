@@ -23,7 +23,7 @@ FORMAT = 1
 MAX_BYTES = 16 << 20
 
 
-def to_json(report: QaReport) -> dict[str, Any]:
+def report_to_baseline(report: QaReport) -> dict[str, Any]:
     """Return the JSON of a baseline file for a report; numbers that are not finite are None."""
     return {
         "format": FORMAT,
@@ -44,18 +44,18 @@ def to_json(report: QaReport) -> dict[str, Any]:
     }
 
 
-def save(report: QaReport, path: Path, *, force: bool = False) -> None:
+def write_baseline(report: QaReport, path: Path, *, force: bool = False) -> None:
     """Write a report as a baseline file; OutputError where it exists and `force` is not given."""
     with FileSet(force=force) as files:
-        files.create(path).write((json.dumps(to_json(report), indent=1) + "\n").encode())
+        files.create(path).write((json.dumps(report_to_baseline(report), indent=1) + "\n").encode())
 
 
-def read(path: Path) -> Mapping[str, Any]:
+def read_baseline(path: Path) -> Mapping[str, Any]:
     """Return {gate: outcome and measures} of a baseline file; FormatError for any other file."""
-    return parse(load_file(path, max_bytes=MAX_BYTES), path)
+    return parse_baseline(load_file(path, max_bytes=MAX_BYTES), path)
 
 
-def parse(data: Any, path: Path) -> Mapping[str, Any]:
+def parse_baseline(data: Any, path: Path) -> Mapping[str, Any]:
     """Return {gate: outcome and measures} of a baseline's JSON value; FormatError for another.
 
     `path` begins the messages.
@@ -63,12 +63,12 @@ def parse(data: Any, path: Path) -> Mapping[str, Any]:
     if not isinstance(data, Mapping) or data.get("format") != FORMAT:
         raise FormatError(f'{path}: expected a baseline of "format": {FORMAT}')
     gates = data.get("gates")
-    if not isinstance(gates, Mapping) or not all(_sound(gate) for gate in gates.values()):
+    if not isinstance(gates, Mapping) or not all(_is_gate_record(gate) for gate in gates.values()):
         raise FormatError(f"{path}: its gates are no objects with outcome and measures")
     return gates
 
 
-def _sound(gate: Any) -> bool:
+def _is_gate_record(gate: Any) -> bool:
     """Return whether a value is the record of a gate: an outcome, and measures with tolerances."""
     if not isinstance(gate, Mapping) or not isinstance(gate.get("measures"), Mapping):
         return False

@@ -19,7 +19,7 @@ from aprfmt.inference.gates import check_last_row
 from aprfmt.inference.loss import MeanLoss, assess_loss, count_leading, is_in_bits, window_size
 from aprfmt.inference.session import Session
 from aprfmt.measure.distances import rel_l2
-from aprfmt.measure.tolerances import Tolerance, tolerance
+from aprfmt.measure.tolerances import Tolerance, run_tolerance
 
 Numbers = NDArray[Any]
 STEPS = 6  # tokens run one by one
@@ -58,10 +58,10 @@ def check_loss(subject: ModelUnderTest) -> Result:
     checks: list[Check] = []
     measures: dict[str, Measure] = {}
     for text in texts:
-        ids = _ids(subject, text)
-        leading = () if subject.tokenizer is None else subject.tokenizer.leading
+        ids = _text_ids(subject, text)
+        leading = () if subject.tokenizer is None else subject.tokenizer.prefix_ids
         found, shifts = measure_loss(subject.session, ids, text.name, count_leading(ids, leading))
-        allowed = text.tolerance if text.tolerance is not None else _allowed(subject)
+        allowed = text.tolerance if text.tolerance is not None else _loss_tolerance(subject)
         checks += judge_loss(text, found, shifts, kind, allowed)
         measures[f"loss {text.name}"] = Measure(
             found.nats, "nats per token", 0.01, "absolute", "rounding moves a loss far less"
@@ -69,7 +69,7 @@ def check_loss(subject: ModelUnderTest) -> Result:
     return Result(checks=checks, measures=measures)
 
 
-def _ids(subject: ModelUnderTest, text: GoldenText) -> list[int]:
+def _text_ids(subject: ModelUnderTest, text: GoldenText) -> list[int]:
     """Return the token ids of a golden text.
 
     For an untrained model without a tokenizer they are the probe's.
@@ -85,7 +85,7 @@ def _ids(subject: ModelUnderTest, text: GoldenText) -> list[int]:
     raise NotRun("the model carries no tokenizer, and no golden file gives token ids")
 
 
-def _allowed(subject: ModelUnderTest) -> float:
+def _loss_tolerance(subject: ModelUnderTest) -> float:
     """Return how many nats a golden loss may be off; more for quantized weights or half floats."""
     plain = all(find_encoding(tensor.encoding).block_size == 1 for tensor in subject.model.values())
     exact = subject.session.backend.dtype in ("float32", "float64")
@@ -120,7 +120,7 @@ def judge_loss(
     """
     checks = assess_loss(found, kind, text.name)
     if text.nats is not None and found.tokens:
-        uniform, off = found.uniform, abs(found.nats - text.nats)
+        uniform, off = found.uniform_loss, abs(found.nats - text.nats)
         bits = off > allowed and is_in_bits(text.nats, found.nats)
         checks = [each for each in checks if each.name != "loss-plausible"]
         checks.append(
@@ -196,13 +196,13 @@ def check_state(subject: ModelUnderTest) -> Result:
         check(
             f"same-after-{name.replace(' ', '-')}",
             bool(np.array_equal(found, first)),
-            _difference(found, first),
+            _difference_text(found, first),
             "the bits of the first call",
             "something is carried from call to call: a cache, a buffer, a setting",
         )
         for name, found in repeats
     ]
-    least = _bound(session).rel_l2  # less is rounding
+    least = _step_tolerance(session).rel_l2  # less is rounding
     checks.append(
         check(
             "input-matters",
@@ -212,7 +212,7 @@ def check_state(subject: ModelUnderTest) -> Result:
             "nothing is computed from the tokens",
         )
     )
-    checks.append(_stepped(session, ids))
+    checks.append(_check_steps(session, ids))
     return Result(checks=checks)
 
 
@@ -221,25 +221,25 @@ def float_bits(values: Numbers) -> Numbers:
     return np.ascontiguousarray(values).view(f"u{values.dtype.itemsize}")
 
 
-def _difference(a: Numbers, b: Numbers) -> str:
+def _difference_text(a: Numbers, b: Numbers) -> str:
     """Return how many of the numbers differ, in words."""
     count = int(np.count_nonzero(a != b))
     return f"{count} of {a.size} logits differ" if count else "equal bits"
 
 
-def _bound(session: Session) -> Tolerance:
+def _step_tolerance(session: Session) -> Tolerance:
     """Return the tolerance between two passes of a session's dtype."""
     dtype = session.backend.dtype
-    return tolerance(dtype, dtype, moe=bool(session.hp["n_experts"]))
+    return run_tolerance(dtype, dtype, moe=bool(session.hp["n_experts"]))
 
 
-def _stepped(session: Session, ids: Sequence[int]) -> Check:
+def _check_steps(session: Session, ids: Sequence[int]) -> Check:
     """Return the check that steps through the key-value cache give what a whole pass gives."""
     whole = session.prefill(ids)[-1]
     session.prefill(ids[:-STEPS] or ids[:1])
     for token in ids[max(len(ids) - STEPS, 1) :]:
         stepped = session.step(token)
-    distance, bound = rel_l2(stepped, whole), _bound(session)
+    distance, bound = rel_l2(stepped, whole), _step_tolerance(session)
     return check(
         "steps-are-prefill",
         distance <= bound.rel_l2,

@@ -61,15 +61,15 @@ def check_golden_output(subject: ModelUnderTest) -> Result:
         checks += found
         if answer is not None:
             answers[prompt.name] = answer.text
-        if prompt.form not in typical or (good[prompt.form] and _bad(found)):
+        if prompt.form not in typical or (good[prompt.form] and _any_failed(found)):
             typical[prompt.form] = prompt
-        good[prompt.form] = good.get(prompt.form, True) and not _bad(found)
+        good[prompt.form] = good.get(prompt.form, True) and not _any_failed(found)
     cells: dict[tuple[str, str], bool | None] = {
         (subject.model.format, form): good.get(form) for form in FORMS
     }
     details: dict[str, Any] = {"golden": subject.golden.origin, "answers": answers}
     if not all(good.values()):
-        other, cells_there = _other_side(subject, typical)
+        other, cells_there = _ask_other_copy(subject, typical)
         cells |= cells_there
         details["faulty_side"] = faulty_side(cells, subject.model.format, other)
         checks.append(
@@ -77,7 +77,7 @@ def check_golden_output(subject: ModelUnderTest) -> Result:
                 "faulty-side",
                 "FAIL",
                 subject.where,
-                _cells(cells),
+                _cells_text(cells),
                 "PASS in all of format x prompt form",
                 details["faulty_side"],
             )
@@ -85,11 +85,11 @@ def check_golden_output(subject: ModelUnderTest) -> Result:
     details["grid"] = [
         {"side": side, "form": form, "passed": passed} for (side, form), passed in cells.items()
     ]
-    seen = "" if _bad(checks) else _seen(checks)
+    seen = "" if _any_failed(checks) else _pass_summary(checks)
     return Result(checks=checks, details=details, found=seen)
 
 
-def _seen(checks: Sequence[Check]) -> str:
+def _pass_summary(checks: Sequence[Check]) -> str:
     """Return words on a PASS: how many answers were read, as expected, ended by a stop token."""
     rows: dict[str, list[Check]] = {}
     for one in checks:
@@ -102,7 +102,7 @@ def _seen(checks: Sequence[Check]) -> str:
     return ", ".join(words)
 
 
-def _bad(checks: Sequence[Check]) -> bool:
+def _any_failed(checks: Sequence[Check]) -> bool:
     """Return whether a check failed."""
     return any(each.outcome == "FAIL" for each in checks)
 
@@ -110,7 +110,7 @@ def _bad(checks: Sequence[Check]) -> bool:
 # --- one prompt -------------------------------------------------------------------------------
 
 
-class _Remembering(Sampler):
+class _RecordingSampler(Sampler):
     """A sampler that records the tokens it draws, the stop token included."""
 
     def __init__(self, sampling: Sampling) -> None:
@@ -124,7 +124,7 @@ class _Remembering(Sampler):
         return self.drawn[-1]
 
 
-def generate(session: Session, tokenizer: Tokenizer, prompt: GoldenPrompt) -> Generated:
+def generate_answer(session: Session, tokenizer: Tokenizer, prompt: GoldenPrompt) -> Generated:
     """Return a model's greedy answer to a prompt, with its own chat template and stop tokens.
 
     Raises NotRun for a prompt that does not fit the context, FormatError for an id outside the
@@ -141,7 +141,7 @@ def generate(session: Session, tokenizer: Tokenizer, prompt: GoldenPrompt) -> Ge
         raise FormatError(f"token id {max(ids)}; the embedding has {rows} rows")
     if not ids or room < 1:
         raise NotRun(f"{len(ids)} tokens do not fit a context of {len(ids) + room}")
-    sampler = _Remembering(Sampling())
+    sampler = _RecordingSampler(Sampling())
     for _ in session.generate(ids, sampler, min(prompt.max_tokens, room), tokenizer.stop_ids):
         pass
     drawn = sampler.drawn
@@ -155,7 +155,7 @@ def check_prompt(
 ) -> tuple[list[Check], Generated | None]:
     """Return (the checks of one prompt, its answer or None where there is none)."""
     try:
-        answer = generate(session, tokenizer, prompt)
+        answer = generate_answer(session, tokenizer, prompt)
     except NotRun as reason:
         return [not_run(f"{prompt.name}-answer", str(reason))], None
     except AprfmtError as error:  # a NaN, a template that does not render: never a skip
@@ -189,9 +189,9 @@ def judge_answer(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) 
             check(
                 f"{prompt.name}-tokens",
                 answer.prompt_ids == prompt.prompt_ids,
-                _ids(answer.prompt_ids),
-                _ids(prompt.prompt_ids),
-                "the tokenizer is another one" if not _bad(checks) else "see the template",
+                _ids_text(answer.prompt_ids),
+                _ids_text(prompt.prompt_ids),
+                "the tokenizer is another one" if not _any_failed(checks) else "see the template",
             )
         )
     said = [i for i in answer.ids if i != answer.stop]
@@ -202,18 +202,18 @@ def judge_answer(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) 
         check(
             f"{prompt.name}-readable",
             not found,
-            "; ".join(found) or _short(answer.text),
+            "; ".join(found) or _quote_short(answer.text),
             "no gibberish",
             "compare the model with its source: aprfmt diagnose",
         )
     )
-    checks.append(_end(prompt, answer, tokenizer))
+    checks.append(_check_end(prompt, answer, tokenizer))
     if prompt.expects:
-        checks.append(_expected(prompt, answer, tokenizer))
+        checks.append(_check_content(prompt, answer, tokenizer))
     return checks
 
 
-def _end(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> Check:
+def _check_end(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> Check:
     """Return PASS where a stop token ended the answer, NOT_RUN where the limit did.
 
     Whether a stop token would have come later is not known.
@@ -231,7 +231,7 @@ def _end(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> Check
     return not_run(name, why if tokenizer.stop_ids else "the model names no stop token")
 
 
-def _expected(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> Check:
+def _check_content(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> Check:
     """Return the check that an answer has the tokens, text or code that is expected.
 
     A wrong answer is NOT_RUN where the expected tokens lead by too little to say anything.
@@ -259,8 +259,8 @@ def _expected(prompt: GoldenPrompt, answer: Generated, tokenizer: Tokenizer) -> 
     lead = prompt.smallest_lead
     if wrong and lead is not None and lead < bounds.LEAD:
         return not_run(name, f"{wrong}, which says nothing: the expected token leads by {lead:g}")
-    found = f"{wrong}: {_short(answer.text)}" if wrong else _short(answer.text)
-    return check(name, not wrong, found, _short(expected), todo)
+    found = f"{wrong}: {_quote_short(answer.text)}" if wrong else _quote_short(answer.text)
+    return check(name, not wrong, found, _quote_short(expected), todo)
 
 
 def python_fault(text: str, functions: Sequence[str]) -> str:
@@ -280,12 +280,12 @@ def python_fault(text: str, functions: Sequence[str]) -> str:
     return "a syntax error in the first line"
 
 
-def _ids(ids: Sequence[int]) -> str:
+def _ids_text(ids: Sequence[int]) -> str:
     """Return token ids as text: their number and the first eight."""
     return f"{len(ids)} ids: {' '.join(map(str, ids[:8]))}{' ...' if len(ids) > 8 else ''}"
 
 
-def _short(text: str) -> str:
+def _quote_short(text: str) -> str:
     """Return a text in quotes, cut to SHOWN characters."""
     return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
 
@@ -293,7 +293,7 @@ def _short(text: str) -> str:
 # --- format x prompt form ---------------------------------------------------------------------
 
 
-def _other_side(
+def _ask_other_copy(
     subject: ModelUnderTest, typical: Mapping[str, GoldenPrompt]
 ) -> tuple[str | None, dict[tuple[str, str], bool | None]]:
     """Return (name of another copy, {(copy, form): whether its answers pass}).
@@ -317,7 +317,7 @@ def _other_side(
     with session:
         for form, prompt in typical.items():
             if form == "direct" or tokenizer.chat_template is not None:
-                cells[name, form] = not _bad(check_prompt(session, tokenizer, prompt)[0])
+                cells[name, form] = not _any_failed(check_prompt(session, tokenizer, prompt)[0])
     return name, cells
 
 
@@ -348,7 +348,7 @@ def faulty_side(cells: Mapping[tuple[str, str], bool | None], here: str, there: 
     return f"{here} and {there} fail alike: the model itself, or the engine"
 
 
-def _cells(cells: Mapping[tuple[str, str], bool | None]) -> str:
+def _cells_text(cells: Mapping[tuple[str, str], bool | None]) -> str:
     """Return which copies passed in which form, as words."""
     words = {True: "PASS", False: "FAIL", None: "NOT-RUN"}
     return ", ".join(f"{side} {form} {words[passed]}" for (side, form), passed in cells.items())

@@ -23,27 +23,32 @@ def gibberish_signals(
     `ids` are the tokens of the answer, and `spelled` returns their text, special tokens included: a
     loop of tokens that have no text, or broken characters, shows in them alone.
     """
-    repeats = _repeats(text)
+    repeats = _repeated_fragment(text)
     if not repeats and spelled is not None:
         repeats = _repeated_tokens(ids, spelled)
-    found = (_foreign(text, prompt), repeats, _broken(text), _same(text))
+    found = (
+        _foreign_script(text, prompt),
+        repeats,
+        _broken_characters(text),
+        _dominant_character(text),
+    )
     return [sentence for sentence in found if sentence]
 
 
-def _foreign(text: str, prompt: str) -> str:
+def _foreign_script(text: str, prompt: str) -> str:
     """Return a sentence if most characters are not ASCII though the prompt's are; else ""."""
-    if len(text) < GIBBERISH.foreign_length or _share(prompt) > GIBBERISH.foreign_share:
+    if len(text) < GIBBERISH.foreign_length or _non_ascii_share(prompt) > GIBBERISH.foreign_share:
         return ""
-    share = _share(text)
+    share = _non_ascii_share(text)
     return f"{share:.0%} of the characters are not ASCII" if share > GIBBERISH.foreign_share else ""
 
 
-def _share(text: str) -> float:
+def _non_ascii_share(text: str) -> float:
     """Return the share of characters that are not ASCII; 0 for an empty text."""
     return sum(not char.isascii() for char in text) / len(text) if text else 0.0
 
 
-def _repeats(text: str) -> str:
+def _repeated_fragment(text: str) -> str:
     """Return a sentence on a fragment that is three times in a row; "" without one.
 
     Runs of one byte (rules, indents) do not count. Fragments have up to 16 bytes, or up to a
@@ -51,13 +56,13 @@ def _repeats(text: str) -> str:
     """
     data = text.encode("utf-8", "surrogatepass")
     low, high = GIBBERISH.fragment
-    for start, size, times in _loops(data, low, max(high, int(len(data) * GIBBERISH.longest))):
+    for start, size, times in _find_loops(data, low, max(high, int(len(data) * GIBBERISH.longest))):
         fragment = data[start : start + size]
         if len(set(fragment)) == 1:
             continue
         shown = fragment.decode("utf-8", "replace")
         if size <= high or any(char.isalnum() for char in shown):
-            return f"the fragment {_short(shown)} stands {times} times in a row"
+            return f"the fragment {_quote_short(shown)} stands {times} times in a row"
     return ""
 
 
@@ -67,15 +72,15 @@ def _repeated_tokens(ids: Sequence[int], spelled: Callable[[Sequence[int]], str]
     A loop has up to a quarter of all tokens. `spelled` returns the text of tokens.
     """
     row = tuple(ids)
-    for start, size, times in _loops(row, 1, int(len(row) * GIBBERISH.longest)):
+    for start, size, times in _find_loops(row, 1, int(len(row) * GIBBERISH.longest)):
         shown = spelled(row[start : start + size])
         if size * times >= GIBBERISH.tokens and len(set(shown)) > 1:
             many = "token" if size == 1 else "tokens"
-            return f"{size} {many} {_short(shown)} stand {times} times in a row"
+            return f"{size} {many} {_quote_short(shown)} stand {times} times in a row"
     return ""
 
 
-def _loops(row: Sequence[Any], low: int, high: int) -> Iterable[tuple[int, int, int]]:
+def _find_loops(row: Sequence[Any], low: int, high: int) -> Iterable[tuple[int, int, int]]:
     """Yield (start, size, times) of fragments that are several times in a row, shortest first.
 
     A run of equal places one fragment apart, long enough for three copies, covers a fragment that
@@ -100,12 +105,12 @@ def _loops(row: Sequence[Any], low: int, high: int) -> Iterable[tuple[int, int, 
                 yield start - size, size, times
 
 
-def _short(text: str) -> str:
+def _quote_short(text: str) -> str:
     """Return a text in quotes, cut to SHOWN characters."""
     return repr(text if len(text) <= SHOWN else text[:SHOWN] + "...")
 
 
-def _broken(text: str) -> str:
+def _broken_characters(text: str) -> str:
     """Return a sentence if a text has many U+FFFD; else ""."""
     whole = text.removesuffix("\ufffd")  # the last token may end inside a character
     count = whole.count("\ufffd")
@@ -114,7 +119,7 @@ def _broken(text: str) -> str:
     return ""
 
 
-def _same(text: str) -> str:
+def _dominant_character(text: str) -> str:
     """Return a sentence if nearly all of a text is one character; else ""."""
     dense = "".join(text.split())
     if len(dense) < GIBBERISH.same_length:

@@ -109,24 +109,24 @@ def find_golden(model: Model, given: Path | None) -> GoldenFile:
 
 def read_golden(path: Path) -> GoldenFile:
     """Return a golden file's prompts and texts; FormatError names the entry and key at fault."""
-    return parse(load_file(path, max_bytes=MAX_BYTES), path)
+    return parse_golden(load_file(path, max_bytes=MAX_BYTES), path)
 
 
-def parse(data: Any, path: Path) -> GoldenFile:
+def parse_golden(data: Any, path: Path) -> GoldenFile:
     """Return the prompts and texts in a golden file's JSON value; FormatError for another.
 
     `path` begins the messages.
     """
     if not isinstance(data, Mapping) or data.get("format", FORMAT) != FORMAT:
         raise FormatError(f'{path}: expected an object with "format": {FORMAT}')
-    prompts = [_prompt(row, path) for row in _rows(data, "greedy", path)]
-    texts = [_text(row, path) for row in _rows(data, "losses", path)]
+    prompts = [_parse_prompt(row, path) for row in _named_entries(data, "greedy", path)]
+    texts = [_parse_text(row, path) for row in _named_entries(data, "losses", path)]
     if not prompts and not texts:
         raise FormatError(f'{path}: holds neither "greedy" prompts nor "losses"')
     return GoldenFile(str(path), tuple(prompts), tuple(texts))
 
 
-def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, Any]]:
+def _named_entries(data: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, Any]]:
     """Return the list of entries under a key; FormatError for a name that is missing or twice."""
     rows = data.get(key, [])
     if not isinstance(rows, list) or not all(
@@ -139,7 +139,7 @@ def _rows(data: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, An
     return rows
 
 
-def _prompt(row: Mapping[str, Any], path: Path) -> GoldenPrompt:
+def _parse_prompt(row: Mapping[str, Any], path: Path) -> GoldenPrompt:
     """Return an entry of `greedy` as a prompt; FormatError names the key at fault."""
     where = f"{path}: {row['name']:.80}"
     # Check each key before it is used: the file is written by hand.
@@ -149,37 +149,37 @@ def _prompt(row: Mapping[str, Any], path: Path) -> GoldenPrompt:
         for m in messages
     ):
         raise FormatError(f"{where}: messages are no list of objects with role and content")
-    prompt = _value(row, "prompt", str, where)
+    prompt = _optional_value(row, "prompt", str, where)
     if prompt is None and not messages:
         raise FormatError(f"{where}: has neither prompt nor messages")
     contains = row.get("contains", [])
     contains = [contains] if isinstance(contains, str) else contains
-    output_ids = _ids(row, "output_ids", where)
-    parses = _value(row, "parses", str, where)
+    output_ids = _optional_ids(row, "output_ids", where)
+    parses = _optional_value(row, "parses", str, where)
     if parses not in (None, "python"):
         raise FormatError(f"{where}: parses is {parses!r:.40}; expected python")
-    limit = _value(row, "max_tokens", int, where)
+    limit = _optional_value(row, "max_tokens", int, where)
     if limit is not None and not 0 < limit <= MOST_TOKENS:
         raise FormatError(f"{where}: max_tokens is {limit!r:.40}; expected 1 to {MOST_TOKENS}")
     return GoldenPrompt(
         row["name"],
         prompt,
         tuple(dict(message) for message in messages),
-        _ids(row, "prompt_ids", where),
+        _optional_ids(row, "prompt_ids", where),
         output_ids,
-        _value(row, "output_text", str, where),
-        _strings(contains, "contains", where),
+        _optional_value(row, "output_text", str, where),
+        _string_tuple(contains, "contains", where),
         parses,
-        _strings(row.get("defines", []), "defines", where),
+        _string_tuple(row.get("defines", []), "defines", where),
         limit if limit is not None else len(output_ids) if output_ids else MAX_TOKENS,
-        _value(row, "smallest_lead", (int, float), where),
+        _optional_value(row, "smallest_lead", (int, float), where),
     )
 
 
-def _text(row: Mapping[str, Any], path: Path) -> GoldenText:
+def _parse_text(row: Mapping[str, Any], path: Path) -> GoldenText:
     """Return an entry of `losses` as a text; FormatError where it has neither text nor ids."""
     where = f"{path}: {row['name']:.80}"
-    text, ids = _value(row, "text", str, where), _ids(row, "ids", where)
+    text, ids = _optional_value(row, "text", str, where), _optional_ids(row, "ids", where)
     if text is None and ids is None:
         raise FormatError(f"{where}: has neither text nor ids")
     numbers = (int, float)
@@ -187,12 +187,12 @@ def _text(row: Mapping[str, Any], path: Path) -> GoldenText:
         row["name"],
         text,
         ids,
-        _value(row, "nats_per_token", numbers, where),
-        _value(row, "tolerance", numbers, where),
+        _optional_value(row, "nats_per_token", numbers, where),
+        _optional_value(row, "tolerance", numbers, where),
     )
 
 
-def _value(row: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
+def _optional_value(row: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
     """Return row[key], None where it is missing; FormatError for another type or a huge number.
 
     `kind` is a type or a tuple of types.
@@ -208,7 +208,7 @@ def _value(row: Mapping[str, Any], key: str, kind: Any, where: str) -> Any:
     return value
 
 
-def _ids(row: Mapping[str, Any], key: str, where: str) -> tuple[int, ...] | None:
+def _optional_ids(row: Mapping[str, Any], key: str, where: str) -> tuple[int, ...] | None:
     """Return row[key] as token ids, None where it is missing; FormatError for anything else."""
     value = row.get(key)
     if value is None:
@@ -218,7 +218,7 @@ def _ids(row: Mapping[str, Any], key: str, where: str) -> tuple[int, ...] | None
     return tuple(value)
 
 
-def _strings(value: Any, key: str, where: str) -> tuple[str, ...]:
+def _string_tuple(value: Any, key: str, where: str) -> tuple[str, ...]:
     """Return a list of texts as a tuple; FormatError for anything else."""
     if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
         raise FormatError(f"{where}: {key} is no list of texts")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TypedDict
 
 from aprfmt.checks.context import CheckContext
-from aprfmt.checks.gates.baseline_file import read
+from aprfmt.checks.gates.baseline_file import read_baseline
 from aprfmt.checks.gates.golden import GoldenFile, find_golden
 from aprfmt.checks.records import Answer, NotRun
 from aprfmt.conversion import convert
@@ -91,7 +91,7 @@ class ModelUnderTest(CheckContext):
         """
         model = open_model(request.path, arch=request.arch, allow_missing=request.allow_missing)
         try:
-            model.remember()
+            model.cache_remote_reads()
             _ = model.resolution
             subject = cls(request, model)
             _ = subject.golden, subject.baseline  # broken inputs are errors, not verdicts
@@ -134,7 +134,7 @@ class ModelUnderTest(CheckContext):
             threads=request.threads,
             memory=request.memory,
             deterministic=request.deterministic,
-        ).session(model)
+        ).open_session(model)
 
     @cached_property
     def tokenizer(self) -> Tokenizer | None:
@@ -171,9 +171,9 @@ class ModelUnderTest(CheckContext):
         """
         if format not in self._copies:
             try:
-                target = self._folder / f"copy{FORMATS[format].extensions[0]}"
+                target = self._copies_folder / f"copy{FORMATS[format].extensions[0]}"
                 if FORMATS[format].weights_name is not None:
-                    target = self._folder / f"copy-{format}"
+                    target = self._copies_folder / f"copy-{format}"
                 convert(
                     self.request.path,
                     target,
@@ -192,7 +192,7 @@ class ModelUnderTest(CheckContext):
         return self.open_other(found)
 
     @cached_property
-    def _folder(self) -> Path:
+    def _copies_folder(self) -> Path:
         """The temporary folder of copies; NotRun where they do not fit the disk."""
         folder = Path(self._stack.enter_context(tempfile.TemporaryDirectory(prefix="aprfmt-qa-")))
         needed = 2 * sum(tensor.nbytes for tensor in self.model.values())
@@ -209,7 +209,7 @@ class ModelUnderTest(CheckContext):
         model = self._stack.enter_context(
             open_model(path, arch=request.arch, allow_missing=request.allow_missing)
         )
-        model.remember()
+        model.cache_remote_reads()
         return model
 
     @cached_property
@@ -220,7 +220,7 @@ class ModelUnderTest(CheckContext):
     @cached_property
     def baseline(self) -> Mapping[str, Any] | None:
         """The gates of the baseline file; None where none was given."""
-        return None if self.request.baseline is None else read(self.request.baseline)
+        return None if self.request.baseline is None else read_baseline(self.request.baseline)
 
     def outcome_of(self, gate: str) -> str | None:
         """Return the outcome of a gate that ran before this one, None where it did not."""

@@ -18,7 +18,7 @@ from aprfmt.formats import writable_formats
 from aprfmt.inference.device import DeviceChoice, choose_device
 from aprfmt.inference.loss import compare_distributions, cross_entropy
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept
+from aprfmt.inference.trace import KeptValues
 from aprfmt.measure import tolerances
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.nonfinite import count_nonfinite
@@ -43,7 +43,7 @@ def check_format_parity(subject: ModelUnderTest) -> Result:
     The copy of `--against` is compared too; it may be in a coarser encoding.
     """
     checks: list[Check] = []
-    mine = _Run.of(subject, subject.model)
+    mine = _PassResult.of(subject, subject.model)
     for name in writable_formats(own=True):
         if name == subject.model.format:
             continue
@@ -52,21 +52,21 @@ def check_format_parity(subject: ModelUnderTest) -> Result:
         except (ArchError, ConversionError, UnsupportedError) as error:
             checks.append(not_run(f"{name}-converts", str(error)))  # the format cannot hold it
             continue
-        checks += _same(subject, mine, copy, name)
+        checks += _check_copy(subject, mine, copy, name)
     if subject.other is not None:
         subject.source = subject.other
         checks += repeat_result(
             subject, ACCOUNTED, "against-accounted", strict=subject.request.strict
         )
-        checks += _against(subject, mine, subject.other)
+        checks += _check_against(subject, mine, subject.other)
     return Result(checks=checks)
 
 
-class _Run:
+class _PassResult:
     """Hashes of all capture points of a pass over the probe, and its logits [tokens, vocab]."""
 
     @classmethod
-    def of(cls, subject: ModelUnderTest, model: Model) -> "_Run":
+    def of(cls, subject: ModelUnderTest, model: Model) -> "_PassResult":
         """Return the result of a pass over the probe, in a new session of the model."""
         with subject.open_session(model) as session:
             return cls(session, subject.probe)
@@ -80,25 +80,27 @@ class _Run:
         self.logits: Numbers = session.logits(ids)
 
 
-def _same(subject: ModelUnderTest, mine: _Run, copy: Model, name: str) -> Iterator[Check]:
+def _check_copy(
+    subject: ModelUnderTest, mine: _PassResult, copy: Model, name: str
+) -> Iterator[Check]:
     """Yield the checks that a converted copy has equal tensors, facts, points and logits.
 
     `mine` is the pass of the model under test, `name` the copy's format.
     """
     report = diff_models(subject.model, copy, explain=False)
-    yield _tensors(
+    yield _check_tensors(
         report,
         f"{name}-bytes",
         EQUAL,
         "SAME_BYTES or SAME_VALUES for every tensor",
         "aprfmt diff names the tensors and the first byte",
     )
-    yield _facts(report, name)
-    theirs = _Run.of(subject, copy)
-    yield from _runs(mine, theirs, name)
+    yield _check_facts(report, name)
+    theirs = _PassResult.of(subject, copy)
+    yield from _check_passes(mine, theirs, name)
 
 
-def _tensors(
+def _check_tensors(
     report: DiffReport, name: str, fine: Collection[str], expected: str, todo: str
 ) -> Check:
     """Return the check that every tensor's verdict is one of `fine`; other fields do not count.
@@ -116,7 +118,7 @@ def _tensors(
     )
 
 
-def _facts(report: DiffReport, name: str) -> Check:
+def _check_facts(report: DiffReport, name: str) -> Check:
     """Return the check that hyperparameters and token ids are equal."""
     rows = [row for row in (*report.hyperparameters, *report.tokenizer) if row.decisive]
     found = [f"{row.name} {row.a!r} | {row.b!r}" for row in rows]
@@ -129,7 +131,7 @@ def _facts(report: DiffReport, name: str) -> Check:
     )
 
 
-def _runs(mine: _Run, theirs: _Run, name: str) -> Iterator[Check]:
+def _check_passes(mine: _PassResult, theirs: _PassResult, name: str) -> Iterator[Check]:
     """Yield the checks that two passes have equal bits at every point, and equal logits.
 
     `mine` is the pass of the model under test, `theirs` the copy's.
@@ -155,29 +157,29 @@ def _runs(mine: _Run, theirs: _Run, name: str) -> Iterator[Check]:
     )
 
 
-def _against(subject: ModelUnderTest, mine: _Run, other: Model) -> Iterator[Check]:
+def _check_against(subject: ModelUnderTest, mine: _PassResult, other: Model) -> Iterator[Check]:
     """Yield the checks that the copy of --against is equal, or the same in a coarser encoding.
 
     `mine` is the pass of the model under test.
     """
     report = diff_models(subject.model, other, explain=False)
-    yield _facts(report, "against")
-    yield _tensors(
+    yield _check_facts(report, "against")
+    yield _check_tensors(
         report,
         "against-tensors",
         _CLOSE,
         "every tensor equal, or within rounding of the coarser encoding",
         f"aprfmt diff {subject.where} {other.path}",
     )
-    theirs = _Run.of(subject, other)
+    theirs = _PassResult.of(subject, other)
     same = all(t.verdict in EQUAL for t in report.tensors)
     if same and not any(row.decisive for row in report.hyperparameters):
-        yield from _runs(mine, theirs, "against")
+        yield from _check_passes(mine, theirs, "against")
     elif mine.logits.shape == theirs.logits.shape:
-        yield _encoded(mine.logits, theirs.logits, subject.probe[1:])
+        yield _check_coarser_loss(mine.logits, theirs.logits, subject.probe[1:])
 
 
-def _encoded(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
+def _check_coarser_loss(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
     """Return the check that a coarser encoding costs no more loss than it may.
 
     The difference is no rounding of a run, so no tolerance of runs applies. `labels` are the tokens
@@ -190,12 +192,12 @@ def _encoded(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
         return check(
             "against-loss",
             False,
-            f"logits: {odd.says('this model', 'the other')}",
+            f"logits: {odd.text('this model', 'the other')}",
             f"finite logits, {expected}",
             FINITE,
         )
     far = compare_distributions(theirs[:-1], mine[:-1], labels)
-    change = _loss(mine, labels) - _loss(theirs, labels)
+    change = _mean_loss(mine, labels) - _mean_loss(theirs, labels)
     return check(
         "against-loss",
         abs(change) <= tolerances.MAX_CE_LOSSY,
@@ -205,7 +207,7 @@ def _encoded(mine: Numbers, theirs: Numbers, labels: list[int]) -> Check:
     )
 
 
-def _loss(logits: Numbers, labels: list[int]) -> float:
+def _mean_loss(logits: Numbers, labels: list[int]) -> float:
     """Return the mean cross entropy in nats of logits [tokens, vocab] without the last row.
 
     `labels` are the tokens after each row.
@@ -237,12 +239,12 @@ def check_device_parity(subject: ModelUnderTest) -> Result:
             checks.append(not_run(f"{choice}-runs", str(error)))
             continue
         with session:
-            found, measures[f"relL2 {choice}"] = _pair(subject, session, choice)
+            found, measures[f"relL2 {choice}"] = _compare_devices(subject, session, choice)
         checks += found
     return Result(checks=checks, measures=measures)
 
 
-def _pair(
+def _compare_devices(
     subject: ModelUnderTest, other: Session, choice: DeviceChoice
 ) -> tuple[list[Check], Measure]:
     """Return (the checks of one device against the model's own, the distance of their logits).
@@ -253,9 +255,9 @@ def _pair(
     mine, theirs = subject.session, other
     a, b = mine.logits(ids).astype(np.float64), theirs.logits(ids).astype(np.float64)
     moe = bool(subject.model.hyper["n_experts"])
-    bound = tolerances.tolerance(mine.backend.dtype, theirs.backend.dtype, moe=moe)
-    checks, distance = _logits(a, b, ids[1:], bound, str(choice))
-    first = _first_point(mine, theirs, ids, moe, str(choice))
+    bound = tolerances.run_tolerance(mine.backend.dtype, theirs.backend.dtype, moe=moe)
+    checks, distance = _check_logits_close(a, b, ids[1:], bound, str(choice))
+    first = _first_differing_point(mine, theirs, ids, moe, str(choice))
     checks.append(
         check(
             f"{choice}-points",
@@ -269,7 +271,7 @@ def _pair(
     return checks, Measure(distance, unit, bound.rel_l2, "absolute", bound.reason)
 
 
-def _logits(
+def _check_logits_close(
     a: Numbers, b: Numbers, labels: list[int], bound: tolerances.Tolerance, other: str
 ) -> tuple[list[Check], float]:
     """Return (checks of logits `a` against the reference `b`, their relative L2).
@@ -281,7 +283,7 @@ def _logits(
     within = f"at most {bound.rel_l2:g} ({bound.reason})"
     odd = count_nonfinite(a, b)
     if odd is not None:
-        found = f"logits: {odd.says('this run', other)}"
+        found = f"logits: {odd.text('this run', other)}"
         why = "logits that are not finite"
         return [
             check(f"{other}-logits", False, found, f"finite logits, relL2 {within}", FINITE),
@@ -291,8 +293,8 @@ def _logits(
     cosine = float(np.sum(a * b) / (norms.exact_norm(a) * norm)) if norm and a.any() else 0.0
     # What the allowed distance makes of it.
     straight = min(tolerances.MIN_COSINE, 1 - bound.rel_l2**2 / 2)
-    flipped = _flips(a, b)
-    change = _loss(a, labels) - _loss(b, labels)
+    flipped = _flipped_rows(a, b)
+    change = _mean_loss(a, labels) - _mean_loss(b, labels)
     size = norm / float(np.sqrt(b.size))
     most = tolerances.device_loss_bound(bound.rel_l2, size)
     return [
@@ -317,7 +319,7 @@ def _logits(
     ], distance
 
 
-def _flips(a: Numbers, b: Numbers) -> list[int]:
+def _flipped_rows(a: Numbers, b: Numbers) -> list[int]:
     """Return the rows whose likeliest tokens differ by more than the rows' own difference.
 
     `a` and `b` are logits [tokens, vocab].
@@ -332,7 +334,7 @@ def _flips(a: Numbers, b: Numbers) -> list[int]:
     return rows
 
 
-def _first_point(
+def _first_differing_point(
     mine: Session, theirs: Session, ids: list[int], moe: bool, other: str
 ) -> str | None:
     """Return the first capture point beyond its tolerance, None where there is none.
@@ -342,7 +344,7 @@ def _first_point(
     """
     traces = []
     for session in (mine, theirs):
-        kept = Kept()
+        kept = KeptValues()
         traces.append(
             session.trace(
                 ids,
@@ -357,4 +359,4 @@ def _first_point(
     odd = next((row.nonfinite for row in found.points if row.key == found.first), None)
     if odd is None or not odd.alone:
         return found.first
-    return f"{found.first}, {odd.says('this run', other)}"
+    return f"{found.first}, {odd.text('this run', other)}"

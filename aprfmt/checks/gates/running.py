@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Unpack
 
 from aprfmt.checks.check_runner import make_answer, run_check
-from aprfmt.checks.gates.baseline_file import save
+from aprfmt.checks.gates.baseline_file import write_baseline
 from aprfmt.checks.gates.model_under_test import ModelUnderTest, QaRequest, RequestOptions
 from aprfmt.checks.records import LEFT_OUT, Answer, QaReport, Result
 from aprfmt.checks.table import BASELINE, CONTRACT, CheckRow, gates
@@ -60,7 +60,7 @@ def run(
         if name not in names:
             raise UsageError(f"gate {name!r} is not known; known: {', '.join(names)}")
     request = QaRequest(parse_location(model), **options)
-    asked = _asked(request, only, skip)
+    asked = _required_gates(request, only, skip)
     backend = request.choice.open(  # a device that is not there is an error, no verdict
         deterministic=request.deterministic, threads=request.threads
     )
@@ -69,7 +69,7 @@ def run(
         for at, row in enumerate(rows):
             if progress is not None:
                 progress(row.name, at, len(rows))
-            found = _answer(row, subject, row.name in chosen)
+            found = _run_gate(row, subject, row.name in chosen)
             subject.done.append(replace(found, asked=row.name in asked and row.name in chosen))
         return QaReport(
             subject.where,
@@ -82,7 +82,7 @@ def run(
         )
 
 
-def _answer(row: CheckRow, subject: ModelUnderTest, wanted: bool) -> Answer:
+def _run_gate(row: CheckRow, subject: ModelUnderTest, wanted: bool) -> Answer:
     """Return a gate's answer; NOT_RUN if it is not `wanted`, or the tensor contract failed."""
     if not wanted:
         return make_answer(row, Result(), LEFT_OUT)
@@ -93,14 +93,14 @@ def _answer(row: CheckRow, subject: ModelUnderTest, wanted: bool) -> Answer:
 
 def save_baseline(report: QaReport, path: Path | str, *, force: bool = False) -> None:
     """Write a report as a baseline file; OutputError where it exists, unless `force`."""
-    save(report, Path(path), force=force)
+    write_baseline(report, Path(path), force=force)
 
 
 # Option -> the gate that it is the input of.
 _INPUTS = {"also": "device-parity", "against": "format-parity", "baseline": BASELINE}
 
 
-def _asked(request: QaRequest, only: Collection[str], skip: Collection[str]) -> set[str]:
+def _required_gates(request: QaRequest, only: Collection[str], skip: Collection[str]) -> set[str]:
     """Return the gates that the user named or gave the input of, which must not stay NOT_RUN.
 
     Raises UsageError where one of them is skipped all the same.

@@ -27,9 +27,9 @@ def check_tensor_contract(subject: ModelUnderTest) -> Result:
         *repeat_result(subject, "shapes", "tensors-shaped"),
         *repeat_result(subject, "unexpected", "tensors-claimed"),
         *repeat_result(subject, "architecture", "names-fit"),
-        _head(model),
-        _presence(subject),
-        _decodable(model),
+        _check_head(model),
+        _check_keys_fit(subject),
+        _check_decodable(model),
         *repeat_result(subject, "checksum", "file-checksum"),
     ]
     whole = Measure(found.found, "tensors", 0, "absolute", "a tensor more or less is another model")
@@ -59,7 +59,7 @@ def check_official_library(subject: ModelUnderTest) -> Result:
     return Result(checks=checks, details={} if reading is None else asdict(reading))
 
 
-def _head(model: Model) -> Check:
+def _check_head(model: Model) -> Check:
     """Return the check that the model has a head: its own, or the tied embedding."""
     tied = bool(model.hyper["tied_embeddings"])
     name = "token_embd.weight" if tied else "output.weight"
@@ -67,14 +67,14 @@ def _head(model: Model) -> Check:
     return check("head-resolved", name in model.roles, found, "a head", "the head was lost")
 
 
-def _against_tensors(text: str) -> bool:
+def _is_tensor_conflict(text: str) -> bool:
     """Return whether the text of a conflict is about keys against tensors."""
     return "the tensors say" in text
 
 
-def _presence(subject: ModelUnderTest) -> Check:
+def _check_keys_fit(subject: ModelUnderTest) -> Check:
     """Return the check that keys say what the tensors show of biases, head and vocabulary."""
-    found = [text for text in _disagreements(subject) if _against_tensors(text)]
+    found = [text for text in _list_conflicts(subject) if _is_tensor_conflict(text)]
     return check(
         "keys-fit-tensors",
         not found,
@@ -84,12 +84,12 @@ def _presence(subject: ModelUnderTest) -> Check:
     )
 
 
-def _disagreements(subject: ModelUnderTest) -> list[str]:
+def _list_conflicts(subject: ModelUnderTest) -> list[str]:
     """Return the conflicts of keys, configuration and tensors, a text each."""
     return [one.found for one in find_disagreements(subject.resolution, subject.where)]
 
 
-def _decodable(model: Model) -> Check:
+def _check_decodable(model: Model) -> Check:
     """Return the check that every tensor's encoding has a codec."""
     bad = []
     for tensor in model.values():
@@ -115,8 +115,12 @@ def check_metadata(subject: ModelUnderTest) -> Result:
     """Return the checks that hyperparameters and tokenizer facts can be a working model's."""
     model = subject.model
     return Result(
-        checks=[*_hyperparameters(model), _conflicts(subject), *_tokenizer(subject)],
-        details={name: _plain(model.hyper[name]) for name in _SHOWN if name in model.hyper},
+        checks=[
+            *_check_hyperparameters(model),
+            _check_conflicts(subject),
+            *_check_tokenizer(subject),
+        ],
+        details={name: _to_list(model.hyper[name]) for name in _SHOWN if name in model.hyper},
     )
 
 
@@ -127,12 +131,12 @@ _SHOWN = ("norm_eps", "rope_theta", "rope_style", "context_length", "n_heads", "
 _STATED = ("norm_eps", "rope_theta", "n_heads")
 
 
-def _plain(value: Value) -> Any:
+def _to_list(value: Value) -> Any:
     """Return a value with a tuple as a list."""
     return list(value) if isinstance(value, tuple) else value
 
 
-def _hyperparameters(model: Model) -> Iterator[Check]:
+def _check_hyperparameters(model: Model) -> Iterator[Check]:
     """Yield checks that hyperparameters are in usual ranges and query heads divide evenly.
 
     Without a config.json also that none the pass needs was taken from a default.
@@ -175,9 +179,9 @@ def _hyperparameters(model: Model) -> Iterator[Check]:
         )
 
 
-def _conflicts(subject: ModelUnderTest) -> Check:
+def _check_conflicts(subject: ModelUnderTest) -> Check:
     """Return the check that nothing contradicts, and that opening the model warned of nothing."""
-    said = [text for text in _disagreements(subject) if not _against_tensors(text)]
+    said = [text for text in _list_conflicts(subject) if not _is_tensor_conflict(text)]
     said += [note.text for note in subject.model.notes if note.level == "warning"]
     return check(
         "no-conflicts",
@@ -188,7 +192,7 @@ def _conflicts(subject: ModelUnderTest) -> Check:
     )
 
 
-def _tokenizer(subject: ModelUnderTest) -> Iterator[Check]:
+def _check_tokenizer(subject: ModelUnderTest) -> Iterator[Check]:
     """Yield checks that the vocabulary fits, special ids exist, and there is a stop token."""
     tokenizer = subject.tokenizer
     if tokenizer is None:

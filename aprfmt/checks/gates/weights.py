@@ -13,7 +13,7 @@ import numpy as np
 from aprfmt.arch.spec import split_key
 from aprfmt.base.outcome import Check, check
 from aprfmt.checks import bounds
-from aprfmt.checks.bounds import RoleBounds, numbers, role_bounds, tensor_bounds
+from aprfmt.checks.bounds import RoleBounds, bounded_numbers, role_bounds, tensor_bounds
 from aprfmt.checks.gates.model_under_test import ModelUnderTest
 from aprfmt.checks.records import Measure, Result, list_names
 from aprfmt.tensors.stats import Accumulator, Stats, merge_stats, tensor_stats
@@ -42,18 +42,18 @@ def check_init_statistics(subject: ModelUnderTest) -> Result:
         offset = float(block.norm_offset) if "rms" in role_bounds(arch, role) else 0.0
         limits[role] = tensor_bounds(arch, role, tensor.shape)
         stats = logical_stats(tensor)
-        by_role.setdefault(role, []).append(RoleStats(key, stats, numbers(stats, offset)))
-    checks = [_judge(role, rows, limits[role]) for role, rows in by_role.items()]
+        by_role.setdefault(role, []).append(RoleStats(key, stats, bounded_numbers(stats, offset)))
+    checks = [_check_role(role, rows, limits[role]) for role, rows in by_role.items()]
     if "token_embd.weight" in model.roles:
-        checks.append(_dead_rows(model.roles["token_embd.weight"]))
+        checks.append(_check_dead_rows(model.roles["token_embd.weight"]))
     measures = {
         f"{role} {name}": Measure(
             value, "weight", 1e-3, "relative", "the same weights have the same statistics"
         )
         for role, rows in by_role.items()
-        for name, value in _joined(rows).items()
+        for name, value in _mean_and_std(rows).items()
     }
-    details = {role: _row(rows) for role, rows in by_role.items()}
+    details = {role: _role_to_json(rows) for role, rows in by_role.items()}
     return Result(checks=checks, measures=measures, details={"roles": details})
 
 
@@ -67,7 +67,7 @@ def logical_stats(tensor: View) -> Stats:
     return accumulator.result()
 
 
-def _judge(role: str, rows: list[RoleStats], bound: RoleBounds) -> Check:
+def _check_role(role: str, rows: list[RoleStats], bound: RoleBounds) -> Check:
     """Return the check that all tensors of a role are inside its bounds."""
     wrong: list[str] = []
     for row in rows:
@@ -79,20 +79,20 @@ def _judge(role: str, rows: list[RoleStats], bound: RoleBounds) -> Check:
             if not limit.holds(value):
                 wrong.append(f"{row.key} {name} {value:.4g}")
     expected = "; ".join(f"{name} {limit}" for name, limit in bound.items())
-    ranges = _row(rows)["range"].items()
+    ranges = _role_to_json(rows)["range"].items()
     seen = ", ".join(f"{name} {low:.4g} to {high:.4g}" for name, (low, high) in ranges)
     return check(f"weights-{role}", not wrong, list_names(wrong) if wrong else seen, expected,
                  "compare with the source: were these weights filled, and read as their own type?",
                  f"{len(rows)} tensors")  # fmt: skip
 
 
-def _joined(rows: list[RoleStats]) -> dict[str, float]:
+def _mean_and_std(rows: list[RoleStats]) -> dict[str, float]:
     """Return {"mean", "std"} over all tensors of a role; {} where no value is finite."""
     stats = merge_stats(row.stats for row in rows)
     return {} if stats.mean is None or stats.std is None else {"mean": stats.mean, "std": stats.std}
 
 
-def _row(rows: list[RoleStats]) -> dict[str, Any]:
+def _role_to_json(rows: list[RoleStats]) -> dict[str, Any]:
     """Return a role's JSON: number of tensors, statistics over all, range of each number."""
     names = ("mean", "std", "rms", "absmax")
     return {
@@ -103,7 +103,7 @@ def _row(rows: list[RoleStats]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _dead_rows(tensor: View) -> Check:
+def _check_dead_rows(tensor: View) -> Check:
     """Return the check that few rows of the embedding [vocab, hidden] are zeros, as padding is."""
     dead = 0
     for *_, rows in tensor.chunks(ELEMENTS_AT_ONCE):

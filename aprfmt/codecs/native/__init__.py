@@ -85,7 +85,7 @@ def _check_decoder(name: str, kernel: Callable[..., None]) -> str:
         return f"the kernel has blocks of {_DECODERS[name][1:]}, the encoding of {sizes}"
     if name in _GRID_OF:
         _hand_over_grids()
-    blocks = golden.blocks_of(row.block_size)
+    blocks = golden.block_count(row.block_size)
     raw = golden.raw_bytes(row.header + blocks * row.type_size)
     for stream in (0, 1) if name in _DECODERS else (-1,):
         out = array("f", bytes(4 * blocks * row.block_size))
@@ -113,8 +113,10 @@ def _check_encoder(key: tuple[str, str], encoder: "Encoder") -> str:
     row = ENCODINGS[key[0]]
     if (encoder.block_size, encoder.type_size) != (row.block_size, row.type_size):
         return f"the encoder makes blocks of {encoder.block_size}, {encoder.type_size} bytes"
-    x, blocks = golden.values(), golden.ROWS * golden.COLUMNS // row.block_size
-    for weights, expected in zip((None, golden.importance()), golden.ENCODED[key], strict=True):
+    x, blocks = golden.sample_values(), golden.ROWS * golden.COLUMNS // row.block_size
+    for weights, expected in zip(
+        (None, golden.sample_importance()), golden.ENCODED[key], strict=True
+    ):
         out = bytearray(blocks * row.type_size)
         encoder.into(x, out, golden.COLUMNS, weights)
         if golden.digest(out) != expected:

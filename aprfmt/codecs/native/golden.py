@@ -28,13 +28,13 @@ def raw_bytes(count: int) -> bytes:
     return bytes(made)
 
 
-def blocks_of(block_size: int) -> int:
+def block_count(block_size: int) -> int:
     """Return how many blocks a check decodes: three, or 67 where a block is one element."""
     return 3 if block_size > 1 else 67
 
 
 @cache
-def values() -> "array[float]":
+def sample_values() -> "array[float]":
     """Return the encoders' input: ROWS x COLUMNS numbers of several magnitudes, one run zero."""
     noise = raw_bytes(2 * ROWS * COLUMNS)
     made = array("f", bytes(4 * ROWS * COLUMNS))
@@ -45,7 +45,7 @@ def values() -> "array[float]":
 
 
 @cache
-def importance() -> "array[float]":
+def sample_importance() -> "array[float]":
     """Return COLUMNS positive importances, the encoders' other input."""
     return array("f", [1 + byte for byte in raw_bytes(COLUMNS)])
 

@@ -34,7 +34,7 @@ def expand_file(buffer: memoryview, flags: int, where: str) -> bytearray:
     raise FormatError(f"{where}: no compression flag is set")
 
 
-def _refuse_size(where: str, size: int, limit: int) -> UnsupportedError:
+def _size_error(where: str, size: int, limit: int) -> UnsupportedError:
     """Return the UnsupportedError of a file that expands beyond the limit."""
     return UnsupportedError(
         f"{where}: expands to {size} bytes or more, the limit for its size is {limit}; "
@@ -46,10 +46,10 @@ def _expand_lz4(head: bytes, packed: memoryview, limit: int, where: str) -> byte
     """Return header `head` and the expanded LZ4 block; FormatError if it is damaged."""
     size = int.from_bytes(packed[:4], "little")
     if size > limit:
-        raise _refuse_size(where, size, limit)
+        raise _size_error(where, size, limit)
     out = bytearray(head)
     try:
-        _lz4_block(packed[4:], out, len(head) + size)
+        _append_lz4_block(packed[4:], out, len(head) + size)
     except IndexError:
         raise FormatError(
             f"{where}: its LZ4 block is cut or damaged: {len(out) - len(head)} bytes came out, "
@@ -62,12 +62,12 @@ def _expand_lz4(head: bytes, packed: memoryview, limit: int, where: str) -> byte
     return out
 
 
-def _lz4_block(block: memoryview, out: bytearray, end: int) -> None:
+def _append_lz4_block(block: memoryview, out: bytearray, end: int) -> None:
     """Append an expanded raw LZ4 block to `out`; IndexError if damaged or beyond `end` bytes."""
     base, at, stop = len(out), 0, len(block)
     while at < stop:
         token = block[at]
-        literals, at = _lz4_length(block, at + 1, token >> 4)
+        literals, at = _read_lz4_length(block, at + 1, token >> 4)
         if at + literals > stop or len(out) + literals > end:
             raise IndexError
         out += block[at : at + literals]
@@ -75,7 +75,7 @@ def _lz4_block(block: memoryview, out: bytearray, end: int) -> None:
         if at == stop:  # the last sequence has literals only
             return
         distance = block[at] | block[at + 1] << 8
-        length, at = _lz4_length(block, at + 2, token & 15)
+        length, at = _read_lz4_length(block, at + 2, token & 15)
         length += 4
         if not 0 < distance <= len(out) - base or len(out) + length > end:
             raise IndexError
@@ -87,7 +87,7 @@ def _lz4_block(block: memoryview, out: bytearray, end: int) -> None:
             length -= size
 
 
-def _lz4_length(block: memoryview, at: int, nibble: int) -> tuple[int, int]:
+def _read_lz4_length(block: memoryview, at: int, nibble: int) -> tuple[int, int]:
     """Return (length, offset after it) of a sequence, which begins in a token's four bits."""
     length = nibble
     if nibble == 15:
@@ -115,7 +115,7 @@ def _expand_zstd(head: bytes, packed: memoryview, limit: int, where: str) -> byt
         while piece := reader.read(_WINDOW):
             out += piece
             if len(out) - len(head) > limit:
-                raise _refuse_size(where, len(out) - len(head), limit)
+                raise _size_error(where, len(out) - len(head), limit)
     except zstandard.ZstdError as error:
         raise FormatError(f"{where}: its Zstd frame is damaged: {error}") from error
     return out

@@ -138,7 +138,7 @@ class Header:
         raw = self.pack()
         return zlib.crc32(raw[CRC_AT + 4 :], zlib.crc32(raw[:CRC_AT]))
 
-    def sealed(self) -> "Header":
+    def with_checksum(self) -> "Header":
         """Return a copy of the header with its checksum computed."""
         return replace(self, checksum=self.computed_checksum)
 
@@ -166,7 +166,7 @@ def fresh_header(flags: int, count: int, metadata_size: int, index_size: int) ->
         index_offset + align_size(index_size),
         0,
         bytes(20),
-    ).sealed()
+    ).with_checksum()
 
 
 def pack_entry(

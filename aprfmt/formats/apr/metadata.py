@@ -163,7 +163,7 @@ def canonical_metadata(metadata: Mapping[str, Value | TypedValue], where: str) -
     return plain
 
 
-def spell_metadata(metadata: Mapping[str, Value], where: str) -> bytes:
+def metadata_json(metadata: Mapping[str, Value], where: str) -> bytes:
     """Return the JSON bytes of canonical metadata, as the reference writes them.
 
     Raises ConversionError for values JSON cannot express (NaN, infinities, foreign types).
@@ -174,22 +174,22 @@ def spell_metadata(metadata: Mapping[str, Value], where: str) -> bytes:
         if value is None:
             text = key.absent
         elif key.kind == "float32":
-            text = spell_float32(float(value), where, key.name)
+            text = float32_text(float(value), where, key.name)
         elif key.fields:
             ordered = {name: value.get(name) for name in key.fields}
-            text = _spell({**ordered, **value}, where, key.name, 1)
+            text = _json_text({**ordered, **value}, where, key.name, 1)
         else:
-            text = _spell(value, where, key.name, 1)
+            text = _json_text(value, where, key.name, 1)
         if text:
             parts.append(f'"{key.name}":{text}')
     # All other keys follow, in their order.
     for name, value in metadata.items():
         if name not in TYPED_NAMES:
-            parts.append(f"{dumps(name)}:{_spell(value, where, name, 1)}")
+            parts.append(f"{dumps(name)}:{_json_text(value, where, name, 1)}")
     return ("{" + ",".join(parts) + "}").encode("utf-8")
 
 
-def spell_float32(value: float, where: str, key: str) -> str:
+def float32_text(value: float, where: str, key: str) -> str:
     """Return the shortest decimal that reads back as this float32, as ryu prints it.
 
     ConversionError, naming `where` and `key`, for NaN and infinities.
@@ -201,11 +201,11 @@ def spell_float32(value: float, where: str, key: str) -> str:
     _refuse_non_finite(narrow, where, key)
     if narrow == 0:
         return "-0.0" if math.copysign(1, narrow) < 0 else "0.0"
-    digits, exponent = _shortest32(abs(narrow))
-    return "-" * (narrow < 0) + _decimal(digits, exponent, -6, 13)
+    digits, exponent = _shortest_digits(abs(narrow))
+    return "-" * (narrow < 0) + _decimal_text(digits, exponent, -6, 13)
 
 
-def spell_float64(value: float, where: str, key: str) -> str:
+def float64_text(value: float, where: str, key: str) -> str:
     """Return the shortest decimal that reads back as this float64, as ryu prints it.
 
     ConversionError, naming `where` and `key`, for NaN and infinities.
@@ -218,7 +218,7 @@ def spell_float64(value: float, where: str, key: str) -> str:
     digits = (whole + fraction).lstrip("0")
     exponent = int(power or "0") - len(fraction)
     trimmed = digits.rstrip("0")
-    return "-" * (value < 0) + _decimal(trimmed, exponent + len(digits) - len(trimmed), -5, 16)
+    return "-" * (value < 0) + _decimal_text(trimmed, exponent + len(digits) - len(trimmed), -5, 16)
 
 
 def _refuse_non_finite(value: float, where: str, key: str) -> None:
@@ -230,7 +230,7 @@ def _refuse_non_finite(value: float, where: str, key: str) -> None:
         )
 
 
-def _shortest32(value: float) -> tuple[str, int]:
+def _shortest_digits(value: float) -> tuple[str, int]:
     """Return (digits, power of ten) of the shortest decimal of a positive float32."""
     for precision in range(1, 10):
         mantissa, _, power = f"{value:.{precision - 1}e}".partition("e")
@@ -252,7 +252,7 @@ def _shortest32(value: float) -> tuple[str, int]:
     raise AssertionError("nine digits always tell a float32")
 
 
-def _decimal(digits: str, exponent: int, low: int, high: int) -> str:
+def _decimal_text(digits: str, exponent: int, low: int, high: int) -> str:
     """Return digits x 10^exponent as text; plain while the point stays within (low, high]."""
     point = len(digits) + exponent
     if exponent >= 0 and point <= high:
@@ -265,7 +265,7 @@ def _decimal(digits: str, exponent: int, low: int, high: int) -> str:
     return f"{digits[0]}{fraction}e{point - 1}"
 
 
-def _spell(value: Value, where: str, key: str, depth: int) -> str:
+def _json_text(value: Value, where: str, key: str, depth: int) -> str:
     """Return a value as JSON text, floats as ryu prints them; ConversionError if it has none."""
     if depth > _MAX_DEPTH:
         raise ConversionError(
@@ -278,17 +278,17 @@ def _spell(value: Value, where: str, key: str, depth: int) -> str:
     if isinstance(value, int):
         return str(value)
     if isinstance(value, float):
-        return spell_float64(value, where, key)
+        return float64_text(value, where, key)
     if isinstance(value, Mapping):
         items = (
-            f"{dumps(str(name))}:{_spell(item, where, key, depth + 1)}"
+            f"{dumps(str(name))}:{_json_text(item, where, key, depth + 1)}"
             for name, item in value.items()
         )
         return "{" + ",".join(items) + "}"
     if isinstance(value, Sequence) and not isinstance(value, bytes | bytearray | memoryview):
         if _SIMPLE.issuperset(map(type, value)):  # vocabularies: the C encoder is 10 times faster
             return dumps(list(value))
-        return "[" + ",".join([_spell(item, where, key, depth + 1) for item in value]) + "]"
+        return "[" + ",".join([_json_text(item, where, key, depth + 1) for item in value]) + "]"
     raise ConversionError(
         f"{where}: metadata key {key!r} holds a {type(value).__name__}, which JSON cannot say"
     )

@@ -170,7 +170,7 @@ def _read_metadata(parsed: ParsedApr) -> dict[str, Value]:
     """
     header = parsed.header
     try:
-        metadata = _metadata(parsed)
+        metadata = _parse_metadata(parsed)
     except FormatError as error:
         parsed.faults.add(error)
         return {}
@@ -178,7 +178,7 @@ def _read_metadata(parsed: ParsedApr) -> dict[str, Value]:
     return metadata
 
 
-def _metadata(parsed: ParsedApr) -> dict[str, Value]:
+def _parse_metadata(parsed: ParsedApr) -> dict[str, Value]:
     """Return the metadata's JSON object; FormatError if it is none.
 
     Keys that occur twice and typed keys of another type are warnings.
@@ -218,7 +218,7 @@ def _read_index(parsed: ParsedApr) -> None:
     seen: set[bytes] = set()
     last, unsorted = b"", ""
     legacy: dict[str, list[str]] = {}
-    for raw_name, entry in _entries(cursor, parsed):
+    for raw_name, entry in _read_entries(cursor, parsed):
         name = entry.info.name
         # Names must be unique and sorted by their bytes.
         if raw_name in seen:
@@ -271,7 +271,7 @@ def _find_index(parsed: ParsedApr) -> Cursor:
     return cursor
 
 
-def _entries(cursor: Cursor, parsed: ParsedApr) -> Iterator[tuple[bytes, IndexEntry]]:
+def _read_entries(cursor: Cursor, parsed: ParsedApr) -> Iterator[tuple[bytes, IndexEntry]]:
     """Yield (bytes of the name, entry) of every index entry.
 
     An entry that cannot be read ends the list: entries have no fixed length, so the place of the

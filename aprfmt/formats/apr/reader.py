@@ -22,7 +22,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     path = parse_location(path)
     with ExitStack() as stack:
 
-        def read(file_path: Path) -> AprShard:
+        def open_shard(file_path: Path) -> AprShard:
             """Return the open shard at a path; it is closed if anything raises later."""
             file = open_bytes(file_path)
             stack.callback(file.close)
@@ -30,11 +30,11 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
             return AprShard(file, parsed)
 
         if _is_manifest(path):
-            source = open_manifest(path, read, partial)
+            source = open_manifest(path, open_shard, partial)
         else:
-            shard = read(path)
+            shard = open_shard(path)
             if isinstance(shard.parsed.metadata.get("sharding"), Mapping):
-                source = open_siblings(path, shard, read, partial)
+                source = open_siblings(path, shard, open_shard, partial)
             else:
                 source = AprSource(path, [shard])
         stack.pop_all()

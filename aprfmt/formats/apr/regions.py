@@ -19,7 +19,7 @@ def check_regions(parsed: ParsedApr) -> None:
         (header.index_offset, parsed.index_end, "the tensor index"),
     ]
     _check_overlap(parsed, [region for region in fixed if region[0] < region[1]])
-    infos = parsed.sound()
+    infos = parsed.undamaged_infos()
     if not parsed.faults.damage:
         tensors = [(i.offset, i.offset + i.nbytes, tensor_label(i.name)) for i in infos if i.nbytes]
         _note_holes(parsed, sorted([*(r for r in fixed if r[0] < r[1]), *tensors]))
@@ -41,7 +41,7 @@ def _check_overlap(parsed: ParsedApr, fixed: Sequence[tuple[int, int, str]]) -> 
         if start < end:
             error = f"{name} ({start}..{stop}) overlaps {before}, which ends at {end}"
             parsed.faults.add(FormatError(f"{parsed.where}: {error}"))
-    infos = [info for info in parsed.sound() if info.nbytes]
+    infos = [info for info in parsed.undamaged_infos() if info.nbytes]
     for info in infos:
         start, stop = info.offset, info.offset + info.nbytes
         for first, end, what in fixed:
@@ -71,7 +71,7 @@ def check_end(parsed: ParsedApr, partial: bool) -> None:
     """
     missing = parsed.end - parsed.size
     if missing > 0:
-        every = parsed.sound()
+        every = parsed.undamaged_infos()
         beyond = [info for info in every if info.offset + info.nbytes > parsed.size]
         first = f"; {tensor_label(beyond[0].name)} is the first beyond the end" if beyond else ""
         text = (

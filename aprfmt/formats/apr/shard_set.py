@@ -6,7 +6,7 @@ from pathlib import Path
 from aprfmt.base.protocols import Note
 from aprfmt.errors import FormatError
 from aprfmt.formats.apr.metadata import TYPED
-from aprfmt.formats.apr.shards import ShardNumber, read_manifest, sibling_paths, stated_shard_number
+from aprfmt.formats.apr.shards import ShardNumber, read_manifest, shard_number_of, sibling_paths
 from aprfmt.formats.apr.source import AprShard, AprSource
 from aprfmt.formats.shard_set import refuse_mixed, require_files
 
@@ -53,7 +53,7 @@ def open_manifest(path: Path, read: Callable[[Path], AprShard], partial: bool) -
         shards.append(shard)
     if not shards:
         raise FormatError(f"{path}: none of the shards it names is there; get the files of the set")
-    return _joined(path, shards, len(members), notes)
+    return _join_shards(path, shards, len(members), notes)
 
 
 def open_siblings(
@@ -63,7 +63,7 @@ def open_siblings(
 
     `read` opens one shard. `partial` allows missing ones, each with a note.
     """
-    place = stated_shard_number(opened.parsed)
+    place = shard_number_of(opened.parsed)
     if place is None:
         return AprSource(path, [opened])
     paths = sibling_paths(path, place)
@@ -100,14 +100,16 @@ def open_siblings(
                 f"{path}: {what}, {sibling.name} is missing beside it; get the missing file, "
                 "or list this one alone with --partial"
             )
-    return _joined(path, shards, place.count, notes)
+    return _join_shards(path, shards, place.count, notes)
 
 
-def _joined(path: Path, shards: Sequence[AprShard], count: int, notes: Sequence[Note]) -> AprSource:
+def _join_shards(
+    path: Path, shards: Sequence[AprShard], count: int, notes: Sequence[Note]
+) -> AprSource:
     """Return the set's source; FormatError unless the shards' numbers make one set of `count`."""
     seen: set[int] = set()
     for shard in shards:
-        place = stated_shard_number(shard.parsed) or ShardNumber(0, 1)
+        place = shard_number_of(shard.parsed) or ShardNumber(0, 1)
         if place.count != count or place.number in seen:
             raise FormatError(
                 f"{path}: {shard.file.path.name} says it is shard {place.number} of {place.count}; "

@@ -82,7 +82,7 @@ def parse_manifest(value: Any, path: Path) -> list[ManifestShard]:
     shards: list[Any] = value["shards"]
     if not 0 < len(shards) <= MAX_SHARDS:
         raise FormatError(f"{where}: lists {len(shards)} shards; expected 1 to {MAX_SHARDS}")
-    members = [_member(path, at, shard) for at, shard in enumerate(shards)]
+    members = [_parse_member(path, at, shard) for at, shard in enumerate(shards)]
     if len({one.path for one in members}) != len(members):
         raise FormatError(f"{where}: names a shard file twice; every shard has a file of its own")
     weight_map = value.get("weight_map")
@@ -112,7 +112,7 @@ def _is_index(value: Any, at: int) -> bool:
     return type(value) is int and value == at
 
 
-def _member(manifest_path: Path, at: int, shard: Any) -> ManifestShard:
+def _parse_member(manifest_path: Path, at: int, shard: Any) -> ManifestShard:
     """Return shard number `at` of a manifest from its JSON object; FormatError if it is none."""
     where = f"{manifest_path}: shard {at}"
     if not isinstance(shard, dict):
@@ -137,7 +137,7 @@ class ShardNumber:
     count: int
 
 
-def stated_shard_number(parsed: ParsedApr) -> ShardNumber | None:
+def shard_number_of(parsed: ParsedApr) -> ShardNumber | None:
     """Return the shard number in a file's metadata, None for a single-file model.
 
     Raises FormatError for a number outside the count.

@@ -65,6 +65,6 @@ class ParsedApr(Structure):
         for entry in self.entries:
             yield entry.info.offset, entry.info.offset + entry.info.nbytes
 
-    def sound(self) -> list[TensorInfo]:
+    def undamaged_infos(self) -> list[TensorInfo]:
         """Return the infos of the stored tensors (not the logical ones) without a fault."""
         return [e.info for e in self.entries if e.info.name not in self.faults.broken]

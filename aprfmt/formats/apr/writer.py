@@ -17,7 +17,7 @@ from aprfmt.errors import CodecError, ConversionError, UsageError
 from aprfmt.formats import sequential, unsupported_encodings
 from aprfmt.formats.apr import layout
 from aprfmt.formats.apr.layout import BITS, COMPRESSED, align_size
-from aprfmt.formats.apr.metadata import TYPED_NAMES, canonical_metadata, spell_metadata
+from aprfmt.formats.apr.metadata import TYPED_NAMES, canonical_metadata, metadata_json
 from aprfmt.formats.apr.reader import AprSource
 from aprfmt.formats.apr.shards import (
     MAX_SHARDS,
@@ -32,7 +32,7 @@ from aprfmt.formats.damage import tensor_label
 
 _U64 = 1 << 64
 _MAX_METADATA = (1 << 32) - 1
-# Flags not kept from `like`: those no longer true, and those that `_flags` computes.
+# Flags not kept from `like`: those no longer true, and those that `_fresh_flags` computes.
 _NOT_KEPT = (
     COMPRESSED
     | BITS["SHARDED"]
@@ -69,7 +69,7 @@ class AprSink(sequential.SequentialSink):
         """Return the tensors in the order to plan and write them: by name, or that of `like`."""
         if self._like is None or len(self._like.shards) > 1:
             return layout.storage_order(infos)
-        places = {info.name: (info.offset, info.nbytes) for info in _infos(self._like)}
+        places = {info.name: (info.offset, info.nbytes) for info in _infos_of(self._like)}
         last = (_U64, 0)
         return sorted(layout.storage_order(infos), key=lambda info: places.get(info.name, last))
 
@@ -79,28 +79,28 @@ class AprSink(sequential.SequentialSink):
         """Return the programs of the files: a copy of `like`, one fresh file, or shards."""
         where, like = str(self._path), self._like
         same = like is not None and _same_metadata(like, metadata)
-        if like is not None and same and _unchanged(like, infos, self._limit):
-            return [_copy(self._path, like, infos)]
+        if like is not None and same and _is_same_plan(like, infos, self._limit):
+            return [_copy_program(self._path, like, infos)]
         for info in infos:
-            _check(info, where)
+            _refuse_unstorable(info, where)
         parts = sequential.distribute_tensors(infos, self._limit, where)
-        flags = _flags(metadata, infos) | (
+        flags = _fresh_flags(metadata, infos) | (
             like.header.flags & ~_NOT_KEPT if like is not None else 0
         )
         # Unchanged metadata are copied byte by byte even if the tensors change.
         if like is not None and same and len(parts) == 1:
-            if _described(infos) == _described(_infos(like)):
-                return [_fresh(self._path, like.metadata_raw, infos, flags)]
+            if _unsupported_record(infos) == _unsupported_record(_infos_of(like)):
+                return [_fresh_program(self._path, like.metadata_raw, infos, flags)]
         plain = canonical_metadata(metadata, where)
         plain.setdefault("param_count", sum(math.prod(info.shape) for info in infos))
         if isinstance(plain.get("sharding"), Mapping) and plain["sharding"].get("shard_count") != 1:
             del plain["sharding"]  # described the source's shards
         if len(parts) > 1:
-            return self._set(plain, parts, flags | BITS["SHARDED"])
-        raw = _spell({**plain, **_described(infos)}, where)
-        return [_fresh(self._path, raw, infos, flags)]
+            return self._lay_out_shards(plain, parts, flags | BITS["SHARDED"])
+        raw = _metadata_bytes({**plain, **_unsupported_record(infos)}, where)
+        return [_fresh_program(self._path, raw, infos, flags)]
 
-    def _set(
+    def _lay_out_shards(
         self, plain: Mapping[str, Value], parts: Sequence[Sequence[TensorInfo]], flags: int
     ) -> list[sequential.FileProgram]:
         """Return the programs of the shards and their manifest.
@@ -121,9 +121,11 @@ class AprSink(sequential.SequentialSink):
         for number, part in enumerate(parts):
             sharding = {"shard_count": count, "shard_index": number, "total_size": total}
             kept = {k: v for k, v in plain.items() if number == 0 or k in TYPED_NAMES}
-            raw = _spell({**kept, "sharding": sharding, **_described(part)}, where)
+            raw = _metadata_bytes(
+                {**kept, "sharding": sharding, **_unsupported_record(part)}, where
+            )
             path = self._path.with_name(shard_name(stem, number, count))
-            program = _fresh(path, raw, part, flags)
+            program = _fresh_program(path, raw, part, flags)
             programs.append(program)
             names = sorted(
                 unsupported_encodings.stored_info(info, layout.can_store).name for info in part
@@ -154,14 +156,14 @@ def open_sink(
     return AprSink(path, force=force, files=files, max_shard_size=max_shard_size, like=like)
 
 
-def _infos(source: AprSource) -> list[TensorInfo]:
+def _infos_of(source: AprSource) -> list[TensorInfo]:
     """Return the tensor infos of an open source, in its order."""
     return [tensor.info for tensor in source.tensors.values()]
 
 
-def _spell(metadata: Mapping[str, Value], where: str) -> bytes:
+def _metadata_bytes(metadata: Mapping[str, Value], where: str) -> bytes:
     """Return metadata as the file's JSON bytes; ConversionError if they are too long."""
-    raw = spell_metadata(metadata, where)
+    raw = metadata_json(metadata, where)
     if len(raw) > _MAX_METADATA:
         raise ConversionError(
             f"{where}: metadata takes {len(raw)} bytes, APR holds at most {_MAX_METADATA}"
@@ -169,19 +171,19 @@ def _spell(metadata: Mapping[str, Value], where: str) -> bytes:
     return raw
 
 
-def _described(infos: Iterable[TensorInfo]) -> dict[str, Value]:
+def _unsupported_record(infos: Iterable[TensorInfo]) -> dict[str, Value]:
     """Return the metadata entry {key: record} for tensors that the format has no code for.
 
     Empty if there are none. They are stored as bytes under another name.
     """
-    return unsupported_encodings.carried_record(infos, layout.can_store)
+    return unsupported_encodings.unsupported_record(infos, layout.can_store)
 
 
-def _check(info: TensorInfo, where: str) -> None:
+def _refuse_unstorable(info: TensorInfo, where: str) -> None:
     """Raise ConversionError for a tensor that an APR file cannot store."""
     what = f"{where}: {tensor_label(info.name)}"
     stored = unsupported_encodings.stored_info(info, layout.can_store)
-    length = len(_name(stored))
+    length = len(_name_bytes(stored))
     if length > layout.MAX_NAME_BYTES:
         raise ConversionError(
             f"{what}: its name takes {length} bytes as stored, APR names have at most "
@@ -208,7 +210,7 @@ def _check(info: TensorInfo, where: str) -> None:
         )
 
 
-def _name(info: TensorInfo) -> bytes:
+def _name_bytes(info: TensorInfo) -> bytes:
     """Return a tensor's name as UTF-8; ConversionError for half of a surrogate pair."""
     try:
         return info.name.encode("utf-8")
@@ -218,7 +220,7 @@ def _name(info: TensorInfo) -> bytes:
         ) from None
 
 
-def _fresh(
+def _fresh_program(
     path: Path, metadata: bytes, infos: Sequence[TensorInfo], flags: int
 ) -> sequential.FileProgram:
     """Return the program of a new file: data in the order of `infos`, index sorted by name.
@@ -233,7 +235,7 @@ def _fresh(
     for info, place in zip(infos, stored, strict=True):
         code = find_encoding(place.encoding).apr
         assert code is not None  # stored_info gives nothing else
-        name = _name(place)
+        name = _name_bytes(place)
         entries.append((name, layout.pack_entry(name, code, place.shape, at, place.nbytes)))
         body += [sequential.TensorSlot(info.name, info.nbytes), layout.padding_bytes(info.nbytes)]
         at += align_size(info.nbytes)
@@ -249,7 +251,7 @@ def _fresh(
     return sequential.FileProgram(path, b"".join(head), [*body, sequential.Checksum()])
 
 
-def _flags(metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]) -> int:
+def _fresh_flags(metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]) -> int:
     """Return the header flags that are true of a new file."""
     quantized = any(not find_encoding(info.encoding).numpy for info in infos)
     return (
@@ -270,7 +272,7 @@ def _same_metadata(like: AprSource, metadata: Mapping[str, Value | TypedValue]) 
     return dumps(plain) == dumps(dict(like.metadata))
 
 
-def _unchanged(like: AprSource, infos: Sequence[TensorInfo], limit: int | None) -> bool:
+def _is_same_plan(like: AprSource, infos: Sequence[TensorInfo], limit: int | None) -> bool:
     """Return whether the plan has the tensors of `like`, a single plain file, in its data order."""
     parsed = like.shards[0].parsed
     if parsed.expanded or parsed.size < parsed.end:
@@ -290,7 +292,9 @@ def _unchanged(like: AprSource, infos: Sequence[TensorInfo], limit: int | None) 
     return len(ours) == len(infos) and offsets == sorted(offsets)
 
 
-def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> sequential.FileProgram:
+def _copy_program(
+    path: Path, like: AprSource, infos: Sequence[TensorInfo]
+) -> sequential.FileProgram:
     """Return the program of a copy of `like`: bytes between the tensors verbatim, then the footer.
 
     The footer's checksum is computed from what is written, unless the source's own footer is
@@ -312,12 +316,12 @@ def _copy(path: Path, like: AprSource, infos: Sequence[TensorInfo]) -> sequentia
     after = bytes(buffer[parsed.end :])
     if parsed.footer == "present":
 
-        def settle(computed: bytes) -> bytes:
+        def choose_footer(computed: bytes) -> bytes:
             """Return the computed checksum, or the source's if its bytes do not match that."""
             damaged = computed != after and like.footer_matches() is False
             return after if damaged else computed
 
-        body.append(sequential.Checksum(settle))
+        body.append(sequential.Checksum(choose_footer))
     else:
         body.append(after)
     return sequential.FileProgram(path, bytes(buffer[:data]), body)

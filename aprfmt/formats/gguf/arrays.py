@@ -66,11 +66,11 @@ class StoredArray(Sequence[Any]):
         """Return all elements decoded, in a list; elements that are arrays become lists too."""
         return list(self)
 
-    def _element(self, index: int) -> Any:
+    def _decode_element(self, index: int) -> Any:
         """Return element `index`, decoded; subclasses say how."""
         raise NotImplementedError
 
-    def _cursor(self, offset: int) -> Cursor:
+    def _cursor_at(self, offset: int) -> Cursor:
         """Return a cursor at a file offset inside the array that reports no faults again."""
         cursor = Cursor(self._buffer, self.where, offset, self._end)
         cursor.order = self.order
@@ -87,12 +87,12 @@ class StoredArray(Sequence[Any]):
     def __getitem__(self, index: int | slice) -> Any:
         """Return one element, or a tuple for a slice; IndexError beyond the ends."""
         if isinstance(index, slice):
-            return tuple(self._element(at) for at in range(*index.indices(self._count)))
+            return tuple(self._decode_element(at) for at in range(*index.indices(self._count)))
         at = operator.index(index)
         at += self._count if at < 0 else 0
         if not 0 <= at < self._count:
             raise IndexError(f"element {index} of {self._count}")
-        return self._element(at)
+        return self._decode_element(at)
 
     def __eq__(self, other: object) -> bool:
         """Return whether another sequence has equal elements; same type and order: equal bytes."""
@@ -113,7 +113,7 @@ class NumberArray(StoredArray):
 
     __slots__ = ()
 
-    def _element(self, index: int) -> Any:
+    def _decode_element(self, index: int) -> Any:
         """Return number `index`, decoded."""
         at = self._start + index * self.element.size
         return struct.unpack_from(self.order + self.element.letter, self._buffer, at)[0]
@@ -122,13 +122,13 @@ class NumberArray(StoredArray):
         """Yield all numbers, decoded _CHUNK at a time."""
         step = _CHUNK * self.element.size
         for at in range(self._start, self._end, step):
-            yield from self._decode(self._buffer[at : min(at + step, self._end)])
+            yield from self._decode_numbers(self._buffer[at : min(at + step, self._end)])
 
     def tolist(self) -> list[Any]:
         """Return all numbers in a list."""
-        return self._decode(self.raw)
+        return self._decode_numbers(self.raw)
 
-    def _decode(self, raw: memoryview) -> list[Any]:
+    def _decode_numbers(self, raw: memoryview) -> list[Any]:
         """Return the numbers in a run of the elements' bytes."""
         if self.order == _NATIVE or self.element.size == 1:
             return raw.cast(self.element.letter).tolist()  # type: ignore[call-overload, no-any-return]
@@ -147,7 +147,7 @@ class StringArray(StoredArray):
         super().__init__(cursor, start, STRING, count)
         self._marks = marks
 
-    def _element(self, index: int) -> str:
+    def _decode_element(self, index: int) -> str:
         """Return string `index`: steps from the stored offset before it, at most 63 strings."""
         length_at = struct.Struct(f"{self.order}Q").unpack_from
         at = self._marks[index // STRIDE]
@@ -185,10 +185,10 @@ class NestedArray(StoredArray):
         self._marks = marks
         self.type += inner
 
-    def _element(self, index: int) -> StoredArray:
+    def _decode_element(self, index: int) -> StoredArray:
         """Return array `index`: steps from the stored offset before it, at most 63 arrays."""
-        cursor = self._cursor(self._marks[index // STRIDE])
-        _walk_arrays(cursor, index % STRIDE, "array")
+        cursor = self._cursor_at(self._marks[index // STRIDE])
+        _skip_arrays(cursor, index % STRIDE, "array")
         return read_array(cursor, "array")
 
     def tolist(self) -> list[Any]:
@@ -197,7 +197,7 @@ class NestedArray(StoredArray):
 
     def __iter__(self) -> Iterator[StoredArray]:
         """Yield the inner arrays in order."""
-        cursor = self._cursor(self._start)
+        cursor = self._cursor_at(self._start)
         for _ in range(self._count):
             yield read_array(cursor, "array")
 
@@ -219,19 +219,19 @@ def read_array(cursor: Cursor, what: str) -> StoredArray:
 
     `what` names it in messages. Raises FormatError or TruncatedError.
     """
-    element, count = _read_head(cursor, what)
+    element, count = _read_array_header(cursor, what)
     start = cursor.offset
     if element is STRING:
-        marks = _walk_strings(cursor, count, what)
+        marks = _skip_strings(cursor, count, what)
         return StringArray(cursor, start, count, marks)
     if element is ARRAY:
-        marks, inner = _walk_arrays(cursor, count, what)
+        marks, inner = _skip_arrays(cursor, count, what)
         return NestedArray(cursor, start, count, marks, inner)
     _skip_numbers(cursor, element, count, what)
     return NumberArray(cursor, start, element, count)
 
 
-def _read_head(cursor: Cursor, what: str) -> tuple[ValueType, int]:
+def _read_array_header(cursor: Cursor, what: str) -> tuple[ValueType, int]:
     """Return (element type, element count) of an array; FormatError for an unlikely count."""
     element = read_type(cursor, f"the element type of {what}")
     limit = min(MAX_ARRAY, MAX_METADATA // element.size)
@@ -262,7 +262,7 @@ def report_bool(cursor: Cursor, what: str, at: int, found: int) -> None:
     cursor.faults.add(error)
 
 
-def _walk_strings(cursor: Cursor, count: int, what: str) -> "array[int]":
+def _skip_strings(cursor: Cursor, count: int, what: str) -> "array[int]":
     """Move past `count` strings; return the offset of every 64th."""
     marks = array("Q")
     length_at = struct.Struct(f"{cursor.order}Q").unpack_from
@@ -277,13 +277,13 @@ def _walk_strings(cursor: Cursor, count: int, what: str) -> "array[int]":
             at = end + 1
         marks.append(first)
         if at > end or at - first > MAX_STRING:
-            _walk_carefully(cursor, steps, done, what)
+            _skip_strings_singly(cursor, steps, done, what)
         else:
             cursor.offset = at
     return marks
 
 
-def _walk_carefully(cursor: Cursor, steps: int, done: int, what: str) -> None:
+def _skip_strings_singly(cursor: Cursor, steps: int, done: int, what: str) -> None:
     """Move past strings one by one, so that the error names the one that is too long.
 
     `done` is the index of the first of the `steps` strings.
@@ -304,7 +304,7 @@ def read_length(cursor: Cursor, what: str) -> int:
     return length
 
 
-def _walk_arrays(cursor: Cursor, count: int, what: str) -> tuple["array[int]", str]:
+def _skip_arrays(cursor: Cursor, count: int, what: str) -> tuple["array[int]", str]:
     """Move past `count` arrays, which may hold arrays, without recursion.
 
     Returns (offset of every 64th, the part of the type's name that all of them share).
@@ -324,7 +324,7 @@ def _walk_arrays(cursor: Cursor, count: int, what: str) -> tuple["array[int]", s
         met += 1
         if met > MAX_COUNT:
             raise FormatError(f"{cursor.where}: {what} holds more than {MAX_COUNT} arrays")
-        element, inner = _read_head(cursor, what)
+        element, inner = _read_array_header(cursor, what)
         if depth > len(levels):
             levels.append(set())
         levels[depth - 1].add(element.name)
@@ -336,13 +336,13 @@ def _walk_arrays(cursor: Cursor, count: int, what: str) -> tuple["array[int]", s
                 )
             open_counts.append(inner)
         elif element is STRING:
-            _walk_strings(cursor, inner, what)
+            _skip_strings(cursor, inner, what)
         else:
             _skip_numbers(cursor, element, inner, what)
-    return marks, _shared_name(levels)
+    return marks, _shared_type_name(levels)
 
 
-def _shared_name(levels: Sequence[set[str]]) -> str:
+def _shared_type_name(levels: Sequence[set[str]]) -> str:
     """Return the type name of as many levels as have one element type: ":int32", or ""."""
     name = ""
     for found in levels:

@@ -17,7 +17,7 @@ from aprfmt.formats.mapped_file import StoredTensor
 
 
 @cache
-def swapper(encoding: str) -> Callable[[memoryview], bytes]:
+def byte_swapper(encoding: str) -> Callable[[memoryview], bytes]:
     """Return the function that reverses the byte order of whole blocks of an encoding.
 
     It is its own inverse. Raises UnsupportedError for an encoding whose layout is not known.
@@ -57,7 +57,7 @@ class SwappedTensor(StoredTensor):
         Raises UnsupportedError where the layout of the encoding is not known.
         """
         stop = self.info.nbytes if stop is None else stop
-        swap = swapper(self.info.encoding)
+        swap = byte_swapper(self.info.encoding)
         size = encoding_row(self.info.encoding).type_size
         super().raw(start, stop)  # judges the range
         first = start // size * size

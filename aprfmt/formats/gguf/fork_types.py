@@ -35,7 +35,7 @@ class TensorExtents:
     end: int  # of the data section
     alignment: int
 
-    def of(self, entry: TableLine) -> tuple[int, bool]:
+    def bytes_to_next(self, entry: TableLine) -> tuple[int, bool]:
         """Return (bytes from a tensor's start to the next one's, whether it is the last)."""
         after = bisect_right(self.starts, entry.offset)
         last = after == len(self.starts)
@@ -45,7 +45,7 @@ class TensorExtents:
         """Return whether a tensor has exactly `nbytes` with their padding; False for None."""
         if nbytes is None:
             return False
-        room, last = self.of(entry)
+        room, last = self.bytes_to_next(entry)
         padded = align_size(nbytes, self.alignment)
         return room == padded or (last and room == nbytes)
 
@@ -59,7 +59,7 @@ def resolve_fork_types(
     """
     found, said = list(entries), {}
     for number, claims in CONTESTED.items():
-        mine = [e for e in entries if e.row.ggml == number and _elements(e)]
+        mine = [e for e in entries if e.row.ggml == number and _count_elements(e)]
         if not mine:
             continue
         # Which meanings of the id do the bytes of all its tensors fit?
@@ -77,52 +77,54 @@ def resolve_fork_types(
             f"{count_phrase(names, 'tensor')} of ggml type {number}, first {tensor_label(names[0])}"
         )
         # More bytes than any known meaning takes: the tensors cannot be decoded.
-        if not others and own.known and all(_more(entry, room, own) for entry in mine):
-            found = _undecided(found, number)
+        if not others and own.known and all(_exceeds(entry, room, own) for entry in mine):
+            found = _without_codec(found, number)
             said[number] = (
-                f"{what}: {room.of(mine[0])[0]} bytes stand there, which is neither {own.name} nor "
-                f"{_either(claims)}; copied, not decoded"
+                f"{what}: {room.bytes_to_next(mine[0])[0]} bytes stand there, which is "
+                f"neither {own.name} nor "
+                f"{_join_claims(claims)}; copied, not decoded"
             )
         if not others:
             continue
         # Both fit: llama.cpp's meaning is used, and the doubt is reported.
         if upstream:
             said[number] = (
-                f"{what}: read as {own.name}; as many bytes would be {_either(others)}, and no key "
+                f"{what}: read as {own.name}; as many bytes would be {_join_claims(others)}, "
+                f"and no key "
                 "of the file says which"
             )
             continue
-        found = _undecided(found, number)
+        found = _without_codec(found, number)
         instead = f", not {own.name}" if own.known else ""
         by = f"the key {keyed[0].key[0]}" if keyed and keyed[0].key else "the bytes of their rows"
-        said[number] = f"{what}: by {by} {_either(others)}{instead}; copied, not decoded"
+        said[number] = f"{what}: by {by} {_join_claims(others)}{instead}; copied, not decoded"
     return found, said
 
 
-def _undecided(entries: Iterable[TableLine], number: int) -> list[TableLine]:
+def _without_codec(entries: Iterable[TableLine], number: int) -> list[TableLine]:
     """Return the entries, with an encoding that is not decoded for those of this type id."""
     return [
         replace(e, row=unknown_encoding(number)) if e.row.ggml == number else e for e in entries
     ]
 
 
-def _more(entry: TableLine, room: TensorExtents, kind: Encoding) -> bool:
+def _exceeds(entry: TableLine, room: TensorExtents, kind: Encoding) -> bool:
     """Return whether a tensor has more bytes than an encoding takes with its padding."""
-    nbytes = _bytes(entry, kind)
-    return nbytes is not None and room.of(entry)[0] > align_size(nbytes, room.alignment)
+    nbytes = _nbytes_in(entry, kind)
+    return nbytes is not None and room.bytes_to_next(entry)[0] > align_size(nbytes, room.alignment)
 
 
-def _elements(entry: TableLine) -> int:
+def _count_elements(entry: TableLine) -> int:
     """Return the number of a tensor's elements."""
     return math.prod(entry.shape)
 
 
 def _all_fit(entries: Iterable[TableLine], room: TensorExtents, kind: Encoding | TypeSize) -> bool:
     """Return whether the bytes of all these tensors fit an encoding or a fork's type."""
-    return all(room.fits(entry, _bytes(entry, kind)) for entry in entries)
+    return all(room.fits(entry, _nbytes_in(entry, kind)) for entry in entries)
 
 
-def _bytes(entry: TableLine, kind: Encoding | TypeSize) -> int | None:
+def _nbytes_in(entry: TableLine, kind: Encoding | TypeSize) -> int | None:
     """Return a tensor's bytes in an encoding; None if its rows are not whole blocks."""
     if isinstance(kind, TypeSize):
         return kind.nbytes(entry.shape)
@@ -130,7 +132,7 @@ def _bytes(entry: TableLine, kind: Encoding | TypeSize) -> int | None:
     return None if columns % kind.block_size else kind.nbytes(entry.shape)
 
 
-def _either(claims: Sequence[TypeClaim]) -> str:
+def _join_claims(claims: Sequence[TypeClaim]) -> str:
     """Return the names of several meanings of an id, joined by "or"."""
     return " or ".join(map(str, claims))
 
@@ -145,7 +147,7 @@ def undecoded_notes(entries: Iterable[TableLine], room: TensorExtents) -> Iterat
         names = [entry.name for entry in mine]
         why = row.removed or "this id is unknown; its bytes can be copied, not decoded"
         if row.measure:
-            real = [entry for entry in mine if _elements(entry)]
+            real = [entry for entry in mine if _count_elements(entry)]
             fits = "" if _all_fit(real, room, row.measure) else ", which the file does not have"
             why = f"{row.measure}{fits}; copied, not decoded: {why}"
         yield (
@@ -166,7 +168,7 @@ def missing_row_header(entry: TableLine, nbytes: int, room: TensorExtents) -> st
     """
     header = entry.row.row_header
     columns = entry.shape[-1] if entry.shape else 1
-    rows = _elements(entry) // max(columns, 1)
+    rows = _count_elements(entry) // max(columns, 1)
     if not header or not room.fits(entry, nbytes - rows * header) or room.fits(entry, nbytes):
         return ""
     return (

@@ -53,29 +53,29 @@ class ValueType:
         return self.letter != ""
 
 
-def _number(name: str, id: int, letter: str) -> ValueType:
+def _number_type(name: str, id: int, letter: str) -> ValueType:
     """Return the value type of a number, its size derived from the struct letter."""
     return ValueType(name, id, letter, struct.calcsize(f"<{letter}"))
 
 
 STRING = ValueType("string", 8, size=8)
 ARRAY = ValueType("array", 9, size=SMALLEST_ARRAY)
-BOOL = _number("bool", 7, "?")
-FLOAT32 = _number("float32", 6, "f")
+BOOL = _number_type("bool", 7, "?")
+FLOAT32 = _number_type("float32", 6, "f")
 _TYPES = (
-    _number("uint8", 0, "B"),
-    _number("int8", 1, "b"),
-    _number("uint16", 2, "H"),
-    _number("int16", 3, "h"),
-    _number("uint32", 4, "I"),
-    _number("int32", 5, "i"),
+    _number_type("uint8", 0, "B"),
+    _number_type("int8", 1, "b"),
+    _number_type("uint16", 2, "H"),
+    _number_type("int16", 3, "h"),
+    _number_type("uint32", 4, "I"),
+    _number_type("int32", 5, "i"),
     FLOAT32,
     BOOL,
     STRING,
     ARRAY,
-    _number("uint64", 10, "Q"),
-    _number("int64", 11, "q"),
-    _number("float64", 12, "d"),
+    _number_type("uint64", 10, "Q"),
+    _number_type("int64", 11, "q"),
+    _number_type("float64", 12, "d"),
 )
 TYPE_BY_ID: dict[int, ValueType] = {row.id: row for row in _TYPES}
 TYPE_BY_NAME: dict[str, ValueType] = {row.name: row for row in _TYPES}

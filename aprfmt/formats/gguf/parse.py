@@ -77,12 +77,12 @@ def parse(
     cursor = Cursor(buffer, where)
     cursor.faults = Faults(where, damaged)
     try:
-        return _parse(cursor, partial, drop)
+        return _parse_file(cursor, partial, drop)
     except FormatError as error:
         raise cursor.faults.first(error) from None
 
 
-def _parse(cursor: Cursor, partial: bool, drop: Drop | None) -> ParsedGguf:
+def _parse_file(cursor: Cursor, partial: bool, drop: Drop | None) -> ParsedGguf:
     """Return the structure of the file at the cursor; adds tolerable faults to its faults."""
     version = _read_version(cursor)
     tensors = cursor.count(8, layout.SMALLEST_TENSOR, "the tensor count")
@@ -90,7 +90,7 @@ def _parse(cursor: Cursor, partial: bool, drop: Drop | None) -> ParsedGguf:
     metadata = read_metadata(cursor, keys, drop)
     misaligned: FormatError | None = None
     try:
-        alignment = _alignment(metadata, cursor.where)
+        alignment = _read_alignment(metadata, cursor.where)
     except FormatError as error:
         cursor.faults.add(error)
         misaligned, alignment = error, 1
@@ -114,7 +114,7 @@ def _parse(cursor: Cursor, partial: bool, drop: Drop | None) -> ParsedGguf:
     starts = sorted({entry.offset for entry in entries})
     room = TensorExtents(starts, cursor.size - parsed.data_offset, alignment)
     entries, said = resolve_fork_types(entries, room, metadata)
-    _place(parsed, entries, room, partial)
+    _add_infos(parsed, entries, room, partial)
     _note_entries(parsed, entries, room, said)
     _check_overlap(parsed)
     _check_end(parsed, partial)
@@ -147,7 +147,7 @@ def _read_version(cursor: Cursor) -> int:
     return version
 
 
-def _alignment(metadata: Metadata, where: str) -> int:
+def _read_alignment(metadata: Metadata, where: str) -> int:
     """Return the alignment that the metadata gives; FormatError if it is no power of two."""
     key = layout.ALIGNMENT_KEY
     if key not in metadata:
@@ -193,25 +193,25 @@ def _read_entry(cursor: Cursor, name: str, at: int, alignment: int) -> TableLine
     tensor = tensor_label(name)
     ndim = cursor.uint(4, tensor)
     if ndim > MAX_DIMS:
-        raise FormatError(f"{cursor.where}: {tensor} at offset {at} {_too_many(ndim)}")
+        raise FormatError(f"{cursor.where}: {tensor} at offset {at} {_too_many_dims_text(ndim)}")
     line = cast("tuple[int, ...]", cursor.unpack(f"{ndim}QIQ", tensor))
     dims, ggml_id, offset = line[:-2], line[-2], line[-1]
-    if what := _objection(dims, ggml_id, offset, alignment):
+    if what := _line_fault(dims, ggml_id, offset, alignment):
         error = FormatError(f"{cursor.where}: {tensor} at offset {at} {what}")
         cursor.faults.add(error, name)
     return TableLine(name, dims[::-1], encoding_of(ggml_id), offset)
 
 
-def _too_many(ndim: int) -> str:
+def _too_many_dims_text(ndim: int) -> str:
     """Return the words for a tensor of too many dimensions."""
     return f"has {ndim} dimensions, GGUF has at most {layout.MAX_DIMS}"
 
 
-def _objection(dims: Sequence[int], ggml_id: int, offset: int, alignment: int) -> str:
+def _line_fault(dims: Sequence[int], ggml_id: int, offset: int, alignment: int) -> str:
     """Return what is wrong with a line of the table, "" where nothing is."""
     if len(dims) > layout.MAX_DIMS:
-        return _too_many(len(dims))
-    if not _countable(dims):
+        return _too_many_dims_text(len(dims))
+    if not _is_countable(dims):
         return (
             f"has dimensions {list(dims)}, fastest first; sizes and their product must be below "
             "2^63 (negative numbers look like this); the table is damaged"
@@ -223,12 +223,12 @@ def _objection(dims: Sequence[int], ggml_id: int, offset: int, alignment: int) -
     return ""
 
 
-def _countable(dims: Sequence[int]) -> bool:
+def _is_countable(dims: Sequence[int]) -> bool:
     """Return whether the sizes and their product are below 2^63."""
     return max(dims, default=0) <= MAX_INT64 and math.prod(dims) < MAX_INT64
 
 
-def _place(
+def _add_infos(
     parsed: ParsedGguf, entries: Sequence[TableLine], room: TensorExtents, partial: bool
 ) -> None:
     """Add the TensorInfo of every line to `parsed.infos`, with offset and size in bytes.
@@ -238,7 +238,7 @@ def _place(
     for entry in entries:
         if entry.name in parsed.infos:
             continue  # listed twice
-        if not _countable(entry.shape):
+        if not _is_countable(entry.shape):
             nbytes = 0
         elif entry.row.known:
             nbytes = _known_size(parsed, entry)
@@ -246,7 +246,9 @@ def _place(
                 error = FormatError(f"{parsed.where}: {tensor_label(entry.name)} {short}")
                 parsed.faults.add(error, entry.name)
         else:
-            nbytes = _gap(parsed, entry, room.starts, partial) if math.prod(entry.shape) else 0
+            nbytes = (
+                _bytes_to_next(parsed, entry, room.starts, partial) if math.prod(entry.shape) else 0
+            )
         offset = parsed.data_offset + entry.offset
         if offset + nbytes > MAX_INT64 and entry.name not in parsed.faults.broken:
             error = FormatError(
@@ -264,7 +266,9 @@ def _place(
         )
 
 
-def _gap(parsed: ParsedGguf, entry: TableLine, starts: Sequence[int], partial: bool) -> int:
+def _bytes_to_next(
+    parsed: ParsedGguf, entry: TableLine, starts: Sequence[int], partial: bool
+) -> int:
     """Return the bytes between a tensor's start and the next one's, or the end of the file."""
     after = bisect_right(starts, entry.offset)
     if after < len(starts):
@@ -321,11 +325,11 @@ def _note_entries(
 
 def _check_overlap(parsed: ParsedGguf) -> None:
     """Report tensors that share bytes, warn about bytes of no tensor, and set `parsed.end`."""
-    infos = [info for info in parsed.sound() if info.nbytes]
+    infos = [info for info in parsed.undamaged_infos() if info.nbytes]
     report_overlap(infos, parsed.faults)
     if not parsed.faults.damage:
         _note_holes(parsed, sorted(infos, key=lambda i: (i.offset, i.nbytes)))
-    ends = (info.offset + info.nbytes for info in parsed.sound() if info.nbytes)
+    ends = (info.offset + info.nbytes for info in parsed.undamaged_infos() if info.nbytes)
     parsed.end = max(ends, default=parsed.data_offset)
 
 
@@ -362,7 +366,7 @@ def _check_end(parsed: ParsedGguf, partial: bool) -> None:
 
     With `partial` cut tensors are only a warning.
     """
-    beyond = [info for info in parsed.sound() if _is_beyond(info, parsed)]
+    beyond = [info for info in parsed.undamaged_infos() if _is_beyond(info, parsed)]
     if beyond:
         first = beyond[0]
         stop = first.offset + first.nbytes

@@ -49,7 +49,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
     path = parse_location(path)
     with ExitStack() as stack:
 
-        def read(shard_path: Path) -> GgufShard:
+        def open_shard(shard_path: Path) -> GgufShard:
             """Return the open shard at a path; it is closed if anything raises later."""
             file = open_bytes(shard_path)
             stack.callback(file.close)
@@ -58,7 +58,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
             return GgufShard(file, parsed)
 
         # The opened shard gives the names of the others.
-        opened = read(path)
+        opened = open_shard(path)
         names = sibling_names(path, opened.parsed)
         if len(names) > 1:
             refuse_mixed(path, [path.with_name(name) for name in names])
@@ -70,7 +70,7 @@ def open_source(path: Path, *, partial: bool = False, damaged: bool = False) -> 
             if name == path.name:
                 shards.append(opened)
             elif sibling.is_file():
-                shards.append(read(sibling))
+                shards.append(open_shard(sibling))
             elif not partial:
                 raise FormatError(
                     f"{path}: belongs to a split of {len(names)} files, {name} is missing beside "

@@ -33,12 +33,12 @@ class GgufShard(mapped_file.Shard["ParsedGguf"]):
     __slots__ = ()
 
     @property
-    def whole(self) -> type[mapped_file.StoredTensor]:
+    def tensor_class(self) -> type[mapped_file.StoredTensor]:
         """The class of an undamaged tensor: one that swaps bytes if the file is big-endian."""
         return SwappedTensor if self.parsed.order == ">" else mapped_file.StoredTensor
 
 
-def _whole(parsed: "ParsedGguf", key: str) -> int | None:
+def _read_split_key(parsed: "ParsedGguf", key: str) -> int | None:
     """Return an integer key of a split, None where it is absent; FormatError for other values."""
     value: Value = parsed.metadata.get(key)
     if value is None:
@@ -57,10 +57,10 @@ def sibling_names(path: Path, parsed: "ParsedGguf") -> list[str]:
     Without a split, that of the file alone. Raises FormatError where the split's keys and the
     file's name disagree: then the other files' names are not known.
     """
-    count = _whole(parsed, SPLIT_COUNT)
+    count = _read_split_key(parsed, SPLIT_COUNT)
     if count is None or count < 2:
         return [path.name]
-    number = _whole(parsed, SPLIT_NO)
+    number = _read_split_key(parsed, SPLIT_NO)
     found = parse_split_name(path.name)
     if count > MAX_SPLITS or number is None or number >= count:
         raise FormatError(
@@ -86,8 +86,16 @@ def check_set(shards: Sequence[GgufShard], *, complete: bool) -> None:
     for shard in shards:
         parsed = shard.parsed
         for name, of_shard, of_first in (
-            (SPLIT_COUNT, _whole(parsed, SPLIT_COUNT), _whole(first, SPLIT_COUNT)),
-            (SPLIT_TENSORS, _whole(parsed, SPLIT_TENSORS), _whole(first, SPLIT_TENSORS)),
+            (
+                SPLIT_COUNT,
+                _read_split_key(parsed, SPLIT_COUNT),
+                _read_split_key(first, SPLIT_COUNT),
+            ),
+            (
+                SPLIT_TENSORS,
+                _read_split_key(parsed, SPLIT_TENSORS),
+                _read_split_key(first, SPLIT_TENSORS),
+            ),
             ("the byte order", BYTE_ORDERS[parsed.order], BYTE_ORDERS[first.order]),
         ):
             if of_shard != of_first:
@@ -104,7 +112,7 @@ def check_set(shards: Sequence[GgufShard], *, complete: bool) -> None:
                     "names must be unique over all files of a split"
                 )
             seen[name] = parsed.where
-    total = _whole(first, SPLIT_TENSORS)
+    total = _read_split_key(first, SPLIT_TENSORS)
     if len(shards) > 1 and complete and total is not None and total != len(seen):
         raise FormatError(
             f"{first.where}: {SPLIT_TENSORS} is {total}, the files have {len(seen)} tensors; "

@@ -61,7 +61,7 @@ def encode_value(key: str, value: Value | TypedValue) -> list[Piece]:
     what = f"key '{shorten(key, 100)}'"
     head, _, rest = name.partition(":")
     if head not in layout.TYPE_BY_NAME or (rest and head != layout.ARRAY.name):
-        raise ConversionError(f"{what}: there is no type {name!r}; GGUF has {_names()}")
+        raise ConversionError(f"{what}: there is no type {name!r}; GGUF has {_type_names()}")
     kind = layout.TYPE_BY_NAME[head]
     return [struct.pack("<I", kind.id), *_pack(kind, rest, plain, what, 1)]
 
@@ -71,10 +71,10 @@ def type_of(key: str, value: Value) -> str:
     if isinstance(value, StoredArray):
         return value.type
     known = known_type(key, _is_list(value))
-    return known or _infer(value, f"key '{shorten(key, 100)}'", _SCALARS, 1)
+    return known or _infer_type(value, f"key '{shorten(key, 100)}'", _SCALARS, 1)
 
 
-def _names() -> str:
+def _type_names() -> str:
     """Return the names of GGUF's types, for a message."""
     return ", ".join(layout.TYPE_BY_NAME) + " (array:uint8 and so on)"
 
@@ -84,7 +84,7 @@ def _is_list(value: Value) -> bool:
     return isinstance(value, Sequence) and not isinstance(value, str)
 
 
-def _infer(value: Value, what: str, ints: Sequence[str], depth: int) -> str:
+def _infer_type(value: Value, what: str, ints: Sequence[str], depth: int) -> str:
     """Return the GGUF type of a Python value by its class.
 
     `ints` are the integer types to try in order, `depth` how many lists the value is inside of.
@@ -94,7 +94,7 @@ def _infer(value: Value, what: str, ints: Sequence[str], depth: int) -> str:
     if isinstance(value, bool):
         return layout.BOOL.name
     if isinstance(value, int):
-        return _infer_int(value, value, what, ints)
+        return _infer_int_type(value, value, what, ints)
     if isinstance(value, float):
         return "float32"
     if isinstance(value, str):
@@ -104,14 +104,14 @@ def _infer(value: Value, what: str, ints: Sequence[str], depth: int) -> str:
     # Lists get the type of their elements.
     if not _is_list(value):
         raise ConversionError(
-            f"{what}: GGUF has no type for {type(value).__name__}; it has {_names()}"
+            f"{what}: GGUF has no type for {type(value).__name__}; it has {_type_names()}"
         )
     if depth > MAX_NESTING:
-        _too_deep(what)
-    return f"array:{_infer_element(value, what, depth)}"
+        _refuse_depth(what)
+    return f"array:{_infer_element_type(value, what, depth)}"
 
 
-def _infer_element(values: Sequence[Value], what: str, depth: int) -> str:
+def _infer_element_type(values: Sequence[Value], what: str, depth: int) -> str:
     """Return the GGUF type of a list's elements; ConversionError if they have no common type."""
     kinds = {type(value) for value in values}
     if not kinds:
@@ -119,12 +119,12 @@ def _infer_element(values: Sequence[Value], what: str, depth: int) -> str:
             f"{what}: an empty list does not say what it is a list of; give Typed([], 'array:...')"
         )
     if kinds == {int}:
-        return _infer_int(min(values), max(values), what, _ELEMENTS)
+        return _infer_int_type(min(values), max(values), what, _ELEMENTS)
     if kinds == {int, float}:
         return "float32"
     if kinds <= {str, bytes}:
         return layout.STRING.name
-    found = {_infer(value, what, _ELEMENTS, depth + 1) for value in values}
+    found = {_infer_type(value, what, _ELEMENTS, depth + 1) for value in values}
     if len(found) == 1:
         return found.pop()
     if all(name.startswith(f"{layout.ARRAY.name}:") for name in found):
@@ -134,7 +134,7 @@ def _infer_element(values: Sequence[Value], what: str, depth: int) -> str:
     )
 
 
-def _infer_int(low: int, high: int, what: str, names: Sequence[str]) -> str:
+def _infer_int_type(low: int, high: int, what: str, names: Sequence[str]) -> str:
     """Return the first integer type that stores `low` to `high`; ConversionError if none."""
     for name in names:
         if _BOUNDS[name][0] <= low and high <= _BOUNDS[name][1]:
@@ -159,7 +159,7 @@ def _pack(kind: layout.ValueType, inner: str, value: Value, what: str, depth: in
 def _pack_array(inner: str, value: Value, what: str, depth: int) -> list[Piece]:
     """Return element type, count and elements in pieces; `inner` names the element type."""
     if depth > MAX_NESTING:
-        _too_deep(what)
+        _refuse_depth(what)
     if isinstance(value, bytes | bytearray):
         value = memoryview(value)
     if not isinstance(value, Sequence | memoryview) or isinstance(value, str):
@@ -169,26 +169,28 @@ def _pack_array(inner: str, value: Value, what: str, depth: int) -> list[Piece]:
         return [value.stored]
     head, _, rest = inner.partition(":")
     if head not in layout.TYPE_BY_NAME or (rest and head != layout.ARRAY.name):
-        raise ConversionError(f"{what}: there is no element type {inner!r}; GGUF has {_names()}")
+        raise ConversionError(
+            f"{what}: there is no element type {inner!r}; GGUF has {_type_names()}"
+        )
     if len(value) > MAX_ARRAY:
         raise ConversionError(f"{what}: {len(value)} elements, the limit is {MAX_ARRAY}")
     # Numbers and strings are packed together, arrays one by one with their own type.
     element = layout.TYPE_BY_NAME[head]
     pieces: list[Piece] = [struct.pack("<IQ", element.id, len(value))]
     if isinstance(value, NumberArray) and value.element is element:
-        pieces.append(_swapped(value))
+        pieces.append(_swap_bytes(value))
     elif element.fixed:
         pieces += [_pack_numbers(element, chunk, what) for chunk in _chunks(value)]
     elif element is layout.STRING:
         pieces.append(b"".join([_pack_text(text, what) for text in value]))
     else:
         for item in value:
-            own = rest or _infer(item, what, _ELEMENTS, depth + 1).partition(":")[2]
+            own = rest or _infer_type(item, what, _ELEMENTS, depth + 1).partition(":")[2]
             pieces += _pack_array(own, item, what, depth + 1)
     return pieces
 
 
-def _swapped(value: NumberArray) -> bytes:
+def _swap_bytes(value: NumberArray) -> bytes:
     """Return a big-endian array's numbers in little-endian order; every bit is kept."""
     raw = value.raw.tobytes()
     if value.element.size == 1:
@@ -238,6 +240,6 @@ def _pack_text(value: Value, what: str) -> bytes:
     return layout.pack_string(raw)
 
 
-def _too_deep(what: str) -> NoReturn:
+def _refuse_depth(what: str) -> NoReturn:
     """Raise ConversionError: lists are nested too deep."""
     raise ConversionError(f"{what}: lists are nested deeper than {MAX_NESTING} levels")

@@ -46,21 +46,21 @@ class GGUFSink(SequentialSink):
     ) -> Sequence[FileProgram]:
         """Return the programs of the files: one, or those of a split."""
         for info in infos:
-            _check(info)
+            _refuse_unstorable(info)
         plain = {key: value for key, value in metadata.items() if key not in layout.SPLIT_TYPES}
         alignment = self._choose_alignment(plain)
-        keys = {key: _encode(key, value) for key, value in plain.items()}
+        keys = {key: _encode_pair(key, value) for key, value in plain.items()}
         # Every file is laid out by its own alignment key, so all of a split carry it.
         rest = {key: pieces for key, pieces in keys.items() if key == layout.ALIGNMENT_KEY}
-        parts = self._divide(infos, _bytes(keys), _bytes(rest), alignment)
+        parts = self._distribute_tensors(infos, _count_bytes(keys), _count_bytes(rest), alignment)
         count = len(parts)
         if count == 1:
-            return [_program(self._path, keys, infos, alignment)]
+            return [_file_program(self._path, keys, infos, alignment)]
         programs = []
         for number, part in enumerate(parts):
             path = self._path.with_name(layout.split_name(self._stem(), number, count))
             own = _encode_split(number, count, len(infos))
-            programs.append(_program(path, (rest if number else keys) | own, part, alignment))
+            programs.append(_file_program(path, (rest if number else keys) | own, part, alignment))
         return programs
 
     def _stem(self) -> str:
@@ -91,7 +91,7 @@ class GGUFSink(SequentialSink):
             metadata[layout.ALIGNMENT_KEY] = TypedValue(chosen, "uint32")
         return chosen
 
-    def _divide(
+    def _distribute_tensors(
         self, infos: Sequence[TensorInfo], first: int, rest: int, alignment: int
     ) -> list[Sequence[TensorInfo]]:
         """Return the tensors of each file; `first` and `rest` are bytes of metadata.
@@ -102,12 +102,12 @@ class GGUFSink(SequentialSink):
             return [infos]
         if self._limit <= 0:
             raise UsageError(f"{self._path}: a shard size of {self._limit} bytes; give a size > 0")
-        costs = [(len(_entry(i, 0)), layout.align_size(i.nbytes, alignment)) for i in infos]
+        costs = [(len(_table_line(i, 0)), layout.align_size(i.nbytes, alignment)) for i in infos]
         # First without split keys: if one file is enough, it has none.
         whole = divide_tensors(costs, (layout.HEADER_SIZE + first,) * 2, alignment, self._limit)
         if len(whole) == 1:
             return [infos]
-        keys = _bytes(_encode_split(0, 0, 0))
+        keys = _count_bytes(_encode_split(0, 0, 0))
         heads = layout.HEADER_SIZE + first + keys, layout.HEADER_SIZE + rest + keys
         counts = divide_tensors(costs, heads, alignment, self._limit)
         if len(counts) > layout.MAX_SPLITS:
@@ -142,7 +142,7 @@ def open_sink(
     )
 
 
-def _program(
+def _file_program(
     path: Path, metadata: Mapping[str, Sequence[Piece]], infos: Sequence[TensorInfo], alignment: int
 ) -> FileProgram:
     """Return the program of one file: header, metadata, tensor table, tensors.
@@ -156,7 +156,7 @@ def _program(
     at = 0
     for info in infos:
         end = layout.align_size(info.nbytes, alignment)
-        entries.append(_entry(info, at))
+        entries.append(_table_line(info, at))
         body += [TensorSlot(info.name, info.nbytes), zeros[: end - info.nbytes]]
         at += end
     if infos and not find_encoding(infos[-1].encoding).known:
@@ -166,7 +166,7 @@ def _program(
     return FileProgram(path, head.ljust(layout.align_size(len(head), alignment), b"\0"), body)
 
 
-def _encode(key: str, value: Value | TypedValue) -> list[Piece]:
+def _encode_pair(key: str, value: Value | TypedValue) -> list[Piece]:
     """Return the stored bytes of a key and its value, in pieces."""
     return [encode_key(key), *encode_value(key, value)]
 
@@ -178,17 +178,17 @@ def _encode_split(number: int, count: int, tensors: int) -> dict[str, list[Piece
     """
     values = {layout.SPLIT_NO: number, layout.SPLIT_COUNT: count, layout.SPLIT_TENSORS: tensors}
     return {
-        key: _encode(key, TypedValue(value, layout.SPLIT_TYPES[key]))
+        key: _encode_pair(key, TypedValue(value, layout.SPLIT_TYPES[key]))
         for key, value in values.items()
     }
 
 
-def _bytes(metadata: Mapping[str, Sequence[Piece]]) -> int:
+def _count_bytes(metadata: Mapping[str, Sequence[Piece]]) -> int:
     """Return the number of bytes of encoded metadata."""
     return sum(len(piece) for pieces in metadata.values() for piece in pieces)
 
 
-def _name(info: TensorInfo) -> bytes:
+def _name_bytes(info: TensorInfo) -> bytes:
     """Return a tensor's name as UTF-8; ConversionError for lone surrogates."""
     try:
         return info.name.encode()
@@ -198,19 +198,19 @@ def _name(info: TensorInfo) -> bytes:
         ) from None
 
 
-def _entry(info: TensorInfo, data_offset: int) -> bytes:
+def _table_line(info: TensorInfo, data_offset: int) -> bytes:
     """Return the bytes of a tensor's line in the table; its name must be valid."""
     code = find_encoding(info.encoding).ggml
     assert code is not None  # judged by _check
-    return layout.pack_tensor(_name(info), info.shape, code, data_offset)
+    return layout.pack_tensor(_name_bytes(info), info.shape, code, data_offset)
 
 
-def _check(info: TensorInfo) -> None:
+def _refuse_unstorable(info: TensorInfo) -> None:
     """Raise ConversionError for a tensor that no GGUF reader would accept."""
     what = f"tensor {shorten(info.name, 100)!r}"
-    if len(_name(info)) > layout.MAX_NAME_BYTES:
+    if len(_name_bytes(info)) > layout.MAX_NAME_BYTES:
         raise ConversionError(
-            f"{what}: its name has {len(_name(info))} bytes, GGUF names have at most "
+            f"{what}: its name has {len(_name_bytes(info))} bytes, GGUF names have at most "
             f"{layout.MAX_NAME_BYTES}; shorten it"
         )
     if len(info.shape) > layout.MAX_DIMS:

@@ -47,21 +47,21 @@ def dtype_of(value: Any) -> str:
     raise ValueError(f"{describe_value(value)} is no dtype that is read here")
 
 
-def _whole(value: Any, what: str) -> int:
+def _check_size(value: Any, what: str) -> int:
     """Return a value as an int from 0 to 2**62; ValueError naming `what` for another."""
     if type(value) is not int or not 0 <= value < _LIMIT:
         raise ValueError(f"{what} is {describe_value(value) if type(value) is not int else value}")
     return value
 
 
-def _numbers(value: Any, what: str) -> tuple[int, ...]:
+def _check_sizes(value: Any, what: str) -> tuple[int, ...]:
     """Return a list of sizes as a tuple; ValueError for a value or a length out of range."""
     if not isinstance(value, tuple | list) or len(value) > MAX_DIMS:
         raise ValueError(f"{what} is {describe_value(value)}, expected at most {MAX_DIMS} integers")
-    return tuple(_whole(each, what) for each in value)
+    return tuple(_check_size(each, what) for each in value)
 
 
-def _tensor(
+def _describe_tensor(
     storage: Any,
     offset: Any,
     size: Any,
@@ -76,26 +76,26 @@ def _tensor(
     """
     if not isinstance(storage, Storage):
         raise ValueError(f"the storage is {describe_value(storage)}")
-    return _of(storage, storage.dtype, offset, size, stride, metadata)
+    return _describe_view(storage, storage.dtype, offset, size, stride, metadata)
 
 
-def _of(
+def _describe_view(
     storage: Storage | None, dtype: str, offset: Any, size: Any, stride: Any, metadata: Any = None
 ) -> TensorValue:
     """Return a TensorValue of dtype, offset, size and stride (in elements) in a storage.
 
     `metadata` may say that the values are to be conjugated or negated.
     """
-    shape, strides = _numbers(size, "the size"), _numbers(stride, "the stride")
+    shape, strides = _check_sizes(size, "the size"), _check_sizes(stride, "the stride")
     if len(shape) != len(strides):
         raise ValueError(f"{len(shape)} sizes and {len(strides)} strides")
     bits = metadata.pairs if isinstance(metadata, PickledDict) else []
     shifts = tuple(key for key, value in bits if key in ("conj", "neg") and value is True)
-    start = _whole(offset, "the offset")
+    start = _check_size(offset, "the offset")
     return TensorValue(storage, dtype, start, shape, strides, shifts=shifts)
 
 
-def _tensor_v3(
+def _describe_tensor_v3(
     storage: Any,
     offset: Any,
     size: Any,
@@ -111,10 +111,12 @@ def _tensor_v3(
     """
     if not isinstance(storage, Storage):
         raise ValueError(f"the storage is {describe_value(storage)}")
-    return _of(storage, dtype_of(dtype), offset, size, stride, metadata)
+    return _describe_view(storage, dtype_of(dtype), offset, size, stride, metadata)
 
 
-def _parameter(data: Any, requires_grad: Any = True, hooks: Any = None, state: Any = None) -> Any:
+def _describe_parameter(
+    data: Any, requires_grad: Any = True, hooks: Any = None, state: Any = None
+) -> Any:
     """Return the description of a parameter: that of its data, with its attributes added.
 
     Gradient and hooks do not change its values.
@@ -124,11 +126,11 @@ def _parameter(data: Any, requires_grad: Any = True, hooks: Any = None, state: A
     if isinstance(data, TensorValue) and not data.kind:
         data.kind = "Parameter"
     if isinstance(data, TensorValue):
-        _attributes(data, state)
+        _add_attributes(data, state)
     return data
 
 
-def _quantized(
+def _describe_quantized(
     storage: Any,
     offset: Any,
     size: Any,
@@ -141,7 +143,7 @@ def _quantized(
 
     Gradient and hooks do not change its values.
     """
-    found = _tensor(storage, offset, size, stride)
+    found = _describe_tensor(storage, offset, size, stride)
     if (
         not isinstance(quantizer, tuple)
         or not quantizer
@@ -160,15 +162,15 @@ def _quantized(
     return found
 
 
-def _meta(dtype: Any, size: Any, stride: Any, requires_grad: Any = False) -> TensorValue:
+def _describe_meta(dtype: Any, size: Any, stride: Any, requires_grad: Any = False) -> TensorValue:
     """Return the description of a tensor on the meta device, which has no values.
 
     Its gradient does not matter.
     """
-    return _of(None, dtype_of(dtype), 0, size, stride)
+    return _describe_view(None, dtype_of(dtype), 0, size, stride)
 
 
-def _wrapper(
+def _describe_wrapper(
     kind: Any,
     dtype: Any,
     size: Any,
@@ -182,12 +184,12 @@ def _wrapper(
 
     Layout, device and gradient do not matter for it.
     """
-    found = _of(None, dtype_of(dtype), offset, size, stride)
+    found = _describe_view(None, dtype_of(dtype), offset, size, stride)
     found.kind = describe_value(kind)
     return found
 
 
-def _of_type(function: Any, kind: Any, args: Any, state: Any) -> Any:
+def _describe_subclass(function: Any, kind: Any, args: Any, state: Any) -> Any:
     """Return the description of a tensor subclass: its tensor, its class and its attributes."""
     if not isinstance(function, GlobalName) or not isinstance(args, tuple):
         raise ValueError(f"it is made by {describe_value(function)}")
@@ -201,18 +203,18 @@ def _of_type(function: Any, kind: Any, args: Any, state: Any) -> Any:
     if isinstance(found, TensorValue):
         if str(kind) not in ("torch.Tensor", "torch._tensor.Tensor"):
             found.kind = str(kind)
-        _attributes(found, state)
+        _add_attributes(found, state)
     return found
 
 
-def _attributes(tensor: TensorValue, state: Any) -> None:
+def _add_attributes(tensor: TensorValue, state: Any) -> None:
     """Add the attributes in a state (a dict, or a tuple of a dict and of slots) to a tensor."""
     for table in state if isinstance(state, tuple) else (state,):
         if isinstance(table, PickledDict):
             tensor.parts |= {key: value for key, value in table.pairs if isinstance(key, str)}
 
 
-def _sparse(layout: Any, data: Any) -> SparseTensorValue:
+def _describe_sparse(layout: Any, data: Any) -> SparseTensorValue:
     """Return the description of a sparse tensor: its parts by name, its layout and shape."""
     if not isinstance(layout, str) or not isinstance(data, tuple) or len(data) < 3:
         raise ValueError(f"its layout is {describe_value(layout)}, its data {describe_value(data)}")
@@ -229,17 +231,17 @@ def _sparse(layout: Any, data: Any) -> SparseTensorValue:
     )
     if len(data) <= len(names):
         raise ValueError(f"{layout} has {len(data)} values")
-    facts = {"layout": layout, "shape": list(_numbers(data[len(names)], "the size"))}
+    facts = {"layout": layout, "shape": list(_check_sizes(data[len(names)], "the size"))}
     return SparseTensorValue(layout, dict(zip(names, data, strict=False)), facts)
 
 
-def _nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> SparseTensorValue:
+def _describe_nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> SparseTensorValue:
     """Return the description of a nested tensor: its buffer, sizes, strides and offsets."""
     parts = {"buffer": buffer, "sizes": sizes, "strides": strides, "storage_offsets": offsets}
     return SparseTensorValue("nested", parts, {"layout": "nested"})
 
 
-def _table(pairs: Any = None, *more: Any) -> PickledDict:
+def _describe_dict(pairs: Any = None, *more: Any) -> PickledDict:
     """Return a dict of the pairs that a dict class was called with; ValueError for no pairs.
 
     A class as `pairs` (the default factory of a defaultdict) counts as no pairs; `more` arguments
@@ -255,14 +257,14 @@ def _table(pairs: Any = None, *more: Any) -> PickledDict:
     return PickledDict([(row[0], row[1]) for row in rows])
 
 
-def _members(values: Any = ()) -> list[Any]:
+def _describe_list(values: Any = ()) -> list[Any]:
     """Return the values that set, frozenset or list was called with, as a list."""
     if not isinstance(values, list | tuple):
         raise ValueError(f"it is given {describe_value(values)}")
     return list(values)
 
 
-def _encode(text: Any, coding: Any = "utf-8") -> bytes:
+def _encode_text(text: Any, coding: Any = "utf-8") -> bytes:
     """Return the bytes of `_codecs.encode(text, coding)`; ValueError for another coding."""
     if not isinstance(text, str) or coding not in ("latin1", "latin-1", "utf-8", "ascii"):
         raise ValueError(f"it is given {describe_value(text)} and {coding!r:.40}")
@@ -272,16 +274,16 @@ def _encode(text: Any, coding: Any = "utf-8") -> bytes:
         raise ValueError(f"its text has no {coding} bytes") from None
 
 
-def _octets(value: Any = b"", *more: Any) -> bytes:
+def _describe_bytes(value: Any = b"", *more: Any) -> bytes:
     """Return the bytes that `bytes` or `bytearray` was called with."""
     if isinstance(value, str) and more and more[0] in ("latin-1", "latin1"):
-        return _encode(value, "latin1")
+        return _encode_text(value, "latin1")
     if not isinstance(value, bytes) or more:
         raise ValueError(f"it is given {describe_value(value)}")
     return value
 
 
-def _complex(real: Any, imaginary: Any = 0.0) -> complex:
+def _describe_complex(real: Any, imaginary: Any = 0.0) -> complex:
     """Return a complex number; ValueError unless its parts are numbers."""
     if not all(isinstance(each, int | float) for each in (real, imaginary)):
         raise ValueError(f"it is given {describe_value(real)}")
@@ -291,14 +293,14 @@ def _complex(real: Any, imaginary: Any = 0.0) -> complex:
         raise ValueError("its number is too large") from None
 
 
-def _same(value: Any, *more: Any) -> Any:
+def _describe_text(value: Any, *more: Any) -> Any:
     """Return the text that torch.device or a layout was called with, whatever `more` is."""
     if not isinstance(value, str):
         raise ValueError(f"it is given {describe_value(value)}")
     return value
 
 
-def _reconstructor(kind: Any, base: Any, state: Any) -> PickledObject:
+def _describe_reconstructed(kind: Any, base: Any, state: Any) -> PickledObject:
     """Return an empty object of a class; ValueError unless the class may be described.
 
     The other two arguments of copyreg's function are not used: the state comes later.
@@ -308,12 +310,12 @@ def _reconstructor(kind: Any, base: Any, state: Any) -> PickledObject:
     return PickledObject(kind)
 
 
-def _numpy_dtype(code: Any, *more: Any) -> PickledObject:
+def _describe_numpy_dtype(code: Any, *more: Any) -> PickledObject:
     """Return an object that stands for numpy.dtype(code); `more` arguments are ignored."""
     return PickledObject(GlobalName("numpy", "dtype"), (code,))
 
 
-def _numpy_scalar(dtype: Any, data: Any = b"") -> Any:
+def _describe_numpy_scalar(dtype: Any, data: Any = b"") -> Any:
     """Return the Python number of a numpy scalar's bytes; ValueError for an unknown dtype."""
     code = dtype.args[0] if isinstance(dtype, PickledObject) and dtype.args else None
     row = _NUMPY.get(code) if isinstance(code, str) else None
@@ -323,7 +325,7 @@ def _numpy_scalar(dtype: Any, data: Any = b"") -> Any:
     return struct.unpack(order + row, data)[0]
 
 
-def _numpy_array(kind: Any, *more: Any) -> PickledObject:
+def _describe_numpy_array(kind: Any, *more: Any) -> PickledObject:
     """Return an object that stands for a numpy array; its values come as its state.
 
     `more` arguments are ignored.
@@ -336,35 +338,35 @@ def _numpy_array(kind: Any, *more: Any) -> PickledObject:
 _OF_TYPE = "torch._tensor._rebuild_from_type_v2"
 _NUMPY_CORE = ("numpy.core.multiarray", "numpy._core.multiarray")
 _CALLS: Mapping[str, Callable[..., Any]] = {
-    "torch._utils._rebuild_tensor": _tensor,
-    "torch._utils._rebuild_tensor_v2": _tensor,
-    "torch._utils._rebuild_tensor_v3": _tensor_v3,
-    "torch._utils._rebuild_parameter": _parameter,
-    "torch._utils._rebuild_parameter_with_state": _parameter,
-    "torch.nn.parameter.Parameter": _parameter,
-    "torch._utils._rebuild_qtensor": _quantized,
-    "torch._utils._rebuild_meta_tensor_no_storage": _meta,
-    "torch._utils._rebuild_wrapper_subclass": _wrapper,
-    "torch._utils._rebuild_sparse_tensor": _sparse,
-    "torch._utils._rebuild_sparse_csr_tensor": _sparse,
-    "torch._utils._rebuild_nested_tensor": _nested,
-    _OF_TYPE: _of_type,
-    "torch.Size": lambda sizes=(): _numbers(sizes, "the size"),
-    "torch.device": _same,
-    "torch.serialization._get_layout": _same,
-    "collections.OrderedDict": _table,
-    "collections.defaultdict": _table,
-    "collections.Counter": _table,
-    "builtins.dict": _table,
-    "builtins.set": _members,
-    "builtins.frozenset": _members,
-    "builtins.list": _members,
-    "builtins.complex": _complex,
-    "builtins.bytes": _octets,
-    "builtins.bytearray": _octets,
-    "_codecs.encode": _encode,
-    "copyreg._reconstructor": _reconstructor,
-    "numpy.dtype": _numpy_dtype,
-    **{f"{module}.scalar": _numpy_scalar for module in _NUMPY_CORE},
-    **{f"{module}._reconstruct": _numpy_array for module in _NUMPY_CORE},
+    "torch._utils._rebuild_tensor": _describe_tensor,
+    "torch._utils._rebuild_tensor_v2": _describe_tensor,
+    "torch._utils._rebuild_tensor_v3": _describe_tensor_v3,
+    "torch._utils._rebuild_parameter": _describe_parameter,
+    "torch._utils._rebuild_parameter_with_state": _describe_parameter,
+    "torch.nn.parameter.Parameter": _describe_parameter,
+    "torch._utils._rebuild_qtensor": _describe_quantized,
+    "torch._utils._rebuild_meta_tensor_no_storage": _describe_meta,
+    "torch._utils._rebuild_wrapper_subclass": _describe_wrapper,
+    "torch._utils._rebuild_sparse_tensor": _describe_sparse,
+    "torch._utils._rebuild_sparse_csr_tensor": _describe_sparse,
+    "torch._utils._rebuild_nested_tensor": _describe_nested,
+    _OF_TYPE: _describe_subclass,
+    "torch.Size": lambda sizes=(): _check_sizes(sizes, "the size"),
+    "torch.device": _describe_text,
+    "torch.serialization._get_layout": _describe_text,
+    "collections.OrderedDict": _describe_dict,
+    "collections.defaultdict": _describe_dict,
+    "collections.Counter": _describe_dict,
+    "builtins.dict": _describe_dict,
+    "builtins.set": _describe_list,
+    "builtins.frozenset": _describe_list,
+    "builtins.list": _describe_list,
+    "builtins.complex": _describe_complex,
+    "builtins.bytes": _describe_bytes,
+    "builtins.bytearray": _describe_bytes,
+    "_codecs.encode": _encode_text,
+    "copyreg._reconstructor": _describe_reconstructed,
+    "numpy.dtype": _describe_numpy_dtype,
+    **{f"{module}.scalar": _describe_numpy_scalar for module in _NUMPY_CORE},
+    **{f"{module}._reconstruct": _describe_numpy_array for module in _NUMPY_CORE},
 }

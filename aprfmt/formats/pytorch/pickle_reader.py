@@ -126,24 +126,26 @@ class Unpickler:
 
     # --- messages -----------------------------------------------------------------------------
 
-    def _name(self) -> str:
+    def _opcode_name(self) -> str:
         """Return the name of the opcode that is being read, for a message."""
         from pickletools import opcodes
 
         names = [op.name for op in opcodes if op.code == chr(self._code)]
         return f"opcode {names[0]}" if names else f"byte {self._code:#04x}"
 
-    def _wrong(self, found: str) -> FormatError:
+    def _damage_error(self, found: str) -> FormatError:
         """Return the FormatError of a pickle that no pickler writes; `found` says what is wrong."""
         return FormatError(
-            f"{self.stream.where}: {self._name()} at byte {self._begin} {found}; the pickle is "
+            f"{self.stream.where}: {self._opcode_name()} at byte {self._begin} {found}; the "
+            f"pickle is "
             "damaged, or made by hand: get the file again"
         )
 
-    def _refused(self, found: str) -> UnsupportedError:
+    def _refusal(self, found: str) -> UnsupportedError:
         """Return the UnsupportedError of an opcode that does more than describe values."""
         return UnsupportedError(
-            f"{self.stream.where}: {self._name()} at byte {self._begin} {found}; expected only "
+            f"{self.stream.where}: {self._opcode_name()} at byte {self._begin} {found}; "
+            f"expected only "
             "what torch.save writes for tensors, containers and numbers. Loading this file may run "
             "code: ask for safetensors, or save its state_dict alone"
         )
@@ -153,23 +155,23 @@ class Unpickler:
     def _pop(self) -> Any:
         """Return the top value and remove it from the stack; FormatError if there is none."""
         if not self._stack or self._stack[-1] is _MARK:
-            raise self._wrong("finds nothing on the stack")
+            raise self._damage_error("finds nothing on the stack")
         return self._stack.pop()
 
     def _top(self) -> Any:
         """Return the top value and leave it on the stack; FormatError if there is none."""
         if not self._stack or self._stack[-1] is _MARK:
-            raise self._wrong("finds nothing on the stack")
+            raise self._damage_error("finds nothing on the stack")
         return self._stack[-1]
 
-    def _marked(self) -> list[Any]:
+    def _pop_to_mark(self) -> list[Any]:
         """Return the values above the last mark, in order; removes them and the mark."""
         for at in range(len(self._stack) - 1, -1, -1):
             if self._stack[at] is _MARK:
                 found = self._stack[at + 1 :]
                 del self._stack[at:]
                 return found
-        raise self._wrong("finds no mark on the stack")
+        raise self._damage_error("finds no mark on the stack")
 
     # --- the loop -----------------------------------------------------------------------------
 
@@ -184,11 +186,11 @@ class Unpickler:
             self._code = take(1, "an opcode")[0]
             handler = opcodes.get(self._code)
             if handler is None:
-                raise self._refused("is not read here")
+                raise self._refusal("is not read here")
             if handler(self) is _STOP:
                 found = self._pop()
                 if self._stack:
-                    raise self._wrong(f"leaves {len(self._stack)} values on the stack")
+                    raise self._damage_error(f"leaves {len(self._stack)} values on the stack")
                 return found
         raise UnsupportedError(
             f"{self.stream.where}: more than {MAX_OPCODES} opcodes in one pickle, the limit; "
@@ -199,13 +201,13 @@ class Unpickler:
         """Put a value on the stack."""
         self._stack.append(value)
 
-    def _proto(self) -> None:
+    def _check_protocol(self) -> None:
         """Check the protocol number (2 to 5); UnsupportedError for another."""
         protocol = self.stream.uint(1, "a protocol")
         if not 2 <= protocol <= 5:
-            raise self._refused(f"names protocol {protocol}, which torch.save does not write")
+            raise self._refusal(f"names protocol {protocol}, which torch.save does not write")
 
-    def _frame(self) -> None:
+    def _check_frame(self) -> None:
         """Check that a frame's length fits the file; TruncatedError if not. Frames need no more."""
         size = self.stream.uint(8, "a frame's length")
         if size > self.stream.end - self.stream.at:
@@ -214,40 +216,42 @@ class Unpickler:
                 f"{self.stream.end - self.stream.at} remain; the file is cut or damaged"
             )
 
-    def _int(self, size: int, signed: bool = False) -> None:
+    def _push_int(self, size: int, signed: bool = False) -> None:
         """Push the next `size` bytes as a little-endian integer."""
         data = self.stream.take(size, "an integer")
         self._push(int.from_bytes(data, "little", signed=signed))
 
-    def _long(self, size: int) -> None:
+    def _push_long(self, size: int) -> None:
         """Push an integer whose byte count precedes it in `size` bytes."""
         count = self.stream.uint(size, "an integer's length")
         if count > MAX_LONG:
-            raise self._wrong(f"has an integer of {count} bytes; at most {MAX_LONG} are read")
-        self._int(count, signed=True)
+            raise self._damage_error(
+                f"has an integer of {count} bytes; at most {MAX_LONG} are read"
+            )
+        self._push_int(count, signed=True)
 
-    def _float(self) -> None:
+    def _push_float(self) -> None:
         """Push the next eight bytes as a big-endian float64."""
         self._push(struct.unpack(">d", self.stream.take(8, "a number"))[0])
 
-    def _unicode(self, size: int) -> None:
+    def _push_text(self, size: int) -> None:
         """Push a text whose byte count precedes it in `size` bytes."""
         count = self.stream.uint(size, "a text's length")
         self._push(self.stream.text(count, "a text"))
 
-    def _bytes(self, size: int) -> None:
+    def _push_bytes(self, size: int) -> None:
         """Push bytes whose count precedes them in `size` bytes."""
         count = self.stream.uint(size, "a length of bytes")
         self._push(bytes(self.stream.take(count, "bytes")))
 
-    def _get(self, size: int) -> None:
+    def _push_memo(self, size: int) -> None:
         """Push the memo whose number is in the next `size` bytes; FormatError if it is unset."""
         key = self.stream.uint(size, "a memo's number")
         if key not in self._memo:
-            raise self._wrong(f"reads memo {key}, which nothing was put in")
+            raise self._damage_error(f"reads memo {key}, which nothing was put in")
         self._push(self._memo[key])
 
-    def _put(self, size: int) -> None:
+    def _set_memo(self, size: int) -> None:
         """Store the top value as the memo whose number is in the next `size` bytes."""
         self._memo[self.stream.uint(size, "a memo's number")] = self._top()
 
@@ -255,18 +259,18 @@ class Unpickler:
         """Store the top value as the next memo, numbered by how many there are."""
         self._memo[len(self._memo)] = self._top()
 
-    def _tuple(self, count: int) -> None:
+    def _push_tuple(self, count: int) -> None:
         """Replace the top `count` values with a tuple of them, in the order they were pushed."""
         found = [self._pop() for _ in range(count)]
         self._push(tuple(reversed(found)))
 
-    def _append(self, values: list[Any]) -> None:
+    def _extend_top(self, values: list[Any]) -> None:
         """Append values to the list on top of the stack, or to the rows of an object there."""
         target = self._top()
         if isinstance(target, PickledObject):
             target = target.rows
         if not isinstance(target, list):
-            raise self._wrong(f"appends to {describe_value(target)}")
+            raise self._damage_error(f"appends to {describe_value(target)}")
         target.extend(values)
 
     def _set_items(self, values: list[Any]) -> None:
@@ -275,87 +279,89 @@ class Unpickler:
         if isinstance(target, PickledObject):
             target = target.items
         if not isinstance(target, PickledDict):
-            raise self._wrong(f"sets items of {describe_value(target)}")
+            raise self._damage_error(f"sets items of {describe_value(target)}")
         if len(values) % 2:
-            raise self._wrong("has a key without a value")
+            raise self._damage_error("has a key without a value")
         target.pairs.extend(zip(values[::2], values[1::2], strict=True))
 
-    def _one(self) -> None:
+    def _append_popped(self) -> None:
         """Append the top value to the list below it."""
-        self._append([self._pop()])
+        self._extend_top([self._pop()])
 
-    def _pair(self) -> None:
+    def _set_popped_item(self) -> None:
         """Set the item of the top two values (key, then value) in the dict below them."""
         value = self._pop()
         self._set_items([self._pop(), value])
 
-    def _global(self, module: str, name: str) -> None:
+    def _push_global(self, module: str, name: str) -> None:
         """Push the name of a class or function, and record it in `imports`; nothing is imported."""
         found = GlobalName(MODULES.get(module, module), name)
         self._imports[str(found)] = None
         self._push(found)
 
-    def _global_lines(self) -> None:
+    def _push_global_of_lines(self) -> None:
         """Push the global whose module and name are the next two lines."""
         module = self.stream.line("a module's name")
-        self._global(module, self.stream.line("a name"))
+        self._push_global(module, self.stream.line("a name"))
 
-    def _global_stack(self) -> None:
+    def _push_global_of_stack(self) -> None:
         """Push the global whose module and name are the top two values, both texts."""
         name, module = self._pop(), self._pop()
         if not isinstance(module, str) or not isinstance(name, str):
-            raise self._wrong(
+            raise self._damage_error(
                 f"names {describe_value(module)} and {describe_value(name)}, no texts"
             )
         if len(module) > MAX_NAME or len(name) > MAX_NAME:
-            raise self._wrong(f"has a name longer than {MAX_NAME} characters")
-        self._global(module, name)
+            raise self._damage_error(f"has a name longer than {MAX_NAME} characters")
+        self._push_global(module, name)
 
-    def _persistent(self) -> None:
+    def _push_persistent(self) -> None:
         """Replace the persistent id on top of the stack with the description of its object."""
         try:
             self._push(self._resolve(self._pop()))
         except ValueError as error:
             if isinstance(error, FormatError):
                 raise
-            raise self._wrong(str(error)) from None
+            raise self._damage_error(str(error)) from None
 
-    def _reduce(self) -> None:
+    def _describe_call(self) -> None:
         """Replace (function, arguments) on the stack with the description of the call's result.
 
         UnsupportedError if the function is not in the table and no class that only holds values.
         """
         args, function = self._pop(), self._pop()
         if not isinstance(function, GlobalName) or not isinstance(args, tuple):
-            raise self._wrong(f"calls {describe_value(function)} with {describe_value(args)}")
+            raise self._damage_error(
+                f"calls {describe_value(function)} with {describe_value(args)}"
+            )
         try:
             found = self._call(function, args)
         except ValueError as error:
             if isinstance(error, FormatError):
                 raise
-            raise self._wrong(f"calls {shorten(str(function), 200)}: {error}") from None
+            raise self._damage_error(f"calls {shorten(str(function), 200)}: {error}") from None
         if found is None and str(function) in PLAIN_CLASSES:
             found = PickledObject(function, args)
         if found is None:
-            raise self._refused(f"calls {shorten(str(function), 200)}")
+            raise self._refusal(f"calls {shorten(str(function), 200)}")
         self._push(found)
 
-    def _new_object(self) -> None:
+    def _describe_new_object(self) -> None:
         """Replace (class, arguments) on the stack with an empty dict or a described object.
 
         UnsupportedError if the class may do more than hold values.
         """
         args, kind = self._pop(), self._pop()
         if not isinstance(kind, GlobalName) or not isinstance(args, tuple):
-            raise self._wrong(f"makes {describe_value(kind)} with {describe_value(args)}")
+            raise self._damage_error(f"makes {describe_value(kind)} with {describe_value(args)}")
         if str(kind) in ("collections.OrderedDict", "builtins.dict") and not args:
             self._push(PickledDict())
             return
         if not is_value_class(kind):
-            raise self._refused(f"makes {shorten(str(kind), 200)}")
+            raise self._refusal(f"makes {shorten(str(kind), 200)}")
         self._push(PickledObject(kind, args))
 
-    def _build(self) -> None:
+    def _set_state(self) -> None:
         """Store the top value as the state of the object below it; a dict's state is dropped."""
         state, target = self._pop(), self._top()
         if isinstance(target, PickledObject):
@@ -363,12 +369,12 @@ class Unpickler:
         elif isinstance(target, TensorValue):
             target.facts["state"] = state
         elif not isinstance(target, PickledDict):
-            raise self._wrong(f"sets the state of {describe_value(target)}")
+            raise self._damage_error(f"sets the state of {describe_value(target)}")
 
-    def _discard(self) -> None:
+    def _drop_top(self) -> None:
         """Remove the top of the stack, a mark too; FormatError if the stack is empty."""
         if not self._stack:
-            raise self._wrong("finds nothing on the stack")
+            raise self._damage_error("finds nothing on the stack")
         self._stack.pop()
 
 
@@ -399,52 +405,52 @@ def is_value_class(kind: GlobalName) -> bool:
 _OPCODES: Mapping[int, Callable[[Unpickler], Any]] = {
     ord(code): handler
     for code, handler in {
-        "\x80": Unpickler._proto,
-        "\x95": Unpickler._frame,
+        "\x80": Unpickler._check_protocol,
+        "\x95": Unpickler._check_frame,
         ".": lambda self: _STOP,
         "(": lambda self: self._push(_MARK),
-        "0": Unpickler._discard,
-        "1": lambda self: self._marked() and None,
+        "0": Unpickler._drop_top,
+        "1": lambda self: self._pop_to_mark() and None,
         "N": lambda self: self._push(None),
         "\x88": lambda self: self._push(True),
         "\x89": lambda self: self._push(False),
-        "J": lambda self: self._int(4, signed=True),
-        "K": lambda self: self._int(1),
-        "M": lambda self: self._int(2),
-        "\x8a": lambda self: self._long(1),
-        "\x8b": lambda self: self._long(4),
-        "G": Unpickler._float,
-        "X": lambda self: self._unicode(4),
-        "\x8c": lambda self: self._unicode(1),
-        "\x8d": lambda self: self._unicode(8),
-        "B": lambda self: self._bytes(4),
-        "C": lambda self: self._bytes(1),
-        "\x8e": lambda self: self._bytes(8),
-        "\x96": lambda self: self._bytes(8),
+        "J": lambda self: self._push_int(4, signed=True),
+        "K": lambda self: self._push_int(1),
+        "M": lambda self: self._push_int(2),
+        "\x8a": lambda self: self._push_long(1),
+        "\x8b": lambda self: self._push_long(4),
+        "G": Unpickler._push_float,
+        "X": lambda self: self._push_text(4),
+        "\x8c": lambda self: self._push_text(1),
+        "\x8d": lambda self: self._push_text(8),
+        "B": lambda self: self._push_bytes(4),
+        "C": lambda self: self._push_bytes(1),
+        "\x8e": lambda self: self._push_bytes(8),
+        "\x96": lambda self: self._push_bytes(8),
         "}": lambda self: self._push(PickledDict()),
         "]": lambda self: self._push([]),
         "\x8f": lambda self: self._push([]),  # a set, as its members in order
         ")": lambda self: self._push(()),
-        "t": lambda self: self._push(tuple(self._marked())),
-        "\x85": lambda self: self._tuple(1),
-        "\x86": lambda self: self._tuple(2),
-        "\x87": lambda self: self._tuple(3),
-        "\x91": lambda self: self._push(self._marked()),
-        "a": Unpickler._one,
-        "e": lambda self: self._append(self._marked()),
-        "\x90": lambda self: self._append(self._marked()),
-        "s": Unpickler._pair,
-        "u": lambda self: self._set_items(self._marked()),
-        "h": lambda self: self._get(1),
-        "j": lambda self: self._get(4),
-        "q": lambda self: self._put(1),
-        "r": lambda self: self._put(4),
+        "t": lambda self: self._push(tuple(self._pop_to_mark())),
+        "\x85": lambda self: self._push_tuple(1),
+        "\x86": lambda self: self._push_tuple(2),
+        "\x87": lambda self: self._push_tuple(3),
+        "\x91": lambda self: self._push(self._pop_to_mark()),
+        "a": Unpickler._append_popped,
+        "e": lambda self: self._extend_top(self._pop_to_mark()),
+        "\x90": lambda self: self._extend_top(self._pop_to_mark()),
+        "s": Unpickler._set_popped_item,
+        "u": lambda self: self._set_items(self._pop_to_mark()),
+        "h": lambda self: self._push_memo(1),
+        "j": lambda self: self._push_memo(4),
+        "q": lambda self: self._set_memo(1),
+        "r": lambda self: self._set_memo(4),
         "\x94": Unpickler._memoize,
-        "c": Unpickler._global_lines,
-        "\x93": Unpickler._global_stack,
-        "Q": Unpickler._persistent,
-        "R": Unpickler._reduce,
-        "\x81": Unpickler._new_object,
-        "b": Unpickler._build,
+        "c": Unpickler._push_global_of_lines,
+        "\x93": Unpickler._push_global_of_stack,
+        "Q": Unpickler._push_persistent,
+        "R": Unpickler._describe_call,
+        "\x81": Unpickler._describe_new_object,
+        "b": Unpickler._set_state,
     }.items()
 }

@@ -48,7 +48,7 @@ class PickledFile:
             for name, value in found.tensors.items()
         }
         infos = {name: tensor.info for name, tensor in self.tensors.items()}
-        self.parsed = ParsedPickle(where, infos, list(_notes(found, self)), self.contents)
+        self.parsed = ParsedPickle(where, infos, list(_make_notes(found, self)), self.contents)
         self.contents.value = None
 
     @property
@@ -81,7 +81,7 @@ class PickledFile:
         return tuple(self.contents.imports)
 
 
-def _notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
+def _make_notes(found: Flattened, opened: PickledFile) -> Sequence[Note]:
     """Return the notes about a file: tensors without data, subclasses, objects, views."""
     path, notes = str(opened.file.path), []
     absent = [name for name, value in found.tensors.items() if value.storage is None]

@@ -52,43 +52,45 @@ class Flattened:
                 f"{shorten('.'.join(path), 100)!r}; save the state_dict alone"
             )
         if isinstance(value, TensorValue):
-            self._tensor(value, path, depth)
+            self._add_tensor(value, path, depth)
         elif isinstance(value, SparseTensorValue):
             for suffix, part in value.parts.items():
                 self._walk(part, (*path, suffix), depth + 1)
-            self._facts(value.facts, path)
+            self._add_facts(value.facts, path)
         elif isinstance(value, PickledDict):
-            self._table(value, path, depth)
+            self._add_dict(value, path, depth)
         elif isinstance(value, PickledObject):
-            self._object(value, path, depth)
+            self._add_object(value, path, depth)
         elif isinstance(value, list | tuple):
-            self._list(value, path, depth)
+            self._add_list(value, path, depth)
         elif isinstance(value, Storage):
             size = (value.nbytes,)
-            self._tensor(TensorValue(value, "uint8", 0, size, (1,), "storage"), path, depth)
+            self._add_tensor(TensorValue(value, "uint8", 0, size, (1,), "storage"), path, depth)
         elif isinstance(value, _SCALARS):
-            self._value(path, value)
+            self._add_value(path, value)
         else:  # bytes, complex numbers and names
-            self._value(path, shorten(str(value), 200))
+            self._add_value(path, shorten(str(value), 200))
 
-    def _table(self, table: PickledDict, path: tuple[str, ...], depth: int) -> None:
+    def _add_dict(self, table: PickledDict, path: tuple[str, ...], depth: int) -> None:
         """Add the items of a dict; of equal keys the last one counts."""
         last = {}
         for key, value in table.pairs:
-            last[_key(key)] = value
+            last[_key_text(key)] = value
         for name, value in last.items():
             self._walk(value, (*path, name), depth + 1)
 
-    def _list(self, values: list[Any] | tuple[Any, ...], path: tuple[str, ...], depth: int) -> None:
+    def _add_list(
+        self, values: list[Any] | tuple[Any, ...], path: tuple[str, ...], depth: int
+    ) -> None:
         """Add a list of scalars as one value, any other list element by element."""
         if all(isinstance(each, _SCALARS) for each in values):
             self._visits += len(values)
-            self._value(path, list(values))
+            self._add_value(path, list(values))
             return
         for number, value in enumerate(values):
             self._walk(value, (*path, str(number)), depth + 1)
 
-    def _object(self, value: PickledObject, path: tuple[str, ...], depth: int) -> None:
+    def _add_object(self, value: PickledObject, path: tuple[str, ...], depth: int) -> None:
         """Add the state and items of an object, and count its class.
 
         A module's parameters and submodules have no key of their own in the path, its settings are
@@ -105,19 +107,19 @@ class Flattened:
                 inner = module and key in _MODULE
                 if module and not inner:
                     continue  # a module's own settings
-                self._walk(held, path if inner else (*path, _key(key)), depth + 1)
+                self._walk(held, path if inner else (*path, _key_text(key)), depth + 1)
         if value.items.pairs:
-            self._table(value.items, path, depth)
+            self._add_dict(value.items, path, depth)
         if value.rows:
-            self._list(value.rows, path, depth)
+            self._add_list(value.rows, path, depth)
         if value.args and value.state is None:
-            self._list(value.args, (*path, "args"), depth)
+            self._add_list(value.args, (*path, "args"), depth)
 
-    def _tensor(self, value: TensorValue, path: tuple[str, ...], depth: int) -> None:
+    def _add_tensor(self, value: TensorValue, path: tuple[str, ...], depth: int) -> None:
         """Add a tensor, and the tensors among its attributes; FormatError for a name used twice."""
         inner = {suffix: part for suffix, part in value.parts.items() if _holds_tensors(part)}
         if value.storage is not None or not inner:
-            name = self._name(path) or ALONE
+            name = self._join_path(path) or ALONE
             if name in self.tensors:
                 raise FormatError(
                     f"{self.where}: two tensors come to the name {shorten(name, 100)!r} by their "
@@ -128,22 +130,22 @@ class Flattened:
             self.tensors[name] = value
         for suffix, part in inner.items():
             self._walk(part, (*path, suffix), depth + 1)
-        self._facts(value.facts, path)
+        self._add_facts(value.facts, path)
 
-    def _facts(self, facts: dict[str, Any], path: tuple[str, ...]) -> None:
+    def _add_facts(self, facts: dict[str, Any], path: tuple[str, ...]) -> None:
         """Add the scalars and lists of integers among a tensor's facts as values."""
         for key, fact in facts.items():
             if isinstance(fact, _SCALARS) or (
                 isinstance(fact, list) and all(isinstance(each, int) for each in fact)
             ):
-                self._value((*path, key), fact)
+                self._add_value((*path, key), fact)
 
-    def _value(self, path: tuple[str, ...], value: Any) -> None:
+    def _add_value(self, path: tuple[str, ...], value: Any) -> None:
         """Add a single value under its path; the first value of a path counts."""
         if path or not isinstance(value, list):
-            self.values.setdefault(self._name(path) or "value", value)
+            self.values.setdefault(self._join_path(path) or "value", value)
 
-    def _name(self, path: tuple[str, ...]) -> str:
+    def _join_path(self, path: tuple[str, ...]) -> str:
         """Return a path joined by dots; FormatError if it is too long."""
         name = ".".join(path)
         if len(name) > MAX_PATH:
@@ -154,7 +156,7 @@ class Flattened:
         return name
 
 
-def _key(key: Any) -> str:
+def _key_text(key: Any) -> str:
     """Return a key of a dict as a part of a path."""
     if isinstance(key, str):
         return key

@@ -60,8 +60,8 @@ def read_contents(file: ByteSource, where: str) -> PickleContents:
     """Return everything of a file but the storages' bytes. Raises FormatError."""
     head = bytes(file.view[: min(4096, file.size)])
     if is_zip(head):
-        return _zip(file, where)
-    return _tar(file, where) if is_tar(head) else _legacy(file, where)
+        return _read_zip(file, where)
+    return _read_tar(file, where) if is_tar(head) else _read_legacy(file, where)
 
 
 class Resolver:
@@ -128,7 +128,7 @@ def storage_dtype(kind: Any) -> str:
     raise ValueError(f"has a storage of class {describe_value(kind)}, which is not read here")
 
 
-def _zip(file: ByteSource, where: str) -> PickleContents:
+def _read_zip(file: ByteSource, where: str) -> PickleContents:
     """Return the contents of a zip file, the form that torch.save writes today."""
     records = read_directory(file, where)
     pickles = [name for name in records if name.count("/") == 1 and name.endswith("/data.pkl")]
@@ -176,7 +176,7 @@ def _zip(file: ByteSource, where: str) -> PickleContents:
     return PickleContents("zip", value, places, imports, said == b"big", records, file.size)
 
 
-def _legacy(file: ByteSource, where: str) -> PickleContents:
+def _read_legacy(file: ByteSource, where: str) -> PickleContents:
     """Return the contents of a file with a magic number, the form before zip files."""
     imports: dict[str, None] = {}
     resolver = Resolver()
@@ -204,14 +204,14 @@ def _legacy(file: ByteSource, where: str) -> PickleContents:
                 f"{where}: its list of storages has {describe_value(key)} that no tensor has, or "
                 "twice"
             )
-        at = _counted(file, at, storage, places, where)
+        at = _locate_storage(file, at, storage, places, where)
     for key in resolver.storages:
         if key not in places:
             raise FormatError(f"{where}: holds no bytes of storage {shorten(key, 40)!r}")
     return PickleContents("legacy", value, places, imports, swapped, size=file.size)
 
 
-def _counted(
+def _locate_storage(
     file: ByteSource, at: int, storage: Storage, places: dict[str, tuple[int, int]], where: str
 ) -> int:
     """Add the place of a storage whose count of elements is at offset `at`; return its end."""
@@ -237,7 +237,7 @@ def _counted(
 # --- the oldest form: a tar archive --------------------------------------------------------------
 
 
-def _members(file: ByteSource, where: str) -> dict[str, tuple[int, int]]:
+def _read_tar_members(file: ByteSource, where: str) -> dict[str, tuple[int, int]]:
     """Return {name: (start, stop)} of the files in a tar archive."""
     found: dict[str, tuple[int, int]] = {}
     at = 0
@@ -270,13 +270,13 @@ def _tar_size(text: bytes) -> int | None:
     return int(plain, 8) if plain and all(48 <= byte < 56 for byte in plain) else None
 
 
-class _Tar:
+class _TarReader:
     """Reads the members of the oldest form, a tar archive, one after another."""
 
     def __init__(self, file: ByteSource, where: str) -> None:
         """Read the archive's list of members; the other attributes are filled by `read_...`."""
         self.file, self.where = file, where
-        self.members = _members(file, where)
+        self.members = _read_tar_members(file, where)
         self.imports: dict[str, None] = {}
         self.tensors: dict[str, Any] = {}
         self.storages: dict[str, Storage] = {}
@@ -389,9 +389,9 @@ def _is_view(row: Any) -> bool:
     )
 
 
-def _tar(file: ByteSource, where: str) -> PickleContents:
+def _read_tar(file: ByteSource, where: str) -> PickleContents:
     """Return the contents of a tar archive, the oldest form."""
-    tar = _Tar(file, where)
+    tar = _TarReader(file, where)
     system = tar.load(tar.stream("sys_info"))
     swapped = isinstance(system, PickledDict) and system.get("little_endian") is False
     if swapped:

@@ -149,7 +149,7 @@ def open_tensor(
         )
     # Bytes in order are mapped; anything else is made when it is read.
     units = size // 2 if value.dtype.startswith("complex") else size
-    if not value.shifts and not (swapped and units > 1) and _contiguous(pairs):
+    if not value.shifts and not (swapped and units > 1) and _is_contiguous(pairs):
         return StoredTensor(file, info)
     if info.nbytes > file.size + REPEATED:
         raise UnsupportedError(
@@ -159,7 +159,7 @@ def open_tensor(
     return StridedTensor(file, info, value, (start, stop), swapped)
 
 
-def _contiguous(pairs: list[tuple[int, int]]) -> bool:
+def _is_contiguous(pairs: list[tuple[int, int]]) -> bool:
     """Return whether elements are in row-major order, or there are none.
 
     `pairs` are (size, stride) of the axes.

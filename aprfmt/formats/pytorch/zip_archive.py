@@ -48,13 +48,13 @@ def read_directory(file: ByteSource, where: str) -> dict[str, ZipRecord]:
     Reads the end of the file, the directory and every local header. Raises FormatError for what
     does not fit together, UnsupportedError for compressed and encrypted records.
     """
-    entries = list(_entries(file.view, file.size, where))
+    entries = list(_read_entries(file.view, file.size, where))
     heads = file.read([(entry.header, entry.header + _LOCAL.size) for entry in entries])
     records: dict[str, ZipRecord] = {}
     for entry, head in zip(entries, heads, strict=True):
         if entry.name in records:
             raise FormatError(f"{where}: its directory has {entry.name!r} twice; it is damaged")
-        records[entry.name] = _local(entry, bytes(head), file.size, where)
+        records[entry.name] = _locate_bytes(entry, bytes(head), file.size, where)
     names = file.read([(e.header + _LOCAL.size, _name_end(e)) for e in entries])
     for entry, name in zip(entries, names, strict=True):
         if bytes(name) != entry.name.encode("utf-8", "surrogateescape"):
@@ -71,7 +71,7 @@ def _name_end(entry: ZipRecord) -> int:
     return entry.header + _LOCAL.size + len(entry.name.encode("utf-8", "surrogateescape"))
 
 
-def _end(view: Region, size: int, where: str) -> tuple[int, int, int, int]:
+def _find_directory(view: Region, size: int, where: str) -> tuple[int, int, int, int]:
     """Return (number of entries, directory's start, its size, its end).
 
     Read from the end of the file; `size` is the file's. Raises TruncatedError or FormatError.
@@ -116,9 +116,9 @@ def _end(view: Region, size: int, where: str) -> tuple[int, int, int, int]:
     return count, start, length, stop
 
 
-def _entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
+def _read_entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
     """Yield the record of every directory entry; its `start` is 0, not known yet."""
-    count, begin, length, _ = _end(view, size, where)
+    count, begin, length, _ = _find_directory(view, size, where)
     data = bytes(view[begin : begin + length])
     at = 0
     for _ in range(count):
@@ -136,7 +136,7 @@ def _entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
         name = data[at + _ENTRY.size : at + _ENTRY.size + name_size]
         text = name.decode("utf-8", "surrogateescape")
         extra = data[at + _ENTRY.size + name_size : stop - comment_size]
-        plain, packed, header = _widened(extra, (plain, packed, header), where)
+        plain, packed, header = _apply_zip64(extra, (plain, packed, header), where)
         shown = shorten(text, 100)
         # The bytes must be stored plainly, so that they can be mapped.
         if flags & 1:
@@ -163,7 +163,7 @@ def _entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
         raise FormatError(f"{where}: its zip directory has {length - at} bytes too many")
 
 
-def _widened(extra: bytes, values: tuple[int, ...], where: str) -> list[int]:
+def _apply_zip64(extra: bytes, values: tuple[int, ...], where: str) -> list[int]:
     """Return the sizes and the offset, those that do not fit 32 bits from the zip64 field."""
     if _WIDE not in values:
         return list(values)
@@ -189,7 +189,7 @@ def _widened(extra: bytes, values: tuple[int, ...], where: str) -> list[int]:
     )
 
 
-def _local(entry: ZipRecord, head: bytes, size: int, where: str) -> ZipRecord:
+def _locate_bytes(entry: ZipRecord, head: bytes, size: int, where: str) -> ZipRecord:
     """Return the record with the start of its bytes, from its local header `head`.
 
     FormatError if the local header contradicts the directory. `size` is the file's.

@@ -28,7 +28,7 @@ class IndexFault:
     examples: tuple[tuple[str, str], ...] = ()
 
 
-def check_map(
+def check_weight_map(
     path: Path,
     weight_map: Mapping[str, str],
     stored: Mapping[str, set[str]],
@@ -44,22 +44,26 @@ def check_map(
     absent = [name for name, file in weight_map.items() if file in stored and name not in homes]
     loose = [name for name in homes if name not in weight_map]
     if faults is None:
-        _refuse(path, weight_map, homes, moved, absent, loose)
+        _refuse_map(path, weight_map, homes, moved, absent, loose)
         return
     if moved:
         examples = tuple((f"{name} in {homes[name]}", weight_map[name]) for name in moved)
-        says = f"the index names another shard than the one that holds it for {_many(moved)}"
+        says = (
+            f"the index names another shard than the one that holds it for {_count_tensors(moved)}"
+        )
         faults.append(IndexFault(says, tuple(moved), examples))
     if absent:
         first = f"{absent[0]!r}, said to be in {weight_map[absent[0]]}"
-        says = f"the index names {_many(absent)} that no shard holds ({first})"
+        says = f"the index names {_count_tensors(absent)} that no shard holds ({first})"
         faults.append(IndexFault(says, tuple(absent)))
     if loose:
-        says = f"the index does not name {_many(loose)} that its shards hold ({loose[0]!r})"
+        says = (
+            f"the index does not name {_count_tensors(loose)} that its shards hold ({loose[0]!r})"
+        )
         faults.append(IndexFault(says, tuple(loose)))
 
 
-def _refuse(
+def _refuse_map(
     path: Path,
     weight_map: Mapping[str, str],
     homes: Mapping[str, str],
@@ -85,7 +89,7 @@ def _refuse(
         )
 
 
-def replacing_shards(
+def find_replacement_shards(
     path: Path, homes: Mapping[str, Path], faults: list[IndexFault] | None
 ) -> dict[str, Path] | None:
     """Return {name: path} of the complete set of shards in the folder of a stale index.
@@ -129,9 +133,9 @@ def unlisted_files(path: Path, stored: Mapping[str, set[str]]) -> Iterator[Index
         return
     held = {name for names in stored.values() for name in names}
     for one in sibling_files(path):
-        names = _names(one) if one.name not in stored else []
+        names = _stored_names(one) if one.name not in stored else []
         if names and held.isdisjoint(names):
-            says = f"{one.name} holds {_many(names)} and is in no index ({names[0]}, ...)"
+            says = f"{one.name} holds {_count_tensors(names)} and is in no index ({names[0]}, ...)"
             yield IndexFault(says, tuple(names))
 
 
@@ -143,12 +147,12 @@ def sibling_files(path: Path) -> list[Path]:
     )
 
 
-def _many(names: Sequence[str]) -> str:
+def _count_tensors(names: Sequence[str]) -> str:
     """Return the number of tensors in words: "2 tensors"."""
     return f"{len(names)} tensor{'s' * (len(names) != 1)}"
 
 
-def _names(path: Path) -> list[str]:
+def _stored_names(path: Path) -> list[str]:
     """Return the names of a file's tensors, an empty list where it cannot be read."""
     try:
         file = open_bytes(path)

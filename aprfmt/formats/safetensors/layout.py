@@ -44,15 +44,15 @@ def storage_order(infos: Iterable[TensorInfo]) -> list[TensorInfo]:
     (unsupported_encodings.py).
     """
 
-    def place(info: TensorInfo) -> tuple[int, bytes]:
+    def sort_key(info: TensorInfo) -> tuple[int, bytes]:
         """Return (rank of the stored dtype, negated; the stored name's bytes)."""
         stored = stored_info(info, can_store)
         return -_RANKS[stored.encoding], stored.name.encode("utf-8", "surrogatepass")
 
-    return sorted(infos, key=place)
+    return sorted(infos, key=sort_key)
 
 
-def spell_header(metadata: Mapping[str, str], infos: Sequence[TensorInfo]) -> bytes:
+def header_bytes(metadata: Mapping[str, str], infos: Sequence[TensorInfo]) -> bytes:
     """Return the length and the padded JSON header of a file with data in the order of `infos`."""
     header: dict[str, Value] = {METADATA: dict(metadata)} if metadata else {}
     at = 0

@@ -76,12 +76,12 @@ def parse(
     """
     faults = Faults(where, damaged)
     try:
-        return _parse(buffer, partial, faults)
+        return _parse_file(buffer, partial, faults)
     except FormatError as error:
         raise faults.first(error) from None
 
 
-def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
+def _parse_file(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
     """Return the structure of a file; adds tolerable faults to `faults`, raises the others."""
     where, size = faults.where, len(buffer)
     if size < PREFIX:
@@ -107,35 +107,37 @@ def _parse(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
     # Nearly all headers have the compact form, which is read without JSON objects.
     raw = read_prefix(buffer, PREFIX + length)[PREFIX : PREFIX + length]
     _refuse_zeros(raw, f"{where}: header at offset {PREFIX}")
-    parsed = _of_compact(raw, ParsedSafe(where, buffer, size, length, {}, faults))
+    parsed = _parse_compact_header(raw, ParsedSafe(where, buffer, size, length, {}, faults))
     if parsed is None:
-        parsed = _of_json(bytes(raw), ParsedSafe(where, buffer, size, length, {}, faults))
+        parsed = _parse_json_header(bytes(raw), ParsedSafe(where, buffer, size, length, {}, faults))
     # If the tensors follow each other in order, neither overlap nor gap is possible.
-    metadata, end = parsed.metadata, _end_of_row(parsed)
+    metadata, end = parsed.metadata, _contiguous_end(parsed)
     if end is None:
-        report_overlap(parsed.sound(), faults)
-        parsed.end = max([parsed.data_offset, *(i.offset + i.nbytes for i in parsed.sound())])
+        report_overlap(parsed.undamaged_infos(), faults)
+        parsed.end = max(
+            [parsed.data_offset, *(i.offset + i.nbytes for i in parsed.undamaged_infos())]
+        )
     else:
         parsed.end = end
     _check_end(parsed, partial)
     if end is None:
         _check_gaps(parsed)
     if unsupported_encodings.KEY in metadata:
-        _join(parsed)
+        _restore_unsupported_encodings(parsed)
     return parsed
 
 
-def _of_json(raw: bytes, parsed: ParsedSafe) -> ParsedSafe:
+def _parse_json_header(raw: bytes, parsed: ParsedSafe) -> ParsedSafe:
     """Return `parsed` with metadata and tensors of a header parsed as JSON, whatever it holds."""
     where, faults = parsed.where, parsed.faults
     header = _read_header(raw, f"{where}: header at offset {PREFIX}", faults)
     twice = header.keys_twice if isinstance(header, bounded_json.DuplicateKeys) else frozenset()
-    parsed.metadata.update(_metadata(header.pop(METADATA, {}), faults))
+    parsed.metadata.update(_read_metadata(header.pop(METADATA, {}), faults))
     if len(header) > MAX_COUNT:
         raise FormatError(f"{where}: {len(header)} tensors, the limit is {MAX_COUNT}")
     read = _Entries(parsed.data_offset)
     for name, entry in header.items():
-        parsed.infos[name] = read.sound(name, entry) or _info(name, entry, parsed)
+        parsed.infos[name] = read.read_entry(name, entry) or _read_any_entry(name, entry, parsed)
         if name in twice:
             faults.add(
                 FormatError(f"{where}: {tensor_label(name)} stands twice in the header"), name
@@ -153,7 +155,7 @@ _FRAME = len('"":{"dtype":"","shape":[],"data_offsets":[,]},')
 _BETWEEN = b'},"'  # an entry's end and the next one's name
 
 
-def _of_compact(raw: memoryview, parsed: ParsedSafe) -> ParsedSafe | None:
+def _parse_compact_header(raw: memoryview, parsed: ParsedSafe) -> ParsedSafe | None:
     """Return `parsed` with metadata and tensors of a header without fault or space, else None.
 
     Nearly all files have such a header, and it may have a million entries: one expression reads
@@ -180,7 +182,7 @@ def _of_compact(raw: memoryview, parsed: ParsedSafe) -> ParsedSafe | None:
             != _FRAME * len(rows) + sum(sum(map(len, column)) for column in zip(*rows, strict=True))
         ):
             return None
-        if not read.compact(rows, parsed.infos):
+        if not read.read_compact_entries(rows, parsed.infos):
             return None
     once = len(parsed.infos) == count and METADATA not in parsed.infos
     return parsed if once and count else None
@@ -228,7 +230,7 @@ def _entry_windows(raw: memoryview, at: int) -> Iterator[str | None]:
         at += len(piece)
 
 
-def _join(parsed: ParsedSafe) -> None:
+def _restore_unsupported_encodings(parsed: ParsedSafe) -> None:
     """Give tensors that were stored as bytes their own names, encodings and shapes.
 
     Changes `parsed`. A table that cannot be read is a warning, and the tensors stay bytes.
@@ -282,7 +284,7 @@ class _Entries:
         # dtype and shape -> encoding, shape, bytes, bytes of a row
         self._known: dict[Any, tuple[str, tuple[int, ...], int, int | None]] = {}
 
-    def sound(self, name: str, entry: Any) -> TensorInfo | None:
+    def read_entry(self, name: str, entry: Any) -> TensorInfo | None:
         """Return the tensor of an entry, None if it has any fault: `_read_any_entry` reports it."""
         if type(entry) is not dict or tuple(entry) != FIELDS:
             return None
@@ -296,13 +298,15 @@ class _Entries:
             if type(size) is not int:
                 return None
         key = dtype, *shape
-        found = self._known.get(key) or self._judge(key, entry)
+        found = self._known.get(key) or self._learn_dtype_shape(key, entry)
         if found is None or stop - start != found[2] or not 0 <= start <= stop < U64:
             return None
         encoding, sizes, nbytes, row_bytes = found
         return TensorInfo(name, sizes, encoding, self._base + start, nbytes, row_bytes)
 
-    def compact(self, rows: list[tuple[str, ...]], infos: dict[str, TensorInfo]) -> bool:
+    def read_compact_entries(
+        self, rows: list[tuple[str, ...]], infos: dict[str, TensorInfo]
+    ) -> bool:
         """Add the tensors of entries given as texts to `infos`; return False if any has a fault.
 
         A row is (name, dtype, sizes, begin, end).
@@ -313,25 +317,27 @@ class _Entries:
             if found is None:
                 shape = list(map(int, sizes.split(","))) if sizes else []
                 entry = {"dtype": dtype, "shape": shape, "data_offsets": [start, int(end)]}
-                found = self._judge((dtype, sizes), entry)
+                found = self._learn_dtype_shape((dtype, sizes), entry)
             if found is None or int(end) - start != found[2]:
                 return False
             infos[name] = make(name, found[1], found[0], base + start, found[2], found[3])
         return True
 
-    def _judge(self, key: Any, entry: Any) -> tuple[str, tuple[int, ...], int, int | None] | None:
+    def _learn_dtype_shape(
+        self, key: Any, entry: Any
+    ) -> tuple[str, tuple[int, ...], int, int | None] | None:
         """Return (encoding, shape, bytes, row bytes) of a new dtype and shape; remembers it.
 
         None if the entry has a fault.
         """
-        row, shape, (start, stop), wrong = _judged(entry)
+        row, shape, (start, stop), wrong = _examine_entry(entry)
         if wrong or row is None:
             return None
         self._known[key] = row.name, shape, stop - start, row.row_bytes(shape)
         return self._known[key]
 
 
-def _end_of_row(parsed: ParsedSafe) -> int | None:
+def _contiguous_end(parsed: ParsedSafe) -> int | None:
     """Return the end of the last tensor if all follow each other in header order, else None.
 
     None for any gap, overlap or broken tensor.
@@ -371,7 +377,7 @@ def _read_header(raw: bytes, where: str, faults: Faults) -> dict[str, Any]:
     return header
 
 
-def _metadata(value: Any, faults: Faults) -> dict[str, str]:
+def _read_metadata(value: Any, faults: Faults) -> dict[str, str]:
     """Return the metadata; of damaged metadata the entries that are text."""
     what = f"{faults.where}: {METADATA}"
     if not isinstance(value, dict):
@@ -388,9 +394,9 @@ def _metadata(value: Any, faults: Faults) -> dict[str, str]:
     return {key: text for key, text in value.items() if isinstance(text, str)}
 
 
-def _info(name: str, entry: Any, parsed: ParsedSafe) -> TensorInfo:
+def _read_any_entry(name: str, entry: Any, parsed: ParsedSafe) -> TensorInfo:
     """Return the tensor of an entry, as far as it can be read; adds its fault if it has one."""
-    row, shape, extent, wrong = _judged(entry)
+    row, shape, extent, wrong = _examine_entry(entry)
     if wrong:
         error = FormatError(f"{parsed.where}: {tensor_label(name)}{wrong}")
         parsed.faults.add(error, name)
@@ -401,7 +407,7 @@ def _info(name: str, entry: Any, parsed: ParsedSafe) -> TensorInfo:
     return TensorInfo(name, shape, encoding, parsed.data_offset + start, nbytes, row_bytes)
 
 
-def _judged(entry: Any) -> tuple[Encoding | None, tuple[int, ...], tuple[int, int], str]:
+def _examine_entry(entry: Any) -> tuple[Encoding | None, tuple[int, ...], tuple[int, int], str]:
     """Return (encoding or None, shape, data_offsets, fault in words or "") of an entry."""
     # Unknown fields are a fault that leaves the rest readable; missing ones do not.
     if not isinstance(entry, dict) or entry.keys() != set(FIELDS):
@@ -489,7 +495,7 @@ def _check_end(parsed: ParsedSafe, partial: bool) -> None:
         )
         faults.add(error, kind=SURPLUS)
     if missing > 0:
-        beyond = (i for i in parsed.sound() if i.offset + i.nbytes > parsed.size)
+        beyond = (i for i in parsed.undamaged_infos() if i.offset + i.nbytes > parsed.size)
         cut = [info.name for info in beyond if info.nbytes]
         text = (
             f"has {parsed.size} bytes, its tensors end at {parsed.end}: {missing} bytes are "

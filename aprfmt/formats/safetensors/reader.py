@@ -8,9 +8,9 @@ from aprfmt.formats import mapped_file
 from aprfmt.formats.mapped_file import Buffer, BufferFile, open_bytes
 from aprfmt.formats.safetensors.index_check import (
     IndexFault,
-    check_map,
+    check_weight_map,
     complete_set,
-    replacing_shards,
+    find_replacement_shards,
     unlisted_files,
 )
 from aprfmt.formats.safetensors.layout import is_json
@@ -114,7 +114,7 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     homes, weight_map = index.homes, index.weight_map
     notes: list[Note] = []
     faults: list[IndexFault] | None = [] if damaged else None
-    others = replacing_shards(path, homes, faults)
+    others = find_replacement_shards(path, homes, faults)
     if others is not None:
         homes = others
     elif faults is not None and not is_remote(path) and {*homes} < {*complete_set(path)}:
@@ -122,16 +122,16 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     elif partial:
         homes, notes = existing_files(path, homes, "shards")
 
-    def read(file: ByteSource) -> SafeShard:
+    def open_shard(file: ByteSource) -> SafeShard:
         """Return an open file as a shard with its structure."""
         parsed = parse(file.view, str(file.path), partial=partial, damaged=damaged)
         return SafeShard(file, parsed)
 
-    with open_files(path, homes, read) as shards:
+    with open_files(path, homes, open_shard) as shards:
         tensors = join_tensors([(s.file.path, s.tensors) for s in shards.values()], str(path))
-        stored = {name: _stored(shard) for name, shard in shards.items()}
+        stored = {name: _stored_names(shard) for name, shard in shards.items()}
         if others is None:
-            check_map(path, weight_map, stored, faults)
+            check_weight_map(path, weight_map, stored, faults)
         loose = list(unlisted_files(path, stored))
         if faults is not None:
             faults += loose
@@ -148,7 +148,7 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
         )
 
 
-def _stored(shard: SafeShard) -> set[str]:
+def _stored_names(shard: SafeShard) -> set[str]:
     """Return the names of a shard's tensors that its header has."""
     parsed = shard.parsed
     return {parsed.carried.get(name, name) for name in parsed.infos}

@@ -21,7 +21,7 @@ from aprfmt.formats.damage import tensor_label
 from aprfmt.formats.safetensors import layout
 from aprfmt.formats.safetensors.reader import SafetensorsSource
 from aprfmt.formats.sequential import FileProgram, SequentialSink, TensorSlot, distribute_tensors
-from aprfmt.formats.unsupported_encodings import KEY, carried_record, stored_info
+from aprfmt.formats.unsupported_encodings import KEY, stored_info, unsupported_record
 
 # transformers refuses files that do not name the framework of their tensors.
 _FORMAT_KEY, _FORMAT = "format", "pt"
@@ -60,7 +60,7 @@ class SafetensorsSink(SequentialSink):
 
         The order of `like` is used only if it has exactly the planned tensors.
         """
-        if self._like is None or not _same_tensors(self._like, infos):
+        if self._like is None or not _has_same_tensors(self._like, infos):
             return layout.storage_order(infos)
         places = self._like.shards[0].parsed.infos
         return sorted(infos, key=lambda info: (places[info.name].offset, info.nbytes))
@@ -70,15 +70,17 @@ class SafetensorsSink(SequentialSink):
     ) -> Sequence[FileProgram]:
         """Return the programs of the files: with the header of `like`, a new one, or shards."""
         where = str(self._path)
-        texts = _texts(metadata, where)
+        texts = _metadata_texts(metadata, where)
         like = self._like
-        in_place = like is not None and _in_order_of(like, infos)
+        in_place = like is not None and _is_in_order_of(like, infos)
         # An unchanged plan keeps the header of `like` byte by byte.
-        if like is not None and in_place and self._same_file(like, texts, infos):
-            return [FileProgram(self._path, like.header_raw, _rooms(infos))]
+        if like is not None and in_place and self._is_same_file(like, texts, infos):
+            return [FileProgram(self._path, like.header_raw, _tensor_slots(infos))]
         texts.setdefault(_FORMAT_KEY, _FORMAT)
         for info in infos:
-            _check(stored_info(info, layout.can_store) if self._carries else info, where)
+            _refuse_unstorable(
+                stored_info(info, layout.can_store) if self._carries else info, where
+            )
         # `format` tells loaders whether all tensors have dtypes of the format.
         if not all(layout.can_store(find_encoding(info.encoding)) for info in infos):
             texts[_FORMAT_KEY] = _CARRIES
@@ -91,10 +93,10 @@ class SafetensorsSink(SequentialSink):
             )
         parts = distribute_tensors(infos, self._limit, where)
         if len(parts) == 1:
-            return [_program(self._path, texts, infos)]
-        return self._set(texts, parts)
+            return [_file_program(self._path, texts, infos)]
+        return self._lay_out_shards(texts, parts)
 
-    def _same_file(
+    def _is_same_file(
         self, like: SafetensorsSource, texts: Mapping[str, str], infos: Sequence[TensorInfo]
     ) -> bool:
         """Return whether metadata and sharding are those of the one file `like`."""
@@ -102,7 +104,7 @@ class SafetensorsSink(SequentialSink):
             return False
         return dumps(dict(like.metadata)) == dumps(dict(texts))
 
-    def _set(
+    def _lay_out_shards(
         self, texts: Mapping[str, str], parts: Sequence[Sequence[TensorInfo]]
     ) -> list[FileProgram]:
         """Return the programs of the shards and their index.
@@ -110,13 +112,13 @@ class SafetensorsSink(SequentialSink):
         `parts` are the tensors of each shard. Only the first shard has keys other than `format`.
         """
         count = len(parts)
-        stem = _stem(self._path.name)
+        stem = _shard_stem(self._path.name)
         programs: list[FileProgram] = []
         weight_map: dict[str, str] = {}
         for number, part in enumerate(parts, 1):
             path = self._path.with_name(f"{stem}-{number:05d}-of-{count:05d}.safetensors")
             kept = texts if number == 1 else {_FORMAT_KEY: texts[_FORMAT_KEY]}
-            programs.append(_program(path, kept, part))
+            programs.append(_file_program(path, kept, part))
             weight_map.update(
                 (stored_info(info, layout.can_store).name, path.name) for info in part
             )
@@ -151,14 +153,14 @@ def open_sink(
     )
 
 
-def _texts(metadata: Mapping[str, Value | TypedValue], where: str) -> dict[str, str]:
+def _metadata_texts(metadata: Mapping[str, Value | TypedValue], where: str) -> dict[str, str]:
     """Return the metadata as {key: text}; ConversionError unless all are UTF-8 strings."""
     texts: dict[str, str] = {}
     for key, value in metadata.items():
         text = value.value if isinstance(value, TypedValue) else value
-        if not _encodable(key):
+        if not _is_utf8(key):
             raise ConversionError(f"{where}: metadata key {shorten(key, 80)!r} is not UTF-8")
-        if not isinstance(text, str) or not _encodable(text):
+        if not isinstance(text, str) or not _is_utf8(text):
             raise ConversionError(
                 f"{where}: metadata key {shorten(key, 80)!r} holds {type(text).__name__} "
                 f"{shorten(repr(text), 80)}; safetensors metadata holds UTF-8 strings only"
@@ -167,7 +169,7 @@ def _texts(metadata: Mapping[str, Value | TypedValue], where: str) -> dict[str, 
     return texts
 
 
-def _encodable(text: str) -> bool:
+def _is_utf8(text: str) -> bool:
     """Return whether a text can be encoded as UTF-8: it has no lone surrogates."""
     try:
         text.encode("utf-8")
@@ -176,7 +178,7 @@ def _encodable(text: str) -> bool:
     return True
 
 
-def _check(info: TensorInfo, where: str) -> None:
+def _refuse_unstorable(info: TensorInfo, where: str) -> None:
     """Raise ConversionError for a tensor that the format cannot store."""
     what = f"{where}: {tensor_label(info.name)}"
     row = find_encoding(info.encoding)
@@ -184,7 +186,7 @@ def _check(info: TensorInfo, where: str) -> None:
         raise ConversionError(
             f"{what}: safetensors has no dtype for {info.encoding}; choose another one"
         )
-    if not _encodable(info.name):
+    if not _is_utf8(info.name):
         raise ConversionError(f"{what}: that name is not UTF-8; rename the tensor")
     if info.name == layout.METADATA:
         raise ConversionError(f"{what}: the format has no room for that name; rename the tensor")
@@ -205,29 +207,29 @@ def _check(info: TensorInfo, where: str) -> None:
         )
 
 
-def _program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) -> FileProgram:
+def _file_program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) -> FileProgram:
     """Return the program of one file: its header, then the tensors.
 
     ConversionError if the header is too long.
     """
-    described = carried_record(infos, layout.can_store)
+    described = unsupported_record(infos, layout.can_store)
     if described:
         texts = {**texts, KEY: dumps(described[KEY])}
-    head = layout.spell_header(texts, infos)
+    head = layout.header_bytes(texts, infos)
     size = len(head) - layout.PREFIX
     if size > MAX_HEADER:
         raise ConversionError(
             f"{path}: its header takes {size} bytes, the format allows {MAX_HEADER}"
         )
-    return FileProgram(path, head, _rooms(infos))
+    return FileProgram(path, head, _tensor_slots(infos))
 
 
-def _rooms(infos: Sequence[TensorInfo]) -> list[TensorSlot]:
+def _tensor_slots(infos: Sequence[TensorInfo]) -> list[TensorSlot]:
     """Return the slots of the tensors, in order."""
     return [TensorSlot(info.name, info.nbytes) for info in infos]
 
 
-def _same_tensors(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:
+def _has_same_tensors(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:
     """Return whether `like` has exactly the planned names, with equal shapes and encodings."""
     known = like.shards[0].parsed.infos
     return len(known) == len(infos) and all(
@@ -238,16 +240,16 @@ def _same_tensors(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:
     )
 
 
-def _in_order_of(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:
+def _is_in_order_of(like: SafetensorsSource, infos: Sequence[TensorInfo]) -> bool:
     """Return whether the plan has the tensors of `like` in the same order."""
-    if not _same_tensors(like, infos):
+    if not _has_same_tensors(like, infos):
         return False
     places = like.shards[0].parsed.infos
     offsets = [places[info.name].offset for info in infos]
     return offsets == sorted(offsets)
 
 
-def _stem(name: str) -> str:
+def _shard_stem(name: str) -> str:
     """Return the name that shards begin with: without suffix and without a shard number."""
     stem = name.removesuffix(".safetensors")
     match = _SHARD.fullmatch(stem)

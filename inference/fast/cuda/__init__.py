@@ -16,7 +16,7 @@ a capture. A launch that the driver refuses raises.
 from aprfmt.inference.fast.cuda.arrays import Flat, flat
 from aprfmt.inference.fast.cuda.decode import DECODED, decode, decode_coded
 from aprfmt.inference.fast.cuda.matvec import MATVEC, MATVEC_TOKENS, matvec
-from aprfmt.inference.fast.cuda.reduce import RESULT, WORKSPACE, stats, to_stats
+from aprfmt.inference.fast.cuda.reduce import RESULT, WORKSPACE, launch_stats, to_stats
 
 __all__ = [
     "DECODED",
@@ -28,7 +28,7 @@ __all__ = [
     "decode",
     "decode_coded",
     "flat",
+    "launch_stats",
     "matvec",
-    "stats",
     "to_stats",
 ]

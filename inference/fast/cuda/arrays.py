@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import Any
 
 from aprfmt.errors import CodecError
-from aprfmt.inference.fast.cuda.loader import cupy
+from aprfmt.inference.fast.cuda.loader import load_cupy
 
 ITEM = {"float32": 4, "float64": 8, "bfloat16": 2, "float16": 2, "uint8": 1}
 
@@ -32,7 +32,7 @@ def flat(x: Any, dtype: str | None = None) -> Flat:
         name = str(x.dtype).removeprefix("torch.")
     else:
         if not hasattr(x, "__cuda_array_interface__"):
-            x = cupy().from_dlpack(x)
+            x = load_cupy().from_dlpack(x)
         contiguous, ptr, count = bool(x.flags.c_contiguous), int(x.data.ptr), int(x.size)
         name = str(x.dtype.name)
     if not contiguous:

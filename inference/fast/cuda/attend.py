@@ -38,35 +38,35 @@ class Attention:
 
     def _empty(self, *shape: int) -> Array:
         """Return an array of the dtype on the GPU, to be written whole."""
-        return memory.arrays().empty(shape, memory.STORED[self._dtype])
+        return memory.array_module().empty(shape, memory.STORED[self._dtype])
 
     def mask(self, heads: Heads) -> Array:
         """Return the mask [tokens, keys] as uint8 on the GPU; the layers of a pass share it."""
         recording = self._brought.recording
         if recording is not None:
             if heads.causal is None:
-                return recording.fixed(heads.mask, lambda: self._made(heads))
+                return recording.constant_array(heads.mask, lambda: self._make_mask(heads))
             key = (*heads.causal, *heads.mask.shape)
             if key not in recording.masks:
-                recording.masks[key] = self._made(heads)
+                recording.masks[key] = self._make_mask(heads)
             return recording.masks[key]
         key = (id(heads.mask), heads.causal)
         if key not in self._masks:
             self._masks[key] = (
                 heads.mask,
-                self._made(heads),
+                self._make_mask(heads),
             )  # holds the mask, so that its id is not reused
             while len(self._masks) > 4:
                 self._masks.popitem(last=False)
         return self._masks[key][1]
 
-    def _made(self, heads: Heads) -> Array:
+    def _make_mask(self, heads: Heads) -> Array:
         """Return the mask [tokens, keys] as uint8: computed on the GPU if causal, else copied."""
         if heads.causal is None:
-            return memory.put(np.ascontiguousarray(heads.mask).view(np.uint8))
+            return memory.copy_to_gpu(np.ascontiguousarray(heads.mask).view(np.uint8))
         (before, window), (tokens, keys) = heads.causal, heads.mask.shape
-        mask, cached = memory.arrays().empty((tokens, keys), "uint8"), self._brought.cached
-        self._ops.over(
+        mask, cached = memory.array_module().empty((tokens, keys), "uint8"), self._brought.cached
+        self._ops.launch_over(
             "causal",
             tokens * keys,
             memory.pointer(mask),
@@ -78,7 +78,7 @@ class Attention:
         )
         return mask
 
-    def _row(self, keys: int, rows: int) -> tuple[int, int, Any]:
+    def _row_buffers(self, keys: int, rows: int) -> tuple[int, int, Any]:
         """Return (bytes of shared memory, address of a buffer of `rows` rows, the buffer).
 
         A row of `keys` numbers lies in shared memory if it fits, else in the buffer; then the first
@@ -87,7 +87,7 @@ class Attention:
         size = keys * self._wide.itemsize
         if size <= SHARED_LIMIT - 1024:
             return size, 0, None
-        room = memory.arrays().empty(rows * keys, self._wide.name)
+        room = memory.array_module().empty(rows * keys, self._wide.name)
         return 0, memory.pointer(room), room
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
@@ -97,29 +97,29 @@ class Attention:
         """
         tokens, n_heads = q.shape[:2]
         if tokens < MANY_QUERIES or self._deterministic:
-            return self._attend(q, k, v, heads)
+            return self._attend_by_query(q, k, v, heads)
         out = self._empty(tokens, n_heads, v.shape[-1])
         mask = self.mask(heads)
         for start in range(0, tokens, QUERY_BLOCK):
             stop = min(start + QUERY_BLOCK, tokens)
             scores = self.scores(q[start:stop], k, heads)
-            probs = self._probs(scores, mask[start:stop], heads)
+            probs = self._masked_softmax(scores, mask[start:stop], heads)
             out[start:stop] = self.mix(probs, v)
         return out
 
-    def _attend(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
+    def _attend_by_query(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
         """Return attention [tokens, heads, value_dim], computed by a kernel query by query."""
         (tokens, n_heads, d), (keys, kv_heads, _) = q.shape, k.shape
         out = self._empty(tokens, n_heads, v.shape[-1])
-        shared, rows, room = self._row(keys, tokens * n_heads)
-        self._ops.run(
+        shared, rows, room = self._row_buffers(keys, tokens * n_heads)
+        self._ops.launch(
             "attend",
             (tokens, n_heads),
             memory.pointer(q),
             memory.pointer(k),
             memory.pointer(v),
             memory.pointer(self.mask(heads)),
-            self._sinks(heads),
+            self._sinks_address(heads),
             memory.pointer(out),
             rows,
             keys,
@@ -135,7 +135,7 @@ class Attention:
         return out
 
     @staticmethod
-    def _sinks(heads: Heads) -> int:
+    def _sinks_address(heads: Heads) -> int:
         """Return the address of the sinks [heads], 0 if there are none."""
         return 0 if heads.sinks is None else memory.pointer(heads.sinks)
 
@@ -145,7 +145,7 @@ class Attention:
         out = self._empty(n_heads, tokens, keys)
         if self._deterministic:
             warps = GROUP // 32
-            self._ops.run(
+            self._ops.launch(
                 "scores",
                 (-(-keys // warps), tokens, n_heads),
                 memory.pointer(q),
@@ -161,7 +161,7 @@ class Attention:
             return out
         group, item = n_heads // kv_heads, int(q.itemsize)
         for g in range(group):  # one query head of every group at a time, in place
-            gemm.product(
+            gemm.multiply_strided(
                 self._dtype,
                 memory.pointer(q) + g * d * item,
                 memory.pointer(k),
@@ -176,26 +176,26 @@ class Attention:
                 tf32=self._tf32,
             )
         place, count = memory.pointer(out), int(out.size)
-        self._ops.over("scale", count, place, place, count, float(heads.scale))
+        self._ops.launch_over("scale", count, place, place, count, float(heads.scale))
         if heads.softcap is not None:
-            self._ops.over("softcap", count, place, place, count, float(heads.softcap))
+            self._ops.launch_over("softcap", count, place, place, count, float(heads.softcap))
         return out
 
     def probs(self, scores: Array, heads: Heads) -> Array:
         """Return the masked softmax of scores [heads, tokens, keys], a sink dropped."""
-        return self._probs(scores, self.mask(heads), heads)
+        return self._masked_softmax(scores, self.mask(heads), heads)
 
-    def _probs(self, scores: Array, mask: Array, heads: Heads) -> Array:
+    def _masked_softmax(self, scores: Array, mask: Array, heads: Heads) -> Array:
         """Return the softmax of scores [heads, tokens, keys] with a uint8 mask on the GPU."""
         n_heads, tokens, keys = scores.shape
         out = self._empty(n_heads, tokens, keys)
-        shared, rows, room = self._row(keys, tokens * n_heads)
-        self._ops.run(
+        shared, rows, room = self._row_buffers(keys, tokens * n_heads)
+        self._ops.launch(
             "probs",
             (tokens, n_heads),
             memory.pointer(scores),
             memory.pointer(mask),
-            self._sinks(heads),
+            self._sinks_address(heads),
             memory.pointer(out),
             rows,
             keys,
@@ -210,8 +210,8 @@ class Attention:
         (n_heads, tokens, keys), (_, kv_heads, dv) = probs.shape, v.shape
         out = self._empty(tokens, n_heads, dv)
         if self._deterministic:  # a kernel whose sums do not depend on the number of queries
-            shared, rows, room = self._row(keys, tokens * n_heads)
-            self._ops.run(
+            shared, rows, room = self._row_buffers(keys, tokens * n_heads)
+            self._ops.launch(
                 "mix",
                 (tokens, n_heads),
                 memory.pointer(probs),
@@ -228,7 +228,7 @@ class Attention:
             return out
         group, item = n_heads // kv_heads, int(v.itemsize)
         for g in range(group):  # one query head of every group at a time, in place
-            gemm.product(
+            gemm.multiply_strided(
                 self._dtype,
                 memory.pointer(probs) + g * tokens * keys * item,
                 memory.pointer(v),

@@ -22,20 +22,20 @@ class Brought:
         """Count of valid cache positions, on the device, in a step being recorded; else None."""
         return None if self.recording is None else self.recording.cached
 
-    def needs_host(self, what: str) -> None:
+    def refuse_in_recording(self, what: str) -> None:
         """Raise NotRecordable(what) if a pass is being recorded, for it may not read the host."""
         if self.recording is not None:
             raise NotRecordable(what)
 
-    def rows(self, x: Numbers | Array) -> Array:
+    def row_numbers(self, x: Numbers | Array) -> Array:
         """Return row numbers as int64 on the device.
 
         In a pass being recorded they must be one of its inputs; NotRecordable is raised otherwise.
         """
-        if memory.is_device(x):
+        if memory.is_on_gpu(x):
             return x
         if self.recording is None:
-            return memory.put(np.ascontiguousarray(x, np.int64))
+            return memory.copy_to_gpu(np.ascontiguousarray(x, np.int64))
         found = self.recording.find(x)
         if found is None:
             raise NotRecordable("rows are chosen on the host")
@@ -45,18 +45,18 @@ class Brought:
         """Return a small array on the device; equal ones are placed once."""
         key = (str(np.dtype(dtype)), x.tobytes())
         if key not in self._constants:
-            self.needs_host("a constant is new")
-            self._constants[key] = memory.put(np.ascontiguousarray(x, dtype))
+            self.refuse_in_recording("a constant is new")
+            self._constants[key] = memory.copy_to_gpu(np.ascontiguousarray(x, dtype))
         return self._constants[key]
 
-    def table(self, x: Numbers) -> Array:
+    def number_table(self, x: Numbers) -> Array:
         """Return numbers as a flat int64 array on the device.
 
         In a pass being recorded the array is allocated now and filled after the recording.
         """
         flat = np.ascontiguousarray(x, np.int64).reshape(-1)
         if self.recording is None or self.recording.after is None:
-            return memory.put(flat)
-        room, fill = memory.later(flat.size)
+            return memory.copy_to_gpu(flat)
+        room, fill = memory.allocate_for_later(flat.size)
         self.recording.after.append(lambda: fill(flat))
         return room

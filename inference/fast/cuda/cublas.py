@@ -37,7 +37,7 @@ _FACTORS: dict[str, Any] = {
 
 
 @cache
-def library(major: int) -> Any:
+def load_library(major: int) -> Any:
     """Return the cuBLAS library of a CUDA major version, its functions' argument types set.
 
     Raises OSError if the library is not found, AttributeError if it lacks a function.
@@ -49,14 +49,14 @@ def library(major: int) -> Any:
     return found
 
 
-def call(found: Any, name: str, *arguments: Any) -> None:
+def call_function(found: Any, name: str, *arguments: Any) -> None:
     """Call a function of the library; raises RuntimeError for a status that is not success."""
     status = getattr(found, name)(*arguments)
     if status:
         raise RuntimeError(f"{name}: status {status}")
 
 
-def _arithmetic(dtype: str, tf32: bool) -> tuple[int, int, int, int]:
+def _call_types(dtype: str, tf32: bool) -> tuple[int, int, int, int]:
     """Return (cudaDataType_t, cublasComputeType_t, address of 1, address of 0) for a dtype.
 
     The addresses are of host memory, in the type of the sums.
@@ -73,7 +73,7 @@ def _arithmetic(dtype: str, tf32: bool) -> tuple[int, int, int, int]:
 # cuBLAS is column-major: its result is the transpose of ours, so a and b change places.
 
 
-def strided(
+def multiply_strided(
     found: Any,
     handle: int,
     dtype: str,
@@ -92,8 +92,8 @@ def strided(
 
     The other arguments are those of gemm.product, which explains them.
     """
-    kind, compute, one, zero = _arithmetic(dtype, tf32)
-    call(
+    kind, compute, one, zero = _call_types(dtype, tf32)
+    call_function(
         found,
         "cublasGemmStridedBatchedEx",
         handle,
@@ -122,7 +122,7 @@ def strided(
     )
 
 
-def addressed(
+def multiply_addressed(
     found: Any,
     handle: int,
     dtype: str,
@@ -139,8 +139,8 @@ def addressed(
     `places` are three device addresses: of the arrays that hold the `count` addresses of a, of b
     and of c.
     """
-    kind, compute, one, zero = _arithmetic(dtype, tf32)
-    call(
+    kind, compute, one, zero = _call_types(dtype, tf32)
+    call_function(
         found,
         "cublasGemmBatchedEx",
         handle,

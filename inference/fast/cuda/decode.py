@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.errors import CodecError
 from aprfmt.inference.fast.cuda.arrays import ITEM, Flat, flat, stream_of
-from aprfmt.inference.fast.cuda.loader import function
+from aprfmt.inference.fast.cuda.loader import load_function
 
 # Encodings with a kernel -> the alignment in bytes that it needs (structs in blocks.cuh).
 DECODED: Mapping[str, int] = {
@@ -51,7 +51,7 @@ _LAUNCHES: Mapping[tuple[str, int], Launch] = {
 } | {(name, 4): _DIRECT_4 for name in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")}
 
 
-def launch_of(encoding: str, itemsize: int) -> Launch:
+def launch_settings(encoding: str, itemsize: int) -> Launch:
     """Return the launch settings for an encoding and bytes of an output element (8 as 4)."""
     size = min(itemsize, 4)
     return _LAUNCHES.get((encoding, size), _STAGED[size])
@@ -88,8 +88,8 @@ def decode(
     if not to.count:
         return
     _check_output(encoding, to)
-    launch = launch_of(encoding, ITEM[to.dtype])
-    kernel = function(FILES, f"decode_{to.dtype}", _defines(encoding, launch))
+    launch = launch_settings(encoding, ITEM[to.dtype])
+    kernel = load_function(FILES, f"decode_{to.dtype}", _kernel_defines(encoding, launch))
     stage = 0 if launch.direct else launch.tile // row.block_size * row.type_size + 16
     kernel(
         (-(-to.count // launch.tile),),
@@ -101,7 +101,7 @@ def decode(
 
 
 @cache
-def _defines(encoding: str, launch: Launch) -> tuple[str, ...]:
+def _kernel_defines(encoding: str, launch: Launch) -> tuple[str, ...]:
     """Return the texts for `#define` that compile decode.cu for an encoding and settings."""
     sizes = {"TILE": launch.tile, "DECODE_THREADS": launch.threads, "DECODE_BLOCKS": launch.blocks}
     defines = [f"{name} {size}" for name, size in sizes.items()]
@@ -142,7 +142,7 @@ def decode_coded(
     # Blocks are a power of two, so the kernel shifts by its logarithm.
     tile, threads = CODED_LAUNCH[ITEM[to.dtype]]
     defines = (f"TILE {tile}", f"CODED_THREADS {threads}")
-    kernel = function(CODED_FILES, f"decode_{to.dtype}", defines)
+    kernel = load_function(CODED_FILES, f"decode_{to.dtype}", defines)
     kernel(
         (-(-to.count // tile),),
         (threads,),

@@ -7,12 +7,12 @@ from typing import Any
 
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.inference.fast.cuda import cublas
-from aprfmt.inference.fast.cuda.loader import cupy
+from aprfmt.inference.fast.cuda.loader import load_cupy
 
 _WORKSPACE = 32 << 20  # what NVIDIA recommends on Hopper GPUs
 
 
-def product(
+def multiply_strided(
     dtype: str,
     a: int,
     b: int,
@@ -33,8 +33,8 @@ def product(
     row of a, b, c to the next, `steps` those from one of `batch` products to the next. Sums are
     float32 (float64 in float64); TF32 is used in float32 only if `tf32`.
     """
-    cublas.strided(
-        *_current(),
+    cublas.multiply_strided(
+        *_current_handle(),
         dtype,
         (a, b, c),
         rows=rows,
@@ -48,7 +48,7 @@ def product(
     )
 
 
-def products(
+def multiply_addressed(
     dtype: str,
     a: int,
     b: int,
@@ -65,8 +65,8 @@ def products(
     b is [columns, depth]. `a`, `b` and `c` are device addresses of int64 arrays, which hold the
     matrices' addresses.
     """
-    cublas.addressed(
-        *_current(),
+    cublas.multiply_addressed(
+        *_current_handle(),
         dtype,
         (a, b, c),
         count=count,
@@ -77,11 +77,11 @@ def products(
     )
 
 
-def _current() -> tuple[Any, int]:
+def _current_handle() -> tuple[Any, int]:
     """Return (cuBLAS library, handle) of the current device, set to the current stream."""
-    module = cupy()
-    opened = _opened(module.cuda.runtime.getDevice())
-    opened.follow(int(module.cuda.get_current_stream().ptr))
+    module = load_cupy()
+    opened = _open_handle(module.cuda.runtime.getDevice())
+    opened.set_stream(int(module.cuda.get_current_stream().ptr))
     return opened.library, opened.handle
 
 
@@ -94,32 +94,32 @@ class _Opened:
         Raises BackendUnavailableError if the library is not found.
         """
         import_module("cupy_backends.cuda.libs.cublas")  # loads the library
-        major = int(cupy().cuda.runtime.runtimeGetVersion()) // 1000
+        major = int(load_cupy().cuda.runtime.runtimeGetVersion()) // 1000
         try:
-            self.library = cublas.library(major)
+            self.library = cublas.load_library(major)
         except (OSError, AttributeError) as error:
             raise BackendUnavailableError(
                 f"backend cupy: cuBLAS of CUDA {major} is not found ({error}); it is part of CUDA, "
                 f"and of the package nvidia-cublas"
             ) from error
         handle = ctypes.c_void_p()
-        cublas.call(self.library, "cublasCreate_v2", ctypes.byref(handle))
+        cublas.call_function(self.library, "cublasCreate_v2", ctypes.byref(handle))
         assert handle.value is not None
         self.handle = handle.value
-        self._room = cupy().cuda.Memory(_WORKSPACE)  # of no pool: it outlives recorded passes
+        self._room = load_cupy().cuda.Memory(_WORKSPACE)  # of no pool: it outlives recorded passes
         self._stream = -1
 
-    def follow(self, stream: int) -> None:
+    def set_stream(self, stream: int) -> None:
         """Set the handle's stream, and its workspace again, which cublasSetStream resets."""
         if stream != self._stream:
-            cublas.call(self.library, "cublasSetStream_v2", self.handle, stream)
-            cublas.call(
+            cublas.call_function(self.library, "cublasSetStream_v2", self.handle, stream)
+            cublas.call_function(
                 self.library, "cublasSetWorkspace_v2", self.handle, self._room.ptr, _WORKSPACE
             )
             self._stream = stream
 
 
 @cache
-def _opened(device: int) -> _Opened:
+def _open_handle(device: int) -> _Opened:
     """Return the handle of a device, created once; the device must be the current one."""
     return _Opened()

@@ -6,7 +6,7 @@ import numpy as np
 
 from aprfmt.inference.backends.base import Numbers
 from aprfmt.inference.fast.cuda import memory
-from aprfmt.inference.fast.cuda.loader import cupy
+from aprfmt.inference.fast.cuda.loader import load_cupy
 
 # cudaStreamCaptureMode: other threads may use CUDA and allocate memory meanwhile.
 _RELAXED = 2
@@ -17,25 +17,27 @@ class CupyNumbers:
 
     def __init__(self, count: int) -> None:
         """Allocate `count` int64 numbers: zeros on the device, pinned memory on the host."""
-        self.device = memory.arrays().zeros(count, "int64")
-        pinned = cupy().cuda.alloc_pinned_memory(8 * count)
+        self.device = memory.array_module().zeros(count, "int64")
+        pinned = load_cupy().cuda.alloc_pinned_memory(8 * count)
         self.host: Numbers = np.frombuffer(pinned, np.int64, count)
 
-    def bring(self) -> None:
+    def copy_to_device(self) -> None:
         """Enqueue the copy of `host` to `device` on the current stream."""
-        _copy(memory.pointer(self.device), self.host.ctypes.data, self.host.nbytes, "HostToDevice")
+        _copy_async(
+            memory.pointer(self.device), self.host.ctypes.data, self.host.nbytes, "HostToDevice"
+        )
 
-    def fetch(self, x: object) -> None:
+    def copy_from_device(self, x: object) -> None:
         """Enqueue the copy of the device array `x` to `host` on the current stream."""
-        _copy(self.host.ctypes.data, memory.pointer(x), self.host.nbytes, "DeviceToHost")
+        _copy_async(self.host.ctypes.data, memory.pointer(x), self.host.nbytes, "DeviceToHost")
 
 
-def _copy(to: int, source: int, size: int, way: str) -> None:
+def _copy_async(to: int, source: int, size: int, way: str) -> None:
     """Enqueue a copy of `size` bytes between two addresses on the current stream.
 
     `way` is HostToDevice or DeviceToHost, as in cudaMemcpyKind.
     """
-    runtime, stream = cupy().cuda.runtime, cupy().cuda.get_current_stream()
+    runtime, stream = load_cupy().cuda.runtime, load_cupy().cuda.get_current_stream()
     runtime.memcpyAsync(to, source, size, getattr(runtime, f"memcpy{way}"), stream.ptr)
 
 
@@ -44,7 +46,7 @@ class CupyGraphMaker:
 
     errors: tuple[type[Exception], ...] = (RuntimeError, MemoryError)
 
-    def numbers(self, count: int) -> CupyNumbers:
+    def allocate_numbers(self, count: int) -> CupyNumbers:
         """Return `count` int64 numbers that a recorded pass reads on the device."""
         return CupyNumbers(count)
 
@@ -54,7 +56,7 @@ class CupyGraphMaker:
         Both run on a stream created here. What they allocate is of a memory pool that lives as long
         as the graph.
         """
-        module = cupy()
+        module = load_cupy()
         pool, side = module.cuda.MemoryPool(), module.cuda.Stream(non_blocking=True)
         self.wait()
         with module.cuda.using_allocator(pool.malloc), side:
@@ -75,4 +77,4 @@ class CupyGraphMaker:
 
     def wait(self) -> None:
         """Wait until the current device has done everything that is enqueued."""
-        cupy().cuda.Device().synchronize()
+        load_cupy().cuda.Device().synchronize()

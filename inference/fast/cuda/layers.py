@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aprfmt.inference.fast.cuda.arrays import stream_of
-from aprfmt.inference.fast.cuda.loader import function
+from aprfmt.inference.fast.cuda.loader import load_function
 
 FILES = ("prelude.cuh", "layers.cu", "attend.cu")
 # Dtypes that have kernels -> the types' names in prelude.cuh.
@@ -27,16 +27,16 @@ _NAMES = ("rope_wide", "rope_rounded", "matvec1", "matvec2", "matvec_gated")
 Tensor = Any
 
 
-def _kernel(name: str, dtype: str) -> Callable[..., None]:
+def _load_kernel(name: str, dtype: str) -> Callable[..., None]:
     """Return the kernel `name` compiled for a dtype."""
     real = TYPES[dtype]
-    return function(FILES, name, (f"REAL {real}", f"STORED {real}"))
+    return load_function(FILES, name, (f"REAL {real}", f"STORED {real}"))
 
 
-def load(dtype: str) -> None:
+def load_kernels(dtype: str) -> None:
     """Compile and load every kernel of a dtype on the current device."""
     for name in (*_NAMES, "rms_norm", "append", "act_mul", "softmax_causal", "attend"):
-        _kernel(name, dtype)
+        _load_kernel(name, dtype)
 
 
 def rms_norm(
@@ -57,7 +57,7 @@ def rms_norm(
     width = x.shape[-1]
     pieces = -(-width * x.element_size() // 16)
     threads = min(1024, -(-pieces // 32) * 32)
-    _kernel("rms_norm", dtype)(
+    _load_kernel("rms_norm", dtype)(
         (x.numel() // width,),
         (threads,),
         (x.data_ptr(), weight.data_ptr(), y.data_ptr(), width, eps, float(offset), int(before)),
@@ -91,7 +91,7 @@ def rope(
         else (z.data_ptr(), z.stride(0), z_out.data_ptr() if z_out is not None else 0, z.shape[1])
     )
     pairs = table[0].shape[-1]
-    _kernel("rope_wide" if wide else "rope_rounded", dtype)(
+    _load_kernel("rope_wide" if wide else "rope_rounded", dtype)(
         (heads + more[3], tokens),
         (32 if dim <= 64 else 64,),
         (
@@ -116,7 +116,7 @@ def append(
 ) -> None:
     """Write one token's k and v to row `cached` (int64 on the device) of keys and values."""
     widths = k.numel(), v.numel()
-    _kernel("append", dtype)(
+    _load_kernel("append", dtype)(
         (-(-sum(widths) // 256),),
         (256,),
         (
@@ -134,7 +134,7 @@ def append(
 def act_mul(gate: Tensor, up: Tensor, y: Tensor, kind: str, *, dtype: str, stream: int) -> None:
     """Fill y [rows, width] with act(gate) * up; rows need not be contiguous."""
     rows, width = y.shape
-    _kernel("act_mul", dtype)(
+    _load_kernel("act_mul", dtype)(
         (-(-width // 256), rows),
         (256,),
         (
@@ -150,7 +150,7 @@ def act_mul(gate: Tensor, up: Tensor, y: Tensor, kind: str, *, dtype: str, strea
     )
 
 
-def split_of(rows: int, columns: int, lane_elements: int) -> int:
+def warps_per_row(rows: int, columns: int, lane_elements: int) -> int:
     """Return the number of warps that share a row: more for few long rows.
 
     `lane_elements` are the elements a thread loads at a time.
@@ -181,9 +181,9 @@ def matvec(
     pointers = [w.data_ptr() for w in weights] + [0] * (3 - len(weights))
     added = [0 if b is None else b.data_ptr() for b in biases] + [0] * (3 - len(biases))
     total = sum(counts)
-    split = split_of(total, columns, 16 // x.element_size())
+    split = warps_per_row(total, columns, 16 // x.element_size())
     several = 2 if total >= 8 * BUSY_WARPS else 1
-    _kernel(f"matvec{several}", dtype)(
+    _load_kernel(f"matvec{several}", dtype)(
         (-(-total // (WARPS // split * several)),),
         (BLOCK,),
         (
@@ -217,9 +217,9 @@ def matvec_gated(
     Sizes and addresses must fit as for `matvec`.
     """
     rows, columns = gate.shape
-    split = split_of(rows, columns, 16 // x.element_size())
+    split = warps_per_row(rows, columns, 16 // x.element_size())
     added = [0 if b is None else b.data_ptr() for b in (gate_bias, up_bias)]
-    _kernel("matvec_gated", dtype)(
+    _load_kernel("matvec_gated", dtype)(
         (-(-rows // (WARPS // split)),),
         (BLOCK,),
         (
@@ -253,7 +253,7 @@ def softmax_causal(
     The first token has `before` earlier keys, or `cached` (int64 on the device) if given.
     """
     heads, tokens, keys = scores.shape
-    _kernel("softmax_causal", dtype)(
+    _load_kernel("softmax_causal", dtype)(
         (heads * tokens,),
         (128 if keys <= 1024 else 256,),
         (
@@ -293,7 +293,7 @@ def attend(
     has heads * SPLITS * (v_dim + 2) float32 for partial results, `arrived` heads int32, all zero.
     """
     heads, dim, v_dim = q.shape[-2], q.shape[-1], values.shape[-1]
-    _kernel("attend", dtype)(
+    _load_kernel("attend", dtype)(
         (heads, SPLITS),
         (KEYS,),
         (

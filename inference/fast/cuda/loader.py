@@ -25,7 +25,7 @@ _MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 
 
 @cache
-def cupy() -> Any:
+def load_cupy() -> Any:
     """Return the cupy module; BackendUnavailableError says what to install if it is missing."""
     try:
         import cupy as module
@@ -38,7 +38,7 @@ def cupy() -> Any:
 
 
 @cache
-def source(*names: str) -> str:
+def read_sources(*names: str) -> str:
     """Return the text of kernel files of this folder, joined in order, with #line marks."""
     folder = files("aprfmt.inference.fast.cuda")
     return "\n".join(
@@ -54,14 +54,14 @@ def cache_folder() -> Path:
 
 
 @cache
-def _compiled(names: tuple[str, ...], defines: tuple[str, ...], arch: str) -> bytes:
+def _compile_module(names: tuple[str, ...], defines: tuple[str, ...], arch: str) -> bytes:
     """Return the machine code of kernel files for sm_`arch`, from the cache if it is there.
 
     `names` are the files, `defines` texts for `#define`. Raises BackendUnavailableError if they do
     not compile.
     """
     nvrtc = import_module("cupy_backends.cuda.libs.nvrtc")
-    text = "".join(f"#define {define}\n" for define in defines) + source(*names)
+    text = "".join(f"#define {define}\n" for define in defines) + read_sources(*names)
     flags = (*_FLAGS, f"--gpu-architecture=sm_{arch}")
     key = "\0".join([text, *flags, str(nvrtc.getVersion())])
     path = cache_folder() / f"{hashlib.sha256(key.encode()).hexdigest()}.cubin"
@@ -80,11 +80,11 @@ def _compiled(names: tuple[str, ...], defines: tuple[str, ...], arch: str) -> by
         ) from error
     finally:
         nvrtc.destroyProgram(program)
-    _keep(path, code)
+    _write_atomically(path, code)
     return code
 
 
-def _keep(path: Path, code: bytes) -> None:
+def _write_atomically(path: Path, code: bytes) -> None:
     """Write `code` to `path` atomically, and return nothing.
 
     If the folder cannot be written the error is ignored: the next process compiles again.
@@ -99,34 +99,34 @@ def _keep(path: Path, code: bytes) -> None:
 
 
 @cache
-def _module(device: int, names: tuple[str, ...], defines: tuple[str, ...]) -> Any:
+def _load_module(device: int, names: tuple[str, ...], defines: tuple[str, ...]) -> Any:
     """Return CuPy's module of the kernel files `names`, compiled and loaded on device `device`.
 
     It is loaded on the current device, which must be this one. `defines` are texts for `#define`.
     """
-    arch = str(cupy().cuda.Device(device).compute_capability)
-    loaded = cupy().cuda.function.Module()
-    loaded.load(_compiled(names, defines, arch))
+    arch = str(load_cupy().cuda.Device(device).compute_capability)
+    loaded = load_cupy().cuda.function.Module()
+    loaded.load(_compile_module(names, defines, arch))
     return loaded
 
 
 @cache
-def _function(
+def _load_function(
     device: int, names: tuple[str, ...], name: str, defines: tuple[str, ...], shared: int
 ) -> Function:
     """Return the kernel `name` of kernel files `names`, loaded on a device; loaded once.
 
     `shared` is the largest dynamic shared memory of a launch in bytes; 0 leaves CUDA's 48 KiB.
     """
-    found = _module(device, names, defines).get_function(name)
+    found = _load_module(device, names, defines).get_function(name)
     if shared:
-        limit = min(shared, int(attributes(device)["MaxSharedMemoryPerBlockOptin"]))
-        cupy().cuda.driver.funcSetAttribute(found.ptr, _MAX_DYNAMIC_SHARED, limit)
+        limit = min(shared, int(device_attributes(device)["MaxSharedMemoryPerBlockOptin"]))
+        load_cupy().cuda.driver.funcSetAttribute(found.ptr, _MAX_DYNAMIC_SHARED, limit)
     kernel: Function = found
     return kernel
 
 
-def function(
+def load_function(
     names: tuple[str, ...], name: str, defines: tuple[str, ...] = (), *, shared: int = 0
 ) -> Function:
     """Return a kernel on the current device, to be called as kernel(grid, block, args).
@@ -135,16 +135,16 @@ def function(
     for `#define`. `shared` is the largest dynamic shared memory of a launch in bytes, needed if
     above 48 KiB.
     """
-    return _function(cupy().cuda.runtime.getDevice(), names, name, defines, shared)
+    return _load_function(load_cupy().cuda.runtime.getDevice(), names, name, defines, shared)
 
 
 @cache
-def attributes(device: int) -> Mapping[str, int]:
+def device_attributes(device: int) -> Mapping[str, int]:
     """Return {attribute name: number} of a device, by CUDA's names (MultiProcessorCount ...)."""
-    found: Mapping[str, int] = cupy().cuda.Device(device).attributes
+    found: Mapping[str, int] = load_cupy().cuda.Device(device).attributes
     return found
 
 
-def processors() -> int:
+def processor_count() -> int:
     """Return the number of multiprocessors of the current device."""
-    return int(attributes(cupy().cuda.runtime.getDevice())["MultiProcessorCount"])
+    return int(device_attributes(load_cupy().cuda.runtime.getDevice())["MultiProcessorCount"])

@@ -11,7 +11,7 @@ from aprfmt.base.encodings import ENCODINGS
 from aprfmt.errors import CodecError
 from aprfmt.inference.fast.cuda.arrays import ITEM, flat, stream_of
 from aprfmt.inference.fast.cuda.decode import DECODED
-from aprfmt.inference.fast.cuda.loader import function, processors
+from aprfmt.inference.fast.cuda.loader import load_function, processor_count
 
 # Encodings with a kernel, and the largest number of vectors in one call.
 MATVEC = tuple(name for name in DECODED if name != "F32")
@@ -44,7 +44,7 @@ def matvec(
     """
     row = ENCODINGS[encoding]
     data, inputs, to = flat(raw), flat(x, dtype), flat(out, dtype)
-    tokens, rows, columns = _sizes(encoding, data.count, inputs.count, to.count)
+    tokens, rows, columns = _matvec_sizes(encoding, data.count, inputs.count, to.count)
     if inputs.dtype != to.dtype or to.dtype not in _DTYPES:
         raise CodecError(
             f"{encoding}: x is {inputs.dtype}, the result {to.dtype}; expected one of "
@@ -60,8 +60,8 @@ def matvec(
     if encoding == "Q4_K" and tokens == 1 and tensor_cores and shared <= SHARED_LIMIT:
         along = min(_TENSOR_WARPS, 1 << (blocks.bit_length() - 1))
         tiles = -(-rows // 16)
-        grid = min(processors(), -(-tiles // (_TENSOR_WARPS // along)))
-        kernel = function(_TENSOR_FILES, f"matvec_{to.dtype}", shared=SHARED_LIMIT)
+        grid = min(processor_count(), -(-tiles // (_TENSOR_WARPS // along)))
+        kernel = load_function(_TENSOR_FILES, f"matvec_{to.dtype}", shared=SHARED_LIMIT)
         kernel(
             (grid,),
             (_TENSOR_WARPS * 32,),
@@ -78,7 +78,7 @@ def matvec(
         defines += ("ANY 1",)
     for first in range(0, tokens, width):
         several = width if first + width <= tokens else 1
-        kernel = function(_FILES, f"matvec_{to.dtype}_{group}_{several}", defines)
+        kernel = load_function(_FILES, f"matvec_{to.dtype}_{group}_{several}", defines)
         kernel(
             (-(-rows // (group * _WARPS)),),
             (_WARPS * 32,),
@@ -94,7 +94,7 @@ def matvec(
 
 
 @lru_cache(maxsize=4096)
-def _sizes(encoding: str, nbytes: int, inputs: int, outputs: int) -> tuple[int, int, int]:
+def _matvec_sizes(encoding: str, nbytes: int, inputs: int, outputs: int) -> tuple[int, int, int]:
     """Return (tokens, rows, columns) from the bytes of the weight and the counts of x and out.
 
     Raises CodecError if no number of vectors from 1 to MATVEC_TOKENS fits.

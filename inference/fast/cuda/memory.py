@@ -12,42 +12,42 @@ import numpy as np
 
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.inference.cuda_driver import driver_version
-from aprfmt.inference.fast.cuda.loader import cupy
+from aprfmt.inference.fast.cuda.loader import load_cupy
 
 # Dtype of the arithmetic -> numpy dtype of the arrays.
 STORED = {"float32": "float32", "float64": "float64", "bfloat16": "uint16", "float16": "uint16"}
 
 
-def arrays() -> Any:
+def array_module() -> Any:
     """Return the array module, cupy."""
-    return cupy()
+    return load_cupy()
 
 
-def put(x: Any) -> Any:
+def copy_to_gpu(x: Any) -> Any:
     """Return a numpy array copied to the GPU."""
-    return cupy().asarray(x)
+    return load_cupy().asarray(x)
 
 
-def later(size: int) -> tuple[Any, Callable[[Any], None]]:
+def allocate_for_later(size: int) -> tuple[Any, Callable[[Any], None]]:
     """Return (int64 array [size], the function that fills it after the pass was recorded).
 
     It is allocated outside the memory pool of the recording: earlier operations of a replay write
     to that.
     """
-    module = cupy()
+    module = load_cupy()
     with module.cuda.using_allocator(module.get_default_memory_pool().malloc):
         room = module.empty(size, "int64")
     return room, room.set
 
 
-def get(x: Any) -> Any:
+def copy_to_host(x: Any) -> Any:
     """Return an array copied to the host; waits for enqueued work and raises its errors."""
     return x.get()
 
 
 def wait() -> None:
     """Wait for the work enqueued on the current stream."""
-    cupy().cuda.get_current_stream().synchronize()
+    load_cupy().cuda.get_current_stream().synchronize()
 
 
 def pointer(x: Any) -> int:
@@ -55,9 +55,9 @@ def pointer(x: Any) -> int:
     return int(x.data.ptr)
 
 
-def is_device(x: Any) -> bool:
+def is_on_gpu(x: Any) -> bool:
     """Return whether an array is in GPU memory."""
-    return isinstance(x, cupy().ndarray)
+    return isinstance(x, load_cupy().ndarray)
 
 
 def use_device(name: str) -> int:
@@ -70,18 +70,19 @@ def use_device(name: str) -> int:
         raise BackendUnavailableError(
             f"backend cupy: found device {name!r}; it computes on cuda or cuda:N only"
         )
-    runtime, index = cupy().cuda.runtime, int(number or 0)
+    runtime, index = load_cupy().cuda.runtime, int(number or 0)
     try:
         count = int(runtime.getDeviceCount())
     except runtime.CUDARuntimeError as error:
         raise BackendUnavailableError(
             f"device {name!r}: CUDA does not start ({error}); this CuPy is built for CUDA "
-            f"{_major(cupy())}, a driver of at least that version and a GPU are needed; nothing "
+            f"{_major(load_cupy())}, a driver of at least that version and a GPU are needed; "
+            f"nothing "
             "was run on the CPU instead"
         ) from error
     if index >= count:
         raise BackendUnavailableError(f"device {name!r}: there are {count} CUDA devices")
-    cupy().cuda.Device(index).use()
+    load_cupy().cuda.Device(index).use()
     return index
 
 
@@ -90,18 +91,18 @@ def _major(module: Any) -> int:
     return int(module.cuda.runtime.runtimeGetVersion()) // 1000
 
 
-def facts(index: int) -> dict[str, Any]:
+def device_facts(index: int) -> dict[str, Any]:
     """Return {name: value} of a device: its name, driver and memory, and library versions.
 
     `memory_peak` is the size of CuPy's pool in bytes, recorded passes not included.
     """
-    module = cupy()
+    module = load_cupy()
     runtime = module.cuda.runtime
     free, total = runtime.memGetInfo()
     return {
         "device_name": _device_name(index),
         "driver": driver_version(),
-        "cuda": _version(int(runtime.runtimeGetVersion())),
+        "cuda": _version_text(int(runtime.runtimeGetVersion())),
         "memory_total": int(total),
         "memory_free": int(free),
         "memory_peak": int(module.get_default_memory_pool().total_bytes()),
@@ -112,16 +113,16 @@ def facts(index: int) -> dict[str, Any]:
 @cache
 def _device_name(index: int) -> str:
     """Return the name of a device."""
-    return str(cupy().cuda.runtime.getDeviceProperties(index)["name"].decode())
+    return str(load_cupy().cuda.runtime.getDeviceProperties(index)["name"].decode())
 
 
-def _version(number: int) -> str:
+def _version_text(number: int) -> str:
     """Return CUDA's version number 1000 * major + 10 * minor as "major.minor"."""
     return f"{number // 1000}.{number % 1000 // 10}"
 
 
 def free_bytes() -> int:
     """Return the free GPU memory in bytes, including CuPy's unused blocks."""
-    module = cupy()
+    module = load_cupy()
     free, _ = module.cuda.runtime.memGetInfo()
     return int(free) + int(module.get_default_memory_pool().free_bytes())

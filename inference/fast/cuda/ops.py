@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from aprfmt.inference.fast.cuda.loader import Function, function
+from aprfmt.inference.fast.cuda.loader import Function, load_function
 
 FILES = ("prelude.cuh", "ops.cu", "attention.cu", "recurrent.cu", "experts.cu")
 GROUP = 256  # threads per block, ops.cu
@@ -19,7 +19,7 @@ class Ops:
         self._defines = (f"ELEMENT {_C_NAMES[dtype]}",)
         self._kernels: dict[tuple[str, int], Function] = {}  # for the backend's only device
 
-    def run(self, name: str, grid: tuple[int, ...], *args: Any, shared: int = 0) -> None:
+    def launch(self, name: str, grid: tuple[int, ...], *args: Any, shared: int = 0) -> None:
         """Launch the kernel `name` on `grid` blocks of GROUP threads.
 
         `shared` is the dynamic shared memory in bytes. The kernel is compiled at the first call.
@@ -27,15 +27,15 @@ class Ops:
         large = SHARED_LIMIT if shared > 48 * 1024 else 0
         kernel = self._kernels.get((name, large))
         if kernel is None:
-            kernel = function(FILES, name, self._defines, shared=large)
+            kernel = load_function(FILES, name, self._defines, shared=large)
             self._kernels[name, large] = kernel
         kernel(grid, (GROUP,), args, shared_mem=shared)
 
-    def over(self, name: str, count: int, *args: Any) -> None:
+    def launch_over(self, name: str, count: int, *args: Any) -> None:
         """Launch the kernel `name` with a thread for each of `count` elements; none if count is 0.
 
         `args` contain the count again if the kernel needs it. Kernels loop past _MOST_BLOCKS
         blocks.
         """
         if count:
-            self.run(name, (min(-(-count // GROUP), _MOST_BLOCKS),), *args)
+            self.launch(name, (min(-(-count // GROUP), _MOST_BLOCKS),), *args)

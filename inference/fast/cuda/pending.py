@@ -27,7 +27,7 @@ class Workspace:
         `brought` copies the tables of jobs to the device.
         """
         self._brought = brought
-        self._room = memory.arrays().zeros(reduce.WORKSPACE, "float64")
+        self._room = memory.array_module().zeros(reduce.WORKSPACE, "float64")
         self._place = memory.pointer(self._room)
         self._kernels: dict[str, Any] = {}
         self._many: tuple[Any, Any] | None = None  # counters, pieces
@@ -36,10 +36,10 @@ class Workspace:
         """Return the compiled kernel `name` (stats or stats_many) of a dtype, loaded once."""
         key = f"{name} {dtype}"
         if key not in self._kernels:
-            self._kernels[key] = reduce.kernel(name, dtype)
+            self._kernels[key] = reduce.load_kernel(name, dtype)
         return self._kernels[key]
 
-    def stats(self, dtype: str, jobs: list[PieceJob], pieces: int) -> None:
+    def launch_stats(self, dtype: str, jobs: list[PieceJob], pieces: int) -> None:
         """Launch the statistics of arrays of one dtype, which write each job's result.
 
         A job is (address, elements, elements of a piece, address of the result, first piece);
@@ -52,11 +52,11 @@ class Workspace:
             self._kernel("stats", dtype)((pieces,), (reduce.THREADS,), alone)
             return
         if self._many is None:
-            arrays = memory.arrays()
+            arrays = memory.array_module()
             rooms = arrays.zeros(JOBS, "uint64"), arrays.empty(PIECES * reduce.COLUMNS, "float64")
             self._many = rooms
         places = (memory.pointer(x) for x in self._many)
-        table = self._brought.table(np.array(jobs, np.int64))
+        table = self._brought.number_table(np.array(jobs, np.int64))
         args = (memory.pointer(table), len(jobs), *places)
         self._kernel("stats_many", dtype)((pieces,), (reduce.THREADS,), args)
 
@@ -93,15 +93,15 @@ class CupyPending:
 
     def add(self, x: Any) -> None:
         """Add the next value; a numpy array's statistics are computed at once."""
-        if not memory.is_device(x):
+        if not memory.is_on_gpu(x):
             self._found.append(compute_stats(x))
             return
         if self._rows == _ROWS * len(self._chunks):
-            self._chunks.append(memory.arrays().empty((_ROWS, reduce.RESULT), "float64"))
+            self._chunks.append(memory.array_module().empty((_ROWS, reduce.RESULT), "float64"))
             self._next = memory.pointer(self._chunks[-1])
         whole, data = self._flat(x)
         count, dtype = data.count, data.dtype
-        pieces, size = reduce.split(count)
+        pieces, size = reduce.split_pieces(count)
         waiting = self._waiting.get(dtype)
         if waiting is None:
             waiting = self._waiting[dtype] = _NotEnqueued()
@@ -121,7 +121,7 @@ class CupyPending:
     def _launch(self, dtype: str) -> None:
         """Launch the statistics of a dtype's waiting arrays, and start with none waiting."""
         waiting, self._waiting[dtype] = self._waiting[dtype], _NotEnqueued()
-        self._workspace.stats(dtype, waiting.jobs, waiting.pieces)
+        self._workspace.launch_stats(dtype, waiting.jobs, waiting.pieces)
 
     def join(self) -> None:
         """Launch the statistics of all waiting values on one stream."""
@@ -134,6 +134,6 @@ class CupyPending:
         counts = [found for found in self._found if isinstance(found, int)]
         made: Iterator[Stats] = iter(())
         if counts:
-            rows = np.concatenate([memory.get(chunk) for chunk in self._chunks])
+            rows = np.concatenate([memory.copy_to_host(chunk) for chunk in self._chunks])
             made = iter(reduce.to_stats_of(counts, rows))
         return [next(made) if isinstance(found, int) else found for found in self._found]

@@ -18,7 +18,7 @@ from aprfmt.inference.fast.cuda.brought import Brought
 from aprfmt.inference.fast.cuda.decode import DECODED, decode, decode_coded
 
 if TYPE_CHECKING:
-    from aprfmt.codecs.bnb4 import Coded
+    from aprfmt.codecs.bnb4 import CodedParts
     from aprfmt.inference.backends.base import Backend
     from aprfmt.inference.weights import Weight
 
@@ -45,7 +45,7 @@ class PlacedBlocks:
     raw: Any  # uint8
     row_bytes: int
 
-    def panel(self, start: int, stop: int, out: Flat) -> None:
+    def decode_rows(self, start: int, stop: int, out: Flat) -> None:
         """Decode rows [start, stop) into `out`."""
         size = (stop - start) * self.row_bytes
         decode(
@@ -69,7 +69,7 @@ class CodedWeight:
     saved: str
     columns: int
 
-    def panel(self, start: int, stop: int, out: Flat) -> None:
+    def decode_rows(self, start: int, stop: int, out: Flat) -> None:
         """Decode rows [start, stop) into `out`; they begin at a block (`granule`) or are all."""
         first, count = start * self.columns, (stop - start) * self.columns
         blocks = -(-count // self.blocksize)
@@ -82,7 +82,7 @@ class CodedWeight:
             saved=self.saved,
         )
 
-    def rows(self, index: Any) -> "CodedWeight | None":
+    def select_rows(self, index: Any) -> "CodedWeight | None":
         """Return rows `index` as a weight; None if rows share a block or a byte."""
         if self.columns % self.blocksize:
             return None
@@ -122,39 +122,39 @@ class Placer:
         """Return a weight in GPU memory: held if the budget allows, else for this use only."""
         placed = self._ready.get(w)
         if placed is None:
-            placed, make = self._try(w)
+            placed, make = self._try_to_hold(w)
             if placed is None:
                 self.streamed += 1
                 return make()
             self._ready[w] = placed
         return placed
 
-    def kept(self, w: "Weight") -> Placed | None:
+    def place_if_held(self, w: "Weight") -> Placed | None:
         """Return a weight in GPU memory if the budget lets it stay there, else None."""
-        return self._try(w)[0]
+        return self._try_to_hold(w)[0]
 
     def gather(self, w: "Weight", ids: Any) -> Any:
         """Return rows `ids` [n, columns] of a table in the backend's dtype.
 
         If the table does not fit the budget, only these rows are placed.
         """
-        placed = self.kept(w)
+        placed = self.place_if_held(w)
         if placed is None:
             rows = [w.rows(int(i), int(i) + 1) for i in ids]
             return self.backend.array(np.concatenate(rows))
-        index, dtype = self.brought.rows(ids), self.backend.dtype
+        index, dtype = self.brought.row_numbers(ids), self.backend.dtype
         if isinstance(placed, Dense):
             return placed.values[index]
-        out = memory.arrays().empty((len(ids), w.n_columns), memory.STORED[dtype])
+        out = memory.array_module().empty((len(ids), w.n_columns), memory.STORED[dtype])
         to = Flat(memory.pointer(out), int(out.size), dtype)
         if isinstance(placed, CodedWeight):
-            rows_alone = placed.rows(index)
+            rows_alone = placed.select_rows(index)
             if rows_alone is None:
                 return self._gather_panels(w, placed, ids, out)
-            rows_alone.panel(0, len(ids), to)
+            rows_alone.decode_rows(0, len(ids), to)
         else:
             raw = placed.raw.reshape(w.n_rows, -1)[index]
-            replace(placed, raw=raw).panel(0, len(ids), to)
+            replace(placed, raw=raw).decode_rows(0, len(ids), to)
         return out
 
     def _gather_panels(self, w: "Weight", placed: Placed, ids: Any, out: Any) -> Any:
@@ -162,40 +162,42 @@ class Placer:
 
         Used where rows do not begin at a block.
         """
-        self.brought.needs_host("rows are chosen on the host")
+        self.brought.refuse_in_recording("rows are chosen on the host")
         for start, stop, panel in self.panels(w, placed, self.backend.dtype):
             here = np.flatnonzero((ids >= start) & (ids < stop))
             rows = self._buffers[-1][: panel.count * out.itemsize].view(out.dtype)
             table = rows.reshape(stop - start, w.n_columns)
             if len(here):
-                out[memory.put(here)] = table[memory.put(np.asarray(ids)[here] - start)]
+                out[memory.copy_to_gpu(here)] = table[
+                    memory.copy_to_gpu(np.asarray(ids)[here] - start)
+                ]
         return out
 
-    def _try(self, w: "Weight") -> tuple[Placed | None, Callable[[], Placed]]:
+    def _try_to_hold(self, w: "Weight") -> tuple[Placed | None, Callable[[], Placed]]:
         """Return (the weight if it is or can be held, else None; a function that places it)."""
-        coded = w.coded()
+        coded = w.bnb4_parts()
         if coded is not None:
             size = coded.packed.nbytes + coded.absmax.nbytes
-            return self._kept(w, size, lambda: self._coded(w, coded))
-        raw = w.stored() if self._decodable(w.encoding) else None
+            return self._hold_within_budget(w, size, lambda: self._place_coded(w, coded))
+        raw = w.stored_bytes() if self._decodable(w.encoding) else None
         if raw is not None:
-            return self._kept(w, len(raw), lambda: self._encoded(w, raw))
-        held = w.held(self.backend)
+            return self._hold_within_budget(w, len(raw), lambda: self._place_stored(w, raw))
+        held = w.placed_on(self.backend)
         if w.encoding not in PLAIN:
             self.on_cpu[w.key] = w.encoding
         shape = (w.n_rows, w.n_columns)
 
-        def for_now() -> Placed:
+        def place_once() -> Placed:
             """Return the weight decoded on the CPU and placed for one use."""
-            return Dense(self.backend.array(_floats(w.numpy())).reshape(shape))
+            return Dense(self.backend.array(_as_floats(w.numpy())).reshape(shape))
 
-        return (None if held is None else Dense(held.reshape(shape))), for_now
+        return (None if held is None else Dense(held.reshape(shape))), place_once
 
     def _decodable(self, encoding: str) -> bool:
         """Return whether weights of an encoding are placed as stored: decoded there, or plain."""
         return encoding in DECODED or PLAIN.get(encoding) == self.backend.dtype
 
-    def _kept(
+    def _hold_within_budget(
         self, w: "Weight", size: int, make: Callable[[], Placed]
     ) -> tuple[Placed | None, Callable[[], Placed]]:
         """Return (the weight held under the budget or None, `make`, which places it).
@@ -203,40 +205,40 @@ class Placer:
         `size` is the bytes that the budget counts.
         """
 
-        def counted() -> Placed:
+        def make_and_count() -> Placed:
             """Return the weight placed by `make`, its bytes added to `held`."""
             self.held += size
             return make()
 
-        return w.kept(self.backend, size, counted), make
+        return w.place_encoded(self.backend, size, make_and_count), make
 
-    def _encoded(self, w: "Weight", raw: bytes | memoryview) -> Placed:
+    def _place_stored(self, w: "Weight", raw: bytes | memoryview) -> Placed:
         """Return a weight placed from its stored bytes: decoded if plain floats, else in blocks."""
         data = np.frombuffer(raw, np.uint8)
         plain = PLAIN.get(w.encoding)
         if plain == self.backend.dtype:
             stored = data.view(memory.STORED[plain]) if _aligned(data, plain) else data.copy()
             placed: Placed = Dense(
-                memory.put(stored.view(memory.STORED[plain])).reshape(w.n_rows, w.n_columns)
+                memory.copy_to_gpu(stored.view(memory.STORED[plain])).reshape(w.n_rows, w.n_columns)
             )
         else:
             row = ENCODINGS[w.encoding]
             size = w.n_columns // row.block_size * row.type_size
-            placed = PlacedBlocks(w.encoding, memory.put(data), size)
-        w.drop()
+            placed = PlacedBlocks(w.encoding, memory.copy_to_gpu(data), size)
+        w.release_pages()
         return placed
 
-    def _coded(self, w: "Weight", coded: "Coded") -> Placed:
+    def _place_coded(self, w: "Weight", coded: "CodedParts") -> Placed:
         """Return a 4-bit weight placed from its parts."""
         placed = CodedWeight(
-            memory.put(coded.packed),
-            memory.put(coded.absmax),
-            memory.put(coded.code),
+            memory.copy_to_gpu(coded.packed),
+            memory.copy_to_gpu(coded.absmax),
+            memory.copy_to_gpu(coded.code),
             coded.blocksize,
             coded.dtype,
             w.n_columns,
         )
-        w.drop()
+        w.release_pages()
         return placed
 
     def panels(self, w: "Weight", placed: Placed, dtype: str) -> Iterator[tuple[int, int, Flat]]:
@@ -254,17 +256,17 @@ class Placer:
             granule = placed.granule
             step = -(-step // granule) * granule
         step = min(step, w.n_rows)
-        buffer = self._room(step * w.n_columns * item)
+        buffer = self._decode_buffer(step * w.n_columns * item)
         for start in range(0, w.n_rows, step):
             stop = min(start + step, w.n_rows)
             out = Flat(memory.pointer(buffer), (stop - start) * w.n_columns, dtype)
-            placed.panel(start, stop, out)
+            placed.decode_rows(start, stop, out)
             yield start, stop, out
 
-    def _room(self, size: int) -> Any:
+    def _decode_buffer(self, size: int) -> Any:
         """Return the decode buffer, at least `size` bytes; old ones stay for recorded passes."""
         if not self._buffers or self._buffers[-1].size < size:
-            self._buffers.append(memory.arrays().empty(size, "uint8"))
+            self._buffers.append(memory.array_module().empty(size, "uint8"))
         return self._buffers[-1]
 
 
@@ -273,6 +275,6 @@ def _aligned(data: Any, dtype: str) -> bool:
     return int(data.ctypes.data) % np.dtype(memory.STORED[dtype]).itemsize == 0
 
 
-def _floats(values: Any) -> Any:
+def _as_floats(values: Any) -> Any:
     """Return values unchanged if they are floats, else as float32."""
     return values if values.dtype.kind == "f" else values.astype(np.float32)

@@ -11,7 +11,7 @@ import numpy as np
 
 from aprfmt.errors import CodecError
 from aprfmt.inference.fast.cuda.arrays import ITEM, flat, stream_of
-from aprfmt.inference.fast.cuda.loader import Function, function
+from aprfmt.inference.fast.cuda.loader import Function, load_function
 from aprfmt.tensors.stats import Stats
 
 # Number of float64 in a result, and in the workspace of a stream's launches (zero at the start).
@@ -24,7 +24,7 @@ _FILES = ("prelude.cuh", "reduce.cu")
 THREADS = 256  # reduce.cu
 
 
-def stats(
+def launch_stats(
     x: Any, result: Any, workspace: Any, *, dtype: str | None = None, stream: int | None = None
 ) -> None:
     """Launch the statistics of x (float32, float64, bfloat16, float16), written to `result`.
@@ -42,17 +42,17 @@ def stats(
         )
     if data.dtype not in ITEM or data.dtype == "uint8":
         raise CodecError(f"stats: found {data.dtype}, expected a floating-point type")
-    pieces, size = split(data.count)
+    pieces, size = split_pieces(data.count)
     args = (data.ptr, data.count, size, room.ptr, place.ptr)
-    kernel("stats", data.dtype)((pieces,), (THREADS,), args, stream=stream_of(stream))
+    load_kernel("stats", data.dtype)((pieces,), (THREADS,), args, stream=stream_of(stream))
 
 
-def kernel(name: str, dtype: str) -> Function:
-    """Return the compiled kernel `name` (`stats` or `stats_many`) of a dtype."""
-    return function(_FILES, f"{name}_{dtype}")
+def load_kernel(name: str, dtype: str) -> Function:
+    """Return the compiled kernel `name` (`launch_stats` or `stats_many`) of a dtype."""
+    return load_function(_FILES, f"{name}_{dtype}")
 
 
-def split(count: int) -> tuple[int, int]:
+def split_pieces(count: int) -> tuple[int, int]:
     """Return (number of pieces, elements of a piece) in which an array of `count` is reduced.
 
     They depend on the count alone, so that every run adds in the same order.

@@ -67,7 +67,7 @@ def gpu() -> bool:
 
 @cache
 def _library(names: tuple[str, ...], defines: tuple[str, ...]) -> ctypes.CDLL:
-    text = "".join(f"#define {define}\n" for define in defines) + loader.source(*names)
+    text = "".join(f"#define {define}\n" for define in defines) + loader.read_sources(*names)
     target = _FOLDER / f"{_digest(HEADER.read_text(), text)}.so"
     if not target.is_file():
         _compile(text, target, "-shared", "-include", str(_header()))
@@ -275,10 +275,10 @@ class _Numbers:
     def __init__(self, count: int) -> None:
         self.device, self.host = on_device(np.zeros(count, np.int64)), np.zeros(count, np.int64)
 
-    def bring(self) -> None:
+    def copy_to_device(self) -> None:
         self.device[:] = self.host
 
-    def fetch(self, x: Any) -> None:
+    def copy_from_device(self, x: Any) -> None:
         self.host[:] = x
 
 
@@ -289,7 +289,7 @@ class _Maker:
     """
 
     errors = (RuntimeError,)
-    numbers = staticmethod(_Numbers)
+    allocate_numbers = staticmethod(_Numbers)
     wait = staticmethod(lambda: None)
 
     def record(self, first: Any, then: Any) -> Callable[[], None]:
@@ -322,12 +322,14 @@ def on_this_machine() -> Iterator[Emulated]:
     modules = [importlib.import_module(name) for name in names]  # attributes are functions too
     with ExitStack() as stack:
         for module in modules:
-            if hasattr(module, "function"):
-                stack.enter_context(mock.patch.object(module, "function", emulated))
-            if hasattr(module, "processors"):
-                stack.enter_context(mock.patch.object(module, "processors", lambda: PROCESSORS))
-        stack.enter_context(mock.patch.object(gemm, "product", product))
-        stack.enter_context(mock.patch.object(gemm, "products", products))
+            if hasattr(module, "load_function"):
+                stack.enter_context(mock.patch.object(module, "load_function", emulated))
+            if hasattr(module, "processor_count"):
+                stack.enter_context(
+                    mock.patch.object(module, "processor_count", lambda: PROCESSORS)
+                )
+        stack.enter_context(mock.patch.object(gemm, "multiply_strided", product))
+        stack.enter_context(mock.patch.object(gemm, "multiply_addressed", products))
         stack.enter_context(mock.patch.object(graph_maker, "CupyGraphMaker", _Maker))
         for name in vars(_Memory):
             if hasattr(memory, name) and not name.startswith("_"):

@@ -17,8 +17,8 @@ from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.fast.cupy_backend import CupyBackend
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept
-from aprfmt.measure.tolerances import DISCRETE, tolerance
+from aprfmt.inference.trace import KeptValues
+from aprfmt.measure.tolerances import DISCRETE, run_tolerance
 from aprfmt.model import open_model
 from aprfmt.tensors.stats import compute_stats
 from tests.inference.gpu.machine import on
@@ -58,13 +58,13 @@ def test_every_point_of_a_float32_trace(machine: Any, name: str) -> None:
     _, found = traced(name, cupy("float32"))
     assert found.records.keys() == expected_trace.records.keys()
     for key, record in expected_trace.records.items():
-        expected, values = expected_trace.values(key), found.values(key)
+        expected, values = expected_trace.recorded_values(key), found.recorded_values(key)
         assert expected is not None and values is not None
         if record.point in DISCRETE:
             if record.point == "experts":
                 np.testing.assert_array_equal(values, expected)
             continue
-        assert rel(values, expected) < tolerance("float32", "float64").rel_l2, key
+        assert rel(values, expected) < run_tolerance("float32", "float64").rel_l2, key
         stats, wanted = found.records[key].stats, compute_stats(values)
         assert stats is not None
         assert stats.mean == pytest.approx(wanted.mean, rel=1e-9, abs=1e-12), key
@@ -76,7 +76,7 @@ def test_every_point_of_a_float32_trace(machine: Any, name: str) -> None:
 def test_sixteen_bits_are_within_their_bound(machine: Any, name: str, dtype: str) -> None:
     _, exact = traced64(name)
     moe = any(record.point == "router" for record in exact.records.values())
-    bound = tolerance(dtype, "float64", moe=moe).rel_l2
+    bound = run_tolerance(dtype, "float64", moe=moe).rel_l2
     measure = median_row if moe else rel  # a rounding may choose another expert for a row
     assert measure(run(name, cupy(dtype)), reference(name)) < bound
 
@@ -84,9 +84,9 @@ def test_sixteen_bits_are_within_their_bound(machine: Any, name: str, dtype: str
 @cases()
 def test_steps_and_pieces_equal_the_prefill(machine: Any, name: str) -> None:
     ids = list(IDS)
-    with open_model(judged(name).folder) as model, Session.of(model, cupy("float32")) as session:
+    with open_model(judged(name).folder) as model, Session.open(model, cupy("float32")) as session:
         whole = session.logits(ids)
-        session.reset()
+        session.truncate()
         parts = [session.extend(ids[:9], logits_rows="all")]
         parts += [session.extend(ids[9:20], logits_rows="all")]
         parts += [session.step(token)[None] for token in ids[20:]]
@@ -108,13 +108,13 @@ def deterministic(name: str, dtype: str, count: int) -> None:
     """Compare a sequence with itself, its prefix, its steps and the stepped attention."""
     ids = [int(i) for i in np.random.default_rng(5).integers(1, 97, count)]
     b = cupy(dtype, deterministic=True)
-    with open_model(judged(name).folder) as model, Session.of(model, b) as session:
+    with open_model(judged(name).folder) as model, Session.open(model, b) as session:
         whole = session.logits(ids)
         again = session.logits(ids)
         prefix = session.logits(ids[: count - 7])
         first = session.prefill(ids[: count - 4], "all")
         steps = np.stack([session.step(token) for token in ids[count - 4 :]])
-        kept = Kept()
+        kept = KeptValues()
         trace = session.trace(
             ids,
             ["L1.scores", "L1.probs", "logits"],
@@ -126,7 +126,7 @@ def deterministic(name: str, dtype: str, count: int) -> None:
     np.testing.assert_array_equal(prefix, whole[: len(prefix)])
     np.testing.assert_array_equal(first, whole[: len(first)])
     np.testing.assert_array_equal(steps, whole[len(first) :])
-    np.testing.assert_array_equal(trace.values("logits"), whole)
+    np.testing.assert_array_equal(trace.recorded_values("logits"), whole)
 
 
 @cases(few=("llama",))
@@ -145,7 +145,7 @@ def test_weights_that_do_not_fit_are_streamed(machine: Any, name: str) -> None:
     for budget in (0, 40_000):
         b = cupy("float32")
         with open_model(judged(name).folder) as model:
-            with Session.of(model, b, memory=budget) as session:
+            with Session.open(model, b, memory=budget) as session:
                 found = session.logits(IDS)
                 if model.hyper["n_experts"]:
                     assert rel(found, whole) < 2e-6

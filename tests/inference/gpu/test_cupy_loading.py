@@ -11,7 +11,7 @@ import pytest
 from aprfmt.errors import BackendUnavailableError
 from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.fast.cuda import DECODED, MATVEC, loader
-from aprfmt.inference.fast.cuda.decode import launch_of
+from aprfmt.inference.fast.cuda.decode import launch_settings
 from tests.inference.gpu import machine
 
 
@@ -35,11 +35,11 @@ def test_every_source_is_in_the_package_and_names_its_encodings() -> None:
     names = {path.name for path in folder.iterdir() if path.name.endswith((".cu", ".cuh"))}
     on_disk = Path(loader.__file__).parent
     assert names == {path.name for path in (*on_disk.glob("*.cu"), *on_disk.glob("*.cuh"))}
-    blocks = loader.source("blocks.cuh")
+    blocks = loader.read_sources("blocks.cuh")
     for encoding in DECODED:
         assert f"struct {encoding} :" in blocks
         for size in (2, 4, 8):
-            launch = launch_of(encoding, size)
+            launch = launch_settings(encoding, size)
             assert 4096 % launch.tile == 0 and launch.tile % 256 == 0
             # what is read where it stands must end with its block
             assert not launch.direct or encoding not in ("F32", "F16", "BF16")
@@ -53,19 +53,23 @@ def test_a_kernel_is_compiled_once_and_kept(
 ) -> None:
     monkeypatch.setenv("APRFMT_KERNEL_CACHE", str(tmp_path / "kernels"))
     names, defines = ("prelude.cuh", "reduce.cu"), ("ONLY_FOR_THIS_TEST 1",)
-    arch = str(loader.cupy().cuda.Device().compute_capability)
-    code = loader._compiled.__wrapped__(names, defines, arch)
+    arch = str(loader.load_cupy().cuda.Device().compute_capability)
+    code = loader._compile_module.__wrapped__(names, defines, arch)
     kept = list((tmp_path / "kernels").iterdir())
     assert len(kept) == 1 and kept[0].read_bytes() == code
     kept[0].write_bytes(b"from disk")
-    assert loader._compiled.__wrapped__(names, defines, arch) == b"from disk"
+    assert loader._compile_module.__wrapped__(names, defines, arch) == b"from disk"
     with pytest.raises(BackendUnavailableError, match="do not compile"):
-        loader._compiled.__wrapped__(("prelude.cuh", "ops.cu"), ("ELEMENT no_such_type",), arch)
+        loader._compile_module.__wrapped__(
+            ("prelude.cuh", "ops.cu"), ("ELEMENT no_such_type",), arch
+        )
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("machine", ["gpu"], indirect=True)
 def test_a_refused_launch_raises(machine: Any) -> None:
-    kernel = loader.function(("prelude.cuh", "ops.cu", "attention.cu"), "add", ("ELEMENT float",))
+    kernel = loader.load_function(
+        ("prelude.cuh", "ops.cu", "attention.cu"), "add", ("ELEMENT float",)
+    )
     with pytest.raises(Exception, match="CUDA_ERROR_INVALID_VALUE"):
         kernel((1,), (4096,), (0, 0, 0, 0, 1))

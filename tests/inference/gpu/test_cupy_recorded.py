@@ -23,9 +23,9 @@ from aprfmt.inference.fast.cupy_backend import CupyBackend
 from aprfmt.inference.fast.cupy_experts import CupyMaths
 from aprfmt.inference.fast.graphs import PassGraphs
 from aprfmt.inference.recurrence import delta_rule
-from aprfmt.inference.routing import ROUTERS, route
+from aprfmt.inference.routing import ROUTERS, choose_experts
 from aprfmt.inference.sampling import Sampler, Sampling
-from aprfmt.inference.scan import scanned
+from aprfmt.inference.scan import run_scan
 from aprfmt.inference.session import Session
 from aprfmt.model import open_model
 from tests.inference.encoders import IDS as ENCODED
@@ -59,15 +59,15 @@ def recorded(session: Session) -> PassGraphs:
 def test_no_garbage_is_collected_while_a_pass_is_recorded(
     machine: Any, monkeypatch: MonkeyPatch
 ) -> None:
-    begin, collecting = graphs._Recorded.then, []
+    begin, collecting = graphs._Recorded.run_recorded, []
 
     def then(found: graphs._Recorded) -> None:
         collecting.append(gc.isenabled())
         begin(found)
 
-    monkeypatch.setattr(graphs._Recorded, "then", then)
+    monkeypatch.setattr(graphs._Recorded, "run_recorded", then)
     with open_model(judged("llama").folder) as model:
-        with Session.of(model, CupyBackend("cuda", "float32")) as session:
+        with Session.open(model, CupyBackend("cuda", "float32")) as session:
             for _ in range(3):
                 session.logits(IDS)
             recorded(session)
@@ -79,11 +79,11 @@ def test_no_garbage_is_collected_while_a_pass_is_recorded(
 def test_bits_are_equal_recorded_or_not(machine: Any, case: str) -> None:
     name, dtype = case.split()
     with open_model(judged(name).folder) as model:
-        with Session.of(model, CupyBackend("cuda", dtype)) as session:
+        with Session.open(model, CupyBackend("cuda", dtype)) as session:
             plain = session.logits(IDS)
             replayed = [session.logits(ids) for ids in (IDS, OTHERS, IDS)]
             recorded(session)
-        with Session.of(model, CupyBackend("cuda", dtype)) as session:
+        with Session.open(model, CupyBackend("cuda", dtype)) as session:
             others = session.logits(OTHERS)
     for found, expected in zip(replayed, (plain, others, plain), strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -94,7 +94,7 @@ def test_recorded_steps_equal_the_prefill(machine: Any, name: str) -> None:
     """Twice, the second time behind another prompt; on a GPU over a cache that grows."""
     ids = list(IDS) if machine.name == "emulated" else [*IDS, *OTHERS, *OTHERS]
     with open_model(judged(name).folder) as model:
-        with Session.of(model, CupyBackend("cuda", "float32")) as session:
+        with Session.open(model, CupyBackend("cuda", "float32")) as session:
             for given in (ids, ids[3:]):
                 whole = session.logits(given)
                 session.prefill(given[:-9])
@@ -102,7 +102,7 @@ def test_recorded_steps_equal_the_prefill(machine: Any, name: str) -> None:
                 assert rel(steps, whole[-9:]) < 5e-6
             cache, found = session.cache, session._graphs
             assert isinstance(found, PassGraphs) and cache is not None
-            steps_too = session._stepwise and cache.cuttable
+            steps_too = session._can_replay_steps and cache.can_truncate
             assert ("step" in {kind for kind, _ in found._graphs}) == steps_too, found.refused
 
 
@@ -110,7 +110,7 @@ def test_recorded_steps_equal_the_prefill(machine: Any, name: str) -> None:
 def test_generation_is_the_cpus(machine: Any, name: str) -> None:
     found = []
     for b in (backend("numpy:float32"), CupyBackend("cuda", "float32")):
-        with open_model(judged(name).folder) as model, Session.of(model, b) as session:
+        with open_model(judged(name).folder) as model, Session.open(model, b) as session:
             made = [list(session.generate(IDS[:12], Sampler(Sampling()), 8)) for _ in range(3)]
             drawn = Sampling(0.8, top_k=20, seed=3)
             found.append([*made, list(session.generate(IDS[:12], Sampler(drawn), 8))])
@@ -124,7 +124,7 @@ def test_learned_positions_end_behind_steps_too(
     """Steps of such a model are not recorded: a replay would read rows behind the table's last."""
     monkeypatch.setattr("aprfmt.inference.kv_cache.ROWS", 128)  # room for more than the table has
     with open_model(judged(name).folder) as model:
-        with Session.of(model, CupyBackend("cuda", "float32")) as session:
+        with Session.open(model, CupyBackend("cuda", "float32")) as session:
             last = session.weights["position_embd.weight"].n_rows
             session.prefill([*IDS, *OTHERS, *IDS][: last - 4])
             for token in IDS[:4]:
@@ -137,14 +137,16 @@ def test_learned_positions_end_behind_steps_too(
 def test_encoders_are_recorded(machine: Any, name: str) -> None:
     """Their masks are not causal; another sequence of the length shares them."""
     with open_model(encoded(name).folder) as model:
-        with Session.of(model, CupyBackend("cuda", "float32")) as session:
+        with Session.open(model, CupyBackend("cuda", "float32")) as session:
             runs = [
-                session.backend.to_numpy(session._once(ids, None, "last"))
+                session.backend.to_numpy(session._run_without_cache(ids, None, "last"))
                 for ids in (ENCODED, ENCODED, ENCODED[::-1], ENCODED)
             ]
             recorded(session)
-        with Session.of(model, CupyBackend("cuda", "float32")) as session:
-            other = session.backend.to_numpy(session._once(ENCODED[::-1], None, "last"))
+        with Session.open(model, CupyBackend("cuda", "float32")) as session:
+            other = session.backend.to_numpy(
+                session._run_without_cache(ENCODED[::-1], None, "last")
+            )
     for found, expected in zip(runs[1:], (runs[0], other, runs[0]), strict=True):
         np.testing.assert_array_equal(found, expected)
 
@@ -153,7 +155,7 @@ def test_encoders_are_recorded(machine: Any, name: str) -> None:
 def test_a_pass_that_needs_the_host_is_not_recorded(machine: Any, name: str) -> None:
     """Rows of positions behind others; an activation that is computed on the host."""
     with open_model(judged(name).folder) as model:
-        with Session.of(model, CupyBackend("cuda", "float32")) as session:
+        with Session.open(model, CupyBackend("cuda", "float32")) as session:
             runs = [session.logits(IDS) for _ in range(3)]
             found = session._graphs
     assert isinstance(found, PassGraphs) and not found._graphs
@@ -168,7 +170,7 @@ def test_a_pass_that_needs_the_host_is_not_recorded(machine: Any, name: str) -> 
 def test_traces_are_recorded_too(machine: Any, name: str) -> None:
     """Statistics of a replayed pass are those of a plain one, of other tokens as well."""
     with open_model(judged(name).folder) as model:
-        with Session.of(model, CupyBackend("cuda", "float32")) as session:
+        with Session.open(model, CupyBackend("cuda", "float32")) as session:
             keys = [
                 key
                 for key in session.points
@@ -176,7 +178,7 @@ def test_traces_are_recorded_too(machine: Any, name: str) -> None:
             ]
             traces = [session.trace(ids, keys) for ids in (IDS, IDS, OTHERS, IDS)]
             recorded(session)
-        with Session.of(model, CupyBackend("cuda", "float32")) as session:
+        with Session.open(model, CupyBackend("cuda", "float32")) as session:
             others = session.trace(OTHERS, keys)
     for found, expected in zip(traces[1:], (traces[0], others, traces[0]), strict=True):
         assert found.records.keys() == expected.records.keys()
@@ -229,8 +231,8 @@ def test_a_scan(machine: Any, dtype: str, bound: float, each: bool, size: int) -
     step, skip = random.exponential(size=(tokens, heads)), random.standard_normal(heads)
     logs = random.standard_normal((heads, size) if each else heads)
     into, out = random.standard_normal((2, tokens, groups, size))
-    wanted, last = scanned(x, step, -np.exp(logs), into, out, skip, None, steps=True)
-    found, state, rate = [], None, b.rates(b.array(logs))
+    wanted, last = run_scan(x, step, -np.exp(logs), into, out, skip, None, steps=True)
+    found, state, rate = [], None, b.decay_rates(b.array(logs))
     for part in (slice(0, 5), slice(5, tokens)):
         y, t, i, o = (b.array(z[part]) for z in (x, step, into, out))
         read, state = b.scan(y, t, rate, i, o, b.array(skip), state)
@@ -288,8 +290,10 @@ def test_routers_choose_alike(machine: Any, name: str, biased: bool) -> None:
     x[:40] = np.round(x[:40])  # equal ones: the first is chosen
     bias = random.standard_normal(16) if biased else None
     hp = HYPER | {"router": name}
-    wanted = route(x, bias, hp)
-    found = route(b.array(x), None if bias is None else b.array(bias), hp, CupyMaths(b._ops))
+    wanted = choose_experts(x, bias, hp)
+    found = choose_experts(
+        b.array(x), None if bias is None else b.array(bias), hp, CupyMaths(b._ops)
+    )
     np.testing.assert_array_equal(b.to_numpy(found.experts), wanted.experts)
     np.testing.assert_allclose(b.to_numpy(found.weights), wanted.weights, rtol=1e-13)
     np.testing.assert_allclose(b.to_numpy(found.margin), wanted.margin, rtol=1e-9, atol=1e-14)
@@ -316,7 +320,7 @@ def test_every_token_finds_its_rows_by_ascending_expert(
         first = 0 if choice == "the same" else experts - used
         chosen = np.tile(np.arange(first, first + used)[::-1], (tokens, 1))
     weights = random.random((tokens, used)) + 1
-    found = b._in_blocks(b._brought.rows(chosen), b.array(weights), experts)
+    found = b._lay_out_blocks(b._brought.row_numbers(chosen), b.array(weights), experts)
     assert (len(found.experts), found.size) == block_shape(tokens, used, experts)
     rows, flat, places, owners = (
         b.to_numpy(x) for x in (found.rows, found.weights, found.places, found.experts)

@@ -8,7 +8,7 @@ import torch
 
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.dry.estimate import estimate_run
-from aprfmt.inference.running import RunRequest, opened
+from aprfmt.inference.running import RunRequest, open_run
 from aprfmt.model import open_model
 from tests.cli.run import aprfmt
 from tests.inference.gpu.on_gpu import need
@@ -44,14 +44,14 @@ def test_weights_cache_and_peak_are_those_of_the_run(
         torch._C._cuda_clearCublasWorkspaces()  # of other tests, which the run would find there
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
-        with opened(asked, model) as run:
+        with open_run(asked, model) as run:
             torch.cuda.reset_peak_memory_stats()
             run.session.extend(list(IDS))
             for _ in range(4):
                 run.session.extend([IDS[-1]])
             peak = torch.cuda.max_memory_allocated() - before
             holder = run.session.weights.holder
-            stores = [t.untyped_storage() for one in holder.placed() for t in placed(one)]
+            stores = [t.untyped_storage() for one in holder.placed_tensors() for t in placed(one)]
             held = sum({store.data_ptr(): store.nbytes() for store in stores}.values())
             cache = run.session.cache
             assert cache is not None

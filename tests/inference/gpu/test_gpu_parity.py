@@ -18,10 +18,10 @@ from aprfmt.inference.device import parse_run
 from aprfmt.inference.parity.between import compare_choices
 from aprfmt.inference.parity.cells import Parity
 from aprfmt.inference.parity.matched import weights_through_encoding
-from aprfmt.inference.parity.outcomes import measure_own_loss
+from aprfmt.inference.parity.outcomes import measure_backend_loss
 from aprfmt.inference.parity.request import ParityRequest
 from aprfmt.inference.session import Session
-from aprfmt.inference.trace import Kept
+from aprfmt.inference.trace import KeptValues
 from aprfmt.model import open_model
 from tests.inference.gpu.machine import on
 from tests.inference.gpu.on_gpu import need
@@ -170,7 +170,7 @@ def test_fused_passes_are_the_stepped_ones_at_every_length(
             weights = weights_through_encoding(model, "NF4", None)
             backend = BACKENDS[name](device, "float32")
             with Session(model.spec, model.hyper, weights, backend) as session:
-                kept = Kept()
+                kept = KeptValues()
                 trace = session.trace(
                     ids, tuple(session.points), logits_rows="all", keep=kept.keep, fetch=kept.fetch
                 )
@@ -178,8 +178,8 @@ def test_fused_passes_are_the_stepped_ones_at_every_length(
                 plain = session.logits(ids)
             np.testing.assert_array_equal(fused[1], fused[0])
             np.testing.assert_array_equal(fused[2], fused[0])
-            assert rel(fused[0], trace.values("logits")) < 5e-6
-            assert rel(plain, trace.values("logits")) < 5e-6
+            assert rel(fused[0], trace.recorded_values("logits")) < 5e-6
+            assert rel(plain, trace.recorded_values("logits")) < 5e-6
             logits.append(fused[0])
     assert rel(logits[1], logits[0]) < 2e-5
 
@@ -190,7 +190,7 @@ def test_the_loss_on_the_gpu_is_that_of_the_logits(machine: Any, dtype: str) -> 
     backend = BACKENDS["cupy"]("cuda", dtype)
     logits = backend.to_numpy(backend.array(random.standard_normal((20, 97)).astype(np.float32)))
     ids = [int(i) for i in random.integers(0, 97, 20)]
-    found = measure_own_loss(backend, logits, ids)
+    found = measure_backend_loss(backend, logits, ids)
     wide = logits[:-1].astype(np.float64)
     logs = wide - np.log(np.exp(wide).sum(-1, keepdims=True))
     wanted = -np.mean(logs[np.arange(19), ids[1:]])

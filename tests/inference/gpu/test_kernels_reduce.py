@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aprfmt.errors import CodecError
-from aprfmt.inference.fast.cuda import RESULT, WORKSPACE, pending, stats, to_stats
+from aprfmt.inference.fast.cuda import RESULT, WORKSPACE, launch_stats, pending, to_stats
 from aprfmt.inference.fast.cupy_backend import CupyBackend
 from aprfmt.tensors.stats import Stats, compute_stats
 
@@ -27,7 +27,7 @@ def measured(machine: Any, x: np.ndarray, room: Any = None) -> tuple[Stats, np.n
     bits = x.view(f"u{x.itemsize}")
     data, result = m.put(bits), m.put(np.full(RESULT, 7.0))
     room = m.put(np.zeros(WORKSPACE)) if room is None else room
-    stats(m.flat(data, x.dtype.name), m.flat(result), m.flat(room))
+    launch_stats(m.flat(data, x.dtype.name), m.flat(result), m.flat(room))
     found = m.get(result)
     return to_stats(x.size, found), found
 
@@ -82,7 +82,7 @@ def test_arrays_that_do_not_fit_are_refused(machine: Any) -> None:
     m = machine
     room, a = m.put(np.zeros(WORKSPACE)), m.put(np.zeros(4, np.float32))
     with pytest.raises(CodecError, match="a result of 4"):
-        stats(m.flat(a), m.flat(a), m.flat(room))
+        launch_stats(m.flat(a), m.flat(a), m.flat(room))
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

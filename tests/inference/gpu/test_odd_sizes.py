@@ -16,7 +16,7 @@ from aprfmt.inference.backends import BACKENDS
 from aprfmt.inference.backends.base import Backend
 from aprfmt.inference.session import Session
 from aprfmt.inference.trace import Trace
-from aprfmt.measure.tolerances import DISCRETE, tolerance
+from aprfmt.measure.tolerances import DISCRETE, run_tolerance
 from aprfmt.model import open_model
 from tests.inference.gpu.machine import on
 from tests.inference.gpu.on_gpu import need
@@ -47,11 +47,11 @@ def torch(dtype: str = "float32", **options: Any) -> Backend:
 
 def held(found: Trace, case: Case, form: str, count: int) -> None:
     """Check that every point is there and within the bound of float32."""
-    expected, bound = exact(*case, form, count), tolerance("float32", "float64").rel_l2
+    expected, bound = exact(*case, form, count), run_tolerance("float32", "float64").rel_l2
     what = f"{form}, {count} tokens"
     assert found.records.keys() == expected.records.keys()
     for key, record in expected.records.items():
-        values, wanted = found.values(key), expected.values(key)
+        values, wanted = found.recorded_values(key), expected.recorded_values(key)
         assert values is not None and wanted is not None
         if record.point == "experts":
             np.testing.assert_array_equal(values, wanted, err_msg=f"{what}: {key}")
@@ -84,9 +84,9 @@ def test_every_point_on_torch(case: Case) -> None:
 def as_users_run(backend: Backend, case: Case, form: str, count: int) -> None:
     """Fused: a whole prompt, and a prompt, its continuation and steps behind a cache."""
     ids, start = ODD_IDS[:count], count - STEPS
-    wanted = exact(*case, form, count).values("logits")
+    wanted = exact(*case, form, count).recorded_values("logits")
     assert wanted is not None
-    with open_model(odd(*case, form)) as model, Session.of(model, backend) as session:
+    with open_model(odd(*case, form)) as model, Session.open(model, backend) as session:
         whole = session.logits(ids)
         first = session.prefill(ids[: start - 2])
         found = np.stack(
@@ -122,14 +122,14 @@ def in_16_bits(make: Callable[[str], Backend], case: Case) -> None:
             wanted = exact(*case, form, len(ODD_IDS))
             moe = any(record.point == "router" for record in wanted.records.values())
             with open_model(odd(*case, form)) as model:
-                with Session.of(model, make(dtype)) as session:
+                with Session.open(model, make(dtype)) as session:
                     whole = session.logits(ODD_IDS)
                     session.prefill(ODD_IDS[:-2])
                     steps = np.stack([session.step(token) for token in ODD_IDS[-2:]])
-            bound = tolerance(dtype, "float64", moe=moe).rel_l2
+            bound = run_tolerance(dtype, "float64", moe=moe).rel_l2
             # A rounding may choose another expert for a row: nothing bounds that row.
             measure = median_row if moe else rel
-            assert measure(whole, wanted.values("logits")) < bound, f"{form} in {dtype}"
+            assert measure(whole, wanted.recorded_values("logits")) < bound, f"{form} in {dtype}"
             assert moe or rel(steps, whole[-2:]) < bound, f"{form} in {dtype}"
 
 
@@ -146,7 +146,7 @@ def test_16_bits_on_torch(case: Case) -> None:
 
 def deterministic(backend: Backend, arch: str) -> None:
     """Bits of a row depend neither on its neighbours nor on how it is reached."""
-    with open_model(odd(arch, "50")) as model, Session.of(model, backend) as session:
+    with open_model(odd(arch, "50")) as model, Session.open(model, backend) as session:
         whole = session.logits(ODD_IDS)
         prefix = session.logits(ODD_IDS[:-5])
         first = session.prefill(ODD_IDS[:-3], "all")

@@ -34,7 +34,7 @@ def test_odd_sizes_on_all_gpus(arch: str) -> None:
 def test_steps_on_all_gpus(name: str) -> None:
     need(2)
     b = cuda(device="cuda:all")
-    with open_model(judged(name).folder) as model, Session.of(model, b) as session:
+    with open_model(judged(name).folder) as model, Session.open(model, b) as session:
         whole = session.logits(IDS)
         session.prefill(IDS[:9])
         steps = np.stack([session.step(token) for token in IDS[9:]])

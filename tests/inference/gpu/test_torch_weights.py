@@ -10,7 +10,7 @@ import torch
 
 import aprfmt
 from aprfmt.conversion.options import ConvertOptions
-from aprfmt.inference.fast.kept import keeps
+from aprfmt.inference.fast.kept import stays_encoded
 from aprfmt.inference.fast.torch_products import TorchProducts
 from aprfmt.inference.fast.torch_weights import BlocksOnTorch, Bnb4OnTorch
 from aprfmt.inference.session import Session
@@ -67,13 +67,13 @@ def test_encoded_weights_stay_encoded_and_decode_exactly(kind: str, dtype: str) 
         found = b.to_numpy(b.linear(b.array(x), w, None))
         y = b.to_numpy(b.array(x)).astype(np.float64) @ rows.numpy().astype(np.float64).T
         assert rel(found, y) < {"float32": 2e-6, "float64": 1e-12, "bfloat16": 1e-2}[dtype]
-    kept = b._kept(w)
-    if not keeps(kind, dtype):
+    kept = b._encoded_weight(w)
+    if not stays_encoded(kind, dtype):
         assert kept is None
         return
     assert isinstance(kept, BlocksOnTorch)
     out = torch.full((70, 512), torch.nan, dtype=b._type, device="cuda")
-    for start, panel in b._decoded(w, kept):
+    for start, panel in b._decode_panels(w, kept):
         out[start : start + len(panel)] = panel
     assert torch.equal(out.cpu(), torch.from_numpy(rows.numpy()).to(b._type))
     ids = np.array([3, 69, 0, 3])
@@ -124,7 +124,7 @@ def test_a_weight_larger_than_the_scratch_buffer(monkeypatch: pytest.MonkeyPatch
     x = np.random.default_rng(3).standard_normal((9, 256)).astype(np.float32)
     b = cuda()
     assert rel(b.to_numpy(b.linear(b.array(x), w, None)), x @ rows.numpy().T) < 2e-6
-    assert [start for start, _ in b._decoded(w, b._kept(w))] == [0, 40, 80, 120]  # type: ignore[arg-type]
+    assert [start for start, _ in b._decode_panels(w, b._encoded_weight(w))] == [0, 40, 80, 120]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -133,11 +133,11 @@ def test_models_of_every_encoding(kind: str, dtype: str, models: dict[str, Path]
     """Prefill, recorded steps, and a budget that nothing fits: all as numpy in float64."""
     limit = 2e-5 if dtype == "float32" else 8e-2
     with open_model(models[kind]) as model:
-        with Session.of(model, backend("numpy:float64")) as reference:
+        with Session.open(model, backend("numpy:float64")) as reference:
             expected = reference.logits(PROMPT)
         for memory in (None, 200_000):
             b = cuda(dtype)
-            with Session.of(model, b, memory=memory) as session:
+            with Session.open(model, b, memory=memory) as session:
                 whole = [session.logits(PROMPT) for _ in range(3)][-1]
                 session.prefill(PROMPT[:4])
                 steps = np.stack([session.step(token) for token in PROMPT[4:]])
@@ -155,7 +155,7 @@ def test_models_of_every_encoding(kind: str, dtype: str, models: dict[str, Path]
 def test_memory_on_the_gpu_is_what_the_file_takes(models: dict[str, Path]) -> None:
     """Encoded weights are never held decoded."""
     b: Any = cuda()
-    with open_model(models["Q4_K"]) as model, Session.of(model, b) as session:
+    with open_model(models["Q4_K"]) as model, Session.open(model, b) as session:
         session.logits(PROMPT)
         stored = sum(rows.nbytes for rows in session.weights._rows.values())
         assert session.weights.holder.used < 1.2 * stored

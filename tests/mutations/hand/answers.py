@@ -52,8 +52,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "bounds-q6-k", "aprfmt/codecs/q6_k.py",
-        "return d_times(block, block[\"scales\"])",
-        "return d_times(block, block[\"scales\"]) * 8",
+        "return largest_steps(block, block[\"scales\"])",
+        "return largest_steps(block, block[\"scales\"]) * 8",
         "a Q6_K weight that is eight steps off is within rounding",
     ),
     Row(
@@ -124,8 +124,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "router-bias", "inference/routing.py",
-        "    weights = _weighted(m, m.pick(scores, chosen), hp, tiny)",
-        "    weights = _weighted(m, m.pick(choice, chosen), hp, tiny)",
+        "    weights = _finish_weights(m, m.pick(scores, chosen), hp, tiny)",
+        "    weights = _finish_weights(m, m.pick(choice, chosen), hp, tiny)",
         "experts are weighed with the bias that only chooses them",
     ),
     Row(

@@ -75,7 +75,8 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "traces-own-bound-of-diagnose", "aprfmt/diagnosis/direct.py",
-        "between = RunPair.of(actual, right, moe=moe)", 'between = RunPair(("", ""), moe=moe)',
+        "between = RunPair.from_traces(actual, right, moe=moe)",
+        'between = RunPair(("", ""), moe=moe)',
         "diagnose holds points to a bound of its own",
     ),
     Row(
@@ -85,7 +86,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "walk-tokens-not-recorded", "aprfmt/diagnosis/walk.py",
-        "if self.ids is not None and not states_token_ids(trace)", "if self.ids is None",
+        "if self.ids is not None and not records_token_ids(trace)", "if self.ids is None",
         "nobody hears that a trace's tokens were taken on trust",
     ),
     Row(

@@ -54,7 +54,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "qa-asked-and-not-run", "aprfmt/checks/records.py",
-        'lost = _without_answer(self.answers, "gate", asked)',
+        'lost = _unanswered_rows(self.answers, "gate", asked)',
         "lost: tuple[NotCompared, ...] = ()",
         "a gate that was asked for and did not run is exit 0",
     ),
@@ -102,7 +102,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "template-namespace", "aprfmt/tokenizer/render_child.py",
-        "            check(name)\n            Namespace.__setitem__",
+        "            refuse_private_name(name)\n            Namespace.__setitem__",
         "            Namespace.__setitem__",
         "a namespace takes names that lead into Python",
     ),
@@ -133,7 +133,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "tokens-merges", "aprfmt/tokenizer/identity.py",
-        '        found["merges_sha256"] = _digest(vocabulary.merges)\n',
+        '        found["merges_sha256"] = _list_sha256(vocabulary.merges)\n',
         "",
         "merges are compared by their number",
     ),

@@ -50,7 +50,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "ledger-surplus", _LEDGER,
-        "        yield from self._surplus()\n",
+        "        yield from self._surplus_bytes()\n",
         "        yield from ()\n",
         "bytes behind the last tensor are nowhere",
     ),

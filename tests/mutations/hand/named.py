@@ -66,7 +66,7 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "mode-of-old-file", "aprfmt/formats/output_file.py",
-        "            take_mode(self._fd, old)\n",
+        "            copy_mode(self._fd, old)\n",
         "            pass\n",
         "a replaced file loses its mode",
     ),
