@@ -70,7 +70,7 @@ def add_to_others(c: Context, x: Array, y: Array) -> Array:
 
 
 def add_low_rank(c: Context, layer: int, x: Array) -> Array:
-    """Return x plus the norm of its low-rank product: point `add_low_rank`."""
+    """Return x plus its low-rank product, normalised (LAuReL): the capture point `laurel`."""
     low = c.linear(layer, "laurel_r", c.linear(layer, "laurel_l", x))
     return c.tap("laurel", layer, c.backend.add(x, c.norm(layer, "laurel_post_norm", low)))
 

@@ -262,7 +262,11 @@ def label_losses(batch: Batch, scored: Sequence[ScoredSample]) -> list[Numbers]:
 
 
 def _sample_losses(batch: Batch, sample: int, one: ScoredSample, ahead: int = 1) -> Numbers:
-    """Return one sample's losses of its labels, by the rows `ahead` tokens before each."""
+    """Return the losses, in nats, of one sample's scored labels.
+
+    `one` has the log-probabilities of sample number `sample`. `ahead` is how many tokens after its
+    row a label stands: 1 where row i is scored on token i + 1.
+    """
     return _picked_losses(batch, sample, one.nats, ahead, batch.label[sample])
 
 

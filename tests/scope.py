@@ -178,7 +178,6 @@ FAMILIES: Mapping[str, Family] = {
     "tests/relations/test_keys.py": Family(4),
     "tests/relations/test_tensor_names.py": Family(4),
     "tests/remote/test_commands.py": Family(3),
-    "tests/remote/test_identity.py": Family(4),
     "tests/remote/test_identity.py::test_a_mixture_is_an_error": Family(8, last_word),
     "tests/remote/test_once.py": Family(8),
     "tests/remote/test_remembered.py": Family(4),

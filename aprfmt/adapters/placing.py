@@ -1,5 +1,6 @@
 """Finds the base's stored weight for each pair of an adapter, and its order of rows."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from aprfmt.model import Model
 from aprfmt.model.adapter_parts import WRAPPED, unwrap_module
 from aprfmt.model.patterns import similar_names
 from aprfmt.model.relations import SHOWN, Relation, opening_path
-from aprfmt.model.renames import Rename, command_line, prefix_rule_onto
+from aprfmt.model.renames import Rename, command_line, component_rules, prefix_rule_onto
 
 if TYPE_CHECKING:
     from aprfmt.arch.binding import BoundGroup
@@ -113,7 +114,7 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
     """Return (adapter with names changed to the base's, relation), or (adapter, None).
 
     Loaders that find no such module leave the pair out, most of them without a warning. Unchanged
-    where the names fit, or where no one prefix makes all of them fit.
+    where the names fit, or where neither a prefix nor renamed components make all of them fit.
     """
     if adapter.spelling == "kohya":
         return adapter, None
@@ -130,19 +131,20 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
         ),
         None,
     )
-    if rule is None:
+    rules = (rule,) if rule is not None else _component_renames(adapter, astray, base)
+    if not rules:
         return adapter, None
     # The relation says so, and the adapter is returned under the new names.
-    apply = {name: rule(name) for name in astray}
+    apply = {name: _renamed(name, rules) for name in astray}
     pairs = tuple((name, apply[name]) for name in astray)
     says = (
         f"{len(astray)} of {len(every)} modules of the adapter have names that {base.path} has "
-        f"not, so that loaders leave them out: {rule.text}"
+        f"not, so that loaders leave them out: {' and '.join(one.text for one in rules)}"
     )
     remedy = command_line(
         "convert", opening_path(adapter.path), "OUT", "--base", opening_path(base.path)
     )
-    relation = Relation("names", says, tuple(astray), pairs[:SHOWN], remedy, (rule,))
+    relation = Relation("names", says, tuple(astray), pairs[:SHOWN], remedy, tuple(rules))
     return replace(
         adapter,
         pairs={
@@ -151,6 +153,49 @@ def with_base_names(adapter: Adapter, base: Model) -> "tuple[Adapter, Relation |
         },
         whole={apply.get(name, name): view for name, view in adapter.whole.items()},
     ), relation
+
+
+def _renamed(name: str, rules: Sequence[Rename]) -> str:
+    """Return a name after every rule, in order."""
+    for rule in rules:
+        name = rule(name)
+    return name
+
+
+def _component_renames(adapter: Adapter, astray: Sequence[str], base: Model) -> list[Rename]:
+    """Return rules for components that give every pair a weight of its own shape; [] without.
+
+    Where another component of the base would do as well nothing is chosen: a change that lands in
+    the wrong weight is worse than none.
+    """
+    if adapter.spelling != "peft" or not set(astray) <= {*adapter.pairs}:
+        return []
+    shapes = {name: _pair_shape(adapter.pairs[name]) for name in astray}
+    left = {f"{name}.weight": math.prod(shape) for name, shape in shapes.items()}
+    every = component_rules("hf", left, {name: math.prod(base[name].shape) for name in base})
+
+    def fits(tried: Sequence[Rename]) -> bool:
+        made = [f"{_renamed(name, tried)}.weight" for name in astray]
+        taken = {f"{name}.weight" for name in adapter.pairs if name not in shapes}
+        return len({*made} - taken) == len(astray) and all(
+            name in base and base[name].shape == shape
+            for name, shape in zip(made, shapes.values(), strict=True)
+        )
+
+    parts = {part for name in base for part in name.split(".") if not part.isdigit()}
+    sets = [*(every[:k] for k in range(1, len(every) + 1)), *([rule] for rule in every[1:])]
+    rules = next((tried for tried in sets if fits(tried)), [])
+    for i, rule in enumerate(rules):
+        others = parts - {rule.new, rule.old}
+        if any(fits([*rules[:i], Rename(rule.old, one), *rules[i + 1 :]]) for one in others):
+            return []
+    return rules
+
+
+def _pair_shape(pair: StoredPair) -> tuple[int, ...]:
+    """Return the shape [out, in] of the weight that a pair changes."""
+    a, b = read_factors(pair)
+    return int(b.shape[0]), int(a.shape[-1])
 
 
 def _prefix_rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:

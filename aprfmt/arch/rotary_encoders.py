@@ -115,7 +115,12 @@ def _activation_rule() -> HyperRule:
     gates = {"swiglu": "silu", "geglu": "gelu"}
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (activation, key) of either key of config.json; ArchError for an unknown MLP."""
+        """Return (activation, key of config.json), or None if neither key is there.
+
+        The usual key comes first. Else `activation_function` names a whole MLP, such as "swiglu",
+        which
+        has its activation. Raises ArchError for one that is unknown.
+        """
         whole, plain = facts.first("activation_function"), usual.read["hf"](facts, hp)
         if plain is not None or whole is None:
             return plain

@@ -29,8 +29,9 @@ __all__ = [
     "modules_of",
 ]
 
-# "" is this folder. What imports least comes first: a name is looked for in this order.
-FOLDERS = ("", "tokenizer", "tensor", "training", "forward")
+FOLDERS = ("", "tokenizer", "tensor", "training", "forward")  # "" is this folder
+# A name is looked for in this order: what a training step did imports its own before it asks.
+_SEARCHED = ("", "tokenizer", "tensor", "forward", "training")
 
 
 @cache
@@ -87,7 +88,7 @@ def _find_cause_row(name: str) -> Cause | None:
     the order of FOLDERS until one has the name.
     """
     for load in (False, True):
-        for folder in FOLDERS:
+        for folder in _SEARCHED:
             for module in modules_of(folder):
                 found = import_module(module) if load else sys.modules.get(module)
                 for row in getattr(found, "CAUSE_ROWS", ()):

@@ -160,6 +160,7 @@ class Gibberish:
     broken_every: int = 32  # more than one U+FFFD in so many characters
     same_share: float = 0.9  # of one character, from same_length non-space ones on
     same_length: int = 8
+    blanks: int = 32  # at the end of a text, and half of it: line feeds until the limit
 
 
 GIBBERISH = Gibberish()

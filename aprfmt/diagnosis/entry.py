@@ -12,10 +12,10 @@ from aprfmt.diagnosis.found import Diagnosis, Evidence
 from aprfmt.diagnosis.packing import examine_packed
 from aprfmt.diagnosis.packing_keys import repair_key_command
 from aprfmt.diagnosis.paired_pass import ProgressReporter
-from aprfmt.diagnosis.sides import open_side
-from aprfmt.diagnosis.stored_names import compare_by_name
+from aprfmt.diagnosis.sides import Side, open_side
+from aprfmt.diagnosis.stored_names import compare_by_name, damage_texts
 from aprfmt.diagnosis.walk import Walk
-from aprfmt.errors import AprfmtError, ArchError, CodecError, UsageError
+from aprfmt.errors import AprfmtError, ArchError, CodecError, FormatError, UsageError
 from aprfmt.inference.backends.blas import limit_blas_threads
 from aprfmt.model import open_model
 from aprfmt.model.completeness import ANY
@@ -76,6 +76,8 @@ def diagnose(
         reporter = ProgressReporter(progress, notice, budget or Budget())
         walk = Walk(first, second, stack, reference, tokens, memory, reporter)
         try:
+            if any(side.model is not None and damage_texts(side.model) for side in (first, second)):
+                return _compare_damaged(a, b, first, second)
             return walk.run()
         except ArchError:
             if (
@@ -85,6 +87,19 @@ def diagnose(
             ):
                 raise
             return compare_by_name((a, b), first.model, second.model)
+
+
+def _compare_damaged(a: str, b: str, first: Side, second: Side) -> Diagnosis:
+    """Return what the readable part of two models gives, where a file of one is damaged.
+
+    Raises the first fault where one side is no model.
+    """
+    if first.model is None or second.model is None or {first.kind, second.kind} != {"model"}:
+        for side in (first, second):
+            if side.model is not None and damage_texts(side.model):
+                raise FormatError("; ".join(damage_texts(side.model)))
+    assert first.model is not None and second.model is not None
+    return compare_by_name((a, b), first.model, second.model)
 
 
 def _diagnose_packing(

@@ -138,9 +138,11 @@ def trace_layer_command(asked: StepParts, finding: Finding) -> str:
 
 
 def repair_tokenizer_command(asked: StepParts, finding: Finding) -> str:
-    """Return the command that sets A's tokenizer keys in B, or that compares the tokenizers.
+    """Return the command that gives B the tokenizer of A, or the diff that shows how they differ.
 
-    B's own tokens are not discarded, nor are weights that were trained with them.
+    It sets keys in B where that is enough, else rewrites B. Where the cause is only located, or
+    where a rewrite would discard tokens of B or weights that were trained with them, it is the
+    diff.
     """
     a, b = asked.a.model, asked.b.model
     seen = f"aprfmt diff {asked.pair} --only tokenizer"
@@ -220,7 +222,9 @@ def _usual_step(asked: StepParts, finding: Finding) -> str:
     """Return the command by the cause's row, else by the finding's level."""
     shown = {} if asked.b.model is None else contradicted_values(asked.b.model)
     own = [shown.get(name, "") for name in finding.values]
-    if own and "" not in own:  # then B is read as it was made
+    tied = finding.values.get("tied_embeddings", {})
+    lost = isinstance(tied, Mapping) and (tied.get("a"), tied.get("b")) == (False, True)
+    if own and "" not in own and not lost:  # then B is read as it was made; a lost head is A's
         return set_command(asked.b.path, own)
     named = CAUSES[finding.cause].next if finding.cause else ""
     made = STEPS[named] if named else LEVELS[finding.level]

@@ -6,14 +6,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from aprfmt.errors import FormatError
+from aprfmt.errors import CodecError, FormatError
 from aprfmt.inference.device import DeviceChoice
 from aprfmt.inference.engines.opening import open_trace, trace_kind
 from aprfmt.inference.running import RunRequest, make_request, run_and_trace
 from aprfmt.inference.trace import Trace
 from aprfmt.model import Model, open_model
 from aprfmt.model.completeness import ANY
-from aprfmt.model.relations import file_relations
 
 SideKind = Literal["model", "run", "trace"]
 
@@ -44,22 +43,27 @@ def open_side(label: str, text: str, stack: ExitStack, arch: str | None) -> Side
     if path.exists() and trace_kind(path) is not None:
         return Side(label, text, "trace", path)
     request = make_request(text, arch=arch, allow_missing=ANY)
-    model = stack.enter_context(_open_tolerating_index(request.model, arch))
+    model = stack.enter_context(_open_tolerating_damage(request.model, arch))
     model.cache_remote_reads()
     kind: SideKind = "model" if str(request.model) == text else "run"
     return Side(label, text, kind, Path(request.model), model, request)
 
 
-def _open_tolerating_index(path: Path | str, arch: str | None) -> Model:
-    """Return the opened model, also one whose shard index alone is wrong."""
+def _open_tolerating_damage(path: Path | str, arch: str | None) -> Model:
+    """Return the opened model, also one whose index is wrong or whose files are damaged."""
     try:
         return open_model(path, arch=arch, allow_missing=ANY)
-    except FormatError:
-        model = open_model(path, arch=arch, allow_missing=ANY, damaged=True)
-        if model.damage or not any(one.kind == "index" for one in file_relations(model)):
-            model.close()
-            raise
-        return model
+    except CodecError:
+        raise  # packed weights that do not decode: what is wrong with them is asked apart
+    except FormatError as error:
+        for partial in (False, True):  # a missing shard needs the latter
+            try:
+                return open_model(
+                    path, arch=arch, allow_missing=ANY, damaged=not partial, partial=partial
+                )
+            except FormatError:
+                continue
+        raise error from None
 
 
 def open_side_trace(

@@ -1,6 +1,7 @@
 """Compares two models by stored tensor names, where an architecture is not known."""
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from aprfmt.compare import diff_models
@@ -33,7 +34,11 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     # Differing tensors that no cause covers.
     named = {key for finding in findings for key in finding.where}
     apart = tuple(row.key for row in report.tensors if row.verdict not in EQUAL)
-    left = tuple(key for key in apart if key not in named)
+    broken = {"A": damage_texts(a), "B": damage_texts(b)}
+    lost = {"UNREADABLE"} if any(broken.values()) else set()
+    lost |= {f"ONLY_IN_{other}" for side, other in ("AB", "BA") if broken[side]}
+    unread = [row.key for row in report.tensors if row.verdict in lost]
+    left = tuple(key for key in apart if key not in named and key not in unread)
     if left:
         shown = ", ".join(left[:4]) + (", ..." if len(left) > 4 else "")
         findings.append(
@@ -51,19 +56,46 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
     why = [
         f"{label}: {text}"
         for label, model in (("A", a), ("B", b))
-        if (text := refusal_reason(model))
+        for text in (*damage_texts(model), refusal_reason(model))
+        if text
     ]
+    lets = "they need the architecture of both; name it with --arch, or correct what its line says"
+    if any(broken.values()):
+        lets = "they need every file of both whole"
     return Diagnosis(
         *texts,
         tuple(findings),
         tuple(evidence),
         ("tensors: by their stored names", "tokenizer: as diff compares it"),
-        (
-            *why,
-            "hyperparameters and forward pass: they need the architecture of both; name it with "
-            "--arch, or correct what its line says",
-        ),
-        "" if findings else _comparison_limits_text(report),
+        (*why, f"hyperparameters and forward pass: {lets}"),
+        ""
+        if findings
+        else _damage_sentence(report, broken, unread) or _comparison_limits_text(report),
+    )
+
+
+def damage_texts(model: Model) -> tuple[str, ...]:
+    """Return what is wrong with a model's files, a missing shard included; empty if nothing is."""
+    missing = [note for note in model.source.notes if note.key == "missing_shard"]
+    return (
+        *(f"{one.where}: {one.text}" for one in model.damage),
+        *(f"{note.where}: {note.text}" for note in missing),
+    )
+
+
+def _damage_sentence(
+    report: DiffReport, broken: Mapping[str, tuple[str, ...]], unread: Sequence[str]
+) -> str:
+    """Return what is wrong with the files, and what was compared all the same; "" if whole."""
+    if not any(broken.values()):
+        return ""
+    faults = "; ".join(f"{label}: {text}" for label, texts in broken.items() for text in texts)
+    compared = len(report.tensors) - len(unread)
+    shown = ", ".join(unread[:4]) + (", ..." if len(unread) > 4 else "")
+    cost = f"; not compared: {len(unread)} tensors ({shown})" if unread else ""
+    return (
+        f"a file is not whole: {faults}; equal in what was compared: {compared} tensors by their "
+        f"stored names{cost}; get the file again"
     )
 
 

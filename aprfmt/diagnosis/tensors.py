@@ -13,6 +13,7 @@ from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.levels import Levels
 from aprfmt.diagnosis.mixing import Touched
 from aprfmt.diagnosis.packing import examine_packed
+from aprfmt.diagnosis.unwritten_tail import unwritten_tails
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import Proof
 from aprfmt.measure.records import TensorDiff
@@ -48,7 +49,10 @@ def compare_tensors(
     missing = [row for row in rows if row.verdict in ("ONLY_IN_A", "ONLY_IN_B")]
     _add_missing_tensors(a, b, missing, found)
     done: set[str] = set()
-    for finding, part in explained_findings(report, explained):
+    for finding in unwritten_tails(a, b, rows):
+        found.add(finding, Touched((), finding.where))
+        done |= set(finding.where)
+    for finding, part in explained_findings(report, explained | done):
         found.add(_check_stale(a, b, finding, part, found), part)
         done |= set(part.keys)
         if finding.verdict == "not_comparable":

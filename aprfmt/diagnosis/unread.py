@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.arch.value_checks import same_value
 from aprfmt.causes.hyperparameters import hyper_causes
 from aprfmt.diagnosis.config_changes import differing_keys
@@ -28,7 +29,7 @@ def read_with_restored_key(
 
     None where both can be read, where `good` cannot, or where no single key makes `bad` readable.
     """
-    error = refusal_reason(bad) or misfit_reason(bad)
+    error = refusal_reason(bad) or misfit_reason(bad) or absent_layers_reason(bad)
     if (
         not error
         or refusal_reason(good)
@@ -43,7 +44,9 @@ def read_with_restored_key(
     for path, value in [one for one in apart if one[1] is not GONE][:_MOST]:
         made = read_with_changes(bad, {path: value})
         cause = _cause_of_key(good, path)
-        if cause and not refusal_reason(made) and not misfit_reason(made):
+        if cause and not (
+            refusal_reason(made) or misfit_reason(made) or absent_layers_reason(made)
+        ):
             return made, _key_finding(good, made, path, cause, label), Evidence("config", error)
     return None
 
@@ -78,6 +81,27 @@ def misfit_reason(model: Model) -> str:
         f"{model.path}: {len(wrong)} tensors have other shapes than the configuration gives, such "
         f"as {key}: {list(has)} for {list(wanted)}"
     )
+
+
+def absent_layers_reason(model: Model) -> str:
+    """Return that the configuration counts layers of which no tensor is there, "" if not.
+
+    The last layers only, with nothing else missing. The file alone cannot say whether they were
+    lost or never there.
+    """
+    try:
+        found = model.resolution
+    except ArchError:
+        return ""
+    there = {layer for key in found.roles if (layer := split_key(key)[0]) is not None}
+    count, lacks = int(found.hyper["n_layers"]), found.coverage
+    missing = (*lacks.missing, *lacks.accepted)
+    if not missing or there != {*range(len(there))} or len(there) >= count:
+        return ""
+    if any((split_key(key)[0] or 0) < len(there) for key in missing):
+        return ""
+    key = found.hyper.of("n_layers").key
+    return f"{model.path}: {key} is {count}, and {len(there)} layers have tensors"
 
 
 def _key_finding(good: Model, made: Model, path: Key, cause: str, label: str) -> Finding:
@@ -137,6 +161,6 @@ def _cause_of_key(model: Model, path: Key) -> str:
     for end in range(len(path), 0, -1):
         name = read.get(".".join(path[:end]))
         if name is not None:
-            return hyper_causes().get(name, "")
+            return "config_sizes" if name == "n_layers" else hyper_causes().get(name, "")
     nested = next((key for key in read if key.startswith(f"{path[0]}.") and len(path) > 1), "")
     return hyper_causes().get(read.get(nested, ""), "")

@@ -27,7 +27,7 @@ from aprfmt.diagnosis.prompt import hidden_causes, id_mismatch_sentence
 from aprfmt.diagnosis.sides import Side, open_side_trace, trace_ids
 from aprfmt.diagnosis.unread import architecture_name
 from aprfmt.diagnosis.zero_values import hidden_by_rounding, zero_points_of_trace
-from aprfmt.errors import AprfmtError
+from aprfmt.errors import AprfmtError, ArchError
 from aprfmt.inference.capture import point_instances
 from aprfmt.inference.probe_ids import choose_ids
 from aprfmt.inference.replay.patched_model import PatchedModel
@@ -351,6 +351,8 @@ class Walk:
         What remains unexplained is examined in B's own pass.
         """
         assert self.pair is not None and self.ids is not None
+        for key, has, wanted in self.pair.a.resolution.coverage.misshapen[:1]:
+            raise ArchError(f"A cannot be run: {key} has shape {list(has)}, not {list(wanted)}")
         chosen = self.chosen or self.pair.probe_given_ids(self.ids)
         rest = self.pair.measure_findings(chosen, dtype, self.memory, self.reporter)
         self._store_points(list(self.pair.points.values()))

@@ -38,6 +38,10 @@ _SAVED_ERROR = (
     "a server's error message (JSON) saved in place of the file: {}; fetch it again with what it "
     "asks for"
 )
+_ZEROS = (
+    "no file that was written: its first {} bytes and more are zero, as after an interrupted "
+    "download or a save that was cut short; get it again"
+)
 # Source: the pointer files' specification of Git LFS: lines of a key and a value.
 _POINTER, _POINTER_SIZE = b"version https://git-lfs", re.compile(rb"\nsize ([0-9]{1,19})\r?\n")
 
@@ -109,6 +113,8 @@ def foreign_file(path: Path, head: bytes, size: int) -> str:
     """
     if not head:
         return ""
+    if len(head) >= 8 and not any(head):
+        return _ZEROS.format(len(head))
     named = _extension_meaning(path)
     # A zip archive with a known extension is another program's model.
     if named and head.startswith(b"PK\x03\x04"):

@@ -401,7 +401,10 @@ def _read_journal(folder: Path, name: str) -> Journal:
         data = read_at(fd, facts.st_size, 0)
     finally:
         os.close(fd)
-    value = bounded_json.loads(data, str(path), max_bytes=_MAX_BYTES, surrogates=True)
+    try:
+        value = bounded_json.loads(data, str(path), max_bytes=_MAX_BYTES, surrogates=True)
+    except FormatError as error:
+        raise FormatError(f"{error}; check the files of this folder, then remove it") from None
     return parse_journal(value, path)
 
 

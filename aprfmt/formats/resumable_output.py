@@ -25,14 +25,20 @@ from pathlib import Path
 from typing import Any
 
 from aprfmt.base.crc import crc32
-from aprfmt.errors import FormatError, OutputError
+from aprfmt.errors import AprfmtError, FormatError, OutputError
 from aprfmt.formats import bounded_json
 from aprfmt.formats.atomic import FileSet, OutputFile
 from aprfmt.formats.journal import complete_renames
 from aprfmt.formats.output_file import copy_mode
 from aprfmt.formats.positional_io import read_at
 from aprfmt.formats.signature import NO_KEY, is_owned_by_user, is_signed, key_path, sign
-from aprfmt.formats.temporary_files import as_output_error, delay_signals, is_temporary, remove
+from aprfmt.formats.temporary_files import (
+    as_output_error,
+    delay_signals,
+    is_temporary,
+    open_locked,
+    remove,
+)
 from aprfmt.remote.paths import is_address
 
 SCHEMA = "aprfmt.resume/1"
@@ -106,7 +112,10 @@ def parse_earlier_run(data: bytes, where: str) -> EarlierRun | None:
 
 def _parse_line(line: bytes, where: str) -> tuple[dict[str, Any], object]:
     """Return (the JSON object of a line without its signature, the signature or "")."""
-    value = bounded_json.loads(line, where, max_bytes=_MAX_LINE, surrogates=True)
+    try:
+        value = bounded_json.loads(line, where, max_bytes=_MAX_LINE, surrogates=True)
+    except FormatError as error:
+        raise FormatError(f"{error}; remove it, and begin anew") from None
     found = value if isinstance(value, dict) else {}
     signature = found.pop("signature", "")
     return found, signature
@@ -279,10 +288,8 @@ class ResumableFileSet(FileSet):
             raise OutputError(f"{self.output}: --resume: {NO_KEY}; leave --resume out")
         # The journal is the lock: it is opened, locked, then read.
         with as_output_error(self.output, "cannot be continued"):
-            flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | _NO_FOLLOW
-            log = os.open(self._journal, flags, 0o600)
+            log = self._open_journal(os.O_CREAT)
             try:
-                self._lock(log)
                 self._log = log
                 self._adopt_earlier_run(self._read_journal(log), sources, plan)
             except BaseException:
@@ -325,10 +332,20 @@ class ResumableFileSet(FileSet):
         self._worth = False
 
     def finish(self) -> None:
-        """Remove the journal and the hidden folder: everything is in place and verified."""
+        """Remove the journal and the hidden folder: everything is in place and verified.
+
+        The journal is locked again for that, and left where another run has it by now.
+        """
         self.discard()
-        remove(self.hidden)
-        remove(self._journal)
+        with suppress(OSError, AprfmtError):
+            log = self._open_journal(0)
+            try:
+                begun = self._read_journal(log)
+                if begun is not None and begun.run == self._run:
+                    remove(self.hidden)
+                    remove(self._journal)
+            finally:
+                os.close(log)
 
     def publish(self) -> None:
         """Move all files to their final places, unless an earlier run did."""
@@ -463,6 +480,13 @@ class ResumableFileSet(FileSet):
                 f"{self.output}: cannot be continued: it was begun with other options, or another "
                 f"version; give the same ones, or {todo}"
             )
+
+    def _open_journal(self, flags: int) -> int:
+        """Return the journal, open and locked. Raises OutputError where another run has it."""
+        flags |= os.O_RDWR | os.O_APPEND | _NO_FOLLOW
+        log = open_locked(self._journal, lambda: os.open(self._journal, flags, 0o600), self._lock)
+        assert log is not None
+        return log
 
     def _lock(self, log: int) -> None:
         """Lock the journal; OutputError if another run has it; nothing without file locks."""

@@ -13,7 +13,7 @@ import signal
 import stat
 import threading
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +24,7 @@ from aprfmt.errors import AprfmtError, OutputError
 SUFFIX = ".aprfmt-tmp"
 STALE_SECONDS = 24 * 3600  # age of files of another host or container, whose pids cannot be checked
 LOCK_SECONDS = 30  # a folder is locked for a few renames only
+_OPENINGS = 100
 _MAX_STEM = 150  # bytes of the name kept; with everything else stays below the usual 255
 _NAME = re.compile(
     r"\..*\.(?P<pid>[0-9]{1,9})-(?P<place>[0-9a-f]{8})-[0-9a-f]{8}" + re.escape(SUFFIX), re.DOTALL
@@ -241,14 +242,38 @@ def lock_folder(folder: Path) -> Iterator[LockedFolder]:
     On file systems without locks nothing is locked. Raises OutputError if another run holds it for
     `LOCK_SECONDS`. Not reentrant.
     """
-    fd = _open_folder(folder)
+    fd = open_locked(folder, lambda: _open_folder(folder), lambda fd: _lock_descriptor(fd, folder))
     try:
-        if fd is not None:
-            _lock_descriptor(fd, folder)
         yield LockedFolder(folder, fd)
     finally:
         if fd is not None:
             os.close(fd)  # closing releases the lock
+
+
+def open_locked(
+    path: Path, open_it: Callable[[], int | None], lock: Callable[[int], None]
+) -> int | None:
+    """Return what `open_it` opens at `path`, locked by `lock`, while it still has that name.
+
+    None where `open_it` gives None, which is where the system opens no folders.
+    A run that held the lock may have removed or exchanged it meanwhile: a lock on what nobody can
+    open any more keeps nobody out. It is then opened again, at most `_OPENINGS` times, since there
+    are file systems that tell a file's identity anew with every look.
+    """
+    for _ in range(_OPENINGS):
+        fd = open_it()
+        if fd is None:
+            return None
+        try:
+            lock(fd)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(fd), os.stat(path)):
+                    return fd
+        except BaseException:
+            os.close(fd)
+            raise
+        os.close(fd)
+    raise OutputError(f"{path}: is removed or exchanged again and again; end the run that does it")
 
 
 def _lock_descriptor(fd: int, folder: Path) -> None:

@@ -151,11 +151,28 @@ def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
         return
     lacks = b if mine else a
     state: State = "only in A" if mine else "only in B"
-    if lacks.folder is not None:
+    if lacks.folder is not None and not _config_gives(lacks, a if mine else b):
         yield NotCompared("part", GENERATION_PART, state)
         return
     why = f"writers of {lacks.format} have no keys for it"
+    if lacks.folder is not None:
+        why = "config.json of the other side gives the same settings"
     yield NotCompared("part", GENERATION_PART, "no counterpart", why, state[-1])
+
+
+def _config_gives(lacks: "Model", has: "Model") -> bool:
+    """Return whether a model without a generation config has the same settings all the same.
+
+    Source: transformers' generation/utils.py: without the file, the settings are made from
+    config.json, and a file that was made so says `_from_model_config`.
+    """
+    settings, config = _generation_config(has), lacks.config or {}
+    made = settings.get("_from_model_config") is True
+    return bool(settings) and all(
+        config.get(key) == value
+        for key, value in settings.items()
+        if key not in _OF_THE_WRITER and (not made or key.endswith("_token_id"))
+    )
 
 
 def _stored_tokenizer(model: "Model") -> Mapping[str, object]:

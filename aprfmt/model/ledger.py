@@ -743,8 +743,8 @@ def list_not_compared(
     the other side embeds as its source's is looked up there.
     """
     found: list[NotCompared] = []
-    for kind in kinds:
-        if kind in OF_TENSORS:
+    for kind in KINDS:  # in the table's order: `kinds` may be a set
+        if kind in OF_TENSORS or kind not in kinds:
             continue
         left, right = a.items_of_kind(kind), b.items_of_kind(kind)
         for name in dict.fromkeys((*left, *right)):

@@ -56,7 +56,7 @@ def resolve_related(
             assert error is not None
             raise error
         better = _resolve_towers(model, read, found)
-    return _note_container_names(model, better)
+    return _note_container_names(model, _note_nested_names(model, better))
 
 
 def _resolve_renamed(
@@ -216,6 +216,36 @@ def _resolve_towers(model: "Model", read: Read, found: "Resolution") -> "Resolut
     pairs = [(stored, name) for name, stored in names.items()]
     relation = rename_relation(model.path, [rule], pairs, len(model))
     return replace(made, relations=(relation, *made.relations))
+
+
+# Prefixes of a language model inside a multimodal one, and what its own class has in their place.
+_NESTED = (("model.language_model.", "model."), ("language_model.", ""))
+# transformers/conversion_mapping.py: the text class takes `model.language_model.` off by itself.
+_TAKES_NESTED = ("qwen3_5", "qwen3_5_moe")
+
+
+def _note_nested_names(model: "Model", found: "Resolution") -> "Resolution":
+    """Return a resolution that says so where names of a multimodal class meet a text config.
+
+    transformers and vLLM then find none of the tensors. mlx-lm takes the prefix off.
+    """
+    config = model.config or {}
+    nested = has_towers(config) or isinstance(config.get(found.spec.section), Mapping)
+    if found.style != "hf" or not config or nested or found.relations:
+        return found
+    if model.metadata.get("format") == "mlx":
+        return found
+    stored = [name for view in found.roles.values() for name in view.names]
+    for old, new in _NESTED:
+        below = sum(name.startswith(old) for name in stored)
+        if 2 * below <= len(stored) or (old == _NESTED[0][0] and found.spec.name in _TAKES_NESTED):
+            continue
+        rule = Rename(old, new)
+        names = rename_names(model, [rule], model.path, strict=False)
+        pairs = [(first, name) for name, first in names.items()]
+        relation = rename_relation(model.path, [rule], pairs, len(model))
+        return replace(found, relations=(*found.relations, relation))
+    return found
 
 
 def _note_container_names(model: "Model", found: "Resolution") -> "Resolution":

@@ -140,6 +140,8 @@ class FsspecSite:
                 (data,) = (
                     self._files.cat_ranges([where], [start], [stop]) if stop > start else [b""]
                 )
+                if isinstance(data, Exception):
+                    raise data  # the default of cat_ranges is to return errors as answers
         except Exception as error:
             raise RemoteError(f"{where}: cannot be read: {_error_line(error)}") from None
         TRAFFIC.count(received=len(data))

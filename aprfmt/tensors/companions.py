@@ -29,6 +29,9 @@ def all_bytes(tensor: "View") -> int:
     return tensor.nbytes + sum(part.info.nbytes for part in tensor.parts.values())
 
 
+_WINDOW = 1 << 20  # bytes of codes that are looked at together
+
+
 class JoinedTensor(LazyTensor):
     """Several stored tensors as one logical weight.
 
@@ -71,6 +74,25 @@ class JoinedTensor(LazyTensor):
         """Release the memory pages of every part."""
         for part in self.parts.values():
             part.drop()
+
+
+def constant_codes(tensor: LazyTensor) -> int | None:
+    """Return the byte that fills all codes of a packed weight; None for codes that differ.
+
+    None too for a weight that is one tensor: it has its values, not codes beside scales.
+    """
+    codes = tensor.parts.get("") if len(tensor.parts) > 1 else None
+    if codes is None or codes.info.nbytes < 2:
+        return None
+    first: int | None = None
+    for start in range(0, codes.info.nbytes, _WINDOW):
+        piece = bytes(codes.raw(start, min(codes.info.nbytes, start + _WINDOW)))
+        first = piece[0] if first is None else first
+        if piece.count(first) != len(piece):
+            codes.drop()
+            return None
+    codes.drop()
+    return first
 
 
 class FoundWeight(NamedTuple):

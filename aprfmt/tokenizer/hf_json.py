@@ -329,6 +329,46 @@ def post_processor_ids(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[
     return tuple(before), tuple(after)
 
 
+Pieces = tuple[str | int, ...]
+
+
+def post_processor_pieces(data: Mapping[str, Any]) -> tuple[Pieces, Pieces]:
+    """Return what the post-processor makes of one text, and of two.
+
+    Each is a row of ids and of the texts' names, "A" and "B": ("A",) and ("A", "B") where nothing
+    is put around them. Sources: TemplateProcessing, BertProcessing and RobertaProcessing of the
+    tokenizers library.
+    """
+    for step in flatten_steps(data.get("post_processor"), "processors"):
+        if isinstance(step.get("single"), list):
+            return _template_pieces(step, "single"), _template_pieces(step, "pair")
+        cls, sep = (_id_of_pair(step.get(key)) for key in ("cls", "sep"))
+        if cls is not None and sep is not None:
+            between = (sep, sep) if step.get("type") == "RobertaProcessing" else (sep,)
+            return (cls, "A", sep), (cls, "A", *between, "B", sep)
+    return ("A",), ("A", "B")
+
+
+def _id_of_pair(value: Any) -> int | None:
+    """Return the id of [text, id]; None for anything else."""
+    pair = value if isinstance(value, list) and len(value) == 2 else (None, None)
+    return pair[1] if type(pair[1]) is int else None
+
+
+def _template_pieces(step: Mapping[str, Any], name: str) -> Pieces:
+    """Return the pieces of a TemplateProcessing, a special token as its ids."""
+    found: list[str | int] = []
+    rows = step.get(name)
+    for piece in rows if isinstance(rows, list) else []:
+        text = _get_item(_get_item(piece, "Sequence"), "id")
+        if isinstance(text, str):
+            found.append(text)
+        token = _get_item(_get_item(piece, "SpecialToken"), "id")
+        ids = _get_item(_get_item(step.get("special_tokens"), token), "ids")
+        found += [i for i in ids if type(i) is int] if isinstance(ids, list) else []
+    return tuple(found)
+
+
 def post_processor_tokens(data: Mapping[str, Any]) -> list[tuple[str, int]]:
     """Return every (token's text, id) in the post-processor, each once, in order."""
     found: dict[tuple[str, int], None] = {}

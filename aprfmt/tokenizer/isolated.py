@@ -5,6 +5,7 @@ is a child's, with limits of address space and CPU time. Where it ends, the call
 FormatError.
 """
 
+import hashlib
 import json
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     import subprocess
 
 _CHILD = Path(__file__).with_name("engine_child.py")
+_COSTLY = ("encode", "split_words", "decode")  # calls that a text may make endless
+_ended: set[bytes] = set()  # digests of tokenizers whose child one of these calls has ended
 
 
 class IsolatedEngine(HfEngine):
@@ -37,6 +40,8 @@ class IsolatedEngine(HfEngine):
         """Start the child process and send it tokenizer.json. FormatError if that fails."""
         self._where, self._why = where, why
         self._lock = RLock()
+        self._digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()
+        self._tokens: dict[int, str | None] = {}
         self._memory = ENGINE_MEMORY + ENGINE_MEMORY_EACH * len(text)
         try:
             self._child = start_library_child(_CHILD)
@@ -69,15 +74,32 @@ class IsolatedEngine(HfEngine):
         if status == "error":
             raise FormatError(str(value))
         _end_child(child)
-        raise FormatError(
+        raise self._too_much()
+
+    def _too_much(self) -> FormatError:
+        """Return the error of a tokenizer that reached its limits."""
+        return FormatError(
             f"{self._where}: the tokenizer needs more than {self._memory >> 20} MiB of memory, "
             f"{CPU_SECONDS} s of CPU or {ENGINE_OUTPUT >> 20} MiB of answer ({self._why}); it is "
             "broken or hostile"
         )
 
     def _call_child(self, name: str, *arguments: Any) -> Any:
-        """Return the result of calling a method of the child's engine."""
-        return self._send_request([name, arguments])
+        """Return the result of calling a method of the child's engine.
+
+        A tokenizer that has ended one child is not tried again: each text of a check would cost
+        the whole limit.
+        """
+        if name not in _COSTLY:
+            return self._send_request([name, arguments])
+        if self._digest in _ended:
+            raise self._too_much()
+        try:
+            return self._send_request([name, arguments])
+        except FormatError:
+            if self._child.poll() is not None:
+                _ended.add(self._digest)
+            raise
 
     def added_token_flags(self) -> dict[str, Mapping[str, bool]]:
         """Return {token: {flag: value}} of the added tokens, which are split off whole."""
@@ -85,12 +107,13 @@ class IsolatedEngine(HfEngine):
 
     def add_tokens(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add tokens given by content and flags, or change the flags of existing ones."""
+        self._tokens.clear()
         self._call_child("add_tokens", [dict(row) for row in rows])
 
     @property
     def special_ids(self) -> frozenset[int]:
         """Ids of special tokens."""
-        return frozenset(self._call_child("special"))
+        return frozenset(self._call_child("special_ids"))
 
     @property
     def size(self) -> int:
@@ -111,8 +134,10 @@ class IsolatedEngine(HfEngine):
 
     def token(self, i: int) -> str | None:
         """Return a token's spelling in the vocabulary; None without one."""
-        found = self._call_child("token", int(i))
-        return None if found is None else str(found)
+        if i not in self._tokens:
+            found = self._call_child("token", int(i))
+            self._tokens[i] = None if found is None else str(found)
+        return self._tokens[i]
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a spelling; None if no token has it."""

@@ -15,6 +15,7 @@ from aprfmt.tokenizer.engine_defaults import DEFAULTS, EngineDefaults, default_i
 from aprfmt.tokenizer.hf_json import (
     effective_added_tokens,
     post_processor_ids,
+    post_processor_pieces,
     post_processor_tokens,
     special_texts,
     stored_vocab,
@@ -37,6 +38,13 @@ Frame = tuple[tuple[int, ...], tuple[int, ...]]  # ids before a text, and after 
 DEFAULT_PRE = "default"  # llama.cpp's for a byte-level vocabulary that names none
 # Values of tokenizer.ggml.model that aprfmt does not encode with -> model type of tokenizer.json.
 _OTHER_KINDS: Mapping[str, str] = {"bert": "wordpiece", "t5": "unigram"}
+# Classes of transformers whose input may be two texts, by the end of their names.
+_OF_PAIRS = (
+    "ForSequenceClassification",
+    "ForNextSentencePrediction",
+    "ForMultipleChoice",
+    "ForQuestionAnswering",
+)
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,24 @@ class StatedTokenizer:
     def post_processor_ids(self) -> Frame:
         """(ids before, ids after) that the post-processor adds to a text; empty for lists."""
         return ((), ()) if self.data is None else post_processor_ids(self.data)
+
+    @cached_property
+    def text_names(self) -> tuple[str | int, ...]:
+        """The texts that come of one text, by name, without ids: ("A",) but for odd templates."""
+        if self.data is None:
+            return ("A",)
+        return tuple(each for each in post_processor_pieces(self.data)[0] if isinstance(each, str))
+
+    @cached_property
+    def pair(self) -> tuple[str | int, ...] | None:
+        """Ids and texts, by name, that come of two texts; None for lists, which do not say it."""
+        return None if self.data is None else post_processor_pieces(self.data)[1]
+
+    @cached_property
+    def judges_pairs(self) -> bool:
+        """Whether config.json names a class that is given two texts: a reranker, say."""
+        names = (self.carried.model.config or {}).get("architectures")
+        return isinstance(names, list) and any(str(each).endswith(_OF_PAIRS) for each in names)
 
     @cached_property
     def frame(self) -> Frame:

@@ -61,6 +61,11 @@ def render(
     return _run_child("render", request, where)
 
 
+# What children rendered in this process: both sides of a comparison mostly have one template.
+_rendered: dict[str, str] = {}
+_KEPT = 64
+
+
 def render_several(
     template: str,
     conversations: Sequence[Mapping[str, Any]],
@@ -78,7 +83,14 @@ def render_several(
         {**variables, "tools": None, "documents": None, **conversation}
         for conversation in conversations
     ]
-    answer = _run_child("several", {"template": template, "contexts": contexts}, where)
+    asked = {"template": template, "contexts": contexts}
+    try:
+        key = json.dumps(asked, sort_keys=True)
+    except (TypeError, ValueError, RecursionError):
+        key = ""  # the child's caller says what is wrong with it
+    answer = _rendered.get(key) or _run_child("several", asked, where)
+    if key and len(_rendered) < _KEPT:
+        _rendered[key] = answer
     return [(str(status), str(text)) for status, text in json.loads(answer)]
 
 

@@ -4,11 +4,13 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from aprfmt.adapters.placing import _prefix_rules
 from tests.adapters.golden import write
 from tests.cli.run import aprfmt as command
 
@@ -18,6 +20,7 @@ NAMES: dict[str, Callable[[str], str]] = {
     "a wrapper": lambda name: name.replace(P, f"{P}llm."),
     "the prefix twice": lambda name: name.replace(P, P + P),
     "a module in place of model": lambda name: name.replace(f"{P}model.", f"{P}thinker."),
+    "another component": lambda name: name.replace("mlp", "feed_forward"),
     "two modules in its place": lambda name: name.replace(f"{P}model.", f"{P}a.b.model."),
 }
 
@@ -51,9 +54,10 @@ def test_a_prefix_that_fits_nothing_is_one_relation(case: str, tmp_path: Path) -
     assert done.code == 0 and "loaders" not in done.out
 
 
-def test_names_that_no_prefix_mends_are_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize("part", ["q_proj", "v_proj"])
+def test_names_that_may_be_one_weight_or_another_are_refused(part: str, tmp_path: Path) -> None:
     base, adapter, _ = write(tmp_path, "plain")
-    changed(adapter, lambda held: {name.replace("mlp", "nix"): v for name, v in held.items()})
+    changed(adapter, lambda held: {name.replace(part, "nix"): v for name, v in held.items()})
     done = command("convert", base, tmp_path / "out", "--to", "safetensors", "--adapter", adapter)
     assert done.code == 2 and "nix" in done.err and not (tmp_path / "out").exists()
 
@@ -114,3 +118,13 @@ def test_a_pair_for_a_tied_head_says_so(tmp_path: Path) -> None:
     )
     done = command("convert", base, tmp_path / "out", "--to", "safetensors", "--adapter", adapter)
     assert done.code == 2 and "one tensor for head and table" in done.err, done.err
+
+
+def test_every_prefix_that_is_tried_takes_the_wrong_one_away() -> None:
+    """Of names that a base of another spelling says nothing of: all components in front of one."""
+    base: Any = ["blk.0.attn_q.weight"]
+    astray = ["thinker.llm.layers.0.q", "thinker.llm.layers.1.k"]
+    tried = [[rule(name) for name in astray] for rule in _prefix_rules(astray, base)]
+    tails = [[name.split(".", depth)[depth] for name in astray] for depth in (1, 2, 3)]
+    with_model = [[f"model.{name}" for name in names] for names in (*tails, astray)]
+    assert sorted(tried) == sorted([*tails, *with_model])

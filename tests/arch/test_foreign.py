@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from aprfmt.arch import ARCHS, find_arch
+from aprfmt.arch import ARCHS, find_arch, mimo
 from aprfmt.arch.hyperparameters import derived_tensors, expected_losses, read_hyper, write_hyper
 from aprfmt.arch.spec import Facts, HyperParams
 from aprfmt.arch.value_checks import nearest_float32
@@ -361,3 +361,23 @@ def test_hunyuans_alpha_stretches_the_base_once() -> None:
     del scaling["alpha"]
     hp = hf("hunyuan_v1_dense", {**sizes, "rope_theta": 10000.0, "rope_scaling": scaling})
     assert hp["rope_scaling"] == {"type": "dynamic", "factor": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("full", "local", "which", "named"),
+    [
+        (None, None, None, ""),
+        (None, True, (True, False), "add_swa_attention_sink_bias"),
+        (True, None, (False, True), "add_full_attention_sink_bias"),
+        (True, False, (False, True), "add_swa_attention_sink_bias"),
+        (False, False, (False, False), "add_swa_attention_sink_bias"),
+        (True, True, (True, True), "add_swa_attention_sink_bias"),
+    ],
+)
+def test_which_layers_of_mimo_have_sinks_and_which_key_says_it(
+    full: bool | None, local: bool | None, which: tuple[bool, bool] | None, named: str
+) -> None:
+    keys = {"add_full_attention_sink_bias": full, "add_swa_attention_sink_bias": local}
+    said = {key: value for key, value in keys.items() if value is not None}
+    found = mimo._read_sink_layers(Facts("hf", said, {}), {"window_layers": (True, False)})
+    assert found == (None if which is None else (which, named))

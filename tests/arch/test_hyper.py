@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aprfmt.arch import ARCHS, arch_names
+from aprfmt.arch import ARCHS, arch_names, rope_sections
 from aprfmt.arch.carried_hyperparameters import CARRIED
 from aprfmt.arch.hyperparameters import (
     expected_losses,
@@ -410,3 +410,11 @@ def test_groups_of_heads_are_read_without_a_number_as_transformers_reads_them() 
     old = {key: value for key, value in config.items() if key != "new_decoder_architecture"}
     assert hf("falcon_40b", old)["n_kv_heads"] == 2
     assert hf("falcon_40b", {**config, "num_kv_heads": None})["n_kv_heads"] == 6
+
+
+@pytest.mark.parametrize("name", ["rope_parameters", "rope_scaling"])
+@pytest.mark.parametrize("held", [[2, "a", 1], [2, -1, 1], [2, None, 1], [1.5, 1, 1], [2]])
+def test_sections_that_are_no_numbers_name_their_key(name: str, held: list[Any]) -> None:
+    facts = Facts("hf", {name: {"mrope_section": held}}, {})
+    with pytest.raises(ArchError, match=rf"^{name}\.mrope_section: "):
+        rope_sections._read_hf(facts, {})

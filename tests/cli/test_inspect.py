@@ -36,6 +36,11 @@ def test_file_types_are_those_of_gguf() -> None:
     assert gating.items() <= NAMES[".expert_gating_func"].items()
     assert file_type_name(15 | GUESSED) == "Q4_K_M" and file_type_name(GUESSED) == ""
     assert not number_name("general.file_type", True) and not number_name("x.block_count", 1)
+    for end, rows in NAMES.items():
+        for number, name in rows.items():
+            assert number_name(end.lstrip(".") if end[0] != "." else f"x{end}", number) == name
+        for odd in (True, 999, "1", 1.0, None):
+            assert number_name(f"x{end}", odd) == "", (end, odd)
 
 
 def test_the_first_line_of_a_real_file_answers(smollm2: Path) -> None:

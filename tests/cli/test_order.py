@@ -88,6 +88,10 @@ def inputs(tmp_path_factory: pytest.TempPathFactory, demo_model: Path) -> Mappin
     config = json.loads((found["k"] / "config.json").read_text("utf-8"))
     changed = {"rms_norm_eps": 1e-2, "rope_theta": 77.0, "one": 1, "two": 2, "three": 3}
     (found["k"] / "config.json").write_text(json.dumps(config | changed), "utf-8")
+    for name in ("tokenizer_config.json", "generation_config.json"):
+        path = found["k"] / name
+        path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"read_by": "nobody"}))
+    (found["k"] / "notes.xyz").write_text("a file that nobody reads")
     merged(found["l"])
     (folder / "x.txt").write_text("It is a truth universally acknowledged, and so on.", "utf-8")
     return {**{name: str(path) for name, path in found.items()}, "x": str(folder / "x.txt")}

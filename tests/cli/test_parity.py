@@ -30,6 +30,7 @@ def test_two_backends_agree(demo_model: Path) -> None:
         "torch:cpu:float32",
     ]
     [pair] = body["pairs"]
+    assert (pair["a"], pair["b"]) == (0, 1)
     point = next(p for p in pair["points"] if p["key"] == "L2.q_rope")
     assert {"rel_l2", "max_over_rms", "tolerance", "reason", "unit", "bits"} <= set(point)
     assert pair["logits"]["argmax"] == 1.0 and pair["losses"]["unit"] == "nats"

@@ -379,3 +379,12 @@ def test_wrong_arguments_are_one_line_and_exit_2(
     assert done.code == 2
     assert fragment in done.err
     assert sum(not line.startswith("warning:") for line in done.err.splitlines()) == 1
+
+
+def test_the_best_tokens_are_printed_as_in_the_json(demo_model: Path) -> None:
+    args = ("logits", demo_model, "--ids", "5,17,42")
+    top = aprfmt(*args, "--json").json["top"]
+    lines = aprfmt(*args).out.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("top 5 of the last row"))
+    shown = [line.split() for line in lines[at + 1 : at + 6]]
+    assert [int(words[0]) for words in shown] == [one["id"] for one in top] and len(top) == 5

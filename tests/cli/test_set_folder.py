@@ -6,6 +6,7 @@ open the folder that was written.
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,19 @@ def test_a_key_is_removed_from_every_file_that_has_it(demo: Path, tmp_path: Path
         old, new = (json.loads((folder / name).read_text()) for folder in (demo, tmp_path / "o"))
         assert {key: old[key] for key in old if key != "pad_token_id"} == new
     assert [row["how"] for row in done.json["changes"]] == ["removed", "removed"]
+
+
+def test_what_was_there_is_set_and_what_was_not_is_added(demo: Path, tmp_path: Path) -> None:
+    words = ("rope_theta=5", "config.json:own_key=1", "--remove", "pad_token_id")
+    done = aprfmt("set", demo, *words, "-o", tmp_path / "o", "--json")
+    rows = {row["key"]: row for row in done.json["changes"]}
+    said = {re.split("[:. ]+", key)[-1]: row["how"] for key, row in rows.items()}
+    assert said == {"rope_theta": "set", "own_key": "added", "pad_token_id": "removed"}
+    for row in rows.values():
+        assert (row["old"] is None) == (row["how"] == "added")
+        assert (row["new"] is None) == (row["how"] == "removed")
+    shown = aprfmt("set", demo, *words, "-o", tmp_path / "p").out
+    assert "own_key: (new) -> 1" in shown and "pad_token_id: " in shown and "(removed)" in shown
 
 
 def test_a_template_inside_tokenizer_config_is_changed_there(tmp_path: Path) -> None:

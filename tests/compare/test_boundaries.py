@@ -4,8 +4,9 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
+import numpy as np
 import pytest
 
 import aprfmt
@@ -13,6 +14,7 @@ from aprfmt.arch.value_checks import same_value
 from aprfmt.base.bounded_regex import matches_start
 from aprfmt.base.protocols import TypedValue
 from aprfmt.causes.tensor.explanation import _with_nonfinite
+from aprfmt.causes.tensor.folded_factors import LayerTensors
 from aprfmt.causes.tokenizer import special_ids, vocabulary_lists
 from aprfmt.compare import _differing_hyperparameters
 from aprfmt.tokenizer.hf_engine import HfEngine
@@ -222,3 +224,18 @@ def test_a_hyperparameter_that_one_side_alone_reads_is_compared() -> None:
 )
 def test_values_are_the_same_from_both_sides(a: Any, b: Any, same: bool) -> None:
     assert same_value(a, b) == same_value(b, a) == same
+
+
+@pytest.mark.parametrize("side", ["a", "b"])
+def test_a_weight_with_nan_is_no_part_of_a_fold_however_often_it_is_asked_for(side: str) -> None:
+    good, bad = np.ones(4, np.float32), np.array([1, np.nan, 1, 1], np.float32)
+
+    def pair(a: Any, b: Any) -> Any:
+        left, right = (SimpleNamespace(shape=x.shape, numpy=lambda x=x: x) for x in (a, b))
+        return SimpleNamespace(a=left, b=right)
+
+    odd = pair(bad, good) if side == "a" else pair(good, bad)
+    pairs: Any = {"L0.up.weight": odd, "L0.down.weight": pair(good, good)}
+    layer = LayerTensors(cast(Any, None), "L0.", pairs)
+    assert [layer.has("up.weight") for _ in range(3)] == [False] * 3
+    assert [layer.has("down.weight") for _ in range(3)] == [True] * 3

@@ -155,6 +155,11 @@ def test_offsets_that_wrapped_are_named(
     assert row.cause == "byte_offset" and row.explanation is not None
     assert f"offsets were kept in {power} bits" in row.explanation.evidence[0]
     assert f"B's big at +{place:#x}" in row.explanation.evidence[1]
+    (landed,) = (each for each in report.tensors if each.key == "big")
+    assert landed.cause == "byte_offset" and landed.explanation is not None
+    said = row.explanation.evidence[0]
+    assert landed.explanation.evidence == (said, "those of tail were written here")
+    assert len(report.causes) == 1
 
 
 def test_offsets_that_did_not_wrap_are_not_named(tmp_path: Path) -> None:

@@ -220,6 +220,7 @@ def test_every_row_of_the_table_is_taken_out_once() -> None:
     tried = {fault.find for fault in FAULTS} | {find for find, *_ in PAIRS.values()} | set(MADE)
     tried.add(packed_damage.explain_damaged_parts)  # by tests/compare/test_packed_damage.py
     tried |= {
+        byte_shifts.explain_overwritten_by_wrapped,
         byte_shifts.explain_wrapped_offset,
         other_tensors.explain_constant_side,
     }  # by tests/compare/test_integers.py

@@ -6,6 +6,7 @@ Copies are made with gguf-py's own SpecialVocab by the conventions of llama.cpp'
 import json
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ import pytest
 from aprfmt.base.protocols import TypedValue
 from aprfmt.causes.tokenizer import effect as measuring
 from aprfmt.causes.tokenizer.comparison import TokensReport, compare_tokenizers, compare_tokens
+from aprfmt.checks.context import CheckContext
+from aprfmt.checks.file.vocabulary import check_merges
+from aprfmt.checks.records import NotRun
 from aprfmt.model import Model, open_model
 from aprfmt.tokenizer import to_gguf, to_hf
 from aprfmt.tokenizer.conversations import named_tokens, unknown_tokens
@@ -200,6 +204,9 @@ def test_a_converted_copy_of_every_kind_is_equal(name: str, tmp_path: Path) -> N
         report = compared(a, b)
         assert [found.says for found in report.findings] == []
         assert report.remarks == ()
+    for model in (there, back):
+        with suppress(NotRun):  # a kind without merges
+            assert check_merges(CheckContext(model)).findings == []
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -257,6 +264,75 @@ def test_a_role_that_moves_between_tokens_of_one_text_is_shown(demo_model: Path)
     ]
     [found] = compared(*sides).findings
     assert found.says == "pad is 1534 ([PAD]) in A, 1535 ([PAD]) in B" and found.shown
+
+
+def template(single: str, pair: str) -> dict[str, Any]:
+    """Return a TemplateProcessing: letters are texts, "<" and ">" special tokens."""
+    tokens = {"<": 1533, ">": 1534}
+    return {
+        "type": "TemplateProcessing",
+        "special_tokens": {k: {"id": k, "ids": [i], "tokens": [k]} for k, i in tokens.items()},
+        **{
+            name: [
+                {"SpecialToken" if each in tokens else "Sequence": {"id": each, "type_id": 0}}
+                for each in row
+            ]
+            for name, row in (("single", single), ("pair", pair))
+        },
+    }
+
+
+FRAMED = template("<A>", "<A>B>")
+PROCESSORS = {
+    "text twice": template("<AA>", "<A>B>"),
+    "text dropped": template("<>", "<A>B>"),
+    "text ten times": template("<" + "A" * 10 + ">", "<A>B>"),
+    "begin lost": template("A>", "A>B>"),
+    "only two texts": template("<A>", "<A>>B>"),
+    "texts exchanged": template("<A>", "<B>A>"),
+    "second text lost": template("<A>", "<A>"),
+    "as bert": {"type": "BertProcessing", "cls": ["<", 1533], "sep": [">", 1534]},
+    "as roberta": {
+        "type": "RobertaProcessing", "cls": ["<", 1533], "sep": [">", 1534],
+        "trim_offsets": True, "add_prefix_space": False,
+    },
+    "nothing": None,
+    "offsets": {
+        "type": "Sequence",
+        "processors": [
+            {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": False,
+             "use_regex": True},
+            FRAMED,
+        ],
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", ["Qwen2ForCausalLM", "Qwen2ForSequenceClassification"])
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_post_processors_differ_where_the_library_makes_other_ids(
+    name: str, kind: str, demo_model: Path, tmp_path: Path
+) -> None:
+    """Of one text; and of two, where the model is one that is given two."""
+    from tokenizers import Tokenizer
+
+    models: list[Model] = []
+    ids: list[list[list[int]]] = []
+    for side, processor in (("a", FRAMED), ("b", PROCESSORS[name])):
+        shutil.copytree(demo_model, tmp_path / side)
+        file = tmp_path / side / "tokenizer.json"
+        text = json.dumps(json.loads(file.read_text()) | {"post_processor": processor})
+        file.write_text(text)
+        made = Tokenizer.from_str(text)
+        ids.append([made.encode("Elinor").ids])
+        if kind.endswith("Classification"):
+            ids[-1].append(made.encode("Elinor", "Marianne").ids)
+        config = tmp_path / side / "config.json"
+        config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": [kind]}))
+        models.append(folder_model(tmp_path / side))
+    report = compared(*models)
+    assert bool(report.findings) == (ids[0] != ids[1]), ids
+    assert all(found.shown and found.where for found in report.findings)
 
 
 def test_of_many_ids_the_first_eight_are_shown() -> None:

@@ -17,6 +17,7 @@ from aprfmt.conversion.outputs import Output, make_info
 from aprfmt.conversion.plan import _check_names
 from aprfmt.errors import ArchError, CodecError, ConversionError, OutputError
 from aprfmt.formats import FORMATS
+from aprfmt.model.packing import unclaimed_part_text
 from aprfmt.tensors.restoration import restore_bits
 from tests.conversion.folders import llama_folder, tensors_of, write_mixed
 from tests.models import save_tiny
@@ -112,3 +113,23 @@ def test_what_a_target_has_no_form_of_is_refused(name: str, says: str, tmp_path:
     with pytest.raises(ArchError, match=says):
         aprfmt.convert(tmp_path / "m", tmp_path / "m.gguf")
     aprfmt.convert(tmp_path / "m", tmp_path / "m.apr")
+
+
+@pytest.mark.parametrize(
+    ("config", "name", "says"),
+    [
+        ({}, EXTRA, ""),
+        ({}, "model.layers.0.self_attn.extra.weight_scale", "nothing of packing"),
+        ({}, "model.layers.0.self_attn.extra.qweight", "nothing of packing"),
+        ({"quantization_config": {"bits": 4}}, "x.weight_scale", "'unnamed'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "x.weight_scale", "'fp8'"),
+        ({"quantization_config": {"quant_method": "fp8"}}, "x.weight", ""),
+        (None, "x.weight_scale", "nothing of packing"),
+    ],
+)
+def test_a_part_of_packed_weights_without_a_claim_is_called_one(
+    config: dict[str, Any] | None, name: str, says: str
+) -> None:
+    found = unclaimed_part_text(config, name)
+    assert found == says or found.endswith(f"packed weights, of which config.json says {says}")
+    assert bool(found) == bool(says)

@@ -15,7 +15,7 @@ from aprfmt.base.protocols import TensorInfo
 from aprfmt.conversion import convert, scheduling
 from aprfmt.conversion.run import output_chunks
 from aprfmt.errors import AprfmtError, OutputError, UsageError
-from aprfmt.formats import open_sink, open_source
+from aprfmt.formats import open_sink, open_source, resumable_output
 from aprfmt.formats.resumable_output import (
     SCHEMA,
     SUFFIX,
@@ -26,6 +26,7 @@ from aprfmt.formats.resumable_output import (
     staging_folder,
 )
 from aprfmt.formats.signature import sign
+from aprfmt.formats.temporary_files import remove
 from tests.cli.run import aprfmt
 from tests.conversion.folders import llama_folder
 from tests.conversion.resume_driver import SUBJECTS
@@ -203,6 +204,41 @@ def test_two_runs_at_once_are_refused(source: Path, tmp_path: Path) -> None:
         ResumableFileSet(tmp_path / "x.gguf").begin({"a": "1"}, "plan")
     files.discard()
     assert not list(tmp_path.glob(".*")), "nothing was written, nothing is left"
+
+
+def test_a_run_that_ends_before_the_next_has_its_lock_counts_as_ended(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both found no output; the second has opened the journal that the first then removes."""
+    target = tmp_path / "x.gguf"
+    real = ResumableFileSet._lock
+
+    def later(files: ResumableFileSet, log: int) -> None:
+        monkeypatch.setattr(ResumableFileSet, "_lock", real)
+        convert(source, target, resume=True)
+        real(files, log)
+
+    monkeypatch.setattr(ResumableFileSet, "_lock", later)
+    with pytest.raises(OutputError, match="exists; use --force"):
+        convert(source, target, resume=True)
+    assert sorted(os.listdir(tmp_path)) == ["source", "x.gguf"]
+
+
+def test_a_run_removes_its_journal_while_nobody_else_has_it(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tried = []
+
+    def watched(path: Path) -> None:
+        if path.name.endswith(f"{SUFFIX}.jsonl"):
+            with pytest.raises(OutputError, match="another run is writing it"):
+                ResumableFileSet(tmp_path / "x.gguf").begin({"a": "1"}, "plan")
+            tried.append(path)
+        remove(path)
+
+    monkeypatch.setattr(resumable_output, "remove", watched)
+    convert(source, tmp_path / "x.gguf", resume=True)
+    assert tried and sorted(os.listdir(tmp_path)) == ["source", "x.gguf"]
 
 
 def test_a_run_killed_after_it_published_is_verified_and_ended(
@@ -435,7 +471,7 @@ def test_a_shard_that_was_added_to_the_source_is_refused(
     ],
 )
 def test_a_journal_is_not_believed(lines: bytes) -> None:
-    with pytest.raises(AprfmtError, match="journal"):
+    with pytest.raises(AprfmtError, match=r"^journal: .*; remove it, and begin anew$"):
         parse_earlier_run(lines, "journal")
 
 

@@ -1,7 +1,9 @@
 """Parts of a diagnosis, each by itself."""
 
 import math
+import shutil
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -10,11 +12,26 @@ import pytest
 
 from aprfmt.causes.forward import linear
 from aprfmt.causes.forward.mismatch import Change
-from aprfmt.diagnosis import direct, examine, quantities, tensors
-from aprfmt.diagnosis.answers import Solution
+from aprfmt.diagnosis import (
+    configuration_keys,
+    direct,
+    entry,
+    examine,
+    model_pair,
+    models,
+    quantities,
+    tensors,
+    unread,
+)
+from aprfmt.diagnosis.answers import Solution, layer_scopes
 from aprfmt.diagnosis.nextstep import missing_points
+from aprfmt.diagnosis.probes import DifferingRows
 from aprfmt.diagnosis.relations import relation_text
 from aprfmt.diagnosis.search import DEEPEST, Search, SearchStep, TriedSteps
+from aprfmt.errors import ArchError
+from aprfmt.inference.backends import blas
+from aprfmt.model import open_model
+from tests.cli.run import aprfmt as command
 
 
 def point(key: str, layer: int, recorded: Any = None, after: tuple[str, ...] = ()) -> Any:
@@ -248,3 +265,193 @@ def test_a_step_that_agrees_further_takes_the_place_of_another(
     made = examine._search_usual_mistakes(case, search, [], set())
     assert asked == [[first, second], [better, second]]
     assert [one.answer.change for one in made if one.answer] == [better.change, second.change]
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3])
+def test_a_configuration_does_not_fit_where_several_tensors_have_other_shapes(count: int) -> None:
+    wrong = [(f"L{i}.attn_q.weight", (8, 4), (4, 4)) for i in range(count)]
+    model: Any = SimpleNamespace(
+        path="m", resolution=SimpleNamespace(coverage=SimpleNamespace(misshapen=wrong))
+    )
+    says = (
+        f"m: {count} tensors have other shapes than the configuration gives, such as "
+        "L0.attn_q.weight: [8, 4] for [4, 4]"
+    )
+    assert unread.misfit_reason(model) == (says if count > 1 else "")
+
+
+def test_a_model_that_cannot_be_read_has_no_other_shapes() -> None:
+    class Unread:
+        @property
+        def resolution(self) -> Any:
+            raise ArchError("unknown architecture")
+
+    model: Any = Unread()
+    assert unread.misfit_reason(model) == ""
+    assert unread.refusal_reason(model) == "unknown architecture"
+    assert unread.architecture_name(cast(Any, SimpleNamespace(spec=SimpleNamespace(name="a"))))
+
+
+@pytest.mark.parametrize(
+    ("windows", "layer", "alike"),
+    [
+        ((1, 1, 1, 1), 2, None),  # all of one kind: that scope is the first one
+        ((1, 0, 1, 0), 2, {0, 2}),
+        ((1, 1, 1, 0), 0, {0, 1, 2}),
+        ((1, 0, 0, 0), 0, None),  # the only one of its kind: that scope is the last one
+        ((1,), 0, None),
+    ],
+)
+def test_a_change_is_tried_everywhere_in_its_kind_and_in_its_layer(
+    windows: tuple[int, ...], layer: int, alike: set[int] | None
+) -> None:
+    same = (0,) * len(windows)
+    hp = {"window_layers": windows, "rope_layers": same, "moe_layers": same}
+    case: Any = SimpleNamespace(layer=layer, patched=SimpleNamespace(hp=hp, n_layers=len(windows)))
+    change = Change("rope", "", (), scoped=True)
+    kind = [] if alike is None else [frozenset(alike)]
+    assert layer_scopes(case, change) == [None, *kind, frozenset({layer})]
+    assert layer_scopes(case, replace(change, scoped=False)) == [None]
+    case.layer = -1
+    assert layer_scopes(case, change) == [None]
+
+
+@pytest.mark.parametrize("most", [0, 2, 5, 9])
+def test_keys_that_do_not_matter_are_left_out_up_to_so_many(
+    most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of six keys in which files differ the last one alone mends; each try is a whole reading."""
+    tried: list[set[Any]] = []
+
+    def mends(a: Any, b: Any, changes: Any, names: Any) -> bool:
+        tried.append(set(changes))
+        return ("k5",) in changes
+
+    monkeypatch.setattr(configuration_keys, "_MOST", most)
+    monkeypatch.setattr(configuration_keys, "_repairs", mends)
+    monkeypatch.setattr(
+        configuration_keys, "_keys_to_change", lambda a, b: [((f"k{i}",), i) for i in range(6)]
+    )
+    model: Any = SimpleNamespace(
+        key_style="gguf", resolution=SimpleNamespace(report=SimpleNamespace(read={}))
+    )
+    words = configuration_keys.repair_arguments(model, model, ["x"])
+    assert words == [f"k{i}={i}" for i in range(min(most, 5), 6)]
+    assert len(tried) == 1 + min(most, 5)
+
+
+def test_one_file_twice_is_said_to_be_one_and_a_copy_is_compared(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    path, copy = tmp_path / "m.gguf", tmp_path / "copy.gguf"
+    assert command("convert", demo_model, path, "--quiet").code == 0
+    shutil.copy(path, copy)
+    (tmp_path / "link.gguf").symlink_to(path)
+    with open_model(path) as a:
+        for other, same in ((path, True), (tmp_path / "link.gguf", True), (copy, False)):
+            with open_model(other) as b:
+                found = models.compare_models(a, b)
+            says = [one.says for one in found.evidence]
+            assert ("A and B are the same file, m.gguf" in says) == same
+            assert ("identity: the same file" in found.checked) == same
+            assert (found.report is None) == same
+
+
+def test_products_of_a_diagnosis_have_one_thread_and_then_their_own_again(
+    demo_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last bits of a product may depend on its threads, and a verdict on last bits."""
+    seen: list[int | None] = []
+
+    class Walk:
+        def __init__(self, *parts: Any) -> None: ...
+
+        def run(self) -> str:
+            seen.append(blas.blas_threads())
+            return "walked"
+
+    monkeypatch.setattr(entry, "Walk", Walk)
+    before = blas.blas_threads()
+    assert before is not None
+    blas.set_blas_threads(2)
+    try:
+        found: Any = entry.diagnose(str(demo_model), str(demo_model), ids=[1, 2])
+        assert found == "walked" and seen == [1] and blas.blas_threads() == 2
+    finally:
+        blas.set_blas_threads(before)
+
+
+def test_another_rotation_says_in_which_layers_and_from_which_length_on(demo_model: Path) -> None:
+    with open_model(demo_model) as model:
+        hyper = dict(model.hyper)
+    other = quantities.compare_quantity("rope_theta", hyper, {**hyper, "rope_theta": 1e4})
+    assert other is not None and not other.equal
+    assert (other.position, other.length) == (1, 2)
+    assert other.where == tuple(f"L{layer}" for layer in range(int(hyper["n_layers"])))
+    assert "in 4 layers (L0, ...) and for any sequence" in other.says
+    long = {**hyper, "context_length": 2048}
+    scaling = {"type": "dynamic", "factor": 2.0}
+    other = quantities.compare_quantity("rope_scaling", long, {**hyper, "rope_scaling": scaling})
+    assert other is not None and other.position == 512, other
+    assert "for sequences of more than 512 tokens" in other.says
+    same = quantities.compare_quantity("rope_theta", hyper, dict(hyper))
+    assert same is not None and same.equal and not same.where and same.length == 0
+
+
+def test_ids_that_reach_experts_become_probes_while_there_is_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Of tokens that are tried, those are measured that a differing expert is given."""
+    made: list[list[Any]] = []
+
+    def measurement(passes: Any, parts: Any, probes: list[Any]) -> Any:
+        made.append(probes)
+        return SimpleNamespace(probes=probes)
+
+    monkeypatch.setattr(model_pair, "PartMeasurement", measurement)
+    monkeypatch.setattr(model_pair, "make_probe", lambda ids, hyper, why: tuple(ids))
+    for budget, tried, kept in ((math.inf, 3, 2), (5, 2, 1), (0, 0, 0)):
+        routed: dict[int, set[int]] = {0: {1}}
+        passes = SimpleNamespace(routed=routed, flops=0, pass_flops=lambda one: 2, runs=[])
+
+        def stage(one: tuple[int, ...], passes: Any = passes) -> None:
+            passes.runs.append(one)
+            passes.flops += 1
+            passes.routed[0] |= {1: set(), 2: {4}, 3: {6, 7}}[len(passes.runs)]
+
+        passes.stage_inputs = stage
+        measuring: Any = SimpleNamespace(
+            passes=passes,
+            parts=[],
+            probes=["first"],
+            known={1: 1},
+            measure_shares=lambda still: "again",
+        )
+        monkeypatch.setattr(model_pair, "BUDGET", budget)
+        side: Any = SimpleNamespace(hyper={"vocab_size": 100})
+        apart = DifferingRows(experts={"L0.ffn_gate_exps.weight": [1, 4, 6]})
+        pair = model_pair.ModelPair(side, side, cast(Any, None), apart)
+        found: Any = pair._reach_experts(measuring, cast(Any, "before"), [])
+        assert len(passes.runs) == tried
+        assert measuring.probes == ["first", *passes.runs[1:tried]][: kept + 1]
+        assert found == ("again" if kept else "before")
+
+
+def test_rows_that_the_probes_read_are_counted() -> None:
+    coverage = SimpleNamespace(run=[], not_reached=[])
+    levels: Any = SimpleNamespace(coverage=coverage, added={7, 9})
+    apart = DifferingRows({"token_embd.weight": [1, 2, 5], "position_embd.weight": [0, 9]})
+    side: Any = SimpleNamespace(hyper={})
+    probe = SimpleNamespace(ids=[2, 9, 5], rows=None, why="x")
+    measuring: Any = SimpleNamespace(passes=SimpleNamespace(routed={}), probes=[probe])
+    chosen: Any = SimpleNamespace(rows=[2, 5, 30], ids=[2, 9, 5])
+    model_pair.ModelPair(side, side, levels, apart)._add_coverage(measuring, chosen)
+    assert coverage.run[1:] == [
+        "1 of 2 special and added tokens",
+        "2 of 3 rows that differ in token_embd.weight",
+        "1 of 2 rows that differ in position_embd.weight",
+    ]
+    assert coverage.not_reached == [
+        "token_embd.weight: 1 of its differing rows, the first is row 1",
+        "position_embd.weight: 1 of its differing rows, the first is row 9",
+    ]

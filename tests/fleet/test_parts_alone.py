@@ -1,6 +1,7 @@
 """Parts of a scan, each by itself; the cluster is one of ours, which runs nothing at once."""
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -8,11 +9,11 @@ from typing import Any, cast
 
 import pytest
 
-from aprfmt.errors import BackendUnavailableError
+from aprfmt.errors import BackendUnavailableError, OutputError
 from aprfmt.fleet import ray_tasks
 from aprfmt.fleet.answer_lines import RowFacts, encode_answer
 from aprfmt.fleet.model_search import FleetModel
-from aprfmt.fleet.results import Results
+from aprfmt.fleet.results import Results, check_parquet, read_parquet
 from aprfmt.fleet.summary import Summary
 from aprfmt.fleet.tasks import DERIVES, ERROR, OPEN, Task, make_row
 from aprfmt.fleet.workers import Limits, Workers, _Waiting
@@ -164,3 +165,16 @@ def test_results_are_on_the_disk_when_a_scan_ends(
         assert path.read_bytes() == answer.line
         results.finish()
     assert synced == [len(answer.line)]
+
+
+def test_a_table_without_pyarrow_is_refused_before_anything_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    says = r"Parquet needs pyarrow, which is not installed; .*, or name a \.jsonl file"
+    with pytest.raises(OutputError, match=says):
+        check_parquet(tmp_path / "rows.parquet")
+    with pytest.raises(OutputError, match=says):
+        list(read_parquet(tmp_path / "rows.parquet"))
+    check_parquet(tmp_path / "rows.jsonl")

@@ -7,6 +7,7 @@ their own, an identity made of the path, one without the end of the file.
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 from safetensors.numpy import save_file
@@ -139,3 +140,30 @@ def test_what_is_no_regular_file_is_left_alone(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.gguf")
     sparse(tmp_path / "s.safetensors", 1 << 20)
     assert names(found(tmp_path), tmp_path) == ["s.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (PermissionError(13, "Permission denied"), "Permission denied"),
+        (OSError("no number"), "no number"),
+    ],
+)
+def test_why_a_folder_is_not_listed_is_said(
+    error: OSError, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The folders beside it are listed all the same."""
+    for name in ("closed", "open"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "m.gguf").write_bytes(b"GGUF")
+    listed = os.scandir
+
+    def scandir(folder: Any) -> Any:
+        if Path(folder).name == "closed":
+            raise error
+        return listed(folder)
+
+    monkeypatch.setattr("aprfmt.fleet.model_search.os.scandir", scandir)
+    lost, there = find_models([str(tmp_path)])
+    assert isinstance(lost, Unlisted) and (lost.place, lost.why) == (str(tmp_path / "closed"), why)
+    assert not isinstance(there, Unlisted) and there.path == str(tmp_path / "open" / "m.gguf")

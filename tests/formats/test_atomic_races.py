@@ -36,6 +36,31 @@ def empty(scenario: Scenario, root: Path) -> Path:
     return target
 
 
+def test_a_folder_that_is_exchanged_before_it_is_locked_is_locked_in_its_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run that held the lock put another folder in its place: the old one locks nobody out."""
+    fcntl = pytest.importorskip("fcntl")
+    folder = tmp_path / "x"
+    folder.mkdir()
+    real = fcntl.flock
+
+    def later(fd: int, how: int) -> None:
+        monkeypatch.setattr(fcntl, "flock", real)
+        folder.rename(tmp_path / "old")
+        folder.mkdir()
+        real(fd, how)
+
+    monkeypatch.setattr(fcntl, "flock", later)
+    with lock_folder(folder):
+        other = os.open(folder, os.O_RDONLY)
+        try:
+            with pytest.raises(BlockingIOError):
+                fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        finally:
+            os.close(other)
+
+
 @EVERY
 def test_of_two_runs_without_force_one_is_told(
     scenario: Scenario, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aprfmt.base.protocols import Note
-from aprfmt.errors import OutputError
+from aprfmt.errors import AprfmtError, OutputError
 from aprfmt.formats import signature
 from aprfmt.formats.atomic import FileSet, complete_renames, pending_journals
 from aprfmt.formats.journal import Journal, publish_set
@@ -144,6 +144,19 @@ def test_any_other_journal_is_left_alone_and_that_is_said(
     assert [note.key for note in notices] == ["foreign_journal"]
     assert NAME in notices[0].where and "is left alone, with the files it names" in notices[0].text
     assert pending_journals(folder), "the set that it names may be mixed"
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"\xff", b"[" * 70, b'{"a": 1, "a": 2}', b"[]", b'{"moves": NaN}']
+)
+def test_what_is_no_journal_says_what_to_do_and_nothing_is_written(
+    data: bytes, folder: Path
+) -> None:
+    (folder / NAME).write_bytes(data)
+    before = contents(folder)
+    with pytest.raises(AprfmtError, match=rf"^\S*{NAME}: .*check the files .*remove it$"):
+        write_here(folder)
+    assert contents(folder) == before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT-RUN: only root gives files away")

@@ -206,3 +206,14 @@ def test_the_oldest_form(tmp_path: Path) -> None:
     """A tar archive of before 0.1.10, as torch's own reader reads it."""
     tar_file(tmp_path / "x.pt")
     check(tmp_path / "x.pt", torch.load(tmp_path / "x.pt", weights_only=False))
+
+
+def test_tensors_that_a_tensor_holds_are_read_under_its_name(tmp_path: Path) -> None:
+    """As attributes, in lists and in dicts; what else it holds is no tensor."""
+    x: Any = torch.arange(3.0)
+    held = [torch.full((2,), float(i)) for i in range(5)]
+    x.one, x.some, x.pair, x.more = held[0], held[1:3], (held[3], 7), {"a": held[4]}
+    x.text, x.numbers, x.nothing = "a", [1, 2], []
+    torch.save({"x": x}, tmp_path / "x.pt")
+    names = ("x.one", "x.some.0", "x.some.1", "x.pair.0", "x.more.a")
+    check(tmp_path / "x.pt", {"x": x.detach().clone(), **dict(zip(names, held, strict=True))})

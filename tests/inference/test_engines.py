@@ -64,6 +64,8 @@ def test_transformers_is_read_at_our_points(name: str) -> None:
         apart = {"mid"} if model.spec.block.placement == "post" else set()
         if model.spec.block.placement == "by_mixer":  # of delta layers it is; q, k and v are apart
             apart = {"mid", "delta_qkv"}
+        if model.spec.block.recurrence == "kimi_delta":
+            apart = {"delta_qkv"}  # three products there
         if model.spec.block.residual == "norm":  # with factors
             apart = {"attn_contrib", "ffn_contrib"}
         factor = float(model.hyper["residual_scale"]) != 1
@@ -405,3 +407,21 @@ def test_a_wrong_model_is_an_error_of_the_engine(tmp_path: Path) -> None:
             with ran("llama", "transformers:cuda"):
                 pass
     assert isinstance(choose_device(), DeviceChoice)
+
+
+def test_what_a_module_gives_keeps_its_values() -> None:
+    torch = pytest.importorskip("torch")
+    from aprfmt.inference.engines.transformers import _to_numpy
+
+    types = {
+        "float64": "float64",
+        "float32": "float32",
+        "bfloat16": "float32",
+        "float16": "float32",
+        "int32": "int64",
+    }
+    for dtype, expected in types.items():
+        values = torch.tensor([1 / 3, 2.5, 7.0], dtype=torch.float64).to(getattr(torch, dtype))
+        found = _to_numpy(values)
+        assert found.dtype == expected
+        assert found.astype(np.float64).tolist() == values.to(torch.float64).tolist(), dtype

@@ -1,8 +1,10 @@
 """Parts of runs, losses and engines, each by itself."""
 
 import math
+import sys
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,15 +16,17 @@ from aprfmt.checks.gates.forward import judge_loss
 from aprfmt.checks.gates.golden import GoldenText
 from aprfmt.cli.parity.output import worst_points
 from aprfmt.codecs import native_kernels
-from aprfmt.errors import FormatError
+from aprfmt.errors import BackendUnavailableError, FormatError, UnsupportedError
 from aprfmt.inference.backends.base import Heads
 from aprfmt.inference.batch import _align_labels
 from aprfmt.inference.device import parse_run
 from aprfmt.inference.dry.backend import DryBackend
 from aprfmt.inference.engines.graph import GraphReader
 from aprfmt.inference.engines.npz import NpzFile
+from aprfmt.inference.engines.rank_dims import Division
+from aprfmt.inference.engines.rank_joining import JoinedArray, _join_by_dims
 from aprfmt.inference.evaluation import Sample, no_label_reason
-from aprfmt.inference.fast.cuda import memory
+from aprfmt.inference.fast.cuda import loader, memory
 from aprfmt.inference.fast.cuda.attend import Attention
 from aprfmt.inference.fast.cuda.brought import Brought
 from aprfmt.inference.fast.dry_cuda import DryCuda
@@ -33,6 +37,7 @@ from aprfmt.inference.loss import MeanLoss
 from aprfmt.inference.parity import operations
 from aprfmt.inference.parity.bundle import choose_bundle
 from aprfmt.inference.parity.matched import ThroughRows
+from aprfmt.inference.replay.recorded_trace import neighbour_keys
 from aprfmt.inference.rows import StoredRows
 from aprfmt.measure.traces import PointDiff
 from aprfmt.model import open_model
@@ -314,3 +319,116 @@ def test_a_dry_gate_on_a_gpu_has_the_rows_of_its_input(rows: int) -> None:
     x = run.allocate((rows, 64))
     gated = DryCuda.gated(dry, x, (weight, None), (weight, None), "silu", steps=False)
     assert gated.shape == (rows, 4)
+
+
+@pytest.mark.parametrize(
+    ("damage", "error", "says"),
+    [
+        ("version", UnsupportedError, "zip file version 9.9"),
+        ("text", FormatError, "is not an .npz file: "),
+        ("cut", FormatError, "is not an .npz file: "),
+        ("empty", FormatError, "is not an .npz file: "),
+    ],
+)
+def test_an_archive_that_cannot_be_listed_is_one_line(
+    damage: str, error: type[Exception], says: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, a=np.zeros(4))
+    data = bytearray(path.read_bytes())
+    if damage == "version":  # that its reader needs, in the central directory
+        data[data.index(b"PK\x01\x02") + 6] = 99
+    contents: dict[str, bytes] = {"text": b"no archive", "cut": bytes(data[:-30]), "empty": b""}
+    path.write_bytes(contents.get(damage, bytes(data)))
+    with ExitStack() as stack, pytest.raises(error, match=f"x.npz: .*{says}|x.npz: {says}"):
+        NpzFile(path, stack)
+
+
+@pytest.mark.parametrize("most", [0, 1, 2])
+def test_an_archive_may_have_as_many_members_as_are_read(
+    most: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, a=np.zeros(4), b=np.zeros(2))
+    monkeypatch.setattr("aprfmt.inference.engines.npz.MAX_MEMBERS", most)
+    with ExitStack() as stack:
+        if most < 2:
+            with pytest.raises(FormatError, match=f"x.npz: 2 members; at most {most} are read"):
+                NpzFile(path, stack)
+        else:
+            assert sorted(NpzFile(path, stack).arrays) == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("run_", "sinks", "size"),
+    [
+        ("numpy:float64", None, 60.0),
+        ("numpy:float64", (3.0, -100.0, 90.0), 1.0),
+        ("torch:float64", None, 1.0),
+        ("torch:float64", (3.0, -100.0, 90.0), 60.0),
+    ],
+)
+def test_a_deterministic_softmax_is_the_softmax(
+    run_: str, sinks: tuple[float, ...] | None, size: float
+) -> None:
+    """Over more keys than a tile, of scores whose exponentials alone overflow, and with sinks."""
+    import torch
+
+    rng = np.random.default_rng(4)
+    scores = rng.normal(size=(3, 5, 70)) * size + 800
+    mask = np.arange(70)[None] <= np.arange(5)[:, None] * 17
+    rows = None if sinks is None else np.asarray(sinks) + 800
+    hidden = torch.tensor(np.where(mask, scores, -np.inf))
+    if rows is not None:
+        hidden = torch.cat([hidden, torch.tensor(rows)[:, None, None].expand(3, 5, 1)], -1)
+    expected = torch.softmax(hidden, -1)[..., :70].numpy()
+    for deterministic in (False, True):
+        b = backend(run_, deterministic=deterministic)
+        heads = Heads(mask, 1.0, None, None if rows is None else b.array(rows), "input")
+        found = np.asarray(b.probs(b.array(scores.copy()), heads))
+        np.testing.assert_allclose(found, expected, rtol=1e-12, atol=1e-300)
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_chunks_from_both_ends_come_back_in_order(ranks: int, axis: int) -> None:
+    """Context parallelism that gives rank i of n the chunks i and 2n-1-i of 2n."""
+    whole = np.arange(144.0).reshape(12, 12)
+    chunks = np.split(whole, 2 * ranks, axis=axis)
+    parts = []
+    for rank in range(ranks):
+        held = np.concatenate([chunks[rank], chunks[2 * ranks - 1 - rank]], axis=axis)
+        parts.append(JoinedArray("x", held.shape, "float64", partial(np.copy, held)))
+    joined = _join_by_dims("x", parts, Division("cp", axis, "zigzag"))
+    assert joined.shape == whole.shape and joined.how == "zigzag"
+    assert np.array_equal(joined.read(), whole)
+
+
+def test_points_of_a_layer_are_those_of_the_first_layer_too() -> None:
+    for layer in (0, 3):
+        found = neighbour_keys(f"L{layer}.q", layer)
+        assert f"L{layer}.k" in found and all(key.startswith(f"L{layer}.") for key in found)
+    assert {"embd", "logits"} <= set(neighbour_keys("embd", -1))
+
+
+def test_a_missing_cupy_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    with pytest.raises(BackendUnavailableError, match=r"cupy cannot be imported .*install"):
+        loader.load_cupy.__wrapped__()
+
+
+@pytest.mark.parametrize("fault", ["encrypted", "method"])
+def test_a_member_that_zipfile_cannot_read_is_named(fault: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.npz"
+    np.savez(path, a=np.arange(6.0))
+    data = bytearray(path.read_bytes())
+    for mark, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        at = data.index(mark) + flags
+        if fault == "encrypted":
+            data[at] |= 1
+        else:
+            data[at + 2 : at + 4] = (97).to_bytes(2, "little")
+    path.write_bytes(data)
+    with ExitStack() as stack, pytest.raises(UnsupportedError) as caught:
+        NpzFile(path, stack).read("a")
+    assert str(caught.value).startswith(f"{path}: 'a")

@@ -6,6 +6,7 @@ Seen red: the stop token given out, one token too many.
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -118,3 +119,30 @@ def test_logits_in_parts_are_those_of_the_whole_pass(name: str, most: int) -> No
             parts = list(session.logits_in_parts(IDS, rows, most))
     assert max(map(len, parts)) <= most and sum(map(len, parts)) == len(rows)
     assert rel(np.concatenate(parts), whole) < 1e-12
+
+
+def test_statistics_on_the_device_are_waited_for_before_the_logits_are_read() -> None:
+    """In the pass that is recorded, so that each replay waits, too."""
+    calls: list[str] = []
+    tracer: Any = SimpleNamespace(
+        ran=False,
+        restart=lambda: calls.append("restart"),
+        join_statistics=lambda: calls.append("join"),
+        take_replay=lambda template: calls.append(template),
+    )
+
+    def graph(work: Any, ids: Any, cache: None, kind: Any, steps: bool) -> Any:
+        found = work(ids, None)
+        calls.append("recorded")
+        return found
+
+    session: Any = SimpleNamespace(
+        _graphs=SimpleNamespace(replay_for=graph, best=None), _templates={("all", 2): "taken over"}
+    )
+
+    def run(ids: Any, positions: Any) -> str:
+        calls.append("run")
+        return "logits"
+
+    assert Session._run_traced(session, tracer, run, np.array([1, 2]), "all") == "logits"
+    assert calls == ["restart", "run", "join", "recorded", "taken over"]

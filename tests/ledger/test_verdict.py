@@ -19,14 +19,18 @@ from aprfmt.compare.diffs import DiffReport
 from aprfmt.conversion import convert
 from aprfmt.measure.records import FieldDiff
 from aprfmt.measure.traces import TraceDiff
+from aprfmt.model import open_model
 from aprfmt.model.carried_files import SAFETENSORS
 from aprfmt.model.ledger import (
     APART,
+    KINDS,
     Compared,
     NotCompared,
     State,
     VerdictWords,
     _key_reading,
+    list_not_compared,
+    make_ledger,
     pronounce,
 )
 from tests.cli.run import aprfmt as command
@@ -282,3 +286,31 @@ def test_readings_of_a_key_by_the_report_of_an_architecture() -> None:
     assert _key_reading(None, "llama.x", None, "gguf", "llama.") == ("unread", "")
     assert _key_reading(None, "general.x", None, "gguf", "llama.") is None
     assert _key_reading(None, "x", None, "hf", "") is None
+
+
+def test_a_list_of_modules_that_cannot_be_read_is_not_equal(
+    demo_model: Path, tmp_path: Path
+) -> None:
+    """What it says of subfolders is not known then, whatever they hold."""
+    for name in "ab":
+        shutil.copytree(demo_model, tmp_path / name)
+        (tmp_path / name / "modules.json").write_text("[{")
+        (tmp_path / name / "1_Dense").mkdir()
+    done = command("diff", tmp_path / "a", tmp_path / "b", "--json")
+    rows = [row for row in done.json["not_compared"] if row["name"] == "modules.json"]
+    assert done.code == 2 and {row["state"] for row in rows} == {"unreadable"}, done.json["says"]
+
+
+def test_what_was_not_compared_has_one_order(demo_model: Path, tmp_path: Path) -> None:
+    """Whatever the order of the kinds that are asked for, which may be a set's."""
+    other = tmp_path / "b"
+    shutil.copytree(demo_model, other)
+    for name in ("config.json", "tokenizer_config.json", "generation_config.json"):
+        value = json.loads((other / name).read_text())
+        (other / name).write_text(json.dumps(value | {"read_by": "nobody"}))
+    (other / "notes.xyz").write_text("nobody reads this")
+    with open_model(demo_model) as a, open_model(other) as b:
+        sides = make_ledger(a), make_ledger(b)
+    rows = list_not_compared(*sides)
+    assert len({row.kind for row in rows}) == 4
+    assert list_not_compared(*sides, KINDS[::-1]) == rows

@@ -34,6 +34,10 @@ ORDINARY = (
     "1, 2, 3, 4, 5, 6, 7, 8, 9, 10",
     "Très bien, merci: déjà vu à l'été",
     "The last character is cut \ufffd",
+    "\n" * 7,
+    "Paris" + "\n" * 31,
+    "It is a truth that we all allow!!" + " " * 32,
+    "\n" * 40 + "an answer",
     TEXT,
 )
 GIBBERISH = {
@@ -41,6 +45,9 @@ GIBBERISH = {
     "in a row": "and the the the the the the",
     "broken": "abc\ufffddef\ufffd ghi jkl",
     "%": "!!!!!!!!!!",
+    "nothing but 8 blanks": "\n \t\n\r\n\n ",
+    "the last 32 of 37 characters are blanks": "Paris" + "\n" * 32,
+    "the last 32 of 64 characters are blanks": "It is a truth that we all allow." + " " * 32,
 }
 
 

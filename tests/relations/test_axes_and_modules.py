@@ -13,6 +13,7 @@ import pytest
 
 import aprfmt
 from aprfmt.model import open_model
+from aprfmt.model.axes import _axes_relation
 from tests.cli.run import aprfmt as command
 from tests.models import save_tiny
 from tests.relations.edits import edited, remedied, same
@@ -109,3 +110,22 @@ def test_overrides_of_modules_that_are_not_there_are_named(
     assert failed == ["quantization"]
     assert relation.remedy in command("convert", wrong, tmp_path / "x").err
     same(right, remedied(relation.remedy, tmp_path / "mended"))
+
+
+@pytest.mark.parametrize(
+    ("published", "experts"), [("[out, in]", ()), ("[in, out]", ()), ("[in, out]", (4,))]
+)
+def test_axes_are_named_as_they_are_and_as_readers_expect_them(
+    published: str, experts: tuple[int, ...]
+) -> None:
+    """Of stacked experts all three axes are named, of a matrix its two."""
+    found = [("a.weight", (*experts, 2, 3)), ("b.weight", (*experts, 5, 7))]
+    relation = _axes_relation(found, published, Path("m.gguf"))
+    other = {"[out, in]": "[in, out]", "[in, out]": "[out, in]"}[published]
+    wrong, right = (
+        each.replace("[", "[experts, ") if experts else each for each in (other, published)
+    )
+    assert relation.says == (f"2 weights are stored as {wrong}, readers expect {right}: transposed")
+    assert relation.where == ("a.weight", "b.weight")
+    assert relation.examples[0] == (f"a.weight {[*experts, 2, 3]}", f"{[*experts, 3, 2]}")
+    assert relation.remedy.split() == ["aprfmt", "convert", "m.gguf", "OUT"]

@@ -126,7 +126,10 @@ def test_healthy_models_have_no_relation(arch: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "keys",
-    [{"hidden_size": 0, "num_hidden_layers": "x"}, {"model_type": "none", "architectures": []}],
+    [
+        {"hidden_size": 0, "num_attention_heads": "x", "num_hidden_layers": "x"},
+        {"model_type": "none", "architectures": []},
+    ],
 )
 def test_what_needs_no_architecture_goes_on(keys: Keys, demo_model: Path, tmp_path: Path) -> None:
     bad = with_keys(demo_model, tmp_path / "bad", keys)

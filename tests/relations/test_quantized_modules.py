@@ -7,13 +7,14 @@ ways that lists go wrong, and mended by the command that is printed. Seen red: l
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file, save_file
 
 from aprfmt.codecs.module_lists import METHODS, claims_packed, is_listed
-from aprfmt.model import open_model
+from aprfmt.model import open_model, quantized_modules
 from tests.cli.run import aprfmt
 from tests.relations.edits import remedied, same
 
@@ -199,3 +200,31 @@ def test_names_fit_as_transformers_has_it() -> None:
             assert is_listed(section, module) is not packed, (entry, module)
             if not packed:
                 assert not claims_packed(section, module, [module])
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (None, False),
+        ({}, False),
+        ({"quant_method": "another"}, False),
+        ({"quant_method": None}, False),
+        ({"quant_method": "awq"}, True),
+    ],
+)
+def test_of_a_method_whose_lists_nobody_knows_nothing_is_said(
+    config: dict[str, Any] | None, said: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`modules_to_convert` says the same of a plain module in each of them."""
+    plain, packed = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
+    monkeypatch.setattr(
+        quantized_modules, "_plain_and_packed", lambda model: ({plain: None}, {packed: None})
+    )
+    monkeypatch.setattr(quantized_modules, "stale_names", lambda model: [])
+    monkeypatch.setattr(quantized_modules, "_remedy_command", lambda *_: "")
+    if config:
+        config = {"quantization_config": {**config, "modules_to_convert": [plain]}}
+    model: Any = SimpleNamespace(config=config)
+    found = quantized_modules.wrong_claims(model)
+    assert (found is not None) == said
+    assert found is None or found.where == (f"{plain}.weight",)

@@ -35,6 +35,8 @@ PREFIXES = {
     "decoder": ("^model[.]", "model.decoder."),
     "repeated": ("^model[.]", "model.model."),
     "below layers": ("[.]layers[.]", ".layers.layers."),
+    "of a multimodal class": ("^model[.]", "model.language_model."),
+    "of a multimodal part": ("^", "language_model."),
 }
 COMPONENTS = {
     "attention": ("[.]self_attn[.]", ".attention."),

@@ -9,6 +9,7 @@ import pytest
 
 import aprfmt
 from aprfmt.errors import RemoteError, UsageError
+from aprfmt.remote.fsspec_sites import FsspecSite
 from aprfmt.remote.paths import parse_location
 from tests.cli.run import aprfmt as command
 from tests.remote.conftest import forget
@@ -125,3 +126,22 @@ def test_a_scheme_that_nobody_knows() -> None:
 
 def test_a_file_address_is_a_path(demo_model: Path) -> None:
     assert parse_location(f"file://{demo_model}") == demo_model
+
+
+def test_a_file_that_no_file_system_has_is_said_whatever_is_asked_first() -> None:
+    fsspec = pytest.importorskip("fsspec", reason="NOT-RUN: fsspec is not installed")
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/first/here.bin", b"0123456789")
+    site = FsspecSite(["memory:", "first"])
+    facts, begin = site.first("here.bin")
+    assert facts.size == 10 and begin == b"0123456789"
+    assert site.facts("none.bin") is None and site.facts("") is None, "a folder is no file"
+    for name in ("none.bin", ""):
+        with pytest.raises(RemoteError, match=f"memory://first/?{name}.*no such file"):
+            site.first(name)
+    with pytest.raises(RemoteError, match=r"memory://first/none\.bin: cannot be read: "):
+        site.fetch("none.bin", facts, 0, 4)
+    with pytest.raises(RemoteError, match=r"memory://first/none\.bin: cannot be read: "):
+        site.names("none.bin")
+    with pytest.raises(RemoteError, match=r"here.bin: 10 bytes came of 0\.\.11; try again"):
+        site.fetch("here.bin", facts, 0, 11)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aprfmt.errors import RemoteError
-from aprfmt.remote import traffic
+from aprfmt.remote import stream_hash, traffic
 from aprfmt.remote.buckets import BucketSite
 from aprfmt.remote.disk_cache import DiskCache
 from aprfmt.remote.hub import HubSite
@@ -23,6 +23,7 @@ from aprfmt.remote.read_ahead import ReadAhead
 from aprfmt.remote.remote_file import AGAIN, WINDOW, RemoteObject
 from aprfmt.remote.response_body import ResponseBody
 from aprfmt.remote.site import FileFacts
+from aprfmt.remote.stream_hash import StreamHash
 from aprfmt.remote.temporary_cache import TemporaryRanges
 
 
@@ -206,3 +207,23 @@ def test_one_run_keeps_half_of_the_cache_and_no_byte_more(
     assert [None if each is None else bytes(each) for each in kept] == [
         DATA[:100], DATA[100:150], None, None,
     ]  # fmt: skip
+
+
+def test_what_comes_next_is_hashed_however_much_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit beside what waits is asked for again, and nothing else is."""
+    monkeypatch.setattr(stream_hash, "HELD", 8)
+    data, asked = bytes(range(32)), []
+
+    def windows(start: int, stop: int) -> list[memoryview]:
+        asked.append((start, stop))
+        assert len(asked) < 9, asked
+        return [memoryview(data)[start:stop]]
+
+    file: Any = SimpleNamespace(
+        size=32, path="x", sha256="", proven=True, windows=windows,
+        tell=lambda take: None, held=lambda start: memoryview(b""),
+    )  # fmt: skip
+    stream = StreamHash(file)
+    for start in (8, 16, 0):  # the second waits for room, the third is next
+        stream.take(start, memoryview(data)[start : start + 8])
+    assert stream.result() == hashlib.sha256(data).hexdigest() and asked == [(16, 32)]

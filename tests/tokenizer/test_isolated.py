@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aprfmt.errors import FormatError
-from aprfmt.tokenizer import pre
+from aprfmt.tokenizer import isolated, pre
 from aprfmt.tokenizer.expense import (
     MOST_GROWTH,
     MOST_REPEATS,
@@ -29,6 +29,11 @@ from tests.qa.faults import copied
 
 CHAIN = [{"type": "Replace", "pattern": {"String": "e"}, "content": "e" * 100}] * 8
 BOMB = {"type": "Sequence", "normalizers": CHAIN}
+
+
+@pytest.fixture(autouse=True)
+def nothing_ended_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(isolated, "_ended", set())
 
 
 def nested(depth: int) -> dict[str, Any]:
@@ -112,6 +117,32 @@ def test_the_end_of_the_child_is_an_error_and_stays_one(name: str) -> None:
                 engine.decode([1], False)
             else:
                 engine.encode("e", False, True)
+
+
+def test_a_tokenizer_that_ended_a_child_is_not_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each text of each check would cost the whole limit; what is cheap is still answered."""
+    text = tokenizer(normalizer=BOMB, added_tokens=[token("c")])
+    first, again, other = (engine_of_text(t, "here") for t in (text, text, text + " "))
+    with pytest.raises(FormatError, match="needs more than"):
+        first.encode("e", False, True)
+    assert other.encode("b", False, True) == [0], "another file is another tokenizer"
+    assert again.size == 3 and again.token(0) == "b" and again.token(9) is None
+    assert again.special_ids == frozenset() and set(again.added_token_flags()) == {"c"}
+    monkeypatch.setattr(
+        IsolatedEngine, "_send_request", lambda *of: pytest.fail("the child was asked")
+    )
+    for call in (lambda: again.encode("b", False, True), lambda: again.decode([0], True)):
+        with pytest.raises(FormatError, match="here: the tokenizer needs more than"):
+            call()
+    assert again.token(0) == "b" and again.token(9) is None, "asked once"
+
+
+def test_an_error_of_the_library_is_not_an_end() -> None:
+    replaced = {"type": "Replace", "pattern": {"Regex": "(e+)+$"}, "content": ""}
+    engine = engine_of_text(tokenizer(normalizer=replaced), "here")
+    with pytest.raises(FormatError, match="cannot encode"):
+        engine.encode("e" * 60 + "b", False, True)
+    assert engine.encode("b", False, True) == [0]
 
 
 def test_parts_that_files_bring_to_a_vocabulary_are_judged_too() -> None:

@@ -302,10 +302,13 @@ def try_rotated_counts(case: Mismatch) -> Iterator[Change]:
     if hides_rope_angles(case) and len(chosen) > 8:
         chosen = [n for n in (width, 3 * width // 4, width // 2, width // 4) if n in chosen]
     for n in chosen:
-        change = rotated_count_change(case.patched, kind, n)
-        if case.trial(change) <= case.view.tolerance:
-            yield change
-            return
+        for change in (
+            rotated_count_change(case.patched, kind, n),
+            *_kept_frequencies_change(case.patched, kind, n),
+        ):
+            if case.trial(change) <= case.view.tolerance:
+                yield change
+                return
 
 
 def rotated_count_change(patched: PatchedModel, kind: RopeKind, n: int) -> Change:
@@ -318,6 +321,25 @@ def rotated_count_change(patched: PatchedModel, kind: RopeKind, n: int) -> Chang
         f"{n} elements of each head are rotated; the model says {configured}",
         ("rope_dim",),
         rotate_with(rope.inv_freq, rope.factor),
+        {"rope_dim": n},
+    )
+
+
+def _kept_frequencies_change(patched: PatchedModel, kind: RopeKind, n: int) -> Iterator[Change]:
+    """Yield the change to `n` rotated elements with the first of the model's own frequencies.
+
+    An engine that takes half-width cosines for those of a partial rotation makes this one.
+    """
+    configured = int(patched.hp["rope_dim"])
+    if n >= configured:
+        return
+    rope = rope_frequencies(patched, kind)
+    yield Change(
+        "partial_rotary",
+        f"{n} elements of each head are rotated, by the first {n // 2} frequencies of "
+        f"{configured // 2}; the model says {configured}",
+        ("rope_dim",),
+        rotate_with(rope.inv_freq[: n // 2], rope.factor),
         {"rope_dim": n},
     )
 

@@ -15,6 +15,7 @@ from aprfmt.errors import AprfmtError
 from aprfmt.measure.encoding_noise import UNIT, storage_noise
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.numbers import to_float64
+from aprfmt.measure.row_reader import RowReader
 from aprfmt.measure.tensors import largest_steps
 from aprfmt.quantizing.row_encoding import encode_rows
 from aprfmt.tensors.norms import exact_dot
@@ -238,6 +239,11 @@ ROUNDINGS: tuple[tuple[str, Take], ...] = (
 )
 
 
+def _take_plus_one(side: RowReader) -> Take:
+    """Return how to take a side's values with 1 added, as float32."""
+    return lambda rows: (to_float64(side.take(rows)) + 1).astype(np.float32)
+
+
 def guess_rounding(case: DifferingPair) -> Iterator[Guess | Finding]:
     """Yield guesses that one side was rounded or cut to fewer bits.
 
@@ -251,10 +257,19 @@ def guess_rounding(case: DifferingPair) -> Iterator[Guess | Finding]:
         yield Guess(
             "rounding",
             ("equal once 1 is added, as one of the files stores it: small values were rounded so",),
-            lambda rows: (to_float64(a.take(rows)) + 1).astype(np.float32),
-            lambda rows: (to_float64(b.take(rows)) + 1).astype(np.float32),
+            _take_plus_one(a),
+            _take_plus_one(b),
             slack=case.slack(moved=False),
         )
+        # or the sum was rounded on the way to a type that holds more
+        for told, fine, coarse in (("B's values are A's", a, b), ("A's values are B's", b, a)):
+            for text, apply in ROUNDINGS:
+                yield Guess(
+                    "rounding",
+                    (f"{told}, {text} with 1 added, as it is stored",),
+                    _apply_after(_take_plus_one(fine), apply),
+                    _take_plus_one(coarse),
+                )
     for label, fine, told in (("A", a, "B's values are A's"), ("B", b, "A's values are B's")):
         for text, apply in ROUNDINGS if fine.encoding != "F64" else ():
             yield case.guess(

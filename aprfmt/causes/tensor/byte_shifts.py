@@ -1,5 +1,6 @@
 """Hypotheses about data begun some bytes too early or too late, in whole or from some byte on."""
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -54,6 +55,10 @@ def explain_byte_offset(case: DifferingPair) -> Iterator[Finding]:
             return
 
 
+_WRAPPED = (
+    "offsets were kept in {0} bits: the data stand a multiple of 2^{0} bytes too early, and their "
+    "own place was never written"
+)
 WRAPS = (1 << 32, 1 << 31)  # bytes that an offset of 32 bits, unsigned and signed, counts to
 READ = 1 << 20
 
@@ -97,13 +102,48 @@ def explain_wrapped_offset(case: DifferingPair) -> Iterator[Finding]:
         ):
             power = wrap.bit_length() - 1
             says = (
-                f"offsets were kept in {power} bits: the data stand a multiple of 2^{power} bytes "
-                "too early, and their own place was never written",
+                _WRAPPED.format(power),
                 f"A's {len(data)} bytes stand in B's {holder.info.name} at +{place:#x} "
                 f"(byte {at} of the file); B is zero from byte {begin + offset} on",
             )
             proof = prove_bytes(copy_bytes(wanted, 0, min(len(data), READ)), len(data), 1)
             yield make_finding("byte_offset", (case.key,), says, case.before.relative, 0.0, proof)
+            return
+
+
+def explain_overwritten_by_wrapped(case: DifferingPair) -> Iterator[Finding]:
+    """Ask whether all that differs here is where data with wrapped offsets were written."""
+    data, wanted = case.b.bytes, case.a.bytes
+    size = encoding_row(case.b.encoding).type_size
+    if case.a.encoding != case.b.encoding or len(data) != len(wanted) or not len(data) or not size:
+        return
+    tensor, inside = data.locate(0)
+    stored = [each for each in case.context.stored("b") if each.path == tensor.path]
+    begin, own = min(each.info.offset for each in stored), tensor.info.offset + inside
+    for wrap in WRAPS:
+        spans = [
+            (begin + (each.info.offset - begin) % wrap - own, each.info.nbytes, each.info.name)
+            for each in stored
+            if each.info.offset - begin >= wrap
+        ]
+        spans = [span for span in spans if 0 <= span[0] and span[0] + span[1] <= len(data)]
+        if not spans or any(start % size or length % size for start, length, _ in spans):
+            continue
+        apart = 0
+        for start, length, _ in spans:
+            x, y = (
+                np.frombuffer(copy_bytes(b, start, start + length), np.uint8)
+                for b in (wanted, data)
+            )
+            apart += int((x != y).reshape(-1, size).any(axis=1).sum())
+        if apart and apart == case.before.changed:
+            names = ", ".join(name for _, _, name in spans)
+            says = (_WRAPPED.format(wrap.bit_length() - 1), f"those of {names} were written here")
+            first = copy_bytes(data, spans[0][0], spans[0][0] + min(READ, spans[0][1]))
+            proof, away = prove_bytes(first, apart, 1), case.before.relative
+            yield make_finding(
+                "byte_offset", (case.key,), says, away if math.isfinite(away) else None, 0.0, proof
+            )
             return
 
 
@@ -280,6 +320,13 @@ HYPOTHESES = (
         explain_wrapped_offset,
         30,
         "offsets that an integer of 32 bits wraps: bytes alone",
+        stored=True,
+    ),
+    PairHypothesis(
+        ("byte_offset",),
+        explain_overwritten_by_wrapped,
+        31,
+        "where such data landed, before damage",
         stored=True,
     ),
     PairHypothesis(

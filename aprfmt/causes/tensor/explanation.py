@@ -20,7 +20,11 @@ from aprfmt.causes import CAUSES
 from aprfmt.causes.tensor.context import NotTried, PairContext
 from aprfmt.causes.tensor.differing_pair import DifferingPair, row_distances
 from aprfmt.causes.tensor.guess import Group, Guess, JointHypothesis, Take
-from aprfmt.causes.tensor.other_tensors import explain_renamed
+from aprfmt.causes.tensor.other_tensors import (
+    explain_empty_codes,
+    explain_placeholder,
+    explain_renamed,
+)
 from aprfmt.causes.tensor.proof import made_on, make_finding, prove_guess
 from aprfmt.causes.tensor.stored_bytes import SIXTEEN, take_byte_swapped
 from aprfmt.errors import AprfmtError
@@ -61,6 +65,10 @@ def explain_pair(a: View, b: View, context: PairContext, key: str = "") -> Findi
 def _explain_differing(a: View, b: View, context: PairContext, key: str) -> Finding | None:
     """Return the finding for two tensors by their shapes or values; None as in `explain_pair`."""
     first, second = RowReader(a), RowReader(b)
+    if a.shape != b.shape:
+        placeholder = explain_placeholder(key or a.name, first, second)
+        if placeholder is not None:
+            return placeholder
     if not first.size or not second.size:
         return None
     case = DifferingPair(key or a.name, first, second, context)
@@ -69,6 +77,9 @@ def _explain_differing(a: View, b: View, context: PairContext, key: str) -> Find
         return None if shaped is None else shaped[0]
     if not case.before.changed:
         return None
+    empty = explain_empty_codes(case.key, first, second)
+    if empty is not None:  # nothing relates values to codes that were never written
+        return empty
     return _with_nonfinite(case, _explain_values(case))
 
 

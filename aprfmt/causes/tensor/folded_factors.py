@@ -94,7 +94,7 @@ class LayerTensors:
     def has(self, role: str) -> bool:
         """Return whether both sides have a tensor of this role, of one shape and finite.
 
-        Its values are read on the first call; later calls do not check them again.
+        Its values are read once, on the first call that finds them usable.
         """
         if role in self.a:
             return True
@@ -102,11 +102,11 @@ class LayerTensors:
         if pair is None or pair.a is None or pair.b is None or pair.a.shape != pair.b.shape:
             return False
 
-        self.a[role], self.b[role] = (
-            np.asarray(side.numpy(), np.float32) for side in (pair.a, pair.b)
-        )
-        self.folded[role] = self.a[role]
-        return bool(np.isfinite(self.a[role]).all() and np.isfinite(self.b[role]).all())
+        a, b = (np.asarray(side.numpy(), np.float32) for side in (pair.a, pair.b))
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            return False
+        self.a[role], self.b[role], self.folded[role] = a, b, a
+        return True
 
     def slack(self, role: str) -> float:
         """Return the relative distance that counts as equal, after two roundings."""

@@ -29,15 +29,20 @@ SPREADS = (0.6, 1.7)  # ratio of quantiles of |x|/rms; normal to uniform: 0.86 t
 QUANTILES = (0.5, 0.9, 0.99)
 # Distance of the sorted values in units of the encodings' error: BF16 gives 0.44, blocks under 0.3.
 SORTED = 0.5
+DISTINCT = 512  # values that a sample of drawn numbers has at least
 RELATED = 0.1  # two trainings have a lower correlation of values, and of magnitudes
 
 
 @dataclass(frozen=True, slots=True)
 class ForeignVerdict:
-    """Whether a tensor is a different one, and the reason for or against it."""
+    """Whether a tensor is a different one, and the reason for or against it.
+
+    `drawn` is the distribution of an initialisation that was never replaced, "" otherwise.
+    """
 
     sure: bool
     says: str
+    drawn: str = ""
 
 
 def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
@@ -99,6 +104,7 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
             f"B's values are {drawn}, {ratio:.3g} times the size of A's and not related to them "
             f"(correlation {values:.2g} over {x.size} values): an initialisation that was never "
             "replaced",
+            drawn,
         )
     return ForeignVerdict(
         True,
@@ -118,7 +124,8 @@ def _initial_distribution(values: "Array") -> str:
     if y.size > MOST_SORTED:
         y = y[:: y.size // MOST_SORTED]
     size = float(y.std())
-    if not size or abs(float(y.mean())) > 5 * size / y.size**0.5 or len(np.unique(y)) < y.size / 2:
+    few = min(y.size / 2, DISTINCT)  # 16 bits hold some thousand near one size
+    if not size or abs(float(y.mean())) > 5 * size / y.size**0.5 or len(np.unique(y)) < few:
         return ""
     rank = (np.arange(y.size) + 0.5) / y.size
     limit = 1.5 / y.size**0.5  # of the Kolmogorov-Smirnov distance

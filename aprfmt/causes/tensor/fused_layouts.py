@@ -28,23 +28,25 @@ def layout_words(
     "" if the order is not known. `parts` are names and rows of what was fused; `outer` stacks
     (experts) repeat them. `kv_heads` groups q, k and v, 0 for other parts.
     """
+    for text, order in worded_orders(parts, kv_heads, outer):
+        if np.array_equal(at, order):
+            return text
+    names = " ".join(name for name, _ in parts)
+    return _rotation_words(at, names) or _block_order_words(at, names)
+
+
+def worded_orders(
+    parts: Sequence[tuple[str, int]], kv_heads: int, outer: int = 1
+) -> "Iterator[tuple[str, Array]]":
+    """Yield every layout and its inverse: in words, and as the rows of A at B's places."""
     names = " ".join(name for name, _ in parts)
     whole = f"all {', then all '.join(name for name, _ in parts)}"
-    if outer == 1:
-        for text, order in fused_orders(parts, kv_heads):
-            if np.array_equal(at, order):
-                return f"[{names}]: {whole} in A became {text} in B"
-            if np.array_equal(at, invert_permutation(order)):
-                return f"[{names}]: {text} in A became {whole} in B"
-    else:
-        for text, order in _stacked_orders(parts, kv_heads, outer):
-            for one, first, second in (
-                (order, whole, text),
-                (invert_permutation(order), text, whole),
-            ):
-                if np.array_equal(at, one):
-                    return f"[{names}] of each expert: {first} in A became {second} in B"
-    return _rotation_words(at, names) or _block_order_words(at, names)
+    stacked = outer > 1
+    orders = _stacked_orders(parts, kv_heads, outer) if stacked else fused_orders(parts, kv_heads)
+    head = f"[{names}] of each expert" if stacked else f"[{names}]"
+    for text, order in orders:
+        yield f"{head}: {whole} in A became {text} in B", order
+        yield f"{head}: {text} in A became {whole} in B", invert_permutation(order)
 
 
 def fused_orders(parts: Sequence[tuple[str, int]], kv_heads: int) -> "Iterator[tuple[str, Array]]":

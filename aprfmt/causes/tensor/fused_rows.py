@@ -8,7 +8,7 @@ weights and, where they moved too, the biases is one finding.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +25,8 @@ from aprfmt.causes.tensor.row_sources import JoinedRows, find_sources, source_ru
 from aprfmt.measure.alignment import TensorPair
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.records import TensorDiff
-from aprfmt.measure.row_reader import RowReader
+from aprfmt.measure.row_reader import ComputedRows, RowReader, widen_values
+from aprfmt.tensors.view import View
 
 if TYPE_CHECKING:
     from aprfmt.codecs.base import Array
@@ -66,12 +67,16 @@ WEAK = ("row_offset", "stale_tensor", "byte_offset", "bit_rot", "head_order", "w
 
 @dataclass(frozen=True)
 class RowOrder:
-    """An order of a family's rows: the cause, the words, and the rows of A at B's places."""
+    """An order of a family's rows: the cause, the words, and the rows of A at B's places.
+
+    `named` says that it is one of the known layouts, and not read off the rows.
+    """
 
     cause: str
     says: str
     at: "Array"
     more: tuple[str, ...] = ()
+    named: bool = False
 
 
 def fused_groups(
@@ -111,7 +116,7 @@ def _explain_layer(
         alike = _order_explanations(biases, order, ("the biases moved with the weights",))
         return found | alike
     # An order of the biases alone.
-    order = _find_row_order(rows, family, biases)
+    order = _find_row_order(rows, family, biases) or _find_known_order(rows, family, biases)
     if order is None or biases is None:
         return {}
     return _order_explanations(
@@ -132,13 +137,38 @@ def _joined_pair(
     for pair in chosen:
         if pair is None or pair.a is None or pair.b is None or pair.a.shape != pair.b.shape:
             return None
-        readers.append((RowReader(pair.a), RowReader(pair.b)))
+        readers.append((_rows_of(pair.a, roles), _rows_of(pair.b, roles)))
     if len({(row.columns, len(row.shape)) for row, _ in readers}) != 1:
         return None
     first, second = (JoinedRows(keys, [pair[side] for pair in readers]) for side in (0, 1))
     case = DifferingPair(keys[0], first, second, context)
     case.known = False
     return case
+
+
+def _rows_of(side: View, roles: Sequence[tuple[str, str]]) -> RowReader:
+    """Return the rows of a part; the values of an expert's bias are rows of one value each."""
+    reader = RowReader(side)
+    if len(reader.shape) == 2 and all(role.endswith(".bias") for role, _ in roles):
+        return ValueRows(reader)
+    return reader
+
+
+class ValueRows(ComputedRows):
+    """A matrix as a list of its values, one a row."""
+
+    def __init__(self, reader: RowReader) -> None:
+        super().__init__(reader.side)
+        self.rows, self.columns, self.shape = reader.size, 1, (reader.size,)
+
+    @cached_property
+    def whole(self) -> "Array":
+        """All values [rows, 1]."""
+        return widen_values(self.side.numpy()).reshape(self.rows, 1)
+
+    def take(self, index: "Array | list[int]") -> "Array":
+        """Return the values with these numbers [n, 1]."""
+        return self.whole[np.asarray(index, np.int64)]
 
 
 def _part_keys(case: DifferingPair) -> tuple[str, ...]:
@@ -170,18 +200,46 @@ def _find_row_order(
     return _name_row_order(family, case, at)
 
 
+def _find_known_order(
+    rows: Mapping[str, TensorDiff], family: FusedRoles, case: DifferingPair | None
+) -> RowOrder | None:
+    """Return the known layout that makes single values equal; None where none does.
+
+    Equal values stand in many places of a vector, so that where one came from is not seen.
+    """
+    if case is None or case.a.columns != 1:
+        return None
+    assert isinstance(case.a, JoinedRows)
+    if not any(rows[key].is_unexplained(WEAK) for key in case.a.keys):
+        return None
+    kv = next(iter(case.sizes("n_kv_heads")), 0) if family.heads else 0
+    x, y = case.a.whole, case.b.whole
+    for text, at in fused_layouts.worded_orders(_part_sizes(case.a, family), kv, _stacks(case.a)):
+        if np.array_equal(x[at], y):
+            return RowOrder("fused_order", f"the rows of {text}", at, named=True)
+    return None
+
+
+def _part_sizes(joined: JoinedRows, family: FusedRoles) -> list[tuple[str, int]]:
+    """Return the short name and the number of rows of each part."""
+    named = zip(family.keys_with_suffix("weight"), joined.readers, strict=True)
+    return [(name, reader.rows) for (_, name), reader in named]
+
+
+def _stacks(joined: JoinedRows) -> int:
+    """Return how many experts are stacked, 1 without experts."""
+    shape = joined.readers[0].side.shape
+    lone = 1 if isinstance(joined.readers[0], ValueRows) else 2
+    return int(shape[0]) if len(shape) > lone else 1
+
+
 def _name_row_order(family: FusedRoles, case: DifferingPair, at: "Array") -> RowOrder | None:
     """Return the order of a family's rows with its cause and words; None without a name.
 
     `at` holds the row of A at each place of B.
     """
     assert isinstance(case.a, JoinedRows)
-    parts = [
-        (name, reader.rows)
-        for (_, name), reader in zip(family.keys_with_suffix("weight"), case.a.readers, strict=True)
-    ]
-    shape = case.a.readers[0].shape
-    outer = shape[0] if len(shape) == 3 else 1
+    parts, outer = _part_sizes(case.a, family), _stacks(case.a)
     kv = next(iter(case.sizes("n_kv_heads")), 0) if family.heads else 0
     whole = len(set(at.tolist())) == len(at)
     if whole:
@@ -192,7 +250,7 @@ def _name_row_order(family: FusedRoles, case: DifferingPair, at: "Array") -> Row
         text = fused_layouts.layout_words(at, parts, kv, outer)
         if text:
             cause = "row_offset" if ": rotated by" in text else "fused_order"
-            return RowOrder(cause, f"the rows of {text}", at)
+            return RowOrder(cause, f"the rows of {text}", at, named=" in A became " in text)
         text = f"[{' '.join(name for name, _ in parts)}]: the rows stand in another order"
         return RowOrder("fused_order", text, at, (segment_words(case.a, at),))
     by = _cut_shift(case.a, at) if outer == 1 else 0
@@ -265,8 +323,9 @@ def _order_explanations(
         if not after.equal(slack):
             return {}
         if before.changed and before.relative > slack:
-            # A row of the order is a number that was found on the row.
-            proof = prove_values(case.b.take(rows[:FEW]), after.count, len(rows), slack)
+            # A row of an unknown order is a number that was found on the row.
+            free = 0 if order.named else len(rows)
+            proof = prove_values(case.b.take(rows[:FEW]), after.count, free, slack)
             found[key] = make_finding(
                 order.cause, (key,), (order.says, *order.more, *more), before.relative,
                 after.relative, proof,

@@ -18,6 +18,7 @@ from aprfmt.measure.numbers import to_float64
 from aprfmt.measure.records import EQUAL
 from aprfmt.measure.row_reader import RowReader
 from aprfmt.tensors import norms
+from aprfmt.tensors.companions import constant_codes
 
 if TYPE_CHECKING:
     from aprfmt.causes.tensor.context import PairContext
@@ -224,6 +225,35 @@ def explain_constant_side(case: DifferingPair) -> Iterator[Finding]:
             return
 
 
+def explain_placeholder(key: str, a: RowReader, b: RowReader) -> Finding | None:
+    """Return that one side holds no value, or one, where the other holds a tensor; None if not.
+
+    Source: DeepSpeed's ZeRO stage 3 leaves parameters of shape [0] behind, and other partitioned
+    runs [1]; a checkpoint saved without gathering them has these.
+    """
+    for label, mine, other in (("B", b, a), ("A", a, b)):
+        if mine.size <= 1 < other.size and len(mine.shape) == 1:
+            text = (
+                f"{label} has shape {list(mine.shape)}, a placeholder: the values are not in the "
+                "file, as where a partitioned run (ZeRO stage 3, FSDP) is saved without gathering"
+            )
+            told = (text, f"the other side has {list(other.shape)}")
+            return make_finding("stale_tensor", (key,), told, None, None, None, confirmed=False)
+    return None
+
+
+def explain_empty_codes(key: str, a: RowReader, b: RowReader) -> Finding | None:
+    """Return that one side's codes of a packed weight are one byte throughout; None if not."""
+    for label, side in (("B", b), ("A", a)):
+        stored = side.side.stored
+        code = constant_codes(stored[0]) if len(stored) == 1 else None
+        if code is not None:
+            text = f"{label}'s codes are all bytes {code:#04x}: it was never filled"
+            told = text, f"in {stored[0].parts[''].info.name}"
+            return make_finding("stale_tensor", (key,), told, None, None, None, confirmed=False)
+    return None
+
+
 def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
     """Yield guesses that a tensor is the base's, and the finding that it relates to nothing."""
     context = case.context
@@ -245,16 +275,17 @@ def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
         return
     # Judge whether the tensor is another one or a damaged copy.
     judged = judge_foreign(case.a, case.b)
-    what = (
-        "looks taken from another checkpoint"
-        if judged.sure
-        else ("holds other values: of another checkpoint, or damaged")
-    )
+    what = "holds other values: of another checkpoint, or damaged"
+    if judged.sure:
+        what = "looks taken from another checkpoint"
+    if judged.drawn:
+        what = "holds an initialisation: it was never loaded, or never trained"
+    which = "" if judged.drawn else "; a base (--base) could show which"
     yield make_finding(
         "stale_tensor",
         (case.key,),
         (
-            f"this tensor {what}; a base (--base) could show which",
+            f"this tensor {what}{which}",
             f"{equal} of {len(verdicts)} other tensors are equal, {apart.changed} of {apart.count} "
             f"values of this one are not, by {apart.relative:.3g} of its norm",
             judged.says,

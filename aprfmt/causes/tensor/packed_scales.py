@@ -20,7 +20,7 @@ from aprfmt.causes.tensor.packed_copies import (
     scale_lattice,
     spread_over_copy,
 )
-from aprfmt.codecs import fp8
+from aprfmt.codecs import decode, fp8
 from aprfmt.measure.bounds import fit_errors
 from aprfmt.measure.findings import Finding
 
@@ -108,10 +108,32 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
             return  # one factor for all is no fault of a packed encoding by itself
         few = f"in {int(wrong.sum())} of {wrong.size} groups"
         numbers = f"factors from {factor.min():.4g} to {factor.max():.4g}"
-        says = f"{copy.whose} scales are wrong: {relation or 'other ones stand there'}"
+        known = relation or _order_of_scales(copy) or "other ones stand there"
+        says = f"{copy.whose} scales are wrong: {known}"
         cause = "nested_offset" if relation == NESTED else "quant_scale"
         yield explain_copy(copy, cause, (says, few, numbers, copy.scheme), after, factor.size)
         return
+
+
+def _order_of_scales(copy: PackedCopy) -> str:
+    """Return that the stored scales are the other side's in another order, "" if they are not.
+
+    All of the stored tensor is looked at: of a fused one a part has scales of the other parts.
+    """
+    mine, theirs = (side.side.stored for side in (copy.reader, copy.source))
+    if len(mine) != 1 or len(theirs) != 1:
+        return ""
+    for suffix, part in mine[0].parts.items():
+        other = theirs[0].parts.get(suffix)
+        if "scale" not in suffix or other is None or part.info.shape != other.info.shape:
+            continue
+        x, y = (
+            np.sort(decode(one.info.encoding, one.raw(), one.info.shape), axis=None)
+            for one in (part, other)
+        )
+        if x.size > 1 and np.array_equal(x, y) and x[0] != x[-1]:
+            return f"they are {copy.other} in another order, and the codes are not"
+    return ""
 
 
 def _cells_fit_inside(grouping: Grouping, copy: PackedCopy) -> bool:

@@ -29,7 +29,7 @@ class JoinedRows(ComputedRows):
     def __init__(self, keys: Sequence[str], readers: Sequence[RowReader]) -> None:
         """Join the rows of `readers`, the tensors `keys`, in this order."""
         super().__init__(readers[0].side)
-        self.keys, self.readers = tuple(keys), tuple(readers)
+        self.keys, self.readers, self.columns = tuple(keys), tuple(readers), readers[0].columns
         self.starts = (0, *accumulate(reader.rows for reader in readers))
         self.rows = self.starts[-1]
         self.shape = (self.rows,) if self.columns == 1 else (self.rows, self.columns)

@@ -48,6 +48,7 @@ _LISTED = (
     pre_tokenizer.option_differences,
     special_ids.special_id_differences,
     special_ids.framing_differences,
+    special_ids.processed_text_differences,
     special_ids.template_difference,
     special_ids.generation_differences,
     special_ids.config_id_differences,

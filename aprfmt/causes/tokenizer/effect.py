@@ -150,6 +150,7 @@ def _readings_without_text(parts: TokenizerParts) -> Readings:
         found["frame", part] = tuple(
             parts[f"role:{i}"][0] if isinstance(i, str) else i for i in parts[part]
         )
+    found["frame", "text"], found["frame", "pair"] = parts["text"], str(parts["pair"])
     if parts["listed"]:
         found["ends", ""] = tuple(
             sorted(collect_stop_ids(ids, control_ids(parts).get, frozenset()))

@@ -273,6 +273,9 @@ def _end_parts(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
         made[f"role:{role}"] = (i, text)
     before, after = frame_roles(side)
     made |= {"begins": before, "ends": after, "template": side.template}
+    pair = other.pair if side.pair is None else side.pair
+    judged = side.judges_pairs or other.judges_pairs
+    made |= {"text": side.text_names, "pair": pair if judged else None}
     # Settings that a GGUF has no keys for are the other side's.
     source = other if crossed else side
     said = source.carried.parse_file("generation_config.json") if not source.uses_lists else {}

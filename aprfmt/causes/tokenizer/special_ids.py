@@ -36,7 +36,8 @@ CAUSE_ROWS = (
         "Other ids are put around a text: another token's id, one of them twice, or one that is "
         "neither BOS nor EOS lost.",
         "The ids that the post-processor or the lists put before and behind a text, in their "
-        "order; two spellings of the same ids are no difference.", EXCHANGED,
+        "order; two spellings of the same ids are no difference. Also a text that a template puts "
+        "twice or drops, and what stands between two texts.", EXCHANGED,
     ),
     Cause(
         "chat_template", "identity", "bug",
@@ -184,7 +185,7 @@ def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
                 says += f"; {label}'s chat template writes it too, so that it stands there twice"
         # A default that no file states is a note, not a finding.
         ids = [side.vocabulary.ids.get(role) for side in (a, b)]
-        parts = (part, f"role:{role}") if None in ids else (part,)
+        parts = (part, "pair", f"role:{role}") if None in ids else (part, "pair")
         unsaid = _is_default_bos(a, b, part)
         says += ", where it is not stated and llama.cpp's default" * unsaid
         key = FLAGS[f"add_{role}_token"].gguf
@@ -204,6 +205,37 @@ def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
             still=unsaid,
             mend=mend,
         )
+
+
+def processed_text_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
+    """Yield what post-processors make of one text or of two, where it is more than a frame.
+
+    That is a text that comes twice or not at all, and the ids between two texts, which only models
+    that judge pairs are given. What is put around one text shows in two as well.
+    """
+    rows: list[tuple[str, str, FrameIds, FrameIds]] = []
+    if a.text_names != b.text_names:
+        rows.append(("text", "a text", a.text_names, b.text_names))
+    elif a.pair is not None and b.pair is not None and a.pair != b.pair:
+        if a.post_processor_ids == b.post_processor_ids:
+            rows.append(("pair", "two texts", a.pair, b.pair))
+    for part, what, x, y in rows:
+        says = f"{what} {'becomes' if part == 'text' else 'become'} {_pieces_text(a, x)} in A, "
+        says += f"{_pieces_text(b, y)} in B"
+        place = ("tokenizer.json: post_processor",)
+        still = part == "pair" and not (a.judges_pairs or b.judges_pairs)
+        yield Difference(part, "frame", (part,), place, says, _value(x), _value(y), still=still)
+
+
+def _pieces_text(side: StatedTokenizer, pieces: Sequence[int | str]) -> str:
+    """Return ids with their texts, and the names of texts; the first and the number of many."""
+    shown = [each if isinstance(each, str) else _token_text(side, each) for each in pieces[:8]]
+    more = f", ... ({len(pieces)} in all)" if len(pieces) > 8 else ""
+    return ", ".join(shown) + more or "nothing"
+
+
+def _value(pieces: Sequence[int | str]) -> str:
+    return shorten(str(list(pieces)), 200)
 
 
 FrameIds = tuple[int | str, ...]
@@ -232,7 +264,8 @@ def _frame_difference(a: StatedTokenizer, b: StatedTokenizer, part: str, at: int
         _wrong_ids_text(label, side) for label, side in (("A", a), ("B", b))
     )
     places = (*_frame_keys(b, part, at), *_frame_keys(a, part, at))
-    return Difference("frame", "frame", (part,), places, says, str(list(x)), str(list(y)))
+    parts = (part, "pair")  # what is put around one text is put around two
+    return Difference("frame", "frame", parts, places, says, str(list(x)), str(list(y)))
 
 
 def _ids_text(side: StatedTokenizer, ids: Sequence[int]) -> str:
@@ -280,9 +313,10 @@ def _is_default_bos(a: StatedTokenizer, b: StatedTokenizer, part: str) -> bool:
 
 
 def _agrees_with_processor(a: StatedTokenizer, b: StatedTokenizer, at: int) -> bool:
-    """Return whether lists agree with the post-processor of a tokenizer.json against its flags.
+    """Return whether a GGUF puts the same ids around a text as a tokenizer.json's post-processor.
 
-    tokenizer_config.json's flag and the post-processor are read by different loaders.
+    `at` is 0 for the ids before a text, 1 for those after it. tokenizer_config.json may have a flag
+    that says otherwise, as other loaders read it. False where both sides are of one kind.
     """
     if not is_list_and_json(a, b):
         return False

@@ -2,6 +2,7 @@
 
 from aprfmt.arch.layout_steps import Added
 from aprfmt.arch.spec import ArchSpec, split_key
+from aprfmt.base.protocols import tensor_damage
 from aprfmt.checks import bounds
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
@@ -11,6 +12,7 @@ from aprfmt.model.draft import draft_head
 from aprfmt.model.kinds import drop_stray_command
 from aprfmt.model.ledger import OF_TENSORS, Surplus
 from aprfmt.model.resolve import Resolution
+from aprfmt.tensors.companions import constant_codes
 from aprfmt.tensors.stats import Stats
 from aprfmt.tensors.view import View
 
@@ -209,22 +211,31 @@ def check_filled(ctx: CheckContext) -> Result:
     purpose (LLaMA Pro), so that is a warning. Raises NotRun where no matrix is stored as numbers.
     """
     resolution = ctx.resolution
-    seen, flat = 0, {}
+    seen, flat, codes = 0, dict[str, float](), dict[str, str]()
     for key, logical in resolution.roles.items():
         if bounds.role_bounds(resolution.spec.name, split_key(key)[1]) not in _FILLED:
             continue
-        stats = (
-            _stored_stats(ctx, logical) if len([n for n in logical.shape if n > 1]) > 1 else None
-        )
+        matrix = len([n for n in logical.shape if n > 1]) > 1
+        packed = logical.stored[0] if matrix and len(logical.stored) == 1 else None
+        if packed is not None and len(packed.parts) > 1 and not tensor_damage(packed):
+            seen += 1
+            code = constant_codes(packed)
+            if code is not None:
+                codes[key] = f"every byte of {packed.parts[''].info.name} is {code:#04x}"
+            continue
+        stats = _stored_stats(ctx, logical) if matrix else None
         if stats is None or not stats.count:
             continue
         seen += 1
         if stats.zeros == stats.count or stats.std == 0:
-            flat[key] = 0.0 if stats.zeros == stats.count else stats.mean
+            flat[key] = 0.0 if stats.zeros == stats.count else stats.mean or 0.0
     if not seen:
         raise NotRun("no matrix is stored as numbers")
+    findings = [
+        Finding(key, says, "codes that were filled", "get the file again, or quantize it again")
+        for key, says in codes.items()
+    ]
     # Zeros in both output matrices of a layer are on purpose; anything else was lost.
-    findings = []
     for key, value in flat.items():
         layer, role = split_key(key)
         outputs = {f"{key.removesuffix(role)}{one}" for one in _ADDED_TO_STREAM}

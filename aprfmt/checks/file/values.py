@@ -1,11 +1,15 @@
 """Checks of the stored values, by what one pass over all of them found."""
 
+from collections import Counter
+
 from aprfmt.arch.binding import bind_names
 from aprfmt.base.encodings import find_encoding as encoding_row
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.records import Finding, NotRun, Result
 from aprfmt.errors import AprfmtError, UnsupportedError
+from aprfmt.tensors.companions import quantization_section
 from aprfmt.tensors.stats import tensor_stats
+from aprfmt.tensors.view import View
 
 
 def check_values(ctx: CheckContext) -> Result:
@@ -128,6 +132,7 @@ def check_packed(ctx: CheckContext) -> Result:
             continue
         finally:
             tensor.drop()
+        findings += _group_findings(ctx, name, tensor)
         # A part that is itself not finite is reported by the checks of values and scales.
         parts = [ctx.census[part.info.name] for part in tensor.parts.values()]
         known = any(row.scale or (row.stats and row.stats.nan + row.stats.inf) for row in parts)
@@ -143,3 +148,38 @@ def check_packed(ctx: CheckContext) -> Result:
     if not seen:
         raise NotRun("no weight is stored as several tensors")
     return Result(f"{seen} weights", findings)
+
+
+def _group_findings(ctx: CheckContext, name: str, tensor: View) -> list[Finding]:
+    """Return what is wrong with a GPTQ weight's `g_idx`: each group has as many inputs.
+
+    The last one may have fewer. ExLlama takes an index of zeros for none, other kernels read it,
+    so that without `desc_act` it is a warning.
+    """
+    index, scales = tensor.parts.get(".g_idx"), tensor.parts.get(".scales")
+    if (
+        index is None
+        or scales is None
+        or len(scales.info.shape) != 2
+        or index.info.encoding != "I32"
+    ):
+        return []
+    groups = scales.info.shape[0]
+    raw = memoryview(bytes(index.raw())).cast("i")
+    counts = Counter(raw)
+    size = -(-len(raw) // groups)
+    full = sum(count == size for count in counts.values())
+    if groups < 2 or (len(counts) == groups and full >= groups - 1):
+        return []
+    section = quantization_section(ctx.model.config or {}) or {}
+    empty = set(counts) == {0} and not section.get("desc_act")
+    group, most = counts.most_common(1)[0]
+    return [
+        Finding(
+            index.info.name,
+            f"names {len(counts)} of {groups} groups, group {group} for {most} inputs",
+            f"{size} inputs for each group",
+            "quantize again, or take the file from its source again",
+            "warning" if empty else "fail",
+        )
+    ]

@@ -31,6 +31,7 @@ def gibberish_signals(
         repeats,
         _broken_characters(text),
         _dominant_character(text),
+        _trailing_blanks(text),
     )
     return [sentence for sentence in found if sentence]
 
@@ -127,3 +128,13 @@ def _dominant_character(text: str) -> str:
     most = max(set(dense), key=dense.count)
     share = dense.count(most) / len(dense)
     return f"{share:.0%} of the text is {most!r}" if share >= GIBBERISH.same_share else ""
+
+
+def _trailing_blanks(text: str) -> str:
+    """Find an answer that is nothing but blanks, or goes on in blanks: a loop without a letter."""
+    count = len(text) - len(text.rstrip())
+    if count == len(text) and count >= GIBBERISH.same_length:
+        return f"nothing but {count} blanks"
+    if count >= GIBBERISH.blanks and 2 * count >= len(text):
+        return f"the last {count} of {len(text)} characters are blanks"
+    return ""

@@ -87,6 +87,13 @@ def _parse_file(buffer: Region, partial: bool, faults: Faults) -> ParsedSafe:
     if size < PREFIX:
         raise TruncatedError(f"{where}: has {size} bytes, the header's length alone takes {PREFIX}")
     length = int.from_bytes(buffer[:PREFIX], "little")
+    if not length:
+        zeros = _leading_zeros(buffer)
+        if zeros > PREFIX:
+            raise FormatError(
+                f"{where}: its first {zeros} bytes are zero, header included: an interrupted "
+                "download, or a save that was cut short; get this file again"
+            )
     # A header that is too long may be intact: that is said differently from damage.
     if MAX_HEADER < length <= size - PREFIX and bytes(buffer[PREFIX : PREFIX + 1]) == b"{":
         raise FormatError(
@@ -256,6 +263,18 @@ def _restore_unsupported_encodings(parsed: ParsedSafe) -> None:
     parsed.stored = stored
     parsed.carried = {name: at for at, name in names.items() if name != at}
     parsed.faults.rename(names)
+
+
+def _leading_zeros(buffer: Region) -> int:
+    """Return how many zero bytes the file begins with."""
+    found, size = 0, len(buffer)
+    while found < size:
+        piece = bytes(buffer[found : found + WINDOW])
+        rest = piece.lstrip(b"\0")
+        found += len(piece) - len(rest)
+        if rest:
+            break
+    return found
 
 
 def _refuse_zeros(raw: memoryview, where: str) -> None:

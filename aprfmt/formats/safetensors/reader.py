@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aprfmt.base.protocols import ByteSource, LazyTensor, Note, Value
+from aprfmt.errors import FormatError
 from aprfmt.formats import mapped_file
 from aprfmt.formats.mapped_file import Buffer, BufferFile, open_bytes
 from aprfmt.formats.safetensors.index_check import (
@@ -122,12 +123,27 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
     elif partial:
         homes, notes = existing_files(path, homes, "shards")
 
-    def open_shard(file: ByteSource) -> SafeShard:
-        """Return an open file as a shard with its structure."""
-        parsed = parse(file.view, str(file.path), partial=partial, damaged=damaged)
+    unreadable: dict[Path, FormatError] = {}
+
+    def open_shard(file: ByteSource) -> SafeShard | None:
+        """Return an open file as a shard with its structure, None for one that may be skipped."""
+        try:
+            parsed = parse(file.view, str(file.path), partial=partial, damaged=damaged)
+        except FormatError as error:
+            if not partial:
+                raise
+            unreadable[file.path] = error
+            return None
         return SafeShard(file, parsed)
 
-    with open_files(path, homes, open_shard) as shards:
+    with open_files(path, homes, open_shard) as opened:
+        shards = {name: shard for name, shard in opened.items() if shard is not None}
+        if unreadable and not shards:
+            raise next(iter(unreadable.values()))
+        notes += [
+            Note("warning", str(path), f"a shard cannot be read: {error}", "missing_shard")
+            for error in unreadable.values()
+        ]
         tensors = join_tensors([(s.file.path, s.tensors) for s in shards.values()], str(path))
         stored = {name: _stored_names(shard) for name, shard in shards.items()}
         if others is None:

@@ -1,0 +1,125 @@
+"""A file whose end was never written: zero from some byte on, through one tensor after another.
+
+A download or a save that stopped leaves a file of the right size whose last part is zero. Tensor by
+tensor this is many faults: some hold zeros, one is damaged, one bias is not added. It is one.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from aprfmt.base.protocols import LazyTensor
+from aprfmt.errors import AprfmtError
+from aprfmt.measure.findings import Finding
+from aprfmt.measure.proofs import unfitted_proof
+from aprfmt.measure.records import TensorDiff
+from aprfmt.model import Model
+
+_LEAST = 256  # bytes of zeros at the end from which it is looked at
+_WINDOW = 1 << 20
+
+
+def unwritten_tails(a: Model, b: Model, rows: Sequence[TensorDiff]) -> Iterator[Finding]:
+    """Yield a finding for each file of B that is zero from some byte to its end, where A's is not.
+
+    It is about the differing tensors whose stored bytes are A's before that byte and zero behind
+    it; several of them, as one alone is explained by itself.
+    """
+    apart = {row.key for row in rows if row.verdict == "DIFFERENT"}
+    if len(apart) < 2:
+        return
+    theirs = _stored(a)
+    parts = {key: _names(b, key) for key in b.roles if key in apart}
+    asked = set[str]().union(*parts.values())
+    for file, held in _by_file(b).items():
+        start = _first_zero(held)
+        if start is None:
+            continue
+        some = [tensor for tensor in held if tensor.info.name in asked]
+        right = {t.info.name for t in some if _is_cut(t, theirs.get(t.info.name), start)}
+        keys = tuple(key for key, names in parts.items() if names <= right)
+        if len(keys) < 2:
+            continue
+        end = max(t.info.offset + t.info.nbytes for t in held)
+        yield Finding(
+            "stale_tensor",
+            f"{file.name} of B is zero from byte {start} to its end ({end - start} bytes): it was "
+            f"never written there, as after a download or a save that was interrupted; "
+            f"{len(keys)} tensors",
+            "tensor",
+            "bug",
+            keys,
+            True,
+            residual_before=1.0,
+            residual_after=0.0,
+            of="stored bytes, by A's with zeros behind that byte",
+            proof=unfitted_proof(end - start),
+        )
+
+
+def _stored(model: Model) -> dict[str, LazyTensor]:
+    """Return the stored tensors of a model by name, parts of packed weights apart."""
+    found = {}
+    for view in model.values():
+        for tensor in view.stored:
+            for part in tensor.parts.values() or (tensor,):
+                found[part.info.name] = part
+    return found
+
+
+def _by_file(model: Model) -> Mapping[Path, list[LazyTensor]]:
+    """Return a model's stored tensors by file, in the order of their bytes."""
+    found: dict[Path, list[LazyTensor]] = {}
+    for tensor in _stored(model).values():
+        if tensor.path is not None:  # None for values that are computed
+            found.setdefault(tensor.path, []).append(tensor)
+    return {file: sorted(held, key=lambda t: t.info.offset) for file, held in found.items()}
+
+
+def _names(model: Model, key: str) -> set[str]:
+    """Return the names of the stored tensors that hold a role."""
+    return {
+        part.info.name
+        for tensor in model.roles[key].stored
+        for part in (tensor.parts.values() or (tensor,))
+    }
+
+
+def _first_zero(held: Sequence[LazyTensor]) -> int | None:
+    """Return the byte of the file from which all tensors' bytes are zero; None for a few."""
+    start = None
+    for tensor in reversed(held):
+        size = tensor.info.nbytes
+        for stop in range(size, 0, -_WINDOW):
+            begin = max(0, stop - _WINDOW)
+            kept = len(bytes(tensor.raw(begin, stop)).rstrip(b"\0"))
+            start = tensor.info.offset + begin + kept
+            if kept:
+                tensor.drop()
+                end = max(t.info.offset + t.info.nbytes for t in held)
+                return start if end - start >= _LEAST else None
+        tensor.drop()
+    return None  # all of it is zero, which is said of the model
+
+
+def _is_cut(tensor: LazyTensor, other: LazyTensor | None, start: int) -> bool:
+    """Return whether a tensor's bytes are the other side's before a byte of the file, and no more.
+
+    Those that end before it are whole: they have to be equal.
+    """
+    if other is None or (other.info.encoding, other.info.nbytes) != (
+        tensor.info.encoding,
+        tensor.info.nbytes,
+    ):
+        return False
+    whole = min(tensor.info.nbytes, max(0, start - tensor.info.offset))
+    try:
+        return all(
+            bytes(tensor.raw(at, min(whole, at + _WINDOW)))
+            == bytes(other.raw(at, min(whole, at + _WINDOW)))
+            for at in range(0, whole, _WINDOW)
+        )
+    except AprfmtError:
+        return False
+    finally:
+        tensor.drop()
+        other.drop()
