@@ -7,6 +7,7 @@ of the other values, the same NaN on both sides reported as a difference.
 import math
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -291,23 +292,19 @@ def test_no_rounding_without_a_distance() -> None:
     assert fine.verdict == "precision" and fine.confirmed
 
 
-@pytest.mark.parametrize("shadow", [None, 1e-7, 1e-3])
-@pytest.mark.parametrize("beyond", [True, False])
-def test_rounding_beyond_the_bounds_asks_for_operations_that_were_judged(
-    beyond: bool, shadow: float | None
-) -> None:
+def test_rounding_beyond_the_bounds_asks_for_operations_that_were_judged() -> None:
     """If no operation was judged, or one is wrong, a difference beyond the bounds is a bug.
 
     Seen red: an operation that was judged taken for one that is right.
     """
-    far = 3e-3 if beyond else 1e-6
-    rows = [PointRow("L0.q", "q", 0, far, shadow, 2e-5, beyond=beyond, apart=beyond)]
-    judged = OperationResiduals({} if shadow is None else {"L0.q": (shadow, 2e-5)})
-    found = rounding_finding(rows, [], [], judged)
-    assert found is not None and (found.cause, found.residual_before) == ("rounding", far)
-    sure = shadow == 1e-7 or not beyond
-    assert (found.verdict, found.confirmed) == (("precision" if sure else "bug"), sure)
-    if beyond and not sure:
-        assert ("L0.q is wrong on its own input" in found.says) == (shadow == 1e-3)
-    assert ("rounding, amplified" in found.says) == (beyond and sure)
-    assert ("no operation was judged" in found.says) == (not sure)
+    for beyond, shadow in product((True, False), (None, 1e-7, 1e-3)):
+        far = 3e-3 if beyond else 1e-6
+        rows = [PointRow("L0.q", "q", 0, far, shadow, 2e-5, beyond=beyond, apart=beyond)]
+        judged = OperationResiduals({} if shadow is None else {"L0.q": (shadow, 2e-5)})
+        found = rounding_finding(rows, [], [], judged)
+        assert found is not None and (found.cause, found.residual_before) == ("rounding", far)
+        sure = shadow == 1e-7 or not beyond
+        assert (found.verdict, found.confirmed) == (("precision" if sure else "bug"), sure)
+        assert ("rounding, amplified" in found.says) == (beyond and sure)
+        assert ("no operation was judged" in found.says) == (not sure and shadow is None)
+        assert ("L0.q is wrong on its own input" in found.says) == (not sure and shadow == 1e-3)
