@@ -289,7 +289,7 @@ NEMOTRON_H = full_spec(
 
 
 def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
-    """Return whether tensor names show a router; `values` is for other evidence functions."""
+    """Return whether tensor names show a router; `values` is not used."""
     return any(".mixer.gate." in name or ".ffn_gate_inp." in name for name in names)
 
 

@@ -98,7 +98,7 @@ def _require_values(facts: Facts, wanted: Mapping[str, bool]) -> None:
 def _has_projections(names: Collection[str], values: Mapping[str, Value]) -> bool:
     """Return whether tensor names show projections around the embedding: the 350M form.
 
-    `values`, the metadata, is for other evidence functions.
+    `values` (the metadata) is not used: every evidence function is given both.
     """
     own = ("project_in.weight", "project_out.weight", "embd_in.weight", "head_in.weight")
     return any(name.endswith(own) for name in names)

@@ -167,7 +167,7 @@ NOMIC_BERT = encoder_spec(
 def _has_mixers(names: Collection[str], values: Params) -> bool:
     """Return whether tensor names are those of jina's published code.
 
-    `values`, the metadata, is for other evidence functions.
+    `values` (the metadata) is not used: every evidence function is given both.
     """
     return any(".mixer.Wqkv." in name for name in names)
 

@@ -258,7 +258,7 @@ def _evidence_of_form(gated: bool, every: bool, decoder: bool) -> Any:
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
         """Return whether the tensor names show exactly this form.
 
-        `values`, the metadata, is for other evidence functions.
+        `values` (the metadata) is not used: every evidence function is given both.
         """
         here = (
             _has_name_part(names, ".wi_0.", ".ffn_gate."),
