@@ -203,8 +203,7 @@ class Stacked:
         return [(*shape[:at], *shape[at + 1 :])] * count
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return [the runs of the logical tensor]: one for each index before the axis and each
-        tensor.
+        """Return [the runs of the logical tensor]: by index before the axis, one for each tensor.
 
         None for more than MAX_MOVES runs: the arrays are then decoded.
         """

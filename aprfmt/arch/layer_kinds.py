@@ -81,9 +81,7 @@ def kv_heads_rule(hf_default: int | None = None) -> HyperRule:
     """Return the rule for the key heads of layers with attention; GGUF lists 0 for others."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (the largest number of key heads of a layer, key) of a GGUF; None without the
-        key.
-        """
+        """Return (the largest number of key heads of a layer, key) of a GGUF; None without key."""
         found = _read_kv_heads(facts)
         return None if found is None else (max(found[0]), found[1])
 
