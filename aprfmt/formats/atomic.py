@@ -336,8 +336,7 @@ class FileSet:
         )
 
     def _swap_folder(self, staging: Path, target: Path) -> bool:
-        """Put the hidden sibling in the place of the output folder in one step; return whether it
-        is.
+        """Put the hidden sibling in the output folder's place in one step; return whether it is.
 
         False if the system cannot swap them at once: nothing has changed then.
         """

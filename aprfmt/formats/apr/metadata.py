@@ -115,9 +115,10 @@ _NAMES = (*(key.name for key in TYPED), *(alias for group in ALIASES.values() fo
 
 
 def typed_keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return {typed key or alias: ()}; `architectures` changes nothing in APR.
+    """Return {typed key or alias: ()}: every key that APR gives a type.
 
-    Other formats of the same interface have keys that depend on the architecture.
+    The tuple is for the value types that a key may have, of which GGUF has several and APR none.
+    `architectures` changes nothing here: GGUF's keys depend on them.
     """
     return dict.fromkeys(_NAMES, ())
 
