@@ -91,9 +91,10 @@ def _is_our_name(name: str) -> bool:
 
 
 def _join_points(trace: Trace, points: tuple[str, ...], layer: int) -> Numbers | None:
-    """Return the points' values joined by token [tokens, width]; None if one is missing.
+    """Return the values of a stage's points joined by token [tokens, width]; None if one is
+    missing.
 
-    The values of a single point are returned in their shape.
+    The values of a stage of one point are returned in their own shape.
     """
     parts = [trace.recorded_values(key_name(point, layer)) for point in points]
     found = [part for part in parts if part is not None]
@@ -159,7 +160,10 @@ def load_aprt(folder: Path) -> Trace:
 
 
 def _facts_of_stage(path: Path, folder: Path, facts: FolderFacts) -> StageFacts:
-    """Return the facts of a stage's file; FormatError where there are none."""
+    """Return what aprfmt-trace.json records of a stage's file; FormatError if it has no entry.
+
+    `folder` is the trace's folder; entries are named by paths relative to it.
+    """
     name = path.relative_to(folder).as_posix()
     if name not in facts.files:
         raise FormatError(

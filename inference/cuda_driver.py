@@ -60,9 +60,9 @@ class Driver:
 
     @property
     def extra(self) -> str:
-        """Our extra (cuda12, cuda13) whose packages this driver can run.
+        """The name of aprfmt's extra (cuda12, cuda13) whose packages this driver can run.
 
-        The newest without a driver.
+        Without a driver it is the newest; for a driver older than all of them the oldest.
         """
         fits = [major for major in EXTRAS if self.cuda is None or major <= self.cuda[0]]
         return EXTRAS[max(fits, default=min(EXTRAS))]
@@ -188,7 +188,7 @@ def installed_torch() -> TorchBuild | None:
 
 
 def gpu_problem(library: str) -> str:
-    """Return why `torch` or `cupy` cannot use a GPU here, and what to do; "" if none is found.
+    """Return why `torch` or `cupy` cannot use a GPU here, and what to do; "" if nothing hinders it.
 
     Neither is imported: that takes seconds. A torch for AMD's GPUs needs no NVIDIA driver.
     """
@@ -222,9 +222,9 @@ def installed_cupy() -> tuple[str, int | None] | None:
 
 
 def cupy_problem(found: Driver | None = None) -> str:
-    """Return why cupy cannot run on this machine's GPU, and what to do; "" if none is found.
+    """Return why cupy cannot run on this machine's GPU, and what to do; "" if nothing hinders it.
 
-    It compares the installed package with the driver, and needs neither cupy nor a GPU.
+    The installed package is compared with the driver; neither cupy nor a GPU is needed.
     """
     found = ask_driver() if found is None else found
     package = installed_cupy()

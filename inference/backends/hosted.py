@@ -42,9 +42,10 @@ ExpertRows = tuple[int, Any, Any]
 
 
 def group_by_expert(experts: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Return (flat places of [tokens, used] sorted by expert, chosen experts, rows of each).
+    """Return (flat indices into experts sorted by expert, the chosen experts, how many each has).
 
-    Only experts that are chosen are listed, ascending; the places of one expert ascend.
+    `experts` is [tokens, used]. Only experts that are chosen are listed, ascending; the indices of
+    one expert ascend.
     """
     chosen, counts = np.unique(experts, return_counts=True)
     return np.argsort(experts, axis=None, kind="stable"), chosen, counts
@@ -98,10 +99,7 @@ class Hosted:
         return self.to_numpy(x)
 
     def router_factors(self, weight: "Weight") -> Array:
-        """Return a weight's numbers that a router adds to its scores or multiplies its weights by.
-
-        They are an array that `maths` takes: numpy's here.
-        """
+        """Return a router's bias or scale as the array that `maths` computes with: numpy's here."""
         return weight.numpy()
 
     def as_logits_dtype(self, x: Array, other: Array) -> Array:

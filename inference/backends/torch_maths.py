@@ -35,7 +35,7 @@ class TorchMaths:
         return x.gather(-1, places)
 
     def marked(self, places: torch.Tensor, count: int) -> torch.Tensor:
-        """Return a mask of rows of `count`, True at each row's indices `places`."""
+        """Return a mask [..., count] that is True at each row's indices `places` [..., n]."""
         shape = (*places.shape[:-1], count)
         found = torch.zeros(shape, dtype=torch.bool, device=places.device)
         return found.scatter_(-1, places, True)

@@ -30,7 +30,9 @@ class Routed(Ghost):
     used: int
 
     def numbers(self) -> Numbers:
-        """Return logits [tokens, n_experts] that choose `used` other experts for each token."""
+        """Return logits [tokens, n_experts] by which each token chooses the next `used` experts
+        in turn.
+        """
         tokens, experts = self.shape
         turn = np.arange(tokens)[:, None] * self.used
         place = (np.arange(experts)[None, :] - turn) % experts
@@ -151,7 +153,9 @@ class DryBackend(Tiles):
         return self.allocate((len(x), rows.shape[0]))
 
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
-        """Return ghost logits [tokens, n_experts] by which experts are chosen in turn."""
+        """Return ghost logits [tokens, n_experts], whose numbers make tokens use the experts in
+        turn.
+        """
         y = self.router_product(x, w, bias, rounded=rounded)
         logits = Routed(y.shape, y.itemsize, y.memory)
         logits.used = self.used
@@ -186,7 +190,7 @@ class DryBackend(Tiles):
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Return a new ghost: the result; its squares are freed before."""
+        """Return a new ghost of x's shape; the squares are freed before it and are not counted."""
         return self.allocate(x.shape)
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:

@@ -50,7 +50,9 @@ def load_library(major: int) -> Any:
 
 
 def call_function(found: Any, name: str, *arguments: Any) -> None:
-    """Call a function of the library; raises RuntimeError for a status that is not success."""
+    """Call function `name` of the library `found`; RuntimeError for a status that is not
+    success.
+    """
     status = getattr(found, name)(*arguments)
     if status:
         raise RuntimeError(f"{name}: status {status}")
@@ -90,7 +92,8 @@ def multiply_strided(
 ) -> None:
     """Set c to a times b, `batch` times; `places` are the addresses (a, b, c).
 
-    The other arguments are those of gemm.product, which explains them.
+    `found` is the library, `handle` its handle. The other arguments are those of
+    gemm.multiply_strided, which explains them.
     """
     kind, compute, one, zero = _call_types(dtype, tf32)
     call_function(
