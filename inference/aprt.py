@@ -91,10 +91,9 @@ def _is_our_name(name: str) -> bool:
 
 
 def _join_points(trace: Trace, points: tuple[str, ...], layer: int) -> Numbers | None:
-    """Return the values of a stage's points joined by token [tokens, width]; None if one is
-    missing.
+    """Return the values of a stage's points joined by token [tokens, width].
 
-    The values of a stage of one point are returned in their own shape.
+    A stage of one point keeps its own shape. None if a point was not recorded.
     """
     parts = [trace.recorded_values(key_name(point, layer)) for point in points]
     found = [part for part in parts if part is not None]

@@ -75,8 +75,7 @@ def facts_to_json(facts: FolderFacts) -> dict[str, Any]:
 
 
 def read_facts(folder: Path) -> FolderFacts | None:
-    """Return the run and files that a folder's aprfmt-trace.json records; None if it has no such
-    file.
+    """Return what a folder's aprfmt-trace.json records; None if it has no such file.
 
     Raises FormatError for a file with other contents.
     """

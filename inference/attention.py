@@ -141,11 +141,10 @@ def _settings_with_mask(
 
 
 def _project_parts(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -> list[Array]:
-    """Return the projections of x that `heads` names (q, k, v), as [tokens, heads, d] each, in
-    order.
+    """Return the projections of x that `heads` names, as [tokens, heads, d] each, in order.
 
-    `heads` is {part: number of heads}. The points around the bias are captured, and q, k and v
-    clamped where no norm follows.
+    `heads` is {"q", "k" or "v": number of heads}. The points around the bias are captured, and q,
+    k and v clamped where no norm follows.
     """
     biases = {part: c.bias(layer, f"attn_{part}") for part in heads}
     late = {part for part in heads if biases[part] is not None and c.wants(f"{part}_mm", layer)}

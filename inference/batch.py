@@ -369,10 +369,10 @@ def _label_shift(
 def _token_label_pairs(
     ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_], shift: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (tokens, labels) of equal shape: each label with the token `shift` places after its
-    own.
+    """Return (tokens, labels): each label with the token `shift` places after its own.
 
-    Columns that have no such token are cut off. Labels of padding are -100.
+    Both have the same shape; columns that have no such token are cut off. Labels of padding are
+    -100.
     """
     kept = np.where(mask, labels, -100)
     if shift < 0:

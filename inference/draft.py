@@ -111,10 +111,9 @@ class DraftSession(Session):
     def _run_head_part(
         self, ids: Sequence[int], span: Span, rows: LogitRows, recorder: Recorder | None
     ) -> Array:
-        """Return the result of a part of the head's pass over `ids`: logits of `rows`, or the
-        stream.
+        """Return the logits of `rows` after the head's pass over `ids`, or after a part of it.
 
-        It is the residual stream if `span` stops before the output.
+        It is the residual stream [tokens, hidden] instead if `span` stops before the output.
         """
         return forward(
             self.backend,
@@ -134,10 +133,9 @@ class DraftSession(Session):
         rows: LogitRows = "last",
         recorder: Recorder | None = None,
     ) -> Array:
-        """Return the result of a part of the model's pass over `ids`: logits of `rows`, or the
-        stream.
+        """Return the logits of `rows` after the model's pass over `ids`, or after a part of it.
 
-        It is the residual stream if `span` stops before the output.
+        It is the residual stream [tokens, hidden] instead if `span` stops before the output.
         """
         main = self.main
         return forward(

@@ -501,8 +501,7 @@ class Backend(Recurrent, Hosted, ABC):
     # a loss
 
     def cross_entropy(self, logits: Array, labels: Numbers) -> Numbers | float:
-        """Return the loss of each label [tokens] in nats, or their mean from a backend that has
-        only it.
+        """Return the loss of each label [tokens] in nats; some backends return their mean.
 
         Computed in the backend's arithmetic. Not what `eval` prints, which is one float64 function
         for all: `parity` asks whether a run's loss is that of its logits [tokens, vocab].

@@ -323,8 +323,7 @@ class TorchBackend(TorchRecurrent):
         return x[self._index(rows)]
 
     def rows_by_expert(self, experts: Numbers, weights: Numbers) -> Iterable[ExpertRows]:
-        """Return [(expert, its rows, their weights)] of each chosen expert, all copied to the
-        device.
+        """Return [(expert, its rows, their weights)] of the chosen experts, on the device.
 
         Rows and weights are slices of two tensors. Deterministic mode uses the base class's.
         """

@@ -30,9 +30,7 @@ class Routed(Ghost):
     used: int
 
     def numbers(self) -> Numbers:
-        """Return logits [tokens, n_experts] by which each token chooses the next `used` experts
-        in turn.
-        """
+        """Return logits [tokens, n_experts] that give the experts their turn, `used` a token."""
         tokens, experts = self.shape
         turn = np.arange(tokens)[:, None] * self.used
         place = (np.arange(experts)[None, :] - turn) % experts
@@ -153,9 +151,7 @@ class DryBackend(Tiles):
         return self.allocate((len(x), rows.shape[0]))
 
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
-        """Return ghost logits [tokens, n_experts], whose numbers make tokens use the experts in
-        turn.
-        """
+        """Return ghost logits [tokens, n_experts], by which tokens use the experts in turn."""
         y = self.router_product(x, w, bias, rounded=rounded)
         logits = Routed(y.shape, y.itemsize, y.memory)
         logits.used = self.used

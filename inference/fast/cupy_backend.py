@@ -173,7 +173,9 @@ class CupyBackend(CupyExperts):
     def host_row(self, x: Array, best: Any | None) -> DeviceRow:
         """Return logits whose argmax is computed on the device, copied only if more is needed.
 
-        `best` is what a replayed pass has computed already, or None.
+        `best` is the result of the method `best` that a replayed pass has copied to the host
+        already,
+        or None.
         """
         found = self.best(x) if best is None else best
 

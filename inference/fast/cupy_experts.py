@@ -73,7 +73,7 @@ class CupyMaths:
         return (places[..., None] == memory.array_module().arange(count)).any(axis=-2)
 
     def spread(self, x: Array, times: int) -> Array:
-        """Return the last axis with every element repeated `times` times in place."""
+        """Return x with each element of its last axis repeated `times` times, next to itself."""
         repeated = memory.array_module().broadcast_to(x[..., None], (*x.shape, times))
         return repeated.reshape(*x.shape[:-1], -1)
 
@@ -109,7 +109,7 @@ class CupyExperts(CupyRecurrent):
     ) -> ExpertBlocks:
         """Return the rows that each expert gets by router logits, computed on the device.
 
-        Arguments are those of Hosted.blocks.
+        Arguments are those of Hosted.route_blocks.
         """
         wide = self.wide(logits)
         given = None if bias is None else self._brought.constant(bias, wide.dtype)

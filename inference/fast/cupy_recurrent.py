@@ -177,9 +177,9 @@ class CupyRecurrent(CupyElements):
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Return the RMS norm of x.
+        """Return x over its root mean square, times weight + offset, as the other backends do.
 
-        A float32 x of a 16-bit run is rounded once, after the weight.
+        A float32 x of a 16-bit run is multiplied by the weight alone and rounded once.
         """
         if x.dtype == self._stored:
             return super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)

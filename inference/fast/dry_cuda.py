@@ -42,10 +42,10 @@ class FoundGpus:
 
 
 def find_gpus(device: str) -> FoundGpus:
-    """Return the GPUs of `cuda`, `cuda:N` or `cuda:all`.
+    """Return the names of the GPUs of `cuda`, `cuda:N` or `cuda:all`, and their free bytes.
 
-    Without a GPU here, one is assumed on which kernels run. Raises BackendUnavailableError for
-    another name, or for `cuda:all` without a GPU.
+    Without a GPU here, one is assumed on which kernels run, its free bytes unknown. Raises
+    BackendUnavailableError for another name, or for `cuda:all` without a GPU.
     """
     kind, _, number = device.partition(":")
     if kind != "cuda":
@@ -133,7 +133,10 @@ class DryCuda(DryExperts):
         return [*self._found.free, free_memory()]
 
     def budget(self) -> int:
-        """Return the share of free GPU memory that weights may take; no limit without a GPU."""
+        """Return the share of free GPU memory that weights may take, in bytes.
+
+        It is no limit (1 << 62) if there is no GPU here.
+        """
         known = [free for free in self._found.free if free is not None]
         return int(sum(known) * MEMORY_SHARE) if known else 1 << 62
 
@@ -227,7 +230,7 @@ class DryCuda(DryExperts):
         return coded.packed + coded.absmax, [coded.packed, coded.absmax, 64], step
 
     def _panels(self, w: Weight, kept: EncodedOnGpu) -> Iterator[Ghost]:
-        """Yield a ghost for each panel of rows that a weight is decoded in."""
+        """Yield a ghost [rows, columns] for each panel of rows that a weight is decoded in."""
         step = SCRATCH // (w.n_columns * self.itemsize) // kept.step * kept.step
         for start in range(0, w.n_rows, max(step, 1)):
             rows = min(start + max(step, 1), w.n_rows) - start

@@ -79,12 +79,10 @@ class Attention:
         return mask
 
     def _row_buffers(self, keys: int, rows: int) -> tuple[int, int, Any]:
-        """Return (shared memory in bytes, address, array) of a kernel's `rows` rows of `keys`
-        numbers.
+        """Return (bytes of shared memory, address, array) for `rows` rows of `keys` numbers.
 
-        (bytes of a row, 0, None) if a row fits into shared memory, else (0, address, array on the
-        GPU).
-        The caller keeps the array until the kernel is launched.
+        It is (bytes of a row, 0, None) if a row fits into shared memory, else (0, address, array on
+        the GPU). The caller keeps the array until the kernel is launched.
         """
         size = keys * self._wide.itemsize
         if size <= SHARED_LIMIT - 1024:

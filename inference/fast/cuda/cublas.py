@@ -50,9 +50,7 @@ def load_library(major: int) -> Any:
 
 
 def call_function(found: Any, name: str, *arguments: Any) -> None:
-    """Call function `name` of the library `found`; RuntimeError for a status that is not
-    success.
-    """
+    """Call the function `name` of cuBLAS (`found`); RuntimeError if its status is not success."""
     status = getattr(found, name)(*arguments)
     if status:
         raise RuntimeError(f"{name}: status {status}")
