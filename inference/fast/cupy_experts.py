@@ -124,7 +124,10 @@ class CupyExperts(CupyRecurrent):
         return self._lay_out_blocks(self._brought.row_numbers(experts), given, n_experts)
 
     def _lay_out_blocks(self, experts: Array, weights: Array, n_experts: int) -> ExpertBlocks:
-        """Return the blocks of rows of chosen experts and their weights, both [tokens, used]."""
+        """Return the blocks of rows that each chosen expert multiplies, on the device.
+
+        `experts` and `weights` are the choice and its weights, both [tokens, used].
+        """
         arrays, (tokens, used) = memory.array_module(), experts.shape
         count, size = block_shape(tokens, used, n_experts)
         owners, rows, places = (

@@ -97,7 +97,7 @@ class CudaBackend(TorchProducts):
         return x.to(self._device)
 
     def _set_device(self, device: torch.device) -> None:
-        """Make a device the current one, of this backend and of torch."""
+        """Make a device the current one, of this backend and of torch; it returns nothing."""
         self._device = device
         torch.cuda.set_device(device)
 
@@ -157,7 +157,9 @@ class CudaBackend(TorchProducts):
     def host_row(self, x: Array, best: Any | None) -> Any:
         """Return logits whose argmax is computed on the device, copied only if more is needed.
 
-        `best` is what a replayed pass has computed already, or None.
+        `best` is the result of the method `best` that a replayed pass has copied to the host
+        already,
+        or None.
         """
         found = self.best(x) if best is None else best
 

@@ -275,7 +275,7 @@ class TorchProducts(TorchBackend):
     ) -> ExpertBlocks:
         """Return the rows that each expert gets by router logits, computed on the device.
 
-        Arguments are those of Hosted.blocks.
+        Arguments are those of Hosted.route_blocks.
         """
         wide = self.wide(logits)
         given = None if bias is None else self._constant(bias, wide.dtype)
@@ -301,7 +301,8 @@ class TorchProducts(TorchBackend):
     def _expert_addresses(self, stack: Weight) -> torch.Tensor | None:
         """Return the addresses [n_experts] of a stack's weights; None where not all are decoded.
 
-        They are looked up at the first call, which places the weights.
+        They are looked up at the first call, which places the weights. None too where
+        `gives_right_products` says that cuBLAS cannot multiply by addresses.
         """
         if self not in stack.notes:
             if (

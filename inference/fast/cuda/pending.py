@@ -95,8 +95,9 @@ class CupyPending:
         self._waiting: dict[str, _NotEnqueued] = {}
 
     def add(self, x: Any) -> None:
-        """Add an array whose statistics `read` returns; those of a numpy array are computed at
-        once.
+        """Add an array whose statistics `read` returns.
+
+        Those of a numpy array are computed at once, those of a GPU array in groups.
         """
         if not memory.is_on_gpu(x):
             self._found.append(compute_stats(x))

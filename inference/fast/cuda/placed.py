@@ -119,9 +119,7 @@ class Placer:
     _ready: "WeakKeyDictionary[Weight, Placed]" = field(default_factory=WeakKeyDictionary)
 
     def place(self, w: "Weight") -> Placed:
-        """Return a weight in GPU memory: kept there if the budget allows, else for this use
-        only.
-        """
+        """Return a weight in GPU memory: kept there, or over the budget for this use only."""
         placed = self._ready.get(w)
         if placed is None:
             placed, make = self._try_to_hold(w)
