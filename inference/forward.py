@@ -206,10 +206,9 @@ def _embed(c: Context) -> Array:
 
 
 def _draft_input(c: Context, x: Array, hidden: Array) -> Array:
-    """Return the input of a draft head's layer: embedding x and `hidden`, normed, joined,
-    projected.
+    """Return the input of a draft head's layer: x and `hidden`, normed, joined and projected.
 
-    Both are [tokens, hidden]. `hidden` are the model's rows after its last norm.
+    x [tokens, hidden] is the embedding, `hidden` the model's rows after its last norm.
     """
     parts = (
         c.tap("draft_embd_norm", WHOLE, c.norm(None, EMBED_NORM, x)),
@@ -239,8 +238,9 @@ def _learned_positions(c: Context) -> Array:
 
 
 def _run_layer(c: Context, layer: int, x: Array) -> Array:
-    """Return the residual stream after a layer that reads the stream x, all copies of AltUp
-    included.
+    """Return the residual stream after a layer that reads the stream x.
+
+    Both hold all copies of AltUp, where a model has them.
     """
     if c.block.halves == "one":
         return _run_single_block_layer(c, layer, x)
@@ -461,9 +461,7 @@ def _dense_mlp(c: Context, layer: int, x: Array) -> Array:
 
 
 def _mlp_hidden(c: Context, layer: int, x: Array) -> Array:
-    """Return act(gate) * up of x, or act(up) without a gate: the input of the MLP's down
-    product.
-    """
+    """Return the input of the dense MLP's down product: act(gate) * up, or act(up)."""
     share = float(c.hp["ffn_sparsity"][layer])
     if c.block.mlp == "plain":
         up = c.tap("ffn_up", layer, c.linear(layer, "ffn_up", x))

@@ -104,9 +104,9 @@ def _add_weighted_output(
 
 
 def _add_weighted_input(c: Context, layer: int, share: ExpertRows, total: Array, x: Array) -> Array:
-    """Return the sum `total` with an expert's output for its input times its weights added.
+    """Return the sum `total` with an expert's output added, for inputs times its weights.
 
-    `share` is (expert, its rows, their weights).
+    `share` is (expert, its rows, their weights). The weights multiply the expert's input rows of x.
     """
     b, (expert, rows, weights) = c.backend, share
     if b.deterministic:  # all rows: zeros where they are not the expert's

@@ -131,8 +131,9 @@ class _Recorded:
         self.inputs.after = []
 
     def run_recorded(self) -> None:
-        """Run the pass while it is recorded; set `logits` and `states`, and copy the argmax to
-        `best`.
+        """Run the pass while it is recorded, and return nothing.
+
+        Sets `logits` and `states`, and copies the last row's argmax to `best`.
         """
         self.logits = self.forward(self.inputs.ids, self.inputs.positions)
         self.states.update({} if self.cache is None else self.cache.states())

@@ -125,9 +125,9 @@ def fused_rows(tokens: int) -> range:
 
 @contextmanager
 def run_once(model: Model, choice: DeviceChoice, request: ParityRequest) -> Iterator[RunResult]:
-    """Yield the trace of one run of the request's ids, and logits of its fused form.
+    """Yield the trace of one run of the request's ids, and logits computed without recording.
 
-    The trace has logits of every row.
+    The trace has logits of every row. The others are of `fused_rows`, None for an engine.
     """
     asked = request.with_choice(choice)
     with open_run(asked, model) as run, run.trace(facts={"through": request.through}) as trace:
@@ -254,7 +254,9 @@ def compare_runs(
 
     Rows after an explained expert flip are left out. A token that rounding sent to other experts is
     another computation from there on, and so is every token that attends to it: only earlier
-    positions are compared after that layer. With `positions` each position is compared too.
+    positions are compared after that layer. The dict has the keys that are cut so. `moe` says
+    whether the model has experts, `calibrated` are bounds in place of the table's. With `positions`
+    each position is compared too.
     """
     limits: dict[int, int] = {}
     for flip in flips:
