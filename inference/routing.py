@@ -156,9 +156,9 @@ def _choose_best(m: Maths, scores: Array, count: int) -> tuple[Array, Array]:
 
 
 def _finish_weights(m: Maths, weights: Array, hp: Hyper, tiny: float) -> Array:
-    """Return the experts' weights, normalised if `norm_topk`, times `routed_scale`.
+    """Return the experts' weights, divided by their sum if `norm_topk`, times `routed_scale`.
 
-    `tiny` is added to their sum before the division.
+    `tiny` is added to the sum, so that it is not zero.
     """
     if hp["norm_topk"]:
         weights = weights / (m.total(weights) + tiny)

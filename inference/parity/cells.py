@@ -238,7 +238,11 @@ class Parity:
         return self.conclude_pairs(self.verdict, self.pairs)
 
     def conclude_pairs(self, verdict: Verdict, pairs: Sequence[RunPair]) -> Pronounced:
-        """Return the conclusion for some of the pairs with their verdict."""
+        """Return the verdict as it is announced: its word, headline, exit code, and what was left
+        out.
+
+        `verdict` is that of `pairs`, of which the first with it gives the cause.
+        """
         agrees = verdict in ("same", "precision")
         words = VerdictWords(verdict if agrees else "same", "bug", "not_comparable")
         cause = next((pair.cause for pair in pairs if pair.verdict == verdict), "")

@@ -30,8 +30,8 @@ class ThroughRows(ArrayRows):
     by_rows = False
 
     def __init__(self, tensor: View, through: str) -> None:
-        """Take a tensor, and the encoding `through` that its values are encoded in and decoded
-        from.
+        """Take a tensor, and the encoding `through`, in which its values are encoded and
+        decoded.
         """
         self._tensor, self._through = tensor, through
         self.shape = tensor.shape

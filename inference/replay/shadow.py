@@ -229,8 +229,8 @@ def measure_operation_residuals(
 ) -> OperationResiduals:
     """Return how far each operation of a run is off on the run's inputs, on any backend.
 
-    Operations run as the backend has them, fused ones too, and nothing but numbers is held. `bound`
-    gives each point's tolerance by key.
+    Operations run as the backend has them, fused ones too. Of each only the distance and the bound
+    are stored. `bound` gives each point's tolerance by key.
     """
     found = OperationResiduals()
     patched.run(_ShadowRecorder(patched, recorded, found, bound=bound, records_calls=False))
@@ -299,7 +299,7 @@ class _ShadowRecorder(CallRecorder):
         """Take the model, the trace and the store of compared points; nothing is compared yet.
 
         The pass ends after the key `until`, if any. `bound` gives tolerances in place of the
-        table's.
+        table's. `records_calls`: which operations made a point is recorded.
         """
         super().__init__()
         self.records_calls = records_calls
@@ -345,7 +345,7 @@ class _ShadowRecorder(CallRecorder):
     def _operation_bound(self, key: str, dtype: str, calls: Sequence[OperationCall] = ()) -> float:
         """Return the relative L2 tolerance of the operations `calls` that made a point.
 
-        `dtype` is the other run's.
+        It is the caller's bound where one was given. `dtype` is the other run's.
         """
         if self._own_bound is not None:
             return self._own_bound(key)
