@@ -262,7 +262,11 @@ def label_losses(batch: Batch, scored: Sequence[ScoredSample]) -> list[Numbers]:
 
 
 def _sample_losses(batch: Batch, sample: int, one: ScoredSample, ahead: int = 1) -> Numbers:
-    """Return one sample's losses of its labels, by the rows `ahead` tokens before each."""
+    """Return the losses of one sample's labels, each by the row `ahead` tokens before it.
+
+    1 is the usual loss of the next token. `sample` is the sample's number, `one` its losses. Losses
+    that are NaN are left out.
+    """
     return _picked_losses(batch, sample, one.nats, ahead, batch.label[sample])
 
 

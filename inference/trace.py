@@ -210,7 +210,14 @@ class Tracer:
         stop: bool = False,
         cached: bool = False,
     ) -> None:
-        """Resolve the wanted keys to points; nothing is recorded yet."""
+        """Resolve the wanted keys to points; nothing is recorded yet.
+
+        `known` are the model's points by key. `keep` gets every record with its values, `hashes`
+        adds
+        a digest of the values to each, `stop` ends the pass at the first NaN or infinity. `cached`:
+        the
+        pass continues a cache, which k_cache and v_cache are read from.
+        """
         self._backend = backend
         self._positions = positions
         self._keep = keep
@@ -299,7 +306,10 @@ class Tracer:
         return x
 
     def _note_nonfinite(self, record: Record) -> bool:
-        """Return whether the trace ends at this record; the first that is not finite is stored."""
+        """Return whether the pass ends at this record, for it is the first that is not finite.
+
+        Its key is stored in `nonfinite`. False unless the trace stops there.
+        """
         stats = record.stats
         if self.nonfinite is None and POINTS[record.point].finite and stats is not None:
             if stats.nan + stats.inf:

@@ -238,10 +238,9 @@ class Parity:
         return self.conclude_pairs(self.verdict, self.pairs)
 
     def conclude_pairs(self, verdict: Verdict, pairs: Sequence[RunPair]) -> Pronounced:
-        """Return the verdict as it is announced: its word, headline, exit code, and what was left
-        out.
+        """Return the verdict as it is announced: word, headline, exit code, what was left out.
 
-        `verdict` is that of `pairs`, of which the first with it gives the cause.
+        `verdict` is that of `pairs`. The first pair with this verdict gives the cause.
         """
         agrees = verdict in ("same", "precision")
         words = VerdictWords(verdict if agrees else "same", "bug", "not_comparable")
