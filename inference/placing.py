@@ -136,7 +136,7 @@ class LayerFacts:
 
     @property
     def adds_unscaled(self) -> bool:
-        """Whether a block's output is added to the stream without norm or factor."""
+        """Whether a branch's output is added to the stream without norm or factor."""
         return adds_unscaled(self.block, self.hp, self.layer)
 
 
@@ -362,12 +362,15 @@ def only_own_keys(where: PlaceOf) -> PlaceOf:
 
 
 def place_values(place: LayerFacts) -> str:
-    """Return the placing of the values: "k" where a model uses its keys as values."""
+    """Return HERE for a layer's values, or "k" where the model uses its keys as values."""
     return "k" if values_are_keys(place.hp, place.layer) else HERE
 
 
 def only_mixers(*kinds: str) -> PlaceOf:
-    """Return a placing function: HERE in layers whose mixer is one of `kinds`, else ABSENT."""
+    """Return the function that places a point HERE in layers with one of these mixers.
+
+    `kinds` are keys of RECURRENCES. It returns ABSENT for other layers.
+    """
     return here_if(lambda place: mixer_of_layer(place.block, place.hp, place.layer) in kinds)
 
 

@@ -78,7 +78,10 @@ class Trace(Tabular):
         return np.concatenate(whole, axis=-1) if len(whole) == len(found) else None
 
     def values_mask(self, key: str) -> NDArray[np.bool_] | None:
-        """Return a mask of the values of a key that are there; None if all are."""
+        """Return a mask of the values of a key that were recorded; None if all were.
+
+        Traces of printed text have only some values of a point.
+        """
         return self.masks.get(self.aliases.get(key, key))
 
     def slot_parts(self, key: str) -> list[str]:

@@ -103,7 +103,7 @@ class Hosted:
         return weight.numpy()
 
     def as_logits_dtype(self, x: Array, other: Array) -> Array:
-        """Return x (of `factors`) in the dtype of `other`, a router's logits."""
+        """Return x, a result of `router_factors`, in the dtype of `other`, a router's logits."""
         return x.astype(other.dtype, copy=False)
 
     def rounded_factors(self: _Host, x: Array) -> Array:
@@ -201,7 +201,10 @@ class Hosted:
         raise NotImplementedError
 
     def pack_blocks(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
-        """Return the blocks of a choice [tokens, used] made on the host, as `blocks` does."""
+        """Return the blocks of a choice made on the host, as `route_blocks` does of its own choice.
+
+        `experts` and `weights` are [tokens, used]. Only backends with `can_stack_experts` have it.
+        """
         raise NotImplementedError
 
     def multiply_stack(self: _Host, x: Array, stack: "Weight", experts: Any) -> Array:

@@ -41,7 +41,7 @@ class TorchMaths:
         return found.scatter_(-1, places, True)
 
     def spread(self, x: torch.Tensor, times: int) -> torch.Tensor:
-        """Return the last axis with every element repeated `times` times in place."""
+        """Return x with each element of its last axis repeated `times` times, next to itself."""
         return x[..., None].expand(*x.shape, times).flatten(-2)
 
     def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -134,7 +134,7 @@ class DryBackend(Tiles):
         return mask
 
     def _on_host(self, shape: Sequence[int]) -> Ghost:
-        """Return a new ghost of one byte an element in the account of the masks."""
+        """Return a new ghost of one byte an element, in the account that masks are counted in."""
         return self.allocate(shape, 1)
 
     # products

@@ -193,7 +193,7 @@ class CupyBackend(CupyExperts):
     # products
 
     def matrix(self, w: Weight) -> Array | None:
-        """Return a weight [rows, columns] decoded in the dtype; None if it is not held so."""
+        """Return a weight [rows, columns] decoded in the dtype; None if it is not kept decoded."""
         placed = self._placer.place_if_held(w)
         return placed.values if isinstance(placed, Dense) else None
 

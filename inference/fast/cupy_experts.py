@@ -69,7 +69,7 @@ class CupyMaths:
         return memory.array_module().take_along_axis(x, places, -1)
 
     def marked(self, places: Array, count: int) -> Array:
-        """Return a mask of rows of `count`, True at each row's indices `places`."""
+        """Return a mask [..., count], True at each row's indices `places`."""
         return (places[..., None] == memory.array_module().arange(count)).any(axis=-2)
 
     def spread(self, x: Array, times: int) -> Array:
@@ -89,7 +89,7 @@ class CupyExperts(CupyRecurrent):
 
     @abstractmethod
     def matrix(self, w: Weight) -> Array | None:
-        """Return a weight [rows, columns] decoded in the dtype; None if it is not held so."""
+        """Return a weight [rows, columns] decoded in the dtype; None if it is not kept decoded."""
 
     def can_stack_experts(self, stacks: Sequence[Weight]) -> bool:
         """Return whether all these experts' weights are decoded on the device at known addresses.

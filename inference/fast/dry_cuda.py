@@ -74,7 +74,10 @@ class EncodedOnGpu:
     """A weight that stays encoded on a device; it can be cut at multiples of `step` rows."""
 
     def __init__(self, encoding: str, arrays: Sequence[Ghost], step: int) -> None:
-        """Hold the ghosts of a weight's parts: stored bytes, or packed codes, absmax and table."""
+        """Take the ghosts of a weight's parts: stored bytes, or packed codes, absmax and table.
+
+        Panels of rows begin at multiples of `step`.
+        """
         self.encoding, self.arrays, self.step = encoding, tuple(arrays), step
 
     @property

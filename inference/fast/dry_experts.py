@@ -23,7 +23,7 @@ class DryExperts(DryTorch):
     _decodes: bool  # cupy's kernels are available
 
     def _allocate_workspace(self) -> None:
-        """Allocate cuBLAS's workspace if not done yet; DryCuda has it."""
+        """Allocate cuBLAS's workspace if not done yet; implemented by DryCuda."""
         raise NotImplementedError
 
     def can_stack_experts(self, stacks: Sequence[Weight]) -> bool:

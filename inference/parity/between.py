@@ -119,7 +119,7 @@ class RunResult:
 
 
 def fused_rows(tokens: int) -> range:
-    """Return the last rows, whose logits are computed without a recorder too."""
+    """Return the last PLAIN_ROWS rows, whose logits are computed without a recorder too."""
     return range(max(0, tokens - PLAIN_ROWS), tokens)
 
 

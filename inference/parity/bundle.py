@@ -92,7 +92,7 @@ class ReplayResult:
 
     @property
     def reproduced(self) -> bool:
-        """Whether the two results differ by more than rounding may."""
+        """Whether the recorded difference shows again: the two results differ beyond rounding."""
         return not self.apart <= self.bound
 
     def to_json(self) -> dict[str, Any]:
