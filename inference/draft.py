@@ -170,8 +170,7 @@ class DraftCounts:
         """Return new counts, with the drafts for these rows added to those of this object.
 
         `mine` and `drafts` are logits [rows, vocab] of model and head; the head's are the last of
-        the
-        model's rows. A row with a NaN or an infinity is not accepted.
+        the model's rows. A row with a NaN or an infinity is not accepted.
         """
         mine = mine[len(mine) - len(drafts) :]
         sound = np.isfinite(mine).all(-1) & np.isfinite(drafts).all(-1)

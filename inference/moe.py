@@ -120,12 +120,18 @@ _ADDED = {"output": _add_weighted_output, "input": _add_weighted_input}
 
 
 def _expert_input(c: Context, x: Array, rows: Any) -> Array:
-    """Return an expert's rows of x; in deterministic mode all, so that each has its place."""
+    """Return the rows of x that go to an expert; all rows in deterministic mode.
+
+    A row then has the same place in its block whatever the other rows are.
+    """
     return x if c.backend.deterministic else c.backend.take(x, rows)
 
 
 def _expert_output(c: Context, y: Array, rows: Any) -> Array:
-    """Return an expert's rows of what was computed by `_expert_input`'s rows."""
+    """Return an expert's rows of its output y [n, hidden], given `rows` of the tokens.
+
+    In deterministic mode y has all rows, as `_expert_input` gave them; else y itself.
+    """
     return c.backend.take(y, rows) if c.backend.deterministic else y
 
 

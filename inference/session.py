@@ -82,8 +82,7 @@ class Session:
         """Whether a step's arithmetic depends on its token, its position and the cache alone.
 
         It is False where more is decided on the host: frequencies that depend on the length,
-        chunks,
-        factors on the queries by position, and learned positions, which come to an end.
+        chunks, factors on the queries by position, and learned positions, which come to an end.
         """
         block = self.spec.block
         chunked = block.window == "chunk" and any(self.hp["window_layers"])

@@ -216,10 +216,8 @@ class Tracer:
         """Resolve the wanted keys to points; nothing is recorded yet.
 
         `known` are the model's points by key. `keep` gets every record with its values, `hashes`
-        adds
-        a digest of the values to each, `stop` ends the pass at the first NaN or infinity. `cached`:
-        the
-        pass continues a cache, which k_cache and v_cache are read from.
+        adds a digest of the values to each, `stop` ends the pass at the first NaN or infinity.
+        `cached`: the pass continues a cache, which k_cache and v_cache are read from.
         """
         self._backend = backend
         self._positions = positions

@@ -52,8 +52,7 @@ class Holder:
         """Return the placed tensor, calling `place` now if `size` bytes fit the budget.
 
         `owner` is the backend that holds it: each has its own copy. None if it is not placed and
-        does
-        not fit.
+        does not fit.
         """
         where = (key, owner)
         if where not in self._held:

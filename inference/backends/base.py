@@ -129,8 +129,7 @@ class Backend(Recurrent, Hosted, ABC):
         """Return logits [vocab] for a sampler: a numpy array, or an object that converts to one.
 
         `best` is the argmax on the device that a replayed pass has computed already, None without
-        one.
-        It is not used here.
+        one. It is not used here.
         """
         return self.to_numpy(x)
 

@@ -50,8 +50,7 @@ class PassRecorder(Protocol):
         """Return the logits of `run(ids, positions)`, by replaying a recorded pass if one fits.
 
         `cache` is the key-value cache that the pass continues. `rows` is a key that differs for
-        passes
-        that return logits of other rows. `steps`: a step's arithmetic depends on nothing but its
-        token, its position and the cache.
+        passes that return logits of other rows. `steps`: a step's arithmetic depends on nothing but
+        its token, its position and the cache.
         """
         ...

@@ -121,8 +121,7 @@ class Recurrent:
         x is shaped as the result, `step` [tokens, heads], `rate` [heads] or [heads, state] of
         `decay_rates`, b and c [tokens, groups, state], `skip` [heads]: how much of x is added. Each
         group serves as many heads in a row. All is float32 at least. Token by token in
-        deterministic
-        mode.
+        deterministic mode.
         """
         x, step, rate, b, c, skip = (self.to_numpy(y) for y in (x, step, rate, b, c, skip))
         with np.errstate(over="ignore", invalid="ignore"):

@@ -158,8 +158,7 @@ class CudaBackend(TorchProducts):
         """Return logits whose argmax is computed on the device, copied only if more is needed.
 
         `best` is the result of the method `best` that a replayed pass has copied to the host
-        already,
-        or None.
+        already, or None.
         """
         found = self.best(x) if best is None else best
 

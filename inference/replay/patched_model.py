@@ -148,8 +148,7 @@ class PatchedModel:
         """Return a copy of the model with one operation wrapped, in these layers (None: all).
 
         `override` is called with the operation, the place in the pass, and the arguments, and
-        returns
-        the operation's new result.
+        returns the operation's new result.
         """
 
         def scoped(beneath: Callable[..., Any], at: PassLocation, *args: Any, **kwargs: Any) -> Any:

@@ -52,12 +52,12 @@ class ShadowPoint:
 
     `mine` is the model's value on the trace's input, `recorded` the trace's. `residual` is their
     relative L2 distance, None where the trace has nothing there. `calls` are the operations since
-    the last point the trace holds: what the model did to get here. `base` is the point this one
-    is compared with where the model has no operation between the two ("" otherwise). `after`
-    are the points of the trace that these operations started from: the last good ones.
+    the last point the trace holds: what the model did to get here. `base` is the point this one is
+    compared with where the model has no operation between the two ("" otherwise). `after` are the
+    points of the trace that these operations started from: the last good ones.
 
-    `run_tolerance` is that of one operation. `whole_tolerance` is that of whole passes in these
-    dtypes, without what an engine's products may add: that would excuse a wrong operation.
+    `tolerance` is that of one operation. `whole_tolerance` is that of whole passes in these dtypes,
+    without what an engine's products may add: that would excuse a wrong operation.
     """
 
     key: str

@@ -82,10 +82,8 @@ class CupyPending:
         """Start without arrays; results are allocated in chunks of _ROWS rows on the device.
 
         `flat` returns (contiguous array, its address, size and dtype). `_rows` counts the results
-        in
-        use, `_next` is the address of the next one, and `_waiting` holds by dtype the arrays that
-        are
-        not enqueued yet.
+        in use, `_next` is the address of the next one, and `_waiting` holds by dtype the arrays
+        that are not enqueued yet.
         """
         self._workspace = workspace
         self._flat = flat
