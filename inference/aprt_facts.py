@@ -84,7 +84,7 @@ def read_facts(folder: Path) -> FolderFacts | None:
 
 
 def parse_facts(data: Any, where: str) -> FolderFacts:
-    """Return what the JSON value of an aprfmt-trace.json records; FormatError names a wrong entry.
+    """Return what the JSON value `data` of an aprfmt-trace.json records; FormatError names a fault.
 
     `where` is the file's path, for messages.
     """

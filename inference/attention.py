@@ -202,7 +202,10 @@ def _grouped_query_key_value(
 
 
 def _norm_part(c: Context, layer: int, part: str, x: Array) -> Array:
-    """Return q or k after a norm before rope; unchanged where the block has none."""
+    """Return q or k after a norm before rope; unchanged where the block has none.
+
+    `part` is "q" or "k".
+    """
     if not c.hp["qk_norm"] or c.block.qk_norm_place != "before_rope":
         return x
     return c.tap(f"{part}_norm", layer, _clip(c, _qk_norm(c, layer, f"attn_{part}_norm", x)))

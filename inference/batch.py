@@ -281,8 +281,8 @@ def _document_starts(
 ) -> NDArray[np.bool_]:
     """Return a mask [samples, tokens] of the tokens at which a document begins.
 
-    The array is a list of cumulative lengths, positions, or document numbers, depending on its
-    `name`. Raises FormatError for values that are none of these.
+    The array `values` is a list of cumulative lengths, positions, or document numbers, depending on
+    its `name`. Raises FormatError, with `path`, for values that are none of these.
     """
     if name not in LENGTHS:
         rows = _check_integers(path, name, values, mask.shape)
@@ -320,7 +320,8 @@ def _check_integers(
 ) -> NDArray[np.int64]:
     """Return an array as int64 [samples, tokens]; FormatError for other types or shapes.
 
-    An array of one axis is one sample. `shape` is the expected shape, None for any.
+    An array of one axis is one sample. `shape` is the expected shape, None for any. `path` and
+    `name` name the array in messages.
     """
     wide = values[None] if values.ndim == 1 else values
     kinds = "iub" if name == "mask" else "iu"

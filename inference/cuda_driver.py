@@ -138,7 +138,8 @@ def name_memory_errors(device: str) -> Iterator[None]:
 def torch_problem(torch_version: str, built_for: str | None, found: Driver | None = None) -> str:
     """Return why torch sees no GPU, and what to do.
 
-    `built_for` is torch.version.cuda: `13.0`, or None for a build without CUDA.
+    `built_for` is torch.version.cuda: `13.0`, or None for a build without CUDA. `found` is the
+    driver; None: it is asked now.
     """
     found = ask_driver() if found is None else found
     if built_for is None:
@@ -224,7 +225,8 @@ def installed_cupy() -> tuple[str, int | None] | None:
 def cupy_problem(found: Driver | None = None) -> str:
     """Return why cupy cannot run on this machine's GPU, and what to do; "" if nothing hinders it.
 
-    The installed package is compared with the driver; neither cupy nor a GPU is needed.
+    The installed package is compared with the driver `found` (None: it is asked now); neither cupy
+    nor a GPU is needed.
     """
     found = ask_driver() if found is None else found
     package = installed_cupy()

@@ -64,7 +64,7 @@ class DraftSession(Session):
     def _run_pass(
         self, ids: Sequence[int], cache: KVCache | None, recorder: Recorder | None, rows: LogitRows
     ) -> Any:
-        """Return the head's logits for tokens `ids`, after the model's pass.
+        """Return the head's logits of `rows` for tokens `ids`, after the model's pass.
 
         Raises UsageError for a cache, which the head cannot use.
         """

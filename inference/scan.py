@@ -65,7 +65,7 @@ def scan_by_token(
 def _scan_by_state_element(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return what `scan_by_token` does where every number of state has a rate.
+    """Return (reads, state) as `scan_by_token` does, where every number of state has a rate.
 
     What does not depend on the state is computed for CHUNK tokens at once.
     """
@@ -86,7 +86,10 @@ def _scan_by_state_element(
 def scan_by_chunk(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return what `scan_by_token` does where a head has one rate, CHUNK tokens at a time."""
+    """Return (reads, state) as `scan_by_token` does, CHUNK tokens at a time.
+
+    Each head has one rate.
+    """
     groups = b.shape[1]
     grouped = x.shape[1] // groups
     state = state.reshape(groups, grouped, *state.shape[1:])

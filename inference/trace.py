@@ -109,7 +109,9 @@ class Trace(Tabular):
         return replace(first, point=slot, shape=(rows, width), stats=stats, sha256=None)
 
     def slot_stats(self, name: str, layer: int) -> Stats | None:
-        """Return the statistics of a slot of SLOTS, its parts joined; None if one is missing."""
+        """Return the statistics of slot `name` in a layer, its parts joined; None if one is
+        missing.
+        """
         found = [self.find_record(key_name(point, layer)) for point in SLOTS[name]]
         stats = [record.stats for record in found if record is not None]
         parts = [part for part in stats if part is not None]
@@ -255,7 +257,10 @@ class Tracer:
         check_positions(self._positions, facts.positions.tolist())
 
     def _alias_cache(self, known: Mapping[str, PointInstance]) -> None:
-        """Map wanted k_cache and v_cache to the points that a pass without a cache reads."""
+        """Map wanted k_cache and v_cache to the points that a pass without a cache reads.
+
+        `known` are the model's points by key.
+        """
         for cached, own in CACHED.items():
             for layer in [layer for point, layer in self._wanted if point == cached]:
                 self._wanted.discard((cached, layer))

@@ -67,7 +67,7 @@ class Holder:
         return self._held.get((key, owner))
 
     def replace(self, key: str, owner: Hashable, placed: Any) -> None:
-        """Put another copy of a placed tensor's numbers in its place."""
+        """Put `placed`, another copy of a tensor's numbers, in place of what this owner placed."""
         self._held[key, owner] = placed
 
     def is_placed_by(self, key: str, owner: Hashable) -> bool:

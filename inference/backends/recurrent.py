@@ -86,7 +86,9 @@ class Recurrent:
     ) -> Array:
         """Return RMSNorm of x over the last axis, times weight, times act(gate).
 
-        Only the norm and the result are rounded where a backend can; here act(gate) is too.
+        `kind` names the activation. Only the norm and the result are rounded where a backend can;
+        here
+        act(gate) is too.
         """
         normed = self.rms_norm(x, weight, eps=eps, offset=0, cast="before_weight")
         return self.mul(normed, self.activate(gate, kind, steps=False))

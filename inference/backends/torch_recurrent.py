@@ -171,7 +171,8 @@ def _scan_by_element(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (reads, state) of a scan where each state number has a rate, token by token.
 
-    What does not depend on the state is computed for CHUNK tokens at once.
+    What does not depend on the state is computed for CHUNK tokens at once. Shapes are those of
+    Recurrent.scan, without the skip.
     """
     each = x.shape[1] // b.shape[1]
     reads = []
@@ -191,7 +192,7 @@ def _scan_by_head(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (reads [tokens, heads, head_dim], state) of a scan where each head has one rate.
 
-    scan.py explains the products.
+    Shapes are those of Recurrent.scan, without the skip. scan.py explains the products.
     """
     groups = b.shape[1]
     each = x.shape[1] // groups
@@ -208,7 +209,10 @@ def _scan_by_head(
 def _scan_chunk(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (reads [groups, heads of each, tokens, head_dim], state) of one chunk of a scan."""
+    """Return (reads [groups, heads of each, tokens, head_dim], state) of one chunk of a scan.
+
+    Inputs have groups and heads first. `_scan_chunk` of scan.py explains the products.
+    """
     decay = step * rate[..., None]  # (group, head, token)
     tokens = decay.shape[-1]
     later = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu()

@@ -97,7 +97,9 @@ class CupyBackend(CupyExperts):
     def alibi_bias(self, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
         """Return ALiBi's slope times (key - query) [heads, queries, keys], rounded once.
 
-        Multiplied in float64 on the GPU; a recorded step reads its position there.
+        The first query is at position `start`. Multiplied in float64 on the GPU; a recorded step
+        reads
+        the position there.
         """
         arrays, cached = memory.array_module(), self._brought.cached
         queries_at = arrays.arange(queries)[:, None] + (start if cached is None else cached)
@@ -165,7 +167,9 @@ class CupyBackend(CupyExperts):
         return None if self.deterministic else PassGraphs(self, graph_maker.CupyGraphMaker())
 
     def best(self, row: Array) -> Array:
-        """Return int64 [argmax, 1 if a logit is NaN else 0] of logits [vocab], on the device."""
+        """Return int64 [argmax, 1 if a logit is NaN else 0] of logits `row` [vocab], on the
+        device.
+        """
         arrays, wide = memory.array_module(), self.wide(row)
         found = arrays.argmax(wide, keepdims=True), arrays.isnan(wide).any(keepdims=True)
         return arrays.concatenate([each.astype("int64") for each in found])
@@ -310,7 +314,7 @@ class CupyBackend(CupyExperts):
     def append(
         self, buffers: Sequence[Array], rows: Sequence[Array], start: int
     ) -> tuple[Array, ...]:
-        """Write rows after the valid positions of each buffer, and return the rows to read.
+        """Write rows after the first `start` rows of each buffer, and return the rows to read.
 
         A recorded step reads the position on the device and returns the whole buffers.
         """

@@ -198,7 +198,8 @@ class CudaBackend(TorchProducts):
     def alibi_bias(self, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
         """Return ALiBi's slope times (key - query) [heads, queries, keys], rounded once.
 
-        Multiplied in float64 on the device; a recorded step reads its position there.
+        The first query is at position `start`. Multiplied in float64 on the device; a recorded step
+        reads the position there.
         """
         cached = None if self.recording is None else self.recording.cached
         places = torch.arange(max(queries, keys), device=self._device)
@@ -275,7 +276,7 @@ class CudaBackend(TorchProducts):
     def append(
         self, buffers: Sequence[Array], rows: Sequence[Array], start: int
     ) -> tuple[Array, ...]:
-        """Write rows after the valid positions of each buffer, and return the rows to read.
+        """Write rows after the first `start` rows of each buffer, and return the rows to read.
 
         A recorded step reads the position on the device and returns the whole buffers.
         """

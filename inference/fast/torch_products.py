@@ -323,7 +323,9 @@ class TorchProducts(TorchBackend):
     def _join_weights(self, parts: list[Weight], held: list[torch.Tensor]) -> torch.Tensor | None:
         """Return the weights as one tensor [rows, columns], each of them a slice of it.
 
-        They are copied at the first call. None if that would be while a pass is recorded.
+        `held` are their decoded numbers. They are copied at the first call. None if that would be
+        while
+        a pass is recorded.
         """
         total = sum(len(w) for w in held)
         size, first = held[0].element_size(), held[0]

@@ -227,7 +227,7 @@ def parse_bundle(source: Source, path: Path) -> ReproductionBundle:
 
 
 def _read_hyper(found: Mapping[str, Any], architecture: str, where: str) -> dict[str, Any]:
-    """Return the hyperparameters of a header, each checked against its rule.
+    """Return {name: value} of the hyperparameters `found` in a header, each checked by its rule.
 
     Numbers that tables and loops are made of are bounded. Raises FormatError; `where` begins the
     messages.
@@ -257,7 +257,8 @@ def _read_hyper(found: Mapping[str, Any], architecture: str, where: str) -> dict
 def run_cell(bundle: ReproductionBundle, backend: Backend, path: Path) -> Numbers:
     """Return the result of a reproduction's operation on a backend.
 
-    Raises FormatError where the file's contents do not fit the operation.
+    Raises FormatError where the file's contents do not fit the operation; `path` begins the
+    message.
     """
     try:
         return bundle.cell.run(backend)

@@ -190,9 +190,10 @@ def _expert_flip(
     routers: Sequence[Numbers | None],
     margin: float | None,
 ) -> ExpertFlip:
-    """Return the record of a token that went to other experts.
+    """Return the record of a token that went to other experts, and whether rounding explains it.
 
-    `gone` and `came` are the experts that it lost and got, `routers` both runs' router logits.
+    `key` and `row` say where in the trace, `gone` and `came` are the experts that it lost and got,
+    `routers` both runs' router logits, `margin` the router's margin (None: not recorded).
     """
     x, y = routers
     if x is None or y is None or x.shape != y.shape:

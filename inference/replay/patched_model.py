@@ -344,7 +344,10 @@ class PatchedBackend:
         return partial(self._call, name, value)
 
     def _call(self, name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return the result of an operation with its overrides, and record the call."""
+        """Return the result of the operation `name` with its overrides, and record the call.
+
+        `op` is the base's function.
+        """
         at = self._recording.at
         for override in self._overrides.get(name, ()):
             op = partial(override, op, at)

@@ -363,7 +363,10 @@ class _ShadowRecorder(CallRecorder):
     ) -> ShadowPoint:
         """Return and store the comparison of a point with the trace.
 
-        `base` is the point that it equals in the model, "" if none; `x` is the pass's array.
+        `mine` is the model's value, `value` the trace's, None without one; `calls` are the
+        operations
+        between. `base` is the point that it equals in the model, "" if none; `x` is the pass's
+        array.
         """
         dtype = self._patched.backend.dtype
         other = dtype if value is None else value.dtype
@@ -406,8 +409,9 @@ class _ShadowRecorder(CallRecorder):
     def _compare_equal_point(self, key: str, base: str, mine: Array, x: Any) -> tuple[Any, Array]:
         """Return (array to continue with, trace's value) after comparing an equal point.
 
-        The point `key` equals `base` in the model but was recorded separately. Both are unchanged
-        where the trace has no value.
+        The point `key` equals `base` in the model but was recorded separately. `mine` and x are the
+        value so far, as numpy's and the pass's array: both are returned where the trace has no
+        value.
         """
         self._recorded.shapes.setdefault(key, mine.shape)
         value = self._recorded.value_of(key)
@@ -426,8 +430,11 @@ class _ShadowRecorder(CallRecorder):
     ) -> Any:
         """Return the array to continue with, after comparing a point of the routing.
 
-        Chosen experts are compared as sets, their weights expert by expert. The trace's choice and
-        weights are returned if they are complete, else x.
+        `mine` is the model's value, `value` the trace's, None without one. Chosen experts are
+        compared
+        as sets, their weights expert by expert. The trace's choice and weights are returned if they
+        are
+        complete, else x.
         """
         # A choice that was recorded for some rows only is not compared.
         point, layer = parse_key(key)
@@ -485,7 +492,8 @@ class _ShadowRecorder(CallRecorder):
     ) -> tuple[int, int]:
         """Return the counts of tokens whose experts differ: (by more than rounding, within it).
 
-        It is within rounding if the router's margin is below `bound` times its largest logit.
+        `mine` and `theirs` are the model's choice and the trace's, [tokens, used]. It is within
+        rounding if the router's margin is below `bound` times its largest logit.
         """
         differ = (np.sort(mine, -1) != np.sort(theirs, -1)).any(-1)
         if not differ.any() or self._logits is None:

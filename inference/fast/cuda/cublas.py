@@ -137,8 +137,8 @@ def multiply_addressed(
 ) -> None:
     """Set each c [rows, columns] to a [rows, depth] times b [columns, depth] transposed.
 
-    `places` are three device addresses: of the arrays that hold the `count` addresses of a, of b
-    and of c.
+    `found` is the library, `handle` its handle. `places` are three device addresses: of the arrays
+    that hold the `count` addresses of a, of b and of c.
     """
     kind, compute, one, zero = _call_types(dtype, tf32)
     call_function(

@@ -288,7 +288,7 @@ def attend(
     dtype: str,
     stream: int,
 ) -> None:
-    """Fill y [heads, v_dim] with one query's attention over a cache's buffers.
+    """Fill y [heads, v_dim] with one query's attention over a cache's buffers `keys` and `values`.
 
     It sees `cached` + 1 keys (int64 on the device), or `count` if `cached` is None, of these only
     the last `window` if given. `sinks` [heads] join the softmax and are dropped. `parts` has heads
