@@ -109,8 +109,9 @@ class Trace(Tabular):
         return replace(first, point=slot, shape=(rows, width), stats=stats, sha256=None)
 
     def slot_stats(self, name: str, layer: int) -> Stats | None:
-        """Return the statistics of slot `name` in a layer, its parts joined; None if one is
-        missing.
+        """Return the statistics of a slot's parts joined, in a layer; None if one is missing.
+
+        `name` is a key of SLOTS.
         """
         found = [self.find_record(key_name(point, layer)) for point in SLOTS[name]]
         stats = [record.stats for record in found if record is not None]

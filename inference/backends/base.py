@@ -491,10 +491,10 @@ class Backend(Recurrent, Hosted, ABC):
 
     @abstractmethod
     def add_weighted(self, total: Array, rows: Any, y: Array, weights: Any) -> Array:
-        """Add y [n, width] times weights [n] to `rows` of total [tokens, width]; return total.
+        """Add y [n, width] times weights [n] to n rows of total [tokens, width]; return total.
 
-        Total is changed in place. The product is computed in float32 at least and rounded once; the
-        sum is rounded too.
+        `rows` are the numbers of these rows of total, which is changed in place. The product is
+        computed in float32 at least and rounded once; the sum is rounded too.
         """
 
     # a loss

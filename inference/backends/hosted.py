@@ -64,7 +64,7 @@ class _Host(Protocol):
         """Return an array as numpy on the host."""
 
     def add_weighted(self, total: Array, rows: Any, y: Array, weights: Any) -> Array:
-        """Add y times weights to `rows` of total in place; return total."""
+        """Add y times weights to the rows of total that `rows` numbers, in place; return total."""
 
     def linear(self, x: Array, w: "Weight", bias: Array | None) -> Array:
         """Return x times w transposed, plus bias."""
@@ -172,7 +172,10 @@ class Hosted:
         return self.array(weights[:, None])
 
     def add_rows(self: _Host, total: Array, rows: Any, y: Array) -> Array:
-        """Add y [n, width] to `rows` of total [tokens, width] in place; return total, rounded."""
+        """Add y [n, width] to the rows of total [tokens, width] that `rows` numbers; return total.
+
+        Total is changed in place, and the sum rounded to the dtype.
+        """
         return self.add_weighted(total, rows, y, np.ones(len(rows), np.float32))
 
     def can_stack_experts(self, stacks: Sequence["Weight"]) -> bool:
@@ -192,11 +195,13 @@ class Hosted:
         rounds: bool,
         scale: Numbers | None = None,
     ) -> ExpertBlocks:
-        """Return the rows that each expert gets by router logits [tokens, n_experts].
+        """Return the blocks of rows that each expert gets by router logits, and the rows' weights.
 
-        Everything stays on the device. `bias` [n_experts] is added to the scores for the choice
-        only. `rounds`: the experts' weights are rounded to the dtype. `scale` [n_experts]
-        multiplies them. Only backends with `can_stack_experts` have it.
+        `logits` are [tokens, n_experts]. Everything stays on the device. `bias` [n_experts] is
+        added to
+        the scores for the choice only. `rounds`: the experts' weights are rounded to the dtype.
+        `scale`
+        [n_experts] multiplies them. Only backends with `can_stack_experts` have it.
         """
         raise NotImplementedError
 

@@ -44,8 +44,11 @@ class TorchRecurrent(Tiles):
     ) -> tuple[Array, Array]:
         """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
 
-        CHUNK tokens are computed at a time in float32 at least; the reads are rounded once. Shapes
-        are those of Recurrent.delta.
+        CHUNK tokens are computed at a time in float32 at least; the reads are rounded once. q and k
+        are
+        [tokens, key_heads, key_dim], v is shaped as the result; `decay` (a logarithm) and `beta`
+        are
+        [tokens, value_heads], `state` [value_heads, key_dim, value_dim], None for zeros.
         """
         if self.deterministic:
             return super().delta(q, k, v, decay, beta, state)
@@ -99,8 +102,9 @@ class TorchRecurrent(Tiles):
     ) -> tuple[Array, Array]:
         """Return what a state space scan reads [tokens, heads, head_dim], and the state after it.
 
-        CHUNK tokens are computed at a time; both results are float32 at least. Shapes are those of
-        Recurrent.scan.
+        CHUNK tokens are computed at a time; both results are float32 at least. x is shaped as the
+        reads, `step` [tokens, heads], `rate` [heads] or [heads, state], b and c [tokens, groups,
+        state], `skip` [heads], `state` [heads, head_dim, state], None for zeros.
         """
         x, step, b, c, skip = (self.wide(y) for y in (x, step, b, c, skip))
         if self.deterministic:

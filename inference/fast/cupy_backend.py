@@ -167,9 +167,7 @@ class CupyBackend(CupyExperts):
         return None if self.deterministic else PassGraphs(self, graph_maker.CupyGraphMaker())
 
     def best(self, row: Array) -> Array:
-        """Return int64 [argmax, 1 if a logit is NaN else 0] of logits `row` [vocab], on the
-        device.
-        """
+        """Return int64 [argmax, 1 if a logit is NaN else 0] of logits [vocab], on the device."""
         arrays, wide = memory.array_module(), self.wide(row)
         found = arrays.argmax(wide, keepdims=True), arrays.isnan(wide).any(keepdims=True)
         return arrays.concatenate([each.astype("int64") for each in found])

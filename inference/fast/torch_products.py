@@ -273,9 +273,11 @@ class TorchProducts(TorchBackend):
         rounds: bool,
         scale: Numbers | None = None,
     ) -> ExpertBlocks:
-        """Return the rows that each expert gets by router logits, computed on the device.
+        """Return the blocks of rows that each expert gets by router logits, and the rows' weights.
 
-        Arguments are those of Hosted.route_blocks.
+        Everything stays on the device. `bias` [n_experts] is added to the scores for the choice
+        only,
+        `scale` [n_experts] multiplies the weights. `rounds`: the weights are rounded to the dtype.
         """
         wide = self.wide(logits)
         given = None if bias is None else self._constant(bias, wide.dtype)

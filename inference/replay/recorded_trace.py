@@ -67,8 +67,9 @@ class RecordedValue:
         return rel_l2(cut[self.mask], self.values[self.mask])
 
     def comparable_values(self, mine: Array, axis: int) -> tuple[Array, Array]:
-        """Return (the reference's value `mine`, this trace's) on the same rows, masked entries
-        zero.
+        """Return (the reference's value, this trace's) on the same rows, masked entries zero.
+
+        `mine` is the reference's value at this point on all rows; `axis` counts tokens.
         """
         cut = self.reference_rows(mine, axis)
         if self.mask is None or cut.shape != self.values.shape:

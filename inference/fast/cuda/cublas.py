@@ -88,10 +88,11 @@ def multiply_strided(
     steps: Sequence[int],
     tf32: bool,
 ) -> None:
-    """Set c to a times b, `batch` times; `places` are the addresses (a, b, c).
+    """Set c [rows, columns] to a [rows, depth] times b, `batch` times.
 
-    `found` is the library, `handle` its handle. The other arguments are those of
-    gemm.multiply_strided, which explains them.
+    `places` are the addresses (a, b, c); b is [columns, depth] if `turned`, else [depth, columns].
+    `found` is the library, `handle` its handle. `strides` are the elements from one row of a, b, c
+    to the next, `steps` those from one product to the next.
     """
     kind, compute, one, zero = _call_types(dtype, tf32)
     call_function(
