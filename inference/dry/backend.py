@@ -217,7 +217,7 @@ class DryBackend(Tiles):
         return super().attend(q, k[first:stop], v[first:stop], part)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
-        """Return a new ghost [heads, tokens, keys], and count the copy of the queries during the call."""
+        """Return a new ghost [heads, tokens, keys], and count the queries' copy during the call."""
         if self.deterministic:
             return self.tiled_scores(q, k, lambda x: x)
         scores = self.allocate((q.shape[1], len(q), len(k)))
@@ -229,7 +229,7 @@ class DryBackend(Tiles):
         return self.allocate(scores.shape)
 
     def mix(self, probs: Array, v: Array) -> Array:
-        """Return a new ghost for the mixed values, and count its transposed copy during the call."""
+        """Return a new ghost for the result, and count its transposed copy during the call."""
         if self.deterministic:
             return self.tiled_mix(probs, v)
         mixed = self.allocate((probs.shape[1], probs.shape[0], v.shape[-1]))
@@ -245,7 +245,7 @@ class DryBackend(Tiles):
         return y
 
     def decay(self, a: Array, rate: Array, shift: Array) -> Array:
-        """Return a new ghost in float32 at least, and count four more of its size during the call."""
+        """Return a new ghost in float32 at least, and count four more during the call."""
         y = self.allocate(a.shape, self.wide_size)
         self.account.count_briefly(4 * y.nbytes)
         return y
@@ -255,7 +255,9 @@ class DryBackend(Tiles):
     ) -> tuple[Array, Array]:
         """Return new ghosts (reads, state), and count what a chunk of the delta rule takes.
 
-        q and k are repeated for the value heads, and the state is there twice.
+        That is counted during the call; so are q and k repeated for the value heads, and the state
+        a
+        second time.
         """
         (tokens, heads, values), keys, size = v.shape, k.shape[2], self.wide_size
         kept = self.allocate((heads, keys, values), size)
@@ -273,7 +275,9 @@ class DryBackend(Tiles):
         return self.allocate(x.shape)
 
     def add_wide(self, a: Array, b: Array) -> Array:
-        """Return a new ghost in float32 at least, and count both operands converted during the call."""
+        """Return a new ghost in float32 at least, and count the converted operands during the
+        call.
+        """
         self.account.count_briefly((a.size + b.size) * self.wide_size)
         return self.allocate(a.shape, self.wide_size)
 
@@ -283,7 +287,7 @@ class DryBackend(Tiles):
         return self.allocate(raw.shape)
 
     def decay_rates(self, logs: Array) -> Array:
-        """Return a new ghost in float32 at least, and count one more of its size during the call."""
+        """Return a new ghost in float32 at least, and count one more during the call."""
         self.account.count_briefly(logs.size * self.wide_size)
         return self.allocate(logs.shape, self.wide_size)
 
@@ -297,9 +301,10 @@ class DryBackend(Tiles):
         skip: Array,
         state: Array | None,
     ) -> tuple[Array, Array]:
-        """Return new ghosts (reads, state), and count what a chunk of the scan takes during the call.
+        """Return new ghosts (reads, state), and count what a chunk of the scan takes.
 
-        That is the decays between its tokens, or every token's state where states have rates each.
+        That is counted during the call: the decays between its tokens, or every token's state where
+        states have rates each.
         """
         (tokens, heads, width), numbers, size = x.shape, b.shape[2], self.wide_size
         kept = self.allocate((heads, width, numbers), size)
@@ -314,7 +319,7 @@ class DryBackend(Tiles):
     def gated_scan(
         self, x: Array, gate: Array, weight: Array | None, *, groups: int, eps: float, first: bool
     ) -> Array:
-        """Return a new ghost, and count gate, product and norm as allocated during the call."""
+        """Return a new ghost, and count gate, product and norm during the call."""
         self.account.count_briefly(3 * x.size * self.wide_size)
         return self.allocate(x.shape)
 

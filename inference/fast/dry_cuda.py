@@ -160,7 +160,7 @@ class DryCuda(DryExperts):
     # in and out
 
     def array(self, x: Any) -> Ghost:
-        """Return numbers as a ghost of the dtype on the device; uploads are counted during the call."""
+        """Return numbers as a ghost of the dtype on the device; an upload is counted briefly."""
         if isinstance(x, Ghost) and x.memory.account is self.account:
             return x if x.itemsize == self.itemsize else self.allocate(x.shape)
         size = x.itemsize

@@ -63,7 +63,7 @@ class DryExperts(DryTorch):
         )
 
     def multiply_stack(self, x: Array, stack: Weight, experts: Any) -> Array:
-        """Return a ghost [n, rows, out] for the products, and count their addresses during the call."""
+        """Return a ghost [n, rows, out] for the products, and count addresses during the call."""
         self._allocate_workspace()
         addresses = self.allocate((3, len(x)), _INDEX)
         y = self.allocate((*x.shape[:2], stack.shape[1]))

@@ -165,13 +165,15 @@ class DryTorch(DryBackend):
         return self.allocate(x.shape)
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
-        """Return a new ghost, and without a bias count the three arrays of its steps during the call."""
+        """Return a new ghost; without a bias, count the three arrays of its steps during the
+        call.
+        """
         if bias is None:
             self.account.count_briefly(3 * x.size * self.wide_size)
         return self.allocate(x.shape)
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Return a ghost [tokens, heads, value_dim], and count torch's mask and sums during the call.
+        """Return a ghost [tokens, heads, value_dim], and count mask and sums during the call.
 
         With a softcap or a sink, and in deterministic mode, blocks of queries are counted.
         """
@@ -187,7 +189,7 @@ class DryTorch(DryBackend):
         return self.mix(self.probs(self.scores(q, k, heads), heads), v)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
-        """Return a new ghost [heads, tokens, keys], and count the unscaled product during the call."""
+        """Return a new ghost [heads, tokens, keys], and count the unscaled product briefly."""
         if self.deterministic:
             return self.tiled_scores(q, k, lambda x: x)
         scores = self.allocate((q.shape[1], len(q), len(k)))
