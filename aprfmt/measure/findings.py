@@ -73,7 +73,10 @@ class Finding:
 
     @property
     def certainty(self) -> Certainty:
-        """How certain it is: located, explained or confirmed."""
+        """How certain it is: "located", "explained" or "confirmed".
+
+        A proof counts less where passes contradict it or another cause explains it as well.
+        """
         found = certainty_of(self.proof)
         if found == "confirmed" and not self.confirmed:
             return "located"  # passes or other values say otherwise
@@ -87,7 +90,10 @@ class Finding:
 
     @property
     def reached(self) -> Certainty | None:
-        """The certainty by the proof alone; None where `confirmed` already says it."""
+        """The certainty by the proof alone, where `confirmed` does not say it; else None.
+
+        So it is "explained", or "located" although `confirmed` is True.
+        """
         found = certainty_of(self.proof)
         bare = found == "located" and not self.confirmed
         return None if found == "confirmed" or bare else found

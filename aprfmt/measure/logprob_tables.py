@@ -113,12 +113,15 @@ class LogprobTable:
 def rows_from_logits(
     ids: Sequence[int], logits: Numbers, positions: Sequence[int], whose: str
 ) -> "LogprobMatrix":
-    """Return logits [positions, vocabulary] as rows of log-probabilities."""
+    """Return logits [positions, vocabulary] as a LogprobMatrix; `whose` names the side."""
     return LogprobMatrix(tuple(ids), normalize_logits(logits), tuple(positions), whose)
 
 
 def normalize_logits(logits: Numbers) -> Numbers:
-    """Return logits less their log-sum-exp (float64); rows that add up to 1 are unchanged."""
+    """Return logits as log-probabilities (float64): less the log-sum-exp of each row.
+
+    They are unchanged if they are log-probabilities already.
+    """
     wide = np.asarray(logits, np.float64)
     if is_log_softmax(np.asarray(logits)):
         return wide
@@ -153,7 +156,8 @@ def _row_as_dict(side: Side, position: int, tokens: Sequence[int] | None) -> dic
 def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> LogprobTable:
     """Return the table of distances at the positions that both sides have.
 
-    `tolerance` is that of the logits: differences are scaled to what an error of every logit makes.
+    `tolerance` is that of the logits: each difference is divided by what one logit's error of the
+    size of their spread makes of a log-probability.
     """
     # The positions of both, and the size of logits by which errors are scaled.
     mine = list(here.rows) if isinstance(here, Logprobs) else list(here.positions)
