@@ -45,9 +45,9 @@ EMBEDDING = "token_embd.weight"  # the one pair of a GGUF whose factors stand th
 class StoredPair:
     """One pair as its file has it: its parts by kind, its rank and its scale.
 
-    `embedding` marks exchanged factors, as for a token embedding. `parameters`
-    are the names of single parameters of the module, one of which the pair changes: its rank is
-    then that of all experts together, and its scale is not known without the base (`pair_scale`).
+    `embedding` marks exchanged factors, as for a token embedding. `parameters` are the names of
+    single parameters of the module, one of which the pair changes: its rank is then that of all
+    experts together, and its scale is not known without the base (`pair_scale`).
     """
 
     module: str

@@ -88,8 +88,7 @@ class PartMeasurement:
         """Return the first probe's result, all points compared, with only `still` replaced.
 
         `still` are numbers of parts of B that are replaced by A's. The worst result over all probes
-        is
-        stored for that set.
+        is stored for that set.
         """
         which = frozenset(still) & frozenset(self.live)
         blend = self.passes.blend([self.parts[i] for i in sorted(which)])
@@ -106,10 +105,8 @@ class PartMeasurement:
         """Return the effect of each part on the logits, with all other parts replaced by A's.
 
         `still` are parts that do not change the function (a reordering inside a layer, say). They
-        are
-        replaced in every pass. The result's points are those with only these replaced. A part is
-        not
-        measured alone (`alone` is False) where passes take too long.
+        are replaced in every pass. The result's points are those with only these replaced. A part
+        is not measured alone (`alone` is False) where passes take too long.
         """
         bare = self.with_only(still)
         rest, found = self.without(self.live), []

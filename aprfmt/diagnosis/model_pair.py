@@ -171,8 +171,7 @@ class ModelPair:
         """Confirm or reject each finding by its effect on passes.
 
         Returns the relative L2 of the logits that remains with all findings replaced, 0.0 if that
-        is
-        within the tolerance.
+        is within the tolerance.
         """
         # Weights that are equal on both sides need no second copy.
         report = self.levels.report

@@ -175,8 +175,7 @@ class PairedPass:
         """Run one stage; return (stream or logits, {point key: values}).
 
         `stream` is the hidden states that enter the stage, None for stage 0. Without `keep` only
-        the
-        chosen experts are recorded. They are added to `routed`.
+        the chosen experts are recorded. They are added to `routed`.
         """
         patched = PatchedModel(blend.spec, blend.hp, blend.weights, self.backend, probe.ids)
         recorder = _PointValues(patched, max(0, stage - 1), keep)
@@ -225,8 +224,7 @@ class PairedPass:
         """Return the result of a blend, run from its first differing stage on.
 
         SAME if the stream becomes equal to A's again. The distance is infinite if its parts do not
-        fit
-        together. `points` is empty.
+        fit together. `points` is empty.
         """
         if not blend.own:
             return SAME

@@ -272,8 +272,7 @@ class Search:
         """Yield the change `make(number)` for the numbers that fit best, starting from `near`.
 
         `near` are tried changes of that kind. Nothing is yielded if none of them leaves at most 80
-        % of
-        the difference.
+        % of the difference.
         """
         case = self.case
         assert case.view.residual is not None and callable(make)

@@ -79,8 +79,7 @@ class PairSums:
         """Add one chunk of both tensors; both arrays have the same shape.
 
         `steps` maps a slice of the flat arrays to the tolerance of its elements, or to one for all,
-        or
-        to None. It is called for slices that differ, and for those after them.
+        or to None. It is called for slices that differ, and for those after them.
         """
         x, y = a.reshape(-1), b.reshape(-1)
         native = native_kernels()

@@ -361,8 +361,7 @@ class _StateReader:
         """Return matrix `at` of a joined tensor, with the shares of all ranks concatenated.
 
         `shapes` are the published shapes of the matrices that are joined along their rows. Where
-        the
-        shares do not add up, the first rank's tensor is returned as it is stored.
+        the shares do not add up, the first rank's tensor is returned as it is stored.
         """
         # A tensor that every rank holds whole.
         ranks, local, wanted = len(whole.parts), whole.shape, shapes[at]

@@ -91,8 +91,7 @@ class IsolatedEngine(HfEngine):
         """Return the result of calling a method of the child's engine.
 
         A tokenizer that has ended one child is not run again: each text of a check would cost the
-        whole
-        limit.
+        whole limit.
         """
         if name not in _COSTLY:
             return self._send_request([name, arguments])

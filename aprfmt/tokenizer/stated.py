@@ -86,8 +86,7 @@ class StatedTokenizer:
         """Return whether bos or eos (`role`) is added: by a flag, else by `processed`.
 
         `processed` is what the post-processor or the vocabulary lists say. gguf-py and the classes
-        of
-        transformers take the flag first, too. Flags are ignored where the lists are used.
+        of transformers take the flag first, too. Flags are ignored where the lists are used.
         """
         said = self.carried.tokenizer_config.get(f"add_{role}_token") if self.data else None
         given = self.carried.flag_value(f"add_{role}_token") if self.data else None
@@ -157,8 +156,7 @@ class StatedTokenizer:
         """The ids that end a generation, as transformers or llama.cpp takes them.
 
         transformers: generation_config.json first. llama.cpp, where the lists are used: the ids of
-        the
-        metadata and every control token with a known end text.
+        the metadata and every control token with a known end text.
         """
         ids = self.vocabulary.engine_ids
         if self.uses_lists:
