@@ -121,8 +121,7 @@ def _activation_rule() -> HyperRule:
         """Return (activation, key of config.json), or None if neither key is there.
 
         The usual key comes first. Else `activation_function` names a whole MLP, such as "swiglu",
-        which
-        has its activation. Raises ArchError for one that is unknown.
+        which has its activation. Raises ArchError for one that is unknown.
         """
         whole, plain = facts.first("activation_function"), usual.read["hf"](facts, hp)
         if plain is not None or whole is None:
