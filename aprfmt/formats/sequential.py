@@ -282,8 +282,7 @@ class SequentialSink:
             self._files.publish()
 
     def _write_programs(self, programs: Sequence[FileProgram]) -> Iterator[TensorSlot]:
-        """Write each file's bytes up to a tensor's place and yield the place, until all are
-        written.
+        """Write each file's bytes up to a tensor's place and yield that place, to the end.
 
         The caller writes the tensor before it asks for the next place.
         """

@@ -277,9 +277,7 @@ class DryBackend(Tiles):
         return self.allocate(x.shape)
 
     def add_wide(self, a: Array, b: Array) -> Array:
-        """Return a new ghost in float32 at least, and count the converted operands during the
-        call.
-        """
+        """Return a new ghost in float32 at least, counting the converted operands briefly."""
         self.account.count_briefly((a.size + b.size) * self.wide_size)
         return self.allocate(a.shape, self.wide_size)
 

@@ -165,9 +165,7 @@ class DryTorch(DryBackend):
         return self.allocate(x.shape)
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
-        """Return a new ghost; without a bias, count the three arrays of its steps during the
-        call.
-        """
+        """Return a new ghost; without a bias, count the three arrays of its steps briefly."""
         if bias is None:
             self.account.count_briefly(3 * x.size * self.wide_size)
         return self.allocate(x.shape)
