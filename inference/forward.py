@@ -21,6 +21,7 @@ from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.capture import WHOLE
 from aprfmt.inference.context import Context, Ids, PassFacts, PassState, Recorder
 from aprfmt.inference.delta_net import run_delta_net
+from aprfmt.inference.kimi_delta import run_kimi_delta
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.lightning import run_lightning
 from aprfmt.inference.moe import run_experts
@@ -364,6 +365,7 @@ _ATTENTION = _Branch(
 _MIXERS: Mapping[str, tuple[Callable[[Context, int, Array], Array], _Branch]] = {
     "none": (attention, _ATTENTION),
     "gated_delta": (run_delta_net, replace(_ATTENTION, role="ssm_out")),
+    "kimi_delta": (run_kimi_delta, _ATTENTION),
     "short_conv": (run_short_conv, replace(_ATTENTION, role="shortconv.out_proj")),
     "mamba": (run_mamba, replace(_ATTENTION, role="ssm_out")),
     "mamba2": (run_mamba2, replace(_ATTENTION, role="ssm_out")),

@@ -142,7 +142,7 @@ class LayerFacts:
 
 # What mixes tokens in place of attention -> the hyperparameter that says in which layers.
 RECURRENCES: Mapping[str, str] = {
-    "gated_delta": "delta_layers", "short_conv": "conv_layers",
+    "gated_delta": "delta_layers", "kimi_delta": "delta_layers", "short_conv": "conv_layers",
     "mamba": "ssm_layers", "mamba2": "ssm_layers", "lightning": "lightning_layers",
 }  # fmt: skip
 
@@ -369,7 +369,7 @@ def place_attention_result(place: LayerFacts) -> str:
     if not place.lacks_attention:
         return HERE
     results = {
-        "gated_delta": "delta_norm", "short_conv": "conv_gated",
+        "gated_delta": "delta_norm", "kimi_delta": "delta_norm", "short_conv": "conv_gated",
         "mamba": "ssm_gated", "mamba2": "ssm_gated", "lightning": "lightning_gated",
     }  # fmt: skip
     return results[mixer_of_layer(place.block, place.hp, place.layer)]
@@ -393,10 +393,12 @@ def place_mixer_sum(place: LayerFacts) -> str:
     return HERE if place.has_parallel_recurrence or not place.adds_unscaled else "attn_out"
 
 
-DELTA = only_mixers("gated_delta")
+DELTA = only_mixers("gated_delta", "kimi_delta")
+GATED_DELTA = only_mixers("gated_delta")
+KIMI_DELTA = only_mixers("kimi_delta")
 LIGHTNING = only_mixers("lightning")
 SHORT_CONV = only_mixers("short_conv")
-CONV = only_mixers("gated_delta", "short_conv", "mamba", "mamba2")
+CONV = only_mixers("gated_delta", "kimi_delta", "short_conv", "mamba", "mamba2")
 SSM = only_mixers("mamba", "mamba2")
 MAMBA = only_mixers("mamba")
 GATE = here_if(lambda place: place.has_attention_gate)

@@ -53,12 +53,12 @@ _ATTENTION = (
 ROUTER_BIAS = RoleRow(
     "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", ("n_experts",), "moe_layers"
 )
-_GGUF_FIRST = (
+GGUF_FIRST = (
     Binding(
         ("blk.{L}.attn_k_b.weight", "blk.{L}.attn_v_b.weight"), ("attn_kv_b.weight",), (KvB(),)
     ),
 )
-_GGUF_MORE = (Binding(("blk.{L}.attn_kv_b.weight",), ("attn_kv_b.weight",)),)
+GGUF_MORE = (Binding(("blk.{L}.attn_kv_b.weight",), ("attn_kv_b.weight",)),)
 
 
 def _deepseek_rows(mlp_bias: str | None, *router: RoleRow, more: tuple[RoleRow, ...] = ()) -> Rows:
@@ -78,9 +78,7 @@ def _deepseek_rows(mlp_bias: str | None, *router: RoleRow, more: tuple[RoleRow, 
     )
 
 
-_LOST = (
-    *losses.common_losses(partial=True),
-    losses.ONE_BIAS_KEY,
+LATENT_LOST = (
     Loss(
         "gguf",
         "attention_bias",
@@ -94,6 +92,7 @@ _LOST = (
         "llama.cpp uses one epsilon for all norms, transformers 1e-6 on the compressed vectors",
     ),
 )
+_LOST = (*losses.common_losses(partial=True), losses.ONE_BIAS_KEY, *LATENT_LOST)
 # Keys that follow from other sizes, or that describe attention on the compressed vectors.
 _DERIVED_KEYS = frozenset(
     """head_dim qk_head_dim num_key_value_heads num_kv_heads attention.head_count_kv
@@ -175,8 +174,8 @@ def routed_scale_rule(hf_default: float) -> HyperRule:
 _V2_TENSORS, _V2_BINDINGS = make_tables(
     _deepseek_rows("mlp_bias", ROUTER),
     hf_first=EXPERT_BINDINGS,
-    gguf_first=_GGUF_FIRST,
-    gguf_more=_GGUF_MORE,
+    gguf_first=GGUF_FIRST,
+    gguf_more=GGUF_MORE,
 )
 
 DEEPSEEK_V2 = ArchSpec(
@@ -229,8 +228,8 @@ def v3_tables(*more: RoleRow) -> Made:
     return make_tables(
         _deepseek_rows(None, ROUTER, ROUTER_BIAS, more=more),
         hf_first=EXPERT_BINDINGS,
-        gguf_first=_GGUF_FIRST,
-        gguf_more=_GGUF_MORE,
+        gguf_first=GGUF_FIRST,
+        gguf_more=GGUF_MORE,
     )
 
 

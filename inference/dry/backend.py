@@ -14,7 +14,7 @@ from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, Rope
 from aprfmt.inference.backends.tiles import Tiles
 from aprfmt.inference.dry.ghosts import Ghost, Ledger
 from aprfmt.inference.masks import Mask
-from aprfmt.inference.recurrence import CHUNK
+from aprfmt.inference.recurrence import CHUNK, SUBCHUNK
 from aprfmt.inference.weights import Weight, free_memory
 from aprfmt.tensors.stats import Stats, compute_stats
 
@@ -262,6 +262,8 @@ class DryBackend(Tiles):
         read = self.allocate(v.shape)
         rows = min(tokens, CHUNK)
         chunk = heads * rows * (3 * rows + 4 * keys + 4 * values) * size
+        if decay.ndim == 3:  # pairs of tokens by channel
+            chunk += 3 * heads * min(rows, SUBCHUNK) ** 2 * keys * size
         self.account.count_briefly(
             2 * tokens * heads * keys * size + read.nbytes + kept.nbytes + chunk
         )

@@ -52,11 +52,11 @@ class CupyRecurrent(CupyElements):
         """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
 
         Computed token by token in float32 at least, the reads rounded once. Keys of more than 256
-        numbers are computed on the host.
+        numbers, and decays by channel, are computed on the host.
         """
         (tokens, key_heads, key_dim), (_, heads, value_dim) = k.shape, v.shape
         lane = next((n for n in LANE_KEYS if key_dim <= n * _WARP), None)
-        if lane is None:
+        if lane is None or decay.ndim == 3:
             return super().delta(q, k, v, decay, beta, state)
         read = self._empty(*v.shape)
         after = memory.array_module().empty((heads, key_dim, value_dim), self._wide)

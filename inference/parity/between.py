@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.budget import Budget
 from aprfmt.base.outcome import Report
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import POINTS, parse_key
@@ -37,7 +38,7 @@ from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.tolerances import CalibratedBound
 from aprfmt.measure.traces import TraceDiff, common_keys, compare_traces
 from aprfmt.model import Model
-from aprfmt.model.ledger import OF_A_PASS, make_ledger
+from aprfmt.model.ledger import LATE, OF_A_PASS, NotCompared, make_ledger
 
 Numbers = NDArray[Any]
 PLAIN_ROWS = 64
@@ -57,7 +58,15 @@ def compare_choices(
     if len(choices) < 2:
         raise UsageError(f"{len(choices)} run to compare; give at least two: --between cpu torch")
     with ExitStack() as stack:
-        ran = [stack.enter_context(run_once(model, choice, request)) for choice in choices]
+        budget = request.budget or Budget()
+        every = choices
+        ran: list[RunResult] = []
+        for choice in every:
+            if ran and not budget.has_time():
+                break
+            ran.append(stack.enter_context(run_once(model, choice, request)))
+        choices = every[: len(ran)]
+        late = [NotCompared("run", str(each), LATE, budget.reason) for each in every[len(ran) :]]
         traces = [each.trace for each in ran]
         runs = [
             _run_facts(choice, trace, request)
@@ -80,7 +89,9 @@ def compare_choices(
             )
         # How far each run is from a float64 run.
         arbiter: list[RunDistance] = []
-        if request.arbiter:
+        if request.arbiter and not budget.has_time():
+            late.append(NotCompared("run", str(ARBITER), LATE, budget.reason))
+        elif request.arbiter:
             exact = stack.enter_context(run_once(model, ARBITER, request))
             arbiter = [
                 measure_run_distance(i, "numpy:cpu:float64", trace, exact.trace, request)
@@ -102,7 +113,7 @@ def compare_choices(
             tuple(arbiter),
             request.calibrated_by,
             int(model.hyper["vocab_size"]),
-            make_ledger(model, OF_A_PASS).not_compared,
+            (*late, *make_ledger(model, OF_A_PASS).not_compared),
         )
 
 

@@ -250,7 +250,7 @@ class Parity:
     def verdict(self) -> Verdict:
         """The worst verdict of the pairs: same, precision, not_comparable, then bug."""
         order: tuple[Verdict, ...] = ("same", "precision", "not_comparable", "bug")
-        return max((pair.verdict for pair in self.pairs), key=order.index)
+        return max((pair.verdict for pair in self.pairs), key=order.index, default="not_comparable")
 
     @property
     def exit_code(self) -> int:
