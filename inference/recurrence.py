@@ -93,7 +93,8 @@ def delta_rule_by_chunk(
 ) -> tuple[Array, Array]:
     """Return (reads, state after the last token), computed CHUNK tokens at a time.
 
-    Arguments are those of `delta_rule_by_token`.
+    Arguments are those of `delta_rule_by_token`: q, k [tokens, heads, key_dim], v, log decay g,
+    beta and the state before the first token.
     """
     reads = []
     for start in range(0, len(q), CHUNK):

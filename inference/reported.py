@@ -189,10 +189,10 @@ def explain_loss(
 ) -> LossVerdict:
     """Return whether a reported loss is the batch's, and if it is not, which mistakes give it.
 
-    `scored` are the losses of every sample; `digit` is half a unit of the reported number's last
-    digit. Where nothing else gives the number, `session` runs the samples packed into rows. One
-    mistake is tried before two. Where several give the same number the answer is ambiguous;
-    one that only comes near it is likely.
+    `scored` are the losses of every sample. A number fits within the relative bound `within` and
+    `digit`, half a unit of the reported number's last digit. Where nothing else gives the number,
+    `session` runs the samples packed into rows. One mistake is tried before two. Where several give
+    the same number the answer is ambiguous; one that only comes near it is likely.
     """
     right_ones = label_losses(batch, scored)
     right = _mean_loss(right_ones)

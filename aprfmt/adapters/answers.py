@@ -180,10 +180,11 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
 def _unexplained_others(
     model: Model, b: Model, others: Sequence[str], changed: Set[str]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return (tensors that differ by more than a quantized base, sentences about all).
+    """Return (tensors that differ without an explanation, sentences about the others).
 
-    Tensors that hold the change of another weight are named. Those that are A's, quantized and
-    decoded, are no difference: that is the state of the base that was trained on.
+    `others` are the tensors that the adapter does not change, and which differ. Those that are A's,
+    quantized and decoded, are no difference: that is the base as it was trained on. Tensors that
+    hold the change of another weight are named in a sentence.
     """
     from aprfmt.compare import diff_models
 
@@ -213,9 +214,9 @@ def _unexplained_others(
 
 
 def _unread_tensors(adapter: Path) -> Iterator[NotCompared]:
-    """Yield the tensors of an adapter that nothing reads, which may change the base.
+    """Yield the tensors of an adapter that a merge does not use, as NotCompared.
 
-    A merge copies every whole tensor of the base, or is refused.
+    They may change the base. A merge copies every whole tensor of the base, or is refused.
     """
     with open_model(adapter) as opened:
         taken = set(adapter_parts(opened).whole.values())
@@ -228,7 +229,10 @@ def _unread_tensors(adapter: Path) -> Iterator[NotCompared]:
 def _try_rank_orders(
     a: Model, b: Model, adapter: Path, weights: "list[ChangedWeight]"
 ) -> "list[ChangedWeight]":
-    """Return the weights, re-judged under other orders of ranks where none fits so far."""
+    """Return the weights, judged again with the ranks of stacked experts in other orders.
+
+    Only weights to which no answer fits so far are judged again.
+    """
     for order in OTHER_ORDERS:
         if all(one.found not in (OTHERWISE, MORE) for one in weights):
             break
@@ -285,7 +289,7 @@ def _store_through(kind: str, values: "F64") -> "F64 | None":
 def _wrong_scale_factors(view: View, found: Adapter) -> tuple[Factor, ...]:
     """Return the factors by which usual mistakes with the scale multiply a weight's change.
 
-    () where the weight has pairs of different scales.
+    () where the weight has no pair, or pairs of different scales.
     """
     pairs = [one.pair for one in view.stored if isinstance(one, MergedTensor)]
     if not pairs or any(one.scale != pairs[0].scale for one in pairs):
@@ -308,7 +312,10 @@ def _wrong_scale_factors(view: View, found: Adapter) -> tuple[Factor, ...]:
 
 
 def _other_changes(model: Model, changed: Set[str], key: str) -> Iterator[OtherChange]:
-    """Yield the changes of other weights of this shape, in this layer or the same weight nearby."""
+    """Yield the changes to other weights of the same shape, in this layer or a neighbouring one.
+
+    In a neighbouring layer only the same weight. `changed` are the stored names that are changed.
+    """
     layer, role = split_key(key)
     own = model.find(key)
     for other, view in model.roles.items():
@@ -324,9 +331,9 @@ def _other_changes(model: Model, changed: Set[str], key: str) -> Iterator[OtherC
 
 
 def _shared_words(weights: Sequence[ChangedWeight]) -> str:
-    """Return what was found in all weights, or how often each word was found.
+    """Return what was found in all weights, or how often each answer was found.
 
-    A weight whose type holds none of the change fits both, and counts as the others.
+    A weight whose type holds none of the change fits both answers, and counts as the others do.
     """
     decided = [each for each in weights if each.found != EITHER]
     if weights and not decided:

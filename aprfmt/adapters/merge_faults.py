@@ -96,8 +96,9 @@ def scale_factors(
 ) -> tuple[Factor, ...]:
     """Return the factors of the usual mistakes with a pair's scale; equal ones are joined.
 
-    `alpha` and `r` are those of the whole adapter, which patterns may overrule for a pair. `stored`
-    are scales that tensors beside the pairs give (`.alpha`), which the configuration contradicts.
+    A factor is a multiple of the right change. `alpha` and `r` are those of the whole adapter,
+    which patterns may overrule for a pair. `stored` are scales that tensors beside the pairs give
+    (`.alpha`), which the configuration contradicts.
     """
     # The alpha of this pair, from its scale.
     own = scale * (math.sqrt(rank) if rank_stabilised else rank)
@@ -184,7 +185,10 @@ def _expert_changes(
 def _judge_whole(
     merge: Merge, factors: Sequence[Factor], others: Callable[[], Iterable[OtherChange]]
 ) -> Judged:
-    """Return what the merge did to a whole weight, by trying the usual sums."""
+    """Return what the merge did to a whole weight, by trying the usual sums.
+
+    If the base alone, or the base plus the change, gives B's values, that is the answer.
+    """
     size = float(np.square(merge.change).sum())
     if not size:
         says = "the change is nothing beside this weight, and both give the same values"
@@ -212,7 +216,10 @@ def _judge_whole(
 
 
 def _usual_multiple(merge: Merge, found: Judged, factors: Sequence[Factor]) -> Judged | None:
-    """Return the usual multiple of the change that gives B; None where none does."""
+    """Return the judgement that a usual multiple of the change gives B; None where none does.
+
+    `found` is the judgement so far. Only for plain float types.
+    """
     if merge.encoding not in FRACTIONS:
         return None
     whole = [Factor(float(times), "") for times in TIMES]
@@ -230,7 +237,10 @@ def _usual_multiple(merge: Merge, found: Judged, factors: Sequence[Factor]) -> J
 def _misplaced_change(
     merge: Merge, found: Judged, others: Callable[[], Iterable[OtherChange]]
 ) -> Judged | None:
-    """Return that the change was added transposed or to another weight; None if not."""
+    """Return the judgement that a change was added transposed, or another weight's; else None.
+
+    Only for plain float types.
+    """
     if merge.encoding not in FRACTIONS:
         return None
     turned = merge.change.swapaxes(-1, -2)
@@ -252,7 +262,8 @@ def find_added_change(
 ) -> str:
     """Return the key of the weight whose change was added to this one; "" for none.
 
-    `plain` is the base's weight, which the adapter does not change, `theirs` is B's.
+    `plain` is the base's weight, which the adapter does not change, `theirs` is B's. "" too for
+    types that are no plain floats.
     """
     if encoding not in FRACTIONS:
         return ""
@@ -266,7 +277,10 @@ def find_added_change(
 
 
 def _judge_by_projection(merge: Merge, found: Judged) -> Judged:
-    """Return what the projection of B - A on the change says, where no sum gives B's values."""
+    """Return what the projection of B - A on the change says; `found` if it fits nothing.
+
+    For weights that no sum gives exactly.
+    """
     times, rest = found.times, found.rest
     size = math.sqrt(float(np.square(merge.change).sum()))
     allowed = max(LITTLE, 1.5 * merge.noise * float(np.linalg.norm(merge.plain)) / size)
@@ -331,7 +345,7 @@ def _half_spacing(values: "F64", encoding: str) -> "F64":
 
 
 def _judge_other_base(merge: Merge, found: Judged) -> Judged | None:
-    """Return that B is another state of the base plus the change once; None if not.
+    """Return the judgement that B is another state of the base plus the change; None if not.
 
     A base that was published in 16 bits may have been merged before that rounding. A base that was
     trained on in 4 or 8 bits may have been merged decoded. A few damaged values are reported too.
@@ -401,8 +415,8 @@ SCHEMES = (
 def _scheme_of_base(merge: Merge) -> str:
     """Return the scheme in which A, quantized and decoded, plus the change gives B; or "".
 
-    The entries are those nearest to A's values. The scale of a group is fitted on every other value
-    and judged on the rest, so that it holds too where scales were quantized themselves.
+    Each value of A takes the scheme's nearest code value. The scale of a group is fitted on every
+    other value and judged on the rest, so that it holds too where scales were quantized themselves.
     """
     rows = merge.plain.reshape(-1, merge.plain.shape[-1])
     for scheme in SCHEMES:
@@ -421,9 +435,10 @@ def _scheme_of_base(merge: Merge) -> str:
 def _decode_base(
     plain: "F64", change: "F64", theirs: "F64", entries: "F64"
 ) -> "tuple[F64, F64, F64]":
-    """Return (decoded base, usual distance between entries, largest distance) of groups.
+    """Return (decoded base, median step, largest step) of groups of values.
 
-    All arguments but `entries` are [groups, values]; the distances are [groups, 1].
+    All arguments but `entries`, the code values, are [groups, values]; steps are [groups, 1], the
+    distances between code values times the scale.
     """
     largest = np.take_along_axis(plain, np.abs(plain).argmax(1)[:, None], 1)
     top = entries[np.abs(entries).argmax()]
@@ -444,7 +459,9 @@ def _is_on_lattice(
 ) -> bool:
     """Return whether a decoded base, stored as `own`, with the change gives B's values.
 
-    A value halfway between two entries may have got the other one. Any further is damage.
+    `steps` and `widest` are the median and largest steps of each group. A value halfway between two
+    code values may have got the other one. Any further is damage. False too where steps are so
+    small that most values would fit by chance.
     """
     full = base + change
     slack = (

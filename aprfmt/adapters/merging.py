@@ -207,10 +207,10 @@ def merge_adapter(
 ) -> tuple[Model, Model, Adapter]:
     """Return (base with the adapter merged, the adapter's open file, the adapter).
 
-    `order` is that in which the ranks of pairs for stacked experts are read, `encoding` that of the
-    merged weights instead of the base's. Closing the first
-    closes the base. Raises ConversionError for an adapter of another base, and, unless `again`, for
-    weights that are no floats, and for an adapter that the base's record says is merged.
+    Closing the first closes the base. `order` is that in which the ranks of pairs for stacked
+    experts are read, `encoding` that of the merged weights, "" for the base's. `again` merges for a
+    comparison: it allows packed weights and an adapter that the base's record says is merged, which
+    raise ConversionError else, as does an adapter of another base.
     """
     opened, found = read_adapter(adapter, compare=again)
     try:
@@ -248,9 +248,10 @@ def _merged_tensors(
     decoded: bool,
     encoding: str,
 ) -> Iterator[tuple[str, LazyTensor]]:
-    """Yield (name, tensor) of the tensors that are not the base's.
+    """Yield (name, tensor) of the tensors that differ from the base's.
 
-    `decoded` decodes packed weights, which are refused without it.
+    `whole` are the tensors that replace the base's. `decoded` decodes packed weights, which raise
+    ConversionError without it.
     """
     own = {name: RenamedTensor(view.stored[0], name) for name, view in whole.items()}
     yield from own.items()
@@ -290,7 +291,7 @@ class RenamedTensor(LazyTensor):
 
 
 def recorded_digests(base: Model) -> list[str]:
-    """Return the SHA-256 of adapters that the metadata record as merged; [] without any."""
+    """Return the SHA-256 of the adapters that the metadata record as merged; [] if none."""
     text = base.metadata.get(RECORD)
     try:
         found: Any = json.loads(text) if isinstance(text, str) else []
@@ -393,7 +394,7 @@ def merged_values(merged: View, times: int) -> "F64":
 
 
 def loss_notes(losses: "Sequence[MergeLoss]", adapter: Path) -> tuple[Note, ...]:
-    """Return the note on how much of the change the stored type loses; () for nothing."""
+    """Return (note,) on how much of the change the stored types lose; () if nothing."""
     if not losses:
         return ()
     kinds = ", ".join(sorted({each.encoding for each in losses}))
@@ -421,7 +422,7 @@ def _with_losses(
 
 
 def stray_notes(adapter: Adapter) -> tuple[Note, ...]:
-    """Return the note on stored tensors that belong to no adapter and were left out, or ()."""
+    """Return (note,) on tensors of the file that are no part of an adapter; () if none."""
     if not adapter.stray:
         return ()
     said = f"left out, for it is no part of an adapter: {', '.join(adapter.stray)}"

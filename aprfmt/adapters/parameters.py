@@ -106,7 +106,7 @@ def parameter_changes(
 def _assign_targets(
     adapter: Adapter, module: str, pairs: Sequence[StoredPair], base: Model
 ) -> Sequence[_Target]:
-    """Return the parameter that each pair of a module changes, found by the shapes.
+    """Return the parameter that each pair of a module changes, in order, found by the shapes.
 
     Raises ConversionError where no assignment fits, or several do.
     """
@@ -138,7 +138,7 @@ def _assign_targets(
 
 
 def _find_target(name: str, base: Model) -> _Target | None:
-    """Return a parameter of the base by PEFT's name, None where it has none."""
+    """Return a parameter of the base by PEFT's name; None if the base has none."""
     from aprfmt.arch.binding import bind_names
 
     if name in base:
@@ -159,7 +159,10 @@ def _matrix_sizes(shape: Shape) -> tuple[int, int, int]:
 
 
 def _pair_fits(adapter: Adapter, pair: StoredPair, target: _Target) -> bool:
-    """Return whether a pair's shapes fit a parameter, for experts also exchanged."""
+    """Return whether a pair's shapes fit a parameter.
+
+    For experts also with rows and columns exchanged.
+    """
     if len(target.shape) not in (2, 3):
         return False
     experts, rows, columns = _matrix_sizes(target.shape)
@@ -195,7 +198,10 @@ def _expert_factors(
 def _split_transpose(
     steps: "Sequence[LayoutStep]", shapes: Sequence[Shape], hp: Mapping[str, Any]
 ) -> "tuple[bool, Sequence[LayoutStep]]":
-    """Return (whether rows and columns are stored exchanged, the steps after that one)."""
+    """Return (whether rows and columns are stored exchanged, the layout steps after that).
+
+    `shapes` are the stored shapes.
+    """
     first = steps[0] if steps else None
     if not isinstance(first, Transposed | TransposedEach):
         return False, steps
@@ -208,8 +214,9 @@ def _place_factors(
 ) -> Iterator[tuple[str, tuple[Array, Array]]]:
     """Yield (stored name, (left, right)) for a base with another layout of the experts.
 
-    Layout steps move rows and experts. So they are applied to the left factor, whose columns are
-    ranks, and to the number of the expert that each row belongs to.
+    `left` is [experts, rows, r], `right` [experts, r, columns]. Layout steps move rows and experts.
+    So they are applied to the left factor, whose columns are ranks, and to the number of the expert
+    that each row belongs to.
     """
     assert target.group is not None
     hp = base.hyper

@@ -55,7 +55,7 @@ class LowRank:
         return int(self.a.shape[-2])
 
     def product_rows(self, start: int, stop: int) -> Array:
-        """Return rows [start, stop) of b @ a; the rows of all experts are numbered through."""
+        """Return rows [start, stop) of b @ a (float64); rows of experts follow one another."""
         if self.a.ndim == 2:
             found: Array = self.b[start:stop] @ self.a
             return found
@@ -69,9 +69,10 @@ class LowRank:
 def place_pairs(
     adapter: Adapter, base: Model, order: ExpertOrder = PEFT_ORDER
 ) -> dict[str, LowRank]:
-    """Return {stored name of the base: change}; ConversionError if a pair fits none.
+    """Return {stored name of the base: change} of all pairs.
 
-    `order` is that in which the ranks of pairs for stacked experts are read.
+    `order` is that in which the ranks of pairs for stacked experts are read. Raises ConversionError
+    if a pair fits no weight, or two pairs fit one.
     """
     found: dict[str, LowRank] = {}
     whole = whole_tensors(adapter, base)
@@ -163,10 +164,10 @@ def _renamed(name: str, rules: Sequence[Rename]) -> str:
 
 
 def _component_renames(adapter: Adapter, astray: Sequence[str], base: Model) -> list[Rename]:
-    """Return rules for components that give every pair a weight of its own shape; [] without.
+    """Return rename rules of components that give each pair a weight of its shape; [] if none.
 
-    Where another component of the base would do as well nothing is chosen: a change that lands in
-    the wrong weight is worse than none.
+    `astray` are the modules that the base does not have. Where another component of the base would
+    fit as well, nothing is chosen: a change that lands in the wrong weight is worse than none.
     """
     if adapter.spelling != "peft" or not set(astray) <= {*adapter.pairs}:
         return []
@@ -175,6 +176,7 @@ def _component_renames(adapter: Adapter, astray: Sequence[str], base: Model) -> 
     every = component_rules("hf", left, {name: math.prod(base[name].shape) for name in base})
 
     def fits(tried: Sequence[Rename]) -> bool:
+        """Return whether these rules give each module another weight, of the right shape."""
         made = [f"{_renamed(name, tried)}.weight" for name in astray]
         taken = {f"{name}.weight" for name in adapter.pairs if name not in shapes}
         return len({*made} - taken) == len(astray) and all(
@@ -214,7 +216,10 @@ def _prefix_rules(astray: Sequence[str], base: Model) -> Iterator[Rename]:
 
 
 def _has_place(adapter: Adapter, module: str, base: Model) -> bool:
-    """Return whether the base has the weight of a pair, or a whole tensor, of this name."""
+    """Return whether the base has a weight, or a whole tensor, for a module of the adapter.
+
+    The module's name may be in another style than the base's.
+    """
     from aprfmt.arch.binding import bind_names
 
     plain, _ = unwrap_module(module)
@@ -267,7 +272,10 @@ def _pair_as_low_rank(adapter: Adapter, pair: StoredPair) -> LowRank:
 def _place_by_role(
     adapter: Adapter, pair: StoredPair, name: str, base: Model
 ) -> tuple[str, LowRank]:
-    """Return (the base's name of the weight, the change with its rows in that layout)."""
+    """Return (the base's name of the weight, the change with rows in the base's order).
+
+    `name` is the weight's name in the adapter. Raises ConversionError if the base lacks it.
+    """
     from aprfmt.arch.binding import bind_names, groups_for
 
     style = "gguf" if adapter.spelling == "gguf" else "hf"
@@ -289,10 +297,10 @@ def _place_by_role(
 def reorder_rows(
     pair: LowRank, here: "BoundGroup", there: "BoundGroup", base: Model, adapter: Adapter
 ) -> LowRank:
-    """Return a change with its rows in the order of another style.
+    """Return a change with its rows in the order in which another style stores them.
 
-    Rows may be permuted: then those of `b` are, and the lengths. ConversionError for any other
-    difference in layout.
+    `here` is the weight's group in the change's style, `there` in the other one. The rows of `b`
+    and the magnitudes are permuted. Raises ConversionError for any other difference in layout.
     """
     steps = (*here.binding.steps, *there.binding.steps)
     simple = all(isinstance(step, RowsPermuted) for step in steps)

@@ -45,9 +45,9 @@ EMBEDDING = "token_embd.weight"  # the one pair of a GGUF whose factors stand th
 class StoredPair:
     """One pair as its file has it: its parts by kind, its rank and its scale.
 
-    `embedding` marks exchanged factors, as for a token embedding. `parameters`
-    are the names of single parameters of the module, one of which the pair changes: its rank is
-    then that of all experts together, and its scale is not known without the base (`pair_scale`).
+    `embedding` marks exchanged factors, as for a token embedding. `parameters` are the names of
+    single parameters of the module, one of which the pair changes: its rank is then that of all
+    experts together, and its scale is not known without the base (`pair_scale`).
     """
 
     module: str
@@ -76,8 +76,8 @@ class Adapter:
 def read_adapter(path: Path, *, compare: bool = False) -> tuple[Model, Adapter]:
     """Return (open model, adapter); the caller closes the model.
 
-    FormatError if the file is no adapter. With `compare` it is compared with a merged model, and
-    its alphas may contradict each other.
+    Raises FormatError if the file is no adapter, UnsupportedError if it cannot be merged. `compare`
+    is for a comparison with a merged model: contradictory alphas are then no error.
     """
     model = open_model(path)
     try:
@@ -186,7 +186,7 @@ def _checked_rank(
 ) -> int:
     """Return the rank of two factors; FormatError for shapes that do not fit together.
 
-    `turned`: A is stored as [tokens, r].
+    `a` and `b` are their shapes. `turned`: A is stored as [tokens, r].
     """
     if len(a) != 2 or len(b) != 2 or a[turned] != b[1] or not b[1]:
         expected = "[tokens, r] and [size, r]" if turned else "[r, in] and [out, r]"

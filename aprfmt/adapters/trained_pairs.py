@@ -20,7 +20,7 @@ Rows = Mapping[str, "np.ndarray[Any, np.dtype[np.int64]]"]
 
 
 def trained_pairs(adapter: Adapter, base: Model) -> list[AdapterPair]:
-    """Return every pair with the rows of `b` that belong to each role of its weight.
+    """Return every pair as an AdapterPair, with the rows of `b` for each role of its weight.
 
     Of joined projections (qkv_proj) several roles have a part each. Raises UnsupportedError for a
     pair that changes no single matrix by a product: DoRA, embeddings, stacked experts; and for
@@ -87,10 +87,10 @@ def _find_group(adapter: Adapter, name: str, base: Model) -> "BoundGroup":
 def _output_rows(
     adapter: Adapter, name: str, places: Any, shape: tuple[int, ...]
 ) -> "np.ndarray[Any, np.dtype[np.int64]]":
-    """Return for each row of a role the output of the module that it is (int64).
+    """Return for each row of a role the number of the module's output that it is (int64).
 
-    `places` [out, in] numbers the elements of the stored weight in the role's layout. Raises
-    UnsupportedError where the columns are in another order too.
+    `places` [out, in] has the numbers of the stored weight's elements in the role's layout, `shape`
+    is the stored weight's. Raises UnsupportedError where the columns are in another order too.
     """
     columns = np.arange(places.shape[-1])
     if adapter.turned:

@@ -29,9 +29,9 @@ _TOKENIZER = (
 
 
 def vocabulary_tensors(base: Model) -> Mapping[str, int]:
-    """Return {stored name: rows} of the tensors that have a row for each token.
+    """Return {stored name: number of rows} of the tensors that have a row for each token.
 
-    Only those are returned whose rows are tokens in the architecture's table and in the file.
+    Tensors that the file stores in another layout than the architecture's table are left out.
     """
     try:
         rules = {rule.role: rule.shape for rule in base.spec.tensors}
@@ -48,10 +48,11 @@ def vocabulary_tensors(base: Model) -> Mapping[str, int]:
 def resized_folder(
     adapter: Adapter, whole: Mapping[str, View], base: Model
 ) -> tuple[HFFolder, Note] | None:
-    """Return (the base's text files for another vocabulary size, a note), or None.
+    """Return (the base's folder with the adapter's vocabulary size, a note), or None.
 
-    None where the sizes are the base's. Raises ConversionError where not every tensor with a row
-    for each token comes with the adapter, in one size, or where the base has no config.json.
+    None where the sizes are the base's. `whole` are the tensors that replace the base's. Raises
+    ConversionError where not every tensor with a row for each token comes with the adapter, in one
+    size, or where the base has no config.json.
     """
     # Which tensors of the adapter have another number of rows than the base's.
     held = vocabulary_tensors(base)
@@ -98,7 +99,10 @@ def resized_folder(
 
 
 def _with_vocab_size(config: dict[str, Any], count: int, base: Model) -> dict[str, Any]:
-    """Return config.json's keys with `vocab_size` set to `count` wherever the key is."""
+    """Return config.json's keys with `vocab_size` set to `count`, also in `text_config`.
+
+    Raises ConversionError where the base has no such key.
+    """
     inner = config.get(_TEXT)
     if isinstance(inner, dict) and _KEY in inner:
         config = {**config, _TEXT: {**inner, _KEY: count}}
@@ -120,7 +124,11 @@ def _tokenizer_files(folder: Path) -> dict[str, str]:
 
 
 def _tokenizer_text(adapter: Adapter, base: HFFolder, own: Mapping[str, str], count: int) -> str:
-    """Return a clause on whose tokenizer the merge gets; ConversionError if it has too many ids."""
+    """Return a clause that says whose tokenizer the merged model gets.
+
+    `own` are the adapter's tokenizer files. Raises ConversionError if the tokenizer has more than
+    `count` ids.
+    """
     whose, texts = ("the adapter's", own) if own else ("the base's", base.texts)
     if _JSON not in texts:
         return f"neither {adapter.path.parent} nor {base.path} has a {_JSON}"

@@ -110,7 +110,10 @@ def _verify_written(weights: Path, rows: Mapping[str, NamedBytes]) -> int:
 
 
 def _names_in_style(model: Model, style: str) -> Mapping[str, str]:
-    """Return {stored name: name in `style`} of the base's weights."""
+    """Return {stored name: name in `style`} of the base's weights.
+
+    Weights that are several tensors in either style are left out.
+    """
     from aprfmt.arch.draft_head import stored_groups
 
     if model.style == style:
@@ -130,7 +133,8 @@ def _output_tensors(
 ) -> Iterator[tuple[str, NamedBytes]]:
     """Yield (name, (info, bytes)) of the tensors to write; factors keep their dtype.
 
-    Raises ConversionError for what the spelling cannot express.
+    `named` are the base's weights by stored name, under the names of the spelling's style. Raises
+    ConversionError for what the spelling cannot express.
     """
     # Refuse what only a merge can express.
     whole = [name for name in adapter.whole if ".base_layer." not in name]
@@ -211,7 +215,10 @@ def _pairs_in_style(adapter: Adapter, model: Model, style: str) -> Mapping[str, 
 
 
 def _encode_tensor(name: str, stored: StoredPair, part: str, values: Array) -> NamedBytes:
-    """Return (info, bytes) of values in the dtype that this part of the pair has stored."""
+    """Return (info, bytes) of values in the dtype that this part of the pair has in its file.
+
+    F32 for a part that the file does not have.
+    """
     like = stored.parts.get(part) or stored.parts.get(f"embedding_{part}")
     kind = "F32" if like is None else like.encoding
     held = np.ascontiguousarray(values, np.float32).reshape(values.shape)
@@ -233,7 +240,7 @@ def _common_alpha(adapter: Adapter) -> float:
 def _gguf_facts(
     adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
 ) -> tuple[dict[str, Any], dict[str, str]]:
-    """Return (metadata, {}) of an adapter in GGUF."""
+    """Return (metadata, {}) of an adapter in GGUF; `rows` is not used here."""
     base = adapter.config.get("base_model_name_or_path")
     return {
         "general.architecture": model.spec.called["gguf"][0],
@@ -292,7 +299,7 @@ def _json_number(value: float) -> float:
 def _kohya_facts(
     adapter: Adapter, model: Model, rows: Mapping[str, NamedBytes]
 ) -> tuple[dict[str, Any], Texts]:
-    """Return (metadata, {}) of an adapter in kohya's spelling."""
+    """Return (metadata, {}) of an adapter in kohya's spelling; other parameters are not used."""
     ranks = {str(pair.rank) for pair in adapter.pairs.values()}
     return {
         "ss_network_module": "networks.lora",
@@ -321,9 +328,10 @@ def _write_adapter(
     force: bool,
     dry_run: bool,
 ) -> tuple[tuple[Path, ...], dict[Path, int]]:
-    """Write the file or the folder at once; return (paths, {path: bytes}).
+    """Write the file or the folder; return (paths, {path: size in bytes}).
 
-    With `dry_run` nothing is written, and the sizes are those of the tensors and texts.
+    A folder is made if `dst` has no extension. With `dry_run` nothing is written, and the sizes are
+    those of the tensors and texts.
     """
     in_folder = not dst.suffix
     weights = dst / WEIGHTS if in_folder else dst

@@ -110,7 +110,10 @@ def _check_norm_topk(value: Value, facts: Facts, hp: Params) -> str:
 
 
 def _read_v2_router(facts: Facts, hp: Params) -> Found:
-    """Return (kind of router, key) of config.json's `topk_method`; ArchError if unknown."""
+    """Return (kind of router, key) of config.json's `topk_method`; None without the key.
+
+    Raises ArchError for an unknown method.
+    """
     found = facts.first("topk_method")
     if found is None:
         return None
@@ -143,7 +146,7 @@ def _read_v2_gguf_router(facts: Facts, hp: Params) -> Found:
 
 
 def _write_gating(number: int) -> Write:
-    """Return a write function for the number of the router's score function."""
+    """Return a function that writes {GGUF key: `number`}, the router's score function."""
     return lambda value, hp: {_GATING: number}
 
 
@@ -236,14 +239,14 @@ def v3_tables(*more: RoleRow) -> Made:
 def _has_router_bias(names: Collection[str], values: Mapping[str, Value]) -> bool:
     """Return whether tensor names show the bias of the choice of experts: v3, not v2.
 
-    `values`, the metadata, is for other evidence functions.
+    `values` (the metadata) is not used: every evidence function is given both.
     """
     ends = (".exp_probs_b.bias", ".e_score_correction_bias")
     return any(name.endswith(ends) for name in names)
 
 
 def _read_rope_style(facts: Facts, hp: Params) -> Found:
-    """Return ("interleaved" or "half", key) of config.json's `rope_interleave`."""
+    """Return ("interleaved" or "half", key) of config.json's `rope_interleave`; None without it."""
     found = facts.first("rope_interleave")
     return None if found is None else ("interleaved" if found[0] else "half", found[1])
 

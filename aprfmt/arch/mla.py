@@ -132,7 +132,7 @@ def dense_first_rule(hf_default: int, hf: str = "first_k_dense_replace") -> Hype
         """Return a read function for the number of dense layers under one of `keys`."""
 
         def read_moe_layers(facts: Facts, hp: Params) -> Found:
-            """Return (one boolean a layer, key): False for the first dense ones."""
+            """Return (one boolean a layer, key): False for the dense ones; None without the key."""
             found = facts.first(*keys)
             if found is None:
                 return None

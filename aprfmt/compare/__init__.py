@@ -129,7 +129,10 @@ def diff_models(
     budget: Budget | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
-    """Return the comparison of two open models; parameters as in `diff`."""
+    """Return the comparison of two open models; parameters as in `diff`.
+
+    `oracle` judges quantized tensors by their float source, None without one.
+    """
     from aprfmt.codecs.parallel import cpu_count
     from aprfmt.measure.activation_scales import differing_input_scales
     from aprfmt.measure.tensors import compare_pair
@@ -234,7 +237,10 @@ def diff_models(
 def _uncompared_sections(
     a: Model, b: Model, alignment: Alignment, tokens: "_TokenizerComparison"
 ) -> Iterator[NotCompared]:
-    """Yield the sections (hyperparameters, tokenizer, metadata) that cannot be compared."""
+    """Yield a NotCompared for each section that cannot be compared.
+
+    These are hyperparameters, tokenizer and metadata.
+    """
     if not alignment.by_role:
         why = "the architecture of one is not known"
         yield NotCompared("config key", "hyperparameters", "unreadable", why)
@@ -248,7 +254,10 @@ def _uncompared_sections(
 def _section_counts(
     a: Model, b: Model, alignment: Alignment, only: Collection[str], tokens: "_TokenizerComparison"
 ) -> Mapping[str, int]:
-    """Return {what is compared: count} of every section but the tensors."""
+    """Return {what is compared: how many} of every compared section but the tensors.
+
+    `only` are the sections asked for.
+    """
     found = {}
     if "hyperparameters" in only and alignment.by_role:
         found["hyperparameters"] = len(dict.fromkeys((*a.hyper, *b.hyper)))
@@ -300,7 +309,10 @@ def _has_imatrix(metadata: Mapping[str, Value]) -> bool:
 
 
 def _differing_hyperparameters(a: Model, b: Model, alignment: Alignment) -> tuple[FieldDiff, ...]:
-    """Return the differing hyperparameters; all but the lengths change the forward pass."""
+    """Return the differing hyperparameters; () where an architecture is not known.
+
+    All but the context length are decisive: they change the forward pass.
+    """
     if not alignment.by_role:
         return ()
     rows = []
@@ -365,7 +377,11 @@ def _compare_tokenizers(a: Model, b: Model) -> _TokenizerComparison:
 
 
 def _differing_metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:
-    """Return the differing metadata keys of two files of one format; for listing only."""
+    """Return the differing metadata keys of two files of one format; () for two formats.
+
+    Keys of which every file has a value of its own are left out. They are listed, and count only if
+    metadata is asked for.
+    """
     if a.format != b.format:
         return ()
     rows = []
@@ -381,7 +397,7 @@ def _differing_metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:
 
 
 def _metadata_equal(left: Value, right: Value) -> bool:
-    """Return whether two metadata values are equal; arrays of one type are not decoded."""
+    """Return whether two metadata values are equal; arrays of one type are compared as stored."""
     if type(left) is type(right):
         return bool(left == right)
     return bool(hashable_value(left) == hashable_value(right))

@@ -115,15 +115,15 @@ class DiffReport(Tabular):
         return tuple(rows)
 
     def _own_key_command(self, cause: str) -> str:
-        """Return the command that sets a key of B to what B's tensors show; "" where they agree."""
+        """Return the command that sets a key of B to what B's tensors show; "" if none is wrong."""
         value = self.own_values.get(_KEYS_OF.get(cause, ""))
         return set_command(self.b, [value]) if value else ""
 
     @cached_property
     def _rewrite_command(self) -> str:
-        """The command that writes B again from A in B's encodings.
+        """The command that writes B again from A in B's encodings; "" where none does.
 
-        "" where B was trained further, or no command does.
+        "" too where B was trained further.
         """
         if any(one.cause in TRAINED for one in self.findings):
             return ""
@@ -206,7 +206,10 @@ class DiffReport(Tabular):
         return counts
 
     def worst(self, count: int | None = None) -> Sequence[TensorDiff]:
-        """Return the `count` worst tensors: by verdict, then NaN on one side, then relative L2."""
+        """Return the `count` worst tensors, None for all.
+
+        They are ordered by verdict, then NaN on one side, then relative L2.
+        """
         order = {verdict: i for i, verdict in enumerate(TENSOR_VERDICTS)}
         ranked = sorted(
             self.tensors,
@@ -219,9 +222,10 @@ class DiffReport(Tabular):
         return ranked[:count]
 
     def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
-        """Return the verdict over both ledgers and what was compared.
+        """Return the verdict over what was compared and what was not.
 
-        `accept`: "within" takes WITHIN for equal, `unread:PATTERN` items that were not compared.
+        `accept`: "within" takes WITHIN for equal, `unread:PATTERN` accepts items that were not
+        compared.
         """
         # What counts as equal, with what the user accepted.
         fine = EQUAL | ({"WITHIN"} if "within" in accept else set()) | {"UNREADABLE"}

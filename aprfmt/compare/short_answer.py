@@ -19,7 +19,7 @@ Line = tuple[str, str]
 
 
 def merge_similar_lines(rows: Sequence[Line], most: int = ALIKE) -> list[Line]:
-    """Return lines in order; those that differ in places and numbers only become one.
+    """Return lines in order, those that differ in places and numbers only joined to one.
 
     Up to `most` of a kind stay separate; more are one line with a count.
     """
@@ -39,10 +39,10 @@ def merge_similar_lines(rows: Sequence[Line], most: int = ALIKE) -> list[Line]:
 def cause_lines(
     causes: Sequence[NamedCause], *, first_said: bool, names: int = NAMED
 ) -> Iterator[Line]:
-    """Yield (text, style): the first cause in several lines, then each other in one.
+    """Yield (text, style): the first cause in several lines, then each other cause in one.
 
     `first_said`: the line of the verdict already has the first one's sentence. `names` is how many
-    names of a place are shown.
+    places are named.
     """
     for at, one in enumerate(causes[:1]):
         name = one.cause or "unknown cause"
@@ -74,10 +74,10 @@ def short_answer(
 ) -> list[Line]:
     """Return at most LINES lines (text, style).
 
-    `others` are differences that are no causes, a line each; `left` is what was not compared, in
-    words, `unrun` what was compared by its values alone, and no pass reached, `unmended` the
-    sentence about what no command repairs. What does not fit is
-    counted: the verdict, the first cause, what was not compared and the commands always do.
+    `others` are differences that are no causes, a line each. `left` is what was not compared, in
+    words, `unrun` what was compared by its values alone and not reached by a pass, `unmended` the
+    sentence about what no command repairs. What does not fit is counted: the verdict, the first
+    cause, what was not compared and the commands are always shown.
     """
     end: list[Line] = []
     for title, rows in (("not compared", left), ("not reached by a pass", unrun)):

@@ -148,10 +148,11 @@ def needs_measured_rounding(view: ShadowPoint) -> bool:
 def with_recorded_arithmetic(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass
 ) -> RecordedTrace:
-    """Return the trace with measured tolerances at long points, if its arithmetic is 16-bit.
+    """Return the trace with tolerances measured for points after many operations, if it is 16-bit.
 
-    The trace's dtype says so, or values that a shorter type holds exactly. Else the trace is
-    returned unchanged.
+    Such a tolerance comes from a reference pass rounded as the trace is. The trace is 16-bit or
+    TF32 if its dtype says so, or if a 16-bit type holds its values exactly. Else, or without such
+    points, the trace is returned unchanged.
     """
     long = [view for view in found.views.values() if needs_measured_rounding(view)]
     if not long:
@@ -191,9 +192,11 @@ def explain_by_arithmetic(
 ) -> tuple[RecordedTrace, str] | None:
     """Return (trace, words) for the first arithmetic that explains all differences, or None.
 
-    `nearest` is the share of the difference that remains under the best usual mistake. Every
-    flagged point has to be about as far off as that arithmetic makes it, in every row, and without
-    a direction.
+    The trace returned is read in that arithmetic, with measured tolerances; the words name it.
+    `nearest` is the share of the difference that the best usual mistake leaves: below CUT the
+    result is None, since a mistake explains more. Every flagged point has to be about as far off
+    as that arithmetic makes it, in every row, and the difference must be in no direction that a
+    slightly wrong operation would give it.
     """
     flagged = found.flagged
     if nearest < CUT or not any(needs_measured_rounding(view) for view in flagged):
@@ -214,11 +217,11 @@ def explain_by_arithmetic(
 def first_directed_point(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass
 ) -> ShadowPoint | None:
-    """Return the first long point whose difference is not only rounding; None if there is none.
+    """Return the first point whose difference is more than rounding; None if there is none.
 
-    Rounding has no direction; a wrong number moves values as a slightly larger or smaller result of
-    some operation does, or a slightly different base of rope. Only for traces in 16-bit or TF32
-    arithmetic. The difference may be inside the tolerance.
+    Rounding has no direction. A wrong number moves values as a slightly larger or smaller result of
+    some operation does, or a slightly different base of rope. Only points after many operations of
+    traces in 16-bit or TF32 arithmetic are judged. The difference may be inside the tolerance.
     """
     long = [
         view for view in found.views.values() if needs_measured_rounding(view) and view.residual
@@ -235,10 +238,11 @@ def first_directed_point(
 def _directed_points(
     patched: PatchedModel, recorded: RecordedTrace, long: list[ShadowPoint], twin: ShadowPass
 ) -> Iterator[ShadowPoint]:
-    """Yield points whose difference is partly a sum of changes that nudged operations make.
+    """Yield those of the points `long` whose difference some slightly larger results would explain.
 
-    Judged beside the exact and the rounded reference; both must leave less than DIRECTED. `twin`
-    is the rounded reference pass.
+    The difference is fitted by the changes that operations 0.1 % larger make at the point. The
+    point is yielded where the fit leaves less than DIRECTED of the difference, both from the exact
+    reference and from `twin`, the pass of the rounded reference.
     """
     moved = [run_shadow_pass(made, recorded.with_bounds({})) for made in _nudged_models(patched)]
     for view in long:
@@ -300,7 +304,10 @@ def _rounded_pass(patched: PatchedModel, recorded: RecordedTrace, level: Arithme
 
 
 def _fits_arithmetic(view: ShadowPoint, twin: ShadowPass, level: Arithmetic) -> bool:
-    """Return whether a point is as far off as an arithmetic makes it, overall and in every row."""
+    """Return whether a point is about as far off as an arithmetic makes it, overall and per row.
+
+    A point after few operations only has to be within the tolerance of one operation.
+    """
     if not needs_measured_rounding(view):
         return (view.residual or 0.0) <= operation_tolerance(level.dtype, level.dtype).rel_l2
     off = _rounding_distance(view, twin)
@@ -338,7 +345,11 @@ def _row_ratios(view: ShadowPoint, twin: ShadowPass) -> Iterator[float]:
 def _long_point_bounds(
     long: list[ShadowPoint], twin: ShadowPass, found: ShadowPass, dtype: str
 ) -> Mapping[str, float]:
-    """Return {point key: tolerance (relative L2)} of the long points, from the rounded pass."""
+    """Return {point key: tolerance (relative L2)} of the points `long`, by the rounded pass `twin`.
+
+    Points at which the rounded reference is equal to the exact one, or infinitely far, are left
+    out.
+    """
     factor = TIMES * (MOE_FACTOR if _experts_may_flip(found, twin) else 1.0)
     luck = ROUNDINGS / TIMES * ROUNDOFF[dtype]
     offs = {

@@ -36,10 +36,11 @@ class Agreement:
     points: tuple[str, ...] = ()
 
     def proof(self, change: Change) -> Proof:
-        """Return the Proof that a change is right: more agrees than its numbers were fitted to.
+        """Return the Proof of a change, proven if more agrees than its numbers can be fitted to.
 
         A number that was fitted to one row fits that row. So a second row has to agree, and with
-        twice the bits that all numbers take; or another point. Whole numbers are a choice of few.
+        twice the bits that all numbers take; or another point. A whole number is one of few, so one
+        row is enough for it. A change without numbers needs no bits.
         """
         numbers = change_numbers(change.values)
         if not numbers or self.points:
@@ -63,7 +64,11 @@ def change_numbers(values: Any) -> list[int | float]:
 
 
 def measure_agreement(case: Mismatch, found: ShadowPass, change: Change) -> Agreement:
-    """Return what agrees in `found`, the pass with a change, and disagreed without the change."""
+    """Return the rows, bits and points that agree only with a change; `found` is the pass with it.
+
+    Only the points are counted where rows cannot be compared: discrete points, points judged
+    from another point, or none in that pass.
+    """
     view, then = case.view, found.views.get(case.view.key)
     points = tuple(
         other.key
@@ -156,9 +161,10 @@ def weights_inside(case: Mismatch) -> tuple[str, ...]:
 
 
 def layer_scopes(case: Mismatch, change: Change) -> list[Layers]:
-    """Return the sets of layers to try a change in: all (None), layers of this kind, this one.
+    """Return the sets of layers to try a change in: all (None), layers like this one, this one.
 
-    Layers are of one kind if they agree in attention window, rope and experts.
+    Layers are alike if they agree in attention window, rope and experts. [None] for a change that
+    is not per layer or a point outside the layers.
     """
     if not change.scoped or case.layer < 0:
         return [None]

@@ -124,7 +124,10 @@ def _hyper_value(hp: HyperParams, name: str) -> Any:
 
 
 def _stages_reading(key: str, head: int, *, tied: bool) -> set[int]:
-    """Return the stages that read a weight; `head` is the last stage's number."""
+    """Return the stages that read a weight; `head` is the number of the last stage.
+
+    `tied`: the head reads the embedding too.
+    """
     layer, role = split_key(key)
     if layer is not None:
         return {layer + 1}
@@ -134,7 +137,11 @@ def _stages_reading(key: str, head: int, *, tied: bool) -> set[int]:
 
 
 def _stages_changed_by(name: str, mine: Any, other: Any, head: int) -> set[int]:
-    """Return the stages that a hyperparameter with two values, `mine` and `other`, changes."""
+    """Return the stages that a hyperparameter changes; `mine` and `other` are its two values.
+
+    `head` is the number of the last stage. Two lists with a value per layer change the layers in
+    which they differ.
+    """
     if name in _LATE:
         return {head}
     lists = [value for value in (mine, other) if isinstance(value, (tuple, list))]

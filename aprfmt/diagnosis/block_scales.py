@@ -22,9 +22,11 @@ Wrong = tuple[str, str, bool]  # the cause, what is wrong, whether it was seen
 def find_wrong_scales(
     good: Model, bad: Model, names: set[str] | None
 ) -> Iterator[tuple[str, str, str, bool]]:
-    """Yield (weight, cause, what is wrong, confirmed) for such weights of `bad`.
+    """Yield (weight, cause, what is wrong, confirmed) for weights of `bad` with a wrong part.
 
-    `names` are those that cannot be read, None for every weight that is not joined from parts.
+    Only weights whose scales are separate tensors are judged, by the same weight of `good` where
+    that is packed alike. `names` are the weights of `bad` that cannot be read; without any, all
+    that `bad` lacks or that have no parts are judged.
     """
     for name in names or [name for name in good if name not in bad or not bad[name].parts]:
         right, broken = (

@@ -18,7 +18,10 @@ from aprfmt.inference.replay.shadow import ShadowPoint, run_shadow_pass
 
 
 def find_other_capture_point(case: Mismatch) -> Change | None:
-    """Return a Change that says these points were recorded elsewhere, or None."""
+    """Return a Change that drops points the run recorded at another place; None if it did not.
+
+    The values were recorded elsewhere if a later point that is computed from them agrees.
+    """
     # A later point that depends on this one must agree once this one is left out.
     key = case.view.key
     cut = next((cut for cut in cut_keys(key) if agrees_without(case, cut)), None)

@@ -17,12 +17,14 @@ def rounding_finding(
     evidence: Sequence[Evidence],
     supposed: str = "",
 ) -> Finding | None:
-    """Return the finding that all differences are rounding; None if there are no differences.
+    """Return the finding on differences that no cause explains: rounding, or not known to be that.
 
+    None if nothing differs, or if points recorded at another place could hide what does. The
+    verdict is "bug" for NaN or infinity on one side only, and for a difference beyond the tolerance
+    of whole runs where no operation was judged on the run's own input; else "precision".
     `supposed` is an arithmetic that only the size of the differences shows: never confirmed.
-    Points recorded at another place do not count. A difference beyond the tolerance of whole runs
-    is rounding only if every operation was judged on the run's own input and none is wrong. A point
-    that only one side recorded is as far apart as its operation makes it on the run's own input.
+    A point that only one side recorded is as far apart as its operation makes it on the run's own
+    input.
     """
     # The points that count: with numbers, no choices, recorded where they say.
     elsewhere = {key for finding in found if finding.level == "capture" for key in finding.where}
@@ -90,7 +92,7 @@ def _relative_difference(row: PointRow) -> float | None:
 
 
 def largest_gains(points: Sequence[PointRow]) -> Iterator[Evidence]:
-    """Yield evidence of the three points that most amplify their layer's input difference."""
+    """Yield evidence of at most three points that most amplify their layer's input difference."""
     jumps = [row for row in points if row.gain is not None and row.gain > GAIN and row.direct]
     for row in sorted(jumps, key=lambda row: -(row.gain or 0.0))[:3]:
         yield Evidence(

@@ -43,9 +43,9 @@ def shared_keys(a: TraceLike, b: TraceLike) -> list[str]:
 
 
 def joined_stage_sentences(a: TraceLike, b: TraceLike) -> list[str]:
-    """Return a sentence for each stage that joins several points, which was left out.
+    """Return a sentence for each recorded key that is no single capture point, so is not compared.
 
-    Such as an APRT folder's qkv.
+    Such as qkv of an APRT folder, which joins three points.
     """
     keys = [
         key for key in dict.fromkeys((*a.records, *b.records)) if execution_order(key) == NO_POINT
@@ -235,7 +235,10 @@ def _neighbour_values(key: str, a: TraceLike) -> Iterator[tuple[str, Array]]:
 
 
 def guess_by_signature(key: str, a: TraceLike, b: TraceLike) -> tuple[str, str]:
-    """Return (cause, why) suggested by how a point differs; ("", "") if nothing fits."""
+    """Return (cause, reason) that a point's difference suggests by its form; ("", "") if none.
+
+    Only for finite values of equal number. The cause is a guess, never a proof.
+    """
     # Only finite values of the same number.
     x, y = a.recorded_values(key), b.recorded_values(key)
     point = key.rpartition(".")[2]

@@ -90,9 +90,9 @@ def diagnose(
 
 
 def _compare_damaged(a: str, b: str, first: Side, second: Side) -> Diagnosis:
-    """Return what the readable part of two models gives, where a file of one is damaged.
+    """Return the diagnosis by the readable tensors of two models, where a file of one is damaged.
 
-    Raises the first fault where one side is no model.
+    Raises FormatError with what is damaged where one side is a trace or run.
     """
     if first.model is None or second.model is None or {first.kind, second.kind} != {"model"}:
         for side in (first, second):
@@ -107,7 +107,8 @@ def _diagnose_packing(
 ) -> Diagnosis | None:
     """Return the diagnosis of a model that does not open because of its packed weights.
 
-    None where that is not the reason, or neither side is good. `error` is why it did not open.
+    None where packed weights are not the reason, or neither model is undamaged. `error` is why it
+    did not open.
     """
     try:
         first, second = (

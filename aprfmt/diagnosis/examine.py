@@ -137,7 +137,10 @@ def examine(patched: PatchedModel, recorded: RecordedTrace) -> Examined:
 def _read_in_its_arithmetic(
     patched: PatchedModel, recorded: RecordedTrace
 ) -> tuple[RecordedTrace, ShadowPass]:
-    """Return (trace read in the arithmetic that its values show, its shadow pass)."""
+    """Return (trace, its shadow pass), the trace read in the arithmetic that its values show.
+
+    The trace is the given one where its recorded dtype is right and no tolerance is measured.
+    """
     found = run_shadow_pass(patched, recorded)
     coarser = arithmetic_of_products(found)
     if coarser:
@@ -166,9 +169,9 @@ def _equally_good(
 def _search_usual_mistakes(
     case: Mismatch, search: Search, answers: list[Solution], known: set[str]
 ) -> list[Divergence]:
-    """Search for usual mistakes; return the divergences of several that only together explain.
+    """Search for usual mistakes; return a divergence for each of several needed together, or [].
 
-    Single mistakes that explain it are appended to `answers` instead, and [] is returned.
+    Single mistakes that explain the point are appended to `answers` instead, and [] is returned.
     `known` are keys of divergences without an explanation.
     """
     # Single mistakes are answers like those of the table.
@@ -222,7 +225,9 @@ def _furthest_in_scope(
 ) -> Solution | None:
     """Return a Solution of these steps in the layers in which the pass agrees furthest, or None.
 
-    `order` is the place of each point in the pass, `here` that of the divergence.
+    None if a point up to the divergence still disagrees. `residual` is the Solution's, `known` are
+    keys of divergences to ignore, `order` the place of each point in the pass, `here` that of the
+    divergence.
     """
     # Within one layer each set of layers may be right; else the steps' own count.
     scopes: list[Layers | None] = [None]
@@ -256,17 +261,17 @@ def _furthest_in_scope(
 
 
 def _last_pass(divergences: Sequence[Divergence]) -> tuple[PatchedModel, RecordedTrace]:
-    """Return (patched model, trace) in which the last of several divergences is explained."""
+    """Return (patched model, trace) of the last of several divergences, which has an answer."""
     answer = divergences[-1].answer
     assert answer is not None
     return answer.patched, answer.recorded
 
 
 def _answer_rank(answer: Solution) -> tuple[float, bool, bool, float]:
-    """Return a sort key: the higher, the further the pass agrees with this answer.
+    """Return a sort key of an answer; the best answer has the largest.
 
-    A point recorded elsewhere ranks after real changes, changes marked `general` after specific
-    ones, and then the larger residual.
+    First counts how far the pass agrees, then that the change is specific and not `general`, then
+    that the point was not merely recorded elsewhere, then the smaller residual.
     """
     change = answer.change
     return (answer.reach, not change.general, change.cause != "capture_point", -answer.residual)
@@ -283,9 +288,10 @@ def _same_point_divergences(view: ShadowPoint, found: ShadowPass) -> set[str]:
 
 
 def _likely_cause(case: Mismatch) -> str:
-    """Return the cause to suspect, "" if several operations or weights could be wrong.
+    """Return the cause that the last operation suggests; "" if several operations may be wrong.
 
-    For a quantized weight it is that the run used values that were never quantized.
+    For a quantized weight, and a difference as small as quantizing it makes, it is "quantisation":
+    the run used values that were never quantized.
     """
     last = next((call for call in reversed(case.view.calls) if call.op in SUSPECTS), None)
     if last is None:
@@ -301,7 +307,10 @@ def _likely_cause(case: Mismatch) -> str:
 
 
 def _same_cause_divergences(case: Mismatch, likely: str) -> set[str]:
-    """Return the diverging keys that have the same suspected cause."""
+    """Return the keys of flagged points that the suspected cause `likely` accounts for too.
+
+    These are the same point in other layers, and for "quantisation" each point with that suspicion.
+    """
     found = _same_point_divergences(case.view, case.found)
     if likely == "quantisation":
         for view in case.found.flagged:
@@ -333,7 +342,11 @@ def _answers_of_table(case: Mismatch, known: set[str]) -> Iterator[Solution]:
 def _verify_change(
     case: Mismatch, change: Change, known: set[str], order: Mapping[str, int], here: int
 ) -> Solution | None:
-    """Return the change as a Solution if with it all points up to the divergence agree, or None."""
+    """Return the change as a Solution if with it all points up to the divergence agree, else None.
+
+    Of the sets of layers the one is taken with which the pass agrees furthest. `known` are keys of
+    divergences to ignore, `order` the place of each point, `here` that of the divergence.
+    """
     if change.drop:
         residual = 0.0
     else:
@@ -363,7 +376,7 @@ def _verify_change(
 
 
 def _point_order(view: ShadowPoint, order: Mapping[str, int]) -> float:
-    """Return the place of a point that the first pass lacks: the end of its layer."""
+    """Return the place of a point that the first pass lacks: after its layer's last point."""
     same = [place for key, place in order.items() if key.startswith(f"L{view.layer}.")]
     return max(same, default=len(order)) + 0.5
 
@@ -374,12 +387,13 @@ def recheck_answers(
     recorded: RecordedTrace,
     final: ShadowPass,
 ) -> list[Divergence]:
-    """Return the divergences without explanations that the others disprove.
+    """Return the divergences without the explanations that all changes together disprove.
 
-    When the first of several faults is met, the others hide what would tell its explanations apart.
-    With all of them put right, an explanation in the place of the chosen one agrees as well or does
-    not, and a point that agrees as it was recorded was not taken elsewhere. `patched` and
-    `recorded` are those before any change, `final` the pass with all changes.
+    While several faults are present, each hides what would tell the other's explanations apart.
+    With all of them repaired, another explanation in the place of the chosen one is dropped if
+    points disagree with it. A point that agrees as recorded was not recorded elsewhere: its
+    divergence is dropped. `patched` and `recorded` are those before any change, `final` the pass
+    with all changes.
     """
     divergences = [replace(d, doubtful=_is_doubtful(d, divergences)) for d in divergences]
     answered = [d for d in divergences if d.answer is not None]
@@ -411,7 +425,7 @@ def recheck_answers(
 
 
 def _is_doubtful(divergence: Divergence, divergences: Sequence[Divergence]) -> bool:
-    """Return whether a loose fit leaves the same operations unexplained at another point.
+    """Return whether a loosely fitting answer shares operations with a point that has no answer.
 
     Several changes together, or one with a free value for every column, fit one point by chance
     where a change that nobody tried is the cause.
@@ -446,8 +460,8 @@ def find_faint_mistakes(
 ) -> tuple[Divergence, PatchedModel, RecordedTrace, str] | None:
     """Return (divergence, patched model, trace, arithmetic) of one mistake plus rounding, or None.
 
-    The mistake has to explain nearly all of the difference. What it leaves has to be what TF32
-    or 16 bits make, at every point and in every row.
+    The mistake has to explain nearly all of the difference. What it leaves has to be as large as
+    rounding to TF32 or 16 bits makes it, at every point and in every row.
     """
     assert case.view.residual is not None
     near = sorted(search.singles, key=lambda one: one.residual)[:NEAR]
@@ -474,10 +488,11 @@ def find_faint_mistakes(
 def find_directed_mistake(
     patched: PatchedModel, recorded: RecordedTrace, found: ShadowPass, plain: Mapping[str, Array]
 ) -> list[Divergence]:
-    """Return a divergence no larger than the run's own rounding that has a direction, or [].
+    """Return [a divergence] inside the run's own rounding that is not random, or [].
 
-    Its mistake is never confirmed: removing it removes a part of the difference only. Where no
-    mistake does, the divergence has no answer: it is not known whether the run is only rounded.
+    Its mistake is never confirmed: removing it removes a part of the difference only. The
+    divergence has no answer where no usual mistake removes enough of it: then it is not known
+    whether the run is only rounded. `plain` are the reference's values by point.
     """
     view = first_directed_point(patched, recorded, found)
     if view is None or not view.residual:

@@ -58,7 +58,10 @@ class Contradiction:
 
 
 def contradictions(model: Model) -> Iterator[Contradiction]:
-    """Yield the flags of a model's config.json that its tensors contradict."""
+    """Yield a Contradiction for each flag of a model's config.json that its tensors contradict.
+
+    Yields nothing for GGUF and APR, whose readers go by the tensors.
+    """
     if model.config is None or model.key_style in ("gguf", "apr"):
         return  # readers of those go by the tensors
     roles = [*model.roles]
@@ -134,7 +137,10 @@ def _logit_distances(a: Model, b: Model, row: Contradiction) -> tuple[float, flo
 def _model_with_flag(
     model: Model, values: Mapping[str, Value], drop: tuple[str, ...], ids: tuple[int, ...]
 ) -> PatchedModel:
-    """Return a patched model that follows a flag: `values` set, tensors in `drop` left out."""
+    """Return the model as a loader that follows the flag reads it: with `values`, without `drop`.
+
+    `values` are hyperparameters to set, `drop` role keys to leave out, `ids` the tokens to run.
+    """
     rows: dict[str, RowSource] = {
         key: StoredRows(tensor) for key, tensor in model.roles.items() if key not in drop
     }

@@ -28,9 +28,10 @@ class JudgedTrace:
 def judge_trace(
     label: str, examined: Examined, ids: Sequence[int] = (), model: str = "MODEL"
 ) -> JudgedTrace:
-    """Return the findings of a trace's divergences: one per cause and value, with all places.
+    """Return the findings and evidence of a trace's divergences, one finding per cause and value.
 
-    `ids` and `model` are those of the commands that are proposed where no cause was found.
+    A finding has all places of its cause. `label` is the side, `ids` and `model` go into the
+    commands that are proposed where no cause was found.
     """
     found = JudgedTrace(label, examined)
     for divergence in examined.divergences:
@@ -71,7 +72,10 @@ def _nonfinite_on_both_sides(label: str, examined: Examined) -> Iterable[Evidenc
 
 
 def _where_of(divergence: Divergence) -> tuple[str, ...]:
-    """Return the points, operations and weights at which a divergence is located."""
+    """Return the points, operations and weights of a divergence, or those of its answer.
+
+    A point or weight of a change that is per layer is named in each of the change's layers.
+    """
     answer = divergence.answer
     if answer is None:
         if divergence.likely:
@@ -212,7 +216,7 @@ def _sentence_without_places(text: str) -> str:
 
 
 def _divergence_evidence(label: str, divergence: Divergence) -> Iterable[Evidence]:
-    """Yield the evidence for a divergence."""
+    """Yield the evidence of a divergence: how far off it is, and what explains it."""
     view, answer = divergence.view, divergence.answer
     # First that this operation, on its own input, gives another value.
     calls = ", ".join(dict.fromkeys(call.op for call in view.calls)) or f"what follows {view.base}"
@@ -273,7 +277,10 @@ def _divergence_evidence(label: str, divergence: Divergence) -> Iterable[Evidenc
 
 
 def _partial_rows_finding(label: str, examined: Examined) -> Finding | None:
-    """Return the finding that a trace holds only some of the pass's rows; None if it has all."""
+    """Return the finding that a trace holds only some of the pass's rows; None if it has all.
+
+    It is confirmed where these rows agree, or a divergence says why they do not.
+    """
     views = [
         view
         for view in examined.before.views.values()

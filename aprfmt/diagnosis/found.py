@@ -125,7 +125,11 @@ class Diagnosis(Tabular):
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of the findings; "bug" or "not_comparable" if the ledgers demand it."""
+        """The worst verdict of the findings, or a worse one if not all was compared.
+
+        "not_comparable" if there is a `reason`, or nothing differs and something could not be
+        compared. "bug" if an item that was not compared is on one side only or unequal.
+        """
         if self.reason:
             return "not_comparable"
         exit_code = self.pronounced.exit
@@ -140,7 +144,7 @@ class Diagnosis(Tabular):
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict over the findings and the items of both models that were not compared."""
+        """The verdict over the findings and all items of both models that were not compared."""
         found = self._findings_verdict
         differs = found not in ("same", "precision")
         # That nothing at all was compared is `reason`: where it is "", something was.
@@ -150,11 +154,11 @@ class Diagnosis(Tabular):
 
     @property
     def lead(self) -> Finding | None:
-        """The most important finding of the verdict's kind; None if there are no findings.
+        """The most important finding of the verdict's kind; None if there are no such findings.
 
         A fault makes what comes after it differ too, so the first counts. Roundings are
         independent:
-        the one that moves the logits most, else the one of most tensors, says what B is.
+        the one that moves the logits most, else the one of most tensors, counts.
         """
         rows = [finding for finding in self.findings if finding.verdict == self.verdict]
         if self.verdict == "precision":
@@ -177,14 +181,14 @@ class Diagnosis(Tabular):
 
     @property
     def cause(self) -> str | None:
-        """The leading cause; "none" for equal sides, None if the cause is not known."""
+        """The leading cause; None if it is not known, "none" for equal sides without findings."""
         if self.lead is not None:
             return self.lead.cause or None
         return None if self.reason or self.verdict != "same" else "none"
 
     @property
     def first(self) -> str | None:
-        """The first capture point that shows the leading cause, else the first one beyond.
+        """The point that shows the leading cause first, else the first beyond its tolerance.
 
         None if there is none.
         """
@@ -225,9 +229,9 @@ class Diagnosis(Tabular):
 
     @property
     def unrepaired_text(self) -> str:
-        """A sentence on what no command repairs; "" if one repairs it, or nothing is broken.
+        """A sentence on the faults that no command repairs; "" if there are none.
 
-        Nothing is said about an engine's run: what it computes is in no file.
+        "" too where one of these faults is of an engine's run: what it computes is in no file.
         """
         if self.kind not in ("bug", "not_exercised"):
             return ""
@@ -273,7 +277,7 @@ class Diagnosis(Tabular):
         return f"{words}: {name}{known} - {says}{at}{also}{others}{self._remainder_clause()}"
 
     def _not_compared_clause(self) -> str:
-        """Return the end of a sentence about items that were not compared; "" where all were."""
+        """Return the end of a sentence about items not compared or accepted as such; "" if none."""
         left = self.pronounced.not_compared
         taken = [row for row in self.left if row not in left]
         return items_clause(left) + items_clause(taken, "; accepted, not compared")
@@ -284,7 +288,10 @@ class Diagnosis(Tabular):
         return next((row.says for row in self.evidence if row.says.startswith("proven")), "")
 
     def _remainder_clause(self) -> str:
-        """Return the end of a sentence about what is left without the confirmed causes; or ""."""
+        """Return the end of a sentence on the difference that is left without the confirmed causes.
+
+        "" for other verdicts than a bug, or where that was not measured.
+        """
         lead = self.lead
         if lead is not None and lead.exercised == "below_rounding" and self.kind == "bug":
             return "; its effect on the logits of these probes is inside rounding"

@@ -37,7 +37,7 @@ class Levels:
     remainder: float | None = None
 
     def add(self, finding: Finding, part: Touched) -> None:
-        """Append a finding, and the part of the model that it is about."""
+        """Append a finding, and the hyperparameters and weights (`part`) that it is about."""
         self.findings.append(finding)
         self.parts.append(part)
 

@@ -28,9 +28,9 @@ _MOST_LAYERS = 48  # layers that are tried one by one
 def find_mixture(
     model: Model, other: Model, trace: Trace, ids: Sequence[int], dtype: str, label: str
 ) -> Finding | None:
-    """Return the finding that a run of `model` has one part of `other`; None if it has not.
+    """Return the finding that a run of `model` used one part of `other`; None if none fits.
 
-    `label` is the run's side. None too where the run agrees with `model` itself.
+    None too where the run agrees with `model` itself, or a pass fails. `label` is the run's side.
     """
     recorded = RecordedTrace(trace, tuple(ids), {})
     patched = PatchedModel.unpatched(model, ids, dtype)
@@ -53,9 +53,9 @@ def find_mixture(
 
 
 def _differing_parts(model: Model, other: Model) -> Iterator[tuple[str, ...]]:
-    """Yield the role keys of each part in which both differ: those outside layers, then layers.
+    """Yield the role keys of each part that differs: parts outside layers, then single layers.
 
-    All weights at once are not yielded: that is the other checkpoint's own run.
+    A part that holds all differing weights is not yielded: then the run is the other model's own.
     """
     apart = [
         key

@@ -63,13 +63,17 @@ class PartMeasurement:
     def __init__(
         self, passes: PairedPass, parts: Sequence[Touched], probes: Sequence[Probe]
     ) -> None:
-        """Store the passes, the parts and the probes; `live` are the parts that a pass reads."""
+        """Store the passes, the parts and the probes.
+
+        `live` are the numbers of the parts that a pass reads, `known` the results by replaced
+        parts.
+        """
         self.passes, self.parts, self.probes = passes, parts, probes
         self.live = [i for i, part in enumerate(parts) if part.hyper or part.keys]
         self.known: dict[frozenset[int], PassResult] = {}
 
     def without(self, chosen: Sequence[int]) -> PassResult:
-        """Return the worst result over the probes with the chosen parts replaced by A's.
+        """Return the worst result over the probes with the chosen parts of B replaced by A's.
 
         `chosen` are numbers of parts; parts that no pass reads are ignored. Each set is run once.
         """
@@ -81,7 +85,11 @@ class PartMeasurement:
         return self.known[which]
 
     def with_only(self, still: Sequence[int]) -> PassResult:
-        """Return the first probe's result, with its points, with only `still` replaced by A's."""
+        """Return the first probe's result, all points compared, with only `still` replaced.
+
+        `still` are numbers of parts of B that are replaced by A's. The worst result over all probes
+        is stored for that set.
+        """
         which = frozenset(still) & frozenset(self.live)
         blend = self.passes.blend([self.parts[i] for i in sorted(which)])
         first = self.passes.run_and_compare_points(blend, self.probes[0])
@@ -97,8 +105,8 @@ class PartMeasurement:
         """Return the effect of each part on the logits, with all other parts replaced by A's.
 
         `still` are parts that do not change the function (a reordering inside a layer, say). They
-        are
-        replaced in every pass. The result's points are those with only these replaced.
+        are replaced in every pass. The result's points are those with only these replaced. A part
+        is not measured alone (`alone` is False) where passes take too long.
         """
         bare = self.with_only(still)
         rest, found = self.without(self.live), []

@@ -52,10 +52,10 @@ class ModelPair:
     # --- without a pass -------------------------------------------------------------------------
 
     def compare_quantities(self) -> None:
-        """Compute what differing hyperparameters result in, and store that in `quantities`.
+        """Compute what differing hyperparameters result in; store that in `quantities`.
 
-        A config finding whose results are all equal becomes EQUIVALENT. Sentences are added to the
-        coverage.
+        Such as rope frequencies or masks. A config finding whose results are all equal becomes
+        EQUIVALENT. Sentences are added to the coverage.
         """
         levels, coverage = self.levels, self.levels.coverage
         for i, (finding, part) in enumerate(zip(levels.findings, levels.parts, strict=True)):
@@ -93,7 +93,7 @@ class ModelPair:
         return found
 
     def live_findings(self) -> list[int]:
-        """Return the numbers of the findings that a pass can show, without EQUIVALENT ones."""
+        """Return the numbers of the findings that a pass can show; EQUIVALENT ones are left out."""
         rows = zip(self.levels.findings, self.levels.parts, strict=True)
         return [
             i
@@ -104,7 +104,7 @@ class ModelPair:
     def prove_equal(self) -> bool:
         """Return whether equal stored values and quantities prove equal logits.
 
-        If so, evidence and coverage are added.
+        If so, evidence and coverage are added, and the diagnosis is complete with remainder 0.
         """
         report, a, b = self.levels.report, self.a, self.b
         if (
@@ -136,7 +136,10 @@ class ModelPair:
     # --- tokens ---------------------------------------------------------------------------------
 
     def choose_probes_for_pair(self, runs: bool) -> ChosenProbes:
-        """Return probes that reach what differs. `runs`: one side is an engine's run."""
+        """Return probes whose token ids and length reach what differs between the models.
+
+        `runs`: one side is an engine's run, so that probes are as long as every attention window.
+        """
         models = [self.a, self.b]
         self.apart = differing_rows(self.a, self.b, self.levels.report)
         hypers = [model.hyper for model in models]
@@ -154,7 +157,7 @@ class ModelPair:
         )
 
     def probe_given_ids(self, ids: Sequence[int]) -> ChosenProbes:
-        """Return the one probe of the user's ids, and which differing embedding rows it reaches."""
+        """Return one probe of the user's ids, with the differing embedding rows among them."""
         self.apart = differing_rows(self.a, self.b, self.levels.report)
         rows = set(self.apart.rows.get("token_embd.weight", ())) & set(ids)
         one = make_probe(ids, [self.a.hyper, self.b.hyper], "given")
@@ -168,8 +171,7 @@ class ModelPair:
         """Confirm or reject each finding by its effect on passes.
 
         Returns the relative L2 of the logits that remains with all findings replaced, 0.0 if that
-        is
-        within the tolerance.
+        is within the tolerance.
         """
         # Weights that are equal on both sides need no second copy.
         report = self.levels.report
@@ -200,7 +202,7 @@ class ModelPair:
     def _reach_experts(
         self, measuring: PartMeasurement, found: MixedResult, still: Sequence[int]
     ) -> MixedResult:
-        """Return the measurement, repeated with more probes if these reach differing experts."""
+        """Return `found`, or a new measurement with probes that use more differing experts."""
         passes, hp = measuring.passes, self.a.hyper
         left = unrouted_experts(self.apart, passes.routed)
         if not left:
@@ -224,9 +226,9 @@ class ModelPair:
         return measuring.measure_shares(still)
 
     def _finalize_findings(self, shares: Sequence[Share], bound: float) -> None:
-        """Replace each finding by its final form, given its measured share, and add the evidence.
+        """Replace each finding by one with its measured effect; add evidence for each.
 
-        `bound` is the tolerance of the logits.
+        `bound` is the tolerance of the logits (relative L2).
         """
         levels = self.levels
         for i, (finding, part, share) in enumerate(
@@ -355,9 +357,9 @@ def _distance_text(distance: float, kl: float | None) -> str:
 def finalize_finding(finding: Finding, share: Share, bound: float) -> Finding:
     """Return a finding with its measured effect; `bound` is the tolerance of the logits.
 
-    Confirmed means that removing it removes the difference, measured on finite numbers and from a
-    distance beyond the bound; or that the stored values prove it. NaN or infinite logits on one
-    side only are always a bug.
+    It is confirmed if replacing the part removes a difference that was finite and beyond the
+    bound, or if the stored values prove it. NaN or infinite logits on one side only are always a
+    bug.
     """
     before, after = share.before, share.after
     finite = math.isfinite(before)
@@ -394,7 +396,10 @@ def finalize_finding(finding: Finding, share: Share, bound: float) -> Finding:
 
 
 def exercised_level(share: Share, shows: bool) -> Exercised:
-    """Return whether the passes showed a difference: shows, below_rounding, not_exercised."""
+    """Return how far passes showed a difference: "shows", "below_rounding" or "not_exercised".
+
+    `shows` is whether it is beyond the bound; not exercised means that the logits have equal bits.
+    """
     if shows:
         return "shows"
     return "not_exercised" if share.exact else "below_rounding"

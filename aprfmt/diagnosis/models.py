@@ -35,8 +35,9 @@ _FOLLOW = ("value_head_dim", "attn_scale", "rope_dim")  # derived from head_dim 
 
 
 def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
-    """Return the findings on identity, hyperparameters and tensors of two open models.
+    """Return the findings on identity, hyperparameters, tensors and tokenizer of two open models.
 
+    `reason` is set where the comparison ended early: other checkpoints or sizes, or all zeros.
     Tensors that `budget` leaves are in the report as not compared.
     """
     found = Levels()
@@ -151,7 +152,7 @@ def _compare_with_repaired(
 
 
 def _missing_required(label: str, model: Model) -> Iterator[Evidence]:
-    """Yield evidence of required tensors that a model lacks; both models may lack the same ones."""
+    """Yield evidence of required tensors that a model lacks; `label` is its side."""
     lacking = model.resolution.coverage
     if lacking.accepted:
         yield Evidence(
@@ -212,7 +213,10 @@ def _named_source(model: Model) -> str:
 
 
 def _is_other_training(report: DiffReport) -> bool:
-    """Return whether over 80 % of the tensors differ as much as those of two trainings."""
+    """Return whether over 80 % of the tensors differ, unexplained, as those of two trainings do.
+
+    False for one or two tensors in common.
+    """
     both = [row for row in report.tensors if row.verdict not in ("ONLY_IN_A", "ONLY_IN_B")]
     strange = [
         row
@@ -284,7 +288,7 @@ def _compare_hyperparameters(
 
 
 def _differs_by_length(a: Model, b: Model) -> bool:
-    """Return whether a model has dynamic rope scaling, which depends on the sequence length."""
+    """Return whether a model has dynamic rope scaling, whose frequencies depend on the length."""
     scalings = [model.hyper["rope_scaling"] for model in (a, b)]
     return any(row is not None and row["type"] == "dynamic" for row in scalings)
 
@@ -296,7 +300,7 @@ def _head_is_equal(tensors: Mapping[str, TensorDiff]) -> bool:
 
 
 def _side_with_default(rows: Sequence[FieldDiff]) -> str:
-    """Return the side ("A" or "B") whose value is a default where the other has a key; or ""."""
+    """Return the side ("A" or "B") that takes a default where the other has a key; "" if mixed."""
     sides = {
         "B" if row.origin_b.startswith("default") else "A"
         for row in rows
@@ -306,7 +310,10 @@ def _side_with_default(rows: Sequence[FieldDiff]) -> str:
 
 
 def _group_by_cause(rows: Mapping[str, FieldDiff]) -> dict[str, list[str]]:
-    """Return {cause: hyperparameter names}; those derived from head counts go with these."""
+    """Return {cause: names of differing hyperparameters}; the cause "" has those of no known cause.
+
+    A default that is derived from the head counts goes with these where the counts differ too.
+    """
     found: dict[str, list[str]] = {}
     heads = any(name in rows for name in _SIZES)
     for name, row in rows.items():

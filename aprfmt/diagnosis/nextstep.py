@@ -81,9 +81,10 @@ def rewrite_b_command(asked: StepParts, finding: Finding) -> str:
 
 
 def set_keys_command(asked: StepParts, finding: Finding) -> str:
-    """Return the `set` command that gives B A's values, else the one that writes B again.
+    """Return the `set` command that gives B A's values, else a command that rewrites B from A.
 
-    Where keys can give all differing values at once, one command does.
+    One command sets the keys of all findings where that works, else those of this one. For a trace
+    it is the command that records the layer.
     """
     a, b = asked.a.model, asked.b.model
     if a is None or b is None or asked.b.kind == "trace":
@@ -99,7 +100,7 @@ def set_keys_command(asked: StepParts, finding: Finding) -> str:
 
 
 def diff_tensors_command(asked: StepParts, finding: Finding) -> str:
-    """Return the `diff` command for up to four tensors of the finding."""
+    """Return the `diff` command for up to four tensors of the finding; for traces `trace`."""
     if "trace" in (asked.a.kind, asked.b.kind):
         return trace_layer_command(asked, finding)
     names = [name for name in finding.where if "." in name][:4]
@@ -219,7 +220,10 @@ def next_command(asked: StepParts, finding: Finding) -> str:
 
 
 def _usual_step(asked: StepParts, finding: Finding) -> str:
-    """Return the command by the cause's row, else by the finding's level."""
+    """Return the command for a finding by its cause, else by its level.
+
+    Where B's own tensors contradict its keys, it is the `set` command with what they say.
+    """
     shown = {} if asked.b.model is None else contradicted_values(asked.b.model)
     own = [shown.get(name, "") for name in finding.values]
     tied = finding.values.get("tied_embeddings", {})
@@ -324,6 +328,9 @@ def _layers_text(layers: Sequence[int]) -> str:
 
 
 def mapping_command(model: str, ids: str = "", out: str = "engine.safetensors") -> str:
-    """Return the `trace --map` command that makes a trace from an engine's arrays."""
+    """Return the `trace --map` command that makes a trace from an engine's arrays.
+
+    `ids` are token ids as the option takes them, "" for none; `out` is the file to write.
+    """
     given = f" --ids {ids}" if ids else ""
     return f"aprfmt trace {model} --map DUMPS{given} -o {out}"

@@ -54,7 +54,7 @@ def examine_packed(
 ) -> PackingFault | None:
     """Return what is wrong with packed weights of `bad`, the side `label`; None if nothing.
 
-    `names` are those that cannot be read, None for every weight that is not joined.
+    `names` are the weights that cannot be read; None for all packed weights that do not decode.
     """
     wanted = None if names is None else set(names)
     broken = list(_undecodable_weights(good, bad, wanted))
@@ -104,7 +104,7 @@ def _packing_finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: s
 
 
 def _undecodable_weights(good: Model, bad: Model, names: set[str] | None) -> Iterator[StoredWeight]:
-    """Yield the packed weights of `bad` that do not decode, or those of these names."""
+    """Yield the packed weights of `bad` that do not decode; with `names`, only those named."""
     section = quantization_section(packing_config(bad) or {})
     seen = set()
     for name, view in good.items():
@@ -130,7 +130,11 @@ def _undecodable_weights(good: Model, bad: Model, names: set[str] | None) -> Ite
 def _weights_by_name(
     bad: Model, section: Mapping[str, Value], names: set[str] | None
 ) -> Iterator[StoredWeight]:
-    """Yield packed weights that are recognised by the names of their tensors alone."""
+    """Yield weights of `bad` that only their tensors' names and encodings show to be packed.
+
+    Only weights that do not decode, or those of `names`, where the config.json's `section` has
+    their packing or a part of theirs is stored.
+    """
     stored = bad.source.tensors
     for name, tensor in stored.items():
         for key in DIALECTS:
@@ -172,7 +176,7 @@ def _stored_part(model: Model, name: str) -> StoredPart:
 def _section_of_weight(
     section: Mapping[str, Value] | None, name: str, dialect: Dialect
 ) -> Mapping[str, Value] | None:
-    """Return the quantization section's keys for a weight; None if it declares no such packing."""
+    """Return the quantization section's keys for a weight; None if not packed as `dialect`."""
     if section is None:
         return None
     try:
@@ -188,8 +192,8 @@ def _section_of_weight(
 def _working_repairs(weight: StoredWeight, reference: Any) -> Iterator[tuple[str, str, bool]]:
     """Yield (cause, what is wrong, whether the repair was seen to work) for one weight.
 
-    `reference` is a function that returns the reference's values. Unconfirmed causes are only
-    yielded where no repair works.
+    `reference` returns the reference's values. At most one unconfirmed cause is yielded, and only
+    where no repair works.
     """
     tried, main = list(possible_repairs(weight)), weight.dialect.main
     for repair in tried:
@@ -252,7 +256,7 @@ def _has_reference_values(packed: PackedWeight, weight: StoredWeight, reference:
 def _known_values(
     packed: PackedWeight, weight: StoredWeight, expected: "Array", values: "Array"
 ) -> tuple["Array", "Array"]:
-    """Return (expected, decoded) values, equal where a replaced scale makes them unknown."""
+    """Return (expected, decoded) values, made equal where a replaced scale leaves them unknown."""
     doubled = {}
     for suffix, part in packed.parts.items():
         own = weight.parts.get(suffix)

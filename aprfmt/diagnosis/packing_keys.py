@@ -29,10 +29,10 @@ _DEFAULTS: Mapping[str, Value] = {"checkpoint_format": "gptq"}
 
 
 def repair_key_command(good: Model, bad: Model, finding: Finding) -> str:
-    """Return the `set` command for the keys that repair all weights of a finding, or "".
+    """Return the `set` command for the quantization keys that repair a finding's weights, or "".
 
     Every weight that is tried must come nearer to A's, and no other may get worse. Of several
-    changes the one that brings them nearest.
+    changes the one that brings them nearest is taken.
     """
     section = None if bad.config is None else quantization_section(bad.config)
     place = key_of_section(bad.config or {})
@@ -117,7 +117,11 @@ def _weight_distances(good: Model, model: Model, keys: Iterable[str]) -> dict[st
 def _remaining_distance(
     good: Model, made: Model, finding: Finding, before: Mapping[str, float]
 ) -> float:
-    """Return the largest distance left of a finding's weights; inf if they are not repaired."""
+    """Return the largest distance of the tried weights from A's; inf if the change is no repair.
+
+    It is no repair if a weight of the finding stays far off, or another one gets worse than
+    `before`.
+    """
     packed = [key for key, view in made.roles.items() if any(one.packed for one in view.stored)]
     own = [
         key

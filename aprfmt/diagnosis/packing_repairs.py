@@ -48,7 +48,7 @@ class StoredWeight:
 
 
 def possible_repairs(weight: StoredWeight) -> Iterator[Repair]:
-    """Yield each possible repair of a packed weight, likely ones first."""
+    """Yield each possible repair of a packed weight, likely ones first; none is tried here."""
     # Missing parts can be taken from a packed reference.
     config = weight.config or {}
     now = PackedWeight(weight.dialect, weight.parts, config)
@@ -100,7 +100,10 @@ def _repairs_by_part(
 
 
 def wrong_part(suffix: str, part: StoredPart, theirs: StoredPart) -> tuple[str, str] | None:
-    """Return (cause, what is wrong) with a part, judged by the reference's; None if nothing is."""
+    """Return (cause, what is wrong) of a part, judged by the reference's; None if nothing is.
+
+    `theirs` is the reference's part.
+    """
     if _squeezed_shape(part.shape) != _squeezed_shape(theirs.shape):
         turned = part.shape == theirs.shape[::-1]
         how = "transposed" if turned else "of groups of another size"
@@ -140,7 +143,7 @@ def _repairs_by_claim(weight: StoredWeight, now: PackedWeight) -> Iterator[Repai
 
 
 def _with_group_size(config: Mapping[str, Any], size: int) -> tuple[Any, dict[str, Any]]:
-    """Return (stated group size, {keys to change} for another size) of a section."""
+    """Return (group size that a section has, the keys to change for `size`)."""
     groups = config.get("config_groups")
     if not isinstance(groups, Mapping):
         return config.get("group_size"), {"group_size": size}
@@ -192,7 +195,10 @@ def _transposed_part(part: StoredPart) -> StoredPart:
 
 
 def part_numbers(part: StoredPart) -> "Array | None":
-    """Return a part of floats as an array, of scale bytes as powers of two; None for codes."""
+    """Return a part's numbers as an array; None for other integers than one-byte floats.
+
+    Bytes of type U8 are read as powers of two (E8M0), as scales are stored.
+    """
     try:
         if part.encoding in SMALL:
             return SMALL[part.encoding].values[
@@ -205,7 +211,10 @@ def part_numbers(part: StoredPart) -> "Array | None":
 
 
 def bad_scale_text(suffix: str, part: StoredPart) -> str:
-    """Return what is wrong with a part's scales: zero, negative or not finite; "" if nothing."""
+    """Return what is wrong with a part's scales: zero, negative or not finite; "" if nothing is.
+
+    "" too for a part that has no scales.
+    """
     floats = "absmax" in suffix and part.encoding not in SMALL  # with a nested one, it is codes
     values = part_numbers(part) if floats or "scale" in suffix else None
     if values is None:

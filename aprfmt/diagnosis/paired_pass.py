@@ -107,7 +107,7 @@ class _PointValues(PointRecorder):
     """Records the values of all points, or of the chosen experts only."""
 
     def __init__(self, patched: PatchedModel, layer: int, keep: bool) -> None:
-        """Record points of `layer`; without `keep` only the chosen experts."""
+        """Record all points of `layer` if `keep`, else only which experts were chosen."""
         super().__init__(patched)
         self.keep, self.at = keep, PassLocation("", layer)
 
@@ -165,7 +165,10 @@ class PairedPass:
             made.weights.close()
 
     def pass_flops(self, probe: Probe, start: int = 0) -> float:
-        """Return about how many multiplications and additions a pass from `start` on takes."""
+        """Return about how many multiplications and additions a pass from a stage on takes.
+
+        `start` is the number of that stage.
+        """
         hp, layers = self.a.hyper, self.stages - 1 - max(start, 1)
         head = probe.count * float(hp["vocab_size"]) * float(hp["hidden_size"])
         return 2.0 * (len(probe.ids) * self._layer * max(layers, 0) + head)
@@ -175,7 +178,8 @@ class PairedPass:
     ) -> tuple[Any, dict[str, Array]]:
         """Run one stage; return (stream or logits, {point key: values}).
 
-        `stream` is what enters the stage. Without `keep` only the chosen experts are recorded.
+        `stream` is the hidden states that enter the stage, None for stage 0. Without `keep` only
+        the chosen experts are recorded. They are added to `routed`.
         """
         patched = PatchedModel(blend.spec, blend.hp, blend.weights, self.backend, probe.ids)
         recorder = _PointValues(patched, max(0, stage - 1), keep)
@@ -223,7 +227,8 @@ class PairedPass:
     def run_from_first_difference(self, blend: Blend, probe: Probe) -> PassResult:
         """Return the result of a blend, run from its first differing stage on.
 
-        The distance is infinite if its parts do not fit together. `points` is empty.
+        SAME if the stream becomes equal to A's again. The distance is infinite if its parts do not
+        fit together. `points` is empty.
         """
         if not blend.own:
             return SAME
@@ -246,7 +251,10 @@ class PairedPass:
         return self._make_result(streams[-1], x, first, {})
 
     def _stage_differs(self, x: Any, y: Any, any_at_all: bool) -> bool:
-        """Return whether a stage's output differs: at all if `any_at_all`, else by the bound."""
+        """Return whether outputs of a stage differ: at all if `any_at_all`, else by the bound.
+
+        True too if the shapes differ.
+        """
         if x.shape != y.shape:
             return True
         found = measure_point(self.pair, "out", self.dtype, x, y)
@@ -299,10 +307,10 @@ def compare_passes(
 def measure_point(
     pair: RunPair, key: str, dtype: str, actual: Array, reference: Array
 ) -> PointDiff:
-    """Return how far B's value of a point is from A's, which is the reference.
+    """Return how far B's value of a point (`actual`) is from A's, which is the reference.
 
-    Parts of B are replaced, one after the other, and A stays: so all distances are shares of the
-    same norm. In the counts of NaN and infinities `a` is the reference's.
+    Distances are shares of A's norm, which stays the same while parts of B are replaced. In the
+    counts of NaN and infinities `a` is the reference's.
     """
     found = pair.compare(key, (dtype, dtype), actual, reference)
     return found.with_sides_exchanged

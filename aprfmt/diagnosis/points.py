@@ -40,7 +40,10 @@ def _point_row(
     view: ShadowPoint | None,
     entering: Mapping[int, float],
 ) -> PointRow:
-    """Return the PointRow of a key. `entering` is the distance that enters each layer."""
+    """Return the PointRow of a key, from both runs (`pair`) and from the shadow pass (`view`).
+
+    `label` is the shadow pass's side. `entering` is the relative L2 of what enters each layer.
+    """
     point, layer = parse_key(key)
     away = None if pair is None else pair.rel_l2
     before = entering.get(layer)

@@ -36,9 +36,9 @@ class DifferingRows:
 
 
 def differing_rows(a: Model, b: Model, report: DiffReport | None) -> DifferingRows:
-    """Return the rows and experts whose stored bytes differ, in tensors of both sides.
+    """Return the rows and experts whose stored bytes differ, in tensors of both models.
 
-    Tables of different encodings: the rows that are much further apart than most.
+    Where a table has two encodings, they are the rows much further apart than most.
     """
     found = DifferingRows()
     for row in report.tensors if report is not None else ():
@@ -58,7 +58,10 @@ def differing_rows(a: Model, b: Model, report: DiffReport | None) -> DifferingRo
 
 
 def _differing_units(sides: Sequence[Any], count: int) -> list[int]:
-    """Return which of `count` equal runs of bytes differ; [] if the tensor has no plain bytes."""
+    """Return the numbers of the rows or experts whose bytes differ, of `count` in a tensor.
+
+    [] if the tensor has no plain bytes, or its rows cannot be split into `count` parts.
+    """
     readers = [RowReader(side) for side in sides]
     try:
         sizes = {reader.row_bytes for reader in readers}
@@ -84,7 +87,7 @@ def _differing_units(sides: Sequence[Any], count: int) -> list[int]:
 
 
 def _distant_rows(sides: Sequence[Any]) -> list[int]:
-    """Return the rows that are more than 8 times the median distance apart."""
+    """Return the rows whose relative distance is over 8 times the median, or no number."""
     readers = [RowReader(side) for side in sides]
     count, columns = readers[0].rows, max(1, readers[0].columns)
     apart = np.zeros(count)
@@ -122,10 +125,11 @@ def choose_probes(
     least: int = 0,
     added: Sequence[int] = (),
 ) -> ChosenProbes:
-    """Return probes of at least `least` tokens for these models.
+    """Return probes of about `least` tokens or more that reach what differs between the models.
 
-    `long`: longer than every attention window. `added` are special and added tokens, some of
-    which are put at the end.
+    They are cut to the length of a position table. `long`: longer than every attention window.
+    `apart` are the differing rows, of which some are among the ids. `added` are special and added
+    tokens, some of which are put at the end.
     """
     every = [model.hyper for model in models]
     ids = _lengthen(list(choose_ids(every, long=long)), least, every)

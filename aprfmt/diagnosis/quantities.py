@@ -49,9 +49,10 @@ class Quantity:
 
 
 def compare_quantity(name: str, a: ByName, b: ByName, *, rotates: bool = True) -> Quantity | None:
-    """Return the comparison of what a hyperparameter results in; None if no row covers it.
+    """Return the comparison of what a hyperparameter results in, such as rope's frequencies.
 
-    `rotates`: the architecture has rope.
+    None if no row of TABLE covers it, or its value is one that no pass could use. `rotates`: the
+    architecture has rope.
     """
     for names, row in TABLE:
         if name in names:
@@ -136,9 +137,9 @@ def _frequency_distance(a: ByName, b: ByName, layer: int, length: int) -> float:
 
 
 def compare_masks(a: ByName, b: ByName) -> Quantity:
-    """Return the comparison of how far back every layer attends.
+    """Return the comparison of how many tokens back each layer attends.
 
-    A window hides nothing up to its own size.
+    Windows that are larger than the context are equal.
     """
     longest = longest_context(a, b)
     reach = [_window_of_layers(hp, longest) for hp in (a, b)]
@@ -169,7 +170,7 @@ def _window_of_layers(hp: ByName, longest: int) -> list[int]:
 
 
 def compare_activations(a: ByName, b: ByName) -> Quantity:
-    """Return the comparison of both activations as functions, at 8193 points."""
+    """Return the comparison of both activations as functions, at 8193 points, and their clamps."""
     x = np.linspace(-REACH, REACH, 2 * STEP + 1, dtype=np.float32)
     names = [str(hp["activation"]) for hp in (a, b)]
     first, second = (ACTIVATIONS[name](x.copy()) for name in names)
@@ -207,7 +208,7 @@ def _score_scales(hp: ByName) -> Sequence[float]:
 
 
 def compare_routing(a: ByName, b: ByName) -> Quantity | None:
-    """Return that routing is equal where no model has experts; else None: only a pass can tell."""
+    """Return that routing is equal if neither model has experts; else None, as only passes tell."""
     if not a["n_experts"] and not b["n_experts"]:
         return Quantity("routing", "no layer routes to experts", None)
     return None

@@ -14,9 +14,9 @@ from aprfmt.measure.trace_view import RecordLike, TraceLike, WrappedTrace
 
 
 def arithmetic_of_products(found: ShadowPass) -> str:
-    """Return the dtype that the errors of all products point to; "" if to none.
+    """Return the dtype that the errors of all matrix products point to; "" if to none.
 
-    Only points count whose operations are one product and perhaps its bias. Where weights are
+    Only points whose operations are one product and perhaps its bias are judged. Where weights are
     quantized, values that were never quantized make such errors too: then "".
     """
     products = [view for view in found.views.values() if _is_product(view)]

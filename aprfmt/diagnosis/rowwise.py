@@ -50,7 +50,11 @@ class Solver:
 
 
 def row_solvers(case: Mismatch) -> Iterator[tuple[str, Solver]]:
-    """Yield (operation that must precede the divergence, solver) of what can be solved."""
+    """Yield (operation, Solver) of each quantity that can be solved token by token.
+
+    The quantities are the rows read from the KV cache, positions and token ids. The operation must
+    be one of those before the divergence.
+    """
     n = case.tokens
     own = np.arange(n)
     for name, keys, values in (("mix", True, True), ("scores", True, False), ("mix", False, True)):
@@ -77,9 +81,9 @@ def _cache_solver(keys: bool, values: bool) -> Make:
 
 
 def _rows_to_try(n: int) -> Tries:
-    """Return a function that yields cached rows to try for a token.
+    """Return a function that yields the cached rows that a token may have read instead.
 
-    As for the last token, never written, earlier ones, the next one.
+    As the token before it did, a row never written, the last and next token's, earlier ones.
     """
 
     def tries(token: int, shift: int) -> Iterator[int]:
@@ -97,7 +101,10 @@ def _ids_to_try(vocabulary: int) -> Tries:
 
 
 def _positions_to_try(where: Array) -> Tries:
-    """Return a function that yields positions to try for a token."""
+    """Return a function that yields positions that a token may have had.
+
+    `where` are the right positions.
+    """
 
     def tries(token: int, shift: int) -> Iterator[int]:
         """Yield the positions to try, each once; `shift` is the offset of the token before."""
@@ -114,10 +121,10 @@ def _positions_to_try(where: Array) -> Tries:
 def solve_rows(
     solver: Solver, measure: MeasureChange, layers: Layers, rows: Array, bound: float
 ) -> Change | None:
-    """Return the change that makes every row agree, token by token; None if a token has none.
+    """Return the change that makes every row agree, found token by token; None if there is none.
 
     `measure` returns the residual of each row under a change. `rows` are the residuals without a
-    change, `bound` is that of a row that agrees.
+    change, `bound` is the largest residual of a row that agrees.
     """
     values, shift, change = solver.own, 0, None
     for _ in range(len(values)):
@@ -138,9 +145,10 @@ def solve_rows(
 def _candidate_values(
     solver: Solver, values: Array, token: int, shift: int
 ) -> Iterator[tuple[Array, int, int]]:
-    """Yield (values of all tokens, offset, number of rows that have to agree) to try.
+    """Yield (values of all tokens, offset, count of rows that must agree) to try for a token.
 
-    The offset either continues to the last token or is that of one token alone.
+    A value is tried for this token alone, and its offset for this and all later tokens. `values`
+    are the solved ones so far, `shift` is the offset of the token before.
     """
     own = solver.own
     for value in solver.tries(token, shift):

@@ -102,14 +102,20 @@ class Search:
     # --- one pass ---------------------------------------------------------------------------
 
     def measure(self, steps: tuple[SearchStep, ...]) -> TriedSteps | None:
-        """Return the result of a pass with these steps; None if it fails or the budget is spent."""
+        """Return the result of a pass with these steps; None if it has no finite distance.
+
+        None too if the pass fails or none is left.
+        """
         view = self.run_with_steps(steps)
         if view is None or view.residual is None or not math.isfinite(view.residual):
             return None
         return TriedSteps(steps, view.residual, self.nearness(view))
 
     def run_with_steps(self, steps: tuple[SearchStep, ...]) -> ShadowPoint | None:
-        """Return the point in a pass with these steps; None if it fails or no passes are left."""
+        """Return the diverging point in a pass with these steps; None without one.
+
+        It is None if the pass fails or no passes are left.
+        """
         if self.runs <= 0:
             return None
         self.runs -= 1
@@ -118,7 +124,10 @@ class Search:
         return self.case.attempt_all([(step.change, step.layers) for step in steps])
 
     def nearness(self, view: ShadowPoint) -> float:
-        """Return the negative mean log10 of the rows' distances; higher is nearer."""
+        """Return how near a point is to the trace: the negative mean log10 of row distances.
+
+        Higher is nearer. Only the rows that the trace has count.
+        """
         rows = self.case.distances_by_row(view)[self.case.rows]
         return -float(np.mean(np.log10(np.maximum(rows, self.case.view.tolerance / 10))))
 
@@ -138,7 +147,10 @@ class Search:
     # --- the search -------------------------------------------------------------------------
 
     def run(self, joined: bool = True) -> list[TriedSteps]:
-        """Return all single changes that remove the difference, else joined ones; or []."""
+        """Return all single changes that remove the difference, else joined ones; or [].
+
+        Without `joined` only single ones are tried.
+        """
         self.singles = list(self._measure_each(self._usual_steps()))
         found = [one for one in self.singles if self.solves(one)]
         if not found:
@@ -185,7 +197,11 @@ class Search:
         return found
 
     def _single_layer_steps(self) -> Iterator[SearchStep]:
-        """Yield changes of single layers; every change in each layer, if several lie between."""
+        """Yield changes of single layers.
+
+        First those of the table for one layer, then every usual change in each layer, if several
+        layers lie between the trace's last points and this one.
+        """
         here = sorted(spanned_layers(self.case))
         for usual in single_layer_mistakes(self.case.patched):
             if usual.layers is not None and usual.layers & {*here}:
@@ -253,7 +269,11 @@ class Search:
     def _fit_number(
         self, near: Sequence[TriedSteps], make: object, layers: Layers
     ) -> Iterator[SearchStep]:
-        """Yield the change `make(number)` with the best number, if one of `near` comes close."""
+        """Yield the change `make(number)` for the numbers that fit best, starting from `near`.
+
+        `near` are tried changes of that kind. Nothing is yielded if none of them leaves at most 80
+        % of the difference.
+        """
         case = self.case
         assert case.view.residual is not None and callable(make)
         numbers = {}
@@ -305,7 +325,10 @@ class Search:
         return []
 
     def _with_best_values(self, tried: TriedSteps, steps: Sequence[SearchStep]) -> TriedSteps:
-        """Return joined changes with the best value of each but the last, tried one by one."""
+        """Return joined changes, each but the last with the value that brings it nearest.
+
+        `steps` are the single changes to take the other values from.
+        """
         best = tried
         for at, step in enumerate(tried.steps[:-1]):
             for other in steps:
@@ -319,7 +342,10 @@ class Search:
     # --- proving each of several ------------------------------------------------------------
 
     def necessary_steps(self, answer: TriedSteps) -> list[tuple[SearchStep, float]]:
-        """Return (step, residual without it) of each step that the agreement needs."""
+        """Return (step, residual without it) of each step that the agreement needs.
+
+        `answer` are joined steps that remove the difference.
+        """
         steps, left = list(answer.steps), list(answer.steps)
         found: list[tuple[SearchStep, float]] = []
         self.runs = max(self.runs, 2 * len(steps))
@@ -334,7 +360,10 @@ class Search:
         return found
 
     def same_cause_steps(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
-        """Return other steps of the same cause that remove the difference in place of `step`."""
+        """Return other steps of the same cause that remove the difference in place of `step`.
+
+        `steps` are the joined steps, `step` among them.
+        """
         rest = tuple(other for other in steps if other is not step)
         self.runs = max(self.runs, OTHERS // 10)
         tried = [
@@ -345,7 +374,10 @@ class Search:
         return [one.steps[-1] for one in tried if one is not None and self.solves(one)]
 
     def other_cause_steps(self, steps: Sequence[SearchStep], step: SearchStep) -> list[SearchStep]:
-        """Return steps of other causes that remove the difference in place of `step`."""
+        """Return a step of each other cause that removes the difference in place of `step`.
+
+        `steps` are the joined steps, `step` among them.
+        """
         rest = tuple(other for other in steps if other is not step)
         found: dict[str, SearchStep] = {}
         self.runs = max(self.runs, min(OTHERS, self.allowed // 4))
@@ -375,7 +407,7 @@ def is_wide(case: Mismatch) -> bool:
 
 
 def _change_number(change: Change) -> float | None:
-    """Return the single number of a change, None where it has none."""
+    """Return the first number among a change's values, or of its "factor"; None without one."""
     for value in change.values.values():
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             return float(value)
@@ -387,7 +419,8 @@ def _change_number(change: Change) -> float | None:
 def may_act(case: Mismatch, change: Change, layers: Layers) -> bool:
     """Return whether a change replaces something that the operations before the point use.
 
-    Changes of hyperparameters and of the block may act on anything.
+    True for changes of hyperparameters and of the block, which may act on anything. False for a
+    change that cannot be made.
     """
     before = case.patched
     try:
@@ -410,7 +443,10 @@ def may_act(case: Mismatch, change: Change, layers: Layers) -> bool:
 
 
 def _reads_replaced_weight(case: Mismatch, after: PatchedModel) -> bool:
-    """Return whether an operation before the point reads a weight that was replaced."""
+    """Return whether an operation before the point reads a weight that `after` replaced.
+
+    A vector counts as read if its length is that of the replaced weight.
+    """
     replaced = after.replaced[len(case.patched.replaced) :]
     read = {each.key.partition("[")[0] for call in case.view.calls for each in call.weights}
     vectors = [each.shape for call in case.view.calls for each in call.vectors]

@@ -74,7 +74,7 @@ def open_side_trace(
     wanted: Sequence[str] | None = None,
     memory: int | None = None,
 ) -> Trace:
-    """Return a side's trace: read from the file, or made by running the model on `ids`.
+    """Return a side's trace: read from its file, or made by running its model on `ids`.
 
     `stack` closes it. `reference` is the model that the trace ran on, `wanted` the points to record
     (None: the default ones), `memory` the bytes for decoded weights.

@@ -18,10 +18,10 @@ _SHOWN = 12
 
 
 def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
-    """Return the diagnosis from stored tensors and tokenizers alone.
+    """Return the diagnosis of two models by their stored tensors and tokenizers alone.
 
-    It says what could not be compared, and how to enable that. Without a difference the reason
-    says what was equal: exit 2, since the rest was not compared.
+    It says what could not be compared, and how to enable that. Without a difference `reason` says
+    what was equal, and the verdict is "not_comparable" (exit 2). `texts` are the sides as given.
     """
     # The causes that `diff` names, each with its remedy.
     report = diff_models(a, b, only=("tensors", "tokenizer"))
@@ -75,7 +75,7 @@ def compare_by_name(texts: tuple[str, str], a: Model, b: Model) -> Diagnosis:
 
 
 def damage_texts(model: Model) -> tuple[str, ...]:
-    """Return what is wrong with a model's files, a missing shard included; empty if nothing is."""
+    """Return sentences on a model's damaged files and missing shards; () if all are whole."""
     missing = [note for note in model.source.notes if note.key == "missing_shard"]
     return (
         *(f"{one.where}: {one.text}" for one in model.damage),
@@ -86,7 +86,10 @@ def damage_texts(model: Model) -> tuple[str, ...]:
 def _damage_sentence(
     report: DiffReport, broken: Mapping[str, tuple[str, ...]], unread: Sequence[str]
 ) -> str:
-    """Return what is wrong with the files, and what was compared all the same; "" if whole."""
+    """Return what is wrong with the files, and what was equal all the same; "" if they are whole.
+
+    `broken` are the sentences of each side, `unread` the keys not compared because of them.
+    """
     if not any(broken.values()):
         return ""
     faults = "; ".join(f"{label}: {text}" for label, texts in broken.items() for text in texts)

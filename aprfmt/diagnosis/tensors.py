@@ -28,9 +28,9 @@ SHOWN = 4  # errors of tensors that cannot be read
 def compare_tensors(
     a: Model, b: Model, report: DiffReport, explained: set[str], found: Levels
 ) -> None:
-    """Add findings on differing tensors to `found`.
+    """Add findings on differing tensors to `found`; set its `reason` where they end the comparison.
 
-    `explained` are keys that hyperparameters explain.
+    `explained` are keys of tensors that differing hyperparameters explain.
     """
     # Evidence: how many tensors have which verdict.
     counts = {name: count for name, count in report.counts.items() if count}
@@ -69,7 +69,7 @@ def compare_tensors(
 
 
 def _add_packing_faults(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> bool:
-    """Add findings on packed weights that do not decode; return whether these explain all."""
+    """Add findings on packed weights that do not decode; return whether they explain all."""
     broken = [row for row in rows if row.verdict == "UNREADABLE"]
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
         names = [row.name_b if label == "B" else row.name_a for row in broken]
@@ -98,9 +98,10 @@ def nonfinite_tensors(rows: Sequence[TensorDiff]) -> Iterator[Evidence]:
 
 
 def _check_stale(a: Model, b: Model, finding: Finding, part: Touched, found: Levels) -> Finding:
-    """Return the finding, unconfirmed if the tensor may be damaged instead of stale.
+    """Return the finding, confirmed only if each tensor looks trained and not damaged.
 
-    The evidence for that is added to `found`.
+    Findings of other causes and confirmed ones are returned as they are. The evidence is added to
+    `found`.
     """
     if finding.cause != "stale_tensor" or finding.confirmed:
         return finding
@@ -126,7 +127,10 @@ def _check_stale(a: Model, b: Model, finding: Finding, part: Touched, found: Lev
 
 
 def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
-    """Add findings on roles missing on one side; other than biases they end the comparison."""
+    """Add findings on roles missing on one side.
+
+    Missing biases are findings. Other missing tensors set the `reason`: no pass can be run.
+    """
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side = "B" if label == "ONLY_IN_A" else "A"
         keys = [row.key for row in rows if row.verdict == label and _is_role_of_pass(a, b, row.key)]
@@ -163,7 +167,7 @@ def _add_missing_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: 
 
 
 def _undecoded_text(model: Model, roles: Sequence[str]) -> str:
-    """Return which undecoded packed weights hold all of these missing roles; "" if not all."""
+    """Return a sentence on undecoded packed weights that hold all these roles; else ""."""
     unread, style = model.unread, model.style
     if unread is None or style is None:
         return ""
@@ -177,7 +181,10 @@ def _is_role_of_pass(a: Model, b: Model, key: str) -> bool:
 
 
 def _add_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Levels) -> None:
-    """Add findings on tensors of one side that the architecture does not read."""
+    """Add findings on tensors of one side that the architecture does not read.
+
+    Left out are codes of packed weights that do not decode.
+    """
     for label in ("ONLY_IN_A", "ONLY_IN_B"):
         side, name = label[-1], a.spec.name
         unread = (a if side == "A" else b).unread
@@ -214,7 +221,10 @@ def _add_extra_tensors(a: Model, b: Model, rows: Sequence[TensorDiff], found: Le
 def explained_findings(
     report: DiffReport, explained: set[str]
 ) -> Iterator[tuple[Finding, Touched]]:
-    """Yield (finding, its part) of `report`, with the tensors that nothing explained before."""
+    """Yield (finding, hyperparameters and keys it is about) of a report's explained tensors.
+
+    A finding whose tensors are all in `explained`, or whose cause is not in CAUSES, is left out.
+    """
     by_key = {row.key: row for row in report.tensors}
     for finding in report.findings:
         rows = [by_key[key] for key in finding.keys if key not in explained]
@@ -229,7 +239,7 @@ def is_padded_vocabulary(rows: Sequence[TensorDiff]) -> bool:
 
 
 def _coarser_copies(rows: Sequence[TensorDiff]) -> Iterator[tuple[Finding, Touched]]:
-    """Yield (finding, its part) for tensors within the rounding of a coarser encoding.
+    """Yield (finding, keys it is about) for tensors within the rounding of a coarser encoding.
 
     One finding per cause and encoding.
     """
@@ -276,7 +286,7 @@ def _has_blocks(name: str) -> bool:
 
 
 def _unexplained_finding(rows: Sequence[TensorDiff]) -> tuple[Finding, Touched]:
-    """Return (finding, its part) of tensors that differ without an explanation."""
+    """Return (finding, keys it is about) of tensors that differ without an explanation."""
     keys = tuple(row.key for row in rows)
     worst = max((row.stats.rel_l2 for row in rows if row.stats is not None), default=None)
     return (

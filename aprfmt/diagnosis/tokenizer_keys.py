@@ -16,10 +16,10 @@ _LONGEST = 120  # characters of a text in a command
 
 
 def tokenizer_set_arguments(a: Model, b: Model, where: Sequence[str]) -> list[str] | None:
-    """Return the arguments of `aprfmt set` that give B A's values of tokenizer keys in `where`.
+    """Return the arguments of `aprfmt set` that give B A's tokenizer keys in `where`, or None.
 
     [] where one of the keys holds a list, or B is no GGUF: a command cannot hold that. None where
-    B's format cannot express A's tokenizer.
+    GGUF cannot express A's tokenizer.
     """
     if b.key_style != "gguf":
         return []
@@ -63,7 +63,7 @@ def _file_has_text(file: Path, value: Value) -> bool:
 
 
 def has_more_tokens(a: Model, b: Model) -> bool:
-    """Return whether B's tokenizer has more tokens than A's; True where one is missing."""
+    """Return whether B's tokenizer has more tokens than A's; True if a tokenizer is missing."""
     try:
         return b.tokenizer.vocab_size > a.tokenizer.vocab_size
     except AprfmtError:

@@ -65,9 +65,9 @@ def _token_finding(one: Difference, b: Model) -> Finding:
 
 
 def _difference_proof(one: Difference) -> Proof | None:
-    """Return the Proof of a difference: B's part was exchanged, and every probe then agreed.
+    """Return the Proof of a difference; None where probes still disagree with A's part in B.
 
-    None where a probe still disagrees. A weak proof where no probe showed the difference.
+    It is a weak proof where no probe showed the difference.
     """
     if one.after != 0:
         return None

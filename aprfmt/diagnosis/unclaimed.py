@@ -22,8 +22,8 @@ def read_with_claim_of(
 ) -> tuple[Model, Finding, Evidence] | None:
     """Return (`bad` read with the packing that `good` declares, finding, evidence), or None.
 
-    None where `bad` declares how its weights are read, holds other tensors than `good`'s packed
-    weights, or does not decode by that declaration.
+    None where `bad` declares how its weights are packed, holds other tensors than `good`'s packed
+    weights, or does not decode by that declaration. `label` is the side of `bad`.
     """
     # `bad` must declare no packing, and `good` must.
     config = None if bad.folder is None else bad.folder.config

@@ -27,7 +27,8 @@ def read_with_restored_key(
 ) -> tuple[Model, Finding, Evidence] | None:
     """Return (`bad` read with one key of `good`'s config.json, finding, evidence), or None.
 
-    None where both can be read, where `good` cannot, or where no single key makes `bad` readable.
+    None where `bad` can be read, `good` cannot, or no single key makes `bad` readable. `label` is
+    the side of `bad`.
     """
     error = refusal_reason(bad) or misfit_reason(bad) or absent_layers_reason(bad)
     if (
@@ -69,7 +70,7 @@ def refusal_reason(model: Model) -> str:
 
 
 def misfit_reason(model: Model) -> str:
-    """Return that several tensors do not have the configured shapes; "" if at most one."""
+    """Return a sentence if two or more tensors do not have the configured shapes, else ""."""
     try:
         wrong = model.resolution.coverage.misshapen
     except ArchError:
@@ -84,10 +85,10 @@ def misfit_reason(model: Model) -> str:
 
 
 def absent_layers_reason(model: Model) -> str:
-    """Return that the configuration counts layers of which no tensor is there, "" if not.
+    """Return a sentence if the configuration counts layers that have no tensors, else "".
 
-    The last layers only, with nothing else missing. The file alone cannot say whether they were
-    lost or never there.
+    Only if these are the last layers and nothing else is missing. The file alone cannot say whether
+    they were lost or never there.
     """
     try:
         found = model.resolution
@@ -105,7 +106,10 @@ def absent_layers_reason(model: Model) -> str:
 
 
 def _key_finding(good: Model, made: Model, path: Key, cause: str, label: str) -> Finding:
-    """Return the finding of one key that was lost or changed."""
+    """Return the finding of one key that was lost or changed, confirmed if the logits agree.
+
+    `made` is the faulty model read with `good`'s key at `path`, `label` its side.
+    """
     # Whether the restored key makes all hyperparameters equal, and the logits.
     equal = all(
         name in made.hyper and same_value(good.hyper[name], made.hyper[name]) for name in good.hyper
@@ -138,9 +142,9 @@ def _key_finding(good: Model, made: Model, path: Key, cause: str, label: str) ->
 
 
 def _logit_distance(good: Model, made: Model) -> tuple[float, float]:
-    """Return (relative L2 of the logits under both configurations, tolerance).
+    """Return (relative L2 between the logits under both configurations, its tolerance).
 
-    Both passes use `good`'s weights; infinite if the sizes do not fit these.
+    Both passes use `good`'s weights; infinite if the sizes of `made` do not fit these.
     """
     ids = choose_ids([good.hyper, made.hyper], long=False)
     bound = make_run_pair(good, made).threshold_of("logits", ("float32", "float32")).rel_l2
@@ -156,7 +160,7 @@ def _logit_distance(good: Model, made: Model) -> tuple[float, float]:
 
 
 def _cause_of_key(model: Model, path: Key) -> str:
-    """Return the name of the cause for a key of the configuration; "" if there is none."""
+    """Return the name of the cause for a configuration key, by its path; "" if there is none."""
     read = model.resolution.report.read
     for end in range(len(path), 0, -1):
         name = read.get(".".join(path[:end]))

@@ -21,8 +21,8 @@ _WINDOW = 1 << 20
 def unwritten_tails(a: Model, b: Model, rows: Sequence[TensorDiff]) -> Iterator[Finding]:
     """Yield a finding for each file of B that is zero from some byte to its end, where A's is not.
 
-    It is about the differing tensors whose stored bytes are A's before that byte and zero behind
-    it; several of them, as one alone is explained by itself.
+    The finding has the differing tensors whose stored bytes are A's before that byte and zero after
+    it. There are two or more: a single one is explained by itself.
     """
     apart = {row.key for row in rows if row.verdict == "DIFFERENT"}
     if len(apart) < 2:
@@ -57,7 +57,7 @@ def unwritten_tails(a: Model, b: Model, rows: Sequence[TensorDiff]) -> Iterator[
 
 
 def _stored(model: Model) -> dict[str, LazyTensor]:
-    """Return the stored tensors of a model by name, parts of packed weights apart."""
+    """Return {stored name: tensor} of a model, the parts of packed weights one by one."""
     found = {}
     for view in model.values():
         for tensor in view.stored:
@@ -85,7 +85,10 @@ def _names(model: Model, key: str) -> set[str]:
 
 
 def _first_zero(held: Sequence[LazyTensor]) -> int | None:
-    """Return the byte of the file from which all tensors' bytes are zero; None for a few."""
+    """Return the file offset from which the bytes of all tensors are zero, or None.
+
+    `held` are the file's tensors in order. None if that is only a few bytes, or the whole file.
+    """
     start = None
     for tensor in reversed(held):
         size = tensor.info.nbytes
@@ -102,9 +105,10 @@ def _first_zero(held: Sequence[LazyTensor]) -> int | None:
 
 
 def _is_cut(tensor: LazyTensor, other: LazyTensor | None, start: int) -> bool:
-    """Return whether a tensor's bytes are the other side's before a byte of the file, and no more.
+    """Return whether a tensor is the other one up to byte `start` of the file.
 
-    Those that end before it are whole: they have to be equal.
+    Both must have the same encoding. A tensor that ends before that byte has to be equal as a
+    whole.
     """
     if other is None or (other.info.encoding, other.info.nbytes) != (
         tensor.info.encoding,

@@ -87,7 +87,10 @@ class Walk:
         )  # fmt: skip
 
     def _uncompared_items(self) -> tuple[tuple[NotCompared, ...], tuple[Ledger, Ledger] | None]:
-        """Return (items that were not compared, the ledgers of two models or None)."""
+        """Return (items that were not compared, (A's ledger, B's ledger)).
+
+        The ledgers are None unless two models were compared.
+        """
         a, b = self.a.model, self.b.model
         report = self.levels.report
         arrays = unread_arrays(*self.traces.values())
@@ -128,7 +131,7 @@ class Walk:
     # --- the walk ---------------------------------------------------------------------------
 
     def run(self) -> Diagnosis:
-        """Return the diagnosis: go through the levels until one explains all differences."""
+        """Return the diagnosis: compare level after level until one explains all differences."""
         # A trace may have one part of another checkpoint than its model.
         if self._find_mixed_checkpoint():
             return self.make_diagnosis()
@@ -193,7 +196,10 @@ class Walk:
         self.levels.left += (NotCompared("level", "forward pass", LATE, why),)
 
     def _find_mixed_checkpoint(self) -> bool:
-        """Return whether a trace has one part of another checkpoint; if so, add the finding."""
+        """Return whether a trace has one part of another checkpoint; if so, add the finding.
+
+        Only for a trace compared with a model, where `reference` is another model.
+        """
         sides = sorted((self.a, self.b), key=lambda side: side.kind)
         model, run = sides[0].model, sides[1]
         if [side.kind for side in sides] != ["model", "trace"] or self.reference is None:
@@ -252,9 +258,9 @@ class Walk:
             )
 
     def _settle_ids(self) -> str:
-        """Set `ids`: those of the traces, the given ones, or chosen ones.
+        """Set `ids` to those recorded in traces, the given ones, or chosen ones.
 
-        Returns why that fails, "" if it does not.
+        Returns the reason why they cannot be used, "" if they can.
         """
         # The ids recorded in traces win, and must agree with each other and the given ones.
         named = {
@@ -347,7 +353,7 @@ class Walk:
     def _measure_findings(self, dtype: str) -> None:
         """Measure the effect of each finding about the files on the forward pass.
 
-        What remains unexplained is examined in B's own pass.
+        If a difference of the logits remains, B's own pass is examined with A as the reference.
         """
         assert self.pair is not None and self.ids is not None
         for key, has, wanted in self.pair.a.resolution.coverage.misshapen[:1]:
@@ -364,7 +370,7 @@ class Walk:
             self._examine_side(self.b, dtype, against=self.a.model)
 
     def _examine_side(self, side: Side, dtype: str, against: Model | None = None) -> None:
-        """Judge each operation of a side on the side's own values, and store the result.
+        """Judge each operation of a side on the side's own values; store that in `judged`.
 
         `against` is the reference model; None means the one that the side ran on.
         """

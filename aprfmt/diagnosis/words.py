@@ -68,9 +68,9 @@ def _finding_lines(finding: Finding, lead: bool) -> Iterator[tuple[str, str]]:
 
 
 def titled_lines(title: str, rows: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Yield (line, style) of rows under a title.
+    """Yield (line, style) of a title and its rows; nothing without rows.
 
-    Rows that differ in places and numbers only become one line.
+    Rows that differ in places and numbers only become one line. At most MOST lines are yielded.
     """
     lines: dict[str, list[str]] = {}
     for text in dict.fromkeys(rows):

@@ -30,7 +30,10 @@ def zero_points_of_trace(trace: TraceLike) -> int:
 
 
 def zero_tensors_of_model(model: Model) -> int:
-    """Return the number of tensors of a model if all their values are zero, else 0."""
+    """Return the number of tensors of a model if all their values are zero, else 0.
+
+    0 too if a tensor cannot be read.
+    """
     for tensor in model.values():
         try:
             if _has_nonzero(RowReader(tensor)):
@@ -53,7 +56,7 @@ def _has_nonzero(reader: RowReader) -> bool:
 
 
 def hidden_by_rounding(label: str, bounds: Iterable[tuple[float, str]]) -> Iterator[str]:
-    """Yield sentences on distances too small to judge, by dtype.
+    """Yield a sentence per dtype whose tolerance is too large to show the smallest known bugs.
 
     `bounds` are (tolerance, dtype) of the points, `label` is the side.
     """

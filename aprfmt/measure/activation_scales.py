@@ -15,7 +15,10 @@ from aprfmt.tensors.view import View
 
 
 def differing_input_scales(pairs: Sequence[TensorPair]) -> Iterator[NotCompared]:
-    """Yield an item per input scale that differs between the sides or is on one side only."""
+    """Yield an item per input scale that differs between the sides or is on one side only.
+
+    Only for pairs of which both sides are packed weights.
+    """
     for pair in pairs:
         if pair.a is None or pair.b is None or not (pair.a.parts and pair.b.parts):
             continue

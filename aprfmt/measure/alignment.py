@@ -29,7 +29,7 @@ class TensorPair:
     layout: tuple[str, ...] = ()
 
     def prefetch(self) -> None:
-        """Announce that both sides will be read soon, unless digests show that they are equal."""
+        """Announce to the reader that both sides are needed soon, unless digests are equal."""
         if self.a is not None and self.b is not None:
             if published_equal(self.a.stored_runs(), self.b.stored_runs()):
                 return
@@ -66,10 +66,10 @@ class TensorPair:
 
 
 def numbered_pairs(pairs: Sequence[TensorPair]) -> Iterator[tuple[int, TensorPair]]:
-    """Yield (number from 1, pair) of every pair; the next ones are announced to the reader.
+    """Yield (number from 1, pair) of every pair, and announce the next ones to the reader.
 
-    Each is announced when it comes near, and again when it is next, as a read elsewhere makes the
-    file forget it.
+    Each is announced when it comes near, and again when it is next: a read of other bytes makes
+    the file forget it.
     """
     told, nbytes, tensors = 0, 0, 0
     for number, pair in enumerate(pairs, 1):
@@ -122,10 +122,10 @@ def align_models(a: Model, b: Model) -> Alignment:
 def _with_stored_shapes(
     pairs: list[TensorPair], a: Model, b: Model
 ) -> tuple[list[TensorPair], frozenset[str]]:
-    """Return (pairs, sides) with exchanged axes undone where only the shapes were exchanged.
+    """Return (pairs, sides whose stored shapes are wrong), such as exchanged axes of equal bytes.
 
-    The shapes of one file do not tell that from exchanged values: equal bytes on both sides do.
-    `sides` are those, "a" or "b", of which this is so.
+    A model with exchanged axes is read transposed. Equal stored bytes on both sides show that only
+    the shapes were exchanged: then the pairs get that side ("a" or "b") as it is stored.
     """
     found: set[str] = set()
     for side, model in (("a", a), ("b", b)):
@@ -159,10 +159,10 @@ def _is_same_tensor(pair: TensorPair) -> bool:
 def _pair_by_name(
     a: Model, b: Model, names_a: Sequence[str], names_b: Sequence[str]
 ) -> tuple[list[TensorPair], tuple[SideRelation, ...]]:
-    """Return (pairs, relations) of tensors paired by name, a tower's in either layout.
+    """Return (pairs, relations) of tensors paired by name, towers in either of their layouts.
 
     Where nearly all names of both sides differ by one prefix, they are paired without it, and a
-    relation says so.
+    relation says so. `names_a` and `names_b` are stored names.
     """
     here, there = _names_for_pairing(a, names_a), _names_for_pairing(b, names_b)
     alone = [name for name in there if name not in here]
@@ -214,7 +214,7 @@ def _one_sided_relations(a: Model, b: Model) -> tuple[SideRelation, ...]:
 
 
 def _pair_tied_head(pair: TensorPair, a: Model, b: Model) -> TensorPair:
-    """Return the pair; a head stored on one side is paired with the other's tied embedding."""
+    """Return the pair; a head stored on one side only gets the other's embedding, if tied."""
     if pair.key != "output.weight" or (pair.a is None) == (pair.b is None):
         return pair
     embedding_a, embedding_b = a.roles.get("token_embd.weight"), b.roles.get("token_embd.weight")

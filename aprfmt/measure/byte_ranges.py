@@ -38,7 +38,10 @@ def range_text(side: RowReader, start: int, stop: int) -> str:
 
 
 def units_text(side: RowReader, start: int, stop: int) -> str:
-    """Return the rows that a range touches, or the experts that it is; "" for a vector."""
+    """Return text on the rows or experts of a byte range, such as ": rows 3 to 5".
+
+    "" for a vector, and where rows are not separate bytes.
+    """
     size = side.row_bytes
     if side.columns == 1 or not size:
         return ""

@@ -35,9 +35,9 @@ class PointDistance:
 def measure_values(
     x: "Array", y: "Array", chosen: "Array", places: "Array", shape: tuple[int, ...]
 ) -> PointDistance:
-    """Return the distances of flat float64 values; y is the reference.
+    """Return the distances of flat float64 values; `y` is the reference.
 
-    Only values that are `chosen` (bool array) count; `places` are their indices. `shape` is that
+    `chosen` is a bool array of the values that count, `places` are their indices. `shape` is that
     of the point, for indices in the result.
     """
     odd = Census()
@@ -68,12 +68,10 @@ def measure_values(
 def rel_l2(actual: ArrayLike, reference: ArrayLike) -> float:
     """Return ||actual - reference|| / ||reference|| in float64, of values of any equal sizes.
 
-    The only relative L2 of two arrays: the reference is the side that is right by agreement. Where
-    changes of a model are tried until it gives a recorded value, the recorded value is the
-    reference, so that all of them are measured by one norm.
-
     Infinite where sizes differ, where one side alone is not finite, and where the reference is all
-    zero and the other side is not. NaN or infinities alike on both sides are no difference.
+    zero and the other side is not. NaN or infinities alike on both sides are no difference. Every
+    relative L2 of two arrays is computed here. Where changes of a model are tried until it gives a
+    recorded value, the recorded value is the reference, so that all have one norm.
     """
     x, y = (np.asarray(values, np.float64).reshape(-1) for values in (actual, reference))
     if x.size != y.size:

@@ -41,7 +41,7 @@ def storage_noise(encoding: str) -> float:
 def pair_noise(a: str, b: str, *, moved: bool = True) -> float:
     """Return the relative L2 up to which values in two encodings count as equal.
 
-    `moved` values keep their bits, so values of the same encoding must be exactly equal; computed
+    `moved` values were copied, so values of the same encoding must be exactly equal (0.0). Computed
     values are rounded once more.
     """
     if a == b and moved:

@@ -34,17 +34,16 @@ class Finding:
     operations; `first` is the first capture point that shows it, "" if no pass was needed.
     `confirmed` says that it accounts for all that was seen there, so that nothing else is searched
     for; the `certainty` follows from `proof` alone: what was done to show it, None where it was
-    only seen or measured. Residuals are relative L2 distances (`of` says of
-    what) before and after removing the cause: of two tensors ||a-b|| / max(||a||, ||b||), infinite
-    where a NaN or infinity is on one side only; the second is None where nothing was
-    transformed. `values` are the solved values. `side` is the side that departs from the model, ""
-    if it is not known which side is right. `also` are causes that explain it equally well. `after`:
-    if there is no explanation, the last points that agree before `first`. `counted`: the residuals
-    are shares of things counted, no distances. `detail` is where in the first tensor: the row, the
-    element, the byte. `keys` are the differing tensors that it explains, where it was found in
-    stored tensors; `where` also has those they were confused with. `evidence` are sentences of a
-    pair of tensors: the first is the same for every tensor with the same defect, the later ones
-    have this tensor's own numbers.
+    only seen or measured. Residuals are relative L2 distances (`of` says of what) before and after
+    removing the cause: of two tensors ||a-b|| / max(||a||, ||b||), infinite where a NaN or infinity
+    is on one side only; the second is None where nothing was transformed. `values` are the solved
+    values. `side` is the side that departs from the model, "" if it is not known which side is
+    right. `also` are causes that explain it equally well. `after`: if there is no explanation, the
+    last points that agree before `first`. `counted`: the residuals are shares of things counted, no
+    distances. `detail` is where in the first tensor: the row, the element, the byte. `keys` are the
+    differing tensors that it explains, where it was found in stored tensors; `where` also has those
+    they were confused with. `evidence` are sentences of a pair of tensors: the first is the same
+    for every tensor with the same defect, the later ones have this tensor's own numbers.
     """
 
     cause: str
@@ -73,7 +72,10 @@ class Finding:
 
     @property
     def certainty(self) -> Certainty:
-        """How certain it is: located, explained or confirmed."""
+        """How certain it is: "located", "explained" or "confirmed".
+
+        A proof counts less where passes contradict it or another cause explains it as well.
+        """
         found = certainty_of(self.proof)
         if found == "confirmed" and not self.confirmed:
             return "located"  # passes or other values say otherwise
@@ -87,7 +89,10 @@ class Finding:
 
     @property
     def reached(self) -> Certainty | None:
-        """The certainty by the proof alone; None where `confirmed` already says it."""
+        """The certainty by the proof alone, where `confirmed` does not say it; else None.
+
+        So it is "explained", or "located" although `confirmed` is True.
+        """
         found = certainty_of(self.proof)
         bare = found == "located" and not self.confirmed
         return None if found == "confirmed" or bare else found

@@ -135,12 +135,15 @@ class LogprobTable:
 def rows_from_logits(
     ids: Sequence[int], logits: Numbers, positions: Sequence[int], whose: str
 ) -> "LogprobMatrix":
-    """Return logits [positions, vocabulary] as rows of log-probabilities."""
+    """Return logits [positions, vocabulary] as a LogprobMatrix; `whose` names the side."""
     return LogprobMatrix(tuple(ids), normalize_logits(logits), tuple(positions), whose)
 
 
 def normalize_logits(logits: Numbers) -> Numbers:
-    """Return logits less their log-sum-exp (float64); rows that add up to 1 are unchanged."""
+    """Return logits as log-probabilities (float64): less the log-sum-exp of each row.
+
+    They are unchanged if they are log-probabilities already.
+    """
     wide = np.asarray(logits, np.float64)
     if is_log_softmax(np.asarray(logits)):
         return wide

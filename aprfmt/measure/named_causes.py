@@ -195,10 +195,10 @@ TRAINED = frozenset({"derived", "lora_merge"})
 def is_repaired_by_rewriting(
     cause: str, confirmed: bool, values: Mapping[str, Any] | None = None
 ) -> bool:
-    """Return whether a tensor with this cause is repaired by writing B again from A.
+    """Return whether B's tensors with this cause are repaired by writing B again from A.
 
-    For a cause that was only located that is not known, unless B's bytes are damaged: then only A
-    has what was there. `values` are the finding's.
+    Not if the cause is only located, unless B's bytes are damaged: then only A has what was there.
+    `values` are the finding's.
     """
     odd = (values or {}).get("nonfinite") or {}
     whole = bool(odd) and all(one["a"] == one["both"] for one in odd.values())
@@ -228,9 +228,10 @@ def rewrite_command(
 def _encoding_options(
     mine: Mapping[str, str], theirs: Mapping[str, str], file_type: object
 ) -> list[str] | None:
-    """Return [verb, *options] that give A's matrices B's encodings; None where none do.
+    """Return [verb, *options] that write A's matrices in B's encodings; None if none do.
 
-    Codes of a calibrated quantization are lost with the file: rounding again is another one.
+    The verb is "convert" or "quantize". Codes of a calibrated quantization are lost with the file:
+    rounding again gives other ones.
     """
     common = [key for key in theirs if key in mine]
     wished = Counter(theirs[key] for key in common)
@@ -250,7 +251,7 @@ def _encoding_options(
 
 
 def _scheme_options(encoding: str) -> list[str] | None:
-    """Return [verb, option] of a scheme that rounds to nearest without calibration; else None."""
+    """Return ["quantize", option] for an encoding that needs no calibration; None for others."""
     held = ENCODINGS.get(encoding)
     nearest = held is not None and held.flat and encoding in SCHEMES
     return ["quantize", f"--type {encoding}"] if nearest else None
@@ -266,10 +267,10 @@ def matrix_encodings(model: "Model") -> dict[str, str]:
 
 
 def has_trained_head(cause: str, a: "Model | None", b: "Model | None") -> bool:
-    """Return whether the cause is B's own output head, which A does not have.
+    """Return whether the cause is an output head of B's own, which A does not have.
 
-    A head that was trained from a tied one still resembles the embedding. One that does not was
-    newly created, and nothing is lost with it: False.
+    True only if it resembles B's embedding, as a head does that was trained from a tied one. One
+    that does not was newly created, and nothing is lost with it.
     """
     try:
         if cause != "tied_embedding" or a is None or b is None or b.hyper["tied_embeddings"]:
@@ -312,9 +313,9 @@ def join_set_commands(commands: Sequence[str]) -> str:
 
 
 def contradicted_values(b: "Model") -> dict[str, str]:
-    """Return {hyperparameter: KEY=VALUE} where B's key contradicts its tensors.
+    """Return {hyperparameter: KEY=VALUE} for keys of B that its tensors contradict.
 
-    The value is that of the tensors, with which B is read as it was made. Quoted for a shell.
+    The value is the tensors', by which B is read. KEY=VALUE is quoted for a shell.
     """
     try:
         hyper = b.hyper

@@ -31,7 +31,7 @@ class NonFinite:
 
     @property
     def side(self) -> str:
-        """The side that is not finite at the first difference: "A", "B", "A and B", or ""."""
+        """The side that is not finite at the first difference: "A", "B" or "A and B"; else ""."""
         odd = [
             label for label, text in zip("AB", self.values, strict=True) if _is_nonfinite_text(text)
         ]
@@ -75,7 +75,7 @@ class Census:
         self._values = ("", "")
 
     def add(self, x: "Array", y: "Array") -> None:
-        """Count two flat float arrays of one size, which follow the earlier ones."""
+        """Count two flat float arrays of one size, which follow those added before."""
         import numpy as np
 
         base, self.count = self.count, self.count + x.size

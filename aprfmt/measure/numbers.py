@@ -78,9 +78,8 @@ class PairSums:
     def add(self, a: "Array", b: "Array", steps: "Steps | None" = None) -> None:
         """Add one chunk of both tensors; both arrays have the same shape.
 
-        `steps` returns the tolerance of every element of a part of the flat arrays, or one for all.
-        It
-        is called for parts that differ, and for those after them.
+        `steps` maps a slice of the flat arrays to the tolerance of its elements, or to one for all,
+        or to None. It is called for slices that differ, and for those after them.
         """
         x, y = a.reshape(-1), b.reshape(-1)
         native = native_kernels()
@@ -101,7 +100,7 @@ class PairSums:
                     self._add_piece(x[part], y[part], None if of_part is None else of_part())
 
     def _step_of_part(self, steps: "Steps", part: slice) -> "Step | None":
-        """Return the steps of a part; where they are unknown, None and `known` becomes False."""
+        """Return the steps of a part; None where they are unknown, and `known` becomes False."""
         step = steps(part)
         self.known = self.known and step is not None
         return step if step is None or isinstance(step, np.ndarray) else float(step)
@@ -116,8 +115,10 @@ class PairSums:
     ) -> bool | None:
         """Add a piece of finite float32 by a compiled kernel; return whether the two differ.
 
-        None, and nothing is added, for other values. `differs` is what is expected. Except for the
-        sums, whose rounding is different, the numbers are those of `_add_piece`.
+        None, and nothing is added, for other values. `differs` says whether a difference is
+        expected:
+        only then steps are computed at once. Except for the sums, whose rounding is different, the
+        numbers are those of `_add_piece`.
         """
         if x.dtype != np.float32 or y.dtype != np.float32:
             return None
@@ -140,7 +141,7 @@ class PairSums:
         return bool(changed)
 
     def _add_equal(self, x: "Array", y: "Array") -> bool:
-        """Add a piece of equal finite values; return False, and add nothing, for any other."""
+        """Add a piece of equal finite values; for any other return False and add nothing."""
         assert self._room is not None
         if x.dtype != y.dtype or not np.array_equal(x, y):
             return False
@@ -191,7 +192,7 @@ class PairSums:
         self._add_steps(ratio)
 
     def _add_steps(self, ratio: "Array | None") -> None:
-        """Add the distances of a piece in steps; nothing if `ratio` is None."""
+        """Add the distances of a piece, given in steps; nothing if `ratio` is None."""
         if ratio is None or not ratio.size:
             return
         most = float(ratio.max())
@@ -303,9 +304,9 @@ def _largest_float32_steps(x: "Array", y: "Array", *room: "Array") -> int:
 
 
 def _float32_ranks(values: "Array", room: "Array") -> "Array":
-    """Return the rank of every value among all float32 numbers (int32); both zeros share one.
+    """Return the rank of every value among all float32 numbers (int32); both zeros have rank 0.
 
-    `room` is a float64 array of the same size, which is overwritten.
+    `room` is a float64 array of the same size, which is overwritten and holds the result.
     """
     with np.errstate(over="ignore"):
         bits = np.ascontiguousarray(values, np.float32).view(np.int32)

@@ -59,7 +59,7 @@ class BytePrefetch:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Drop what is left and wait for the threads."""
+        """Drop the spans that are not compared yet and wait for the threads."""
         with self._turn:
             self._spans = iter(())
         for thread in self._threads:
@@ -68,8 +68,8 @@ class BytePrefetch:
     def comparer(self, number: int) -> "First":
         """Return a function that gives the first differing byte of pair `number`, None if equal.
 
-        It waits for the threads' result or compares now. To be used once, for what `compare_pair`
-        compares first.
+        It waits for the threads' result or compares now. It is for one call, with the runs that
+        `compare_pair` compares first.
         """
 
         def first(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> int | None:
@@ -88,7 +88,7 @@ class BytePrefetch:
         return first
 
     def _settled(self, number: int) -> bool:
-        """Return whether a pair was compared, or has to be compared by the caller."""
+        """Return whether a pair needs no waiting: it is compared, or no thread will do it."""
         with self._done:
             if number not in self._asked:
                 return self._over
@@ -173,14 +173,17 @@ def same_meaning(a: View, b: View) -> bool:
 
 
 def same_length(a: View, b: View) -> bool:
-    """Return whether both sides have as many bytes, by their blocks and by what is stored."""
+    """Return whether both sides have as many bytes, by their encodings and as stored."""
     x, y = encoding_row(a.encodings[0]), encoding_row(b.encodings[0])
     blocks = x.type_size * y.block_size == y.type_size * x.block_size
     return blocks and a.data is not None and b.data is not None and len(a.data) == len(b.data)
 
 
 def _same_packing(a: View, b: View) -> bool:
-    """Return whether two packed weights have the same parts and configuration."""
+    """Return whether two packed weights have the same parts and configuration.
+
+    True if neither is packed.
+    """
     if not (a.parts or b.parts):
         return True
     for x, y in zip(a.stored, b.stored, strict=False):

@@ -35,7 +35,7 @@ class Proof:
 
     @property
     def judged(self) -> bool:
-        """Whether enough items are left after fitting to exclude a fit by chance."""
+        """Whether enough items are left, after those used for fitting, to exclude chance."""
         left = self.count - self.free
         return left > 0 and left >= (HALVES - 1) * self.free and left * self.bits >= BITS
 
@@ -43,7 +43,8 @@ class Proof:
 def certainty_of(proof: Proof | None) -> Certainty:
     """Return how certain a cause is by its proof; "located" without one.
 
-    Every cause of every command gets its certainty here.
+    "confirmed" only if the whole of the other side is reproduced on enough items that were not
+    fitted to.
     """
     if proof is None or proof.share < MOST:
         return "located"
@@ -53,7 +54,7 @@ def certainty_of(proof: Proof | None) -> Certainty:
 
 
 def cap_proof(proof: Proof, most: Certainty) -> Proof | None:
-    """Return a proof with at most this certainty; None for "located"."""
+    """Return a proof that gives at most the certainty `most`; None for "located"."""
     if most == "located":
         return None
     return proof if most == "confirmed" else replace(proof, free=proof.count)
@@ -63,5 +64,6 @@ def unfitted_proof(count: float = 1, share: float = 1.0) -> Proof:
     """Return the proof of a change whose numbers were not fitted to what judges it.
 
     Such as a key of the file, a part exchanged for the other side's, a pass with a stated key.
+    `count` is how many items judged it, `share` the share of them that agrees.
     """
     return Proof(count, share, 0, math.inf)

@@ -107,7 +107,10 @@ class TensorDiff:
         return {**rest, "explanation": None if found is None else found.to_pair_json()}
 
     def is_unexplained(self, weak: Collection[str] = ()) -> bool:
-        """Return whether it differs without a certain explanation other than those in `weak`."""
+        """Return whether it is DIFFERENT without a confirmed explanation.
+
+        Explanations with a cause in `weak` do not count.
+        """
         found = self.explanation
         certain = found is not None and found.confirmed and found.cause not in weak
         return self.verdict == "DIFFERENT" and not certain

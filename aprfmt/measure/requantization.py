@@ -83,7 +83,9 @@ class RequantizationOracle:
     ) -> TensorDiff:
         """Return `diff` with a derivation for every quantized side, and the resulting verdict.
 
-        `metadata` are those of both files: they tell whether an importance matrix was used.
+        The verdict is WITHIN if all quantized sides derive from the base and others equal it,
+        DIFFERENT if one does not derive. `metadata` are those of both files: they tell whether an
+        importance matrix was used.
         """
         base = self.base_tensor(diff.key)
         found: list[DerivationResult] = []
@@ -159,6 +161,7 @@ def _derive_blocks(name: str, side: View, base: View, importance: Array | None) 
     """Return whether blocks equal the base's values encoded in any recipe of WAYS.
 
     If none gives all blocks, the result names the first differing block of the best recipe.
+    Unknown where the blocks cannot be read row by row.
     """
     row, data, row_bytes = encoding_row(name), side.data, side.row_bytes
     if data is None or row_bytes is None:
@@ -207,7 +210,7 @@ def _derive_blocks(name: str, side: View, base: View, importance: Array | None) 
 
 
 def store_through(values: Array, way: QuantRecipe) -> Array:
-    """Return float32 values after being stored in the recipe's float type."""
+    """Return float32 values after being stored in the recipe's float type, if it has one."""
     values = np.asarray(values, np.float32)
     if not way.through:
         return values
@@ -215,7 +218,10 @@ def store_through(values: Array, way: QuantRecipe) -> Array:
 
 
 def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> DerivationResult:
-    """Return whether a bitsandbytes weight equals the base packed with the same options."""
+    """Return whether a bitsandbytes weight equals the base packed with the same options.
+
+    `raw` are the weight's stored parts by suffix.
+    """
     # Pack the base with the options that the weight's quant state has.
     state = quant_state.read_state(name, raw)
     options = {

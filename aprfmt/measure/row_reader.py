@@ -64,7 +64,7 @@ class RowReader:
 
     @cached_property
     def row_bytes(self) -> int | None:
-        """Bytes of a row of the logical tensor, None where rows are not separate bytes."""
+        """Bytes of a row of the logical tensor; None where rows are not separate stored bytes."""
         if not self.rows or not len(self.bytes) or self.side.restored:
             return None
         row = encoding_row(self.encoding)
@@ -121,7 +121,7 @@ class SelectedRows(RowReader):
     """Some rows of a tensor, as a tensor."""
 
     def __init__(self, reader: RowReader, index: "Array") -> None:
-        """Select rows of `reader` by their numbers."""
+        """Select the rows of `reader` with these numbers, in their order."""
         super().__init__(reader.side)
         self.reader, self.index = reader, index
         self.rows = len(index)
@@ -139,9 +139,9 @@ class SelectedRows(RowReader):
 
 
 def widen_values(values: "Array") -> "Array":
-    """Return values as float32, float64 or int64, in which arithmetic can be done.
+    """Return values in a type for arithmetic: int64, float64, or float32 for shorter floats.
 
-    Raises UnsupportedError for complex numbers: what is looked for speaks of real ones.
+    Raises UnsupportedError for complex numbers, which are compared but not explained.
     """
     if values.dtype.kind == "c":
         raise UnsupportedError("complex values are compared, but not explained")

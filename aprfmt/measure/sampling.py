@@ -68,9 +68,9 @@ class SampleReport:
 
     @property
     def share(self) -> float | None:
-        """With 95 % confidence fewer ranges than this share differ.
+        """The share of ranges below which, with 95 % confidence, those that differ are.
 
-        None where nothing was drawn, or something differs.
+        None where nothing was drawn, or a difference was found.
         """
         if self.different or not self.ranges:
             return None
@@ -88,7 +88,7 @@ class SampleReport:
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict; ranges that were not drawn leave it open, whatever the others show."""
+        """The verdict; it stays open while ranges were not drawn, unless one differs."""
         tensors = [*dict.fromkeys(one.tensor for one in self.differing)]
         said = [f"{len(self.differing)} ranges of {len(tensors)} tensors"] if tensors else []
         said += [f"{len(self.unlike)} tensors that are no bytes of each other"] * bool(self.unlike)
@@ -134,9 +134,10 @@ def sample_files(
     tensors: Sequence[str] = (),
     arch: str | None = None,
 ) -> SampleReport:
-    """Return the report on `nbytes` of two models, compared in random ranges.
+    """Return the report on about `nbytes` of two models, compared in random ranges.
 
-    `tensors` are PATTERNs in any spelling, as `diff` takes them.
+    `tensors` are patterns of names in any spelling, as `diff` takes them; () for all. `seed` makes
+    the choice repeatable.
     """
     with open_model(a, arch=arch) as first, open_model(b, arch=arch) as second:
         return sample_models(first, second, nbytes, seed=seed, tensors=tensors)
@@ -145,9 +146,9 @@ def sample_files(
 def sample_models(
     a: "Model", b: "Model", nbytes: int, *, seed: int | None = None, tensors: Sequence[str] = ()
 ) -> SampleReport:
-    """Return the report on `nbytes` of two open models, compared in random ranges.
+    """Return the report on about `nbytes` of two open models, compared in random ranges.
 
-    `tensors` are PATTERNs; `seed` makes the choice repeatable.
+    `tensors` are patterns of names, () for all; `seed` makes the choice repeatable.
     """
     from aprfmt.model.patterns import matching_indices
 
@@ -226,9 +227,10 @@ def _drawn_places(
     counts: Sequence[int],
     sides: Sequence[tuple[str, RunBytes, RunBytes]],
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield (index into `sides`, start, stop) of every drawn range.
+    """Yield (index into `sides`, start byte, stop byte) of every drawn range.
 
-    `ends` are the cumulative `counts` of ranges of each tensor.
+    `drawn` are numbers among the ranges of all tensors, `counts` the ranges of each tensor, `ends`
+    their running sums.
     """
     for number in drawn:
         at = bisect_right(ends, number)

@@ -69,7 +69,7 @@ def _side_name(side: View | None) -> str:
 
 
 def _layout_steps(a: View, b: View) -> tuple[str, ...]:
-    """Return words for the layout steps that only one side has."""
+    """Return words for the layout steps (such as a transposition) that only one side has."""
     if a.steps == b.steps:
         return ()
     return (
@@ -81,7 +81,10 @@ def _layout_steps(a: View, b: View) -> tuple[str, ...]:
 def _compare_readable(
     diff: TensorDiff, a: View, b: View, imatrix: bool, first: "First"
 ) -> TensorDiff:
-    """Return the verdict on two readable sides of one shape: by bytes, then by values."""
+    """Return the verdict on two readable sides of one shape: by bytes, then by values.
+
+    `imatrix` and `first` are those of `compare_pair`.
+    """
     layout = (*diff.layout, *_layout_steps(a, b))
     diff = replace(diff, layout=layout)
     same, stored = same_meaning(a, b), False
@@ -144,7 +147,7 @@ def _compare_values(diff: TensorDiff, a: View, b: View, imatrix: bool) -> Tensor
 
 
 def _lattice_fit(a: View, b: View) -> Fit | None:
-    """Return the fit of errors where exactly one side is packed, in its steps; else None."""
+    """Return the errors in steps, where exactly one side is a packed weight; else None."""
     packed = [side for side in (a, b) if side.lattice is not None]
     if len(packed) != 1:
         return None
@@ -154,9 +157,9 @@ def _lattice_fit(a: View, b: View) -> Fit | None:
 
 
 def _judge_by_noise(diff: TensorDiff, rel_l2: float, share: float, imatrix: bool) -> TensorDiff:
-    """Return the verdict WITHIN if the distance is usual for the coarser encoding.
+    """Return WITHIN if the distance is usual for the coarser encoding; else `diff` unchanged.
 
-    Else `diff` unchanged. `share` is that of the elements beyond one step.
+    `share` is that of the elements beyond one step, which counts with an importance matrix.
     """
     coarser = coarser_encoding(diff.encoding_a, diff.encoding_b)
     limit = NMSE.get(coarser)
@@ -172,7 +175,7 @@ def coarser_encoding(a: str, b: str) -> str:
 
 
 def largest_steps(a: View, b: View) -> float | None:
-    """Return the largest |a-b| in the sum of both encodings' steps, None where unknown."""
+    """Return the largest |a - b| in units of both encodings' steps together; None if unknown."""
     off = 0.0
     for x, y, steps in value_chunks(a, b):
         step = steps()
@@ -238,7 +241,7 @@ class ChunkSteps:
     def __call__(self, part: slice = slice(None)) -> "Step | None":
         """Return the steps of all elements, or of a part of the flat chunk; None if unknown.
 
-        A single number where all have the same.
+        It is a single number where all elements have the same.
         """
         total: Step | None = None
         for (side, other), raw in zip(self._sides, self._stored_blocks, strict=True):
@@ -288,7 +291,7 @@ _FLOATS = {
 def _float_half_spacing(name: str, other: "Array") -> "Step":
     """Return half the spacing of a float type's numbers at the other side's values.
 
-    Integers, booleans, F32 and F64 have the step 0.0: what is stored in them is exact.
+    `name` is the encoding. F32 and F64, integers and booleans have the step 0.0.
     """
     if name not in _FLOATS:
         return 0.0

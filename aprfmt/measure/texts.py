@@ -71,7 +71,7 @@ class SideVerdicts:
 
     @property
     def text(self) -> str:
-        """The verdicts on what is not equal, with counts; "" where all is."""
+        """The verdicts on parts that are not equal, with counts; "" if all are equal or absent."""
         parts = [
             f"{name} {verdict}{self._counts_text(begins)}"
             for name, verdict, begins in (
@@ -96,7 +96,7 @@ class SideVerdicts:
 def compare_texts(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdicts:
     """Return the verdicts on tokenizer, chat template and generation config of two models.
 
-    `tokens` is the comparison of the tokenizers.
+    `tokens` is the comparison of the tokenizers. A verdict says so where only one side has a part.
     """
     lines, keys = template_diff(a, b)[2:], differing_generation_keys(a, b)
     counts = {
@@ -125,10 +125,10 @@ def compare_texts(a: "Model", b: "Model", tokens: "TokensReport") -> SideVerdict
 def uncompared_tokenizers(
     a: "Model", b: "Model", tokens: "TokensReport"
 ) -> tuple[NotCompared, ...]:
-    """Return which tokenizer parts were not compared: all, where one cannot be read.
+    """Return the tokenizer parts and the generation config that were not compared.
 
-    A kind that is not read here is compared by its bytes. The generation config is listed where
-    only one side has it.
+    A tokenizer of a kind that is not read here is compared by its bytes. The generation config is
+    listed where only one side has it.
     """
     settings = tuple(_one_sided_generation(a, b))
     if tokens.checked or not tokens.carried:
@@ -161,10 +161,10 @@ def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
 
 
 def _config_gives(lacks: "Model", has: "Model") -> bool:
-    """Return whether a model without a generation config has the same settings all the same.
+    """Return whether config.json of `lacks` gives the settings of `has`'s generation config.
 
-    Source: transformers' generation/utils.py: without the file, the settings are made from
-    config.json, and a file that was made so says `_from_model_config`.
+    `lacks` has no generation config. Source: transformers' generation/utils.py: without the file,
+    the settings are made from config.json, and a file that was made so says `_from_model_config`.
     """
     settings, config = _generation_config(has), lacks.config or {}
     made = settings.get("_from_model_config") is True

@@ -37,7 +37,10 @@ MOE_FACTOR = 5.0
 
 
 def run_tolerance(dtype_a: str, dtype_b: str, *, moe: bool = False) -> Tolerance:
-    """Return the bound for two runs by the coarser arithmetic; `moe`: experts may flip."""
+    """Return the tolerance of two whole runs, by the coarser of both dtypes.
+
+    `moe`: the model has experts, whose choice rounding may change in 16-bit arithmetic.
+    """
     worst = max((BASE[dtype_a], BASE[dtype_b]), key=lambda row: row.rel_l2)
     if not moe or worst.rel_l2 < 1e-3:
         return worst
@@ -68,7 +71,7 @@ ENGINE_OPERATION: dict[tuple[str, str], Tolerance] = {
 def operation_tolerance(
     dtype_a: str, dtype_b: str, engine: str = "", kinds: Sequence[str] = ()
 ) -> Tolerance:
-    """Return the bound for one operation on equal inputs, by the coarser arithmetic.
+    """Return the tolerance of one operation on equal inputs, by the coarser of both dtypes.
 
     `kinds` are what the operation consists of: classes of the weights it multiplies, names of
     operations. They count where `engine` computes these in a special way.
@@ -298,7 +301,10 @@ class CalibratedBound:
 
 
 def weights_class(encodings: Sequence[str]) -> WeightClass:
-    """Return the coarsest class that a tenth of the matrices have: exact, half or quantized."""
+    """Return the coarsest class that a tenth of the matrices have: exact, half or quantized.
+
+    "half" are 16-bit floats, "exact" float32 and float64.
+    """
     exact = [name for name in encodings if name in ("F32", "F64")]
     half = [name for name in encodings if name in ("F16", "BF16")]
     other = len(encodings) - len(exact) - len(half)

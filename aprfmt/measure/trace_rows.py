@@ -57,7 +57,10 @@ class TraceOnSharedRows(WrappedTrace):
         return np.take(np.reshape(values, found.shape), [row[place] for place in kept], axis=0)
 
     def _shared_positions(self, key: str) -> tuple[int, ...] | None:
-        """Return the positions both have of a point with chosen rows; None for nothing to cut."""
+        """Return the positions that both traces have of a point; None if nothing is to be cut.
+
+        Only points of which a run may record chosen rows are cut.
+        """
         mine, other = self._trace.find_record(key), self._other.find_record(key)
         if (
             mine is None

@@ -126,7 +126,7 @@ def records_token_ids(trace: TraceLike) -> bool:
 
 
 def unread_arrays(*traces: TraceLike) -> tuple[NotCompared, ...]:
-    """Return the arrays and files of captures that are no capture point, with reasons."""
+    """Return the captured arrays and files that are no capture point, as NotCompared."""
     found = {}
     for trace in traces:
         unknown = trace.run.get("unknown")

@@ -76,7 +76,7 @@ class PointDiff:
 
     @property
     def with_sides_exchanged(self) -> "PointDiff":
-        """The same distances with the counts of NaN and infinities exchanged between the sides.
+        """The same distances, with the counts of NaN and infinities of A and B exchanged.
 
         For points where B was measured against A.
         """
@@ -142,7 +142,7 @@ class TraceDiff:
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict over the points, and over the arrays of both that nothing reads."""
+        """The verdict over the points, and over the captured arrays that are no capture point."""
         why = {point.key: point.why for point in self.points}
         apart = [NotCompared("point", key, "unreadable", why[key]) for key in self.other_rows]
         counts = {"points": (self.compared, len(self.points))}
@@ -191,8 +191,8 @@ def unrecorded_tokens_sentences(a: TraceLike, b: TraceLike) -> tuple[str, ...]:
 def common_keys(a: TraceLike, b: TraceLike) -> list[str]:
     """Return the keys that both traces have, in a's order.
 
-    A key that a has under other names (an alias, or the parts of a joined slot) comes after
-    the last of them.
+    A key that only b records, and that a has under other names (an alias, or the parts of a joined
+    slot), comes after the last of them.
     """
     order = {key: place for place, key in enumerate(a.records)}
     places = {key: (order[key], 0) for key in a.records if b.find_record(key) is not None}
@@ -239,7 +239,8 @@ class RunPair:
     def threshold_of(self, key: str, dtypes: tuple[str, str], point: str = "") -> Threshold:
         """Return the bound of the distance at a key, computed in these dtypes.
 
-        `point` is the one that was recorded, where the key is an alias.
+        `dtypes` are those of a and b. `point` is the one that was recorded, where the key is an
+        alias.
         """
         layer = key[1:].partition(".")[0]
         return point_threshold(
@@ -251,10 +252,10 @@ class RunPair:
         self, key: str, dtypes: tuple[str, str], x: "Array", y: "Array",
         chosen: "Array | None" = None, shape: tuple[int, ...] | None = None, point: str = "",
     ) -> PointDiff:  # fmt: skip
-        """Return the comparison of two values of a point: the one place where it is judged.
+        """Return the comparison of two values of a point. All points are judged here.
 
-        `x` and `y` have one size; only values that are `chosen` (bool array; None: all) count.
-        Indices are of `shape`, x's own if None; `point` is as in `bound`.
+        `x` and `y` have one size, `y` is the reference. Only values that are `chosen` (bool array;
+        None: all) count. Indices are of `shape`, x's own if None; `point` is as in `threshold_of`.
         """
         bound, shape = (
             self.threshold_of(key, dtypes, point),
@@ -284,11 +285,11 @@ def compare_traces(
     before: Mapping[str, int] | None = None, positions: bool = False,
     same_dtype: TraceLike | None = None,
 ) -> TraceDiff:  # fmt: skip
-    """Return the comparison of `a` with the reference `b`; UsageError for other tokens.
+    """Return the comparison of `a` with the reference `b`; UsageError for other token ids.
 
-    `before` are keys of which only rows of earlier token positions are compared. `positions` asks
-    for each token position's distance. `same_dtype` is a run of the reference in a's dtype:
-    `rounding_ratios` are then given.
+    `before` maps keys to a token position: only rows of earlier positions are compared. `positions`
+    asks for each token position's distance. `same_dtype` is a run of the reference in a's dtype,
+    from which `rounding_ratios` are computed.
     """
     check_ids(a, b)
     if same_dtype is not None:
@@ -317,7 +318,7 @@ def compare_traces(
 
 
 def find_first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) -> FirstToken | None:
-    """Return the earliest token at which one of the points is beyond; None where none is.
+    """Return the earliest token at which a point is beyond its tolerance; None if none is.
 
     Of several points that differ there, the first in the order of `points` counts.
     """
@@ -421,7 +422,8 @@ def _distance_by_position(
 ) -> tuple[float | None, ...] | None:
     """Return relative L2 per token position, None for a position without values.
 
-    None instead of a tuple where rows belong to no positions. `chosen` are the values that count.
+    None instead of a tuple where rows belong to no positions. `chosen` is a bool array of the
+    values that count.
     """
     axis = position_axis(record.point)
     count = len(record.positions or ())
@@ -457,7 +459,8 @@ def _judge_point(
 ) -> PointDiff:
     """Return the PointDiff of measured distances, judged by the point's bound.
 
-    Printed values may be off by `coarse` each. A `discrete` point (a choice) is never beyond.
+    Printed values may be off by `coarse` each. A `discrete` point (a choice) is only beyond its
+    bound where one side is not finite.
     """
     rms, odd = found.rms, found.nonfinite
     if found.count and not rms and not found.largest and not discrete:
@@ -477,7 +480,10 @@ def _judge_point(
 
 
 def _reason_not_numbers(a: RecordLike, b: RecordLike) -> tuple[str, bool]:
-    """Return (why values cannot be compared, whether only one side is not finite)."""
+    """Return (why a point without values is not compared, whether it differs all the same).
+
+    It differs where statistics count other NaN or infinities on the two sides.
+    """
     why = "only statistics were kept; save the values"
     if a.stats is None or b.stats is None:
         return why, False
@@ -504,7 +510,10 @@ def _present_values(a: "Array | None", b: "Array | None", size: int) -> "Array":
 
 
 def _values_before(record: RecordLike, before: int) -> "Array":
-    """Return a bool array: the values of token positions before the given one."""
+    """Return a bool array: the values of token positions before the given one.
+
+    All True where the rows have no positions.
+    """
     size = int(np.prod(record.shape))
     if record.positions is None:
         return np.ones(size, np.bool_)

@@ -88,7 +88,7 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def _packing(self) -> Mapping[str, Value] | None:
-        """Return what the files say about packed weights, as keys of config.json; None if nothing.
+        """What the files say about packed weights, as keys of config.json; None if nothing.
 
         The section comes from config.json, from the file's metadata, or from a file such as
         hf_quant_config.json. Module names that do not match the tensors are renamed in it, and the
@@ -239,7 +239,10 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def style(self) -> str | None:
-        """The naming style of the tensors ("hf", "gguf"), or None where neither fits."""
+        """The naming style of the tensors ("hf", "gguf"); None where neither fits.
+
+        Where names only fit after a rename, it is the style after that.
+        """
         from aprfmt.arch.binding import detect_style
 
         found = detect_style(self._lazy)
@@ -252,7 +255,10 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def resolution(self) -> "Resolution":
-        """Architecture, hyperparameters and roles together. Raises ArchError or FormatError."""
+        """The Resolution: architecture, hyperparameters and roles together.
+
+        Raises ArchError or FormatError.
+        """
         found = self._resolution_or_error
         if isinstance(found, AprfmtError):
             raise found.with_traceback(None)
@@ -262,7 +268,7 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def _resolution_or_error(self) -> "Resolution | AprfmtError":
-        """The Resolution, or the error that `resolution` raises. Computed once: it reads names."""
+        """The Resolution, or the error that `resolution` raises; computed once."""
         from aprfmt.model.resolve import resolve
 
         try:
@@ -279,7 +285,10 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def relations(self) -> tuple[Relation, ...]:
-        """The Relations (renames, exchanged axes) needed to read this file; usually ()."""
+        """The Relations under which this file is read; usually ().
+
+        They say how it departs from the published form: other names, exchanged axes, wrong keys.
+        """
         found = list_relations(self)
         if self.config is None or quantization_section(self.config) is None:
             return found
@@ -326,7 +335,7 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def carried(self) -> "Carried":
-        """The parts of the tokenizer that the model's files contain, each read once.
+        """The parts of the tokenizer that the model's files contain, each read once on demand.
 
         Later changes of the folder's text files are not seen.
         """
@@ -343,7 +352,7 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def records(self) -> "Restoration":
-        """The records of the source's exact bits in a file written by aprfmt; empty for others."""
+        """What aprfmt recorded in the file to restore its source's exact bits; else empty."""
         from aprfmt.tensors.restoration import read_restoration
 
         return read_restoration(self.metadata, str(self.path))
@@ -550,7 +559,7 @@ def _rename_source(
 
 
 def _shard_index_of(path: Path) -> Path:
-    """Return the shard index in the folder of a file named like a shard, else `path`."""
+    """Return the shard index beside a file that is named like a shard; else `path` itself."""
     if re.fullmatch(r"pytorch_model-\d{5}-of-\d{5}\.bin", path.name):
         index = path.with_name(PICKLED_INDEX)
         return index if index.is_file() else path

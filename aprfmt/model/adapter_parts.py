@@ -64,7 +64,10 @@ class AdapterParts(NamedTuple):
 
 
 def adapter_parts(model: "Model") -> AdapterParts:
-    """Return the stored names of an adapter, sorted into factors, whole and stray tensors."""
+    """Return the stored names of an adapter: factors of pairs, whole tensors, and stray ones.
+
+    Stray are tensors that loaders compute and that are no part of an adapter.
+    """
     factors: dict[str, dict[str, str]] = {}
     whole: dict[str, str] = {}
     stray: list[str] = []
@@ -92,7 +95,7 @@ def unwrap_module(module: str) -> tuple[str, int]:
 
 
 def target_parameters(config: Mapping[str, Any], module: str) -> tuple[str, ...]:
-    """Return the names of a module's parameters that PEFT's target_parameters lists; () for most.
+    """Return a module's parameters that PEFT's target_parameters lists; () for most modules.
 
     An entry names MODULE.PARAMETER, or the end of that. An entry without a module means every
     module that is not listed in target_modules itself.
@@ -117,7 +120,7 @@ def _is_target_module(config: Mapping[str, Any], module: str) -> bool:
 
 
 def value_by_pattern(patterns: Any, module: str, default: Any) -> Any:
-    """Return the value of the first pattern that matches the end of a module's name, or `default`.
+    """Return the value of the first pattern that matches a module's name or its end, or `default`.
 
     `patterns` is PEFT's rank_pattern or alpha_pattern: {regular expression: value}.
     """
@@ -133,7 +136,7 @@ def adapter_scale(config: Mapping[str, Any], alpha: float, rank: int) -> float:
 
 
 def stored_alpha(model: "Model", parts: AdapterParts, module: str) -> float | None:
-    """Return the value of the alpha tensor stored for a module's pair; None without one."""
+    """Return the number in the alpha tensor of a module's pair; None without a readable one."""
     name = parts.factors[module].get("alpha")
     if name is None:
         return None

@@ -18,13 +18,13 @@ BARE = "aprfmt.metadata"  # JSON {key: value}: values without a type in the targ
 
 
 def foreign_gguf_keys(model: "Model") -> Mapping[str, Any]:
-    """Return {key: [type, value]} of the GGUF keys that a file in another format embeds."""
+    """Return {key: [type, value]} of a source GGUF's keys, as another format embeds them."""
     text = model.metadata.get(FOREIGN)
     return json_object(text, f"{model.path}: {FOREIGN}") if isinstance(text, str) else {}
 
 
 def foreign_keys(model: "Model") -> Mapping[str, Any]:
-    """Return {key: value} of all embedded keys of another format.
+    """Return {key: value} of all keys of the source's format that the file embeds.
 
     Raises FormatError for a record that is not a JSON object.
     """

@@ -28,7 +28,7 @@ _SHOWN = 5
 
 
 def absence_predicate(model: "Model", spec: "ArchSpec") -> Callable[[str], bool]:
-    """Return a function that says whether the user or the file accepts that a role key is missing.
+    """Return a function of a role key: whether user or file accepts that it is missing.
 
     Raises UsageError if a pattern matches no role, FormatError if the record is not a list.
     """
@@ -47,7 +47,7 @@ def absence_predicate(model: "Model", spec: "ArchSpec") -> Callable[[str], bool]
 
 
 def _spellings(spec: "ArchSpec", key: str) -> list[str]:
-    """Return all spellings of a role key: with and without its layer, and its stored names."""
+    """Return the names a pattern may match for a role key: it, its role, and stored names."""
     layer, role = split_key(key)
     names = [
         expand_template(stored, layer, 0)
@@ -83,7 +83,7 @@ def _layer_in_pattern(pattern: str) -> int:
 
 
 def recorded_missing(metadata: Mapping[str, Value], where: str) -> tuple[str, ...]:
-    """Return the roles and role keys that the metadata records as missing on purpose.
+    """Return the roles and role keys that the file's metadata records as missing on purpose.
 
     Raises FormatError if the record is not a list of strings. `where` begins its message.
     """
@@ -111,7 +111,10 @@ def list_keys(keys: Sequence[str]) -> str:
 def require_complete(
     resolution: "Resolution", where: object, error: type[AprfmtError] = ArchError
 ) -> None:
-    """Raise `error` if required tensors are missing and neither user nor file accepts that."""
+    """Raise `error` if required tensors are missing that neither user nor file accepts.
+
+    `where` begins the message.
+    """
     found = resolution.coverage
     if not found.missing:
         return
@@ -132,10 +135,11 @@ def require_complete(
 
 
 def check_runnable(resolution: "Resolution", where: object) -> None:
-    """Raise ArchError if no forward pass can run: names-only architecture or missing tensors.
+    """Raise ArchError if the model cannot run a forward pass.
 
-    Also for a combination of features that no published model of the architecture has.
-    Tensors that --allow-missing accepts may be missing, unless a forward pass must have them.
+    It cannot if only names and shapes of its architecture are known, if required tensors are
+    missing, or if it combines features that no published model of the architecture has. Tensors
+    that --allow-missing accepts may be missing, unless a forward pass must have them.
     """
     if resolution.spec.level != "full":
         raise ArchError(

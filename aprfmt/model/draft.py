@@ -87,7 +87,10 @@ def _architectures_with_draft_head() -> list[str]:
 
 
 def _shared_roles(model: "Model", roles: Mapping[str, View]) -> dict[str, str]:
-    """Return {role key of the head: role key of the model} for tensors the head does not store."""
+    """Return {role key of the head: role key of the model} for embedding and output head.
+
+    Only for those that the draft head does not store itself. `roles` are the head's own.
+    """
     shared = {} if EMBED in roles else {EMBED: EMBED}
     if OUTPUT in roles:
         return shared
@@ -105,7 +108,10 @@ def _stored_names_of_roles(
 
 
 def _no_draft_head_text(model: "Model", spec: ArchSpec, style: str, renamed: HeadNames) -> str:
-    """Return a clause that no draft head is stored, with the key that declares one, if any."""
+    """Return why a model has no draft head, as a clause.
+
+    It names the key that declares one, or the tensors that a draft head would have.
+    """
     own = renamed.own_stored
     stated = _draft_layers_key(model, spec)
     if stated is None:

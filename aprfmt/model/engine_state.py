@@ -56,7 +56,11 @@ _VARIED = 8  # different bytes that a share of trained or random numbers begins 
 
 
 def is_engine_state(path: Path) -> bool:
-    """Return whether a path holds an engine's state: joined or stacked names, or files of ranks."""
+    """Return whether a path holds the weights that an engine saved from its memory.
+
+    These are files of several ranks, or a file with names of joined or stacked matrices. False if
+    there is a config.json.
+    """
     if (path if path.is_dir() else path.parent).joinpath("config.json").is_file():
         return False
     try:
@@ -288,7 +292,7 @@ class _StateReader:
                 yield name, found
 
     def _find_tensor(self, name: str, published: LazyTensor) -> LazyTensor | None:
-        """Return the state's tensor for a published one: by name, from a joined one, or an expert.
+        """Return the state's tensor for a published one, cut out of a joined tensor if need be.
 
         None if the state does not have it. `published` is the tensor in the model's own file.
         """
@@ -316,7 +320,7 @@ class _StateReader:
     def _find_expert(
         self, name: str, published: LazyTensor, base: str, module: str
     ) -> LazyTensor | None:
-        """Return one expert's matrix, cut out of a stack of all experts; None if there is no stack.
+        """Return one expert's matrix, cut out of a stack of all experts; None without a stack.
 
         `base` is the name of the expert (`...experts.3`), `module` its matrix (`up_proj`).
         """
@@ -346,7 +350,7 @@ class _StateReader:
     def _expert_slice(
         self, name: str, published: LazyTensor, whole: _RankTensor, expert: int, count: int, at: int
     ) -> LazyTensor | None:
-        """Return matrix `at` of `count` joined ones of an expert; None if out of range.
+        """Return matrix `at` of an expert's `count` joined matrices; None if out of range.
 
         The shares of all ranks are joined. Stacks are [experts, rows of all matrices, columns].
         """
@@ -381,7 +385,8 @@ class _StateReader:
     ) -> LazyTensor:
         """Return matrix `at` of a joined tensor, with the shares of all ranks concatenated.
 
-        `shapes` are the published shapes of the matrices that are joined along their rows.
+        `shapes` are the published shapes of the matrices that are joined along their rows. Where
+        the shares do not add up, the first rank's tensor is returned as it is stored.
         """
         # A tensor that every rank holds whole.
         ranks, local, wanted = len(whole.parts), whole.shape, shapes[at]
@@ -478,7 +483,7 @@ class _StateReader:
     def _replicated(self, name: str, published: LazyTensor, whole: _RankTensor) -> LazyTensor:
         """Return a tensor that each rank holds whole: the first rank's if all are equal.
 
-        Where ranks differ, that of the first rank unlike the published model, with a warning.
+        Else the first rank's that is unlike the published model's, with a warning.
         """
         chosen = whole.parts[0]
         if len(whole.parts) > 1:
@@ -493,9 +498,9 @@ class _StateReader:
     def _vocabulary_table(
         self, name: str, whole: _RankTensor, wanted: tuple[int, ...]
     ) -> LazyTensor:
-        """Return a vocabulary table cut to `wanted` rows.
+        """Return a vocabulary table of all ranks, cut to `wanted`, the published shape.
 
-        A note says whether the padding after them is zero.
+        A note says whether the padding rows after it are zero.
         """
         total = sum(one.info.shape[0] for one in whole.parts)
         if total > wanted[0]:
@@ -522,7 +527,10 @@ class _StateReader:
         return EngineTensor(info, whole.parts, make)
 
     def is_tied(self, name: str) -> bool:
-        """Return whether a tensor is the output head of a model whose head is its embedding."""
+        """Return whether a tensor is a copy of the embedding that the published model lacks.
+
+        Such as the output head of a model whose head is its embedding.
+        """
         module = name.split(".")[-2] if "." in name else name
         if module not in TABLES or name in self._model.source.tensors:
             return False

@@ -222,7 +222,8 @@ def model_candidates(folder: Path) -> list[Path]:
 def pickled_weights(folder: Path) -> list[Path]:
     """Return the files of torch.save in a folder: those of the usual names, else by extension.
 
-    Optimizer states and the like are left out, and files that only have such an extension.
+    An index or the single usual file is returned alone. Optimizer states and the like are left out,
+    and files that only have such an extension.
     """
     for name in (PICKLED_INDEX, PICKLED):
         if (folder / name).is_file():
@@ -276,9 +277,9 @@ def snapshot_of_cache(folder: Path) -> Path | None:
 
 
 def newest_snapshot(repository: Path, asked: str = "") -> Path | None:
-    """Return the snapshot that refs/main names, else the newest; None where there is none.
+    """Return the snapshot folder that refs/main names, else the newest; None if there is none.
 
-    Where `asked`, the repository's name, is given, the user is told which commit is used.
+    If `asked`, the repository's name, is given, the user is told which commit is used.
     """
     found = _cached_snapshot(repository)
     if asked and found is not None:

@@ -88,10 +88,10 @@ def _adapter_text(model: "Model") -> str:
 
 
 def _pair_rank(config: dict[str, Any], module: str, shapes: Sequence[tuple[int, ...]]) -> int:
-    """Return the rank of a factor pair, 0 if no factor has two axes.
+    """Return the rank of a factor pair; 0 if no factor has two axes.
 
-    `shapes` are the stored shapes of the pair. Factors of stacked experts store rank times experts
-    on one axis, so that for them the configuration's `r` counts.
+    `shapes` are the stored shapes of the pair. Factors of stacked experts have rank times experts
+    as the size of one axis, so that for them the configuration's `r` is taken.
     """
     if target_parameters(config, unwrap_module(module)[0]) and isinstance(config.get("r"), int):
         return int(config["r"])
@@ -165,9 +165,9 @@ def _imatrix_text(model: "Model") -> str:
 
 
 def _is_projector(model: "Model") -> bool:
-    """Return whether a file is a multimodal projector of a type that no architecture here has.
+    """Return whether a file is a multimodal projector that no architecture of aprfmt reads.
 
-    A vision tower without a projector is a model itself.
+    A vision tower without a projector is a model of its own.
     """
     from aprfmt.arch.role_vocabulary import PROJECTORS
 
@@ -209,7 +209,7 @@ def _is_meta_format(model: "Model") -> bool:
 
 
 def _meta_format_text(model: "Model") -> str:
-    """Return a description of a model in Meta's or Mistral's original format."""
+    """Return a description of a model in the original format of Meta's or Mistral's releases."""
     beside = " with params.json" if model.path.with_name("params.json").is_file() else ""
     return (
         f"a model in Mistral's (and Meta's) own format{beside}: names like {_OWN[0]}, rows of q "

@@ -97,13 +97,13 @@ class NotCompared:
 
     @property
     def text(self) -> str:
-        """The item in a few words: kind, name, place, and why in brackets."""
+        """The item in a few words: kind, name, side or difference, and the reason in brackets."""
         why = f" ({self.why})" if self.why else ""
         return f"{self.kind} {self.name}{self.place}{why}"
 
     @property
     def place(self) -> str:
-        """The end of a phrase that says on which side it is or that it differs; "" if neither."""
+        """The end of a phrase: " only in A", " unequal", " of B"; "" if no side is known."""
         if self.state in ("only in A", "only in B") and self.side:
             return f" only in {self.side}"
         if self.state in APART:
@@ -126,9 +126,9 @@ class Ledger:
 
     @cached_property
     def embedded_keys(self) -> Mapping[str, Value] | AprfmtError:
-        """{name: value} of another format's keys that the file embeds, or the error of reading.
+        """{key: value} of its source's keys that the file embeds, or the error of reading them.
 
-        Available while the model is open.
+        Only while the model is open.
         """
         try:
             return self.read_carried()
@@ -287,7 +287,7 @@ class _LedgerBuilder:
             yield Item("file", text, "unread", NO_PART, held)
 
     def _file_item(self, path: Path) -> Item:
-        """Return the item of a file or subfolder of the model's folder."""
+        """Return the item of a file or subfolder of the model's folder, by the tables of names."""
         row = FOLDER if path.is_dir() else file_row(path.name)
         reading, of = row.reading, row.source
         if path.is_dir() and path.name in self._module_types:
@@ -344,7 +344,10 @@ class _LedgerBuilder:
     # --- tensors -------------------------------------------------------------------------------
 
     def tensors(self) -> Iterator[Item]:
-        """Yield an item per stored tensor; each stored part of a packed weight has its own item."""
+        """Yield an item per stored tensor; each stored part of a packed weight is an item.
+
+        Of adapters and importance matrices the items have other kinds and readings.
+        """
         kind = self.model.kind
         if kind is not None and self.spec is None and kind.name in ("adapter", "imatrix"):
             yield from self._special_tensors(kind.name)
@@ -366,7 +369,7 @@ class _LedgerBuilder:
     def _readings_by_name(self) -> Mapping[str, tuple[Reading, str]]:
         """Return {tensor name: (reading, what for)} of the tensors that the architecture knows.
 
-        For undecoded packed weights the reading is "unread" with the reason.
+        Packed weights that no codec decodes are "unread", with the reason.
         """
         found: dict[str, tuple[Reading, str]] = {}
         if self.spec is None:
@@ -451,7 +454,10 @@ class _LedgerBuilder:
             yield Item("config key", path, said[0], said[1], value)
 
     def _tower_key_reading(self, path: str) -> tuple[Reading, str] | None:
-        """Return (reading, what for) of a key in a tower's section of config.json; else None."""
+        """Return (reading, what for) of a key in a tower's section of config.json.
+
+        None for a key that is in no such section.
+        """
         section, dot, _ = path.partition(".")
         if section not in _SECTIONS or not dot:
             return None
@@ -542,10 +548,10 @@ _TABLES = ("embed_tokens", "lm_head")  # peft, utils/constants.py: EMBEDDING_LAY
 
 
 def folder_files(model: "Model") -> list[Path]:
-    """Return the files and subfolders of a model's folder, sorted; of a remote one the text files.
+    """Return the paths of a model's folder that belong to the model; [] without a folder.
 
-    Where the file is not named as a folder's weights are, the folder may hold other models: then
-    only the text files that are read with it count.
+    These are all files and subfolders, sorted. Of a remote folder, and where the weights have
+    another name than a folder's (there may be other models), only the text files that are read.
     """
     folder = model.folder
     if folder is None:
@@ -573,7 +579,7 @@ class Surplus:
     behind: "Shard[Any] | None"
 
     def __call__(self) -> str:
-        """Return the SHA-256 in hex of the bytes after the last tensor; elsewhere `text`."""
+        """Return the SHA-256 in hex of the bytes after the last tensor; `text` if not there."""
         if self.behind is None:
             return self.text
         file, digest = self.behind.file, hashlib.sha256()
@@ -583,7 +589,7 @@ class Surplus:
 
 
 def _file_contents_text(path: Path) -> str:
-    """Return how many tensors an unlisted .safetensors file holds, in words; "" for other files."""
+    """Return what tensors an unlisted .safetensors file holds, in words; "" for other files."""
     if path.suffix != ".safetensors":
         return ""
     from aprfmt.formats.safetensors.reader import open_source
@@ -633,9 +639,10 @@ def _adapter_reading(name: str, whole: Sequence[str]) -> tuple[Reading, str]:
 
 
 def multimodal_towers(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ...]]]":
-    """Yield (spec, stored names) of each tower that a multimodal model has besides its text model.
+    """Yield (spec, stored names) of each tower that a model has besides its text model.
 
-    Names under the language model's prefix are not considered: no loader reads a tower there.
+    Such as a vision tower. Names under the language model's prefix are not considered: no loader
+    reads a tower there.
     """
     # Only a configuration with a tower's section describes one.
     config = model.config or {}
@@ -675,9 +682,10 @@ def multimodal_towers(model: "Model") -> "Iterator[tuple[ArchSpec, tuple[str, ..
 def _key_reading(
     report: "KeyReport | None", key: str, spec: "ArchSpec | None", style: str, prefix: str
 ) -> tuple[Reading, str] | None:
-    """Return (reading, what for) that the hyperparameters' key report has for a key; None if none.
+    """Return (reading, what for) that a key report has for a key; None if it has none.
 
-    `style` selects the table of other known keys, `prefix` is a GGUF's "ARCH.".
+    `report` says which keys the hyperparameters came from. `style` selects the table of other
+    known keys, `prefix` is a GGUF's "ARCH.".
     """
     if report is None:
         return ("unread", "") if prefix.strip(".") and key.startswith(prefix) else None
@@ -739,8 +747,8 @@ def list_not_compared(
 ) -> tuple[NotCompared, ...]:
     """Return the items that no comparison by meaning covers, and what is known about each.
 
-    Tensors are left out: whoever compares them compares the unread ones too, by name. A key that
-    the other side embeds as its source's is looked up there.
+    `kinds` restricts them. Tensors are left out: who compares tensors compares the unread ones too,
+    by name. A key that the other side embeds as its source's is compared with that.
     """
     found: list[NotCompared] = []
     for kind in KINDS:  # in the table's order: `kinds` may be a set
@@ -764,9 +772,10 @@ def list_not_compared(
 def _compare_items(
     kind: Kind, name: str, x: Item | None, y: Item | None, a: Ledger, b: Ledger
 ) -> NotCompared | None:
-    """Return the NotCompared of an item that is on one or both sides; None if it needs none.
+    """Return the NotCompared of an item that is on one or both sides, or None.
 
-    None: both sides read it by meaning, or its stored values are equal, or it has no effect.
+    None if both sides read it by meaning, its stored values are equal, or it has no effect. `x` is
+    the item of ledger `a`, `y` that of `b`.
     """
     there = x or y
     assert there is not None
@@ -793,7 +802,10 @@ def _compare_items(
 
 
 def same_content(x: Value, y: Value) -> bool:
-    """Return whether two items hold the same: values as plain data, files byte for byte."""
+    """Return whether what two items hold is equal: values as plain data, files byte for byte.
+
+    Values that are read on demand are read first.
+    """
     x, y = (each() if isinstance(each, (partial, Surplus)) else each for each in (x, y))
     if isinstance(x, Path) and isinstance(y, Path):
         return _files_equal(x, y)
@@ -896,7 +908,8 @@ def array_items(kind: Kind, names: Collection[str], why: str = "") -> tuple[NotC
 def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], bool]:
     """Return a function that says whether an item is accepted by one of the `unread:PATTERN`s.
 
-    A pattern is a glob of an item's name or its kind. UsageError for one that is not valid.
+    PATTERN is matched with an item's name, its kind, and both with a space between. The function
+    raises UsageError for an invalid one.
     """
     from aprfmt.model.patterns import spelling_predicate
 
@@ -912,7 +925,7 @@ def acceptance_predicate(patterns: Collection[str]) -> Callable[[NotCompared], b
 
 
 def pronounce(words: VerdictWords, compared: Compared, accept: Collection[str] = ()) -> Pronounced:
-    """Return the verdict over what was compared: the only place where one is made.
+    """Return the verdict over what was compared. Every command's verdict is made here.
 
     Exit code 1: a difference is established, or an item that can carry meaning is on one side
     only, or is unread and unequal. 2: there is none, but something that had to be compared could
@@ -970,9 +983,10 @@ def items_clause(rows: Sequence[NotCompared], begin: str = "; not compared") -> 
 
 
 def _list_items(begin: str, rows: Sequence[NotCompared]) -> str:
-    """Return items in words after `begin`; of a kind with more than two, the count and two names.
+    """Return a clause that lists items after the words `begin`; "" if there are none.
 
-    "" if `rows` is empty. At most three groups are named, the rest is counted.
+    Of a kind with more than two items it is the count and two names. At most three groups are
+    named, the rest is counted.
     """
     if not rows:
         return ""

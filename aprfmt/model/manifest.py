@@ -98,10 +98,11 @@ def tensor_rows(
 
 
 def file_rows(model: Model, blocks: bool = False) -> list[FileRow]:
-    """Return {name, size, sha256, outside} of every file of weights, with `blocks` those too.
+    """Return {name, size, sha256, outside} of every file of weights, and of texts beside them.
 
-    `outside` is SHA-256 of the bytes outside the tensors. The index and the text files that belong
-    to the model follow without it. Raises FormatError for one of those that is too large.
+    `outside` is SHA-256 of the bytes outside the tensors; with `blocks` the digests of each MiB are
+    in the row too. The rows of the index and the text files of the model come last and have
+    neither. Raises FormatError for one of those that is too large.
     """
     source: Any = model.source
     rows: list[FileRow] = []
@@ -149,9 +150,9 @@ def _digest_outside_tensors(path: Path, shard: Shard[Any]) -> str:
 def bytes_between(
     file: ByteSource, parts: Iterable[tuple[int, int]]
 ) -> Iterator[tuple[int, memoryview]]:
-    """Yield (offset, bytes) of what is before and between parts [first, end), in windows.
+    """Yield (offset, bytes) of what lies before and between the parts of a file, in windows.
 
-    `parts` are sorted by offset; bytes after the last part are not yielded.
+    `parts` are (first, end), sorted. Bytes after the last part are not yielded.
     """
     at = 0
     for start, stop in parts:
@@ -195,7 +196,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 def check_manifest(manifest: Any, path: Path) -> dict[str, Any]:
-    """Return `manifest`, a parsed JSON value, once checked. FormatError if it is no manifest."""
+    """Return `manifest`, a parsed JSON value, if it has a manifest's form; else FormatError."""
     if not isinstance(manifest, dict) or manifest.get("schema") != SCHEMA:
         raise FormatError(f"{path}: is no hash manifest; expected schema {SCHEMA}")
     wanted: tuple[tuple[str, Mapping[str, type]], ...] = (
@@ -237,10 +238,11 @@ def compare_manifest(
     *,
     selected: bool = False,
 ) -> list[Failure]:
-    """Return what differs from a manifest: [{key, what}], [] if nothing.
+    """Return what differs from a manifest, as [{key, what}]; [] if nothing does.
 
-    A manifest of the same model in another format is compared by decoded values alone. With
-    `selected`, `tensors` are a part of the model, and nothing else is compared.
+    `key` is a tensor's key or a file's name, `what` a phrase. A manifest of the same model in
+    another format is compared by decoded values alone. With `selected`, `tensors` are a part of the
+    model, and nothing else is compared.
     """
     expected = {row["key"]: row for row in manifest["tensors"]}
     found = {row["key"]: row for row in tensors}
@@ -265,8 +267,8 @@ def pronounce_manifest(
 ) -> "Pronounced":
     """Return the verdict on a model that was compared with a manifest.
 
-    `failures` are those of `compare_manifest`, `tensors` the model's rows. Files of the folder
-    that no manifest has and nothing reads are named.
+    `failures` are those of `compare_manifest`, `tensors` the model's rows. Unless `selected`, files
+    of the folder that nothing reads are among what was not compared.
     """
     from aprfmt.model.ledger import (
         Compared,
@@ -292,7 +294,11 @@ def pronounce_manifest(
 
 
 def _tensor_difference(expected: TensorRow | None, found: TensorRow | None) -> str:
-    """Return how a tensor differs from its manifest row, as a phrase; "" if it does not."""
+    """Return how a tensor differs from its manifest row, as a phrase; "" if it does not.
+
+    Other stored bytes are no difference where decoded values are equal and the encoding or a name
+    is another.
+    """
     if found is None:
         return "missing in the model"
     if expected is None:
@@ -313,8 +319,8 @@ def _file_differences(
 ) -> Iterator[Failure]:
     """Yield a failure {key, what} per file that differs; weights are paired by their order.
 
-    `tensors_differ`: a tensor's failure is already listed, so that a changed file hash alone adds
-    nothing.
+    `expected` are the manifest's rows. `tensors_differ`: a tensor's failure is already listed, so
+    that a changed digest of a whole file adds nothing.
     """
     weights = [[row for row in rows if "outside" in row] for rows in (expected, found)]
     if len(weights[0]) != len(weights[1]):

@@ -23,9 +23,10 @@ MODELOPT_FILE = "hf_quant_config.json"  # {"producer": ..., "quantization": what
 
 
 def unclaimed_part_text(config: Mapping[str, Value] | None, name: str) -> str:
-    """Return the end of a sentence about a packed weight's part that no claim covers; "" if none.
+    """Return what config.json says of quantization, for a message about an unexplained tensor.
 
-    `name` is a stored tensor. The text says what config.json declares about quantization.
+    "" unless `name`, a stored tensor, is a part of a packed weight by its name. The text begins
+    with a colon.
     """
     from aprfmt.codecs.dialects import is_packed_part
 
@@ -37,11 +38,11 @@ def unclaimed_part_text(config: Mapping[str, Value] | None, name: str) -> str:
 
 
 def packing_config(model: "Model") -> Mapping[str, Value] | None:
-    """Return config.json's keys with all that the files say about quantization in its section.
+    """Return config.json's keys, its quantization section completed from the model's other files.
 
-    config.json comes first, then `hf_quant_config.json`, also for the group size alone. Raises
-    FormatError where that file is read and is damaged. None if the model has no config and no
-    such file.
+    Where the section names no other method, the description of hf_quant_config.json is taken, or
+    the group size from it. Torchao's descriptions come from the metadata. None if there is no
+    config.json and no such file. Raises FormatError where that file is read and is damaged.
     """
     config = model.config
     section = None if config is None else quantization_section(config)
@@ -94,8 +95,8 @@ _INPUTS_AS_STORED = "A16"  # in the name of an algorithm that quantizes weights 
 def partial_input_scales(model: "Model") -> Note | None:
     """Return a warning where some packed weights have an input scale and others have none.
 
-    Only weights with the same encoding and configuration are compared. None where none lacks it,
-    or where the configuration says that inputs are not quantized.
+    None where all or none of the weights with the same encoding and configuration have one, or the
+    configuration says that inputs are not quantized.
     """
     from aprfmt.codecs.dialect import OF_INPUTS
 
@@ -132,7 +133,10 @@ def partial_input_scales(model: "Model") -> Note | None:
 
 
 def _torchao_descriptions(model: "Model") -> Iterator[tuple[str, Value]]:
-    """Yield (weight's name, description) from torchao's metadata. FormatError where damaged."""
+    """Yield (weight's name, description) from torchao's metadata; nothing if there is none.
+
+    Raises FormatError for a damaged one.
+    """
     metadata = model.metadata
     carried = metadata.get(SAFETENSORS)
     if isinstance(carried, str):

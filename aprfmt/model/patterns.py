@@ -16,10 +16,11 @@ from aprfmt.errors import UsageError
 
 
 def spelling_predicate(pattern: str, every: Iterable[str]) -> Callable[[str], bool]:
-    """Return a function that says whether one spelling matches the pattern.
+    """Return a function that says whether a name matches the pattern.
 
-    `every` holds all spellings: where no name starts with the pattern's components, they may
-    match anywhere in a name. Raises UsageError for a broken regular expression.
+    A pattern is `re:REGEX`, a glob, or components between dots. `every` holds the names it may be
+    meant for: where none starts with the pattern's components, they match anywhere in a name.
+    Raises UsageError for a broken regular expression.
     """
     if pattern.startswith("re:"):
         try:
@@ -48,10 +49,10 @@ def spelling_predicate(pattern: str, every: Iterable[str]) -> Callable[[str], bo
 def spelling_predicates(
     patterns: Iterable[str], every: Sequence[str], subject: str
 ) -> list[Callable[[str], bool]]:
-    """Return one predicate per pattern; `every` holds all spellings.
+    """Return one predicate per pattern, as `spelling_predicate` does; `every` are all names.
 
-    Every pattern must match something: otherwise UsageError with three near names. `subject`
-    begins the message.
+    Raises UsageError with three near names for a pattern that matches none. `subject` begins the
+    message.
     """
     found = []
     for pattern in patterns:
@@ -85,7 +86,8 @@ def matching_indices(
 def one_matching_index(spellings: Sequence[Sequence[str]], pattern: str, subject: str) -> int:
     """Return the index of the tensor with exactly this spelling, else of the only match.
 
-    Raises UsageError where a pattern matches none, or several.
+    `spellings` has all spellings of each tensor. Raises UsageError where the pattern matches none
+    or several. `subject` begins the message.
     """
     exact = [i for i, names in enumerate(spellings) if pattern in names]
     found = exact if len(exact) == 1 else matching_indices(spellings, [pattern], subject)

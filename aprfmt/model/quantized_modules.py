@@ -53,9 +53,9 @@ Section = Mapping[str, Value]
 
 
 def wrong_claims(model: "Model") -> Relation | None:
-    """Return a Relation on modules whose weights contradict the quantization section, or None.
+    """Return the Relation on modules whose weights contradict the quantization section; else None.
 
-    None too for a method whose lists are not known, and where no weight is packed.
+    None too for a method whose lists of modules are not known, and where no weight is packed.
     """
     section = None if model.config is None else quantization_section(model.config)
     if section is None or method_of(section) is None:
@@ -70,10 +70,10 @@ def wrong_claims(model: "Model") -> Relation | None:
 
 
 def stale_names(model: "Model") -> list[tuple[str, str]]:
-    """Return (listed name, nearest module or "") of full names in lists that no module has.
+    """Return (listed name, nearest module or "") of listed modules that the file does not have.
 
-    Patterns, single words and heads may fit nothing in a healthy file, as lists are copied
-    between models.
+    Only for full names in the quantization section's lists. Patterns, single words and heads may
+    fit nothing in a healthy file, as lists are copied between models.
     """
     section = None if model.config is None else quantization_section(model.config)
     if section is None or method_of(section) is None:
@@ -94,7 +94,7 @@ def _is_full_name(name: str) -> bool:
 
 
 def _extra_listed_modules(section: Section) -> list[str]:
-    """Return the module names in the section's second list of modules; [] without one."""
+    """Return the module names in the section's second list, which has MORE as its key; else []."""
     more = section.get(MORE)
     return [name for name in more if isinstance(name, str)] if isinstance(more, list) else []
 
@@ -110,7 +110,7 @@ def _with_parents(modules: Iterable[str]) -> list[str]:
 
 
 def _module_spellings(modules: Iterable[str]) -> list[str]:
-    """Return the modules under each prefix that Hugging Face's layouts have for them."""
+    """Return the modules' names under each prefix that Hugging Face's layouts may give them."""
     found: dict[str, None] = {}
     for module in modules:
         own = strip_prefix(module, "hf")
@@ -143,7 +143,10 @@ def _plain_and_packed(model: "Model") -> tuple[dict[str, None], dict[str, None]]
 def _misclaimed_modules(
     section: Section, plain: Iterable[str], packed: Collection[str]
 ) -> tuple[list[str], list[str]]:
-    """Return (plain modules claimed as packed, packed modules claimed as plain)."""
+    """Return (plain modules declared as packed, packed modules declared as plain).
+
+    `plain` and `packed` are the modules as the file has them.
+    """
     claimed = [name for name in plain if claims_packed(section, name, _module_spellings([name]))]
     claimed += [
         name for name in plain if name in _extra_listed_modules(section) and name not in claimed
@@ -240,7 +243,7 @@ def _remedy_command(
 
 
 def _covering_name(module: str, packed: Iterable[str], form: str) -> str:
-    """Return an entry, in the method's `form`, that fits a plain module and no packed one.
+    """Return a list entry, in the method's `form`, that fits a plain module and no packed one.
 
     It is the pattern of the module's last two names where no packed module ends so, else the
     module itself.

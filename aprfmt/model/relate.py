@@ -62,7 +62,11 @@ def resolve_related(
 def _resolve_renamed(
     model: "Model", read: Read, find_spec: "Callable[[], ArchSpec]", found: "Resolution | None"
 ) -> "Resolution | None":
-    """Return the resolution under renames that bring missing tensors back; None if none do."""
+    """Return the resolution under renames that bring missing tensors back; None if none do.
+
+    `found` is the one without renames, None if that fails. Only tried if tensors are missing while
+    others have no role, or layers are there that the configuration does not count.
+    """
     if found is not None and not (
         _missing_roles(found) and (found.unclaimed or _has_uncounted_layers(found))
     ):
@@ -90,9 +94,9 @@ def _resolve_renamed(
 
 
 def _has_misfits(found: "Resolution") -> bool:
-    """Return whether several tensors have wrong shapes, or more layers than configured exist.
+    """Return whether several tensors have wrong shapes, or layers are there that are not counted.
 
-    Layers after the last one that come with tensors of no role are a draft head's, and no misfit.
+    Layers after the last one that come with tensors of no role are a draft head's and no misfit.
     """
     more = _has_uncounted_layers(found) and not found.unclaimed and not found.draft
     return len(found.coverage.misshapen) > 1 or more
@@ -108,7 +112,7 @@ def _missing_roles(found: "Resolution") -> tuple[str, ...]:
 
 
 def _has_uncounted_layers(found: "Resolution") -> bool:
-    """Return whether roles of layers beyond the configured number of layers exist."""
+    """Return whether there are roles of layers beyond the configured number of layers."""
     count = int(found.hyper["n_layers"])
     return any((split_key(key)[0] or 0) >= count for key in found.roles)
 
@@ -121,7 +125,10 @@ def _add_rules(
     best: "Resolution | None",
     rules: Sequence[Rename],
 ) -> "tuple[Resolution, list[Rename]] | None":
-    """Return (resolution, all rules) with more rename rules added; None if none improves it."""
+    """Return (resolution, all rules) with more rename rules added; None if none improves it.
+
+    `best` is the resolution so far, None if there is none, `rules` are those that led to it.
+    """
     names = rename_names(model, rules, model.path, strict=False)
     for more in _propose_rules(model, spec, style, names, best):
         every = [*rules, *more]
@@ -136,7 +143,10 @@ def _add_rules(
 
 
 def _is_better_reading(made: "Resolution", best: "Resolution | None") -> bool:
-    """Return whether `made` finds half of the missing roles and adds no wrong shape."""
+    """Return whether `made` finds half of the missing roles and adds no wrong shape.
+
+    `best` is the resolution before, None if there is none: then all roles are missing.
+    """
     before = len(made.coverage.required) if best is None else len(_missing_roles(best))
     wrong = 0 if best is None else len(best.coverage.misshapen)
     gained = before - len(_missing_roles(made))
@@ -152,7 +162,7 @@ def _propose_rules(
 ) -> Iterator[list[Rename]]:
     """Yield lists of rename rules to try, the simplest first.
 
-    `names` are {name read as: stored name}.
+    `names` are {name after the rules so far: stored name}, `best` the resolution under these.
     """
     config = model.config or {}
     held = has_towers(config)
@@ -225,9 +235,10 @@ _TAKES_NESTED = ("qwen3_5", "qwen3_5_moe")
 
 
 def _note_nested_names(model: "Model", found: "Resolution") -> "Resolution":
-    """Return a resolution that says so where names of a multimodal class meet a text config.
+    """Return the resolution, with a Relation if names have a prefix of a multimodal model.
 
-    transformers and vLLM then find none of the tensors. mlx-lm takes the prefix off.
+    Such as `model.language_model.` in a file whose config.json is of a text model: transformers and
+    vLLM then find none of the tensors. mlx-lm takes the prefix off.
     """
     config = model.config or {}
     nested = has_towers(config) or isinstance(config.get(found.spec.section), Mapping)

@@ -80,7 +80,7 @@ class Relation:
 
 
 def list_relations(model: "Model") -> tuple[Relation, ...]:
-    """Return every Relation under which a model is read; () for a file as readers expect it."""
+    """Return every Relation under which a model is read; () for a file as loaders expect it."""
     found = [*file_relations(model)]
     try:
         found += model.resolution.relations
@@ -97,8 +97,8 @@ def file_relations(model: "Model") -> tuple[Relation, ...]:
 def wrong_modules(model: "Model", config: "Mapping[str, Value] | None") -> Relation | None:
     """Return the Relation whose prefix rule maps quantization keys to modules in the file.
 
-    Loaders find no module of such a key and use the defaults for it. None where each is there, or
-    no one prefix maps the keys to modules.
+    Loaders find no module of such a key and use the defaults for it. None where each key has a
+    module, or no single prefix rule maps the others to modules.
     """
     section = quantization_section(config or {})
     if section is None:
@@ -140,7 +140,10 @@ def wrong_index(model: "Model") -> Relation | None:
 
 
 def wrong_extension(model: "Model") -> Relation | None:
-    """Return the Relation that an extension names another format than the content; else None."""
+    """Return the Relation that a file's extension names another format than its content has.
+
+    None where both agree, or the extension is that of no format.
+    """
     path, held = model.path, model.source.format
     if path.suffix in FORMATS[held].extensions:
         return None
@@ -180,9 +183,9 @@ def rename_relation(
 def relation_between_names(
     path: "Path", names: Sequence[str], rule: Rename, total: int
 ) -> Relation:
-    """Return the Relation that `rule` maps B's names (at `path`) to A's.
+    """Return the Relation that a rule maps B's names to A's; neither side need be wrong.
 
-    Which side is right is not known.
+    `names` are B's, `path` is B's file, `total` the number of its tensors.
     """
     apply = rule.function
     pairs = tuple((name, apply(name)) for name in names if apply(name) != name)

@@ -72,7 +72,7 @@ class Rename:
         return lambda name: self._apply(pattern, name)
 
     def _apply(self, pattern: re.Pattern[str], name: str) -> str:
-        """Return the name with the rule applied; the same name where the pattern does not occur."""
+        """Return the name with the rule applied; unchanged where the pattern does not occur."""
         found = pattern.search(name)
         if found is None:
             return name
@@ -111,7 +111,8 @@ def rename_names(
 ) -> dict[str, str]:
     """Return {renamed name: stored name}, in order, after applying all rules.
 
-    Raises UsageError where two names become one, with `strict` also for a rule that changes none.
+    Raises UsageError where two names become one or a name becomes empty; with `strict` also for a
+    rule that changes none.
     """
     every = list(names)
     made = list(every)
@@ -221,10 +222,11 @@ def command_line(*parts: object) -> str:
 
 
 def prefix_rules(spec: "ArchSpec", style: str, names: Iterable[str], nested: bool) -> list[Rename]:
-    """Return rules that remove or add a prefix so that names fit, the most votes first.
+    """Return rules that remove or add a prefix so that names fit, the most frequent first.
 
-    `names` are those that no table knows. `nested` says that the configuration describes several
-    modules, so that the language model has a prefix such as `model.language_model.`.
+    `names` are those that the architecture's tables do not have. `nested` says that the
+    configuration describes several modules, so that the language model has a prefix such as
+    `model.language_model.`.
     """
     index = _template_index(spec, style)
     votes: Counter[Rename] = Counter()
@@ -244,7 +246,10 @@ def _template_index(spec: "ArchSpec", style: str) -> NameIndex[str]:
 def _prefix_rule_for_name(
     index: NameIndex[str], style: str, name: str, nested: bool
 ) -> Rename | None:
-    """Return the prefix rule under which a name fits a template; None where none does."""
+    """Return the prefix rule under which a name fits a template; None where none does.
+
+    None too where the name fits as it is. `nested` is as for `prefix_rules`.
+    """
     parts = name.split(".")
     for k in range(min(len(parts), _DEPTH)):
         tail = ".".join(parts[k:])
@@ -263,7 +268,10 @@ def _prefix_rule_for_name(
 
 
 def _shortest_prefix_rule(old: str, new: str) -> Rename | None:
-    """Return the rule old -> new without the components both end in; None if they are equal."""
+    """Return the rule from prefix `old` to `new`, less the components that both end in.
+
+    None if they are equal.
+    """
     before, after = old.split(".")[:-1], new.split(".")[:-1]
     while before and after and before[-1] == after[-1]:
         before, after = before[:-1], after[:-1]
@@ -273,7 +281,10 @@ def _shortest_prefix_rule(old: str, new: str) -> Rename | None:
 
 
 def numbering_rule(spec: "ArchSpec", style: str, names: Iterable[str], count: int) -> Rename | None:
-    """Return the rule that renumbers `count` layers from 0; None if not needed or possible."""
+    """Return the rule that renumbers layers so that the first is 0; None if not needed.
+
+    None too where they are not `count` consecutive layers.
+    """
     index = _template_index(spec, style)
     layers: dict[str, set[int]] = {}
     for name in names:
@@ -296,7 +307,7 @@ def numbering_rule(spec: "ArchSpec", style: str, names: Iterable[str], count: in
 def component_rules(
     style: str, left: Mapping[str, int], missing: Mapping[str, int]
 ) -> list[Rename]:
-    """Return rules that rename components of unknown names to those of missing names.
+    """Return rules that rename components of names without a role to those of missing names.
 
     Both mappings have the names' number of elements, 0 if unknown. A rule is only made where one
     component, or a run of two, differs. Where several would do, the number of names and then the
@@ -354,7 +365,7 @@ def _differing_run(parts: Sequence[str], other: Sequence[str]) -> tuple[str, str
 
 
 def prefix_rule_between(theirs: Iterable[str], ours: Iterable[str]) -> Rename | None:
-    """Return the prefix rule that maps unmatched names of one file onto those of the other.
+    """Return the prefix rule that maps unmatched names of one file to those of the other.
 
     `theirs` are the names only one file has, `ours` those only the other has. None where fewer
     than nine of ten on both sides are mapped.

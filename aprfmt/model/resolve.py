@@ -81,7 +81,10 @@ OUTSIDE = ("pooling",)
 
 
 def architecture_names(model: "Model") -> list[tuple[str, str]]:
-    """Return (style, name) pairs that the file has for its architecture, best first."""
+    """Return (style, name) of each name that the file gives its architecture, best first.
+
+    The style says where the name is from: "hf" for config.json, else the container's keys.
+    """
     found: list[tuple[str, str]] = []
     config = model.config
     if config is not None:
@@ -148,7 +151,7 @@ def resolve_with_names(
     """Return the Resolution of a model with its tensors under other names.
 
     `names` are {name: stored name}, None for the file's own. `style` is the naming style, None for
-    that of most names. Raises ArchError.
+    that of most names. `forced` is the user's --arch. Raises ArchError.
     """
     from aprfmt.arch.binding import bind_names, bind_packed, known_shapes, without_partial
     from aprfmt.arch.draft_head import find_heads, first_head
@@ -227,7 +230,8 @@ def _separate_drafts(
 ) -> "tuple[BoundNames, tuple[str, ...]]":
     """Return (bound names without draft heads, stored names of the draft heads).
 
-    A layer from `end` on that belongs to no draft head is left unbound.
+    `drafts` are the draft heads, `names` all names. Layers from number `end` on that belong to no
+    draft head are left without a role.
     """
     mine = {name for head in drafts for group in head.bound.groups for name in group.stored}
     left = {name for head in drafts for name in head.bound.unbound}
@@ -250,7 +254,10 @@ def _separate_drafts(
 def _logical_tensors(
     tensors: Mapping[str, View], model: "Model", bound: "BoundNames", hyper: "HyperParams"
 ) -> dict[str, View]:
-    """Return {role key: View} of the bound groups of a model, or of a draft head."""
+    """Return {role key: View} of the bound groups of a model, or of a draft head.
+
+    `tensors` are the stored tensors under the names that are bound.
+    """
     records = model.records
     roles: dict[str, View] = {}
     for group in bound.groups:
@@ -333,10 +340,9 @@ def read_hyperparameters(
     """Return (hyperparameters, key reports, notes, required parts) from all keys of the file.
 
     The container's own keys win over config.json. `tensors` and `style` are the names it is read
-    under, None for its own. The two reports are that of config.json where there is one, else of
-    the container's keys; and that of the container's keys where both are there, else None. The
-    last item is {hyperparameter: value} for parts whose presence the tensors show (biases, say):
-    whether the keys, or else the tables, require them.
+    under, None for its own. The reports are (that of config.json, that of the container's keys), or
+    (the only one, None). Required parts are {hyperparameter: value} for parts whose presence the
+    tensors show (biases, say): whether the keys, or else the tables, require them.
     """
     from aprfmt.arch.hyperparameters import read_hyper
     from aprfmt.arch.spec import Facts, HyperParams
@@ -368,7 +374,10 @@ def read_hyperparameters(
 
 
 def _required_values(report: "KeyReport", *, stated: bool = False) -> dict[str, Value]:
-    """Return {name: value} of what one key style requires; with `stated` no defaults."""
+    """Return {hyperparameter: value} of the parts that one report's keys require.
+
+    With `stated` without those that only a default requires.
+    """
     return {
         name: row.value
         for name, row in report.demanded.items()

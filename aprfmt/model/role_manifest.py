@@ -71,7 +71,10 @@ def write_role_manifest(model: Model, ranks: int, rows: Mapping[str, Any], *, fo
 def _engine_parameters(
     model: Model, names: Sequence[str], ranks: int
 ) -> Iterator[tuple[str, list[Numbers]]]:
-    """Yield (name, [share of each rank]) of each parameter under published and engine names."""
+    """Yield (name, [share of each rank]) of each parameter, under published and engine names.
+
+    An engine's parameter joins several published ones, such as q, k and v.
+    """
     there = set(names)
     head = int(model.hyper["head_dim"] or 1)
 
@@ -110,8 +113,8 @@ def _expert_stacks(
 ) -> Iterator[tuple[str, list[Numbers]]]:
     """Yield (name, [share of each rank]) of a stack [experts, ...] of all experts' matrices.
 
-    Called with the first expert's module; yields only if it is the first of a stack's modules.
-    `before` is the name before the expert's number, `values` reads a tensor.
+    Yields nothing unless `module` is the first of a stack's modules. `before` is the name before
+    the expert's number, `there` are all stored names, `values` reads a tensor.
     """
     for stacked, rows in STACKED.items():
         parts = next((row for row in rows if row[0] == module), None)

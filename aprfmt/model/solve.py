@@ -26,10 +26,10 @@ _SAYS = re.compile(r"(?:^|: )(?:metadata )?([\w.]+): is |nothing says [^;]*; exp
 def solve_key(
     model: "Model", found: "Resolution | None", error: ArchError | None, read: Read
 ) -> "Resolution | None":
-    """Return the resolution with the one key value that makes all shapes right; None if none.
+    """Return the resolution with the one key value that makes all shapes right; else None.
 
     `found` is the resolution with wrong shapes, or `error` why there is none. `read` resolves a
-    model with another value of a key.
+    model with another value of a key. None too where several values do.
     """
     answers: dict[Keyed, Resolution] = {}
     tries = _propose_values(found) if found is not None else _values_for_error(model, error)
@@ -55,7 +55,10 @@ def solve_key(
 
 
 def is_whole(found: "Resolution") -> bool:
-    """Return whether all tensors are found with right shapes, in layers that are counted."""
+    """Return whether all tensors are found with right shapes, in layers that are counted.
+
+    False too if tensors are missing whose absence is accepted.
+    """
     layers = {layer for key in found.roles if (layer := split_key(key)[0]) is not None}
     count = int(found.hyper["n_layers"])
     coverage = found.coverage
@@ -71,7 +74,7 @@ def value_at(model: "Model", key: str) -> Value:
 
 
 def _propose_values(found: "Resolution") -> Iterator[Keyed]:
-    """Yield (key, value) that would make a wrong dimension right, the most votes first."""
+    """Yield (key, value) that would make a wrong dimension right, the most frequent first."""
     rules = {rule.role: rule for rule in found.spec.tensors}
     votes: Counter[Keyed] = Counter()
     for key, shape, _ in found.coverage.misshapen:
@@ -88,7 +91,7 @@ def _propose_values(found: "Resolution") -> Iterator[Keyed]:
 
 
 def _propose_factors(found: "Resolution", expression: str, size: int) -> Iterator[Keyed]:
-    """Yield (key, value) for each factor of a dimension, the other factors unchanged.
+    """Yield (key, value) for each factor of a dimension that alone could be wrong.
 
     `expression` is a product such as "n_heads*head_dim", `size` the dimension in the file.
     """
@@ -112,7 +115,7 @@ def _propose_factors(found: "Resolution", expression: str, size: int) -> Iterato
 
 
 def _values_for_error(model: "Model", error: ArchError | None) -> Iterator[Keyed]:
-    """Yield (key, value) for the key that an error names: tensor sizes, and their divisors."""
+    """Yield (key, value) for the key that an error names: usual tensor sizes and their divisors."""
     named = _SAYS.search(str(error).removeprefix(f"{model.path}: "))
     if named is None:
         return

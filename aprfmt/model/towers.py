@@ -38,7 +38,10 @@ def tower_name(name: str) -> str:
 
 
 def tower_root(name: str) -> str:
-    """Return the name of a tower tensor up to the tower's module, as a pattern of its tensors."""
+    """Return a tower tensor's name up to the tower's module, which is a pattern of its tensors.
+
+    Such as `model.vision_tower`.
+    """
     parts = name.split(".")
     at = next((i for i, part in enumerate(parts) if part in MODULES), 0)
     return ".".join(parts[: at + 1])

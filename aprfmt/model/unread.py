@@ -85,7 +85,7 @@ class UndecodedPacking:
     def roles_among(
         self, spec: "ArchSpec", style: str, hyper: "HyperParams", missing: Iterable[str]
     ) -> frozenset[str]:
-        """Return those of the missing role keys whose weights are these."""
+        """Return those of the missing role keys whose weights these tensors hold."""
         from aprfmt.arch.binding import groups_for
 
         return frozenset(
@@ -100,8 +100,9 @@ class UndecodedPacking:
 def undecoded_packing(
     tensors: Mapping[str, LazyTensor], config: Mapping[str, Value] | None, why: str
 ) -> UndecodedPacking | None:
-    """Return the packed weights that were not joined into one tensor; None if there are none.
+    """Return the packed weights that no codec decodes; None if there are none.
 
+    `tensors` are the stored ones after parts were joined, `config` has the quantization section.
     `why` is the error of an earlier attempt to join them, "" without one.
     """
     # Without a section, only tensors that hold codes suggest packed weights.
@@ -149,7 +150,10 @@ def undecoded_packing(
 
 
 def _module_of(name: str) -> str:
-    """Return the name of the module that a stored tensor belongs to."""
+    """Return the name of the module that a stored tensor belongs to.
+
+    Components such as those that a quantizer adds below a module are removed.
+    """
     module, _, last = name.rpartition(".")
     while module:
         above, _, last = module.rpartition(".")
@@ -160,7 +164,7 @@ def _module_of(name: str) -> str:
 
 
 def _any_coded(tensors: Mapping[str, LazyTensor]) -> bool:
-    """Return whether any tensor holds codes; fast, as a file may have a million names."""
+    """Return whether any tensor holds a packed weight's codes; fast for a million names."""
     if any(map(methodcaller("endswith", _CODES), tensors)):
         return any(_is_coded(tensor.info) for tensor in tensors.values())
     kinds = set(map(attrgetter("info.encoding"), tensors.values())) & CODED
@@ -178,8 +182,8 @@ def _is_undeclared_packed(
 ) -> bool:
     """Return whether a module holds a packed weight that the section does not declare.
 
-    True where codes and scales of a known convention occur together, and where a section declares
-    the module packed but none of its tensors is a part of anything that is decoded.
+    True where codes and scales of a known kind of packing occur together, and where a section
+    declares the module packed but none of its tensors is a part of anything that is decoded.
     """
     if not any(map(_is_coded, infos)):
         return False
@@ -258,7 +262,10 @@ def _undescribed_reason(section: Mapping[str, Value]) -> str:
 
 
 def _has_known_convention(section: Mapping[str, Value]) -> bool:
-    """Return whether a section declares a convention of packed weights that is decoded."""
+    """Return whether a section declares a kind of packing that is decoded here.
+
+    True too for a damaged section, which is reported where it is read.
+    """
     from aprfmt.codecs.dialects import dialects_of
 
     try:

@@ -35,9 +35,9 @@ class AbsentKey:
 
 
 def absent_ids(carried: Carried) -> list[AbsentKey]:
-    """Return the missing special ids that llama.cpp replaces by a wrong default.
+    """Return the missing special ids of a GGUF that llama.cpp replaces by a wrong default.
 
-    An end is always looked for. BOS counts where it is put before a text, or the chat template
+    A missing EOS always counts. BOS counts where it is put before a text, or the chat template
     writes it. A default that is a control token is no finding. Raises FormatError for lists that
     cannot be read.
     """
@@ -77,7 +77,10 @@ def set_command(carried: Carried, assigned: str) -> str:
 
 
 def _puts_bos(carried: Carried, model: str, pre: str) -> bool:
-    """Return whether BOS is put before a text, or written by the chat template."""
+    """Return whether BOS is put before a text, or written by the chat template.
+
+    `model` and `pre` are the values of tokenizer.ggml.model and .pre.
+    """
     flag = carried.flag_value("add_bos_token")
     row, split = DEFAULTS.get(model), PRE_TOKENIZERS.get(pre)
     default = bool(row and (row.add_bos or row.framed)) or bool(split and split.add_bos)
@@ -85,7 +88,10 @@ def _puts_bos(carried: Carried, model: str, pre: str) -> bool:
 
 
 def _is_control_like(carried: Carried, token: str, i: int) -> bool:
-    """Return whether a token is a control token by its type, or without types by its text."""
+    """Return whether the token of id `i` is a control token by its type.
+
+    In a vocabulary without types by its text. Unknown and user-defined tokens count too.
+    """
     kinds: Any = carried.metadata_value(TYPES)
     if kinds is None:
         return token in TAKEN_FOR_CONTROL or (token.startswith("<") and token.endswith(">"))
@@ -114,10 +120,11 @@ BOS_TEXTS = ("<|begin_of_text|>", "<s>", "<bos>", "<|startoftext|>", "<|bos|>", 
 
 
 def absent_types(carried: Carried) -> AbsentKey | None:
-    """Return that a GGUF without token types splits its control tokens; None if it does not.
+    """Return the AbsentKey of token types where llama.cpp then splits control tokens; or None.
 
-    A byte-level token of several characters that no merge makes is only found if it is split
-    off whole. Raises FormatError for lists that cannot be read.
+    None too if the file is no GGUF or has types. A byte-level token of several characters that no
+    merge makes is only found if it is split off whole. Raises FormatError for lists that cannot be
+    read.
     """
     if carried.model.key_style != "gguf" or carried.metadata_value(TYPES) is not None:
         return None

@@ -134,7 +134,7 @@ class Tokenizer:
     def piece(self, i: int) -> str:
         """Return a token's text as it reads after other text: ` of` for `Ġof` and `▁of`.
 
-        A special token, and a part of a character, are given as they are spelled. Raises
+        Special tokens and parts of a character are returned as the vocabulary spells them. Raises
         UsageError for a negative id.
         """
         spelling = self.token(i)

@@ -152,11 +152,12 @@ def is_blank_run(token: str) -> bool:
 
 
 def piece_priorities(vocabulary: Vocabulary, where: str) -> dict[str, tuple[float, int, int]]:
-    """Return {piece: (key, second key, id)} of all pieces merging can make; lower keys first.
+    """Return {piece: (key, second key, id)} of all pieces that merging can make.
 
-    The key is the negative score. User-defined runs of blanks come first of all, in id order:
-    SentencePiece matches them before merging, and the merges in Gemma's tokenizer.json have the
-    same effect. Control and byte tokens are left out. Raises FormatError for missing scores.
+    Lower keys are merged first: the key is the negative score. User-defined runs of blanks come
+    first of all, in id order: SentencePiece matches them before merging, and the merges in Gemma's
+    tokenizer.json have the same effect. Control and byte tokens are left out. Raises FormatError
+    for missing scores.
     """
     scores = vocabulary.scores
     if scores is None:

@@ -135,7 +135,10 @@ class Carried:
         return f"{self.where}: {HF_JSON}" if HF_JSON in self.model.metadata else ""
 
     def tokenizer_json(self) -> str | None:
-        """Return tokenizer.json verbatim; None without one. Raises FormatError."""
+        """Return the text of tokenizer.json; None without one.
+
+        Raises FormatError if the metadata has another type.
+        """
         if not self.origin:
             return None
         folder = self.model.folder
@@ -147,7 +150,10 @@ class Carried:
         return text
 
     def parse_file(self, name: str) -> Mapping[str, Any]:
-        """Return one of the small JSON files, parsed once; {} if it does not exist. FormatError."""
+        """Return the object in one of the small JSON files, parsed once; {} without the file.
+
+        Raises FormatError for damaged JSON.
+        """
         if name not in self._parsed:
             text = self.files.get(name)
             where = f"{self.where}: {name}"
@@ -157,8 +163,9 @@ class Carried:
     def parse_tokenizer_json(self) -> Mapping[str, Any] | None:
         """Return tokenizer.json parsed; None without one. Raises FormatError.
 
-        The result is not cached (262,144 tokens take some 150 MB); `model.tokenizer` and `facts`,
-        which are made from it, are.
+        It is parsed at each call, as 262,144 tokens take some 150 MB. What is made from it is
+        cached:
+        `model.tokenizer` and the tokenizer's facts.
         """
         text = self.tokenizer_json()
         if text is None:
@@ -169,9 +176,10 @@ class Carried:
         return found
 
     def tokenizer_json_keys(self) -> Mapping[str, Any]:
-        """Return the keys of tokenizer.json; those of the vocabulary have the value None.
+        """Return {key: value} of tokenizer.json; {} without the file.
 
-        {} without the file. It is not parsed a second time. Raises FormatError.
+        The vocabulary's keys have the value None. The file is parsed once for this. Raises
+        FormatError.
         """
         if not self._beside:
             self.parse_tokenizer_json()
@@ -200,7 +208,7 @@ class Carried:
         return self.template_and_origin()[0]
 
     def _stored_templates(self) -> Iterator[tuple[Value, str]]:
-        """Yield (template or None, place) of each place, in order of precedence."""
+        """Yield (chat template or None, name of the place) per place, in order of precedence."""
         if self.model.key_style in _SPELLING:
             for key in (CHAT_TEMPLATE, APR_CHAT_TEMPLATE):
                 yield self.model.metadata.get(key), key

@@ -48,7 +48,7 @@ def has_tokenizer(carried: Carried) -> bool:
 
 
 def to_gguf(model: "Model") -> dict[str, Value | TypedValue]:
-    """Return `tokenizer.*` keys for a GGUF, with their types; {} without a tokenizer.
+    """Return the `tokenizer.*` keys of a GGUF, with their types; {} without a tokenizer.
 
     The keys of a GGUF are kept unchanged, also after a conversion to APR. Raises ConversionError
     if GGUF cannot express the tokenizer, FormatError if it is damaged.
@@ -126,7 +126,10 @@ def _gguf_vocabulary(
 
 
 def _frame_keys(data: Mapping[str, Any] | None) -> dict[str, Value | TypedValue]:
-    """Return the GGUF keys of bos and eos that stand before and after every text."""
+    """Return the GGUF keys of bos and eos that a post-processor puts around every text.
+
+    `data` is the parsed tokenizer.json or None.
+    """
     found: dict[str, Value | TypedValue] = {}
     for role, ids in zip(("bos", "eos"), post_processor_ids(data or {}), strict=True):
         if len(ids) == 1:
@@ -144,7 +147,7 @@ def _wordpiece_as_llama_cpp(token: str) -> str:
 def _pre_name_of(carried: Carried, data: Mapping[str, Any] | None) -> str:
     """Return the `tokenizer.ggml.pre` name of a byte-level tokenizer.
 
-    Raises ConversionError if there is none.
+    `data` is the parsed tokenizer.json. Raises ConversionError without one, or if no name fits it.
     """
     if data is None:
         raise ConversionError(
@@ -165,7 +168,7 @@ def _special_id_keys(carried: Carried, vocabulary: Vocabulary) -> list[tuple[str
 
 
 def scores_from_merges(vocabulary: Vocabulary) -> list[float]:
-    """Return SentencePiece scores that join pieces in the order of the merges.
+    """Return a SentencePiece score per token, so that pieces join in the order of the merges.
 
     A piece gets minus the rank of its best merge; pieces that no merge makes come last, in id
     order.
@@ -186,7 +189,7 @@ def scores_from_merges(vocabulary: Vocabulary) -> list[float]:
 
 
 def to_apr(model: "Model") -> dict[str, Value]:
-    """Return `tokenizer.*` keys and the chat template for an APR; {} without a tokenizer.
+    """Return the `tokenizer.*` keys and chat template of an APR; {} without a tokenizer.
 
     Raises FormatError for a damaged tokenizer.
     """
@@ -205,7 +208,7 @@ def to_apr(model: "Model") -> dict[str, Value]:
 
 
 def _apr_keys_from_gguf(model: "Model") -> dict[str, Value]:
-    """Return a GGUF's tokenizer keys under APR's names, with the record to convert back."""
+    """Return a GGUF's tokenizer keys under APR's names, with a record to convert them back."""
     found: dict[str, Value] = {}
     back: dict[str, list[Value]] = {}
     for key, value in model.metadata.items():
@@ -325,7 +328,11 @@ def to_hf(model: "Model") -> dict[str, str]:
 
 
 def _vocabulary_of_lists(carried: Carried) -> Vocabulary | None:
-    """Return the vocabulary of the metadata's lists; None if only tokenizer.json is there."""
+    """Return the vocabulary of the metadata's lists; None if there are none.
+
+    None too for lists of an unsupported kind where there is a tokenizer.json; else that raises
+    UnsupportedError.
+    """
     try:
         return vocabulary_from_metadata(carried)
     except UnsupportedError:
@@ -335,7 +342,7 @@ def _vocabulary_of_lists(carried: Carried) -> Vocabulary | None:
 
 
 def vocabulary_stop_ids(carried: Carried, vocabulary: Vocabulary) -> frozenset[int]:
-    """Return the ids that end a generation, of a vocabulary from metadata."""
+    """Return the ids at which a generation ends, for a vocabulary that metadata lists give."""
     control = {
         vocabulary.tokens[i]: i for i, kind in enumerate(vocabulary.types) if kind == keys.CONTROL
     }

@@ -101,9 +101,10 @@ def render_conversations(
 def answer_end(
     template: str, variables: Mapping[str, str], tokens: Iterable[str], where: str
 ) -> str | None:
-    """Return which of `tokens` the template writes directly after a final answer, or None.
+    """Return which of `tokens` the template writes directly after a final answer; or None.
 
-    None where another text, or nothing, follows it. Raises FormatError as `render_several` does.
+    None if it writes another text or nothing there. The longest token counts. Raises FormatError as
+    `render_several` does.
     """
     conversation = CONVERSATIONS["an answer, no prompt"]
     ((status, text),) = render_several(template, [conversation], variables, where)
@@ -143,6 +144,6 @@ def missing_template_tokens(side: "StatedTokenizer") -> list[str]:
 
 
 def unknown_tokens(named: list[str], vocabulary: Container[str]) -> list[str]:
-    """Return the named tokens that a vocabulary lacks; [] if these are only role names."""
+    """Return the named tokens that a vocabulary lacks; [] if only role names are missing."""
     missing = [t for t in named if t not in vocabulary and BLANK + t not in vocabulary]
     return missing if set(missing) - _ROLES else []

@@ -18,9 +18,10 @@ _MARK = re.compile(r"<\|[^|<>\s]{1,40}\|>")
 
 
 def quick_warnings(carried: Carried) -> Iterator[str]:
-    """Yield a sentence per problem: absent ids, wrong token types, a wrong kind.
+    """Yield a sentence per problem of a tokenizer that can be seen without reading all of it.
 
-    Of a tokenizer.json its post-processor, and added tokens beyond the rows of the embedding.
+    Of a GGUF: absent ids, wrong token types, a wrong kind. Of a tokenizer.json: wrong ids in its
+    post-processor, and added tokens beyond the rows of the embedding.
     """
     try:
         if carried.list_length(TOKENS) and carried.model.key_style == "gguf":
@@ -33,7 +34,7 @@ def quick_warnings(carried: Carried) -> Iterator[str]:
 
 
 def _list_warnings(carried: Carried) -> Iterator[str]:
-    """Yield a sentence per problem of the lists in a GGUF's metadata."""
+    """Yield a sentence if a GGUF's token types or its kind contradict its template or tokens."""
     tokens: Any = carried.metadata_value(TOKENS)
     kinds: Any = carried.metadata_value(TYPES)
     template = carried.chat_template() or ""
@@ -50,7 +51,7 @@ def _list_warnings(carried: Carried) -> Iterator[str]:
 
 
 def _file_warnings(carried: Carried) -> Iterator[str]:
-    """Yield a sentence per problem of a folder's tokenizer files."""
+    """Yield a sentence for a wrong id in the post-processor, or ids beyond the embedding."""
     added = added_ids(carried)
     for text, i in post_processor_tokens({"post_processor": _post_processor(carried)}):
         right = added.get(text)

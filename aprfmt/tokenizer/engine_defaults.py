@@ -81,9 +81,9 @@ def default_types(tokens: Sequence[str]) -> list[int]:
 def overridden_types(
     tokens: Sequence[str], types: Sequence[int], wanted: Callable[[str], bool]
 ) -> list[int]:
-    """Return the types as llama.cpp overrides them: known texts become control tokens.
+    """Return the types as llama.cpp overrides them: tokens of known texts become control tokens.
 
-    `wanted(token)` says which tokens to override.
+    `wanted(token)` says which of these are overridden.
     """
     return [
         CONTROL
@@ -101,10 +101,10 @@ GGUF_MODELS: Mapping[str, str] = {"bpe": "gpt2", "spm": "llama"}
 
 
 def kind_of_pieces(tokens: Sequence[str], types: Sequence[int]) -> str:
-    """Return "bpe" or "spm" by how pieces spell blanks; "" where they show neither.
+    """Return "bpe" or "spm" by how pieces spell blanks; "" where that does not show.
 
     Byte-level BPE spells a blank as U+0120, SentencePiece as U+2581. The other's letter may be a
-    piece of either, so that one of them has to be absent and the other common.
+    piece of either, so that one of them has to be (nearly) absent and the other common.
     """
     byte_level = blank = plain = 0
     for token, kind in zip(tokens, types, strict=False):

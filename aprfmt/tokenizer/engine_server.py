@@ -24,7 +24,10 @@ def limit_cpu(seconds: int) -> None:
 
 
 def answer_call(engine: Any, call: str, arguments: list[Any]) -> tuple[str, Any]:
-    """Return (status, value) of calling the engine's attribute `call`."""
+    """Return (status, value) of calling the engine's method, or reading its attribute, `call`.
+
+    The status is "ok" with the result, "error" with a message, or "memory" with "".
+    """
     try:
         value = getattr(engine, call)
         made = value(*arguments) if callable(value) else value

@@ -40,7 +40,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_unique_dict)
 
 
 def unbounded_reason(text: str) -> str:
-    """Return why a tokenizer.json may need unbounded memory or time; "" if it cannot.
+    """Return why a tokenizer.json may need unbounded memory or time; "" if nothing shows that.
 
     "" too for a text that is no tokenizer.json: the library says what is wrong with it.
     """
@@ -61,9 +61,10 @@ def unbounded_reason_of_parts(parts: Mapping[str, Any]) -> str:
 
 
 def _parse_parts(text: str) -> Mapping[str, Any]:
-    """Return {key: value} of a tokenizer.json, without parsing the vocabulary if possible.
+    """Return {key: value} of a tokenizer.json, without "model" where it can be skipped.
 
-    What follows the vocabulary's key is only searched for keys of parts, at the speed of C.
+    The vocabulary is parsed only if keys of other parts may follow it, which is searched for at the
+    speed of C. Raises _RepeatedKeyError, or ValueError for damaged JSON.
     """
     found: dict[str, Any] = {}
     at = _index_after_mark(text, 0, "{")
@@ -86,7 +87,10 @@ def _parse_parts(text: str) -> Mapping[str, Any]:
 
 
 def _index_after_mark(text: str, at: int, mark: str) -> int:
-    """Return the index of the value after a punctuation mark; ValueError for another mark."""
+    """Return the index after `mark` and the blanks around it, which must be next at `at`.
+
+    Raises ValueError for another character.
+    """
     at = _BLANK.match(text, at).end()  # type: ignore[union-attr]
     if text[at : at + 1] != mark:
         raise ValueError(f"expected {mark} at {at}")
@@ -166,7 +170,7 @@ def _growth_factor(step: Mapping[str, Any]) -> int:
 
 
 def _regex_of(step: Mapping[str, Any]) -> str | None:
-    """Return the regex of a step, None without one."""
+    """Return the regex of a step's pattern; None for a step without one."""
     pattern = step.get("pattern")
     found = pattern.get("Regex") if isinstance(pattern, Mapping) else None
     return found if isinstance(found, str) else None
@@ -179,8 +183,8 @@ _MANY = 16  # a bounded repeat from here on counts as one without bound
 def costly_reason(pattern: str) -> str:
     """Return why a regex may take exponential time, as far as its spelling shows; else "".
 
-    Looked for are an unbounded repeat of something that has one or is a choice, many of them in
-    one alternative, references to earlier groups, and calls of groups.
+    Looked for are an unbounded repeat of something that has a repeat or a choice in it, many
+    repeats in one alternative, references to earlier groups, and calls of groups.
     """
     if len(pattern) > MOST_PATTERN:
         return f"has {len(pattern):,} characters"

@@ -17,7 +17,7 @@ _MAX_ID = (1 << 32) - 1  # token ids are u32 there
 
 @contextmanager
 def _library_errors(where: str, what: str) -> Iterator[None]:
-    """Raise the library's errors and panics in the block as FormatError.
+    """Context manager that raises the library's errors and panics as FormatError.
 
     `where` and `what` begin its message.
     """
@@ -32,7 +32,7 @@ def _library_errors(where: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def _silence_panics() -> Iterator[None]:
-    """Discard what is written to stderr in the block (a panic's lines)."""
+    """Context manager that discards what is written to stderr: the lines of a panic."""
     with _LOCK, open(os.devnull, "wb") as nothing:
         try:
             kept = os.dup(_STDERR)
@@ -65,10 +65,10 @@ class HfEngine:
 
     @classmethod
     def from_text(cls, text: str, where: str) -> "HfEngine":
-        """Return the engine of a tokenizer.json, run in this process whatever it needs.
+        """Return the engine of a tokenizer.json, run in this process without limits.
 
-        Whether that is safe is judged by `isolated`. Raises FormatError if the library cannot read
-        the file.
+        `isolated` judges whether that is safe. Raises FormatError if the library cannot read the
+        file.
         """
         from tokenizers import Tokenizer
 

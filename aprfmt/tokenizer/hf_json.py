@@ -85,7 +85,7 @@ def _spells_blanks(data: Mapping[str, Any]) -> bool:
 
 
 def _prepends_blank(data: Mapping[str, Any]) -> bool:
-    """Return whether a blank is put before the text."""
+    """Return whether the normalizer or pre-tokenizer puts a blank before the text."""
     for step in flatten_steps(data.get("normalizer"), "normalizers"):
         if step.get("type") == "Prepend" and step.get("prepend") == BLANK:
             return True
@@ -98,7 +98,10 @@ def _prepends_blank(data: Mapping[str, Any]) -> bool:
 
 
 def stored_vocab(model: Mapping[str, Any], where: str) -> tuple[dict[str, int], list[float] | None]:
-    """Return ({token: id}, scores); scores are None unless it is a Unigram model."""
+    """Return ({token: id}, scores); scores are None unless it is a Unigram model.
+
+    `model` is the object of that key. Raises FormatError for a damaged vocabulary.
+    """
     vocab = model.get("vocab")
     if isinstance(vocab, Mapping):
         for token, i in vocab.items():
@@ -147,7 +150,7 @@ def _merge_lines(model: Mapping[str, Any], where: str) -> list[str] | None:
 def effective_added_tokens(
     data: Mapping[str, Any], carried: Carried, vocab: Mapping[str, int]
 ) -> list[dict[str, Any]]:
-    """Return {content, id, and the five flags} of the tokens split off whole, in id order.
+    """Return {content, id, flags} of the tokens split off whole, in id order.
 
     These are tokenizer.json's own, and those that transformers adds from tokenizer_config.json:
     `added_tokens_decoder` (its flags win) and special tokens named there that are not yet added.
@@ -173,9 +176,9 @@ def effective_added_tokens(
 def config_added_tokens(
     carried: Carried, known: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Yield {content, flags} of tokens that tokenizer_config.json adds to `known` or changes.
+    """Yield {content, flags} of each token that tokenizer_config.json adds or changes.
 
-    `known` is {content: flags}.
+    `known` is {content: flags} of the tokens that are there already.
     """
     config = carried.tokenizer_config
     seen = {content: {flag: bool(row[flag]) for flag in FLAGS} for content, row in known.items()}
@@ -212,7 +215,7 @@ def _token_content(value: Any) -> str | None:
 
 
 def special_texts(carried: Carried) -> dict[str, str]:
-    """Return {role: text} of the special tokens.
+    """Return {role: text} of special tokens, such as {"bos": "<s>"}.
 
     From tokenizer_config.json first, then special_tokens_map.json.
     """
@@ -235,9 +238,9 @@ def _extra_special_texts(config: Mapping[str, Any]) -> list[str]:
 
 
 def special_ids(carried: Carried, id_of: Callable[[str], int | None]) -> dict[str, int]:
-    """Return {role: id}, from the first that has it: metadata, special texts, config.json.
+    """Return {role: id} of special tokens, from metadata, special texts or config.json.
 
-    `id_of` returns the id of a token's text.
+    The first of these that has a role counts. `id_of` returns the id of a token's text.
     """
     found = carried.token_ids()
     for role, text in special_texts(carried).items():
@@ -257,7 +260,7 @@ def special_ids(carried: Carried, id_of: Callable[[str], int | None]) -> dict[st
 def configured_stop_ids(carried: Carried) -> frozenset[int]:
     """Return the eos ids of the first file that has some; empty if none does.
 
-    generation_config.json goes before config.json, as transformers has it: generate() stops at its
+    generation_config.json comes before config.json, as in transformers: generate() stops at its
     ids and no others.
     """
     config = carried.model.config or {}
@@ -271,7 +274,7 @@ def configured_stop_ids(carried: Carried) -> frozenset[int]:
 def transformers_stop_ids(carried: Carried) -> frozenset[int]:
     """Return the ids at which transformers ends a generation; empty if it never stops.
 
-    Where no file gives one, and config.json does not say null, the model's class has a default.
+    Where no file gives one, and config.json has no such key, the default of the model's class.
     """
     stated = configured_stop_ids(carried)
     config = carried.model.config or {}
@@ -299,8 +302,8 @@ def _get_item(value: Any, key: Any) -> Any:
 def post_processor_ids(data: Mapping[str, Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Return (ids before a text, ids after it) that the post-processor adds, in order.
 
-    A later processor of a sequence puts its own around what the earlier ones made; a second
-    TemplateProcessing does nothing (tokenizers 0.23, tried).
+    `data` is a parsed tokenizer.json. A later processor of a sequence puts its own around what the
+    earlier ones made; a second TemplateProcessing does nothing (tokenizers 0.23, tried).
     """
     before: list[int] = []
     after: list[int] = []
@@ -333,10 +336,10 @@ Pieces = tuple[str | int, ...]
 
 
 def post_processor_pieces(data: Mapping[str, Any]) -> tuple[Pieces, Pieces]:
-    """Return what the post-processor makes of one text, and of two.
+    """Return (pieces of one text, pieces of a pair) as the post-processor joins them.
 
-    Each is a row of ids and of the texts' names, "A" and "B": ("A",) and ("A", "B") where nothing
-    is put around them. Sources: TemplateProcessing, BertProcessing and RobertaProcessing of the
+    Pieces are ids and the texts' names, "A" and "B": ("A",) and ("A", "B") where nothing is put
+    around them. Sources: TemplateProcessing, BertProcessing and RobertaProcessing of the
     tokenizers library.
     """
     for step in flatten_steps(data.get("post_processor"), "processors"):
@@ -356,7 +359,10 @@ def _id_of_pair(value: Any) -> int | None:
 
 
 def _template_pieces(step: Mapping[str, Any], name: str) -> Pieces:
-    """Return the pieces of a TemplateProcessing, a special token as its ids."""
+    """Return the pieces of a TemplateProcessing: ids of special tokens, and the texts' names.
+
+    `name` is "single" or "pair".
+    """
     found: list[str | int] = []
     rows = step.get(name)
     for piece in rows if isinstance(rows, list) else []:

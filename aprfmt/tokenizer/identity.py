@@ -77,7 +77,10 @@ def token_facts(carried: Carried) -> Mapping[str, Any]:
 
 
 def _pre_name(carried: Carried, vocabulary: Vocabulary, data: Mapping[str, Any] | None) -> str:
-    """Return the first `pre` name that splits text as a byte-level vocabulary does; "" for none."""
+    """Return the first `pre` name that splits text as a byte-level vocabulary does.
+
+    "" for a tokenizer.json that no name fits; for other kinds the vocabulary's own name.
+    """
     name = vocabulary.pre
     if vocabulary.kind == "bpe" and data is not None:
         try:

@@ -54,7 +54,10 @@ class IsolatedEngine(HfEngine):
         self._send_request({"path": import_path(), "limits": limits, "text": text, "where": where})
 
     def _send_request(self, request: Any) -> Any:
-        """Send a line and return the answer's value. Raises FormatError if the child ends."""
+        """Send a request to the child and return the value of its answer.
+
+        Raises FormatError for an error in the child, or if the child ends or exceeds a limit.
+        """
         child = self._child
         assert child.stdin is not None and child.stdout is not None
         with self._lock:
@@ -87,8 +90,8 @@ class IsolatedEngine(HfEngine):
     def _call_child(self, name: str, *arguments: Any) -> Any:
         """Return the result of calling a method of the child's engine.
 
-        A tokenizer that has ended one child is not tried again: each text of a check would cost
-        the whole limit.
+        A tokenizer that has ended one child is not run again: each text of a check would cost the
+        whole limit.
         """
         if name not in _COSTLY:
             return self._send_request([name, arguments])
@@ -150,7 +153,7 @@ class IsolatedEngine(HfEngine):
 
 
 def engine_of_text(text: str, where: str) -> HfEngine:
-    """Return the engine of a tokenizer.json; in a child process if it may need any memory.
+    """Return the engine of a tokenizer.json; in a child process if its need has no bound.
 
     Raises FormatError if the library cannot read it.
     """
@@ -159,7 +162,7 @@ def engine_of_text(text: str, where: str) -> HfEngine:
 
 
 def engine_of_data(data: Mapping[str, Any], where: str) -> HfEngine:
-    """Return the engine of a parsed BPE tokenizer.json, isolated like `engine_of_text`."""
+    """Return the engine of a parsed BPE tokenizer.json, isolated as by `engine_of_text`."""
     why = unbounded_reason_of_parts(data)
     if why:
         return IsolatedEngine(json.dumps(data), where, why)

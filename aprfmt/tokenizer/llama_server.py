@@ -172,9 +172,9 @@ _SIZES: Mapping[str, int] = {
 
 
 def _ask_child(payload: bytes) -> dict[str, Any]:
-    """Run the child on a request and return its answer; its process group ends with it.
+    """Run the child on a request and return its answer; {"failed": why} if there is none.
 
-    {"failed": why} if there is no answer.
+    The child's process group ends with it.
     """
     try:
         child = start_library_child(_CHILD)

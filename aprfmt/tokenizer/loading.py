@@ -122,9 +122,9 @@ def _stop_ids(
 ) -> frozenset[int]:
     """Return the ids at which the usual programs for this format end a generation.
 
-    transformers stops at the configured ids and no others; llama.cpp at those of the lists, to
-    which aprfmt adds what an embedded configuration says. `control` returns the id of a control
-    token by its text.
+    transformers stops at the configured ids and no others. llama.cpp stops at those of the
+    metadata and at known control tokens, to which aprfmt adds what an embedded configuration says.
+    `control` returns the id of a control token by its text, or None.
     """
     stated = configured_stop_ids(carried)
     if stated and carried.model.key_style != "gguf":
@@ -146,9 +146,9 @@ def _tokenizer_from_text(carried: Carried, text: str) -> Tokenizer:
 def _metadata_frame(
     carried: Carried, engine: Engine, ids: Mapping[str, int]
 ) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
-    """Return (ids before, ids after) of the metadata's bos and eos flags, or None.
+    """Return (ids before, ids after a text) by the metadata's bos and eos flags; or None.
 
-    None where the post-processor does the same.
+    None where the post-processor adds the same.
     """
     framed = engine.encode("", True, True)
     frame: list[tuple[int, ...]] = []
@@ -184,7 +184,7 @@ def _tokenizer_from_vocabulary(carried: Carried, vocabulary: Vocabulary) -> Toke
 
 
 def engine_of_lists(vocabulary: Vocabulary, where: str) -> Engine:
-    """Return the engine that encodes with the lists of a file.
+    """Return the engine that encodes with the vocabulary lists of a file's metadata.
 
     Raises FormatError for damaged lists, UnsupportedError for an unknown pre-tokenizer or kind.
     """
@@ -205,8 +205,9 @@ def _make_tokenizer(
 ) -> Tokenizer:
     """Return the Tokenizer around an engine, with special ids, stop ids and chat template.
 
-    `frame` are the ids before and after a text, None to leave that to the engine. `ends` are the
-    ids by role that stop a generation, None for `ids`.
+    `ids` and `texts` are those of special tokens by role. `frame` are the ids before and after a
+    text, None to leave that to the engine. `ends` are the ids by role that stop a generation, None
+    for `ids`.
     """
 
     def control_id(text: str) -> int | None:

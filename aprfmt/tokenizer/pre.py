@@ -223,7 +223,7 @@ def _step_as_json(step: SplitStep) -> dict[str, Any]:
 
 
 def pre_tokenizer_json(row: PreTokenizer) -> dict[str, Any] | None:
-    """Return the `find_pre_tokenizer` of a tokenizer.json; None for a row without steps."""
+    """Return the `pre_tokenizer` object of a tokenizer.json; None for a row without steps."""
     steps = [_step_as_json(step) for step in row.steps]
     if not steps:
         return None
@@ -259,7 +259,10 @@ def _plain_regex(regex: str) -> str:
 
 
 def _comparable_step(node: Mapping[str, Any]) -> SplitStep:
-    """Return a tokenizer.json step as (kind, argument); ("unknown", type) for others."""
+    """Return a splitting step as (kind, argument) of the table; ("unknown", type) for others.
+
+    `node` is the step in tokenizer.json.
+    """
     kind = node.get("type")
     if kind == "Split":
         pattern = node.get("pattern")
@@ -327,7 +330,7 @@ def _shorten_text(text: str, limit: int = 300) -> str:
 
 
 def tokenizer_splitting(tokenizer: Mapping[str, Any]) -> Splitting:
-    """Return (comparable steps, `ignore_merges`) of a tokenizer.json."""
+    """Return (comparable splitting steps, `ignore_merges`) of a parsed tokenizer.json."""
     nodes = flatten_steps(tokenizer.get("pre_tokenizer"), "pretokenizers")
     model = tokenizer.get("model")
     ignores = isinstance(model, Mapping) and bool(model.get("ignore_merges"))

@@ -114,14 +114,17 @@ def make_environment() -> Any:
 
 
 def render_template(request: Mapping[str, Any], limit: int) -> str:
-    """Return the text of the request's template; raises OutputTooLongError over `limit` bytes."""
+    """Return the text of the request's template; OutputTooLongError over `limit` bytes."""
     return _generate_text(
         make_environment().from_string(request["template"]), request["context"], limit
     )
 
 
 def render_contexts(request: Mapping[str, Any], limit: int) -> str:
-    """Return JSON of [status, text] of every context; `limit` bytes for all together."""
+    """Return JSON of [status, text] of every context, of at most `limit` bytes together.
+
+    The status is "ok", "refused", "unsafe" or "error"; the text of the last three is the reason.
+    """
     template = make_environment().from_string(request["template"])
     found = []
     for context in request["contexts"]:
@@ -138,10 +141,10 @@ def render_contexts(request: Mapping[str, Any], limit: int) -> str:
 
 
 def template_trees(request: Mapping[str, Any]) -> str:
-    """Return JSON of the syntax trees of several templates: equal trees render alike.
+    """Return JSON of the syntax trees of the request's templates: equal trees render alike.
 
     jinja2 has applied the whitespace control by then, and quotes are gone. Neighbouring texts are
-    joined: a comment between two leaves nothing.
+    joined, since a comment between two leaves nothing.
     """
     from jinja2 import nodes
 
@@ -173,7 +176,7 @@ def template_trees(request: Mapping[str, Any]) -> str:
 
 
 def _constant_text(row: Any) -> str:
-    """Return the text of a row of a template's tree that is a constant."""
+    """Return the text in a TemplateData row of a template's tree."""
     import ast
 
     return str(ast.literal_eval(row[1][1]))

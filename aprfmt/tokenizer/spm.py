@@ -25,7 +25,10 @@ class SpmEngine:
     """An Engine for a SentencePiece BPE vocabulary; FormatError for one without scores."""
 
     def __init__(self, vocabulary: Vocabulary, where: str) -> None:
-        """Prepare the pieces that merging can make. `where` begins the message of FormatError."""
+        """Prepare the pieces that merging can make; FormatError without scores.
+
+        `where` begins its message.
+        """
         self._vocabulary = vocabulary
         self._keys = piece_priorities(vocabulary, where)
         self._unk = vocabulary.ids.get("unk")
@@ -85,7 +88,8 @@ class SpmEngine:
     def _added_token_index(self) -> dict[bool, dict[str, tuple[list[int], dict[str, int]]]]:
         """{parse_special: {first character: (lengths, {text: id})}} of added tokens.
 
-        The lengths are sorted, longest first.
+        User-defined tokens are split off in both cases, control tokens only if `parse_special`. The
+        lengths are sorted, longest first.
         """
         tables: dict[bool, dict[str, tuple[list[int], dict[str, int]]]] = {True: {}, False: {}}
         for i in ids_split_first(self._vocabulary):
@@ -100,7 +104,10 @@ class SpmEngine:
         return tables
 
     def _split_off_added(self, text: str, parse_special: bool) -> Iterator[str | int]:
-        """Yield the ids of added tokens (leftmost, then longest) and the texts between them."""
+        """Yield the ids of added tokens (leftmost, then longest) and the texts between them.
+
+        Texts are str, ids are int.
+        """
         table = self._added_token_index[parse_special]
         start = at = 0
         while at < len(text):
@@ -148,7 +155,10 @@ class SpmEngine:
         self._emit_ids((part for part in parts if part), found)
 
     def _pair_entry(self, parts: Sequence[str], at: int, follower: int) -> _Pair | None:
-        """Return the queue's entry for two neighbours; None if they do not join to a piece."""
+        """Return the queue's entry for two neighbouring parts; None if they do not make a piece.
+
+        `at` and `follower` are their indices in `parts`.
+        """
         left, right = parts[at], parts[follower]
         found = self._keys.get(left + right)
         if found is None or left not in self._keys or right not in self._keys:

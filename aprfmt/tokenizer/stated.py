@@ -85,8 +85,8 @@ class StatedTokenizer:
     def _adds_token(self, role: str, processed: bool) -> bool:
         """Return whether bos or eos (`role`) is added: by a flag, else by `processed`.
 
-        `processed` is what the post-processor or the lists say. gguf-py and the classes of
-        transformers take the flag first, too.
+        `processed` is what the post-processor or the vocabulary lists say. gguf-py and the classes
+        of transformers take the flag first, too. Flags are ignored where the lists are used.
         """
         said = self.carried.tokenizer_config.get(f"add_{role}_token") if self.data else None
         given = self.carried.flag_value(f"add_{role}_token") if self.data else None
@@ -101,7 +101,7 @@ class StatedTokenizer:
 
     @cached_property
     def text_names(self) -> tuple[str | int, ...]:
-        """The texts that come of one text, by name, without ids: ("A",) but for odd templates."""
+        """The names of the texts in the post-processor's template for one text: ("A",) usually."""
         if self.data is None:
             return ("A",)
         return tuple(each for each in post_processor_pieces(self.data)[0] if isinstance(each, str))
@@ -113,7 +113,7 @@ class StatedTokenizer:
 
     @cached_property
     def judges_pairs(self) -> bool:
-        """Whether config.json names a class that is given two texts: a reranker, say."""
+        """Whether config.json names a class that is given pairs of texts, such as a reranker."""
         names = (self.carried.model.config or {}).get("architectures")
         return isinstance(names, list) and any(str(each).endswith(_OF_PAIRS) for each in names)
 
@@ -121,7 +121,7 @@ class StatedTokenizer:
     def frame(self) -> Frame:
         """(ids before, ids after) that are added to every text, in order.
 
-        Flags of tokenizer_config.json add BOS and EOS to the post-processor's, or remove them.
+        Flags that say whether BOS and EOS are added come before the post-processor.
         """
         ids = self.vocabulary.engine_ids
         row = DEFAULTS.get(self.carried.text_value(MODEL) or "") if self.uses_lists else None
@@ -155,9 +155,8 @@ class StatedTokenizer:
     def stop_ids(self) -> frozenset[int]:
         """The ids that end a generation, as transformers or llama.cpp takes them.
 
-        transformers: generation_config.json first. llama.cpp: the lists' ids and every control
-        token
-        with a known end text.
+        transformers: generation_config.json first. llama.cpp, where the lists are used: the ids of
+        the metadata and every control token with a known end text.
         """
         ids = self.vocabulary.engine_ids
         if self.uses_lists:
@@ -168,11 +167,11 @@ class StatedTokenizer:
 
 
 def read_tokenizer_parts(model: "Model", *, carried_json: bool = False) -> StatedTokenizer | None:
-    """Return the tokenizer as programs for this format read it; None if there is none.
+    """Return the tokenizer as the usual programs for this format read it; None without one.
 
-    With `carried_json`, by the tokenizer.json that a file embeds beside its lists, None without.
-    A kind that aprfmt cannot encode has `encodes` False. Raises FormatError for a damaged
-    tokenizer, UnsupportedError where the lists name no kind.
+    A GGUF is read by its lists. With `carried_json` it is read by the tokenizer.json that it embeds
+    beside them, and None without that. A kind that aprfmt cannot encode has `encodes` False. Raises
+    FormatError for a damaged tokenizer, UnsupportedError where the lists name no kind.
     """
     carried = model.carried
     has_lists = bool(carried.list_length(TOKENS))
@@ -211,7 +210,7 @@ def stale_post_processor_ids(side: StatedTokenizer) -> list[tuple[str, int, int 
 
 
 def _plain_vocabulary(carried: Carried, kind: str) -> Vocabulary:
-    """Return the lists of a kind that aprfmt does not encode with as a Vocabulary, unchanged."""
+    """Return the lists as a Vocabulary, for a kind that aprfmt does not encode with."""
     tokens = carried.list_value(TOKENS, str) or []
     count = count_without_fillers(tokens)
     engine = carried.model.key_style == "gguf"

@@ -43,9 +43,9 @@ def render(
 ) -> str:
     """Return the messages rendered by a chat template.
 
-    `variables` are bos_token and the like.
-    Raises UsageError if the template rejects the messages, FormatError if it is not a valid
-    template, is unsafe, or exceeds a limit (5 s of CPU, 256 MiB, 4 MiB of output).
+    `variables` are bos_token and the like. Raises UsageError if the template rejects the messages,
+    FormatError if it is not a valid template, is unsafe, or exceeds a limit (5 s of CPU, 256 MiB,
+    4 MiB of output).
     """
     _refuse_foreign(template, where)
     request = {
@@ -72,10 +72,10 @@ def render_several(
     variables: Mapping[str, str],
     where: str,
 ) -> list[tuple[str, str]]:
-    """Return (status, text) of several conversations, rendered by one child.
+    """Return (status, text) of several conversations, rendered by one child process.
 
-    Each conversation is {"messages", "add_generation_prompt"}. A status other than "ok" is a word
-    of the table of answers, and its text the reason. Raises FormatError if the template is not one,
+    Each conversation is {"messages", "add_generation_prompt"}. The status is "ok", or "refused",
+    "unsafe" or "error" with the reason as the text. Raises FormatError if the template is not one,
     or if rendering all of them exceeds a limit.
     """
     _refuse_foreign(template, where)
@@ -121,8 +121,8 @@ def are_equal_programs(one: str, other: str) -> bool:
 def scan_template(template: str) -> list[str]:
     """Return a sentence for each suspicious part of a chat template; [] if there is none.
 
-    Nothing is rendered. The scan is only information: the sandbox protects in any case. [] too
-    for a template of another language, which `foreign_template` names.
+    Nothing is rendered. The sandbox protects in any case. [] too for a template of another
+    language, which `foreign_template` names. A template that cannot be scanned gives one sentence.
     """
     if foreign_template(template) is not None:
         return []
@@ -174,7 +174,7 @@ def _run_child(task: str, request: Mapping[str, Any], where: str) -> str:
 
 
 def _exchange_with_child(child: "subprocess.Popen[bytes]", payload: bytes) -> bytes:
-    """Write the request to the child and return its answer, up to the limit.
+    """Write the request to the child and return its answer, cut at the limit; b"" if it ended.
 
     The child reads everything before it writes.
     """

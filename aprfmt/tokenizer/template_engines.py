@@ -42,7 +42,7 @@ class EngineRendering:
 
     @property
     def text(self) -> str:
-        """The difference in a sentence."""
+        """The difference in a sentence, or that both engines render alike or refuse."""
         if self.same:
             return "rendered alike" if self.jinja2 is not None else "refused by both"
         if self.jinja2 is None or self.llama_cpp is None:
@@ -73,7 +73,7 @@ class TemplateEngines:
 
     @property
     def text(self) -> str:
-        """The answer in a sentence."""
+        """The answer in a sentence: whether any conversation is rendered otherwise."""
         count = len(self.rows)
         if not self.differing:
             return f"same: jinja2 and {self.engine} render {count} conversations alike"
@@ -84,7 +84,7 @@ class TemplateEngines:
 
 
 def compare_engines(template: str, variables: Mapping[str, str], where: str) -> TemplateEngines:
-    """Return how jinja2 and llama.cpp render conversations with tools and reasoning.
+    """Return how jinja2 and llama.cpp render test conversations with tools and reasoning.
 
     `variables` are the special tokens that a template can write. Raises BackendUnavailableError
     without a llama.cpp that renders templates, FormatError for what is no template.

@@ -61,7 +61,7 @@ class ForeignTemplate:
 
 
 def foreign_template(template: str) -> ForeignTemplate | None:
-    """Return the language of a chat template that is not jinja2; None for one that may be."""
+    """Return what language a chat template is in that is not jinja2; None if it may be jinja2."""
     if STATEMENT in template:
         return None
     name = template.strip()

@@ -78,7 +78,10 @@ def template_marks(side: StatedTokenizer) -> list[Mark]:
 
 
 def turn_end_of(side: StatedTokenizer, found: list[Mark]) -> int | None:
-    """Return the id of the mark that follows an answer; None where the template writes none."""
+    """Return the id of the mark that the template writes after an answer; None without one.
+
+    `found` are the template's marks.
+    """
     if side.template is None or not found:
         return None
     ids = {mark.text: mark.id for mark in found}
@@ -98,9 +101,10 @@ def _tokens_split_off(side: StatedTokenizer) -> set[str]:
 
 
 def cut_marks(side: StatedTokenizer, found: list[Mark]) -> Iterator[CutMark]:
-    """Yield the marks that encode to other ids than their own.
+    """Yield the marks that the tokenizer encodes as other ids than their own.
 
-    A mark that merging makes of its letters is not cut, whatever its type.
+    `found` are the template's marks. A mark that merging makes of its letters is not cut, whatever
+    its type. Without an engine that encodes, the ids are ().
     """
     doubtful = [mark for mark in found if not mark.whole]
     if not doubtful:

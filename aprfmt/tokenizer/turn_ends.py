@@ -69,7 +69,7 @@ class UnstoppedTurn:
 
 
 def find_unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTurn | None:
-    """Return the end of a turn at which a generation does not stop; None if it stops there.
+    """Return the token that ends a turn and no generation; None if a generation stops there.
 
     None, too, where there is no template, or the end is no token that is split off whole. `quick`
     renders nothing where the template names a token that stops, which nearly every one does.
@@ -105,9 +105,9 @@ def find_unstopped_turn(carried: Carried, *, quick: bool = False) -> UnstoppedTu
 def _stop_ids_of_readers(
     carried: Carried, tokens: Mapping[str, int], roles: Mapping[str, str], lists: bool
 ) -> tuple[frozenset[int], str]:
-    """Return (ids at which the usual programs stop, where these are set).
+    """Return (ids at which the usual programs stop, the file and key that set them).
 
-    `tokens` are ids by text, `roles` texts by role. `lists`: the metadata's lists count.
+    `tokens` are ids by text, `roles` texts by role. `lists`: the metadata's lists are used.
     """
     if lists:
         pre, count = carried.text_value(PRE) or "", carried.list_length(TOKENS) or 0
@@ -126,8 +126,8 @@ def _stop_ids_of_readers(
 def added_ids(carried: Carried) -> dict[str, int]:
     """Return {text: id} of the tokens that are split off a text whole.
 
-    They are `added_tokens` of tokenizer.json, which is not parsed for it: its vocabulary may take a
-    second. tokenizer_config.json's added_tokens_decoder adds to them.
+    They are `added_tokens` of tokenizer.json, which is not parsed as a whole: its vocabulary may
+    take a second. Those of tokenizer_config.json's added_tokens_decoder are included.
     """
     text = carried.tokenizer_json() or ""
     at = text.find('"added_tokens"')

@@ -128,7 +128,10 @@ def vocabulary_from_metadata(carried: Carried) -> Vocabulary | None:
 
 
 def vocabulary_kind(carried: Carried) -> str:
-    """Return "bpe" or "spm" for the metadata's vocabulary. Raises UnsupportedError."""
+    """Return "bpe" or "spm" for the metadata's vocabulary.
+
+    Raises UnsupportedError for another kind, FormatError without a kind.
+    """
     name = carried.text_value(keys.MODEL)
     if name is None and carried.model.key_style == "apr":
         name = carried.text_value(_MODEL_TYPE)
@@ -146,7 +149,7 @@ def vocabulary_kind(carried: Carried) -> str:
 
 
 def _pre_name(carried: Carried, kind: str) -> str:
-    """Return the `pre` name; for APR files without one, the architecture's; "" for none."""
+    """Return the metadata's `pre` name, or the one that another key implies; "" for none."""
     model, name = carried.text_value(keys.MODEL) or "", carried.text_value(keys.PRE) or ""
     if model in PRE_TOKENIZERS:
         return model  # gemma4's model name is also its `pre` name
@@ -203,7 +206,7 @@ def _default_types(kind: str, tokens: Sequence[str]) -> list[int]:
 def _guess_types(
     kind: str, tokens: Sequence[str], merges: Sequence[str] | None, special: Iterable[int]
 ) -> list[int]:
-    """Return likely token types for an APR that has none; `special` ids are control tokens.
+    """Return likely token types for a file that has none; `special` ids are control tokens.
 
     In BPE, a token of several characters that no merge makes counts as a control token. Byte
     tokens of SentencePiece are recognised by their spelling.
@@ -224,8 +227,8 @@ def collect_stop_ids(
 ) -> frozenset[int]:
     """Return the ids that end a generation: those in `stated`, eos, eot and eom.
 
-    If `stated` is empty (a foreign GGUF names only one end), the control tokens of END_TEXTS
-    too; `control` returns the id of a control token by its text.
+    If `stated` is empty, the control tokens of END_TEXTS too: a GGUF of others names only one end.
+    `ids` are special ids by role, `control` returns the id of a control token by its text.
     """
     found = {ids[role] for role in ("eos", "eot", "eom") if role in ids} | stated
     if not stated:
@@ -242,7 +245,7 @@ def filler_text(i: int) -> str:
 
 
 def pad_vocabulary(vocabulary: Vocabulary, size: int) -> tuple[list[str], list[int]]:
-    """Return (tokens, types) cut or filled up to `size` ids."""
+    """Return (tokens, types), cut to `size` ids or filled up with `[PAD...]` fillers."""
     tokens, types = list(vocabulary.tokens[:size]), list(vocabulary.types[:size])
     for i in range(len(tokens), size):
         tokens.append(filler_text(i))

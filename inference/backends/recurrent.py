@@ -125,9 +125,9 @@ class Recurrent:
         """Return what a state space scan reads [tokens, heads, head_dim], and the state after it.
 
         x is shaped as the result, `step` [tokens, heads], `rate` [heads] or [heads, state] of
-        `rates`, b and c [tokens, groups, state], `skip` [heads]: how much of x is added. Each group
-        serves as many heads in a row. All is float32 at least. Token by token in deterministic
-        mode.
+        `decay_rates`, b and c [tokens, groups, state], `skip` [heads]: how much of x is added. Each
+        group serves as many heads in a row. All is float32 at least. Token by token in
+        deterministic mode.
         """
         x, step, rate, b, c, skip = (self.to_numpy(y) for y in (x, step, rate, b, c, skip))
         with np.errstate(over="ignore", invalid="ignore"):

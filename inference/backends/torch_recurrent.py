@@ -44,8 +44,11 @@ class TorchRecurrent(Tiles):
     ) -> tuple[Array, Array]:
         """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
 
-        CHUNK tokens are computed at a time in float32 at least; the reads are rounded once. Shapes
-        are those of Recurrent.delta.
+        CHUNK tokens are computed at a time in float32 at least; the reads are rounded once. q and k
+        are
+        [tokens, key_heads, key_dim], v is shaped as the result; `decay` (a logarithm) and `beta`
+        are
+        [tokens, value_heads], `state` [value_heads, key_dim, value_dim], None for zeros.
         """
         if self.deterministic:
             return super().delta(q, k, v, decay, beta, state)
@@ -106,8 +109,9 @@ class TorchRecurrent(Tiles):
     ) -> tuple[Array, Array]:
         """Return what a state space scan reads [tokens, heads, head_dim], and the state after it.
 
-        CHUNK tokens are computed at a time; both results are float32 at least. Shapes are those of
-        Recurrent.scan.
+        CHUNK tokens are computed at a time; both results are float32 at least. x is shaped as the
+        reads, `step` [tokens, heads], `rate` [heads] or [heads, state], b and c [tokens, groups,
+        state], `skip` [heads], `state` [heads, head_dim, state], None for zeros.
         """
         x, step, b, c, skip = (self.wide(y) for y in (x, step, b, c, skip))
         if self.deterministic:
@@ -210,7 +214,8 @@ def _scan_by_element(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (reads, state) of a scan where each state number has a rate, token by token.
 
-    What does not depend on the state is computed for CHUNK tokens at once.
+    What does not depend on the state is computed for CHUNK tokens at once. Shapes are those of
+    Recurrent.scan, without the skip.
     """
     each = x.shape[1] // b.shape[1]
     reads = []
@@ -230,7 +235,7 @@ def _scan_by_head(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (reads [tokens, heads, head_dim], state) of a scan where each head has one rate.
 
-    scan.py explains the products.
+    Shapes are those of Recurrent.scan, without the skip. scan.py explains the products.
     """
     groups = b.shape[1]
     each = x.shape[1] // groups
@@ -247,7 +252,10 @@ def _scan_by_head(
 def _scan_chunk(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (reads [groups, heads of each, tokens, head_dim], state) of one chunk of a scan."""
+    """Return (reads [groups, heads of each, tokens, head_dim], state) of one chunk of a scan.
+
+    Inputs have groups and heads first. `_scan_chunk` of scan.py explains the products.
+    """
     decay = step * rate[..., None]  # (group, head, token)
     tokens = decay.shape[-1]
     later = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu()
