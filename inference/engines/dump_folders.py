@@ -25,6 +25,7 @@ from aprfmt.inference.engines.rank_joining import (
     DumpedArray,
     JoinedArray,
     PointWidths,
+    UnclearLayoutError,
     Unequal,
     dims_of,
     join_ranks,
@@ -68,6 +69,7 @@ class Pass:
     arrays: dict[str, JoinedArray] = field(default_factory=dict)
     batch: dict[str, JoinedArray] = field(default_factory=dict)
     texts: dict[str, list[Any]] = field(default_factory=dict)  # lists that are no numbers
+    left: dict[str, str] = field(default_factory=dict)  # arrays that were not joined, and why
 
 
 @dataclass(frozen=True)
@@ -429,6 +431,9 @@ def _join_pass(
         odd: list[Unequal] = []
         try:
             found = _join_axes(name, whole[name], axes, dims[name], widths, tokens, odd)
+        except UnclearLayoutError as error:
+            made.left[name] = str(error).removeprefix(f"{name}: ")
+            continue
         except FormatError as error:
             raise FormatError(f"{folder}: step {step}: {error}") from None
         if kind is None:
@@ -444,6 +449,9 @@ def _join_pass(
         made.batch.setdefault(kind, found)
         if kind == "ids":
             tokens = int(np.prod(found.shape, dtype=np.int64))
+    if made.left and not made.arrays:
+        name, why = next(iter(made.left.items()))
+        raise FormatError(f"{folder}: step {step}: {name}: {why}")
     # Put the arrays back in the order of the dump.
     made.arrays = {name: made.arrays[name] for name in whole if name in made.arrays}
     return _add_up_partials(made, unequal, whole, widths)
@@ -526,4 +534,4 @@ def _late_outputs(passes: Sequence[Pass]) -> Iterator[Pass]:
             if after is not None:
                 arrays |= {name: after.arrays[name] for name in sorted(late)}
             if arrays:
-                yield Pass(one.step, one.stream, arrays, one.batch, one.texts)
+                yield Pass(one.step, one.stream, arrays, one.batch, one.texts, one.left)

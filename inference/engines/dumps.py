@@ -123,6 +123,8 @@ def _captures_of_sequence(
     named = under_module_names(found.arrays, found.rows)
     arrays, rows = split_joined(named.arrays, named.rows, widths_of(list(named.arrays)).parts)
     left = dict(found.left)
+    for one_pass in dump.passes:
+        left |= one_pass.left
     left |= {f"{one.name} (pass {step})": one.says for step, one in dump.unequal}
     return Captures(
         path,

@@ -36,6 +36,10 @@ def _no_bytes() -> StoredBytes | None:
     return None
 
 
+class UnclearLayoutError(FormatError):
+    """How ranks divide an array that is no point of the model follows from nothing."""
+
+
 @dataclass(frozen=True)
 class DumpedArray:
     """One array of one rank at one step; `origin` is its file, `dims` what the dump says of it."""
@@ -192,7 +196,7 @@ def _layout_by_size(
         return "columns"
     if next(_unlike_first(rows), None) is None:
         return "replicated"
-    raise FormatError(
+    raise UnclearLayoutError(
         f"{name}: {count} ranks of {axis} hold {_sizes_text(shapes)}, and its name says no "
         f"point; say "
         f'its dims in ranks.json, such as {{"arrays": {{"{name}": "t h[{axis}]"}}}}'

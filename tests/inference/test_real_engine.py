@@ -50,3 +50,12 @@ def test_its_weights_are_packed_away() -> None:
     verdicts = [one["verdict"] for one in done.json["tensors"]]
     assert (verdicts.count("SAME_BYTES"), verdicts.count("UNREADABLE")) == (7, 14)
     assert len(verdicts) == 21
+
+
+def test_two_ranks_of_it_come_together() -> None:
+    """Two ranks by gloo share the one key head; the rotation's output is no point and is left."""
+    done = aprfmt("diagnose", MODEL, FOLDER / "dump_tp2", "--json")
+    assert done.code == 0 and done.json["verdict"] == "precision", done.out
+    left = {one["name"]: one["why"] for one in done.json["not_compared"]}
+    assert set(left) == {f"model.layers.0.self_attn.rotary_emb.{part}" for part in (0, 1)}
+    assert "its name says no point" in left["model.layers.0.self_attn.rotary_emb.0"]
