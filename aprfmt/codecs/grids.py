@@ -80,7 +80,7 @@ class Groups:
         return scaled
 
     def same(self, other: "Groups") -> bool:
-        """Return whether every code has the same value under both."""
+        """Return whether every code has the same value under both, given the same type of codes."""
         if self._equal_bytes(other):
             return True
         pairs_of = ((self.offset, other.offset), (self.zeros, other.zeros))
@@ -90,7 +90,10 @@ class Groups:
         )
 
     def _equal_bytes(self, other: "Groups") -> bool:
-        """Return whether scales are the same bytes, with the same multiplier and divisor."""
+        """Return whether both have the same scale bytes, multiplier (`whole`) and divisor.
+
+        False where either has scales that are not bytes.
+        """
         if self.scale.dtype != np.uint8 or other.scale.dtype != np.uint8 or self.size != other.size:
             return False
         for a, b in ((self.whole, other.whole), (self.divisor, other.divisor)):

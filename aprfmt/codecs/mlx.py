@@ -134,7 +134,7 @@ DIALECT = Dialect(
 def _section_at(section: Config, module: str) -> Config | None:
     """Return the settings of one module: its own merged over the model's.
 
-    It is None where it is False.
+    None where the section says False for the module: it is not quantized.
     """
     base = {key: value for key, value in section.items() if not isinstance(value, Mapping | bool)}
     own = section.get(module)

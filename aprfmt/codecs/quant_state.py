@@ -178,7 +178,7 @@ def encode_companions(
 ) -> dict[str, bytes]:
     """Return {suffix: bytes} of all parts but the packed codes, JSON as the library writes it.
 
-    `nested` is what double_quant.quantize returns, or None.
+    `nested` is what double_quant.quantize_absmax returns, or None to store the absmax as float32.
     """
     state: dict[str, Any] = {
         "quant_type": name.lower(),
@@ -201,7 +201,11 @@ def encode_companions(
 
 
 def cut_companions(name: str, raw: Mapping[str, Bytes], start: int, stop: int) -> dict[str, Bytes]:
-    """Return {suffix: bytes} of the companions of elements [start, stop), as a 1-D weight."""
+    """Return {suffix: bytes} of the quant state and absmax for elements [start, stop).
+
+    They are those of a 1-D weight. Tables that all elements share (such as the quant map) are not
+    in the result.
+    """
     state = read_state(name, raw)
     found = json.loads(bytes(raw[ENCODINGS[name].claim]))
     found["shape"] = [stop - start]

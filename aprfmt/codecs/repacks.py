@@ -92,7 +92,10 @@ class Repacked:
     """
 
     def __init__(self, row: Repack, packed: PackedWeight) -> None:
-        """Read `packed` by the pair `row` and check that the target's blocks can hold it."""
+        """Read `packed` by the pair `row` and check that the target's blocks can hold it.
+
+        Raises CodecError with the reason where they cannot.
+        """
         self.row, self._packed = row, packed
         self.source = row.read(packed, row.target)
         self.shape = self.source.shape
@@ -138,7 +141,8 @@ class Repacked:
     def judged(self, threads: int = 1) -> GroupCounts:
         """Return the counts of groups, of those in which a value changes, and the largest change.
 
-        Codes are only read if a number did not fit. Bands of rows are shared among `threads`.
+        Codes are only read if a scale or minimum was rounded. Bands of rows are shared among
+        `threads`.
         """
         groups = self.source.groups
         count = groups.scale.size

@@ -93,7 +93,7 @@ class Writer:
         return made.tobytes()
 
     def rounded(self, values: F32, settings: Settings) -> GridWeight:
-        """Return values [out, in] rounded to the nearest code.
+        """Return values [out, in] quantized: scales chosen for each group, and the nearest codes.
 
         Raises CodecError for a NaN, an infinity, or rows that are not whole groups.
         """
@@ -119,9 +119,10 @@ class Writer:
         return GridWeight((outputs, inputs), groups, round_rows)
 
     def taken(self, source: GridWeight, settings: Settings) -> tuple[GridWeight, GroupCounts]:
-        """Return (a repack's source with numbers as stored here, counts of what changes).
+        """Return (the weight `source` with its scales as stored here, counts of what changes).
 
-        Raises CodecError with the reason where this layout cannot hold it.
+        `source` is a weight to be repacked: its codes are used as they are. Raises CodecError with
+        the reason where this layout cannot hold it.
         """
         if len(source.shape) != 2:
             raise CodecError(f"its shape is {list(source.shape)}, expected [out, in]")
@@ -140,9 +141,9 @@ class Writer:
 
 
 def count_changes(before: GridWeight, after: GridWeight) -> GroupCounts:
-    """Return the counts of groups, of those in which a value changes, and the largest change.
+    """Return how many groups of values there are, in how many one changes, and the largest change.
 
-    Values are only decoded where the numbers of the groups differ.
+    Values are only decoded where the scales or offsets differ.
     """
     count = before.groups.scale.size
     if before.groups.same(after.groups):
