@@ -40,7 +40,7 @@ def _stream_of_rows(held: Array, start: int, stop: int) -> U8:
 def _stream_of_columns(held: Array, start: int, stop: int) -> U8:
     """Return the code bytes of rows [start, stop), uint8 [rows, bytes], of codes stored by columns.
 
-    `held` [words of a column, rows] packs consecutive codes of a row into a word.
+    `held` is [words of a row, rows]: a word packs codes of one row, and rows are side by side.
     """
     return np.ascontiguousarray(held[:, start:stop].T).view(np.uint8)
 
@@ -354,7 +354,8 @@ class WeightLayout:
         """Return whether the kernel that decodes eight rows at a time, untransposed, is to be used.
 
         It is the faster one only where columns choose their own group: eight rows then share one
-        look-up of the group. Rows, columns and words must be whole multiples of eight.
+        look-up of the group. `first`, `rows` and the columns must be multiples of eight, and a
+        row's codes fill whole 32-bit words.
         """
         bits, columns = self.codes.bits, self.shape[-1]
         widths = _ACROSS.get((self.codes.order, self.codes.held.itemsize), ())

@@ -186,9 +186,7 @@ def _carried(model: Model, target: FormatSpec, plan: "Plan", options: Options) -
 
 
 def arch_name(model: Model, options: Options) -> str | None:
-    """Return the architecture's name; None where it is unknown, or where options say to use
-    none.
-    """
+    """Return the architecture's name; None where it is unknown, or not to be used."""
     try:
         return model.spec.name if options.arch != "none" else None
     except ArchError:

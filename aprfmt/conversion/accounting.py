@@ -204,8 +204,9 @@ class _Comparison:
         return () if same is None else (same,)
 
     def _tensor(self, name: str, view: "View") -> SourceItem:
-        """Return what became of a weight's main tensor: copied, transformed, dropped or lost,
-        and why.
+        """Return whether a weight's main tensor was copied, transformed, dropped or lost.
+
+        The entry also says how or why.
         """
         # What the source's tensor is.
         stored = view.stored[0]
@@ -236,10 +237,10 @@ class _Comparison:
         return SourceItem(name, kind, "copied", names if names != name else "")
 
     def _part(self, name: str, weight: str, view: "View", main: SourceItem) -> SourceItem:
-        """Return what became of the scale `name` of a packed weight, `main` being its main tensor's
-        fate.
+        """Return what became of the scale `name` of a packed weight.
 
-        It is copied where the copy stores it, transformed where it went into decoded values.
+        `weight` is the weight's name and `main` what became of its main tensor. The scale is copied
+        where the copy stores it, transformed where it went into decoded values.
         """
         if main.fate in ("dropped", "lost"):
             return SourceItem(name, "scale", main.fate, main.how)
@@ -289,9 +290,7 @@ class _Comparison:
     # --- what stands in keys ------------------------------------------------------------------
 
     def keys(self) -> Iterator[SourceItem]:
-        """Yield what became of the vocabulary, chat template and licence that the source has in
-        keys.
-        """
+        """Yield what became of vocabulary, chat template and licence in the source's keys."""
         from aprfmt.tokenizer.carriers import has_tokenizer
 
         copy, source = self.copy, self.source
@@ -341,7 +340,10 @@ class _Comparison:
     # --- files --------------------------------------------------------------------------------
 
     def file(self, name: str, kind: str) -> SourceItem:
-        """Return what became of a companion file: copied, transformed, dropped or lost, and why."""
+        """Return whether a companion file was copied, transformed, dropped or lost.
+
+        The entry also says how or why.
+        """
         if name in self._texts:
             same = self._texts[name] == self._stated.get(name)
             return SourceItem(name, kind, "copied" if same else "transformed",

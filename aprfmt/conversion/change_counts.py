@@ -77,9 +77,7 @@ class ChangeCounts:
         return True
 
     def add(self, before: "Array", after: "Array") -> None:
-        """Add how many values of one chunk differ between `before` and `after`; two NaN are
-        equal.
-        """
+        """Add how many values of a chunk differ between `before` and `after`; two NaN are equal."""
         native = native_kernels()
         if native is not None and _same_float32(before, after):
             changed, overflowed, underflowed = native.changes(before, after)

@@ -70,9 +70,7 @@ class DialectWeight(PackedWeight):
         return self.latest.source
 
     def _make_grid(self) -> "GridWeight":
-        """Return the weight's own codes in this layout, else its values rounded to the nearest
-        code.
-        """
+        """Return the weight's own codes in this layout, else its values rounded to codes."""
         found = convert_codes(self.output, self.writer, self.settings)
         if not isinstance(found, str):
             self.judged = found[1]
@@ -83,9 +81,7 @@ class DialectWeight(PackedWeight):
             raise ConversionError(f"{self.name}: {error}") from error
 
     def _count_changes(self) -> None:
-        """Count the values that rounding changed; those of a repack were counted by groups
-        before.
-        """
+        """Count the values that rounding changed, unless a repack counted them by groups before."""
         self.counted = True
         if self.judged is not None:
             return
@@ -189,9 +185,7 @@ def _scale_encoding(output: Output) -> str:
 
 
 def _activation_scales(output: Output, writer: "Writer") -> Mapping[str, bytes]:
-    """Return {"input_scale": bytes} where the layout is ModelOpt's and the source has one; else
-    {}.
-    """
+    """Return {"input_scale": bytes} if the layout is ModelOpt's and the source has one, else {}."""
     one = output.sources[0] if len(output.sources) == 1 else None
     if not isinstance(one, ScaledTensor) or writer.encoding != "MODELOPT":
         return {}

@@ -248,9 +248,7 @@ def _is_float(value: float, kind: str) -> bool:
 
 
 def _json_or_text(text: str, key: str) -> Any:
-    """Return the text's JSON value, NaN and infinities included; the text itself if it is no
-    JSON.
-    """
+    """Return the text's JSON value, NaN and infinities included; the text if it is no JSON."""
     try:
         return loads(text, key, max_bytes=MAX_VALUE, nonfinite=True)
     except FormatError:

@@ -154,9 +154,9 @@ def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
 
 
 def _make_matrix(path: Path, digest: str, read: "_Read") -> ImportanceMatrix:
-    """Return the matrix of what was read.
+    """Return the importance matrix of what was read from the file `path`.
 
-    Raises FormatError if it is empty or has a NaN or an infinity.
+    `digest` is the file's SHA-256. Raises FormatError if it has no entries, a NaN or an infinity.
     """
     entries, datasets, chunks = read
     if not entries:
@@ -175,7 +175,10 @@ _Read = tuple[dict[str, "NDArray[Any]"], tuple[str, ...], int | None]
 
 
 def _read_legacy(cursor: Cursor) -> _Read:
-    """Return (entries by name, names of data sets, number of chunks or None) of a legacy file."""
+    """Return (entries by name, names of data sets, chunks or None) of a legacy file.
+
+    Raises FormatError where it is damaged.
+    """
     found: dict[str, NDArray[Any]] = {}
     for _ in range(cursor.count(4, 12, "imatrix entries")):
         length = cursor.count(4, 1, "length of an imatrix name", _LONGEST_NAME)
@@ -202,7 +205,10 @@ def _read_legacy(cursor: Cursor) -> _Read:
 
 
 def _read_gguf(source: Source) -> _Read:
-    """Return (entries by name, names of data sets, number of chunks or None) of a GGUF."""
+    """Return (entries by name, names of data sets, chunks or None) of an imatrix GGUF.
+
+    Raises FormatError for a GGUF of another type, or sums that do not fit their counts.
+    """
     path = source.path
     found: dict[str, NDArray[Any]] = {}
     kind = source.metadata.get("general.type", "imatrix")
