@@ -18,7 +18,7 @@ _ROOT = Path(__file__).resolve().parents[2]  # what holds the package
 
 
 def import_path() -> list[str]:
-    """Return `sys.path` for a child process: absolute paths, the folder of this package first.
+    """Return `sys.path` for a child process: absolute paths, that of this package first.
 
     The working folder is left out, also where an empty entry or PYTHONPATH names it, unless the
     package itself is in it.

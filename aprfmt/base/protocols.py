@@ -48,7 +48,7 @@ class RemoteRegion(Region, Protocol):
     def held(self, stop: int, wish: int = 0) -> memoryview:
         """Return the first bytes of the file, at least `stop` of them.
 
-        If they have to be fetched, `wish` bytes are fetched at once.
+        If they have to be fetched, the first `wish` bytes are fetched at once.
         """
         ...
 

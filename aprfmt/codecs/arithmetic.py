@@ -92,7 +92,8 @@ def multiply_add(a: Any, b: Any, c: Any, fused: bool) -> F32:
 def sum_of_products(a: F32, b: F32, fused: bool, start: F32 | None = None) -> F32:
     """Return [n] float32: `start` (or zero) plus the sum of a*b over the first axis of [size, n].
 
-    Terms are added in order of index; `fused` rounds each product and sum once, as C's fmaf.
+    Terms are added in order of index; `fused` rounds each product and sum once, as C's fmaf. Sums
+    are formed in float64 first, and added again exactly where one is a tie of two float32 numbers.
     """
     initial = np.zeros(a.shape[1], np.float32) if start is None else start
     if not fused:

@@ -38,7 +38,7 @@ class Groups:
     codes: Literal["int", "e2m1", "e4m3"] = "int"
 
     def rows(self, start: int, stop: int) -> "Groups":
-        """Return the numbers of rows [start, stop) as another `Groups`."""
+        """Return the scales, offsets and zero points of rows [start, stop) as another `Groups`."""
         at = slice(start, stop)
         offset, zeros = (None if x is None else x[at] for x in (self.offset, self.zeros))
         return replace(self, scale=self.scale[at], offset=offset, zeros=zeros)
@@ -123,7 +123,10 @@ class GridWeight:
             return self._values(self.groups.rows(start, stop), self.codes(start, stop))
 
     def _values(self, groups: Groups, held: U8) -> F32:
-        """Return float32 [rows, in]: the values of codes `held` under the `groups` of rows."""
+        """Return float32 [rows, in]: the values of codes `held` under the scales of their rows.
+
+        `groups` holds the scales, offsets and zero points of these rows.
+        """
         if groups.codes == "e4m3":
             codes: Array = fp8.E4M3.values[held]
         else:

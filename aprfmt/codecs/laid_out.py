@@ -145,7 +145,7 @@ class GroupNumbers(NamedTuple):
     table: F32 | None = None
 
     def of(self, matrix: int) -> F32:
-        """Return the numbers of one matrix, float32 [down, across]."""
+        """Return the scales (or zero points, or offsets) of one matrix, float32 [down, across]."""
         table = self.table_of(matrix)
         held: F32 = self.held[matrix] if table is None else table[self.held[matrix]]
         return held
@@ -402,9 +402,9 @@ def wrap_codes(raw: U8, bits: int, shape: Sequence[int], values: Array) -> tuple
 
 
 def broadcast_to_matrices(values: Array, shape: Sequence[int], grid: Sequence[int]) -> Array:
-    """Return numbers that broadcast over [..., down, across] as [matrices, down, across].
+    """Return scales or zero points as [matrices, down, across], repeated where several share one.
 
-    `shape` is the weight's, `grid` is (down, across).
+    `values` broadcast over [..., down, across], `shape` is the weight's, `grid` is (down, across).
     """
     every = np.broadcast_to(values, (*shape[:-2], *grid))
     return every.reshape(-1, *grid)
@@ -416,9 +416,9 @@ def tile_grid(shape: Sequence[int], tile: Tile) -> tuple[int, int]:
 
 
 def spread_on_tiles(held: Array, tile: Tile, finer: Tile, shape: Sequence[int]) -> Array:
-    """Return numbers of tiles [..., down, across], repeated for the finer tiles within each.
+    """Return the numbers of tiles [..., down, across] repeated for the finer tiles within each.
 
-    The sizes of `finer` divide those of `tile`.
+    `tile` and `finer` are (rows, columns); the sizes of `finer` divide those of `tile`.
     """
     if tile == finer:
         return held

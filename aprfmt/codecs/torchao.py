@@ -178,7 +178,11 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayo
 
 
 def _numbers_of_matrices(values: Array, sizes: Sequence[int]) -> Array:
-    """Return numbers of blocks as [matrices, down, across]; leading axes are repeated by size."""
+    """Return numbers of blocks as [matrices, down, across], the last two axes those of one matrix.
+
+    `sizes` is the size of a block along each axis. A block of several matrices gives each of them
+    its number.
+    """
     for axis, size in enumerate(sizes[:-2]):
         if size > 1:
             values = np.repeat(values, size, axis=axis)

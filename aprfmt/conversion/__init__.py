@@ -332,9 +332,9 @@ def _write(
 
 
 def refuse_changed_source(model: Model) -> None:
-    """Raise FormatError where a file of the source was written to since it was opened.
+    """Raise FormatError where a local file of the source was written to since it was opened.
 
-    RemoteError where one that was fetched changed, as far as that can be known.
+    Raises RemoteError where a fetched file changed, as far as that can be known.
     """
     for shard in model.source.shards if isinstance(model.source, MappedSource) else ():
         if isinstance(shard.file, MappedFile):

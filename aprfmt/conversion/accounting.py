@@ -182,7 +182,7 @@ class _Comparison:
     # --- tensors ------------------------------------------------------------------------------
 
     def tensors(self) -> Iterator[SourceItem]:
-        """Yield what became of every stored tensor, each scale of a packed weight separately."""
+        """Yield an entry on what became of each stored tensor, scales of packed weights too."""
         for name, view in self.source.items():
             entry = self._tensor(name, view)
             yield entry
@@ -204,9 +204,9 @@ class _Comparison:
         return () if same is None else (same,)
 
     def _tensor(self, name: str, view: "View") -> SourceItem:
-        """Return whether a weight's main tensor was copied, transformed, dropped or lost.
+        """Return an entry that says whether a weight's main tensor was copied or lost, and why.
 
-        The entry also says how or why.
+        Its fate is one of copied, transformed, dropped and lost.
         """
         # What the source's tensor is.
         stored = view.stored[0]
@@ -237,9 +237,9 @@ class _Comparison:
         return SourceItem(name, kind, "copied", names if names != name else "")
 
     def _part(self, name: str, weight: str, view: "View", main: SourceItem) -> SourceItem:
-        """Return what became of the scale `name` of a packed weight.
+        """Return an entry that says what became of the scale `name` of a packed weight.
 
-        `weight` is the weight's name and `main` what became of its main tensor. The scale is copied
+        `weight` is the weight's name and `main` the entry of its main tensor. The scale is copied
         where the copy stores it, transformed where it went into decoded values.
         """
         if main.fate in ("dropped", "lost"):
@@ -262,7 +262,7 @@ class _Comparison:
         return SourceItem(name, "scale", "transformed", f"part of {main.how}")
 
     def head(self) -> Iterator[SourceItem]:
-        """Yield what became of a tied head, if the source has one."""
+        """Yield an entry on what became of a tied head, if the source has one."""
         key, table = "output.weight", "token_embd.weight"
         try:
             hyper = self.source.hyper
@@ -290,7 +290,7 @@ class _Comparison:
     # --- what stands in keys ------------------------------------------------------------------
 
     def keys(self) -> Iterator[SourceItem]:
-        """Yield what became of vocabulary, chat template and licence in the source's keys."""
+        """Yield entries on what became of vocabulary, template and licence in the source's keys."""
         from aprfmt.tokenizer.carriers import has_tokenizer
 
         copy, source = self.copy, self.source
@@ -317,7 +317,7 @@ class _Comparison:
     # --- what nothing reads -------------------------------------------------------------------
 
     def unread(self) -> Iterator[SourceItem]:
-        """Yield what became of every file and key of the source that no table of ours lists.
+        """Yield an entry on what became of every file and key of the source that no table lists.
 
         A copy holds the keys for which its format has a place, and none of these files.
         """
@@ -340,9 +340,9 @@ class _Comparison:
     # --- files --------------------------------------------------------------------------------
 
     def file(self, name: str, kind: str) -> SourceItem:
-        """Return whether a companion file was copied, transformed, dropped or lost.
+        """Return an entry that says whether a companion file was copied or lost, and why.
 
-        The entry also says how or why.
+        Its fate is one of copied, transformed, dropped and lost.
         """
         if name in self._texts:
             same = self._texts[name] == self._stated.get(name)

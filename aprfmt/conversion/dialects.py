@@ -64,7 +64,10 @@ class DialectWeight(PackedWeight):
         return made
 
     def source(self) -> "GridWeight":
-        """Return the weight's codes and scales as they will be stored, made at most once."""
+        """Return the weight's codes and scales as they will be stored.
+
+        They are made again only if another weight's were made since.
+        """
         if self.latest.name != self.name or self.latest.source is None:
             self.latest.name, self.latest.source = self.name, self._make_grid()
         return self.latest.source
@@ -274,7 +277,7 @@ def choose_kept_codes(
     """Return (names of outputs whose codes are kept, {name: why the codes are not kept}).
 
     Raises ConversionError where keeping codes would change values, unless --allow-inexact is given,
-    and for weights that no configuration could describe next to the others.
+    and where other weights are packed in a way that the same configuration cannot describe.
     """
     writer, path = dialect_writer(options), model.path
     if writer is not None:

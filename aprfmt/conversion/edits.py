@@ -44,7 +44,7 @@ class KeyChange:
 
 
 def short_name(name: str) -> str:
-    """Return the short spelling of a value type: `u32`, `f64`, `str`; `bool` stays."""
+    """Return the short spelling of a value type: `u32`, `f64`, `str`; other names unchanged."""
     if name == "string":
         return "str"
     return re.sub(r"^(u|i|f)[a-z]*(\d+)$", r"\1\2", name)

@@ -238,8 +238,8 @@ def planned_sizes(
 ) -> dict[Path, int]:
     """Return {path: bytes} of every file that a conversion would write; nothing is written.
 
-    `open_sink` opens the target's sink into a set of files, `plan` plans it, `texts` are the text
-    files.
+    `open_sink` returns the target's sink that writes into a set of files, `plan` tells the sink
+    what will be written, `texts` are the contents of text files by path.
     """
     sink = open_sink(NullFileSet())
     plan(sink)

@@ -173,7 +173,10 @@ def _unpacked_modules(outputs: Sequence[Output], packing: str) -> list[str]:
 
 
 def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> str:
-    """Return config.json's text with the keys of `claim`; unchanged if it already has them."""
+    """Return config.json's text with the keys of `claim` in place of those on packing.
+
+    None for `claim` removes those. The text is unchanged if it already says so.
+    """
     config = json_object(text, f"{model.path}: the config.json it carries")
     changed = _with_claim(dict(config), claim)
     if changed == config:
@@ -182,9 +185,9 @@ def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> s
 
 
 def _with_claim(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a config with the keys of `claim` in place of those on packing; None removes them.
+    """Return a config with the keys of `claim` in place of those on packing.
 
-    Sorted keys stay sorted.
+    None for `claim` removes those. Keys that were sorted are sorted in the result.
     """
     if claim is None:
         return without_packing(config)

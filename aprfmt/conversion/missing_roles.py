@@ -92,10 +92,10 @@ def _dropped_roles(resolution: "Resolution", plan: "Plan") -> set[str]:
 def record_missing_roles(
     carried: "CarriedMetadata", model: Model, plan: "Plan", options: Options
 ) -> tuple[str, ...]:
-    """Record in the output's metadata the roles missing on purpose; return them.
+    """Record in the output's metadata the roles missing on purpose, and return them.
 
-    In the result roles that several layers lack are written as one. The source's own record is
-    removed if nothing is missing any more.
+    A role missing in all layers that require it is returned once, without a layer. The source's own
+    record is removed if nothing is missing any more.
     """
     resolution = _resolution(model, options)
     if resolution is None:

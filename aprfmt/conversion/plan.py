@@ -438,7 +438,7 @@ def _split_dropped(outputs: list[Output], drops: Drops) -> tuple[list[Output], t
 def _check_names(outputs: Sequence[Output], target: FormatSpec) -> None:
     """Raise ConversionError for names that occur twice or that the target does not allow.
 
-    The same for a tensor with more dimensions than it allows.
+    Also for a tensor with more dimensions than the target allows.
     """
     seen: set[str] = set()
     for output in outputs:

@@ -118,10 +118,9 @@ def _further_numbers(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
 
 
 def _stored_beside(origin: LazyTensor, name: str) -> list[LazyTensor]:
-    """Return the stored parts of a weight that hold what BESIDE has under the key `name`.
+    """Return the stored parts of a weight that hold the activation scale `name`, a key of BESIDE.
 
-    Each key is the name of an activation scale, its value the suffixes in use for it. The result is
-    [] where the weight has no such part.
+    The result is [] where the weight has no such part.
     """
     return [origin.parts[suffix] for suffix in BESIDE.get(name, ()) if suffix in origin.parts]
 
@@ -313,7 +312,10 @@ def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Outp
 
 
 def _check_inputs(origin: LazyTensor, name: str) -> None:
-    """Raise ConversionError for scales of activations that are NaN, infinite or negative."""
+    """Raise ConversionError for activation scales of a weight that are NaN, infinite or negative.
+
+    `name` is the scale's tensor, for the message.
+    """
     from aprfmt.codecs.credible import check_input_scale_tensors
 
     try:

@@ -123,7 +123,7 @@ class CollectedImatrix:
 
 
 def read_imatrix(path: Path) -> ImportanceMatrix:
-    """Return the importance matrix of a file in either container.
+    """Return the importance matrix of a file: a GGUF, or llama.cpp's older binary format.
 
     Raises FormatError (TruncatedError) if it is neither of them, or damaged.
     """
@@ -140,9 +140,9 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
 
 
 def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
-    """Return the importance matrix in `buffer`, in either container; `path` begins the messages.
+    """Return the importance matrix in `buffer`: a GGUF, or llama.cpp's older binary format.
 
-    Raises FormatError as `read_imatrix`.
+    `path` begins the messages. Raises FormatError as `read_imatrix`.
     """
     view = memoryview(buffer)
     if bytes(view[:4]) == _MAGIC:

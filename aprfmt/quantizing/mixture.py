@@ -414,7 +414,10 @@ def fits_groups(scheme: Scheme, shape: Sequence[int]) -> bool:
 
 
 def fitting_schemes(scheme: Scheme, shapes: Sequence[Sequence[int]]) -> list[str]:
-    """Return the types of the same writer whose groups fit all these weights, largest first."""
+    """Return the types of the same writer whose groups fit all these weights, largest groups first.
+
+    `shapes` are those of the weights, [out, in].
+    """
     wanted = {**scheme.options, "size": None}
     found = [
         (row.multiples, name)

@@ -66,7 +66,9 @@ class RunBytes:
         return self._rows is not None
 
     def runs(self, start: int, stop: int) -> Iterator[ByteRun]:
-        """Yield the runs, cut where needed, that bytes [start, stop) are made of."""
+        """Yield the runs that bytes [start, stop) are made of, the first and the last cut to
+        fit.
+        """
         i = bisect_right(self._ends, start)
         while start < stop and i < len(self._runs):
             run, began = self._runs[i], self._ends[i] - self._runs[i].nbytes

@@ -210,7 +210,7 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
 def _kernel_stats(encoding: str, parts: Mapping[str, memoryview], count: int) -> Stats | None:
     """Return the statistics computed by native kernels.
 
-    None where there is no kernel, or rows are padded.
+    None where there is no kernel, the tensor has several parts, or rows are padded.
     """
     native, row = native_kernels(), ENCODINGS[encoding]
     fits = len(parts[""]) * row.block_size == count * row.type_size and not row.header

@@ -84,6 +84,7 @@ class View:
     ) -> None:
         """Set the stored tensors and, for a role, the group and the hyperparameters of its layout.
 
+        `record` is (encoding in the file's source, record of its bits), None where there is none.
         Raises ArchError where the layout steps do not fit the stored shapes.
         """
         self.stored = stored
