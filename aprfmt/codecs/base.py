@@ -103,8 +103,7 @@ class Codec:
         """Return float32 [count]: for each element the largest quantization step of its block.
 
         A step is the distance between two neighbouring values that the block can hold. None where
-        no
-        step is known. `diff` bounds the error of an encoding by it.
+        no step is known. `diff` bounds the error of an encoding by it.
         """
         return None
 
@@ -297,8 +296,8 @@ class BlockCodec(Codec):
 
         `weights` [n, block_size] is the importance of each element, None without an importance
         matrix. `sigma2` [n] is the mean square of the row that contains the block; it is None
-        without
-        `weights`, or where the codec's `weighs_rows` is False. `fused` rounds multiply-adds once.
+        without `weights`, or where the codec's `weighs_rows` is False. `fused` rounds multiply-adds
+        once.
         """
         raise CodecError(f"{self.name}: there is no encoder; choose another encoding")
 
@@ -326,8 +325,7 @@ class BlockCodec(Codec):
         """Fill float32 `out` from consecutive blocks.
 
         Elements of the last block beyond `out` are dropped. Raises CodecError when the byte count
-        does
-        not fit the element count.
+        does not fit the element count.
         """
         records = self.main(raw, out).view(self.layout)
         blocks, short = divmod(out.size, self.block_size)

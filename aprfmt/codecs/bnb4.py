@@ -106,8 +106,7 @@ class Bnb4Codec(Codec):
         """Return the `quantization_config` that transformers writes for a model it packed itself.
 
         `left_out` are skipped, and the head (transformers skips it where nothing is listed).
-        Source:
-        transformers' BitsAndBytesConfig.to_dict with its defaults.
+        Source: transformers' BitsAndBytesConfig.to_dict with its defaults.
         """
         return {
             "_load_in_4bit": True,

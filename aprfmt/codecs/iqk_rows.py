@@ -220,8 +220,8 @@ class Iq1Bn(_Ternary):
     def digits(self, block: Blocks) -> Codes:
         """Return the ternary digits [n, 64].
 
-        A byte times 81, 27, 9, 3 or 1, modulo 256, has one digit in front: the whole part of
-        3 * byte / 256.
+        A byte times 81, 27, 9, 3 or 1, modulo 256, has one digit in front: the whole part of 3 *
+        byte / 256.
         """
         powers = np.array((81, 27, 9, 3, 1), np.uint8)
         first = block["ql"].reshape(-1, 4, 3, 1) * powers  # wraps: bytes

@@ -66,9 +66,7 @@ class RunBytes:
         return self._rows is not None
 
     def runs(self, start: int, stop: int) -> Iterator[ByteRun]:
-        """Yield the runs that bytes [start, stop) are made of, the first and the last cut to
-        fit.
-        """
+        """Yield the runs that bytes [start, stop) are made of, cut at both ends to fit."""
         i = bisect_right(self._ends, start)
         while start < stop and i < len(self._runs):
             run, began = self._runs[i], self._ends[i] - self._runs[i].nbytes
