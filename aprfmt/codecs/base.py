@@ -231,7 +231,10 @@ def check_length(name: str, found: int, expected: int, what: str) -> None:
 
 
 def check_out(name: str, out: Array, dtype: str) -> None:
-    """Raise CodecError unless `out` is a writeable, contiguous 1-D array of `dtype`."""
+    """Raise CodecError unless `out` is a writeable, contiguous 1-D array of `dtype`.
+
+    `name` is the encoding, which begins the message.
+    """
     if out.ndim != 1 or not out.flags.c_contiguous or not out.flags.writeable:
         raise CodecError(
             f"{name}: the output must be a writeable, contiguous 1-D array, "
@@ -254,7 +257,10 @@ def as_rows(name: str, x: Array, dtype: str = "float32") -> Array:
 
 
 def check_finite(name: str, x: Array) -> None:
-    """Raise CodecError naming the first NaN or infinity: blocks have no way to hold one."""
+    """Raise CodecError naming the first NaN or infinity of `x`: blocks cannot hold one.
+
+    `name` is the encoding, which begins the message.
+    """
     finite = np.isfinite(x)
     if not finite.all():
         index = int(np.argmin(finite.reshape(-1)))

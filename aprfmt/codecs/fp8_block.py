@@ -48,7 +48,7 @@ UNCLAIMED: Config = {"quant_method": "fp8"}  # what a scale says where no config
 
 
 def _recognizes(config: Config) -> bool:
-    """Return whether a quantization section names this method."""
+    """Return whether a quantization section names one of the methods that store FP8 like this."""
     return config.get("quant_method") in _METHODS
 
 

@@ -1,4 +1,4 @@
-"""A packed weight as four- or eight-bit codes and the numbers of its groups, in any format.
+"""A packed weight as four- or eight-bit codes and the scales of its groups, in any format.
 
 Repacking from one format to another and writing a quantized weight share it.
 """
@@ -107,7 +107,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class GridWeight:
-    """A weight of `shape` [..., out, in] as codes and the numbers of its groups.
+    """A weight of `shape` [..., out, in] as codes and the scales of its groups.
 
     `codes(start, stop)` returns rows, uint8 [rows, in/2], the low nibble first; codes of eight bits
     are [rows, in].

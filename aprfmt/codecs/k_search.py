@@ -105,7 +105,10 @@ def encode_scales_and_mins(
 
 
 def _scale_by_largest(values: F32, top: int, fused: bool) -> tuple[npt.NDArray[np.float16], Codes]:
-    """Return (d [n], codes [n, k]) of values [n, k]: the largest value gets the code `top`."""
+    """Return (d [n], codes [n, k]): values [n, k] are about d * code, the largest code is `top`.
+
+    d is rounded to float16 after the codes are chosen.
+    """
     largest = np.fmax.reduce(values, axis=1, initial=np.float32(0)) + np.float32(0)  # never -0
     inverse = np.divide(np.float32(top), largest, out=np.zeros_like(largest), where=largest > 0)
     codes = nearest_product(inverse[:, None], values, fused).astype(np.uint8)
@@ -115,7 +118,7 @@ def _scale_by_largest(values: F32, top: int, fused: bool) -> tuple[npt.NDArray[n
 def _scale_by_search(
     values: F32, top: int, weights: F32, fused: bool
 ) -> tuple[npt.NDArray[np.float16], Codes]:
-    """Return (d [n], codes [n, k]) of values [n, k], as ggml's search finds them.
+    """Return (d [n], codes [n, k]): values [n, k] are about d * code, as ggml's search finds them.
 
     The codes go from 0 to `top`. `weights` [k, n] weigh the values.
     """

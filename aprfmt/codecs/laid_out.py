@@ -1,4 +1,4 @@
-"""The common form of every packed weight: where its codes lie, and the numbers of its groups.
+"""The common form of every packed weight: where its codes lie, and its scales.
 
     value = (number of the code - zero) * scale + offset        each step rounded to float32
 

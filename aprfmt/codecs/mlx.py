@@ -59,7 +59,7 @@ MODES = {
 
 
 def _recognizes(config: Config) -> bool:
-    """Return whether a quantization section names this method."""
+    """Return whether a quantization section is MLX's: bits and group size, without a method."""
     return "quant_method" not in config and "bits" in config and "group_size" in config
 
 

@@ -1,4 +1,4 @@
-"""Read blocks of GGUF as codes and numbers of groups, which a writer can lay out in other ways."""
+"""Read blocks of GGUF as codes and scales, which a writer can lay out in other ways."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ ReadRows = Callable[[int, int], memoryview | bytes]  # the stored bytes of rows 
 
 @dataclass(frozen=True)
 class BlockSource:
-    """How the codes and the numbers of groups are read from an encoding's blocks.
+    """How the codes and the scales of groups are read from an encoding's blocks.
 
     `half` is the number of code bytes in a run whose low nibbles come before its high ones.
     `groups(blocks, scale of the scales or None)` returns the numbers of blocks [rows, blocks].

@@ -1,4 +1,4 @@
-"""Read a packed weight as four-bit codes and numbers of groups: the source side of a repack.
+"""Read a packed weight as four-bit codes and scales: the source side of a repack.
 
 Every function here raises CodecError with the reason where a weight of its dialect is no such grid
 of four-bit codes: of other bits, in order of activation, with factors for its inputs. `target` is

@@ -1,4 +1,4 @@
-"""Write codes and numbers of groups as the blocks of a GGUF encoding.
+"""Write codes and scales as the blocks of a GGUF encoding.
 
 The target side of a repack.
 """

@@ -1,8 +1,8 @@
 """Repack weights: put codes and scales into the blocks of another encoding, without decoding.
 
 One row a pair of encodings. The source side gives codes two a byte, the low nibble first, and the
-numbers of its groups; the target side puts both into blocks. Codes never change. A number of a
-group may not fit (BF16 in F16, say): then values change, which `judged` counts.
+scales of its groups; the target side puts both into blocks. Codes never change. A scale may not fit
+(BF16 in F16, say): then values change, which `judged` counts.
 """
 
 from collections.abc import Callable, Container

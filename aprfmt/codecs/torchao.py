@@ -121,7 +121,10 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def _block_counts(parts: Parts, config: Config, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the number of blocks along each axis; CodecError unless each has a scale."""
+    """Return the number of blocks along each axis of the weight, one scale for each block.
+
+    Raises CodecError where the stored scales have another shape, swizzled or plain.
+    """
     grid = tuple(n // size for n, size in zip(shape, _block_size(config, shape), strict=True))
     found = required_part(NAME, parts, _SCALE).shape
     if _has_swizzled_scales(config):

@@ -1,9 +1,9 @@
 """The type `Writer`: one way of storing a quantized weight in the several tensors of a dialect.
 
 A writer rounds values to the nearest on the scales that its library would choose without
-calibration, or takes codes and numbers of groups from a repack; either way the same rows lay them
-out. The table is in `writers.py`. Parts are made one at a time, so that a large weight is never
-held twice.
+calibration, or takes codes and scales from a weight that is repacked; either way the same rows lay
+them out. The table is in `writers.py`. Parts are made one at a time, so that a large weight is
+never in memory twice.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,9 +51,9 @@ class Writer:
     """One way of storing a weight [out, in], or with `stacked` one of experts, [experts, out, in].
 
     `encoding` is the dialect's row of the encoding table. `choose(values, settings)` returns the
-    numbers of groups as they are stored, `codes(values, groups)` the codes under them, in the form
-    of GridWeight.codes. `hold(groups, settings)` returns the numbers of a repack as they can be
-    stored here, or raises CodecError. `tensors` are by suffix, the main part first.
+    scales of groups as they are stored, `codes(values, groups)` the codes under them, in the form
+    of GridWeight.codes. `hold(groups, settings)` returns the scales of a weight that is repacked as
+    they can be stored here, or raises CodecError. `tensors` are by suffix, the main part first.
     `section(settings, left_out)` returns the keys of config.json, and `files` further JSON files.
     """
 

@@ -81,12 +81,15 @@ class Account:
 
     @property
     def lost(self) -> tuple[SourceItem, ...]:
-        """The entries that the copy has nothing of, without a flag that says so."""
+        """The entries of what the copy lacks although no flag left it out."""
         return tuple(entry for entry in self.entries if entry.fate == "lost")
 
     @property
     def left(self) -> tuple[NotCompared, ...]:
-        """Unread keys and files that the copy lacks or has changed, without a flag that says so."""
+        """Keys and files that nothing here reads and that the copy lacks or has changed.
+
+        Those that a flag left out are not among them.
+        """
         states: Mapping[str, State] = {_NO_PLACE: "only in A", _OTHER_VALUE: "unequal"}
         return tuple(
             NotCompared(
@@ -99,7 +102,7 @@ class Account:
 
     @property
     def says(self) -> str:
-        """The counts in words."""
+        """The number of entries, and how many have each fate, in words."""
         counts = ", ".join(f"{count} {fate}" for fate, count in self.counts.items() if count)
         return f"{len(self.entries)} of the source: {counts or 'nothing'}"
 

@@ -41,9 +41,11 @@ IMATRIX_RECORD = "quantize.imatrix."  # llama.cpp's own keys
 
 
 def with_mixture(model: Model, target: FormatSpec, options: Options) -> Options:
-    """Return the options with the scheme's mixture filled in; unchanged without a scheme.
+    """Return the options with what follows from the scheme in `options.quantize`.
 
-    Raises UsageError for an unknown scheme, or for flags that need a scheme.
+    Set are the functions that choose encodings and importances, the encoder's options, and the
+    metadata that records them. Without a scheme the options are returned unchanged. Raises
+    UsageError for an unknown scheme, or for flags that need a scheme.
     """
     # Refuse options that contradict each other.
     if options.quantize is None:

@@ -40,7 +40,7 @@ class RepackedTensor(LazyTensor):
     """A weight in blocks of another encoding, made from the packed tensor `origin` when read.
 
     `judged` has the counts of groups that change. `beside` has the numbers to be stored in further
-    tensors, {name: float32 bytes}. The numbers of its groups are in memory from the first row that
+    tensors, {name: float32 bytes}. Its scales are in memory from the first row that
     is read to the last.
     """
 
