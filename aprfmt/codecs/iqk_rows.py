@@ -79,7 +79,7 @@ class Iq2Ks(_RowScaled):
         return (unpack_pairs(block["scales"]) | high) - 16
 
     def second(self, block: Blocks) -> Codes:
-        """Return the low byte of `extra` as bits [n, 8], one a sub-block."""
+        """Return [n, 8]: 1 where a sub-block takes the second table (low byte of `extra`)."""
         return unpack_flags(block["extra"], 8)
 
 
@@ -99,7 +99,7 @@ class Iq3Ks(_RowScaled):
         return (unpack_halves(block["scales"]).reshape(-1, 8) | high) - 16
 
     def second(self, block: Blocks) -> Codes:
-        """Return the high byte of `extra` as bits [n, 8], one a sub-block."""
+        """Return [n, 8]: 1 where a sub-block takes the second table (high byte of `extra`)."""
         return unpack_flags(block["extra"] >> 8, 8)
 
 
@@ -118,7 +118,7 @@ class Iq4Ks(_RowScaled):
         return (block["scales"] & 254).astype(np.int32) - 127
 
     def second(self, block: Blocks) -> Codes:
-        """Return the lowest bit of each scale's byte, [n, 8]."""
+        """Return [n, 8]: 1 where a sub-block takes the second table (lowest bit of the scale)."""
         return block["scales"] & 1
 
 
@@ -164,7 +164,7 @@ class Iq4Kss(_RowScaled):
         return (self._scale_bytes(block) & 254) - 127
 
     def second(self, block: Blocks) -> Codes:
-        """Return the lowest bit of each scale's byte, [n, 8]."""
+        """Return [n, 8]: 1 where a sub-block takes the second table (lowest bit of the scale)."""
         return self._scale_bytes(block) & 1
 
 

@@ -75,7 +75,7 @@ class Account:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """{fate: number of entries}, for all four fates."""
+        """{fate: number of entries} for "copied", "transformed", "dropped" and "lost"."""
         found = Counter(entry.fate for entry in self.entries)
         return {fate: found[fate] for fate in FATES}
 

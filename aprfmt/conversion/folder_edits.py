@@ -87,7 +87,7 @@ class FolderEdits:
 
     @property
     def places(self) -> tuple[ValueLocation, ...]:
-        """The locations that change, in the order of the request."""
+        """The locations that change so far, in the order of the request."""
         return tuple(self._changed)
 
     def of_weights(self, key: str) -> str | None:

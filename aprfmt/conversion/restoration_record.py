@@ -67,9 +67,10 @@ def target_steps(model: Model, target: FormatSpec, roles: Sequence[str]) -> tupl
 def _record_role(
     plan: Plan, role: str, name: str, tensor: View, steps: tuple[LayoutStep, ...], model: Model
 ) -> None:
-    """Record one role's encoding `name`, and the bits that widening and narrowing again changes.
+    """Record in the plan how to restore one role that the target stores as float32.
 
-    `steps` are those between the target's stored tensor and the role.
+    Recorded are its encoding `name` in the source, and the bits that widening and narrowing again
+    changes. `steps` are the layout steps between the target's stored tensor and the role.
     """
     assert name in PLAIN_FLOATS
     logical = np.asarray(tensor.numpy(), np.float32)

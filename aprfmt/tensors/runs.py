@@ -62,7 +62,7 @@ class RunBytes:
 
     @property
     def reordered(self) -> bool:
-        """Whether these are rows of one tensor in another order."""
+        """Whether these are rows of one tensor in another order than the tensor's."""
         return self._rows is not None
 
     def runs(self, start: int, stop: int) -> Iterator[ByteRun]:
