@@ -13,9 +13,9 @@ _idle: list[ThreadPoolExecutor] = []
 
 
 def iterate_ahead(pieces: Iterator[T]) -> Generator[T, None, None]:
-    """Yield the items of an iterator in order; it runs on another thread, one item ahead.
+    """Yield the items of an iterator in order; another thread makes them, one item ahead.
 
-    What it raises is raised here. Two items are in memory at a time.
+    What the iterator raises is raised here. Two items are in memory at a time.
     """
     done = object()
     worker = _idle.pop() if _idle else ThreadPoolExecutor(1, "aprfmt-ahead")

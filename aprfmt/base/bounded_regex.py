@@ -28,8 +28,8 @@ _OTHERWISE = re.compile(r"(?<!\\)\{(?![0-9,]+\})|\[:\^?[A-Za-z_]+:\]")
 def matches_start(pattern: str, name: str) -> bool:
     """Return whether `pattern` matches at the start of `name`, as `re.match` does.
 
-    Names that are longer than any tensor's match nothing. Raises CodecError for a pattern that is
-    wrong, is too long, or takes longer than a second.
+    False for a name longer than any tensor's. Raises CodecError for a pattern that is wrong, is too
+    long, or takes longer than a second.
     """
     return len(name) <= LONGEST and _compile_matcher(pattern)(name)
 

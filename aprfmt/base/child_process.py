@@ -18,10 +18,10 @@ _ROOT = Path(__file__).resolve().parents[2]  # what holds the package
 
 
 def import_path() -> list[str]:
-    """Return `sys.path` for a child process: absolute paths, the package's place first.
+    """Return `sys.path` for a child process: absolute paths, that of this package first.
 
     The working folder is left out, also where an empty entry or PYTHONPATH names it, unless the
-    package itself lies there.
+    package itself is in it.
     """
     here = _real_path(os.curdir)
     found = [str(_ROOT)]
@@ -34,8 +34,8 @@ def import_path() -> list[str]:
 def start_module(module: str, *arguments: str) -> "subprocess.Popen[bytes]":
     """Start a module of this package as a program and return the process.
 
-    `arguments` are the program's. Standard input and output are pipes. It has the environment of
-    this process, as a worker reads the user's settings and caches.
+    `arguments` are the program's. Standard input and output are pipes. The child has this process's
+    environment, because a worker reads the user's settings and caches.
     """
     return start_file(_MAIN, json.dumps(import_path()), module, *arguments)
 
@@ -67,8 +67,9 @@ def start_file(
 def start_library_child(script: Path) -> "subprocess.Popen[bytes]":
     """Start a script that runs a library on content of a file, and return the process.
 
-    It reads its request from stdin and answers on stdout. Nothing comes from the environment, the
-    working folder or site hooks (-I -S). Raises OSError.
+    The script reads its request from stdin and answers on stdout. Nothing comes from the
+    environment, the working folder or site hooks (-I -S). Raises OSError where no process can be
+    started.
     """
     return start_file(
         script, flags=("-S",), environment={}, stderr=subprocess.DEVNULL, new_session=True

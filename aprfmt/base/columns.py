@@ -12,7 +12,7 @@ class Columns(Sequence[T], Generic[T]):
     """An immutable sequence of rows of three integers; `make` turns a row into an object."""
 
     def __init__(self, make: Callable[[int, int, int], T], columns: Sequence["array[int]"]) -> None:
-        """Set the function that makes an object of a row, and the three columns."""
+        """Set the three columns, and the function that makes an object from a row's numbers."""
         self._make = make
         self._columns = tuple(columns)
 

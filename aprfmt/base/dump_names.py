@@ -60,7 +60,11 @@ class DumpPlace:
 
 
 def parse_dump_path(path: str) -> DumpPlace:
-    """Return what a file's path below the dump's folder says; `path` has no extension."""
+    """Return name, ranks, step and layer that a dumped file's path states.
+
+    `path` is relative to the dump's folder and has no extension. A step or layer that the path does
+    not state is None.
+    """
     ranks: dict[str, int] = {}
     words: list[str] = []
     step: int | None = None
@@ -113,14 +117,17 @@ def module_path(name: str, layer: int | None) -> str:
 
 
 def _tags(part: str) -> Iterator[tuple[str, str]]:
-    """Yield (key, value) of the tags in a file name: `step=0___rank=1`."""
+    """Yield (key, value) of the tags in a file name such as `step=0___rank=1`."""
     for tag in part.split("___"):
         key, _, value = tag.partition("=")
         yield key, value
 
 
 def _without_ranks(part: str, ranks: dict[str, int]) -> str:
-    """Return a part of a path without the ranks at its ends, and add these to `ranks`."""
+    """Return a part of a path without the ranks at its ends, and add these to `ranks`.
+
+    The result is "" for a part that only names the process.
+    """
     rest = part
     while (found := _FIRST.match(rest)) is not None:
         ranks[AXES[(found["axis"] or RANK).lower()]] = int(found["rank"])

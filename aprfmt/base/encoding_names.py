@@ -32,7 +32,10 @@ _BETWEEN = re.compile(r"[-_. ]")
 
 
 def _dashed(name: str) -> str:
-    """Return a name in lower case, separators as dashes, the library in front removed: `q4-k`."""
+    """Return a name in lower case with dashes for separators, such as `q4-k`.
+
+    The name of a library in front is removed.
+    """
     text = name.strip().lower()
     while (shorter := _BEFORE.sub("", text)) != text:
         text = shorter
@@ -40,7 +43,7 @@ def _dashed(name: str) -> str:
 
 
 def fold_name(name: str) -> str:
-    """Return a name in lower case without separators and the library in front: `float16`, `q4k`."""
+    """Return a name in lower case, without separators or a library in front: `float16`, `q4k`."""
     return _dashed(name).replace("-", "")
 
 
@@ -65,9 +68,9 @@ def encoding_name(text: str) -> str:
 
 
 def nearest_names(text: str, names: Iterable[str], count: int = 3) -> list[str]:
-    """Return the `count` names nearest to a spelling, in any case, best first.
+    """Return the `count` names nearest to a spelling, best first; case does not matter.
 
-    Names that have the spelling as a part of theirs come first (`AWQ`: `AWQ-g32`).
+    Names that contain the spelling come first (`AWQ`: `AWQ-g32`).
     """
     key = fold_name(text)
     folded = {fold_name(name): name for name in names}
@@ -79,8 +82,8 @@ def nearest_names(text: str, names: Iterable[str], count: int = 3) -> list[str]:
 def unknown_name_message(text: str, names: Iterable[str]) -> str:
     """Return what is wrong with a name that is none of `names`, and the three nearest of them.
 
-    A type of llama-quantize, or a tensor type of ggml or of ik_llama.cpp, is said to be one, so
-    that nobody looks for a misspelling.
+    The message says so if the name is a type of llama-quantize, or a tensor type of ggml or of
+    ik_llama.cpp, so that nobody looks for a misspelling.
     """
     offered = list(names)
     near = ", ".join(nearest_names(text, offered))

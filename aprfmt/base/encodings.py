@@ -93,7 +93,7 @@ class Encoding:
 
     @property
     def known(self) -> bool:
-        """False for an id whose layout is not in the table, and for removed types."""
+        """Whether the size of its blocks is in the table: not for unknown ids and removed types."""
         return self.block_size > 0
 
     def nbytes(self, shape: Sequence[int]) -> int:
@@ -286,7 +286,7 @@ class RowsByKey(dict[K, Encoding]):
 
 
 def _rows_by(key: str) -> RowsByKey[Any]:
-    """Return the rows by one of their fields, without those that have no value there."""
+    """Return {value of the field `key`: row}, without rows that have no value there."""
     found = ((getattr(row, key), row) for row in _ROWS)
     return RowsByKey({code: row for code, row in found if code not in ("", None)})
 
@@ -324,7 +324,10 @@ UNNAMED = "type#?"
 
 
 def unknown_encoding(ggml_id: int) -> Encoding:
-    """Return a row for a ggml id whose layout is unknown: the file opens, decoding raises."""
+    """Return a row for a ggml id whose layout is unknown.
+
+    With it a file opens, and its bytes can be copied; decoding them raises.
+    """
     claims = " or ".join(map(str, CONTESTED.get(ggml_id, ())))
     said = f"forks use it for {claims}; its bytes can be copied, not decoded" if claims else ""
     return Encoding(f"type#{ggml_id}", 0, 0, ggml=ggml_id, removed=said)

@@ -126,7 +126,10 @@ _PR = "llama.cpp PR 22836"
 
 
 def _hifi(name: str, size: int) -> TypeClaim:
-    """Return the claim of a K-quant with outliers or residuals in each block, of `size` bytes."""
+    """Return the meaning that the HIFI forks give an id: a K-quant with outliers in each block.
+
+    `size` is the bytes of a block of 256.
+    """
     return TypeClaim(name, "the HIFI forks", TypeSize(256, size))
 
 

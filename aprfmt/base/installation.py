@@ -17,8 +17,9 @@ def install_command(extra: str = "") -> str:
     """Return the shell command that installs aprfmt again from where it came, with an extra.
 
     `extra` is a name of pyproject's optional dependencies; "" installs the base requirements. The
-    source is what pip recorded of the installation, else the clone that the package is in, else the
-    word `PATH`: the wheel, the source archive or the clone.
+    source in the command is what pip recorded of the installation, else the clone that the package
+    is in. If neither is known it is the word `PATH`, for the user to replace by the wheel, the
+    source archive or the clone.
     """
     option, source = installed_from()
     named = f"[{extra}]" if extra else ""
@@ -28,7 +29,10 @@ def install_command(extra: str = "") -> str:
 
 @cache
 def installed_from() -> tuple[str, str]:
-    """Return (pip's option, source): "-e " or "", and a path or a requirement with an address."""
+    """Return (pip's option, source of the installation).
+
+    The option is "-e " or "". The source is a path, or a requirement with an address.
+    """
     try:
         recorded = distribution("aprfmt").read_text("direct_url.json")
     except PackageNotFoundError:
@@ -41,7 +45,7 @@ def installed_from() -> tuple[str, str]:
 
 
 def recorded_source(text: str) -> tuple[str, str] | None:
-    """Return (pip's option, source) of a direct_url.json; None where its file no longer exists.
+    """Return (pip's option, source) of a direct_url.json; None if its local path no longer exists.
 
     https://packaging.python.org/en/latest/specifications/direct-url-data-structure/
     """

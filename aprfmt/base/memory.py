@@ -17,7 +17,7 @@ KEPT = 128 << 20  # bytes at the end of a thread's memory that are not given bac
 
 @cache
 def keep_freed() -> None:
-    """Tell the C library to reuse freed memory, and not to return it; for the whole program.
+    """Make the C library of this process reuse freed memory rather than return it to the system.
 
     It does nothing where the library has no `mallopt`.
     """
@@ -32,10 +32,10 @@ def keep_freed() -> None:
 
 
 def release_pages(mapped: mmap.mmap, start: int, stop: int) -> None:
-    """Release the pages of [start, stop) of a mapped file, and those the system mapped with them.
+    """Release the mapped pages of bytes [start, stop), and those that the system mapped with them.
 
-    They are read again if needed. A page at the edge of two windows would stay otherwise, with its
-    neighbours, for every window of a file.
+    They are read again if needed. Without the pages around them, a page at the edge of two windows
+    would stay in memory, with its neighbours, for every window of a file.
     """
     first = start // _AROUND * _AROUND
     last = min(-(-stop // _AROUND) * _AROUND, -(-len(mapped) // _PAGE) * _PAGE)

@@ -43,10 +43,7 @@ def number_name(key: str, value: Any) -> str:
 
 
 def short_value(value: Value) -> Value:
-    """Return a metadata value short enough for a report.
-
-    A long array becomes a text with its length.
-    """
+    """Return a metadata value for a report; an array of more than 16 becomes "array of N"."""
     if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > 16:
         return f"array of {len(value)}"
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else value

@@ -8,10 +8,7 @@ _LONGEST = 80  # characters of one fact
 
 
 def short_repr(what: object, *facts: object) -> str:
-    """Return `<Kind fact, fact>` for a `__repr__`.
-
-    Facts without text are left out, all are escaped.
-    """
+    """Return `<Kind fact, fact>` for a `__repr__`, all facts escaped, empty ones left out."""
     said = ", ".join(escape(str(fact), _LONGEST) for fact in facts if str(fact))
     return f"<{type(what).__name__} {said}>"
 

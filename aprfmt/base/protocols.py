@@ -46,9 +46,9 @@ class RemoteRegion(Region, Protocol):
     """A region whose bytes are on another machine; its beginning is cached, for headers."""
 
     def held(self, stop: int, wish: int = 0) -> memoryview:
-        """Return the first bytes, at least `stop` of them.
+        """Return the first bytes of the file, at least `stop` of them.
 
-        `wish` of them if they have to be fetched.
+        If they have to be fetched, the first `wish` bytes are fetched at once.
         """
         ...
 
@@ -83,7 +83,7 @@ class ByteSource(Protocol):
         ...
 
     def drop(self, start: int, stop: int) -> None:
-        """Announce that bytes [start, stop) are not needed soon."""
+        """Announce that bytes [start, stop) are not needed soon, so that memory can be freed."""
         ...
 
     def close(self) -> None:
@@ -122,7 +122,7 @@ class LazyTensor(Protocol):
 
     @property
     def spoilt(self) -> bool:
-        """Whether nothing the file says of the tensor can be believed, its shape included."""
+        """Whether nothing that the file says of the tensor can be trusted, its shape included."""
         return False
 
     @property
@@ -137,20 +137,17 @@ class LazyTensor(Protocol):
 
     @property
     def held(self) -> "LazyTensor":
-        """The stored tensor with the same bytes: itself, or the one that it wraps."""
+        """The stored tensor with the same bytes: itself, or the one that this tensor wraps."""
         return self
 
     @property
     def decode(self) -> Callable[[], "NDArray[Any]"] | None:
-        """A function that decodes it (to `info.shape`) where bytes alone are not enough.
-
-        Else None.
-        """
+        """A function that decodes the tensor to `info.shape`; None if its bytes are enough."""
         return None
 
     @property
     def packed(self) -> Callable[[], Any] | None:
-        """A function that returns its codecs.lattice.PackedWeight; None if no dialect packs it."""
+        """A function that returns it as a codecs.lattice.PackedWeight; None for other tensors."""
         return None
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
@@ -162,14 +159,11 @@ class LazyTensor(Protocol):
         return None
 
     def expect(self, start: int = 0, stop: int | None = None) -> None:
-        """Announce that these bytes will be read soon, in windows.
-
-        A remote file starts fetching.
-        """
+        """Announce that bytes [start, stop) will be read soon; a remote file starts fetching."""
         return
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Tell the system that these bytes are not needed soon, which frees resident memory."""
+        """Announce that bytes [start, stop) are not needed soon, so that memory can be freed."""
 
 
 def parts_of(tensor: LazyTensor) -> Mapping[str, LazyTensor]:
@@ -312,5 +306,5 @@ class OrderedSink(Protocol):
     """A sink that decides the order of tensors: it keeps that of a rewritten file."""
 
     def order(self, infos: Sequence[TensorInfo]) -> list[TensorInfo]:
-        """Return the tensors in the order in which to plan and write them."""
+        """Return the tensors in the order in which they must be planned and written."""
         ...

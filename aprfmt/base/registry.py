@@ -36,7 +36,7 @@ def lazy_function(target: str) -> Callable[..., Any]:
 
 @cache
 def _all_entry_points() -> Any:
-    """Return the entry points of all installed packages; a file of each is read, once."""
+    """Return the entry points of all installed packages; their files are read only once."""
     from importlib.metadata import entry_points
 
     return entry_points()
@@ -80,7 +80,12 @@ class Registry(Mapping[str, T], Generic[T]):
         *,
         held: Mapping[str, T] | None = None,
     ) -> None:
-        """Set the built-in rows; `own` are their names."""
+        """Set the built-in rows; nothing is imported yet.
+
+        `rows` is {name: "module:attribute"}, or a pair of it and what to do where its package is
+        missing (a text, or a function that returns it). `held` are items that need no import,
+        `error` the exception for an unknown name.
+        """
         self.kind = kind
         self._error = error
         self._loaded: dict[str, T] = dict(held or {})
@@ -100,9 +105,9 @@ class Registry(Mapping[str, T], Generic[T]):
                 self._rows[point.name] = (point.value, f"the package that offers {point.name!r}")
 
     def __getitem__(self, name: str) -> T:
-        """Return the row's item, imported.
+        """Return the item of a name, imported.
 
-        Raises the registry's error with near names if unknown.
+        Raises the registry's error, with near names, for an unknown one.
         """
         if name not in self._rows:
             self._read_entry_points()
@@ -116,10 +121,7 @@ class Registry(Mapping[str, T], Generic[T]):
         return self._loaded[name]
 
     def _import(self, name: str) -> T:
-        """Return the item of a row, imported.
-
-        Raises BackendUnavailableError where its package is missing.
-        """
+        """Return the item of a row, imported; BackendUnavailableError if its package is missing."""
         target, said = self._rows[name]
         try:
             loaded = load_attribute(target)
@@ -134,11 +136,9 @@ class Registry(Mapping[str, T], Generic[T]):
         return result
 
     def first(self, fits: Callable[[T], bool]) -> str | None:
-        """Return the name of the first row that `fits`.
+        """Return the name of the first item for which `fits` returns True; None without any.
 
-        Other packages' rows are only tried if none of ours fits.
-
-        None where no row fits.
+        Items of other packages are only tried if none of ours fits.
         """
         for names in (self.own, self):
             for name in names:

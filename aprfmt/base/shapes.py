@@ -14,7 +14,7 @@ def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
 def parse_slice(text: str, shape: tuple[int, ...]) -> tuple[int | slice, ...]:
     """Return a NumPy index for a text such as `0:4,:8`.
 
-    Raises UsageError where it does not fit the shape.
+    Raises UsageError where the text is no slice, does not fit the shape, or selects nothing.
     """
     index: list[int | slice] = []
     for axis, part in enumerate(text.split(",")):

@@ -15,7 +15,7 @@ OURS: Mapping[str, str] = {"├": "|", "└": "`", "─": "-", "│": "|", ELLIP
 
 
 def _substitute_missing(error: UnicodeError) -> tuple[str, int]:
-    """Return (substitute text, position to go on from) for characters that cannot be encoded.
+    """Return (substitute text, position after it) for characters that cannot be encoded.
 
     It is a handler for `codecs.register_error`. Raises the error for anything but encoding.
     """
@@ -28,9 +28,10 @@ def _substitute_missing(error: UnicodeError) -> tuple[str, int]:
 
 
 def spell_missing(*streams: TextIO) -> None:
-    """Make streams print what their encoding lacks as `text_escape.escape` would spell it.
+    """Make streams print escapes for the characters that their encoding lacks.
 
-    A stream that already replaces such characters, or that is no text over bytes, is not changed.
+    The escapes are those of `text_escape`. A stream that already replaces such characters, or that
+    is no text over bytes, is not changed.
     """
     codecs.register_error(HANDLER, _substitute_missing)
     for stream in streams:

@@ -84,7 +84,7 @@ def _check_getattr(node: Any, defined: set[str]) -> Iterator[str]:
 
 
 def _check_getitem(node: Any, defined: set[str]) -> Iterator[str]:
-    """Yield a sentence if `x[...]` reads one of Python's internals, or a name put together.
+    """Yield a sentence if `x[...]` reads one of Python's internals, or a name made at run time.
 
     `defined` (names that the template sets) is not used.
     """

@@ -47,7 +47,7 @@ def escape(text: str, limit: int | None = None) -> str:
 def guard_text(text: str) -> str:
     """Return `text` with unsafe characters spelled out; line breaks and existing escapes stay.
 
-    For text that should be escaped already: a second line of defence if a piece was forgotten.
+    It is for text that should be escaped already, in case some part of it is not.
     """
     return text if text.isprintable() else _RAW.sub(_spell, text)
 
@@ -60,9 +60,10 @@ def escape_html(text: str, limit: int | None = None) -> str:
 
 
 def shorten(text: str, limit: int) -> str:
-    """Return `text` in at most `limit` characters, an ellipsis for its middle; escapes stay whole.
+    """Return `text` in at most `limit` characters, its middle replaced by an ellipsis.
 
-    The end of a tensor name says as much as its beginning, so both are kept. Nothing is escaped.
+    The end of a tensor name says as much as its beginning, so both are shown. Escapes are not cut,
+    and nothing is escaped.
     """
     if len(text) <= limit:
         return text

@@ -102,11 +102,11 @@ def decode_into(
     threads: int = 1,
     fresh: bool = False,
 ) -> None:
-    """Fill `out` (1-D, contiguous, of the codec's dtype) from blocks in a row.
+    """Fill `out` (1-D, contiguous, of the codec's dtype) from consecutive encoded blocks.
 
-    `raw` is the main part, or all parts by suffix; `threads` and `fresh` (nothing was stored in
-    `out` yet, see `parallel.STORE_FRESH`) are for native kernels. Raises CodecError when lengths
-    do not fit.
+    `raw` is the bytes of the main part, or {suffix: bytes} of all parts. `threads` and `fresh` are
+    for native kernels: `fresh` says that nothing was stored in `out` yet (see
+    `parallel.STORE_FRESH`). Raises CodecError when lengths do not fit.
     """
     parts = raw if isinstance(raw, Mapping) else {"": raw}
     _decode_into(codec(encoding), parts, out, threads, fresh)
@@ -142,9 +142,9 @@ def decode(
 ) -> "Array":
     """Return a tensor's elements as a new array of `shape` (row-major) and the codec's dtype.
 
-    `raw` is the main part, or all parts by suffix. `row_bytes` is given where every row starts a
-    block of its own and its last block is padded (APR's K-quants): each row is decoded and cut.
-    Raises CodecError when lengths do not fit.
+    `raw` is the bytes of the main part, or {suffix: bytes} of all parts. `row_bytes` is given where
+    every row starts a new block and its last block is padded (APR's K-quants): the padding of each
+    row is dropped. Raises CodecError when lengths do not fit.
     """
     import numpy as np
 

@@ -66,7 +66,11 @@ def _rounding_error(a: Any, b: Any) -> F64:
 
 
 def _round_to_odd(a: F64, b: F64) -> F32:
-    """Return a + b rounded to float64 towards the odd neighbour, then to float32."""
+    """Return a + b as float32, rounded once.
+
+    The sum is rounded to float64 towards the odd neighbour first. Rounding that to float32 then
+    gives what one rounding of the exact sum gives.
+    """
     total, error = a + b, _rounding_error(a, b)
     bits = total.view(np.int64)
     inexact = (error != 0) & ((bits & 1) == 0) & np.isfinite(total)
@@ -88,7 +92,8 @@ def multiply_add(a: Any, b: Any, c: Any, fused: bool) -> F32:
 def sum_of_products(a: F32, b: F32, fused: bool, start: F32 | None = None) -> F32:
     """Return [n] float32: `start` (or zero) plus the sum of a*b over the first axis of [size, n].
 
-    Terms are added in order of index; `fused` rounds each product and sum once, as C's fmaf.
+    Terms are added in order of index; `fused` rounds each product and sum once, as C's fmaf. Sums
+    are formed in float64 first, and added again exactly where one is a tie of two float32 numbers.
     """
     initial = np.zeros(a.shape[1], np.float32) if start is None else start
     if not fused:
@@ -170,9 +175,9 @@ def reciprocal(d: F32) -> F32:
 
 
 def element_of_largest_key(x: F32, key: F32) -> F32:
-    """Return [n]: the element of each row of x [n, size] whose `key` is largest.
+    """Return [n]: the element of each row of x [n, size] where `key` [n, size] is largest.
 
-    Of equals the first is taken: it decides the sign of a scale, and of a zero.
+    Among equal keys the first counts: it decides the sign of a scale, and of a zero.
     """
     index = np.argmax(key, axis=1)
     result: F32 = np.take_along_axis(x, index[:, None], axis=1)[:, 0]
@@ -182,8 +187,8 @@ def element_of_largest_key(x: F32, key: F32) -> F32:
 def largest_magnitude(x: F32) -> F32:
     """Return [n]: the signed element of largest magnitude of each row of x [n, size].
 
-    Of equals the first is taken. The result is +0 where all are zeros of either sign or NaN: the
-    search in C starts from it.
+    Among equal magnitudes the first counts. The result is +0 for a row of nothing but zeros (of
+    either sign) and NaN, because ggml's search in C starts from +0.
     """
     key = np.fmax(np.abs(x), np.float32(0))
     result: F32 = np.where(key.any(axis=1), element_of_largest_key(x, key), np.float32(0))

@@ -31,10 +31,11 @@ _FLOATS: Mapping[tuple[str, int], str] = {
 
 
 def _rewrite_section(said: Mapping[str, Any]) -> Config | None:
-    """Return a section of the method whose packing is named; None for a layer left unquantized.
+    """Return an AutoRound section `said` as a section of the method whose packing it names.
 
-    The result is a quantization section of GPTQ, AWQ or compressed-tensors. Raises UnsupportedError
-    for a packing or data type that is not decoded.
+    The result is a quantization section of GPTQ, AWQ or compressed-tensors. It is None where the
+    weights are left unquantized (16 bits or more). Raises UnsupportedError for a packing or data
+    type that is not decoded.
     """
     # Weights of 16 bits and more are not quantized.
     bits = said.get("bits")
@@ -66,9 +67,9 @@ def _rewrite_section(said: Mapping[str, Any]) -> Config | None:
 
 
 def _section_at(section: Config, module: str) -> Config | None:
-    """Return the section of the method that packs one module; None where it is not quantized.
+    """Return one module's section, in terms of the method that packs it; None if not quantized.
 
-    A row of `extra_config` under the module's name comes before a row under a pattern.
+    An entry of `extra_config` under the module's name comes before one under a pattern.
     """
     extra = section_mapping(section, "extra_config")
     own = extra.get(module)
@@ -80,7 +81,7 @@ def _section_at(section: Config, module: str) -> Config | None:
 
 
 def _all_sections(section: Config) -> Sequence[Config]:
-    """Return the different sections of packing methods that some module may have."""
+    """Return the distinct GPTQ, AWQ or compressed-tensors sections that some module may have."""
     rows = section_mapping(section, "extra_config").values()
     own = [_rewrite_section({**section, **row}) for row in rows if isinstance(row, Mapping)]
     found: list[Config] = []

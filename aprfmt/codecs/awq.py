@@ -34,7 +34,7 @@ _NUMBERS = np.arange(16, dtype=np.float32)
 
 
 def _recognizes(config: Config) -> bool:
-    """Return whether a quantization section names this method."""
+    """Return whether a quantization section is one of AWQ."""
     return config.get("quant_method") == "awq"
 
 

@@ -63,7 +63,10 @@ class Codec:
         return self.row.type_size
 
     def of_rows(self, columns: int) -> "Codec":
-        """Return the codec of rows of `columns` elements; this codec where blocks need no row."""
+        """Return the codec for a tensor whose rows have `columns` elements.
+
+        The base returns itself. Encodings that store something for each row return another codec.
+        """
         return self
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
@@ -97,10 +100,10 @@ class Codec:
         raise CodecError(f"{self.name}: takes no options, found {', '.join(options)}")
 
     def steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
-        """Return float32 [count]: around each element the distance between neighbouring values.
+        """Return float32 [count]: for each element the largest quantization step of its block.
 
-        It is the largest distance of the element's block. None where no distance is known. `diff`
-        bounds differences by it.
+        A step is the distance between two neighbouring values that the block can hold. None where
+        no step is known. `diff` bounds the error of an encoding by it.
         """
         return None
 
@@ -167,18 +170,25 @@ class Codec:
     # What follows is for weights stored in several tensors, whose row has a `claim`.
 
     def shape_of(self, raw: Mapping[str, Bytes]) -> tuple[int, ...]:
-        """Return the weight's shape, which the claiming part alone must say; else CodecError."""
+        """Return the shape of a weight stored in several parts.
+
+        `raw` needs to hold only the part whose suffix is the encoding's `claim`. The base raises
+        CodecError, because plain blocks do not say their weight's shape.
+        """
         raise CodecError(f"{self.name}: its parts do not say the weight's shape")
 
     def needed(self, raw: Mapping[str, Bytes]) -> Sequence[str]:
         """Return the suffixes of the parts that must exist.
 
-        The claiming part in `raw` is enough to say.
+        `raw` needs to hold only the part whose suffix is the encoding's `claim`.
         """
         return self.parts
 
     def stored_as(self, parts: Iterable[str]) -> Mapping[str, str]:
-        """Return {suffix: encoding of the stored tensor} in the order of `parts`."""
+        """Return {suffix: encoding of the stored tensor} in the order of `parts`.
+
+        The base returns U8 for all.
+        """
         return dict.fromkeys(parts, "U8")
 
     def config(self, options: Mapping[str, Any], left_out: Sequence[str]) -> Mapping[str, Any]:
@@ -221,7 +231,10 @@ def check_length(name: str, found: int, expected: int, what: str) -> None:
 
 
 def check_out(name: str, out: Array, dtype: str) -> None:
-    """Raise CodecError unless `out` is a writeable, contiguous 1-D array of `dtype`."""
+    """Raise CodecError unless `out` is a writeable, contiguous 1-D array of `dtype`.
+
+    `name` is the encoding, which begins the message.
+    """
     if out.ndim != 1 or not out.flags.c_contiguous or not out.flags.writeable:
         raise CodecError(
             f"{name}: the output must be a writeable, contiguous 1-D array, "
@@ -244,7 +257,10 @@ def as_rows(name: str, x: Array, dtype: str = "float32") -> Array:
 
 
 def check_finite(name: str, x: Array) -> None:
-    """Raise CodecError naming the first NaN or infinity: blocks have no way to hold one."""
+    """Raise CodecError naming the first NaN or infinity of `x`: blocks cannot hold one.
+
+    `name` is the encoding, which begins the message.
+    """
     finite = np.isfinite(x)
     if not finite.all():
         index = int(np.argmin(finite.reshape(-1)))
@@ -285,8 +301,9 @@ class BlockCodec(Codec):
         """Fill `n` records from `x` [n, block_size].
 
         `weights` [n, block_size] is the importance of each element, None without an importance
-        matrix. `sigma2` [n] then is the mean square of the row that contains the block, for codecs
-        that `weighs_rows`. `is_fused` rounds multiply-adds once.
+        matrix. `sigma2` [n] is the mean square of the row that contains the block; it is None
+        without `weights`, or where the codec's `weighs_rows` is False. `fused` rounds multiply-adds
+        once.
         """
         raise CodecError(f"{self.name}: there is no encoder; choose another encoding")
 
@@ -306,19 +323,15 @@ class BlockCodec(Codec):
         return np.abs(block[self.step].astype(np.float32)) if self.step else None
 
     def steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
-        """Return float32 [count]: each block's step, repeated for its elements.
-
-        It is None where unknown.
-        """
+        """Return float32 [count]: each block's step, repeated for its elements; None if unknown."""
         found = self.block_steps(part_bytes(self.name, raw).view(self.layout))
         return None if found is None else found.repeat(self.block_size)[:count]
 
     def decode(self, raw: Mapping[str, Bytes], out: Array) -> None:
-        """Fill float32 `out` from blocks in a row.
+        """Fill float32 `out` from consecutive blocks.
 
-        Elements of the last block beyond `out` are dropped.
-
-        Raises CodecError when the byte count does not fit the element count.
+        Elements of the last block beyond `out` are dropped. Raises CodecError when the byte count
+        does not fit the element count.
         """
         records = self.main(raw, out).view(self.layout)
         blocks, short = divmod(out.size, self.block_size)
@@ -386,11 +399,10 @@ class BlockCodec(Codec):
             )
 
     def _check_importance(self, rows: F32, importance: Array | None) -> F32 | None:
-        """Return the importance as float32 [columns].
+        """Return the importance as float32 [columns]; None without one, or for a flat encoding.
 
-        It is None without one, or for a codec of flat tensors.
-
-        Raises CodecError where it has another number of columns, a NaN or an infinity.
+        A flat encoding's blocks run across rows. Raises CodecError where the importance has another
+        number of columns, a NaN or an infinity.
         """
         if importance is None or self.row.flat:
             return None
@@ -421,14 +433,17 @@ def scale_column(values: Array) -> F32:
 
 
 def largest_steps(block: Blocks, scales: Array) -> F32:
-    """Return float32 [n]: |d| times the largest magnitude of a superblock's scales [n, k]."""
+    """Return float32 [n]: each superblock's largest step, |d| times its largest |scale|.
+
+    `scales` are [n, k].
+    """
     d, largest = np.abs(block["d"].astype(np.float32)), np.abs(scales.astype(np.float32))
     found: F32 = d * largest.max(axis=1)
     return found
 
 
 def is_padded(row: Encoding, columns: int, row_bytes: int) -> bool:
-    """Return whether rows of `row_bytes` bytes hold more blocks than their columns need."""
+    """Return whether rows of `row_bytes` bytes hold more elements than `columns`, as padding."""
     return (row_bytes - row.row_header) * row.block_size != columns * row.type_size
 
 

@@ -87,14 +87,14 @@ class Bnb4Codec(Codec):
     def needed(self, raw: Mapping[str, Bytes]) -> Sequence[str]:
         """Return the suffixes that must exist.
 
-        The nested ones must exist too where the absmax is quantized itself.
+        They include those of the nested absmax where the absmax itself is quantized.
         """
         return self.parts + self.optional_parts * quant_state.is_nested(self.name, raw)
 
     def stored_as(self, parts: Iterable[str]) -> Mapping[str, str]:
         """Return {suffix: encoding}: F32 for numbers, U8 for codes and JSON.
 
-        The absmax is U8 codes where it has a nested absmax.
+        The absmax is F32 numbers, or U8 codes where `parts` include a nested absmax.
         """
         every = tuple(parts)
         floats = {*self.optional_parts, quant_state.QUANT_MAP}
@@ -105,8 +105,8 @@ class Bnb4Codec(Codec):
     def config(self, options: Mapping[str, Any], left_out: Sequence[str]) -> Mapping[str, Any]:
         """Return the `quantization_config` that transformers writes for a model it packed itself.
 
-        The head is always skipped. Source: transformers' BitsAndBytesConfig.to_dict with its
-        defaults.
+        `left_out` are skipped, and the head (transformers skips it where nothing is listed).
+        Source: transformers' BitsAndBytesConfig.to_dict with its defaults.
         """
         return {
             "_load_in_4bit": True,

@@ -15,10 +15,11 @@ STRATEGIES = ("tensor", "channel", *GROUPED, "block")  # of weights; "token" is 
 
 
 def check_claims(weights: Mapping[str, Any], where: str, **holds: Any) -> None:
-    """Raise CodecError where the weight's arguments contradict a value of `holds`.
+    """Raise CodecError where the configuration of a weight contradicts its stored tensors.
 
-    `holds` is {key of the arguments: value that the stored tensors have}; `where` names these
-    tensors in the message. A key that is absent from the arguments contradicts nothing.
+    `weights` are the arguments under "weights" in the weight's config group. `holds` is {key of
+    these: value that the stored tensors have}, and `where` names those tensors in the message. A
+    key that the configuration leaves out contradicts nothing.
     """
     for key, value in holds.items():
         if weights.get(key) not in (None, value):
@@ -28,9 +29,10 @@ def check_claims(weights: Mapping[str, Any], where: str, **holds: Any) -> None:
 def scale_strategy(
     weights: Mapping[str, Any], scale: Sequence[int], allowed: Sequence[str] = STRATEGIES
 ) -> str | None:
-    """Return the strategy that the arguments name ("group", "channel", ...); None without one.
+    """Return the scale strategy ("group", "channel", ...) of a config group; None without one.
 
-    Raises CodecError for a strategy that is not in `allowed`; `scale` is the scales' shape.
+    `weights` are the group's arguments under "weights". Raises CodecError for a strategy that is
+    not in `allowed`. `scale` is the scales' shape, for the message only.
     """
     stated = weights.get("strategy")
     if stated is not None and stated not in allowed:
@@ -44,9 +46,9 @@ def scale_strategy(
 def scale_shapes(
     shape: tuple[int, ...], weights: Mapping[str, Any], strategy: str | None
 ) -> list[tuple[int, ...]]:
-    """Return the shapes that scales may have by strategy and group size; [] where any may be.
+    """Return the shapes that scales may have by strategy and group size; [] if any shape will do.
 
-    `shape` is the weight's, `weights` its arguments of the configuration.
+    `shape` is the weight's. `weights` are the arguments under "weights" of its config group.
     """
     size = weights.get("group_size")
     if strategy == "tensor" and len(shape) == 2:

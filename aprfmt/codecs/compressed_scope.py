@@ -31,9 +31,10 @@ def is_named(target: str, module: str) -> bool:
 
 
 def _is_class(target: str, module: str) -> bool:
-    """Return whether `target` is the class of a module, as far as the module's name tells.
+    """Return whether `target` is the class of a module, judged by the module's name.
 
-    Names with "embed", "wte" or "wpe" are taken for `Embedding`, all others for any other class.
+    Names with "embed", "wte" or "wpe" are taken for `Embedding`, all others for whatever other
+    class the target is.
     """
     if not target.isidentifier() or not target[:1].isupper():
         return False
@@ -72,14 +73,17 @@ def _group_at(groups: Mapping[str, Mapping[str, Any]], module: str) -> str | Non
 
 
 def _section_of_group(section: Config, name: str, group: Mapping[str, Any]) -> Config:
-    """Return the section reduced to one group; `format` is the group's, else the section's."""
+    """Return the section with only this group in it, and the group's `format` if it has one."""
     own = group.get("format")
     form = own if isinstance(own, str) and own else section.get("format")
     return {**section, "format": form, "config_groups": {name: group}}
 
 
 def _section_at(section: Config, module: str) -> Config | None:
-    """Return the section that holds for one module; None where the module is not quantized."""
+    """Return the section that applies to one module; None where the module is not quantized.
+
+    With a single group the whole section is returned, even if the group does not match the module.
+    """
     if any(
         is_named(name, module) or (name == _EMBEDDING and _is_class(name, module))
         for name in section_names(section, "ignore")

@@ -83,9 +83,9 @@ def _format_of(config: Config) -> str:
 
 
 def weight_arguments(config: Config) -> Mapping[str, Any]:
-    """Return the weight arguments of the configuration's groups, which must all be equal.
+    """Return the mapping under "weights" of the config groups (num_bits, type, ...), equal in all.
 
-    Raises CodecError where there are none, and UnsupportedError where groups differ: the section
+    Raises CodecError where no group has one, and UnsupportedError where groups differ: the section
     alone does not say which tensor is in which group.
     """
     groups = config.get("config_groups")
@@ -113,10 +113,12 @@ def _matrix_shape(parts: Parts, suffix: str) -> tuple[int, ...]:
 def numbers_by_tile(
     values: Array, shape: tuple[int, ...], weights: Mapping[str, Any], part: str
 ) -> tuple[Array, Tile]:
-    """Return (scales or zero points [matrices, down, across], (rows, columns) of their tiles).
+    """Return (scales or zero points by tile [matrices, down, across], (rows, columns) of a tile).
 
-    Sizes of tensor, channel and group scales follow from their shape; tiles need `block_structure`.
-    `part` is the suffix named in errors.
+    A tile is the part of a matrix [out, in] under one scale. `down` and `across` count the tiles.
+    `shape` is the weight's. Tiles of tensor, channel and group scales follow from the shape of
+    `values`; those of block scales are `block_structure` of `weights`. `part` is the suffix named
+    in errors.
     """
     tile: Tile = (shape[-2], shape[-1])
     if values.size == 1:
@@ -141,9 +143,10 @@ def _lay_out_codes(
     zero: F32 | None,
     weights: Mapping[str, Any],
 ) -> WeightLayout:
-    """Return the layout of a weight whose scales and zero points may have different tiles.
+    """Return the layout of a weight whose scales and zero points may have tiles of different size.
 
-    Both are spread over tiles whose sides are the greatest common divisors.
+    Both are repeated for tiles whose sides are the greatest common divisors. `values` holds the
+    number that each code stands for.
     """
     held, tile = numbers_by_tile(scale.held, shape, weights, SCALE)
     if zero is None:
@@ -162,9 +165,10 @@ def _lay_out_codes(
 
 
 def _numbers_by_group(values: Array, shape: tuple[int, ...], part: str) -> Array:
-    """Return scales or zero points as [..., out, groups].
+    """Return scales or zero points as [..., out, groups], or with all axes 1 for a single number.
 
-    Raises CodecError for a shape that is no such grid.
+    `shape` is the weight's, `part` the suffix named in errors. Raises CodecError for a shape that
+    is not a number for each row or for each group of a row.
     """
     if values.size == 1:
         return values.reshape((1,) * len(shape))
@@ -181,10 +185,10 @@ def _numbers_by_group(values: Array, shape: tuple[int, ...], part: str) -> Array
 
 
 def _check_parts(shape: tuple[int, ...], parts: Parts, weights: Mapping[str, Any]) -> None:
-    """Raise CodecError unless scales and zero points are what the weight's arguments ask for.
+    """Raise CodecError unless scales and zero points are what the configuration asks for.
 
-    Scales must be one for all, one a row or one a group of the configured size. Zero points must
-    exist where the arguments say that the weight is not symmetric.
+    `weights` is its mapping under "weights". Scales must be one for all, one a row or one a group
+    of the configured size. Zero points must exist where it says `symmetric: false`.
     """
     if weights.get("symmetric") is False:
         required_part(f"{NAME}: config says symmetric false", parts, _ZERO)
@@ -219,7 +223,8 @@ def _packed_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 def _zero_points(parts: Parts, shape: tuple[int, ...], bits: int, scale: Array) -> F32 | None:
     """Return zero points as float32 [..., out, groups]; None without any.
 
-    They count from the middle of the codes. Packed ones (int32) are unpacked along the outputs.
+    0 stands for the middle code, 2 ** (bits - 1). int32 ones are packed along the outputs, and
+    int8 ones are not packed.
     """
     if _ZERO not in parts:
         return None

@@ -24,10 +24,10 @@ _SCALED: Mapping[str, str] = {"scale": "", "nested_absmax": "absmax", "absmax": 
 
 
 def check_input_scale_tensors(parts: Mapping[str, LazyTensor]) -> None:
-    """Raise CodecError for scales of activations that are NaN, infinite or negative.
+    """Raise CodecError for activation scales that are NaN, infinite or negative.
 
-    `parts` are the stored tensors by suffix; those that scale no activations are not read. No value
-    of a weight depends on these scales, so that decoding does not check them.
+    `parts` are the stored tensors by suffix; other parts are not read. Decoding does not check
+    these scales, because no value of the weight depends on them.
     """
     for suffix, part in parts.items():
         if OF_INPUTS.search(suffix) and _SIGNED not in suffix:
@@ -68,7 +68,8 @@ def _lost_scales_text(zeros: Sequence[str], codes: str) -> str:
 def check_scales(name: str, main: str, parts: Parts, laid: WeightLayout) -> None:
     """Raise CodecError where all scales are 0 while the codes of part `main` differ.
 
-    `name` is the dialect, named in the error.
+    `laid` is the weight's layout, `parts` its stored tensors by suffix. `name` is the dialect,
+    named in the error.
     """
     scale, factor = laid.scale, laid.factor
     stored = scale is None or not scale.held.size or _any_scale(scale)
@@ -80,9 +81,10 @@ def check_scales(name: str, main: str, parts: Parts, laid: WeightLayout) -> None
 
 
 def _any_scale(numbers: GroupNumbers) -> bool:
-    """Return whether any scale is not 0; a byte of 0 counts as 0, also as a power of two (2**-127).
+    """Return whether any scale is not 0.
 
-    The first row of a matrix is checked alone before all of its rows are read.
+    A stored byte 0 counts as 0, although as E8M0 it is 2**-127. The first row of a matrix is
+    checked before all of its rows are read.
     """
     for matrix, held in enumerate(numbers.held):
         table = numbers.table_of(matrix)

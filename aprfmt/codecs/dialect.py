@@ -81,21 +81,27 @@ class Dialect:
     called: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def prefix_of(self, name: str) -> str | None:
-        """Return the part of a tensor's name before the main part's suffix.
+        """Return a tensor's name without the main part's suffix; None if it lacks the suffix.
 
-        It is None without the suffix.
+        Where the main part has no suffix the whole name is the prefix, unless it ends in ".weight".
         """
         if self.main:
             return name.removesuffix(self.main) if name.endswith(self.main) else None
         return None if name.endswith(".weight") else name
 
     def stored(self, prefix: str, part: str, names: Container[str]) -> str | None:
-        """Return the name among `names` under which a part is stored; None if it is missing."""
+        """Return the name among `names` of the part with suffix `part`; None if it is missing.
+
+        `prefix` is the weight's name before the suffix. Other spellings of the suffix count too.
+        """
         spellings = (part, *self.called.get(part, ()))
         return next((prefix + one for one in spellings if prefix + one in names), None)
 
     def packs(self, encoding: str) -> bool:
-        """Return whether a main part of this encoding cannot be the weight itself."""
+        """Return whether a tensor named like the main part, in this encoding, must hold codes.
+
+        False where it may as well be a plain weight of that name.
+        """
         return self.main != self.weight or encoding in self.coded
 
 

@@ -81,7 +81,7 @@ def dialects_at(section: Config, module: str) -> tuple[Sequence[Dialect], Config
 
 
 def unmistakable_dialects(rows: Sequence[Dialect]) -> list[Dialect]:
-    """Return the dialects not in `rows` whose codes have a suffix that plain weights lack."""
+    """Return the dialects not in `rows` whose codes have a suffix that no plain weight has."""
     every = map(DIALECTS.__getitem__, DIALECTS)
     return [row for row in every if row.main != row.weight and row not in rows]
 
@@ -111,9 +111,9 @@ def is_packed_part(name: str) -> bool:
 
 
 def lay_out(dialect: Dialect, parts: Parts, config: Config) -> WeightLayout | None:
-    """Return the layout of a weight, to be decoded by rows; None for one without elements.
+    """Return where a packed weight's codes, scales and zero points are, ready to decode by rows.
 
-    Raises CodecError where parts do not fit.
+    None for a weight without elements. Raises CodecError where parts do not fit.
     """
     for suffix in (dialect.main, *dialect.parts):
         required_part(dialect.name, parts, suffix)

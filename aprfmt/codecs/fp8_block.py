@@ -48,7 +48,7 @@ UNCLAIMED: Config = {"quant_method": "fp8"}  # what a scale says where no config
 
 
 def _recognizes(config: Config) -> bool:
-    """Return whether a quantization section names this method."""
+    """Return whether a quantization section names one of the methods that store FP8 like this."""
     return config.get("quant_method") in _METHODS
 
 
@@ -85,9 +85,7 @@ class _DialectRows:
         return shape
 
     def tile(self, parts: Parts, shape: tuple[int, ...], config: Config) -> tuple[int, int] | None:
-        """Return (rows, columns) of the tile under one scale.
-
-        It is None for one scale for the whole weight.
+        """Return (rows, columns) of the tile under one scale; None if one scale is for all.
 
         Raises CodecError where the number of scales fits neither the configuration nor the weight.
         """
@@ -203,10 +201,11 @@ EXPERTS = _make_dialect("fp8_experts", "", "_scale_inv", "_activation_scale")
 
 
 def has_multiplying_scale(parts: Parts) -> bool:
-    """Return whether one-byte FP8 codes and their float scale can be read without a configuration.
+    """Return whether an FP8 weight's codes are to be multiplied by its float scale.
 
-    True where the median of the scales is at most 1. Weights are far smaller than 1, so that a
-    scale above 1 is the one that quantizing multiplied by. `parts` are those of a weight.
+    It is judged by size, without a configuration: True where the median of the scales is at most 1.
+    Weights are far smaller than 1, so that a scale above 1 is the one that quantizing multiplied
+    by. False without scales, or for other encodings. `parts` are those of a weight, by suffix.
     """
     rows = next((row for row in (DIALECT, EXPERTS) if row.main in parts), None)
     if rows is None or rows.parts[0] not in parts:

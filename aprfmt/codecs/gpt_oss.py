@@ -27,7 +27,7 @@ NAME = "gpt_oss"
 
 
 def _recognizes(config: Config) -> bool:
-    """Return whether a quantization section names this method."""
+    """Return whether a quantization section is gpt-oss's, whose method is "mxfp4"."""
     return config.get("quant_method") == "mxfp4"
 
 

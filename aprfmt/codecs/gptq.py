@@ -41,7 +41,7 @@ _ZERO_OFFSET = {"gptq": 1, "gptq_v2": 0}
 
 
 def _recognizes(config: Config) -> bool:
-    """Return whether a quantization section names this method."""
+    """Return whether a quantization section is one of GPTQ."""
     return config.get("quant_method") == "gptq"
 
 

@@ -1,4 +1,4 @@
-"""A packed weight as four- or eight-bit codes and the numbers of its groups, in any format.
+"""A packed weight as four- or eight-bit codes and the scales of its groups, in any format.
 
 Repacking from one format to another and writing a quantized weight share it.
 """
@@ -38,7 +38,7 @@ class Groups:
     codes: Literal["int", "e2m1", "e4m3"] = "int"
 
     def rows(self, start: int, stop: int) -> "Groups":
-        """Return the numbers of rows [start, stop) as another `Groups`."""
+        """Return the scales, offsets and zero points of rows [start, stop) as another `Groups`."""
         at = slice(start, stop)
         offset, zeros = (None if x is None else x[at] for x in (self.offset, self.zeros))
         return replace(self, scale=self.scale[at], offset=offset, zeros=zeros)
@@ -80,7 +80,7 @@ class Groups:
         return scaled
 
     def same(self, other: "Groups") -> bool:
-        """Return whether every code has the same value under both."""
+        """Return whether every code has the same value under both, given the same type of codes."""
         if self._equal_bytes(other):
             return True
         pairs_of = ((self.offset, other.offset), (self.zeros, other.zeros))
@@ -90,7 +90,10 @@ class Groups:
         )
 
     def _equal_bytes(self, other: "Groups") -> bool:
-        """Return whether scales are the same bytes, with the same multiplier and divisor."""
+        """Return whether both have the same scale bytes, multiplier (`whole`) and divisor.
+
+        False where either has scales that are not bytes.
+        """
         if self.scale.dtype != np.uint8 or other.scale.dtype != np.uint8 or self.size != other.size:
             return False
         for a, b in ((self.whole, other.whole), (self.divisor, other.divisor)):
@@ -104,7 +107,7 @@ class Groups:
 
 @dataclass(frozen=True)
 class GridWeight:
-    """A weight of `shape` [..., out, in] as codes and the numbers of its groups.
+    """A weight of `shape` [..., out, in] as codes and the scales of its groups.
 
     `codes(start, stop)` returns rows, uint8 [rows, in/2], the low nibble first; codes of eight bits
     are [rows, in].
@@ -120,7 +123,10 @@ class GridWeight:
             return self._values(self.groups.rows(start, stop), self.codes(start, stop))
 
     def _values(self, groups: Groups, held: U8) -> F32:
-        """Return float32 [rows, in]: the values of codes `held` under the `groups` of rows."""
+        """Return float32 [rows, in]: the values of codes `held` under the scales of their rows.
+
+        `groups` holds the scales, offsets and zero points of these rows.
+        """
         if groups.codes == "e4m3":
             codes: Array = fp8.E4M3.values[held]
         else:

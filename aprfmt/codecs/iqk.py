@@ -104,7 +104,7 @@ class _HalfScaled(SubBlocks):
     """16 sub-blocks of 16 elements under a float16."""
 
     def second(self, block: Blocks) -> Codes:
-        """Return one bit of the member `extra` for each sub-block, [n, 16]."""
+        """Return [n, 16]: 1 where a sub-block takes the second table, from the bits of `extra`."""
         return unpack_flags(block["extra"], 16)
 
     def decode_blocks(self, block: Blocks, out: F32) -> None:

@@ -54,7 +54,10 @@ class _RowScaled(SubBlocks, RowCodec):
         self.fill(d, block, out)
 
     def row_steps(self, d: F32, block: Blocks) -> F32 | None:
-        """Return float32 [n, 1]: d times the largest scale times the largest gap of the table."""
+        """Return float32 [n, 1]: d times the largest scale times the largest gap of the table.
+
+        It is the largest distance between neighbouring values of each record.
+        """
         largest = np.abs(self.scales(block)).max(axis=1, keepdims=True).astype(np.float32)
         found: F32 = d * largest * np.float32(self.widest)
         return found
@@ -76,7 +79,7 @@ class Iq2Ks(_RowScaled):
         return (unpack_pairs(block["scales"]) | high) - 16
 
     def second(self, block: Blocks) -> Codes:
-        """Return the low byte of `extra` as bits [n, 8], one a sub-block."""
+        """Return [n, 8]: 1 where a sub-block takes the second table (low byte of `extra`)."""
         return unpack_flags(block["extra"], 8)
 
 
@@ -96,7 +99,7 @@ class Iq3Ks(_RowScaled):
         return (unpack_halves(block["scales"]).reshape(-1, 8) | high) - 16
 
     def second(self, block: Blocks) -> Codes:
-        """Return the high byte of `extra` as bits [n, 8], one a sub-block."""
+        """Return [n, 8]: 1 where a sub-block takes the second table (high byte of `extra`)."""
         return unpack_flags(block["extra"] >> 8, 8)
 
 
@@ -115,7 +118,7 @@ class Iq4Ks(_RowScaled):
         return (block["scales"] & 254).astype(np.int32) - 127
 
     def second(self, block: Blocks) -> Codes:
-        """Return the lowest bit of each scale's byte, [n, 8]."""
+        """Return [n, 8]: 1 where a sub-block takes the second table (lowest bit of the scale)."""
         return block["scales"] & 1
 
 
@@ -161,7 +164,7 @@ class Iq4Kss(_RowScaled):
         return (self._scale_bytes(block) & 254) - 127
 
     def second(self, block: Blocks) -> Codes:
-        """Return the lowest bit of each scale's byte, [n, 8]."""
+        """Return [n, 8]: 1 where a sub-block takes the second table (lowest bit of the scale)."""
         return self._scale_bytes(block) & 1
 
 
@@ -205,7 +208,7 @@ class _Ternary(RowCodec):
         np.multiply(self.digits(block).astype(np.float32) - 1, d, out=out)
 
     def row_steps(self, d: F32, block: Blocks) -> F32:
-        """Return the row's scale, which is the distance between neighbouring values."""
+        """Return float32 [n, 1]: the row's scale, the distance between neighbouring values."""
         return d
 
 
@@ -217,8 +220,8 @@ class Iq1Bn(_Ternary):
     def digits(self, block: Blocks) -> Codes:
         """Return the ternary digits [n, 64].
 
-        Multiplied by 81, 27, 9, 3 or 1 (and wrapped to a byte), a byte begins with a digit, in
-        thirds of 256.
+        A byte times 81, 27, 9, 3 or 1, modulo 256, has one digit in front: the whole part of 3 *
+        byte / 256.
         """
         powers = np.array((81, 27, 9, 3, 1), np.uint8)
         first = block["ql"].reshape(-1, 4, 3, 1) * powers  # wraps: bytes
@@ -247,7 +250,7 @@ class Q8Kv(RowCodec):
         np.multiply(d, block["qs"].astype(np.float32), out=out)
 
     def row_steps(self, d: F32, block: Blocks) -> F32:
-        """Return the row's scale, which is the distance between neighbouring values."""
+        """Return float32 [n, 1]: the row's scale, the distance between neighbouring values."""
         return d
 
 

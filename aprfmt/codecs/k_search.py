@@ -68,7 +68,10 @@ def importance_weights(x: F32, importance: F32, factor: float, fused: bool) -> F
 def encode_scales_and_mins(
     x: F32, plan: SearchPlan, importance: F32 | None, fused: bool
 ) -> BlockFields:
-    """Return the fields of superblocks x [n, 256] whose sub-blocks have a scale and a min."""
+    """Return the fields of superblocks x [n, 256] whose sub-blocks have a scale and a min.
+
+    `importance` [n, 256] weighs the elements; without it they are weighed by magnitude.
+    """
     n, subs = len(x), x.shape[1] // plan.size
     turned = element_first(x, plan.size)
     # Search scale and min of each sub-block, then encode these with 6 or 4 bits.
@@ -102,7 +105,10 @@ def encode_scales_and_mins(
 
 
 def _scale_by_largest(values: F32, top: int, fused: bool) -> tuple[npt.NDArray[np.float16], Codes]:
-    """Return (d [n], codes [n, k]) of values [n, k]: the largest value gets the code `top`."""
+    """Return (d [n], codes [n, k]): values [n, k] are about d * code, the largest code is `top`.
+
+    d is rounded to float16 after the codes are chosen.
+    """
     largest = np.fmax.reduce(values, axis=1, initial=np.float32(0)) + np.float32(0)  # never -0
     inverse = np.divide(np.float32(top), largest, out=np.zeros_like(largest), where=largest > 0)
     codes = nearest_product(inverse[:, None], values, fused).astype(np.uint8)
@@ -112,7 +118,10 @@ def _scale_by_largest(values: F32, top: int, fused: bool) -> tuple[npt.NDArray[n
 def _scale_by_search(
     values: F32, top: int, weights: F32, fused: bool
 ) -> tuple[npt.NDArray[np.float16], Codes]:
-    """Return (d [n], codes [n, k]) of values [n, k] by ggml's search; `weights` are [k, n]."""
+    """Return (d [n], codes [n, k]): values [n, k] are about d * code, as ggml's search finds them.
+
+    The codes go from 0 to `top`. `weights` [k, n] weigh the values.
+    """
     scale, code = positive_scale(element_first(values, values.shape[1]), top, weights, fused)
     return scale.astype(np.float16), block_first(code, values.shape[1])
 
@@ -120,10 +129,11 @@ def _scale_by_search(
 def encode_codes(
     x: F32, codes: Codes, d: F32, bounds: tuple[int, int], *, offset: F32 | None = None, plus: int
 ) -> Codes:
-    """Return the codes of x [n, 256] under the rounded scales d [n, sub-blocks], uint8 [n, 256].
+    """Return the codes of x [n, 256] under the stored scales d [n, sub-blocks], uint8 [n, 256].
 
     `bounds` are the lowest and the highest code, `offset` [n, sub-blocks] is added before the
-    division. Where a scale is 0 the given `codes` stay. `plus` makes signed codes unsigned.
+    division. Where a scale is 0 the codes in `codes` are returned unchanged. `plus` is added to
+    signed codes to make them unsigned.
     """
     subs = x.reshape(*d.shape, -1)  # (block, sub-block, element)
     shifted = subs if offset is None else subs + offset[..., None]

@@ -1,4 +1,4 @@
-"""The common form of every packed weight: where its codes lie, and the numbers of its groups.
+"""The common form of every packed weight: where its codes lie, and its scales.
 
     value = (number of the code - zero) * scale + offset        each step rounded to float32
 
@@ -32,18 +32,24 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # nibble of a word, lowest first -> output
 
 
 def _stream_of_rows(held: Array, start: int, stop: int) -> U8:
-    """Return the code bytes of rows [start, stop), uint8 [rows, bytes], stored by rows."""
+    """Return the code bytes of rows [start, stop), uint8 [rows, bytes], of codes stored by rows."""
     found: U8 = held[start:stop]
     return found
 
 
 def _stream_of_columns(held: Array, start: int, stop: int) -> U8:
-    """Return the code bytes of rows [start, stop), uint8 [rows, bytes], stored by columns."""
+    """Return the code bytes of rows [start, stop), uint8 [rows, bytes], of codes stored by columns.
+
+    `held` is [words of a row, rows]: a word packs codes of one row, and rows are side by side.
+    """
     return np.ascontiguousarray(held[:, start:stop].T).view(np.uint8)
 
 
 def _stream_of_awq(held: Array, start: int, stop: int) -> U8:
-    """Return the code bytes of rows [start, stop), uint8 [rows, bytes], stored in AWQ's words."""
+    """Return the code bytes of rows [start, stop), uint8 [rows, bytes], of codes in AWQ's words.
+
+    `held` [columns, rows / 8] packs one column of eight rows into a word, in the order `AWQ_ORDER`.
+    """
     words = held[:, start // 8 : -(-stop // 8)]
     made = np.empty((words.shape[1], 8, -(-len(words) // 2)), np.uint8)
     for place, output in enumerate(AWQ_ORDER):
@@ -54,7 +60,10 @@ def _stream_of_awq(held: Array, start: int, stop: int) -> U8:
 
 
 def _stream_of_pairs(held: Array, start: int, stop: int) -> U8:
-    """Return the code bytes of rows [start, stop), uint8 [rows, bytes], stored in row pairs."""
+    """Return the code bytes of rows [start, stop), uint8 [rows, bytes], of codes in row pairs.
+
+    `held` [rows / 2, columns] has two rows in a byte, the first in the low 4 bits.
+    """
     some = held[start // 2 : -(-stop // 2)]
     codes = np.zeros((len(some), 2, -(-some.shape[1] // 2) * 2), np.uint8)
     codes[:, 0, : some.shape[1]], codes[:, 1, : some.shape[1]] = some & 15, some >> 4
@@ -116,9 +125,9 @@ def transpose_numbers(numbers: F32) -> F32:
 
 
 def _rows_together(held: Array | None, start: int, stop: int) -> Array | None:
-    """Return the numbers of rows [start, stop) of [rows, groups], contiguous by row.
+    """Return the numbers of rows [start, stop) of [rows, groups], those of a row side by side.
 
-    None is returned as None.
+    Numbers that are stored column by column are copied. None is returned as None.
     """
     if held is None or held.strides[1] == held.itemsize or held.strides[0] != held.itemsize:
         return None if held is None else held[start:stop]
@@ -136,16 +145,13 @@ class GroupNumbers(NamedTuple):
     table: F32 | None = None
 
     def of(self, matrix: int) -> F32:
-        """Return the numbers of one matrix, float32 [down, across]."""
+        """Return the scales (or zero points, or offsets) of one matrix, float32 [down, across]."""
         table = self.table_of(matrix)
         held: F32 = self.held[matrix] if table is None else table[self.held[matrix]]
         return held
 
     def table_of(self, matrix: int) -> F32 | None:
-        """Return float32 [256], the value of each byte in a matrix.
-
-        It is None where numbers are floats.
-        """
+        """Return float32 [256], the value of each byte in a matrix; None for float numbers."""
         return None if self.table is None else self.table[matrix % len(self.table)]
 
     def floats(self) -> F32:
@@ -345,10 +351,11 @@ class WeightLayout:
             out *= self.factor
 
     def _across(self, first: int, rows: int) -> bool:
-        """Return whether a kernel decodes rows where they lie, eight at a time, untransposed.
+        """Return whether the kernel that decodes eight rows at a time, untransposed, is to be used.
 
-        That pays only for columns which each have a group: one row alone would look up every one,
-        where eight rows have their numbers side by side.
+        It is the faster one only where columns choose their own group: eight rows then share one
+        look-up of the group. `first`, `rows` and the columns must be multiples of eight, and a
+        row's codes fill whole 32-bit words.
         """
         bits, columns = self.codes.bits, self.shape[-1]
         widths = _ACROSS.get((self.codes.order, self.codes.held.itemsize), ())
@@ -356,9 +363,10 @@ class WeightLayout:
         return whole and bits in widths and self.group is not None and self.tile[0] == 1
 
     def _decode_rows_by_numpy(self, matrix: int, first: int, streams: U8, out: F32) -> None:
-        """Fill `out` from the rows' streams by numpy: the reference that kernels must equal.
+        """Fill `out` with the values of rows by numpy: the reference that kernels must equal.
 
-        `first` is the number of the first row in its matrix.
+        `streams` are the rows' code bytes, and `first` is the number of the first row in its
+        matrix.
         """
         rows, columns = out.shape
         down = np.arange(first, first + rows) // self.tile[0]
@@ -394,9 +402,9 @@ def wrap_codes(raw: U8, bits: int, shape: Sequence[int], values: Array) -> tuple
 
 
 def broadcast_to_matrices(values: Array, shape: Sequence[int], grid: Sequence[int]) -> Array:
-    """Return numbers that broadcast over [..., down, across] as [matrices, down, across].
+    """Return scales or zero points as [matrices, down, across], repeated where several share one.
 
-    `shape` is the weight's, `grid` is (down, across).
+    `values` broadcast over [..., down, across], `shape` is the weight's, `grid` is (down, across).
     """
     every = np.broadcast_to(values, (*shape[:-2], *grid))
     return every.reshape(-1, *grid)
@@ -408,9 +416,9 @@ def tile_grid(shape: Sequence[int], tile: Tile) -> tuple[int, int]:
 
 
 def spread_on_tiles(held: Array, tile: Tile, finer: Tile, shape: Sequence[int]) -> Array:
-    """Return numbers of tiles [..., down, across], repeated for the finer tiles within each.
+    """Return the numbers of tiles [..., down, across] repeated for the finer tiles within each.
 
-    The sizes of `finer` divide those of `tile`.
+    `tile` and `finer` are (rows, columns); the sizes of `finer` divide those of `tile`.
     """
     if tile == finer:
         return held
@@ -422,9 +430,9 @@ def spread_on_tiles(held: Array, tile: Tile, finer: Tile, shape: Sequence[int]) 
 
 
 def as_group_numbers(raw: Array, table: Array | None, name: str) -> GroupNumbers:
-    """Return numbers of any shape; CodecError if one is NaN, infinite or negative.
+    """Return scales of any shape as `GroupNumbers`; CodecError for a NaN, infinite or negative one.
 
-    Bytes in `raw` are looked up in `table`. `name` begins the error's text.
+    `raw` holds floats, or bytes to be looked up in `table`. `name` begins the error's text.
     """
     if table is None:
         fine = not raw.size or (raw.min() >= 0 and raw.max() < np.inf)  # both NaN where one is

@@ -37,9 +37,10 @@ def fill_codes(dialect: Dialect, parts: Parts, code: int, bits: int) -> Parts:
 
 
 def lattice_of(dialect: Dialect, parts: Parts, config: Config, values: F32) -> Lattice | None:
-    """Return the lattice of a weight's decoded `values`; None where its codes are not known.
+    """Return the step and range of each element of a packed weight; None where codes are unknown.
 
-    Both ends come from decoding the weight with all codes at the lowest and at the highest.
+    `values` is the decoded weight. The lowest and highest value come from decoding the weight with
+    all codes at the lowest and at the highest.
     """
     codes = dialect.codes(parts, config) if dialect.codes is not None else None
     if codes is None:
@@ -75,13 +76,19 @@ class PackedWeight(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The weight's shape; of a band [rows, columns]. CodecError where parts do not fit."""
+        """The weight's shape, or [rows, columns] where this is a band of it.
+
+        Raises CodecError where parts do not fit.
+        """
         if self.laid is not None and self.rows is not None:
             return self.rows[1] - self.rows[0], self.laid.shape[-1]
         return self.dialect.shape_of(self.parts, self.config)
 
     def decode(self) -> F32:
-        """Return the weight (float32). Raises CodecError where parts do not fit."""
+        """Return the weight, or this band of it, as float32.
+
+        Raises CodecError where parts do not fit.
+        """
         if self.laid is not None and self.rows is not None:
             return self.laid.decode(*self.rows)
         return decode_weight(self.dialect, self.parts, self.config)
@@ -96,14 +103,14 @@ class PackedWeight(NamedTuple):
     ) -> list[tuple[int, int, int]]:
         """Fill `out` with the weight's bytes in an encoding for which `recodes` is True.
 
-        Returns the counts of `LaidOut.recode_into`.
+        Returns the counts of `WeightLayout.recode_into`.
         """
         laid = self.laid_out()
         assert laid is not None
         return laid.recode_into(encoding, out, *(self.rows or (0, laid.rows)), threads=threads)
 
     def split_bands(self, elements: int) -> "list[PackedWeight]":
-        """Return the weight as bands of about `elements` elements, in order.
+        """Return the weight as bands of consecutive rows, about `elements` elements each.
 
         The list is [self] for a weight without elements. Raises CodecError where parts do not fit.
         """
@@ -125,9 +132,9 @@ class PackedWeight(NamedTuple):
         return self.laid or lay_out(self.dialect, self.parts, self.config)
 
     def lattice(self, values: F32) -> Lattice | None:
-        """Return the lattice of the weight's decoded `values`.
+        """Return the step and range of each element; None where the weight's codes are unknown.
 
-        It is None where its codes are not known.
+        `values` is the decoded weight.
         """
         return lattice_of(self.dialect, self.parts, self.config, values)
 

@@ -59,7 +59,7 @@ MODES = {
 
 
 def _recognizes(config: Config) -> bool:
-    """Return whether a quantization section names this method."""
+    """Return whether a quantization section is MLX's: bits and group size, without a method."""
     return "quant_method" not in config and "bits" in config and "group_size" in config
 
 
@@ -134,7 +134,7 @@ DIALECT = Dialect(
 def _section_at(section: Config, module: str) -> Config | None:
     """Return the settings of one module: its own merged over the model's.
 
-    It is None where it is False.
+    None where the section says False for the module: it is not quantized.
     """
     base = {key: value for key, value in section.items() if not isinstance(value, Mapping | bool)}
     own = section.get(module)

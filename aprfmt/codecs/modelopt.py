@@ -154,7 +154,10 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 def _scales_and_tile(
     found: GroupNumbers, shape: tuple[int, ...], config: Config
 ) -> tuple[GroupNumbers, Tile]:
-    """Return (scales by tile, (rows, columns) of a tile) of scales without input groups."""
+    """Return (scales by tile, (rows, columns) of a tile) where the algorithm has no input groups.
+
+    A tile is the part of a matrix under one scale: a square, a row, or a whole matrix.
+    """
     values = found.held
     tile: Tile = (1, shape[-1])
     if config.get("quant_algo") in _TILED:
@@ -212,9 +215,9 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayo
 
 
 def second_scale(parts: Parts, shape: tuple[int, ...]) -> Array:
-    """Return the scale of NVFP4's scales, broadcastable over the weight.
+    """Return NVFP4's scale of scales, one number or one for each expert.
 
-    It is one number, or one for each expert.
+    Its shape broadcasts over the weight's `shape`.
     """
     second = part_scales(NAME, parts, _SECOND, ("F32",))
     if second.size != 1:

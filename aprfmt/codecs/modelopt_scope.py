@@ -23,9 +23,9 @@ _GROUPS: Mapping[tuple[Any, Any], str] = {(8, "float"): "FP8", (4, "float"): "NV
 
 
 def _algorithm_section(own: Mapping[str, Any]) -> Config:
-    """Return the section of one algorithm.
+    """Return a section with only the algorithm of `own`, in capitals, and its group size.
 
-    The section has its name in capitals and, where given, its group size.
+    The group size is left out where `own` has none.
     """
     found = {"quant_method": METHOD, "quant_algo": str(own.get("quant_algo")).upper()}
     size = own.get("group_size")
@@ -33,7 +33,7 @@ def _algorithm_section(own: Mapping[str, Any]) -> Config:
 
 
 def _default_section(section: Config) -> Config:
-    """Return the section that holds for all modules which are not excluded.
+    """Return the section that applies to all modules which are not excluded.
 
     Without `quant_algo` the algorithm follows from the weights of the first group. Raises
     CodecError where neither names one.
@@ -67,7 +67,7 @@ def _layer_sections(section: Config) -> Mapping[str, Any]:
 
 
 def _section_at(section: Config, module: str) -> Config | None:
-    """Return the section that holds for one module; None where the module is not quantized."""
+    """Return the section that applies to one module; None where the module is not quantized."""
     if any(fnmatchcase(module, pattern) for pattern in section_names(section, *_EXCLUDED)):
         return None
     if section.get("quant_algo") != MIXED:

@@ -36,7 +36,10 @@ Fits = Callable[[str, str], bool]  # (listed name, module)
 
 
 def _matches_name_end(entry: str, module: str) -> bool:
-    """Return whether a listed name ends a module's name, or as a pattern matches its start."""
+    """Return whether a module's name ends in `entry`, or begins with what `entry` matches.
+
+    In the second case `entry` is a pattern, and its match must end where a part of the name ends.
+    """
     if not entry:
         return False
     if module.endswith(entry):
@@ -76,7 +79,7 @@ METHODS: Mapping[str, Method] = {
 
 
 def method_of(section: Config) -> Method | None:
-    """Return how the section's method lists modules; None for a method that is not in the table."""
+    """Return how the section's method lists modules; None for a method that is not in METHODS."""
     stated = section.get("quant_method")
     return METHODS.get(stated) if isinstance(stated, str) else None
 
@@ -94,7 +97,7 @@ def unquantized_list(section: Config) -> tuple[str, list[str]]:
 
 
 def is_listed(section: Config, module: str) -> bool:
-    """Return whether a section's list names a module as not quantized, for every loader."""
+    """Return whether a section's list says for every loader that a module is not quantized."""
     method = method_of(section)
     if method is None:
         return False
@@ -102,7 +105,7 @@ def is_listed(section: Config, module: str) -> bool:
 
 
 def may_list_any(section: Config, entry: str, modules: Iterable[str]) -> bool:
-    """Return whether some loader may take a listed name for one of the modules.
+    """Return whether some loader may take `entry`, a name of the list, for one of the modules.
 
     A name within a module's name counts too, as loaders differ.
     """
@@ -156,9 +159,9 @@ def _strings_in(value: Any) -> list[str]:
 
 
 def _is_targeted(section: Config, spellings: Iterable[str]) -> bool:
-    """Return whether a projection is in a group of packed weights, by every name it may have.
+    """Return whether a projection, by every name it may have, is in a config group of weights.
 
-    With one group a target that is the class Linear, or that fits one of the names, is enough.
+    With one group it is enough that a target is the class Linear, or fits one of the names.
     """
     every, groups = [*spellings], weight_groups(section)
     if len(groups) > 1 or section.get("format") == MIXED_FORMATS:
@@ -171,9 +174,10 @@ def _is_targeted(section: Config, spellings: Iterable[str]) -> bool:
 
 
 def group_without_modules(section: Config, modules: Iterable[str]) -> str:
-    """Return the name of the section's only group if its targets fit none of `modules`; else "".
+    """Return the name of the section's only config group if it targets none of `modules`.
 
-    The result is also "" for other methods, for several groups, and for targets that are classes.
+    The result is "" if it targets some, for other methods, for several groups, and for targets that
+    are classes.
     """
     if section.get("quant_method") != "compressed-tensors":
         return ""

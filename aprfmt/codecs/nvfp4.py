@@ -21,9 +21,9 @@ SCALE = "scale"
 
 
 def _half_scales() -> F32:
-    """Return float32 [256]: half of each scale byte's value; the other half is in VALUES.
+    """Return float32 [256]: half of the value of each scale byte; bit 7 is not used.
 
-    Bit 7 is not used.
+    VALUES holds doubled numbers, so the product of both is right.
     """
     byte = np.arange(256, dtype=np.int32)
     exponent, fraction = byte >> 3 & 15, (byte & 7).astype(np.float32)
@@ -85,7 +85,7 @@ class NVFP4(BlockCodec):
                 runs *= (d * whole[each, None])[..., None]
 
     def steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
-        """Return float32 [count]: scale times the widest gap of the table, times part "scale"."""
+        """Return float32 [count]: scale times the table's widest gap, times any part "scale"."""
         d = part_bytes(self.name, raw).view(self.layout)["d"]
         found: F32 = (HALF_SCALES[d] * GAP).reshape(-1).repeat(16)[:count]
         if SCALE in raw and count:
@@ -109,11 +109,9 @@ class NVFP4(BlockCodec):
         return found
 
     def cut(self, raw: Mapping[str, Bytes], start: int, stop: int) -> Mapping[str, Bytes]:
-        """Return {suffix: bytes} of elements [start, stop).
+        """Return {suffix: bytes} of elements [start, stop): the blocks and any part "scale".
 
-        They are the blocks, and part "scale" where there is one.
-
-        With several experts the part then has one number a block.
+        With several experts part "scale" then has one number for each block.
         """
         found = dict(super().cut(raw, start, stop))
         if SCALE in raw and len(raw[SCALE]) > 4:

@@ -45,7 +45,8 @@ def cpu_count() -> int:
 def run_tasks(tasks: Sequence[Callable[[], None]], threads: int) -> None:
     """Run all tasks on at most `threads` threads, the caller's included, and wait for them.
 
-    Within a task they run one after another. The first error is raised after all have ended.
+    A call from within a task runs its tasks one after another. The first error is raised after all
+    have ended.
     """
     if threads <= 1 or len(tasks) <= 1 or getattr(_inside, "busy", False):
         for task in tasks:
@@ -103,7 +104,8 @@ def parallel_decode(
 ) -> None:
     """Fill `out` from blocks `raw` with a kernel of `native.KERNELS`, on several threads.
 
-    Raises what the kernel raises where the lengths do not fit.
+    `store` says how the kernel writes (STORE_FRESH or STORE_BY_SIZE). Raises what the kernel raises
+    where the lengths do not fit.
     """
     count = out.size
     view = memoryview(raw).cast("B")

@@ -61,7 +61,7 @@ class Q2_K(BlockCodec):
     ) -> None:
         """Fill `n` records from `x` [n, 256] by ggml's search; `sigma2` is not used.
 
-        Without `weights` (importance) it weighs by magnitude and compares absolute errors.
+        Without `weights` (importance) the search weighs by magnitude and compares absolute errors.
         """
         found = encode_scales_and_mins(x, _PLAN, weights, fused)
         block["d"], block["dmin"] = found.d, found.dmin

@@ -61,7 +61,7 @@ class Q3_K(BlockCodec):
     ) -> None:
         """Fill `n` records from `x` [n, 256] by ggml's search; `sigma2` is not used.
 
-        With `weights` (importance) the search is another one, also for the scale of the scales.
+        With `weights` (importance) ggml has another search, also for the scale of the scales.
         """
         turned = element_first(x, 16)
         if weights is None:

@@ -47,7 +47,7 @@ class Q6_K(BlockCodec):
     ) -> None:
         """Fill `n` records from `x` [n, 256] by ggml's search; `sigma2` is not used.
 
-        The importance (`weights`) itself weighs, without the magnitude of the element.
+        `weights` is the importance of each element, not multiplied by its magnitude as elsewhere.
         """
         each = None if weights is None else element_first(weights, 16)
         scale, code = signed_scale(element_first(x, 16), 32, each, fused)

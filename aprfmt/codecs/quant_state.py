@@ -84,9 +84,10 @@ def is_nested(name: str, raw: Mapping[str, Bytes]) -> bool:
 
 
 def read_state(name: str, raw: Mapping[str, Bytes]) -> QuantState:
-    """Return the checked quant state.
+    """Return the checked quant state: block size, dtype, shape, and nested block size and offset.
 
-    Raises CodecError for anything the library would not have written.
+    `raw` is {suffix: bytes} of the weight's parts. Raises CodecError for anything the library would
+    not have written.
     """
     suffix, found = ENCODINGS[name].claim, _parse_state(name, raw)
     if found.get("quant_type") != name.lower():
@@ -139,9 +140,10 @@ def _check_shape(name: str, value: object) -> tuple[int, ...]:
 
 
 def read_absmax(name: str, raw: Mapping[str, Bytes], state: QuantState) -> F32:
-    """Return the absmax of each block, float32 [blocks], double quantization undone.
+    """Return the absmax of each block, float32 [blocks], with double quantization undone.
 
-    Raises CodecError where a part has the wrong length.
+    `raw` is {suffix: bytes} of the weight's parts. Raises CodecError where a part has the wrong
+    length.
     """
     data = part_bytes(name, raw, ABSMAX)
     if not state.nested_blocksize:
@@ -178,7 +180,7 @@ def encode_companions(
 ) -> dict[str, bytes]:
     """Return {suffix: bytes} of all parts but the packed codes, JSON as the library writes it.
 
-    `nested` is what double_quant.quantize returns, or None.
+    `nested` is what double_quant.quantize_absmax returns, or None to store the absmax as float32.
     """
     state: dict[str, Any] = {
         "quant_type": name.lower(),
@@ -201,7 +203,11 @@ def encode_companions(
 
 
 def cut_companions(name: str, raw: Mapping[str, Bytes], start: int, stop: int) -> dict[str, Bytes]:
-    """Return {suffix: bytes} of the companions of elements [start, stop), as a 1-D weight."""
+    """Return {suffix: bytes} of the quant state and absmax for elements [start, stop).
+
+    They are those of a 1-D weight. Tables that all elements share (such as the quant map) are not
+    in the result.
+    """
     state = read_state(name, raw)
     found = json.loads(bytes(raw[ENCODINGS[name].claim]))
     found["shape"] = [stop - start]

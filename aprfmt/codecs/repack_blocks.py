@@ -1,4 +1,4 @@
-"""Read blocks of GGUF as codes and numbers of groups, which a writer can lay out in other ways."""
+"""Read blocks of GGUF as codes and scales, which a writer can lay out in other ways."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ ReadRows = Callable[[int, int], memoryview | bytes]  # the stored bytes of rows 
 
 @dataclass(frozen=True)
 class BlockSource:
-    """How the codes and the numbers of groups are read from an encoding's blocks.
+    """How the codes and the scales of groups are read from an encoding's blocks.
 
     `half` is the number of code bytes in a run whose low nibbles come before its high ones.
     `groups(blocks, scale of the scales or None)` returns the numbers of blocks [rows, blocks].
@@ -43,7 +43,7 @@ def _block_scales(held: Array) -> F32:
 
 
 def _small_float_groups(held: Blocks, whole: F32 | None) -> Groups:
-    """Return the groups of NVFP4 blocks: E2M1 codes under E4M3 scales, 16 elements each.
+    """Return the scales of NVFP4 blocks as `Groups`: E2M1 codes, an E4M3 scale for 16 elements.
 
     `whole` is the float32 scale of the scales, or None.
     """
@@ -57,7 +57,7 @@ def _small_float_groups(held: Blocks, whole: F32 | None) -> Groups:
 
 
 def _power_groups(held: Blocks, whole: F32 | None) -> Groups:
-    """Return the groups of MXFP4 blocks: E2M1 codes under powers of two, 32 elements each.
+    """Return the scales of MXFP4 blocks as `Groups`: E2M1 codes, a power of two for 32 elements.
 
     `whole` is not used. Raises CodecError for the exponent 255, which is no number.
     """
@@ -80,10 +80,10 @@ BLOCKS: Mapping[str, BlockSource] = {
 def grid_of_blocks(
     encoding: str, shape: tuple[int, ...], rows: ReadRows, whole: F32 | None
 ) -> GridWeight:
-    """Return a weight stored in GGUF blocks, [out, in], as codes and numbers of groups.
+    """Return a weight [out, in] stored in GGUF blocks as its codes and the scales of its groups.
 
-    `rows(start, stop)` reads stored bytes, `whole` is the scale of the scales or None. Raises
-    CodecError for a scale that is not finite.
+    `rows(start, stop)` reads the stored bytes of rows, `whole` is the scale of the scales or None.
+    Raises CodecError for a scale that is not finite.
     """
     kind, row = codec(encoding), BLOCKS[encoding]
     assert kind.layout is not None

@@ -1,4 +1,4 @@
-"""Read a packed weight as four-bit codes and numbers of groups: the source side of a repack.
+"""Read a packed weight as four-bit codes and scales: the source side of a repack.
 
 Every function here raises CodecError with the reason where a weight of its dialect is no such grid
 of four-bit codes: of other bits, in order of activation, with factors for its inputs. `target` is
@@ -52,9 +52,9 @@ def _flatten_matrices(held: Array) -> Array:
 
 
 def _check_finite(name: str, suffix: str, held: Array) -> Array:
-    """Return the numbers `held` unchanged.
+    """Return the numbers `held` unchanged; CodecError for one that is not finite.
 
-    Raises CodecError with the place of the first that is not finite.
+    The error names the dialect (`name`), the part (`suffix`) and the position.
     """
     wrong = ~np.isfinite(held)
     if wrong.any():
@@ -79,7 +79,7 @@ def _micro_grid(
     divisor: F32 | None = None,
     exact: bool = True,
 ) -> GridWeight:
-    """Return E2M1 codes (part `main`) under scales of one byte each (part `exponents`).
+    """Return the weight of E2M1 codes (part `main`) under scales of one byte (part `exponents`).
 
     `size` is the number of inputs in a group, `form` the encodings that the scales may have,
     divided by spaces. `whole`, `divisor` and `exact` are those of `Groups`.
@@ -95,7 +95,7 @@ _POWERS, _E4M3 = "U8 F8_E8M0", "F8_E4M3"
 
 
 def _scale_form(target: str, is_power: bool) -> str:
-    """Return the encodings, divided by spaces, that the scales of E2M1 codes have for a target.
+    """Return the encodings, divided by spaces, that E2M1 codes' scales may have in `target`.
 
     `is_power` says whether the weight's scales are powers of two. Raises CodecError where the
     target needs the other kind.
@@ -106,20 +106,28 @@ def _scale_form(target: str, is_power: bool) -> str:
 
 
 def read_modelopt(packed: PackedWeight, target: str) -> GridWeight:
-    """Return a ModelOpt NVFP4 or MXFP4 weight as codes and numbers of groups."""
+    """Return a ModelOpt NVFP4 or MXFP4 weight as 4-bit codes and scales.
+
+    Raises CodecError where its scales are not of the kind that the encoding `target` has.
+    """
     return _read_modelopt(packed.parts, packed.config, target)
 
 
 def read_modelopt_experts(packed: PackedWeight, target: str) -> GridWeight:
-    """Return stacked ModelOpt NVFP4 experts as codes and numbers of groups, [experts, out, in].
+    """Return stacked ModelOpt NVFP4 experts as 4-bit codes and scales, [experts, out, in].
 
-    They are stored with inputs before outputs and are transposed.
+    They are stored with inputs before outputs and are transposed. Raises CodecError where the
+    scales are not of the kind that the encoding `target` has.
     """
     return _read_modelopt(nvidia.as_weight_parts(packed.parts, turned=True), packed.config, target)
 
 
 def _read_modelopt(parts: Parts, config: Config, target: str) -> GridWeight:
-    """Return a ModelOpt weight's parts as codes and numbers of groups."""
+    """Return a ModelOpt weight's parts as 4-bit codes and scales.
+
+    Raises CodecError for codes that are not E2M1, scales not of the kind that the encoding `target`
+    has, and where inputs are multiplied by factors.
+    """
     algorithm = nvidia.algorithm_of(config)
     if algorithm.packs != -1 or algorithm.group is None:
         raise CodecError(f"{config.get('quant_algo')} is not E2M1 by group of inputs")
@@ -133,9 +141,10 @@ def _read_modelopt(parts: Parts, config: Config, target: str) -> GridWeight:
 
 
 def read_compressed_micro(packed: PackedWeight, target: str) -> GridWeight:
-    """Return a compressed-tensors NVFP4 or MXFP4 weight as codes and numbers of groups.
+    """Return a compressed-tensors NVFP4 or MXFP4 weight as 4-bit codes and scales.
 
     NVFP4's global scale is a divisor; `exact` says whether its reciprocal gives the same scales.
+    Raises CodecError where the scales are not of the kind that `target` has.
     """
     parts, config = packed.parts, packed.config
     kind, size, powers = compressed.micro_format(config)
@@ -182,9 +191,9 @@ def read_fp8_micro(packed: PackedWeight, target: str) -> GridWeight:
 
 
 def read_mlx_micro(packed: PackedWeight, target: str) -> GridWeight:
-    """Return an MLX weight of mode mxfp4 or nvfp4 as codes and numbers of groups.
+    """Return an MLX weight of mode mxfp4 or nvfp4 as 4-bit codes and scales.
 
-    The mode must be the target's name.
+    Raises CodecError unless the mode is the name of `target`.
     """
     mode = str(packed.config.get("mode", "affine"))
     if mode != target.lower():
@@ -200,7 +209,10 @@ def read_mlx_micro(packed: PackedWeight, target: str) -> GridWeight:
 
 
 def read_mlx_affine(packed: PackedWeight, target: str) -> GridWeight:
-    """Return a 4-bit MLX weight as codes with scales and biases; `target` is not used."""
+    """Return a 4-bit MLX weight as codes with scales and biases; `target` is not used.
+
+    Raises CodecError for another mode, other bits, or numbers that are not finite.
+    """
     parts, config = packed.parts, packed.config
     if config.get("mode", "affine") != "affine":
         raise CodecError(f"its mode is {config['mode']}")
@@ -218,7 +230,7 @@ def read_mlx_affine(packed: PackedWeight, target: str) -> GridWeight:
 
 
 def _zero_point_groups(size: int, scale: F32, zeros: F32) -> Groups:
-    """Return the groups of 4-bit integer codes with scales and zero points, [rows, groups] each.
+    """Return scales and zero points [rows, groups] of 4-bit integer codes as `Groups`.
 
     Where all zero points are 8, the default, they are left out.
     """
@@ -232,9 +244,9 @@ def _zero_point_groups(size: int, scale: F32, zeros: F32) -> Groups:
 
 
 def read_gptq(packed: PackedWeight, target: str) -> GridWeight:
-    """Return a 4-bit GPTQ weight as codes and numbers of groups; `target` is not used.
+    """Return a 4-bit GPTQ weight as codes, scales and zero points; `target` is not used.
 
-    Raises CodecError where `g_idx` reorders the inputs.
+    Raises CodecError for other bits, and where `g_idx` reorders the inputs.
     """
     parts, config = packed.parts, packed.config
     _check_four_bits(config.get("bits"))
@@ -258,7 +270,7 @@ def read_gptq(packed: PackedWeight, target: str) -> GridWeight:
 
 
 def read_awq(packed: PackedWeight, target: str) -> GridWeight:
-    """Return an AWQ weight as codes and numbers of groups; `target` is not used."""
+    """Return an AWQ weight as codes, scales and zero points; `target` is not used."""
     parts, config = packed.parts, packed.config
     outputs, inputs = packed.dialect.shape_of(parts, config)
     scale = _check_finite(awq.NAME, ".scales", part_array(awq.NAME, parts, ".scales", _FLOATS))
@@ -274,9 +286,10 @@ def read_awq(packed: PackedWeight, target: str) -> GridWeight:
 
 
 def read_compressed_integers(packed: PackedWeight, target: str) -> GridWeight:
-    """Return 4-bit compressed-tensors integers as codes, grouped by row or by inputs.
+    """Return 4-bit compressed-tensors integers as codes, scales and zero points.
 
-    `target` is not used.
+    `target` is not used. Raises CodecError for other bits, scales of tiles, or rows that end within
+    a word.
     """
     parts, config = packed.parts, packed.config
     _check_four_bits(compressed.weight_arguments(config).get("num_bits"))

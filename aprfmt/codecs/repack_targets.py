@@ -1,4 +1,4 @@
-"""Write codes and numbers of groups as the blocks of a GGUF encoding.
+"""Write codes and scales as the blocks of a GGUF encoding.
 
 The target side of a repack.
 """
@@ -62,9 +62,9 @@ class RepackTarget:
 
 
 def _store_numbers(numbers: Array, members: Array) -> None:
-    """Write numbers [rows, groups] into the member of blocks.
+    """Write numbers [rows, groups] into `members`, one member of all blocks.
 
-    The numbers of one block are copied together.
+    `members` is [rows, blocks], or [rows, blocks, groups of a block].
     """
     if members.ndim == 2:
         members[...] = numbers.reshape(members.shape)
@@ -99,19 +99,19 @@ def _to_float32(stored: Array) -> F32:
 
 
 def _is_unchanged(held: Array, stored: Array) -> bool:
-    """Return whether float16 numbers `stored` in blocks equal the numbers `held` of groups."""
+    """Return whether float16 `stored` has the values of float32 `held`: none was rounded."""
     return bool(np.array_equal(held, _to_float32(stored)))
 
 
 def _make_q4_0(groups: Groups) -> BlockMembers:
-    """Return the scales of Q4_0's blocks as float16; CodecError for groups with offsets."""
+    """Return {"d": float16 scales} of Q4_0's blocks; CodecError for groups with offsets."""
     if groups.offset is not None:
         raise CodecError(f"{groups.why}, and Q4_0 has no minimum")
     return {"d": _to_float16("scale", groups.scale)}
 
 
 def _make_q4_1(groups: Groups) -> BlockMembers:
-    """Return the scales and minimums of Q4_1's blocks as float16.
+    """Return {"d": float16 scales, "m": float16 minimums} of Q4_1's blocks.
 
     Without an offset the minimum is -8 times the scale.
     """
@@ -120,33 +120,33 @@ def _make_q4_1(groups: Groups) -> BlockMembers:
 
 
 def _fits_q4_1(groups: Groups, numbers: BlockMembers) -> bool:
-    """Return whether Q4_1's stored scales and minimums equal the numbers of the groups."""
+    """Return whether Q4_1's stored scales and minimums equal those of the groups exactly."""
     offset = -8 * groups.scale if groups.offset is None else groups.offset
     return _is_unchanged(groups.scale, numbers["d"]) and _is_unchanged(offset, numbers["m"])
 
 
 def _make_mxfp4(groups: Groups) -> BlockMembers:
-    """Return the exponents of MXFP4's blocks, the scales' bytes."""
+    """Return {"e": exponents} of MXFP4's blocks, the bytes of the scales."""
     return {"e": groups.scale}
 
 
 def _make_nvfp4(groups: Groups) -> BlockMembers:
-    """Return the scales of NVFP4's blocks, the scales' bytes with the sign bit cleared."""
+    """Return {"d": scales} of NVFP4's blocks, the bytes of the scales with the sign bit cleared."""
     return {"d": groups.scale & 0x7F}  # -0 is the one number with a sign that a source may have
 
 
 def _stored_scales(groups: Groups, made: BlockMembers) -> Groups:
-    """Return groups with the scales that Q4_0 blocks store."""
+    """Return the scales that Q4_0 blocks store as `Groups`, rounded to float16."""
     return Groups(groups.size, _to_float32(made["d"]))
 
 
 def _stored_scales_and_minima(groups: Groups, made: BlockMembers) -> Groups:
-    """Return groups with the scales and minimums that Q4_1 blocks store."""
+    """Return the scales and minimums that Q4_1 blocks store as `Groups`, rounded to float16."""
     return Groups(groups.size, _to_float32(made["d"]), _to_float32(made["m"]))
 
 
 def _stored_bytes(member: str) -> Callable[[Groups, BlockMembers], Groups]:
-    """Return a function of (groups, members): groups with the bytes of `member` as scales."""
+    """Return a function of (groups, members): the groups with the bytes of `member` as scales."""
     return lambda groups, made: replace(groups, scale=made[member], divisor=None)
 
 

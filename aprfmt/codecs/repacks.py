@@ -1,8 +1,8 @@
 """Repack weights: put codes and scales into the blocks of another encoding, without decoding.
 
 One row a pair of encodings. The source side gives codes two a byte, the low nibble first, and the
-numbers of its groups; the target side puts both into blocks. Codes never change. A number of a
-group may not fit (BF16 in F16, say): then values change, which `judged` counts.
+scales of its groups; the target side puts both into blocks. Codes never change. A scale may not fit
+(BF16 in F16, say): then values change, which `judged` counts.
 """
 
 from collections.abc import Callable, Container
@@ -92,7 +92,10 @@ class Repacked:
     """
 
     def __init__(self, row: Repack, packed: PackedWeight) -> None:
-        """Read `packed` by the pair `row` and check that the target's blocks can hold it."""
+        """Read `packed` by the pair `row` and check that the target's blocks can hold it.
+
+        Raises CodecError with the reason where they cannot.
+        """
         self.row, self._packed = row, packed
         self.source = row.read(packed, row.target)
         self.shape = self.source.shape
@@ -138,7 +141,8 @@ class Repacked:
     def judged(self, threads: int = 1) -> GroupCounts:
         """Return the counts of groups, of those in which a value changes, and the largest change.
 
-        Codes are only read if a number did not fit. Bands of rows are shared among `threads`.
+        Codes are only read if a scale or minimum was rounded. Bands of rows are shared among
+        `threads`.
         """
         groups = self.source.groups
         count = groups.scale.size

@@ -40,9 +40,9 @@ class RowCodec(BlockCodec):
         raise NotImplementedError
 
     def row_steps(self, d: F32, block: Blocks) -> F32 | None:
-        """Return float32: the largest distance between neighbouring values of each of `n` records.
+        """Return float32 [n, 1]: the largest distance between neighbouring values of each record.
 
-        `d` [n, 1] are the scales of their rows. None where it is not known.
+        `d` [n, 1] are the scales of the records' rows. None where the distance is not known.
         """
         return None
 
@@ -87,10 +87,7 @@ class RowCodec(BlockCodec):
                 out[at] = filled.reshape(-1)[: at.stop - at.start]
 
     def steps(self, raw: Mapping[str, Bytes], count: int) -> F32 | None:
-        """Return float32 [count]: each block's step, repeated for its elements.
-
-        It is None where unknown.
-        """
+        """Return float32 [count]: each block's step, repeated for its elements; None if unknown."""
         columns = self.granule(raw, count)
         rows = -(-count // columns)
         scales, blocks = self._split_rows(part_bytes(self.name, raw), rows, columns)
@@ -110,9 +107,9 @@ class RowCodec(BlockCodec):
         return self.head.itemsize + columns // self.block_size * self.type_size
 
     def _guess_columns(self, size: int, count: int) -> int:
-        """Return the columns of a row that `size` bytes for `count` elements imply.
+        """Return the columns of a row, from `size` bytes for `count` elements and one header a row.
 
-        Where they imply none, all elements are taken for one row.
+        Where these give no whole number of rows, all elements are taken for one row.
         """
         padded = max(1, -(-count // self.block_size)) * self.block_size
         rows, left = divmod(size - padded // self.block_size * self.type_size, self.head.itemsize)

@@ -30,7 +30,7 @@ _ALSO: Mapping[str, str] = {
 
 
 def scope_of(section: Config) -> Scope | None:
-    """Return the scope of a section's method; None where one section holds for all weights."""
+    """Return how a section's method states settings by module; None if all have the same."""
     method = section.get("quant_method", "")
     if not isinstance(method, str):
         return None
@@ -39,7 +39,7 @@ def scope_of(section: Config) -> Scope | None:
 
 
 def section_at(section: Config, module: str) -> Config | None:
-    """Return the section that holds for one module; None where the module is not quantized."""
+    """Return the section that applies to one module; None where the module is not quantized."""
     scope = scope_of(section)
     return section if scope is None else scope.at(section, module)
 

@@ -36,9 +36,10 @@ def _safe_ratio(a: F32, b: F32, where: np.ndarray[tuple[int, ...], np.dtype[np.b
 
 
 def signed_scale(x: F32, nmax: int, weights: F32 | None, fused: bool) -> tuple[F32, I32]:
-    """Return (scale [n], codes [size, n] in 0..2*nmax-1) for x = scale * (code - nmax).
+    """Return (scale [n], codes [size, n] in 0..2*nmax-1) so that x is about scale * (code - nmax).
 
-    `weights` default to x*x. A group of zeros has scale 0 and codes 0.
+    x is [size, n], one group of elements in each column. `weights` default to x*x. A group of zeros
+    has scale 0 and codes 0.
     """
     largest = largest_magnitude(x.T)
     zero = np.abs(largest) < SMALLEST
@@ -71,7 +72,7 @@ def signed_scale(x: F32, nmax: int, weights: F32 | None, fused: bool) -> tuple[F
 
 
 def refined_scale(x: F32, nmax: int, fused: bool) -> tuple[F32, I32]:
-    """Return (scale [n], codes [size, n]) as `signed_scale`, by moving one code at a time."""
+    """Return (scale [n], codes [size, n]) as `signed_scale` does, found by moving single codes."""
     largest = largest_magnitude(x.T)
     zero = np.abs(largest) < SMALLEST
     w = x * x
@@ -92,9 +93,10 @@ def _move_codes(
 ) -> None:
     """Change codes `q` one element at a time where that lowers the error, in place.
 
-    Five times over the elements, each moves to where the best scale of the others wants it. Changes
-    `q`, `sum_lx` and `sum_l2` in place. Codes are kept as int8 in -nmax..nmax-1 or as uint8 up to
-    nmax; unsigned, an element that is alone in its group stays.
+    Up to five times each element takes the code that fits best the scale which the others imply.
+    `sum_lx` and `sum_l2`, the sums of w*x*q and w*q*q, are changed in place too. Codes are kept as
+    int8 in -nmax..nmax-1 if `signed`, else as uint8 up to nmax. Without a sign, an element that is
+    alone in its group does not change.
     """
     stored = np.int8 if signed else np.uint8
     bounds = (-nmax, nmax - 1) if signed else (None, nmax)
@@ -123,7 +125,7 @@ def _move_codes(
 
 
 def positive_scale(x: F32, nmax: int, w: F32, fused: bool) -> tuple[F32, I32]:
-    """Return (scale [n], codes [size, n] in 0..nmax) for non-negative x = scale * code.
+    """Return (scale [n], codes [size, n] in 0..nmax) so that non-negative x is about scale * code.
 
     `w` weighs the elements. A negative x, which fused searches give for a group where one element
     alone has importance, gets its code modulo 256, as in C.
@@ -177,7 +179,7 @@ class ScaleSteps:
 def scale_and_min(
     x: F32, nmax: int, w: F32, steps: ScaleSteps, fused: bool
 ) -> tuple[F32, F32, I32]:
-    """Return (scale [n], min [n], codes [size, n] in 0..nmax) for x = scale * code - min.
+    """Return (scale [n], min [n], codes [size, n] in 0..nmax): x is about scale * code - min.
 
     `min` is what is subtracted, so never negative. `w` weighs the elements, `steps` are the scales
     tried. A group whose elements are all one negative number, or all zero, has scale 0 and codes 0.

@@ -121,7 +121,10 @@ def _weight_shape(parts: Parts, config: Config) -> tuple[int, ...]:
 
 
 def _block_counts(parts: Parts, config: Config, shape: Sequence[int]) -> tuple[int, ...]:
-    """Return the number of blocks along each axis; CodecError unless there are as many scales."""
+    """Return the number of blocks along each axis of the weight, one scale for each block.
+
+    Raises CodecError where the stored scales have another shape, swizzled or plain.
+    """
     grid = tuple(n // size for n, size in zip(shape, _block_size(config, shape), strict=True))
     found = required_part(NAME, parts, _SCALE).shape
     if _has_swizzled_scales(config):
@@ -178,7 +181,11 @@ def _lay_out(parts: Parts, config: Config, shape: tuple[int, ...]) -> WeightLayo
 
 
 def _numbers_of_matrices(values: Array, sizes: Sequence[int]) -> Array:
-    """Return numbers of blocks as [matrices, down, across]; leading axes are repeated by size."""
+    """Return numbers of blocks as [matrices, down, across], the last two axes those of one matrix.
+
+    `sizes` is the size of a block along each axis. A block of several matrices gives each of them
+    its number.
+    """
     for axis, size in enumerate(sizes[:-2]):
         if size > 1:
             values = np.repeat(values, size, axis=axis)
@@ -224,13 +231,17 @@ def _weight_section(own: Any) -> Config:
 
 
 def _section_at(section: Config, module: str) -> Config | None:
-    """Return the section that holds for one module; None where the module is not quantized."""
+    """Return the section that applies to one module; None where the module is not quantized."""
     own = section_mapping(section, TENSORS).get(f"{module}.weight")
     return None if own is None else _weight_section(own)
 
 
 def _all_sections(section: Config) -> Sequence[Config]:
-    """Return the one section; UnsupportedError where the metadata describes no weight."""
+    """Return one section with only the method, in a list.
+
+    Every weight has a section of its own, all of the same method. Raises UnsupportedError where the
+    metadata describes no weight.
+    """
     if not section_mapping(section, TENSORS):
         raise UnsupportedError("the file's metadata describe none of its weights")
     return [{"quant_method": METHOD}]

@@ -24,9 +24,9 @@ _MOVED = 2.0**-7  # of a value, more than the three roundings
 
 
 def count_lost_codes(packed: PackedWeight, stored: str) -> int | None:
-    """Return how many codes cannot be recovered from values stored as the plain float `stored`.
+    """Return how many FP8 codes cannot be recovered from values stored as the plain float `stored`.
 
-    A NaN counts as one code, zeros of both signs as one, too. None where the codes are not FP8.
+    All NaNs count as one code, and so do zeros of both signs. None where the codes are not FP8.
     """
     kind, laid = _KINDS.get(packed.parts[packed.dialect.main].encoding), packed.laid_out()
     if kind is None:
@@ -69,9 +69,9 @@ def all_codes_recoverable(
 def _doubtful_scales(
     laid: WeightLayout, start: int, stop: int, stored: str, table: Array
 ) -> F32 | None:
-    """Return the different scales of rows [start, stop) for which codes have to be tried.
+    """Return the distinct scales of rows [start, stop) under which some code may not be recovered.
 
-    A matrix adds all of its scales, or none if all lie in the range where every code is recovered.
+    A matrix adds all of its scales, or none if all are in the range where every code is recovered.
     None for codes that are not bytes, and where zero points, offsets or factors join the scales.
     """
     beside = (laid.zero, laid.offset, laid.group, laid.factor)
@@ -90,7 +90,7 @@ def _doubtful_scales(
 
 
 def has_only_safe_scales(packed: PackedWeight, stored: str) -> bool:
-    """Return whether the scales alone show that every code of a weight is recovered.
+    """Return whether a weight's scales alone prove that every code can be recovered.
 
     No code is tried. False also for a band of a weight.
     """
@@ -120,9 +120,10 @@ def _safe_scale_range(values: bytes, stored: str) -> tuple[float, float]:
 
 
 def _recovered_mask(values: F32, scale: F32, codes: U8, stored: str, table: Array) -> Array:
-    """Return a mask [rows, columns] of the decoded values that give their code again once `stored`.
+    """Return a mask [rows, columns]: True where a value, once `stored`, still gives its own code.
 
-    `codes` are the values' own codes, `table` the value of every code.
+    `scale` divides the stored value. `codes` are the values' own codes, `table` the value of every
+    code.
     """
     kept = decode(stored, encode(stored, values)[""], values.shape)
     again = (kept.astype(np.float64) / scale).astype(np.float32)
@@ -134,10 +135,10 @@ def _recovered_mask(values: F32, scale: F32, codes: U8, stored: str, table: Arra
 
 
 def _code_intervals(table: Array) -> tuple[Array, Array]:
-    """Return (low, high) float32 for each code: values in (low, high] are nearest to that code.
+    """Return (low, high), float32 for each code: values in (low, high] are nearest to that code.
 
-    Codes that are not finite get an empty interval. The bounds are exact: one bit more than the
-    codes'.
+    Codes that are not finite get an empty interval. The bounds are exact: they need one bit more
+    than the codes' values.
     """
     finite = np.isfinite(table)
     levels = np.unique(table[finite]).astype(np.float64)

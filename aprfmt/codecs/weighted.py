@@ -31,7 +31,7 @@ def block_first(code: np.ndarray[tuple[int, ...], np.dtype[np.int32]], columns: 
 
 
 def square_sum(x: F32, fused: bool) -> F32:
-    """Return the sum of squares [n] of x [n, size], in order of index."""
+    """Return the sum of squares [n] of x [n, size], added in order of index."""
     turned = np.ascontiguousarray(x.T)
     return sum_of_products(turned, turned, fused)
 
@@ -45,7 +45,7 @@ def element_weights(x: F32, importance: F32, sigma2: F32, fused: bool) -> F32:
 def weighted_signed_scale(
     x: F32, nmax: int, importance: F32, sigma2: F32, fused: bool
 ) -> tuple[F32, U8]:
-    """Return (scale [n], codes [n, size] in 0..2*nmax-1) for x = scale * (code - nmax).
+    """Return (scale [n], codes [n, size] in 0..2*nmax-1) so that x is about scale * (code - nmax).
 
     Elements weigh by `importance` [n, size] and the mean square of the row, `sigma2` [n].
     """
@@ -58,7 +58,7 @@ def weighted_signed_scale(
 def weighted_scale_and_min(
     x: F32, nmax: int, importance: F32, sigma2: F32, fused: bool
 ) -> tuple[F32, F32, U8]:
-    """Return (scale [n], value of code 0 [n], codes [n, size] in 0..nmax).
+    """Return (scale [n], value of code 0 [n], codes [n, size] in 0..nmax) of x [n, size].
 
     Elements weigh by `importance` [n, size] and the mean square of the row, `sigma2` [n].
     """
@@ -71,7 +71,7 @@ def weighted_scale_and_min(
 
 
 def plain_scale_and_min(x: F32, nmax: int, fused: bool) -> tuple[F32, F32, U8]:
-    """Return (scale [n], smallest element [n], codes [n, size]).
+    """Return (scale [n], smallest element [n], codes [n, size] in 0..nmax) of x [n, size].
 
     The codes are equal steps from the smallest to the largest element.
     """

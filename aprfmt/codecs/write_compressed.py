@@ -51,22 +51,23 @@ def config_section(
 
 
 def _stored_scale(most: F32, half: float, settings: Settings) -> F32:
-    """Return scales most / half, rounded to their encoding; the epsilon of that where one is 0.
+    """Return the scales most / half, rounded to the encoding that `settings` give scales.
 
-    `most` is the largest magnitude of each group, `half` half the range of the codes.
+    A scale that would be 0 becomes the epsilon of that encoding. `most` is the largest magnitude of
+    each group, `half` half the range of the codes.
     """
     found = round_numbers("scale", most / np.float32(half), settings.scales)
     return np.where(found == 0, np.float32(EPSILON[settings.scales]), found)
 
 
 def _choose_integers(values: F32, settings: Settings) -> Groups:
-    """Return the groups of values [rows, inputs] for INT4: one symmetric scale for each."""
+    """Return INT4 scales for values [rows, inputs], one for each group of inputs, as `Groups`."""
     most = largest_magnitudes(values, settings.size)
     return Groups(settings.size, _stored_scale(most, 7.5, settings))
 
 
 def _hold_integers(groups: Groups, settings: Settings) -> Groups:
-    """Return groups of a repack with scales rounded to the stored encoding.
+    """Return the scales of a weight to be repacked as INT4, rounded to the stored encoding.
 
     Raises CodecError for codes that are not integers, and for offsets.
     """
@@ -107,7 +108,7 @@ INT4 = Writer(
 
 
 def _choose_rows(values: F32, settings: Settings) -> Groups:
-    """Return the groups of values for FP8: one scale a row, by the largest magnitude / 448."""
+    """Return FP8 scales for values [rows, inputs], one a row: the largest magnitude / 448."""
     scale = _stored_scale(largest_magnitudes(values, settings.size), float(E4M3_MAX), settings)
     return Groups(settings.size, scale, codes="e4m3")
 

@@ -34,9 +34,10 @@ _WHOLE = np.float32(E2M1_MAX * E4M3_MAX)
 
 
 def _choose_divided(values: F32, settings: Settings) -> Groups:
-    """Return compressed-tensors' NVFP4 groups: E4M3 scales, already times the global scale.
+    """Return NVFP4 scales as compressed-tensors stores them: E4M3 for 16 values, and a divisor.
 
-    The groups' `divisor` is the global scale. `settings` is not used.
+    The E4M3 scales are already multiplied by the global scale, which is `divisor` of the result.
+    `settings` is not used.
     """
     most = largest_magnitudes(values, _SIZE)
     divisor = np.float32(1) / np.maximum(most.max(initial=0), _TINY) * _WHOLE  # rounded twice
@@ -64,7 +65,7 @@ def _choose_multiplied(values: F32, settings: Settings) -> Groups:
 
 
 def _choose_powers(values: F32, settings: Settings) -> Groups:
-    """Return MXFP4 groups of values: a power of two (E8M0) for each 32 inputs.
+    """Return MXFP4 scales for values [rows, inputs]: a power of two (E8M0) for each 32 inputs.
 
     `settings` is not used.
     """
@@ -76,13 +77,13 @@ def _choose_powers(values: F32, settings: Settings) -> Groups:
 
 
 def _hold_powers(groups: Groups, settings: Settings) -> Groups:
-    """Return the groups unchanged if they are E2M1 in groups of 32, else CodecError."""
+    """Return `groups` unchanged if they are E2M1 codes in groups of 32, else CodecError."""
     _check_micro(groups, _POWERS)
     return groups
 
 
 def _check_micro(groups: Groups, size: int = _SIZE) -> None:
-    """Raise CodecError unless the groups are E2M1 of `size` inputs with at most one outer scale."""
+    """Raise CodecError unless codes are E2M1 in groups of `size` with at most one outer scale."""
     if groups.codes != "e2m1" or groups.size != size:
         raise CodecError(f"its codes are no E2M1 in groups of {size}")
     if groups.whole is not None and len(groups.whole) != 1:
@@ -90,9 +91,10 @@ def _check_micro(groups: Groups, size: int = _SIZE) -> None:
 
 
 def _hold_divided(groups: Groups, settings: Settings) -> Groups:
-    """Return groups of a repack with a global scale that divides.
+    """Return the scales of a weight to be repacked, with a global scale that divides them.
 
-    A multiplying one is replaced by its reciprocal; CodecError where it has none.
+    A global scale that multiplies is replaced by its reciprocal. Raises CodecError where it has
+    none, or for codes that are not E2M1 in groups of 16.
     """
     _check_micro(groups)
     if groups.divisor is not None:
@@ -106,7 +108,11 @@ def _hold_divided(groups: Groups, settings: Settings) -> Groups:
 
 
 def _hold_multiplied(groups: Groups, settings: Settings) -> Groups:
-    """Return groups of a repack with a scale of the scales that multiplies, 1 without one."""
+    """Return the scales of a weight to be repacked, with a global scale that multiplies them.
+
+    It is 1 where the weight has none. Raises CodecError for codes that are not E2M1 in groups of
+    16.
+    """
     _check_micro(groups)
     whole = np.ones(1, np.float32) if groups.whole is None else groups.whole
     return replace(groups, whole=whole, divisor=None)
@@ -123,7 +129,7 @@ def _scale_bytes(source: GridWeight, settings: Settings) -> U8:
 
 
 def _float32_number(groups: F32 | None) -> Array:
-    """Return a number, or the numbers, as little-endian float32."""
+    """Return a number, or an array of numbers, as little-endian float32."""
     return np.asarray(groups, "<f4")
 
 

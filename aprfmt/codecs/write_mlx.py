@@ -38,7 +38,7 @@ def _affine_numbers(values: F32, size: int) -> tuple[F32, F32]:
 
 
 def _choose(values: F32, settings: Settings) -> Groups:
-    """Return the groups of values: scales and biases rounded to their stored encoding."""
+    """Return MLX scales and biases for values [rows, inputs], rounded to their stored encoding."""
     scale, bias = _affine_numbers(values, settings.size)
     return Groups(
         settings.size,
@@ -51,7 +51,7 @@ def _choose(values: F32, settings: Settings) -> Groups:
 def _codes(values: F32, groups: Groups) -> U8:
     """Return the codes of values, uint8 [rows, in/2], the low nibble first.
 
-    They follow from the scales before rounding; of `groups` only the size is used.
+    MLX chooses codes by the scales before these are rounded; of `groups` only the size is used.
     """
     scale, bias = _affine_numbers(values, groups.size)
     found = group_values(values, groups.size) - bias[..., None]
@@ -63,7 +63,7 @@ def _codes(values: F32, groups: Groups) -> U8:
 
 
 def _hold(groups: Groups, settings: Settings) -> Groups:
-    """Return groups of a repack with scales and biases rounded to their stored encoding.
+    """Return the scales and biases of a weight to be repacked, rounded to their stored encoding.
 
     Without an offset the bias is -8 times the scale. Raises CodecError for codes that are not
     integers.

@@ -33,7 +33,7 @@ def _float16_scale(scale: F32) -> F32:
 
 
 def _choose_symmetric(values: F32, settings: Settings) -> Groups:
-    """Return GPTQ's groups of values: a scale each, zero point 8.
+    """Return GPTQ scales for values [rows, inputs], one for each group; all zero points are 8.
 
     A group of zeros gets the scale for a largest magnitude of 1.
     """
@@ -43,7 +43,7 @@ def _choose_symmetric(values: F32, settings: Settings) -> Groups:
 
 
 def _choose_affine(values: F32, settings: Settings) -> Groups:
-    """Return AWQ's groups of values: a scale and an integer zero point each."""
+    """Return AWQ scales and integer zero points for values [rows, inputs], one for each group."""
     groups = group_values(values, settings.size)
     high, low = groups.max(axis=2), groups.min(axis=2)
     scale = _float16_scale(np.maximum(high - low, np.float32(1e-5)) / np.float32(15))
@@ -52,9 +52,10 @@ def _choose_affine(values: F32, settings: Settings) -> Groups:
 
 
 def _hold(groups: Groups, settings: Settings) -> Groups:
-    """Return groups of a repack with float16 scales.
+    """Return the scales of a weight to be repacked, rounded to float16.
 
-    Raises CodecError for codes that are not integers, and for offsets without zero points.
+    Raises CodecError for codes that are not integers, and for offsets that are not those of integer
+    zero points.
     """
     if groups.codes != "int" or groups.scale.dtype != np.float32:
         raise CodecError("its codes are no integers")
@@ -67,9 +68,10 @@ def _hold(groups: Groups, settings: Settings) -> Groups:
 
 
 def _hold_from_one(groups: Groups, settings: Settings) -> Groups:
-    """Return groups of a repack for GPTQ.
+    """Return the scales of a weight to be repacked as GPTQ, rounded to float16.
 
-    Raises CodecError for a zero point 0, which version 1 cannot store.
+    Raises CodecError for a zero point 0, which version 1 of the layout cannot store: it stores zero
+    points less one.
     """
     held = _hold(groups, settings)
     zeros = held.zeros
@@ -94,7 +96,7 @@ def _pack_words(codes: Array) -> Array:
 
 
 def _along_inputs(source: GridWeight, settings: Settings) -> Array:
-    """Return qweight int32 [in / 8, out]: rows of words of codes, transposed."""
+    """Return qweight int32 [in / 8, out]: eight consecutive inputs of an output in each word."""
     outputs, inputs = source.shape
     made = np.empty((inputs // 8, outputs), "<i4")
     native = native_kernels()

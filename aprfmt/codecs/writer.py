@@ -1,9 +1,9 @@
 """The type `Writer`: one way of storing a quantized weight in the several tensors of a dialect.
 
 A writer rounds values to the nearest on the scales that its library would choose without
-calibration, or takes codes and numbers of groups from a repack; either way the same rows lay them
-out. The table is in `writers.py`. Parts are made one at a time, so that a large weight is never
-held twice.
+calibration, or takes codes and scales from a weight that is repacked; either way the same rows lay
+them out. The table is in `writers.py`. Parts are made one at a time, so that a large weight is
+never in memory twice.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -51,9 +51,9 @@ class Writer:
     """One way of storing a weight [out, in], or with `stacked` one of experts, [experts, out, in].
 
     `encoding` is the dialect's row of the encoding table. `choose(values, settings)` returns the
-    numbers of groups as they are stored, `codes(values, groups)` the codes under them, in the form
-    of GridWeight.codes. `hold(groups, settings)` returns the numbers of a repack as they can be
-    stored here, or raises CodecError. `tensors` are by suffix, the main part first.
+    scales of groups as they are stored, `codes(values, groups)` the codes under them, in the form
+    of GridWeight.codes. `hold(groups, settings)` returns the scales of a weight that is repacked as
+    they can be stored here, or raises CodecError. `tensors` are by suffix, the main part first.
     `section(settings, left_out)` returns the keys of config.json, and `files` further JSON files.
     """
 
@@ -93,7 +93,7 @@ class Writer:
         return made.tobytes()
 
     def rounded(self, values: F32, settings: Settings) -> GridWeight:
-        """Return values [out, in] rounded to the nearest code.
+        """Return values [out, in] quantized: scales chosen for each group, and the nearest codes.
 
         Raises CodecError for a NaN, an infinity, or rows that are not whole groups.
         """
@@ -119,9 +119,10 @@ class Writer:
         return GridWeight((outputs, inputs), groups, round_rows)
 
     def taken(self, source: GridWeight, settings: Settings) -> tuple[GridWeight, GroupCounts]:
-        """Return (a repack's source with numbers as stored here, counts of what changes).
+        """Return (the weight `source` with its scales as stored here, counts of what changes).
 
-        Raises CodecError with the reason where this layout cannot hold it.
+        `source` is a weight to be repacked: its codes are used as they are. Raises CodecError with
+        the reason where this layout cannot hold it.
         """
         if len(source.shape) != 2:
             raise CodecError(f"its shape is {list(source.shape)}, expected [out, in]")
@@ -140,9 +141,9 @@ class Writer:
 
 
 def count_changes(before: GridWeight, after: GridWeight) -> GroupCounts:
-    """Return the counts of groups, of those in which a value changes, and the largest change.
+    """Return how many groups of values there are, in how many one changes, and the largest change.
 
-    Values are only decoded where the numbers of the groups differ.
+    Values are only decoded where the scales or offsets differ.
     """
     count = before.groups.scale.size
     if before.groups.same(after.groups):

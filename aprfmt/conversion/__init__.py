@@ -54,9 +54,10 @@ def convert(
 
 
 def convert_model(model: Model, dst: Path, to: str | None, options: Options) -> ConversionReport:
-    """Convert an open model and return the report; see `convert`.
+    """Convert an open model into `dst` and return the report; see `convert`.
 
-    `allow_missing` was given when it was opened.
+    `to` names the target format; None takes the one that the name of `dst` implies. The option
+    `allow_missing` has no effect here: it was given when the model was opened.
     """
     from aprfmt.conversion.scheduling import prefetch_small_tensors
     from aprfmt.conversion.source_hash import SourceHash
@@ -151,7 +152,7 @@ def _run_conversion(
 def _carried_and_absent(
     model: Model, target: FormatSpec, dst: Path, plan: "Plan", options: Options
 ) -> "tuple[CarriedMetadata, tuple[str, ...]]":
-    """Return (metadata and texts of the output, roles that it leaves out).
+    """Return (metadata and texts of the output, roles of tensors that the output lacks).
 
     Raises ConversionError where the plan would lose more than the options allow.
     """
@@ -166,7 +167,10 @@ def _carried_and_absent(
 
 
 def _carried(model: Model, target: FormatSpec, plan: "Plan", options: Options) -> "CarriedMetadata":
-    """Return the output's metadata and texts, with the record of what the options left out."""
+    """Return the output's metadata and texts, which record what the options left out.
+
+    Raises ConversionError where companion files would be lost without a flag.
+    """
     from aprfmt.conversion.accounting import RECORD, REMOVED, check_files, record_text
     from aprfmt.conversion.metadata import CarriedMetadata, bare_metadata, target_metadata
 
@@ -182,7 +186,7 @@ def _carried(model: Model, target: FormatSpec, plan: "Plan", options: Options) -
 
 
 def arch_name(model: Model, options: Options) -> str | None:
-    """Return the architecture's name; None where it is unknown, or none is used."""
+    """Return the architecture's name; None where it is unknown, or not to be used."""
     try:
         return model.spec.name if options.arch != "none" else None
     except ArchError:
@@ -190,7 +194,10 @@ def arch_name(model: Model, options: Options) -> str | None:
 
 
 def _staging_notes(dst: Path, options: Options) -> list[Note]:
-    """Return a warning, or [], where a stopped run of this output can still be continued."""
+    """Return [a warning] where the staging folder of an earlier `--resume` run is left, else [].
+
+    With `--resume` itself there is no warning: that run continues.
+    """
     from aprfmt.formats.resumable_output import staging_folder
 
     hidden = staging_folder(dst)
@@ -203,7 +210,10 @@ def _staging_notes(dst: Path, options: Options) -> list[Note]:
 def _open_sink(
     model: Model, target: FormatSpec, weights: Path, options: Options, files: FileSet | None
 ) -> Sink:
-    """Return the target's open sink, writing into `files`, with the options it understands."""
+    """Return the writer of the target's files, open, with the options that it understands.
+
+    It writes into the set of files `files`. Files of the same format are rewritten like the source.
+    """
     from aprfmt.conversion.encoding_choice import stores_as_bytes
 
     wishes: dict[str, Any] = {"files": files}
@@ -244,9 +254,9 @@ def _open_resumable(
     model: "Model", target: FormatSpec, dst: Path, plan: "Plan", carried: "CarriedMetadata",
     asked: Options,
 ) -> "ResumableFileSet":  # fmt: skip
-    """Return the set of files of a conversion that may be continued.
+    """Return the set of files of a `--resume` conversion.
 
-    It holds what an earlier run of the same source and plan left.
+    It holds the files that an earlier run of the same source and plan left.
     """
     from aprfmt.conversion.resume_state import check_resumable, plan_digest, source_identities
     from aprfmt.formats.resumable_output import ResumableFileSet
@@ -273,11 +283,11 @@ def _write(
     begun: "ResumableFileSet | None",
     verifier: "Verifier | None",
 ) -> "tuple[tuple[Path, ...], tuple[int, Account] | None]":
-    """Write all outputs and publish the files together.
+    """Write all outputs, publish the files together and return (paths, verification).
 
-    Returns (paths, verification). Resumable outputs are verified in the staging folder, before they
-    are published: then the second is (number of tensors, account), else None. A resumable output
-    that fails is removed. `verifier` reads tensors back while they are written.
+    `verifier` reads tensors back while they are written. Resumable outputs (`begun`) are verified
+    before they are published: then the verification is (number of tensors, account), else it is
+    None. A resumable output that fails is removed.
     """
     from aprfmt.conversion.scheduling import write_tensors
     from aprfmt.conversion.sidecar_files import texts_to_write
@@ -322,9 +332,9 @@ def _write(
 
 
 def refuse_changed_source(model: Model) -> None:
-    """Raise FormatError where a file of the source was written to since it was opened.
+    """Raise FormatError where a local file of the source was written to since it was opened.
 
-    RemoteError where one that was fetched changed, as far as that can be known.
+    Raises RemoteError where a fetched file changed, as far as that can be known.
     """
     for shard in model.source.shards if isinstance(model.source, MappedSource) else ():
         if isinstance(shard.file, MappedFile):
@@ -365,7 +375,7 @@ def _verify(
     files: tuple[Path, ...], plan: "Plan", written: "list[WrittenTensor]", model: "Model",
     verifier: "Verifier",
 ) -> "tuple[int, Account]":  # fmt: skip
-    """Return (number of tensors, account of the source) after reading the output back.
+    """Read the output back and return (number of its tensors, account of the source).
 
     Tensors that the verifier did not prove equal are compared here. Raises ConversionError where
     one is missing, differs, or something of the source is lost.

@@ -82,13 +82,13 @@ class Account:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """{fate: number of entries}, for all four fates."""
+        """{fate: number of entries} for "copied", "transformed", "dropped" and "lost"."""
         found = Counter(entry.fate for entry in self.entries)
         return {fate: found[fate] for fate in FATES}
 
     @property
     def lost(self) -> tuple[SourceItem, ...]:
-        """The entries that the copy has nothing of, without a flag that says so."""
+        """The entries of what the copy lacks although no flag left it out."""
         return tuple(entry for entry in self.entries if entry.fate == "lost")
 
     @property
@@ -105,7 +105,7 @@ class Account:
 
     @property
     def says(self) -> str:
-        """The counts in words."""
+        """The number of entries, and how many have each fate, in words."""
         counts = ", ".join(f"{count} {fate}" for fate, count in self.counts.items() if count)
         return f"{len(self.entries)} of the source: {counts or 'nothing'}"
 
@@ -130,7 +130,7 @@ def account_for_source(
     excused: Callable[[str], str],
     edited: Collection[tuple[str, str]] = (),
 ) -> Account:
-    """Return the account of everything in `source`, by comparing it with `copy`.
+    """Return what became of everything in `source`, by comparing it with `copy`.
 
     `excused(name)` returns the flag that left out a tensor or a file, "" for what should be there.
     `edited` are keys (kind, name) that were to get another value or to be removed.
@@ -141,9 +141,10 @@ def account_for_source(
 
 
 def recorded_omissions(copy: Model) -> Callable[[str], str]:
-    """Return a function from a name to the flag that left it out, by the copy's own record.
+    """Return a function that gives the flag by which a name was left out, or "".
 
-    It returns "" for names that are not recorded. Raises FormatError for a record that is not JSON.
+    It looks the name up in the record that the copy itself holds. Raises FormatError for a record
+    that is not JSON.
     """
     found = _omission_record(copy)
     return lambda name: str(found.get(name, ""))
@@ -156,7 +157,7 @@ def _omission_record(model: Model) -> Mapping[str, Any]:
 
 
 def sidecar_items(source: Model, fate: Callable[[str, str], SourceItem]) -> Iterator[SourceItem]:
-    """Yield the entry that `fate(name, kind)` makes for every companion file of a source."""
+    """Yield what `fate(name, kind)` returns for every companion file of a source."""
     for name in sidecar_names(source):
         kind = companion_kind(name)
         if kind:
@@ -173,7 +174,10 @@ class _Comparison:
         excused: Callable[[str], str],
         edited: Collection[tuple[str, str]] = (),
     ) -> None:
-        """Look up the roles, the readings of all items and the companion texts of both models."""
+        """Look up the roles, the ledger's items and the companion texts of both models.
+
+        `excused` and `edited` are those of `account_for_source`.
+        """
         self.copy, self.source, self.excused, self.edited = copy, source, excused, edited
         self.roles, self.roles_of = _roles(copy, source), source.roles_of
         items = make_ledger(source, (*_TENSORS, *_UNREAD_KINDS)).items
@@ -184,7 +188,7 @@ class _Comparison:
     # --- tensors ------------------------------------------------------------------------------
 
     def tensors(self) -> Iterator[SourceItem]:
-        """Yield an entry for every stored tensor, the parts of packed weights separately."""
+        """Yield an entry on what became of each stored tensor, scales of packed weights too."""
         for name, view in self.source.items():
             entry = self._tensor(name, view)
             yield entry
@@ -194,7 +198,10 @@ class _Comparison:
                     yield self._part(part.info.name, name, view, entry)
 
     def _copies_of(self, name: str) -> "tuple[View, ...]":
-        """Return the copy's tensors that hold what a tensor of the source holds; () for none."""
+        """Return the copy's tensors that hold the values of a tensor of the source; () for none.
+
+        They are found by role, else by name.
+        """
         keys = self.roles_of.get(name, ())
         held = tuple(self.roles[key] for key in keys if key in self.roles)
         if keys and len(held) == len(keys):
@@ -203,9 +210,9 @@ class _Comparison:
         return () if same is None else (same,)
 
     def _tensor(self, name: str, view: "View") -> SourceItem:
-        """Return the entry of a weight's main tensor.
+        """Return an entry that says whether a weight's main tensor was copied or lost, and why.
 
-        It says whether the tensor was copied, transformed, dropped or lost, and why.
+        Its fate is one of copied, transformed, dropped and lost.
         """
         # What the source's tensor is.
         stored = view.stored[0]
@@ -236,9 +243,10 @@ class _Comparison:
         return SourceItem(name, kind, "copied", names if names != name else "")
 
     def _part(self, name: str, weight: str, view: "View", main: SourceItem) -> SourceItem:
-        """Return the entry of a scale `name` of a packed weight, given that of its main tensor.
+        """Return an entry that says what became of the scale `name` of a packed weight.
 
-        It is copied where the copy stores it, transformed where it went into decoded values.
+        `weight` is the weight's name and `main` the entry of its main tensor. The scale is copied
+        where the copy stores it, transformed where it went into decoded values.
         """
         if main.fate in ("dropped", "lost"):
             return SourceItem(name, "scale", main.fate, main.how)
@@ -260,7 +268,7 @@ class _Comparison:
         return SourceItem(name, "scale", "transformed", f"part of {main.how}")
 
     def head(self) -> Iterator[SourceItem]:
-        """Yield the entry of a tied head, if the source has one."""
+        """Yield an entry on what became of a tied head, if the source has one."""
         key, table = "output.weight", "token_embd.weight"
         try:
             hyper = self.source.hyper
@@ -288,10 +296,7 @@ class _Comparison:
     # --- what stands in keys ------------------------------------------------------------------
 
     def keys(self) -> Iterator[SourceItem]:
-        """Yield an entry for each thing the source stores in keys.
-
-        These are vocabulary, chat template and licence.
-        """
+        """Yield entries on what became of vocabulary, template and licence in the source's keys."""
         from aprfmt.tokenizer.carriers import has_tokenizer
 
         copy, source = self.copy, self.source
@@ -318,7 +323,7 @@ class _Comparison:
     # --- what nothing reads -------------------------------------------------------------------
 
     def unread(self) -> Iterator[SourceItem]:
-        """Yield an entry for every file and key of the source that no table lists.
+        """Yield an entry on what became of every file and key of the source that no table lists.
 
         A copy holds the keys for which its format has a place, and none of these files.
         """
@@ -342,7 +347,10 @@ class _Comparison:
     # --- files --------------------------------------------------------------------------------
 
     def file(self, name: str, kind: str) -> SourceItem:
-        """Return the entry of a companion file: copied, transformed, dropped or lost, and why."""
+        """Return an entry that says whether a companion file was copied or lost, and why.
+
+        Its fate is one of copied, transformed, dropped and lost.
+        """
         if name in self._texts:
             same = self._texts[name] == self._stated.get(name)
             return SourceItem(name, kind, "copied" if same else "transformed",
@@ -356,10 +364,7 @@ class _Comparison:
         )
 
     def _made_of(self, name: str, kind: str) -> str:
-        """Return what of the copy holds the content of a file that it lacks, in words.
-
-        It is "" where there is none.
-        """
+        """Return what of the copy holds the content of a file that it lacks, in words; else ""."""
         from aprfmt.tokenizer.carriers import has_tokenizer
 
         if kind == "tokenizer" and has_tokenizer(self.copy.carried):
@@ -398,9 +403,9 @@ def _roles(copy: Model, source: Model) -> Mapping[str, "View"]:
 
 
 def _licence(model: Model, key: str) -> Any:
-    """Return the value of a key, or the value a conversion recorded from a GGUF.
+    """Return a metadata key's value, else the value of that key in the GGUF converted from.
 
-    It is None without any.
+    It is None without any. Arrays are returned as lists.
     """
     stated = foreign_gguf_keys(model).get(key)
     found = stated[1] if isinstance(stated, list) and len(stated) == 2 else None
@@ -470,10 +475,7 @@ def check_files(source: Model, left_out: Mapping[str, str]) -> None:
     from aprfmt.tokenizer.carriers import has_tokenizer
 
     def make_item(name: str, kind: str) -> SourceItem:
-        """Return a companion file's entry.
-
-        It is "copied" if the file is carried or a flag leaves it out, else "lost".
-        """
+        """Return the item "copied" if the file goes along or a flag leaves it out, else "lost"."""
         carried = name in TEXT_FILES or (kind == "tokenizer" and has_tokenizer(source.carried))
         return SourceItem(name, kind, "copied" if carried or name in left_out else "lost")
 
@@ -504,9 +506,9 @@ def balanced_account(
     left_out: Mapping[str, str],
     edited: Collection[tuple[str, str]] = (),
 ) -> Account:
-    """Return the account of a conversion; ConversionError where something of the source is lost.
+    """Return what became of everything in the source; ConversionError where something is lost.
 
-    `left_out` is {name: flag}, `edited` the keys that were to change.
+    `left_out` is {name: flag}, `edited` are the (kind, name) of keys that were to change.
     """
     found = account_for_source(copy, source, lambda name: left_out.get(name, ""), edited)
     scales = [entry for entry in found.lost if entry.how == _INPUTS_GONE]

@@ -22,7 +22,10 @@ def _same_float32(before: "Array", after: "Array") -> bool:
 
 
 def is_block_encoding(encoding: str) -> bool:
-    """Return whether an encoding's native kernel alone decodes its bytes, without companions."""
+    """Return whether an encoding's native kernel decodes all by itself, from one run of bytes.
+
+    False for encodings with companions, or a decoder of their own.
+    """
     kind = type(codec(encoding))
     return all(
         getattr(kind, name) is getattr(Codec, name) for name in ("decode_native", "main", "finish")
@@ -46,12 +49,10 @@ class ChangeCounts:
     def add_encoded(
         self, before: "Array", encoding: str, data: "Bytes", block_size: int, threads: int
     ) -> bool:
-        """Count what encoding a chunk changed, from the encoded bytes.
-
-        Returns True if it was counted.
+        """Add what encoding a chunk changed, and return whether it could be counted.
 
         `before` are the values, `data` their encoding in blocks of `block_size` elements. Nothing
-        decoded is kept. False where there is no native kernel that decodes these blocks alone.
+        decoded is stored. False where there is no native kernel that decodes these blocks alone.
         """
         native = native_kernels()
         plain = before.dtype == np.float32 and before.flags.c_contiguous
@@ -76,7 +77,7 @@ class ChangeCounts:
         return True
 
     def add(self, before: "Array", after: "Array") -> None:
-        """Count what changed in one chunk, `before` and `after`; two NaN are equal."""
+        """Add how many values of a chunk differ between `before` and `after`; two NaN are equal."""
         native = native_kernels()
         if native is not None and _same_float32(before, after):
             changed, overflowed, underflowed = native.changes(before, after)

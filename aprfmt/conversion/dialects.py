@@ -64,13 +64,16 @@ class DialectWeight(PackedWeight):
         return made
 
     def source(self) -> "GridWeight":
-        """Return the weight's codes and numbers of groups as stored, made at most once."""
+        """Return the weight's codes and scales as they will be stored.
+
+        They are made again only if another weight's were made since.
+        """
         if self.latest.name != self.name or self.latest.source is None:
             self.latest.name, self.latest.source = self.name, self._make_grid()
         return self.latest.source
 
     def _make_grid(self) -> "GridWeight":
-        """Return the weight's own codes in this layout, else values rounded to the nearest."""
+        """Return the weight's own codes in this layout, else its values rounded to codes."""
         found = convert_codes(self.output, self.writer, self.settings)
         if not isinstance(found, str):
             self.judged = found[1]
@@ -81,7 +84,7 @@ class DialectWeight(PackedWeight):
             raise ConversionError(f"{self.name}: {error}") from error
 
     def _count_changes(self) -> None:
-        """Count the values that rounding changed; those of a repack were counted by groups."""
+        """Count the values that rounding changed, unless a repack counted them by groups before."""
         self.counted = True
         if self.judged is not None:
             return
@@ -92,13 +95,13 @@ class DialectWeight(PackedWeight):
             self.counts.add(values[start:stop], source.values(start, stop))
 
     def _row_values(self) -> "Array":
-        """Return the weight's values as [rows, inputs], experts of a stack in sequence."""
+        """Return the weight's values as [rows, inputs]; a stack's experts follow one another."""
         return self.make().reshape(-1, self.shape[-1])
 
     def infos(self, main: str) -> dict[str, TensorInfo]:
-        """Return {suffix: stored tensor}, "" being the one that holds the codes; sets `nbytes`.
+        """Return {suffix: stored tensor}, where "" is the one that holds the codes.
 
-        `main` is not used: the dialect gives the names.
+        Sets `nbytes`, their bytes together. `main` is not used: the dialect gives the names.
         """
         stem = self.name.removesuffix(".weight")
         found = {}
@@ -159,7 +162,7 @@ def make_dialect_weight(
 def _settings(output: Output, writer: "Writer", options: Options, dtype: str = "F32") -> "Settings":
     """Return how the writer stores a weight: group size, encoding of its scales, version.
 
-    The scales have the weight's own dtype where the layout leaves it open, else `dtype`.
+    The layout says the encoding of the scales, else the weight's source, else it is `dtype`.
     """
     from aprfmt.codecs.writer import Settings
 
@@ -171,7 +174,7 @@ def _settings(output: Output, writer: "Writer", options: Options, dtype: str = "
 
 
 def _scale_encoding(output: Output) -> str:
-    """Return the encoding that a weight's scales should have, by its source; "" where it says none.
+    """Return the encoding that a weight's scales should have by its source; "" if it says none.
 
     It is a float weight's own encoding, that of a packed weight's scales, or F16 for blocks.
     """
@@ -185,10 +188,7 @@ def _scale_encoding(output: Output) -> str:
 
 
 def _activation_scales(output: Output, writer: "Writer") -> Mapping[str, bytes]:
-    """Return {"input_scale": bytes} of a weight whose source has it and whose layout is ModelOpt's.
-
-    Else {}.
-    """
+    """Return {"input_scale": bytes} if the layout is ModelOpt's and the source has one, else {}."""
     one = output.sources[0] if len(output.sources) == 1 else None
     if not isinstance(one, ScaledTensor) or writer.encoding != "MODELOPT":
         return {}
@@ -199,10 +199,9 @@ def _activation_scales(output: Output, writer: "Writer") -> Mapping[str, bytes]:
 def convert_codes(
     output: Output, writer: "Writer", settings: "Settings"
 ) -> "tuple[GridWeight, GroupCounts] | str":
-    """Return (a weight's own codes in the new layout, counts of what changes).
+    """Return (a weight's own codes in the new layout, counts of what changes), or a text.
 
-    Where its codes cannot be kept the result is a text instead that says why, "" where no pair of
-    encodings is in the table.
+    The text says why its codes cannot be kept. It is "" where no pair of encodings is in the table.
     """
     from aprfmt.codecs.writers import PAIRS, READS
 
@@ -224,7 +223,10 @@ def convert_codes(
 def _check_alone(
     outputs: Sequence[Output], model: "Model", writer: "Writer", options: Options
 ) -> None:
-    """Raise ConversionError where packed weights would stay packed, or be packed in two ways."""
+    """Raise ConversionError where some weights would be packed in another way than the writer's.
+
+    A folder has one quantization method: no other weight may stay packed or be packed.
+    """
     parts = {id(part): view for view in model.values() for part in view.parts.values()}
     for output in outputs:
         if has_companions(output.info.encoding):
@@ -242,9 +244,10 @@ def _check_alone(
 
 
 def _blocks_as_grid(output: Output) -> "GridWeight":
-    """Return a weight stored in GGUF blocks as codes and numbers of groups.
+    """Return a weight stored in GGUF blocks as codes and scales.
 
-    Raises CodecError where its rows are not copied whole, or its parts have different scales.
+    Raises CodecError where its rows are not copied whole, or where it is made of several tensors
+    with scales of their own.
     """
     import numpy as np
 
@@ -274,7 +277,7 @@ def choose_kept_codes(
     """Return (names of outputs whose codes are kept, {name: why the codes are not kept}).
 
     Raises ConversionError where keeping codes would change values, unless --allow-inexact is given,
-    and for weights that no configuration could describe next to the others.
+    and where other weights are packed in a way that the same configuration cannot describe.
     """
     writer, path = dialect_writer(options), model.path
     if writer is not None:
@@ -307,7 +310,7 @@ def choose_kept_codes(
 def quantization_config(outputs: Sequence[Output]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return (keys of config.json, {file name: JSON value}) that describe weights in a dialect.
 
-    Modules listed as not quantized are all other matrices but embeddings, and a tied head.
+    The modules listed as not quantized are all other matrices except embeddings, and a tied head.
     """
     held = [one.part.packed for one in outputs if one.part is not None]
     packed = [one for one in held if isinstance(one, DialectWeight)]
@@ -322,6 +325,9 @@ def quantization_config(outputs: Sequence[Output]) -> tuple[Mapping[str, Any], M
 
 
 def _is_module(output: Output) -> bool:
-    """Return whether a tensor is the weight of a Linear, as far as names tell; the head is one."""
+    """Return whether a tensor is the weight of a Linear module, as far as its name and shape tell.
+
+    The output head counts, embeddings do not.
+    """
     base, suffix, _ = base_name(output.role or output.info.name)
     return suffix == "weight" and len(output.info.shape) == 2 and base not in EMBEDDINGS

@@ -53,8 +53,9 @@ def parse_edits(
 ) -> EditRequest:
     """Return the requested changes, each at the place where readers look for it.
 
-    `changes` are (KEY or KEY:TYPE, VALUE as JSON or text); `output` is the file to write, whose
-    format has to be that of `opened`. Raises UsageError for what cannot be changed so.
+    `changes` are (KEY or KEY:TYPE, VALUE as JSON or text), `remove` are keys. `output` is the file
+    to write, whose format has to be that of `opened`. Raises UsageError for what cannot be changed
+    so.
     """
     if not changes and not remove:
         raise UsageError("nothing to change; give KEY=VALUE, or --remove KEY")

@@ -44,7 +44,7 @@ class KeyChange:
 
 
 def short_name(name: str) -> str:
-    """Return the short spelling of a value type: `u32`, `f64`, `str`; `bool` stays."""
+    """Return the short spelling of a value type: `u32`, `f64`, `str`; other names unchanged."""
     if name == "string":
         return "str"
     return re.sub(r"^(u|i|f)[a-z]*(\d+)$", r"\1\2", name)
@@ -90,8 +90,8 @@ def split_type(left: str, model: Model) -> tuple[str, str]:
 def parse_value(model: Model, key: str, wished: str, text: str) -> Value | TypedValue:
     """Return `text` as the value of a model's key, with its type where the format has types.
 
-    `wished` is the type asked for, "" if none was. `@FILE` means the content of the file. Raises
-    UsageError if the text does not fit the type.
+    `wished` is the type asked for, or "". `@FILE` means the content of the file. Raises UsageError
+    if the text does not fit the type.
     """
     rules = FORMATS[model.format]
     if any(key.startswith(prefix) for prefix in rules.values.own):
@@ -107,7 +107,7 @@ def parse_value(model: Model, key: str, wished: str, text: str) -> Value | Typed
 
 
 def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | TypedValue:
-    """Return `text` as a value of the type that the key has in the file; UsageError if it is none.
+    """Return `text` as a value of the type that the key has in the file; else UsageError.
 
     `whole` is True where the text is a file's content.
     """
@@ -123,7 +123,8 @@ def _like_present(model: Model, key: str, text: str, whole: bool) -> Value | Typ
 def parse_json_value(key: str, present: Value, text: str, whole: bool = False) -> Value:
     """Return `text` as a JSON value of the same kind as `present`; of any kind if that is None.
 
-    `whole` is True where the text is a file's content. Raises UsageError for another kind.
+    `whole` is True where the text is a file's content. Raises UsageError for a value of another
+    kind.
     """
     if isinstance(present, str):
         return text if whole else _unquoted(text)
@@ -142,7 +143,8 @@ def _parse_new(
 ) -> Value | TypedValue:
     """Return the value of a key that is not in the file: of its known type, else read as JSON.
 
-    `whole` is True where the text is a file's content.
+    `whole` is True where the text is a file's content. Raises UsageError for a value that the
+    format cannot hold.
     """
     known = spec.values.keys(_architectures(model))
     kinds = next((known[each] for each in known if fnmatchcase(key, each)), ())
@@ -176,7 +178,7 @@ def _refuse(spec: FormatSpec, key: str, text: str, value: Value) -> None:
 
 
 def _parse_typed(text: str, kind: str, key: str, whole: bool) -> Value:
-    """Return `text` as a value of type `kind`, an array for "array:..."; UsageError if it is none.
+    """Return `text` as a value of type `kind`, a list for "array:..."; else UsageError.
 
     `whole` is True where the text is a file's content.
     """
@@ -246,10 +248,7 @@ def _is_float(value: float, kind: str) -> bool:
 
 
 def _json_or_text(text: str, key: str) -> Any:
-    """Return the text's JSON value, NaN and infinities included.
-
-    The text itself if it is no JSON.
-    """
+    """Return the text's JSON value, NaN and infinities included; the text if it is no JSON."""
     try:
         return loads(text, key, max_bytes=MAX_VALUE, nonfinite=True)
     except FormatError:
@@ -273,7 +272,7 @@ def _quote_short(text: str) -> str:
 
 
 def _kind_text(value: Value) -> str:
-    """Return what kind of value it is, in words with an article."""
+    """Return what kind of JSON value it is, in words with an article ("a number")."""
     if isinstance(value, bool):
         return "a truth value"
     if isinstance(value, (int, float)):
@@ -324,9 +323,9 @@ def read_values(model: Model, keys: Sequence[str]) -> Mapping[str, tuple[Value, 
 
 
 def _copy_value(value: Value) -> Value:
-    """Return a value that outlives the file.
+    """Return a value that can be used after the file is closed.
 
-    Arrays are copied, and long ones replaced by a text with their length.
+    Arrays are copied; one of more than 16 elements becomes the text "array of N".
     """
     if isinstance(value, Sequence) and not isinstance(value, str):
         return (
@@ -342,7 +341,8 @@ def key_changes(
 ) -> list[KeyChange]:
     """Return the change of every key, in the given order.
 
-    `before` and `after` are {key: (value, type)}; a key that is missing there does not exist.
+    `before` and `after` are {key: (value, type)}. A key that is missing from one of them did not
+    exist then.
     """
     found = []
     for key in keys:

@@ -108,7 +108,7 @@ def choose_encodings(
 def _reencoded_info(info: TensorInfo, wished: str, written: str) -> TensorInfo:
     """Return an output's TensorInfo in encoding `wished`.
 
-    In `written`, the encoding of a dialect, it has no size: the dialect's tensors have it.
+    In `written`, the encoding of a dialect, its size is 0: the dialect's own tensors are counted.
     """
     if wished == written:
         return TensorInfo(info.name, info.shape, wished, 0, 0, None)
@@ -131,7 +131,7 @@ def _not_written(name: str, wished: str) -> str:
 
 
 def _refusal_text(wished: str, output: Output, reasons: Mapping[str, str]) -> str:
-    """Return a refused encoding and, if it is known, why a repack to it is not possible."""
+    """Return the encoding `wished`, followed by the reason if a repack to it was not possible."""
     why = next((reasons[s.info.name] for s in output.sources if s.info.name in reasons), "")
     return f"{wished}; {why}" if why else wished
 
@@ -156,17 +156,17 @@ def _lookup_name(output: Output) -> str:
 
 
 def column_importances(output: Output, options: Options) -> Any:
-    """Return the importance of an output's columns (float32); None without any."""
+    """Return the importance of an output's columns, float32; None if it has none or needs none."""
     if options.importance is None or not is_quantized(output.encoding):
         return None
     return options.importance(_lookup_name(output))
 
 
 def _wished_encoding(output: Output, options: Options) -> str | None:
-    """Return the encoding that mixture or --encoding gives an output; None to keep its own.
+    """Return the encoding that mixture or --encoding gives an output; None to leave its own.
 
-    --encoding leaves integers, booleans and complex numbers, and vectors unless it is a plain
-    float.
+    --encoding does not change integers, booleans and complex numbers. It changes vectors only to a
+    plain float.
     """
     if options.choose is not None:
         return options.choose(_lookup_name(output), output.info.shape, output.source_encoding)
@@ -200,7 +200,10 @@ def _can_hold(name: str, target: FormatSpec) -> bool:
 
 
 def check_importance(plan: Plan, options: Options) -> None:
-    """Raise ConversionError if an importance matrix has wrong sizes; else note tensors it lacks."""
+    """Add a note on the tensors that the importance matrix lacks, if there are any.
+
+    Raises ConversionError for an importance matrix with another number of columns.
+    """
     if options.importance is None:
         return
     without = []
@@ -227,7 +230,7 @@ def check_importance(plan: Plan, options: Options) -> None:
 def split_into_parts(
     outputs: list[Output], model: Model, target: FormatSpec, options: Options
 ) -> list[Output]:
-    """Return the outputs with every weight that has companions replaced by its stored parts."""
+    """Return the outputs with every weight that has companions replaced by its stored tensors."""
     latest, sources, writer = LatestParts(), LatestGrid(), dialect_writer(options)
     found: list[Output] = []
     for output in outputs:
@@ -250,7 +253,7 @@ def split_into_parts(
 def _bnb_weight(
     output: Output, model: Model, target: FormatSpec, options: Options, latest: LatestParts
 ) -> BnbWeight:
-    """Return a weight to be stored in bitsandbytes' tensors, with the dtype to record."""
+    """Return a weight to be stored in bitsandbytes' tensors, which record the weight's dtype."""
     dtype = weight_dtype(output.source_encoding, model.config, output.info.name)
     output, name = _as_out_in(output, model, target), output.info.encoding
     wishes = {**options.packing, "dtype": dtype}

@@ -60,8 +60,8 @@ def estimate_conversion(
 def peak_memory(model: "Model", plan: "Plan", options: Options) -> int:
     """Return an upper bound of the resident bytes at the conversion's peak.
 
-    The largest piece in memory counts once. Each thread that encodes keeps some of what it has
-    allocated, and workers have made pieces that wait to be written.
+    The largest output counts once. Added are what each thread that encodes has allocated, and the
+    outputs that workers have made and that wait to be written.
     """
     from aprfmt.conversion.scheduling import BUDGET
 
@@ -74,7 +74,7 @@ def peak_memory(model: "Model", plan: "Plan", options: Options) -> int:
 
 
 def _remote_bytes() -> int:
-    """Return the bytes that reading a remote source holds.
+    """Return the bytes of memory that reading a remote source takes.
 
     These are parts under way, the cache, and parts that wait to be hashed.
     """
@@ -106,7 +106,7 @@ def _elements(output: "Output") -> int:
 
 
 def _metadata_bytes(value: object) -> int:
-    """Return about how many bytes of memory a metadata value takes."""
+    """Return about how many bytes of memory a metadata value takes: 64 for each item of a list."""
     if isinstance(value, str | bytes):
         return len(value)
     return 64 * len(value) if isinstance(value, Sized) else 64
@@ -133,9 +133,10 @@ def _free(folder: Path) -> int | None:
 def _seconds(
     model: "Model", folder: Path, plan: "Plan", output: int, options: Options, hashing: bool
 ) -> dict[str, float | None]:
-    """Return {kind of work: seconds} and their "total"; None where a rate could not be measured.
+    """Return {kind of work: seconds} with their "total".
 
-    `output` is the number of bytes to write, `folder` where they go.
+    A value is None where a rate could not be measured. `output` is the number of bytes to write,
+    `folder` where they go, `hashing` whether the source is hashed.
     """
     source = sum(tensor.info.nbytes for tensor in model.source.tensors.values())
     rate = write_rate(folder)
@@ -190,7 +191,7 @@ def _encoding_seconds(plan: "Plan", options: Options) -> float:
 
 
 def _fetching_seconds(plan: "Plan") -> float | None:
-    """Return the seconds of fetching a remote source; 0 for a local one.
+    """Return the seconds that fetching a remote source takes; 0 for a local one.
 
     None if the disk cache already had the part that is measured: how much it has of the rest is not
     known.
@@ -224,7 +225,7 @@ def _seconds_per_element(output: "Output", options: Options) -> float:
 
 
 def _timed(work: Callable[[], object]) -> float:
-    """Return the seconds that a call takes."""
+    """Return the seconds that one call of `work` takes, more than 0."""
     began = time.perf_counter()
     work()
     return max(time.perf_counter() - began, 1e-9)
@@ -237,8 +238,8 @@ def planned_sizes(
 ) -> dict[Path, int]:
     """Return {path: bytes} of every file that a conversion would write; nothing is written.
 
-    `open_sink` opens the target's sink into a set of files, `plan` plans it, `texts` are the text
-    files.
+    `open_sink` returns the target's sink that writes into a set of files, `plan` tells the sink
+    what will be written, `texts` are the contents of text files by path.
     """
     sink = open_sink(NullFileSet())
     plan(sink)

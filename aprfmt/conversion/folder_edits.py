@@ -71,7 +71,7 @@ class FolderEdits:
     """The changes of one request to the text files of a folder, made in memory."""
 
     def __init__(self, model: "Model") -> None:
-        """Read the folder's texts; nothing is changed yet."""
+        """Load the texts of the model's folder; nothing is changed yet."""
         folder = model.folder or HFFolder(model.path.parent, None, {})
         self._model = model
         self.folder = folder.path
@@ -87,13 +87,13 @@ class FolderEdits:
 
     @property
     def places(self) -> tuple[ValueLocation, ...]:
-        """The locations that change, in the order of the request."""
+        """The locations that change so far, in the order of the request."""
         return tuple(self._changed)
 
     def of_weights(self, key: str) -> str | None:
-        """Return the key of `__metadata__` that a user's key names.
+        """Return the key in the weights' `__metadata__` that a user's key names.
 
-        It is None for one of the text files.
+        None where it names a value in one of the text files.
         """
         file, colon, rest = key.partition(":")
         if colon and file == WEIGHTS_KEYS:
@@ -105,9 +105,8 @@ class FolderEdits:
     def set(self, key: str, text: str) -> None:
         """Set a key to a new value at every place readers take it from.
 
-        Raises UsageError if it does not fit.
-
-        `text` is JSON or text, or `@FILE` for the content of a file.
+        `text` is JSON or text, or `@FILE` for the content of a file. Raises UsageError if it does
+        not fit.
         """
         whole = text.startswith("@")
         if whole:
@@ -161,7 +160,7 @@ class FolderEdits:
     # --- where ------------------------------------------------------------------------------
 
     def _locations(self, key: str) -> list[ValueLocation]:
-        """Return the locations that a user's key names, existing ones first.
+        """Return the locations that a user's key names: where it exists, else where it belongs.
 
         Raises UsageError for a key that is in no file and that no reader is known to take.
         """
@@ -187,16 +186,16 @@ class FolderEdits:
         return [home]
 
     def _spellings(self, key: str) -> list[str]:
-        """Return the names that a key may have in these files, its own first."""
+        """Return the names that a key may have in these files, first the one given."""
         names = [key, *format_keys(self._model, key, "hf")]
         if key in _OTHER_NAMES:
             names.append(_OTHER_NAMES[key])
         return list(dict.fromkeys(names))
 
     def _existing_locations(self, key: str) -> Iterator[ValueLocation]:
-        """Yield the locations where a key exists.
+        """Yield the locations where a key exists: by its first spelling that any file has.
 
-        A file has it once, and perhaps in copies of rope's keys.
+        One file may have it again, in an object of rope parameters.
         """
         for name in self._spellings(key):
             found = [place for file in FILES for place in self._in_file(file, name)]
@@ -225,7 +224,7 @@ class FolderEdits:
         return [ValueLocation(file, each) for each in paths]
 
     def _path(self, file: str, name: str) -> tuple[str, ...]:
-        """Return the keys that a dotted name leads along.
+        """Return the keys, from the outermost, to which a dotted name leads.
 
         A key that itself has dots is not split.
         """
@@ -251,7 +250,7 @@ class FolderEdits:
         return ValueLocation(TOKENIZER, ("chat_template",))
 
     def _near(self, key: str) -> str:
-        """Return "near names: ..." with existing keys similar to `key`."""
+        """Return "near names: ..." with the existing keys similar to `key`, for a message."""
         names = {path[-1] for file in FILES for path in _paths(self._json(file))}
         near = close_names(key.rpartition(".")[2], sorted(names))
         return f"near names: {', '.join(near) or 'none'}"
@@ -259,10 +258,7 @@ class FolderEdits:
     # --- values -----------------------------------------------------------------------------
 
     def _json(self, file: str) -> Any:
-        """Return the parsed content of a text file, with the changes so far.
-
-        It is {} for a missing file.
-        """
+        """Return the parsed content of a text file with the changes so far, {} if it is missing."""
         if file not in self._held:
             text = self._texts.get(file)
             self._held[file] = {} if text is None else _parse_object(text, str(self.folder / file))
@@ -357,10 +353,10 @@ def _paths(held: Any, outer: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
 
 
 def _parse_like(key: str, present: Value, text: str, whole: bool) -> Value:
-    """Return `text` as a value of the same kind as `present`.
+    """Return `text` as a value of the same kind as `present`; else UsageError.
 
-    null is taken for any key, and a number or a list for keys of token ids. `whole` is True where
-    the text is a file's content.
+    null is accepted for any key, and a number or a list for keys of token ids. `whole` is True
+    where the text is a file's content.
     """
     if text == "null" and not whole:
         return None

@@ -33,9 +33,9 @@ _MOST = 1 << 24  # tokens
 
 
 def vocabulary_record(model: "Model") -> str | None:
-    """Return the record (JSON) of a GGUF's scores and types, or the one that a model carries.
+    """Return a GGUF's scores and types as JSON text, or the text that a model carries of them.
 
-    None without either. An APR made of a GGUF has both lists under its own keys.
+    None without either. An APR made from a GGUF has both lists under its own keys.
     """
     of_gguf = keys.APR_GGUF in model.metadata
     if model.key_style != "gguf" and not of_gguf:
@@ -120,7 +120,7 @@ def _spell_blanks(tokens: Sequence[str], spaced: Sequence[int]) -> list[str]:
 
 
 def _token_digest(tokens: Sequence[str]) -> str:
-    """Return the SHA-256 of tokens as hex, the same whichever blanks they have."""
+    """Return the SHA-256 of tokens as hex; a space and U+2581 count as the same."""
     total = hashlib.sha256()
     for token in tokens:
         total.update(json.dumps(token.replace(BLANK, " ")).encode("ascii") + b"\n")

@@ -28,7 +28,7 @@ _BLOCK = 4096  # bytes are compared, and written, in pieces of this size
 
 
 def change_metadata(model: "Model", options: "Options") -> tuple[ConversionReport, int]:
-    """Change metadata of an open model's only file; return (report, number of bytes written).
+    """Change metadata in an open model's only file; return (report, number of bytes written).
 
     Closes the model. Raises ConversionError where the tensors would have to move, OutputError where
     the file cannot be written.
@@ -163,9 +163,9 @@ def _plan_file(model: "Model", options: "Options") -> tuple["Plan", FileProgram]
 
 
 def _fit_header(head: bytes, start: int, model: "Model") -> bytes:
-    """Return the header with exactly `start` bytes, padded if the format can; else ConversionError.
+    """Return the header `head` with exactly `start` bytes, padded if the format can.
 
-    `start` is where the first tensor begins.
+    `start` is where the first tensor begins. Raises ConversionError where it does not fit.
     """
     if len(head) < start:
         head = FORMATS[model.format].fill(head, start)
@@ -181,9 +181,9 @@ def _fit_header(head: bytes, start: int, model: "Model") -> bytes:
 def _tail_pieces(
     program: FileProgram, head: bytes, model: "Model", file: "ByteSource"
 ) -> list[tuple[int, bytes]]:
-    """Return [(offset, bytes)] of everything after the header but tensors.
+    """Return [(offset, bytes)] of all that the planned file has after its header, except tensors.
 
-    Raises ConversionError if a tensor would move.
+    Raises ConversionError if a tensor would move, or the file was not laid out by this version.
     """
     found: list[tuple[int, bytes]] = []
     at = len(head)
@@ -209,9 +209,10 @@ def _tail_pieces(
 
 
 def _checksum(file: "ByteSource", head: bytes, at: int) -> bytes:
-    """Return the CRC-32 of the file with a changed header, from the stored one: no tensor is read.
+    """Return the CRC-32 of the file with the header `head`, without reading its tensors.
 
-    `at` is the checksum's offset. A checksum that was wrong stays wrong.
+    It is computed from the stored checksum, whose offset is `at`. A checksum that was wrong stays
+    wrong.
     """
     length = at - len(head)
     old = int.from_bytes(bytes(file.view[at : at + 4]), "little")
@@ -229,7 +230,7 @@ def _differing_blocks(file: "ByteSource", offset: int, data: bytes) -> Iterator[
 
 
 def _facts(info: object) -> tuple[object, ...]:
-    """Return (shape, encoding, offset, size in bytes) of a TensorInfo."""
+    """Return (shape, encoding, offset, size in bytes) of a TensorInfo, to be compared."""
     return tuple(getattr(info, name) for name in ("shape", "encoding", "offset", "nbytes"))
 
 

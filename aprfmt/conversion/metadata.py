@@ -93,9 +93,9 @@ def target_metadata(model: Model, target: str, plan: Plan, options: Options) -> 
 
 
 def _quantization_record(model: Model) -> dict[str, Value | TypedValue]:
-    """Return the source's keys that record how it was quantized.
+    """Return {key: value} of the source's keys that record how it was quantized.
 
-    They stay true in another format.
+    They are true in another format, too.
     """
     return {
         key: TypedValue(value, "uint32") if type(value) is int else value
@@ -107,9 +107,10 @@ def _quantization_record(model: Model) -> dict[str, Value | TypedValue]:
 def _claim_packing(
     carried: CarriedMetadata, model: Model, outputs: Sequence[Output], options: Options
 ) -> None:
-    """Change every config.json that is carried so that it says whether and how weights are packed.
+    """Make every config.json in `carried` say whether and how weights are packed.
 
-    Nothing changes where no weight was packed or decoded.
+    Nothing changes where no weight was packed or decoded. Key, file or embedded file: each is
+    changed where it is.
     """
     packed = {output.part.packed.encoding for output in outputs if output.part is not None}
     parts = {id(part) for tensor in model.values() for part in tensor.parts.values()}
@@ -146,11 +147,9 @@ def _claim_packing(
 def _packing_keys(
     outputs: Sequence[Output], packed: set[str], options: Options
 ) -> tuple[Mapping[str, Any] | None, dict[str, str]]:
-    """Return (keys of config.json for packed weights or None, companion files).
+    """Return (keys of config.json for packed weights or None, {file name: text} of files).
 
-    The files are {name: text}.
-
-    `packed` are the encodings of packed outputs.
+    `packed` are the encodings of packed outputs. The files are those that a dialect asks for.
     """
     if not packed:
         return None, {}
@@ -174,7 +173,10 @@ def _unpacked_modules(outputs: Sequence[Output], packing: str) -> list[str]:
 
 
 def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> str:
-    """Return config.json's text with the keys of `claim`; unchanged if it already has them."""
+    """Return config.json's text with the keys of `claim` in place of those on packing.
+
+    None for `claim` removes those. The text is unchanged if it already says so.
+    """
     config = json_object(text, f"{model.path}: the config.json it carries")
     changed = _with_claim(dict(config), claim)
     if changed == config:
@@ -183,9 +185,9 @@ def _claimed_text(text: str, claim: Mapping[str, Any] | None, model: Model) -> s
 
 
 def _with_claim(config: dict[str, Any], claim: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return a config with the keys of `claim` in place of those on packing; None removes them.
+    """Return a config with the keys of `claim` in place of those on packing.
 
-    Sorted keys stay sorted.
+    None for `claim` removes those. Keys that were sorted are sorted in the result.
     """
     if claim is None:
         return without_packing(config)
@@ -207,13 +209,13 @@ def _typed_like(model: Model, key: str, value: Value | TypedValue) -> Value | Ty
 
 
 def _update_claims(carried: CarriedMetadata, outputs: Sequence[Output], target: str) -> None:
-    """Set the metadata keys that re-encoding made wrong: a GGUF's file type."""
+    """Correct the metadata that re-encoding made wrong: a GGUF's `general.file_type`."""
     if target == "gguf":
         carried.metadata["general.file_type"] = TypedValue(file_type(outputs), "uint32")
 
 
 def _identity(model: Model) -> dict[str, Value]:
-    """Return the keys that say the source's file, size, format and stated writer."""
+    """Return the keys that record the source's file name, size, format and writer."""
     size = sum(path.stat().st_size for path in model.source.files)
     found: dict[str, Value] = {
         "aprfmt.writer": f"aprfmt {__version__}",
@@ -291,7 +293,10 @@ def _jsonable_numbers(value: Any) -> Any:
 
 
 def _numbers_from_names(value: Any, type_name: str) -> Any:
-    """Return a value with the names "inf", "-inf" and "nan" of a float type replaced by numbers."""
+    """Return a value of a float type with the names "inf", "-inf" and "nan" replaced by numbers.
+
+    Values of other types, and other texts, are returned unchanged.
+    """
     if isinstance(value, list):
         return [_numbers_from_names(one, type_name) for one in value]
     named = isinstance(value, str) and "float" in type_name and value in _NAMES
@@ -307,7 +312,10 @@ def _untyped(value: Value | TypedValue) -> Value:
 
 
 def _carried_gguf(model: Model) -> dict[str, TypedValue]:
-    """Return {key: typed value} of the GGUF keys that a model carries; FormatError if damaged."""
+    """Return {key: typed value} of the GGUF keys that a model carries; {} without any.
+
+    Raises FormatError if the record of them is damaged.
+    """
     text = model.metadata.get(GGUF_KEY)
     if not isinstance(text, str):
         return {}

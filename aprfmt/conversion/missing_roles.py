@@ -27,9 +27,9 @@ def check_complete(
 ) -> None:
     """Raise ConversionError if required tensors are missing that neither file nor user accepts.
 
-    `drops` say which roles --drop leaves out. `known`: an unknown architecture is an error;
-    otherwise such a model is not checked. `copied`: packed weights that are not decoded here are
-    no obstacle.
+    `drops` say which roles --drop leaves out. With `known` an unknown architecture is an error,
+    without it such a model is not checked. With `copied`, packed weights are copied, so that it
+    does not matter whether they can be decoded.
     """
     resolution = _resolution(model, options, known=known)
     if resolution is None:
@@ -50,7 +50,7 @@ def check_complete(
 def missing_output_roles(
     model: Model, plan: "Plan", options: Options, drops: Drops
 ) -> tuple[str, ...]:
-    """Return the required roles missing in the output.
+    """Return the required roles missing in the output, in the architecture's order.
 
     Those that were accepted are noted in the plan.
     """
@@ -67,9 +67,9 @@ def missing_output_roles(
 
 
 def _resolution(model: Model, options: Options, *, known: bool = False) -> "Resolution | None":
-    """Return the model's resolution; None if not needed, or if the architecture is unknown.
+    """Return how the model's tensor names map to roles; None if that is not to be checked.
 
-    With `known` an unknown architecture raises ArchError instead.
+    Also None if the architecture is unknown; with `known` that raises ArchError instead.
     """
     if options.arch == "none" or not options.complete:
         return None
@@ -82,7 +82,7 @@ def _resolution(model: Model, options: Options, *, known: bool = False) -> "Reso
 
 
 def _dropped_roles(resolution: "Resolution", plan: "Plan") -> set[str]:
-    """Return the roles of the plan's dropped tensors, also where only a part of one was dropped."""
+    """Return the roles of the plan's dropped tensors, including those dropped in part."""
     if not plan.dropped or plan.style is None:
         return set()
     bound = bind_names(resolution.spec, plan.style, plan.dropped)
@@ -92,9 +92,10 @@ def _dropped_roles(resolution: "Resolution", plan: "Plan") -> set[str]:
 def record_missing_roles(
     carried: "CarriedMetadata", model: Model, plan: "Plan", options: Options
 ) -> tuple[str, ...]:
-    """Record the roles missing on purpose in the output's metadata; return them, layers collapsed.
+    """Record in the output's metadata the roles missing on purpose, and return them.
 
-    The source's record is removed if nothing is missing any more.
+    A role missing in all layers that require it is returned once, without a layer. The source's own
+    record is removed if nothing is missing any more.
     """
     resolution = _resolution(model, options)
     if resolution is None:

@@ -66,18 +66,16 @@ class Options:
     name) are computed from `quantize` and `imatrix`; `packing` are encoder options of encodings
     with companions. `arch="none"` copies tensors and metadata under their own names and uses no
     architecture; `generic` is that with every byte kept, and marks the output, so that no loader
-    takes it for a model of an architecture. `allow_inexact` accepts that values of
-    packed weights change when they are repacked. `drop` are patterns of tensors to leave out,
-    `rename` rules that give the source's tensors other names before anything else is done.
-    `metadata` overrides single keys of the output, `remove` leaves keys out; `texts` are the new
-    content of text files beside the weights. `allow_missing` are
-    patterns of required roles that may be missing in the source, which the output records;
-    `complete=False`
-    requires no roles at all (a plain copy of the stored tensors). `carry=False` leaves the verbatim
-    tokenizer.json out of a GGUF or APR, which has the tokenizer in its own keys as well. `resume`
-    keeps what is written when the run is stopped, and continues what an earlier run left. `jobs`
-    workers make and write pieces of tensors, each on one thread; 1 writes in order, and encodes on
-    `threads`.
+    takes it for a model of an architecture. `allow_inexact` accepts that values of packed weights
+    change when they are repacked. `drop` are patterns of tensors to leave out, `rename` rules that
+    give the source's tensors other names before anything else is done. `metadata` overrides single
+    keys of the output, `remove` leaves keys out; `texts` are the new content of text files beside
+    the weights. `allow_missing` are patterns of required roles that may be missing in the source,
+    which the output records; `complete=False` requires no roles at all (a plain copy of the stored
+    tensors). `carry=False` leaves the verbatim tokenizer.json out of a GGUF or APR, which has the
+    tokenizer in its own keys as well. `resume` keeps what is written when the run is stopped, and
+    continues what an earlier run left. `jobs` workers make and write pieces of tensors, each on one
+    thread; 1 writes in order, and encodes on `threads`.
     """
 
     arch: str | None = None

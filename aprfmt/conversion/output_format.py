@@ -46,7 +46,11 @@ def has_extension(path: Path) -> bool:
 
 
 def resolve_format(model: Model, dst: Path, to: str | None) -> FormatSpec:
-    """Return the format to write: `to`, else by extension; for a folder the source's own."""
+    """Return the format to write: `to`, else by the extension of `dst`.
+
+    For a folder it is the source's format, or the one it is like if that is not written. Raises
+    UsageError as `target_format` does.
+    """
     if not has_extension(dst) and (to is not None or dst.is_dir() or model.folder is not None):
         own = FORMATS[model.format]
         return target_format(Path(), to) if to else own if own.writes else FORMATS[own.keys_like]

@@ -25,7 +25,7 @@ _SMALL = 4096  # bytes: parts up to this are kept from planning to writing
 
 
 def has_companions(name: str) -> bool:
-    """Return whether an encoding is stored in several tensors."""
+    """Return whether an encoding is stored in several tensors: codes, scales and others."""
     return name in CODECS and len(CODECS[name].parts) > 1
 
 
@@ -59,7 +59,7 @@ class PackedWeight:
         raise NotImplementedError
 
     def infos(self, main: str) -> dict[str, TensorInfo]:
-        """Return {suffix: stored tensor}; `main` is the name of the one that holds the codes.
+        """Return {suffix: stored tensor}; "" is the one that holds the codes, named `main`.
 
         Names, dtypes and shapes are those of the library's own files.
         """
@@ -96,9 +96,9 @@ class BnbWeight(PackedWeight):
         self.counted = True
 
     def infos(self, main: str) -> dict[str, TensorInfo]:
-        """Return {suffix: stored tensor} as the codec says.
+        """Encode the weight and return {suffix: stored tensor}; "" is named `main`.
 
-        It encodes the weight and sets `nbytes`.
+        Sets `nbytes`, their bytes together.
         """
         self.part("")  # encodes once
         parts = self.latest.parts
@@ -126,10 +126,10 @@ class PackedPart:
 
 
 def weight_dtype(source: str, config: Mapping[str, Any] | None, name: str) -> str:
-    """Return the dtype to record for a packed weight ("float32", "float16" or "bfloat16").
+    """Return the dtype to record for a packed weight: "float32", "float16" or "bfloat16".
 
-    It is that of the source's encoding, else the model's. Raises ConversionError if bitsandbytes
-    does not know the model's.
+    It is that of the encoding `source`, else the one in config.json. Raises ConversionError if
+    bitsandbytes does not know the latter. `name` is the weight, for the message.
     """
     own = next((dtype for dtype, name in DTYPES.items() if name == source), None)
     if own is not None:

@@ -37,7 +37,10 @@ def stored_output(tensor: LazyTensor, name: str = "") -> Output:
 
 
 def transposed_output(tensor: LazyTensor) -> Output:
-    """Return the output of one stored tensor with its last two axes exchanged, encoding kept."""
+    """Return the output of one stored tensor with its last two axes exchanged.
+
+    The encoding is that of the source.
+    """
     info = tensor.info
     shape = (*info.shape[:-2], info.shape[-1], info.shape[-2])
     return Output(
@@ -54,10 +57,10 @@ def transposed_output(tensor: LazyTensor) -> Output:
 def joined_output(
     model: Model, target: FormatSpec, options: Options, repacking: Repacking
 ) -> list[Output]:
-    """Return the outputs of all tensors under their own names, packed weights joined from parts.
+    """Return the outputs of all tensors under their own names.
 
-    So a packed weight can be re-encoded as one. A packed weight that is not re-encoded stays in its
-    stored parts.
+    A packed weight that is re-encoded is one output, made from all its parts. One that is not stays
+    in its stored parts.
     """
     roles = model.roles_of
     wanted = _reencoded_names(model, options)
@@ -85,8 +88,8 @@ def joined_output(
 def packed_names(model: Model, target: FormatSpec) -> dict[str, str]:
     """Return {main part's name: its new name} for the packed weights that have companions.
 
-    If a format has no code for a packed encoding, the main part is named `WEIGHT@NF4`, so that a
-    foreign reader does not find the weight instead of misreading its bytes; otherwise WEIGHT.
+    The new name is the weight's. If the format has no code for a packed encoding it is
+    `WEIGHT@NF4`, so that a foreign reader does not find the weight, rather than misread its bytes.
     """
     found = {}
     for name, tensor in model.items():

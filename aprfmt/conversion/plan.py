@@ -135,7 +135,8 @@ def _relations(model: Model, options: Options) -> "tuple[Relation, ...]":
 def _transposed_names(model: Model, related: "Sequence[Relation]") -> set[str]:
     """Return the names of weights that are written with their last two axes exchanged.
 
-    Raises ConversionError where names or modules do not fit the architecture.
+    They are those stored the other way round than their architecture's. Raises ConversionError
+    where names or modules do not fit the architecture.
     """
     for relation in related:
         if relation.kind in ("names", "modules"):
@@ -144,7 +145,7 @@ def _transposed_names(model: Model, related: "Sequence[Relation]") -> set[str]:
 
 
 def _drop_predicates(model: Model, options: Options) -> Drops:
-    """Return the predicates of the --drop patterns, each true of a name that it leaves out.
+    """Return a predicate for each --drop pattern: whether it leaves out a name.
 
     A pattern may also name a missing tensor. Raises UsageError for one that matches nothing.
     """
@@ -181,7 +182,7 @@ def _wants_encoding(options: Options) -> bool:
 def _mapped(
     model: Model, target: FormatSpec, drops: Drops, plan: Plan, repacking: Repacking
 ) -> list[Output]:
-    """Return the outputs of every role in the target's naming style.
+    """Return the outputs of every role, named in the target's style.
 
     Raises ArchError for a hyperparameter that the target cannot express and must not lose; others
     are noted in the plan.
@@ -209,7 +210,10 @@ def _mapped(
 
 
 def _roles_to_write(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> list[str]:
-    """Return the role keys to write: those without a name in the target only if not dropped."""
+    """Return the keys of the roles to write.
+
+    A role without a name in the target is left out if --drop names it, which is noted in the plan.
+    """
     resolution = model.resolution
     bindings = resolution.spec.bindings.get(target.style, ())
     named = {role for binding in bindings for role in binding.roles}
@@ -238,7 +242,7 @@ def _derived_output(name: str, values: Sequence[float]) -> Output:
 
 
 def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -> None:
-    """Raise ConversionError for tensors without a role, unless --drop names them.
+    """Raise ConversionError for tensors without a role that --drop does not name.
 
     Those that it names are noted in the plan.
     """
@@ -266,9 +270,9 @@ def _check_unbound(model: Model, target: FormatSpec, drops: Drops, plan: Plan) -
 
 
 def _group_outputs(model: Model, group: BoundGroup, repacking: Repacking) -> list[Output]:
-    """Return the stored tensors of one target binding, made from the model's logical ones.
+    """Return the target's stored tensors for one group of roles that are stored together.
 
-    Bytes are moved where the steps allow it, else the values are computed.
+    Bytes are copied where the layout steps allow it, else the values are computed.
     """
     logical = [model.roles[key] for key in group.roles]
     shapes: list[list[tuple[int, ...]]] = [[tensor.shape for tensor in logical]]
@@ -298,8 +302,8 @@ def _element_moves(
 ) -> tuple[list[LazyTensor], Sequence[Sequence[Move]] | None]:
     """Return (the source's stored tensors, for each output its element moves out of these).
 
-    `shapes` are those before each of the binding's steps, stored ones first. The moves are None
-    where a step has to decode.
+    `shapes` are those before each of the binding's layout steps, stored ones first. The moves are
+    None where a step has to decode.
     """
     moves = chain_steps(group.binding.steps, shapes[:-1] or shapes, model.hyper, back=True)
     if moves is None:
@@ -327,9 +331,10 @@ def _group_output(
     combined: Sequence[LazyTensor],
     moves: Sequence[Move] | None,
 ) -> Output:
-    """Return the `index`-th stored tensor of a binding: copied by `moves` where possible.
+    """Return the `index`-th stored tensor of a group: copied by `moves` where possible.
 
-    Otherwise its values are computed. `combined` are the source tensors that the moves refer to.
+    Otherwise its values are computed. `logical` are the tensors of the group's roles, `shape` is
+    that of the stored tensor, and `combined` are the source tensors that the moves refer to.
     """
     if moves is not None:
         which = moves.columns[0] if isinstance(moves, Columns) else [m.source for m in moves]
@@ -378,7 +383,7 @@ def _group_output(
 def _make_array(
     logical: Sequence[View], group: BoundGroup, hp: HyperParams, index: int, patch: Value | None
 ) -> "Callable[[], Array]":
-    """Return a function that computes the `index`-th stored array of a binding.
+    """Return a function that computes the `index`-th stored array of a group of roles.
 
     `patch` is the record of the bits that an earlier file had, or None.
     """
@@ -394,7 +399,7 @@ def _make_array(
 
 
 def _move_elements(logical: View, group: BoundGroup, hp: HyperParams) -> "Callable[[Array], Array]":
-    """Return a function that moves one stored array's elements into the target's order."""
+    """Return a function that reorders one stored array's elements as the target stores them."""
     return lambda stored: to_stored(group.binding.steps, [logical.undo_layout([stored])], hp)[0]
 
 
@@ -433,7 +438,7 @@ def _split_dropped(outputs: list[Output], drops: Drops) -> tuple[list[Output], t
 def _check_names(outputs: Sequence[Output], target: FormatSpec) -> None:
     """Raise ConversionError for names that occur twice or that the target does not allow.
 
-    The same for a tensor with more dimensions than it allows.
+    Also for a tensor with more dimensions than the target allows.
     """
     seen: set[str] = set()
     for output in outputs:

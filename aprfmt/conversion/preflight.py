@@ -33,9 +33,9 @@ class PlannedTensor(LazyTensor):
         self._output, self.info = output, output.info
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
-        """Return bytes [start, stop) that will be copied.
+        """Return the bytes [start, stop) that will be copied.
 
-        They are empty where the tensor is made while writing.
+        There are none where the tensor is made while it is written.
         """
         runs, stop = self._output.runs, self.info.nbytes if stop is None else stop
         if runs is None or not self._output.copies:
@@ -45,7 +45,7 @@ class PlannedTensor(LazyTensor):
         return memoryview(RunBytes(runs).window(start, stop))
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Release the memory pages of the source's tensors."""
+        """Release the memory pages of the source's tensors; `start` and `stop` are not used."""
         for tensor in self._output.sources:
             tensor.drop()
 
@@ -87,8 +87,8 @@ def check_planned_losses(
 ) -> None:
     """Raise ConversionError where the plan would lose something of the source.
 
-    Nothing is checked where weights are packed while they are written: only their written parts
-    show what they hold.
+    `weights` is the path of the output, `kind` its format. Nothing is checked where weights are
+    packed while they are written: only their written parts show what they hold.
     """
     if any(output.part is not None for output in plan.outputs):
         return

@@ -41,9 +41,11 @@ IMATRIX_RECORD = "quantize.imatrix."  # llama.cpp's own keys
 
 
 def with_mixture(model: Model, target: FormatSpec, options: Options) -> Options:
-    """Return the options with the scheme's mixture filled in; unchanged without a scheme.
+    """Return the options with what follows from the scheme in `options.quantize`.
 
-    Raises UsageError for an unknown scheme, or for flags that need a scheme.
+    Set are the functions that choose encodings and importances, the encoder's options, and the
+    metadata that records them. Without a scheme the options are returned unchanged. Raises
+    UsageError for an unknown scheme, or for flags that need a scheme.
     """
     # Refuse options that contradict each other.
     if options.quantize is None:
@@ -152,12 +154,10 @@ def _file_type_keys(file_type: int | None) -> Mapping[str, Value | TypedValue]:
 
 
 def check_fit(outputs: "Sequence[Output]", options: Options, path: Path) -> list[Note]:
-    """Return a warning, or [], for matrices that a dialect's groups do not fit.
+    """Return [a warning] on matrices that the scheme's groups do not fit, or [] if they all do.
 
-    These matrices are not packed.
-
-    Raises ConversionError where that is most of them: what is asked for would not be made. Those
-    that the user gives another encoding are not counted.
+    Such matrices are not packed. Raises ConversionError where that is most of them: what is asked
+    for would not be made. Those that the user gives another encoding are not counted.
     """
     if options.quantize is None or not scheme_of(options.quantize).dialect:
         return []
@@ -204,7 +204,8 @@ def check_requantization(
 ) -> None:
     """Raise ConversionError if quantized tensors would be quantized again without permission.
 
-    Names in `kept` keep their codes; `reasons` is {name: why its codes are not kept}.
+    `kept` are the names whose codes are used as they are; `reasons` is {name: why its codes are
+    not}.
     """
     if options.allow_requantize:
         return

@@ -40,8 +40,8 @@ class RepackedTensor(LazyTensor):
     """A weight in blocks of another encoding, made from the packed tensor `origin` when read.
 
     `judged` has the counts of groups that change. `beside` has the numbers to be stored in further
-    tensors, {name: float32 bytes}. The numbers of its groups are in memory from the first row that
-    is read to the last.
+    tensors, {name: float32 bytes}. Its scales are in memory from the first row that is read to the
+    last.
     """
 
     __slots__ = ("_blocks", "_turn", "beside", "info", "judged", "origin")
@@ -100,17 +100,17 @@ class RepackedTensor(LazyTensor):
         return rows.data[start - first * row : stop - first * row].toreadonly()
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Release the memory pages of its parts.
-
-        After the last row the numbers of its groups are released too.
-        """
+        """Release the memory pages of its parts, and after the last row also its scales."""
         if stop is None or stop >= self.info.nbytes:
             self._blocks = None
         self.origin.drop()
 
 
 def _further_numbers(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
-    """Yield (name, float32 bytes) of numbers stored with a packed weight that scale activations."""
+    """Yield (name, float32 bytes) of the activation scales stored with a packed weight.
+
+    The names are the keys of BESIDE.
+    """
     for name in BESIDE:
         for part in _stored_beside(origin, name):
             values = decode(part.info.encoding, part.raw(), part.info.shape)
@@ -118,9 +118,9 @@ def _further_numbers(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
 
 
 def _stored_beside(origin: LazyTensor, name: str) -> list[LazyTensor]:
-    """Return the stored parts of a weight that hold one kind of number, a key of BESIDE.
+    """Return the stored parts of a weight that hold the activation scale `name`, a key of BESIDE.
 
-    An empty list means that the weight has no such part.
+    The result is [] where the weight has no such part.
     """
     return [origin.parts[suffix] for suffix in BESIDE.get(name, ()) if suffix in origin.parts]
 
@@ -136,7 +136,7 @@ class ScaledTensor(LazyTensor):
     info: TensorInfo
 
     def __init__(self, origin: LazyTensor) -> None:
-        """Take the main part of `origin` as the tensor, and read the bytes of the others."""
+        """Set the blocks (the main part of `origin`) as the tensor, and read its scale tensors."""
         self.origin, self.main = origin, origin.parts[""]
         self.info = replace(self.main.info, name=origin.info.name)
         self.beside = {name: bytes(part.raw()) for name, part in origin.parts.items() if name}
@@ -167,16 +167,15 @@ class Repacking:
     asked: frozenset[str] = frozenset()  # names whose encoding somebody asked for
 
     def of(self, tensor: LazyTensor) -> LazyTensor:
-        """Return the tensor that replaces a packed one in the plan; itself for most."""
+        """Return the tensor that replaces a packed one in the plan, else the tensor itself."""
         return self.tensors.get(tensor.info.name, tensor) if tensor.parts else tensor
 
 
 def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: bool) -> Repacking:
-    """Return the tensors that replace packed weights.
+    """Return the tensors that replace packed weights in the plan, and why others are not replaced.
 
-    A weight is repacked where the target cannot hold it otherwise, or as the options ask.
-
-    `copied` says that packed weights go to the target as the tensors they are stored in.
+    A weight is repacked where the target cannot hold it otherwise, or as the options ask. `copied`
+    says that packed weights go to the target as the tensors they are stored in.
     """
     # What the options ask for, and what the target holds.
     asked = _requested_encodings(model, options)
@@ -232,8 +231,8 @@ def find_repacks(model: Model, target: FormatSpec, options: Options, *, copied: 
 def _repack_weight(view: View, allowed: Container[str], threads: int) -> RepackedTensor | str:
     """Return the tensor that replaces a packed weight, or a text: why it cannot be repacked.
 
-    The text is "" where no allowed encoding is meant for it. Raises ConversionError for parts that
-    no encoding could help.
+    The text is "" where no encoding in `allowed` is meant for it. Raises ConversionError for parts
+    that cannot be decoded either.
     """
     from aprfmt.codecs.repacks import Repacked, repack
 
@@ -277,10 +276,10 @@ def _mixture_encodings(model: Model, options: Options) -> Mapping[str, str]:
 
 
 def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Output]:
-    """Yield the outputs, each followed by the tensors that hold its further numbers: NAME.scale.
+    """Yield the outputs, each followed by the tensors of its scales, such as NAME.scale.
 
     `drops` say which are left out. Raises ConversionError where a tensor is made of several whose
-    numbers differ, and for scales of activations that nothing can be divided by.
+    scales differ, and for activation scales that are NaN, infinite or negative.
     """
     for output in outputs:
         yield output
@@ -313,7 +312,10 @@ def with_scale_tensors(outputs: Sequence[Output], drops: Drops) -> Iterator[Outp
 
 
 def _check_inputs(origin: LazyTensor, name: str) -> None:
-    """Raise ConversionError for scales of activations that are NaN, infinite or negative."""
+    """Raise ConversionError for activation scales of a weight that are NaN, infinite or negative.
+
+    `name` is the scale's tensor, for the message.
+    """
     from aprfmt.codecs.credible import check_input_scale_tensors
 
     try:
@@ -325,7 +327,7 @@ def _check_inputs(origin: LazyTensor, name: str) -> None:
 
 
 def _joined_numbers(output: Output, held: Sequence[Substitute], name: str) -> bytes:
-    """Return the float32 bytes of the numbers `name` for an output made of the tensors `held`.
+    """Return the float32 bytes of the scale `name` for an output made of the tensors `held`.
 
     That is one number for the tensor, or one an expert; ConversionError where neither fits.
     """
@@ -344,7 +346,7 @@ def _joined_numbers(output: Output, held: Sequence[Substitute], name: str) -> by
 def check_exact(
     outputs: Sequence[Output], found: Repacking, options: Options, path: object
 ) -> None:
-    """Raise ConversionError if a repack that was not asked for by name changes values.
+    """Raise ConversionError if a repack changes values and was not asked for by name.
 
     `allow_inexact` of the options accepts it.
     """
@@ -374,7 +376,7 @@ def check_exact(
 def repack_exactness(output: Output) -> "tuple[str, GroupCounts | None]":
     """Return (encoding before the repack, counts of groups that change) of an output.
 
-    It is ("", None) for an output that was not repacked.
+    The result is ("", None) for an output that was not repacked.
     """
     held = [one for one in output.sources if isinstance(one, RepackedTensor)]
     if not held:

@@ -88,14 +88,14 @@ class ConversionReport:
         )
 
     def count(self, how: Fidelity) -> int:
-        """Return how many tensors have one outcome."""
+        """Return how many tensors were written with the outcome `how`."""
         return sum(tensor.how == how for tensor in self.tensors)
 
     def pronounced(self, accept: Collection[str] = ()) -> Pronounced | None:
-        """Return the verdict over the account of the source; None where nothing was read back.
+        """Return the verdict on what became of the source; None where nothing was read back.
 
-        Its exit code is 1 where something of the source that nothing reads is not in the copy, and
-        no flag said so. `accept` names items that may differ.
+        Its exit code is 1 where keys or files of the source that no table lists are missing from
+        the copy, or differ, and no flag said so. `accept` names items that may differ.
         """
         if self.verified is None:
             return None

@@ -16,10 +16,10 @@ from aprfmt.tensors.view import View
 
 
 def record_restoration(model: Model, target: FormatSpec, plan: Plan) -> None:
-    """Record in the plan every role whose values the target stores in a wider or shifted form.
+    """Record in the plan how to restore each role that the target stores with changed values.
 
-    Only float types are recorded: quantized sources keep their encoding, or the user asked for a
-    lossy conversion.
+    Those are roles stored in a wider float type, or shifted by a layout step. Only float types are
+    recorded: quantized sources keep their encoding, or the user asked for a lossy conversion.
     """
     if not target.vectors_f32:
         _record_stored(model, plan)
@@ -37,7 +37,11 @@ def record_restoration(model: Model, target: FormatSpec, plan: Plan) -> None:
 
 
 def _record_stored(model: Model, plan: Plan) -> None:
-    """Record the source's stored bits of roles whose layout steps do not give them back exactly."""
+    """Record in the plan the source's bits for roles whose layout steps change them.
+
+    Those are roles for which undoing the steps and applying them again does not give the bits that
+    the source stores.
+    """
     for output in plan.outputs:
         tensor = model.roles.get(output.role) if output.role else None
         if tensor is None or tensor.moves is not None or tensor.encoding != "F32":
@@ -54,7 +58,7 @@ def _record_stored(model: Model, plan: Plan) -> None:
 
 
 def target_steps(model: Model, target: FormatSpec, roles: Sequence[str]) -> tuple[LayoutStep, ...]:
-    """Return the layout steps between a target's stored tensor and the roles it holds; or ()."""
+    """Return the layout steps from a target's stored tensor to the roles it holds; () for none."""
     for group in stored_groups(model.spec, target.style, roles, model.hyper):
         return group.binding.steps
     return ()
@@ -63,9 +67,10 @@ def target_steps(model: Model, target: FormatSpec, roles: Sequence[str]) -> tupl
 def _record_role(
     plan: Plan, role: str, name: str, tensor: View, steps: tuple[LayoutStep, ...], model: Model
 ) -> None:
-    """Record one role's encoding `name`, and the bits that widening and narrowing again changes.
+    """Record in the plan how to restore one role that the target stores as float32.
 
-    `steps` are those between the target's stored tensor and the role.
+    Recorded are its encoding `name` in the source, and the bits that widening and narrowing again
+    changes. `steps` are the layout steps between the target's stored tensor and the role.
     """
     assert name in PLAIN_FLOATS
     logical = np.asarray(tensor.numpy(), np.float32)

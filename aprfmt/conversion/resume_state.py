@@ -24,7 +24,7 @@ _FREE = ("force", "verify", "threads", "jobs", "progress", "dry_run", "resume")
 
 
 def source_identities(model: "Model") -> dict[str, str]:
-    """Return {file name: text that changes when its bytes do} of a model's weight files.
+    """Return {file name: text} of a model's weight files; the text changes when the file does.
 
     Raises UsageError for a remote file without an ETag.
     """
@@ -53,9 +53,10 @@ def check_resumable(options: "Options") -> None:
 
 
 def plan_digest(sink: "Sink", options: "Options", texts: Mapping[str, str]) -> str:
-    """Return the hex digest of everything that decides the output's bytes, but for the sources.
+    """Return the hex digest of everything besides the sources that decides the output's bytes.
 
-    `sink` is planned; `options` are those that were asked for, `texts` the text files.
+    `sink` is planned; `options` are those that were asked for, `texts` the text files. Raises
+    UsageError for a format that cannot be continued.
     """
     if not isinstance(sink, SequentialSink):
         raise UsageError(f"{sink.files[0]}: files of this format cannot be continued")
@@ -69,9 +70,9 @@ def plan_digest(sink: "Sink", options: "Options", texts: Mapping[str, str]) -> s
 def skip_if_written(
     sink: "Sink", info: "TensorInfo", begun: ResumableFileSet, record: "WrittenTensor"
 ) -> bool:
-    """Return whether an earlier run wrote a tensor right; then its record is taken over.
+    """Return whether an earlier run wrote this tensor correctly, so that it need not be written.
 
-    The bytes on disk are checked. False: the tensor has to be written.
+    The bytes on disk are checked. If True, `record` is filled in from the earlier run's journal.
     """
     known = begun.tensors.get(info.name)
     if known is None or not isinstance(sink, SequentialSink):
@@ -83,7 +84,7 @@ def skip_if_written(
 
 
 def restore_record(begun: ResumableFileSet, name: str, record: "WrittenTensor") -> None:
-    """Set a tensor's checksum and counts from the journal of an earlier run.
+    """Fill in a tensor's checksum and counts from the journal of an earlier run.
 
     Raises OutputError where the journal does not have the tensor.
     """

@@ -66,7 +66,7 @@ class RowPiece(NamedTuple):
 
 
 def output_chunks(output: Output, options: Options, written: WrittenTensor) -> Iterator[memoryview]:
-    """Yield the stored bytes of one output, and fill in `written` meanwhile.
+    """Yield the stored bytes of one output in order, and fill in `written` as they are made.
 
     A CRC-32 is only computed where it is needed. Copied bytes are compared with the source itself,
     so they need one only for a resumable run, and for a source that is fetched once. That of
@@ -92,7 +92,10 @@ def output_chunks(output: Output, options: Options, written: WrittenTensor) -> I
 
 
 def _copied_windows(runs: Sequence[ByteRun]) -> Iterator[memoryview]:
-    """Yield copied bytes in windows and release mapped pages; small runs are joined."""
+    """Yield the bytes to copy, in pieces; the mapped pages of a piece are then released.
+
+    Small runs are joined to larger pieces.
+    """
     if isinstance(runs, Columns):  # rows in another order
         for window in byte_windows(runs, BAND):
             yield memoryview(window)
@@ -111,7 +114,10 @@ def _copied_windows(runs: Sequence[ByteRun]) -> Iterator[memoryview]:
 
 
 def copied_bytes(data: RunBytes, start: int, stop: int) -> Iterator[memoryview]:
-    """Yield bytes [start, stop) of what is copied, on any thread; mapped pages are not released."""
+    """Yield bytes [start, stop) of the bytes to copy, in pieces.
+
+    Any thread may call it. Mapped pages are not released.
+    """
     if data.reordered:
         yield memoryview(data.window(start, stop))
         return
@@ -123,7 +129,7 @@ def copied_bytes(data: RunBytes, start: int, stop: int) -> Iterator[memoryview]:
 
 
 def _join_small_runs(runs: Iterable[ByteRun]) -> Iterator[memoryview | ByteRun]:
-    """Yield every large run unread, and the bytes of small ones joined."""
+    """Yield large runs unchanged, and the bytes of small ones joined, in order."""
     batch: list[memoryview] = []
     held = 0
     for run in runs:
@@ -160,7 +166,10 @@ def _repacked_bands(
 
 
 def first_chunk(output: Output, options: Options, elements: int) -> int:
-    """Encode about `elements` elements of an output; return how many they were."""
+    """Encode about `elements` elements of an output, and return how many there were.
+
+    The bytes are thrown away: `estimate` measures the time.
+    """
     made = next(
         _encoded_chunks(output, replace(options, allow_overflow=True), ChangeCounts(), elements)
     )
@@ -171,9 +180,10 @@ def first_chunk(output: Output, options: Options, elements: int) -> int:
 def _encoded_chunks(
     output: Output, options: Options, counts: ChangeCounts, chunk: int = CHUNK
 ) -> Iterator[memoryview]:
-    """Yield the output's encoded bytes, decoded and encoded some rows at a time, and count changes.
+    """Yield the output's encoded bytes, some rows at a time, and count changes in `counts`.
 
-    The output is one chunk where the source's rows cannot be decoded alone.
+    The output is one chunk where the source's rows cannot be decoded alone. Raises ConversionError
+    where values overflow without permission.
     """
     importance = column_importances(output, options)
     for piece in decoded_pieces(output, chunk):
@@ -188,7 +198,7 @@ def _encoded_chunks(
 def encode_piece(
     output: Output, options: Options, importance: "Array | None", piece: RowPiece
 ) -> "tuple[bytes | memoryview, ChangeCounts]":
-    """Return (encoded bytes of some rows, counts of what that changed)."""
+    """Return (encoded bytes of some rows, counts of the values that encoding changed)."""
     target = output.info.encoding
     # Packed rows that kernels encode without decoding them to memory.
     band = recodable_rows(output, piece)
@@ -228,7 +238,7 @@ def recodable_rows(output: Output, piece: RowPiece) -> "PackedWeight | None":
 def _recode_band(
     band: "PackedWeight", target: str, options: Options
 ) -> "tuple[bytes | memoryview, ChangeCounts]":
-    """Return (packed rows encoded by kernels, counts of what that changed)."""
+    """Return (packed rows encoded by kernels, counts of the values that encoding changed)."""
     threads, counts = options.threads or cpu_count(), ChangeCounts()
     made = np.empty(math.prod(band.shape) * find_encoding(target).type_size, np.uint8).data
     for found in band.recode_into(target, made, threads):
@@ -237,7 +247,10 @@ def _recode_band(
 
 
 def _move_encoded(output: Output, band: "PackedWeight", made: "bytes | memoryview") -> memoryview:
-    """Return encoded elements, of one element a block, moved to their places in the output."""
+    """Return encoded elements in the output's order.
+
+    The encoding has one element in a block. `made` are the bytes in the order of `band`.
+    """
     assert output.moved is not None
     kind = f"u{find_encoding(output.info.encoding).type_size}"
     held = output.moved(np.frombuffer(made, kind).reshape(band.shape))
@@ -257,7 +270,7 @@ def check_overflow(output: Output, options: Options, counts: ChangeCounts) -> No
 def count_lost_codes(output: Output) -> int | None:
     """Return how many FP8 codes cannot be recovered from the output's BF16 or F16 values.
 
-    None for other outputs.
+    None for outputs in other encodings, and for sources without FP8 codes.
     """
     stored = output.info.encoding
     made = [tensor.packed() for tensor in output.sources if tensor.packed is not None]
@@ -280,7 +293,7 @@ def count_lost_codes(output: Output) -> int | None:
 def _as_input(values: "Array", output: Output) -> "Array":
     """Return values in the dtype that the target's codec encodes.
 
-    Raises ConversionError where that would turn integers into floats, say.
+    Raises ConversionError where that would be another kind of number: integers for floats, say.
     """
     wanted = codec(output.info.encoding).dtype
     kinds = {values.dtype.kind, "f" if wanted.startswith(("float", "bfloat")) else wanted[0]}
@@ -293,10 +306,9 @@ def _as_input(values: "Array", output: Output) -> "Array":
 
 
 def decoded_pieces(output: Output, chunk: int) -> Iterator[RowPiece]:
-    """Yield the target tensor's values in pieces.
+    """Yield an output's values, decoded, in pieces of about `chunk` elements.
 
-    Pieces are [rows, last axis], of about `chunk` elements; one for a tensor whose rows cannot be
-    decoded alone.
+    A piece is [rows, last axis]. There is only one for a tensor whose rows cannot be decoded alone.
     """
     name, shape = output.source_encoding, output.info.shape
     rows, columns = matrix_shape(shape)
@@ -331,7 +343,7 @@ def _split_bands(packed: "PackedWeight", output: Output, chunk: int) -> "list[Pa
 
 
 def tensor_outcome(output: Output, written: WrittenTensor) -> TensorOutcome:
-    """Return how one output tensor was written."""
+    """Return the report's entry for one output: how it was written, and how many values changed."""
     counts = written.counts
     lossy = counts.changed or counts.overflowed or counts.underflowed
     how: Fidelity = "bytes" if output.copies else "lossy" if lossy else "values"

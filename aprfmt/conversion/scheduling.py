@@ -66,7 +66,8 @@ _IN_MEMORY = 256 << 20  # bytes of a tensor whose rows change places, which is f
 def prefetch_small_tensors(source: "Source") -> None:
     """Fetch and cache the small tensors of remote files, which a plan reads one by one.
 
-    What was read around each of them would be fetched again when the large ones are written.
+    Otherwise the bytes around each of them, which are fetched too, would be fetched again later.
+    Does nothing for local files.
     """
     if not any(map(is_remote, source.files)):
         return
@@ -104,7 +105,7 @@ def write_in_source_order(
     whole: Callable[[Output, WrittenTensor, DeferredSlot], None],
     kept: Callable[[TensorInfo], bool],
 ) -> None:
-    """Write all outputs in the order of the source, each into the room left for it.
+    """Write all outputs in the order of the source, each at the place reserved for it.
 
     `held` is {name: (output, record)}, `files` the source's files in order. `whole` is called after
     each output. `kept` says which outputs an earlier run wrote; these are not written.
@@ -162,7 +163,7 @@ def _part_offsets(tensors: "Sequence[LazyTensor]") -> list[tuple[ByteSource, int
 
 
 def _load_reordered(output: Output) -> Output:
-    """Return an output with its source in memory if rows of one small tensor are reordered.
+    """Return an output whose source is in memory, if rows of one small tensor are reordered.
 
     Other outputs are returned unchanged.
     """
@@ -176,9 +177,9 @@ def _load_reordered(output: Output) -> Output:
 
 
 def _source_order_key(output: Output, numbers: "dict[Path, int]") -> tuple[int, int]:
-    """Return (number of the source file, offset) of an output's first bytes.
+    """Return (number of the source file, offset) of an output's first bytes, to sort by.
 
-    It is (-1, 0) without any.
+    `numbers` is {path: number of the file}. The result is (-1, 0) for an output that no file holds.
     """
     places = [(numbers.get(file.path, -1), start) for file, start in _part_offsets(output.sources)]
     return min(places, default=(-1, 0))
@@ -236,7 +237,10 @@ class WorkerPool:
         options: Options,
         whole: Callable[[Output, WrittenTensor, DeferredSlot], None],
     ) -> None:
-        """Start a pool of `options.jobs` workers, at least two."""
+        """Start a pool of `options.jobs` workers, at least two, that write into `sink`.
+
+        `whole` is called after each output.
+        """
         self._sink, self._options, self._whole = sink, options, whole
         self._workers = max(options.jobs, AT_LEAST)
         self._pool = ThreadPoolExecutor(self._workers, "aprfmt-jobs")
@@ -255,9 +259,9 @@ class WorkerPool:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def write(self, output: Output, written: WrittenTensor) -> bool:
-        """Take over the next planned tensor; return False where the caller has to write it.
+        """Hand a tensor to the workers; return False where the caller has to write it itself.
 
-        Raises what went wrong with an earlier one.
+        Tensors are handed over in the planned order. Raises what went wrong with an earlier one.
         """
         tasks = self._tasks(output)
         if tasks is None:
@@ -275,7 +279,7 @@ class WorkerPool:
             self._finish_oldest()
 
     def _hand_out(self) -> None:
-        """Give the workers the pieces of all given tensors, one of each file in turn."""
+        """Give the workers the pieces of all given tensors, one piece of each file in turn."""
         given, self._given = self._given, {}
         files = map(_pieces_in_order, given.values())
         turn = deque(islice(files, self._workers))
@@ -305,7 +309,7 @@ class WorkerPool:
         return future
 
     def _free(self, cost: int, _: Future[PlacedPiece]) -> None:
-        """Count a finished piece as no longer under way."""
+        """Count a finished piece as no longer under way: `cost` bytes of memory are free again."""
         with self._freed:
             self._held -= cost
             self._out -= 1
@@ -322,7 +326,8 @@ class WorkerPool:
     def _record_piece(self, begun: _TensorInWork, made: PlacedPiece) -> None:
         """Add a written piece's counts, checksum and size to those of its tensor.
 
-        Raises ConversionError for values that overflowed without permission.
+        A piece that only counted lost codes sets their number. Raises ConversionError for values
+        that overflowed without permission.
         """
         written = begun.written
         if made.counts is None:
@@ -335,7 +340,7 @@ class WorkerPool:
         begun.nbytes += made.nbytes
 
     def _finish_tensor(self, begun: _TensorInWork) -> None:
-        """Finish a tensor of which all pieces are written: close its room and call `whole`.
+        """Finish a tensor whose pieces are all written, and call the function given for that.
 
         Raises ConversionError where the number of bytes is not the planned one.
         """
@@ -359,7 +364,7 @@ class WorkerPool:
         return read_back or self._options.resume or room.crc
 
     def _tasks(self, output: Output) -> GivesWork | None:
-        """Return a function of a room that yields the pieces of work on an output.
+        """Return a function of the place to write to that yields the pieces of work on an output.
 
         None where one thread has to write the output in order: for what is fetched, and with one
         job for what is copied, or encoded by several threads at a time.
@@ -376,9 +381,9 @@ class WorkerPool:
         return partial(self._copy_work, output) if here else None
 
     def _part_work(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
-        """Yield the one piece of work on a stored tensor of a packed weight.
+        """Yield the one piece of work on a stored tensor of a packed weight, as (memory, function).
 
-        Only one runs at a time.
+        A lock lets only one such tensor be made at a time.
         """
         part, summed = output.part, self._needs_checksum(output, room)
         assert part is not None
@@ -393,7 +398,10 @@ class WorkerPool:
         yield output.info.nbytes, write_part
 
     def _repack_work(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
-        """Yield the pieces of work on a repacked output, in bands that stay in the cache."""
+        """Yield (memory in bytes, function) for each piece of a repacked output.
+
+        A piece is a band of bytes that stays in the processor's cache.
+        """
         assert output.runs is not None
         data, summed = RunBytes(output.runs), self._needs_checksum(output, room)
 
@@ -409,7 +417,7 @@ class WorkerPool:
             yield BAND, partial(write_band, start, min(start + BAND, len(data)))
 
     def _copy_work(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
-        """Yield the pieces of work on an output whose bytes are copied."""
+        """Yield (memory in bytes, function) for each piece of an output whose bytes are copied."""
         assert output.runs is not None
         data, summed = RunBytes(output.runs), self._needs_checksum(output, room)
         step = WINDOW // 4 if isinstance(output.runs, Columns) else WINDOW
@@ -427,7 +435,10 @@ class WorkerPool:
             yield 0, partial(copy_window, start, min(start + step, len(data)))
 
     def _encode_work(self, output: Output, room: DeferredSlot) -> Iterator[PieceWork]:
-        """Yield the pieces of work on an encoded output, and on counting the codes it loses."""
+        """Yield (memory in bytes, function) for each piece of an encoded output.
+
+        For packed sources a last piece counts the codes that cannot be recovered.
+        """
         shape = output.info.shape
         whole = math.prod(shape)
         parts = list(decoded_pieces(output, CHUNK))
@@ -461,7 +472,7 @@ class WorkerPool:
 
 
 def _pieces_in_order(rows: Sequence[tuple[_TensorInWork, GivesWork]]) -> FileWork:
-    """Yield (tensor, piece of work) for a file's tensors; (tensor, None) after the last of each."""
+    """Yield (tensor, piece of work) for a file's tensors, and (tensor, None) after each."""
     for begun, gives in rows:
         for piece in gives(begun.room):
             yield begun, piece
@@ -469,7 +480,7 @@ def _pieces_in_order(rows: Sequence[tuple[_TensorInWork, GivesWork]]) -> FileWor
 
 
 def _lost_codes_piece(output: Output) -> PlacedPiece:
-    """Return the result of counting the codes that an output loses."""
+    """Return a piece that holds only how many codes cannot be recovered from an output."""
     return PlacedPiece(lost_codes=count_lost_codes(output))
 
 
@@ -488,7 +499,7 @@ def write_tensors(
     verifier: "Verifier | None",
     source_files: "Sequence[Path]",
 ) -> None:
-    """Write all outputs but those that an earlier run wrote, and fill in `written`.
+    """Write all outputs that no earlier run wrote, and fill in `written`.
 
     `begun` is the state of a resumable run or None; `verifier` reads tensors back or is None.
     """
@@ -517,7 +528,7 @@ def write_tensors(
         report_progress(output)
 
     def is_written(info: "TensorInfo") -> bool:
-        """Return whether an earlier run wrote a tensor; then its progress is reported."""
+        """Return whether an earlier run wrote a tensor; if so, report its progress."""
         output, record = by_name[info.name]
         found = begun is not None and skip_if_written(sink, info, begun, record)
         if found:

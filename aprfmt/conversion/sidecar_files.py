@@ -52,7 +52,7 @@ def embedded_files(source: Model) -> Mapping[str, str]:
 def drop_files(
     metadata: dict[str, Any], texts: dict[str, str], names: Sequence[str], where: str
 ) -> None:
-    """Remove files from a copy's texts and from those that its metadata carries, in place.
+    """Remove the files `names` from a copy's texts and from those in its metadata, in place.
 
     `where` names the metadata key in an error.
     """
@@ -89,7 +89,7 @@ def config_text(model: Model) -> str | None:
 
 
 def own_config(model: Model) -> bool:
-    """Return whether config.json is the model's, not that of a larger one with several towers."""
+    """Return whether config.json describes this model, not a larger one with several towers."""
     part = model.spec.section != ArchSpec.section
     return not part or (model.config or {}).get("model_type") in model.spec.called["hf"]
 
@@ -97,11 +97,11 @@ def own_config(model: Model) -> bool:
 def texts_to_write(
     weights: Path, folder: Path | None, texts: Mapping[str, str], force: bool
 ) -> dict[Path, str]:
-    """Return {path: text} of the texts to write next to the weights, but those already there.
+    """Return {path: text} of the texts to write next to the weights, without those already there.
 
     Beside a single file (`folder` is None) there may be another model's config.json. It is replaced
     only with `force` together with the weights it belongs to, and never if the folder has other
-    weights. Raises OutputError.
+    weights. Raises OutputError where it may not be replaced.
     """
     found = {weights.parent / name: text for name, text in texts.items()}
     if folder is not None:

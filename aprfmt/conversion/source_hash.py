@@ -34,7 +34,10 @@ class SourceHash:
     """
 
     def __init__(self, source: "Source", recorded: bool = True) -> None:
-        """Start hashing the source's local files; remote ones are hashed as they are fetched."""
+        """Start hashing the source's local files; remote ones are hashed as they are fetched.
+
+        Without `recorded` no digest is wanted: only remote files are watched, for changes.
+        """
         self.recorded = recorded
         self._stop: list[bool] = []
         self._turn = sys.getswitchinterval()
@@ -60,7 +63,7 @@ class SourceHash:
         return self._digests.done() and all(each.done for each in self._passing.values())
 
     def check(self) -> None:
-        """Raise RemoteError for a fetched file that changed meanwhile, if that can be known."""
+        """Raise RemoteError for a fetched file that has changed since, if that can be known."""
         for each in self._passing.values():
             each.check()
 

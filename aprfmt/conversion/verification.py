@@ -57,7 +57,7 @@ class Verifier:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
     def notes(self, checksums: "Callable[[], Mapping[Path, int]]") -> list[Note]:
-        """Return the notes on the source's own checksum.
+        """Return the notes on whether the source's own checksum is right.
 
         `checksums` returns the CRC-32 of files that were fetched whole: they are not read again.
         """
@@ -74,7 +74,7 @@ class Verifier:
     ) -> None:
         """Start comparing a written tensor, if it is large and its source can be read again.
 
-        It is the one that was written last, or the one that others wrote into `room`. Raises
+        It is the tensor that `sink` wrote last, or that workers wrote into `room`. Raises
         ConversionError for an earlier tensor that differs.
         """
         self._raise_errors()
@@ -88,7 +88,7 @@ class Verifier:
         self._waiting.append(self._pool.submit(_compare, file, at, output, record))
 
     def done(self) -> bool:
-        """Return whether nothing is left to wait for."""
+        """Return whether all comparisons have ended."""
         return all(each.done() for each in self._waiting)
 
     def wait(self) -> None:
@@ -98,7 +98,7 @@ class Verifier:
             each.result()
 
     def is_proved(self, name: str, tensor: LazyTensor) -> bool:
-        """Return whether a tensor of the published output was already compared where it lies."""
+        """Return whether this tensor was already compared at the same place of the same file."""
         file, at = self._places.get(name, (None, 0))
         lies = tensor.lies() if type(tensor) is StoredTensor else None
         if file is None or lies is None or not file.identity:
@@ -106,13 +106,13 @@ class Verifier:
         return lies[0].identity == file.identity and lies[1] == at
 
     def _raise_errors(self) -> None:
-        """Raise the error of the first finished comparison that found a difference."""
+        """Raise the error of the first comparison that has ended and found a difference, if any."""
         while self._waiting and self._waiting[0].done():
             self._waiting.pop(0).result()
 
 
 def compare_written(output: "Output", record: "WrittenTensor", stored: LazyTensor) -> None:
-    """Raise ConversionError where a stored tensor is not what it was made of.
+    """Raise ConversionError where a tensor, read back, does not have the bytes that were written.
 
     Copied bytes are compared with the source, others by their CRC-32.
     """

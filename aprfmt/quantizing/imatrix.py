@@ -123,7 +123,7 @@ class CollectedImatrix:
 
 
 def read_imatrix(path: Path) -> ImportanceMatrix:
-    """Return the importance matrix of a file in either container.
+    """Return the importance matrix of a file: a GGUF, or llama.cpp's older binary format.
 
     Raises FormatError (TruncatedError) if it is neither of them, or damaged.
     """
@@ -140,9 +140,9 @@ def read_imatrix(path: Path) -> ImportanceMatrix:
 
 
 def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
-    """Return the importance matrix in `buffer`, in either container; `path` begins the messages.
+    """Return the importance matrix in `buffer`: a GGUF, or llama.cpp's older binary format.
 
-    Raises FormatError as `read_imatrix`.
+    `path` begins the messages. Raises FormatError as `read_imatrix`.
     """
     view = memoryview(buffer)
     if bytes(view[:4]) == _MAGIC:
@@ -154,9 +154,9 @@ def parse_imatrix(buffer: Buffer, path: Path) -> ImportanceMatrix:
 
 
 def _make_matrix(path: Path, digest: str, read: "_Read") -> ImportanceMatrix:
-    """Return the matrix of what was read.
+    """Return the importance matrix of what was read from the file `path`.
 
-    Raises FormatError if it is empty or has a NaN or an infinity.
+    `digest` is the file's SHA-256. Raises FormatError if it has no entries, a NaN or an infinity.
     """
     entries, datasets, chunks = read
     if not entries:
@@ -175,7 +175,10 @@ _Read = tuple[dict[str, "NDArray[Any]"], tuple[str, ...], int | None]
 
 
 def _read_legacy(cursor: Cursor) -> _Read:
-    """Return (entries by name, names of data sets, number of chunks or None) of a legacy file."""
+    """Return (entries by name, names of data sets, chunks or None) of a legacy file.
+
+    Raises FormatError where it is damaged.
+    """
     found: dict[str, NDArray[Any]] = {}
     for _ in range(cursor.count(4, 12, "imatrix entries")):
         length = cursor.count(4, 1, "length of an imatrix name", _LONGEST_NAME)
@@ -202,7 +205,10 @@ def _read_legacy(cursor: Cursor) -> _Read:
 
 
 def _read_gguf(source: Source) -> _Read:
-    """Return (entries by name, names of data sets, number of chunks or None) of a GGUF."""
+    """Return (entries by name, names of data sets, chunks or None) of an imatrix GGUF.
+
+    Raises FormatError for a GGUF of another type, or sums that do not fit their counts.
+    """
     path = source.path
     found: dict[str, NDArray[Any]] = {}
     kind = source.metadata.get("general.type", "imatrix")

@@ -54,7 +54,7 @@ class Scheme:
 
 
 def _pure_schemes(*names: str) -> dict[str, Scheme]:
-    """Return {name: scheme} of encodings that are schemes by themselves."""
+    """Return {name: scheme} of schemes that give every weight the encoding of the same name."""
     return {name: Scheme(name) for name in names}
 
 
@@ -63,7 +63,8 @@ def _dialect_scheme(
 ) -> Scheme:
     """Return a scheme that stores weights of encoding `base` by the writer of this name.
 
-    Groups are of `multiples[1]` inputs, or whole rows with `rows`.
+    `multiples` are the numbers that outputs and inputs must be multiples of. Groups are of
+    `multiples[1]` inputs, or whole rows with `rows`.
     """
     size = None if rows else multiples[1]
     return Scheme(base, None, {"writer": writer, "size": size, "version": version}, multiples)
@@ -105,7 +106,10 @@ def offered_schemes() -> list[str]:
 
 
 def scheme_of(name: str) -> Scheme:
-    """Return the scheme of a name, or of another package's encoding; UsageError for other names."""
+    """Return the scheme of a name, or that of another package's encoding.
+
+    Raises UsageError for other names.
+    """
     if name in SCHEMES:
         return SCHEMES[name]
     if name in offered_schemes():
@@ -120,7 +124,7 @@ def scheme_of(name: str) -> Scheme:
 def type_name(text: str) -> str:
     """Return the type that a user's spelling means (`q4_k_m`, `Q4_K`, `fp16`); else the text.
 
-    As in llama-quantize it may be the number of the file type (15).
+    As in llama-quantize, a number is taken for a file type (15 is Q4_K_M).
     """
     if text.isdecimal() and text.isascii():
         text = FILE_TYPES.get(int(text[:4]), text)
@@ -182,9 +186,9 @@ class RunningNumber:
 
     @property
     def more_bits(self) -> bool:
-        """Whether llama.cpp's `use_more_bits` holds.
+        """Whether llama.cpp's `use_more_bits` holds for the tensor.
 
-        True for the first and last eighth of the tensors, and every third between.
+        It does for the first and last eighth of the tensors, and every third one between.
         """
         eighth = self.of // 8
         return (
@@ -257,7 +261,10 @@ def base_name(name: str) -> tuple[str, str, int | None]:
 
 
 def is_quantized(name: str) -> bool:
-    """Return whether an encoding is quantized in blocks, so that encoding again adds an error."""
+    """Return whether an encoding is quantized in blocks, so that encoding again adds an error.
+
+    False for plain numbers and the float types of safetensors.
+    """
     row = find_encoding(name)
     return not row.numpy and not row.safetensors
 
@@ -281,12 +288,11 @@ class Mixture:
         imatrix: bool = False,
         arch: str = "",
     ) -> None:
-        """Set the running numbers of the tensors of each kind.
+        """Set the scheme and the running numbers of the tensors of each kind, which rules use.
 
-        Raises UsageError for an unknown scheme, or another architecture's.
-
-        `n_gqa` is the number of query heads per key-value head, `pure` gives every weight the base
-        encoding, `imatrix` says whether there is an importance matrix.
+        `names` are the model's tensors, `n_gqa` is the number of query heads per key-value head.
+        `pure` gives every weight the base encoding, `imatrix` says whether there is an importance
+        matrix. Raises UsageError for an unknown scheme, or one of another architecture than `arch`.
         """
         row = scheme_of(scheme)
         self._base, self._dialect, self._multiples = row.base, row.dialect, row.multiples
@@ -317,7 +323,7 @@ class Mixture:
             self._totals[kind] = count + 1
 
     def choose(self, name: str, shape: tuple[int, ...], source: str) -> str | None:
-        """Return the encoding for one tensor; None to keep it unquantized.
+        """Return the encoding for one tensor; None to leave it unquantized.
 
         `source` is its present encoding.
         """
@@ -376,7 +382,7 @@ class Mixture:
 
 
 def keeps_encoding(name: str, base: str) -> bool:
-    """Return whether a tensor keeps its encoding whatever the scheme."""
+    """Return whether a tensor is never quantized, whatever the scheme (norms, routers, ...)."""
     return base.endswith(KEPT) or any(part in name for part in KEPT_PARTS)
 
 
@@ -390,7 +396,10 @@ def is_bitsandbytes_linear(name: str, base: str, shape: tuple[int, ...]) -> bool
 
 
 def is_linear(name: str, base: str, suffix: str, shape: tuple[int, ...]) -> bool:
-    """Return whether a weight is a Linear that tools for dialects pack; also one expert's."""
+    """Return whether a weight is a Linear that tools for GPTQ, AWQ and the like pack.
+
+    An expert of its own counts, a stack of experts does not.
+    """
     return (
         suffix == "weight"
         and len(shape) == 2
@@ -405,7 +414,10 @@ def fits_groups(scheme: Scheme, shape: Sequence[int]) -> bool:
 
 
 def fitting_schemes(scheme: Scheme, shapes: Sequence[Sequence[int]]) -> list[str]:
-    """Return the types of the same writer whose groups fit all these weights, largest first."""
+    """Return the types of the same writer whose groups fit all these weights, largest groups first.
+
+    `shapes` are those of the weights, [out, in].
+    """
     wanted = {**scheme.options, "size": None}
     found = [
         (row.multiples, name)
@@ -418,7 +430,7 @@ def fitting_schemes(scheme: Scheme, shapes: Sequence[Sequence[int]]) -> list[str
 
 
 def deciding_name(names: Sequence[str]) -> str:
-    """Return the one of a stored tensor's names that decides: an attn_v's, else the first.
+    """Return which of a stored tensor's names decides its encoding: an attn_v's, else the first.
 
     A fused q/k/v counts as attn_v, as in llama.cpp.
     """

@@ -23,7 +23,7 @@ COMMON = "aprfmt.common.1.json"
 
 
 def schema_number(command: str) -> int:
-    """Return the number of the schema that a command's output has now."""
+    """Return the number of the schema that a command's output follows now."""
     return NUMBERS.get(command, 1)
 
 

@@ -13,7 +13,7 @@ SHOWN = 6  # values
 
 
 def tensor_card(tensor: "View") -> str:
-    """Return a tensor's facts as HTML, and its first values where a row can be cut out alone."""
+    """Return a tensor's facts as HTML, with first values if a row can be decoded alone."""
     first, wrong = "", tensor.damage
     # The first values, if a row can be decoded alone.
     try:

@@ -54,7 +54,7 @@ class JoinedTensor(LazyTensor):
     ) -> None:
         """Join `parts` (by suffix) as the weight `info`.
 
-        `packed` decodes it where a codec cannot.
+        `packed` returns the weight in its dialect; None where a codec alone can decode it.
         """
         self.info = info
         self.parts = parts
@@ -79,7 +79,7 @@ class JoinedTensor(LazyTensor):
 def constant_codes(tensor: LazyTensor) -> int | None:
     """Return the byte that fills all codes of a packed weight; None for codes that differ.
 
-    None too for a weight that is one tensor: it has its values, not codes beside scales.
+    None too for a weight that is a single tensor.
     """
     codes = tensor.parts.get("") if len(tensor.parts) > 1 else None
     if codes is None or codes.info.nbytes < 2:
@@ -115,9 +115,9 @@ Family: TypeAlias = Callable[[Tensors, Mapping[str, Value], Fault], Mapping[str,
 def _find_claimed(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
 ) -> Mapping[str, FoundWeight]:
-    """Return {weight: its parts} where a companion's name claims an encoding (bitsandbytes).
+    """Return {weight: its stored tensors} for encodings that a companion's name identifies.
 
-    `fault` is not used.
+    Those are bitsandbytes' 4-bit weights, and rows of other packages. `fault` is not used.
     """
     from aprfmt.codecs import CODECS
 
@@ -143,7 +143,10 @@ def _find_claimed(
 
 
 def _join_claimed(name: str, parts: Tensors) -> Joined:
-    """Return (encoding, shape, None) of a claimed weight; CodecError if a part is missing."""
+    """Return (encoding, shape, None) of a weight found by `_find_claimed`.
+
+    Raises CodecError if a part is missing.
+    """
     from aprfmt.codecs import CODECS
 
     claim = list(parts)[1]
@@ -172,7 +175,7 @@ _MARKED = ".marker"  # suffix of a tensor that marks all weights of a file, and 
 def _find_scaled(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
 ) -> Mapping[str, FoundWeight]:
-    """Return {weight: its parts} of NVFP4 blocks with a scale in another tensor, NAME.scale.
+    """Return {weight: its stored tensors} of NVFP4 blocks with a scale in a tensor NAME.scale.
 
     `config` and `fault` are not used.
     """
@@ -188,7 +191,7 @@ def _find_scaled(
 
 
 def _join_scaled(name: str, parts: Tensors) -> Joined:
-    """Return (encoding, shape, None) of scaled NVFP4 blocks.
+    """Return (encoding, shape, None) of NVFP4 blocks with a scale tensor.
 
     Raises CodecError for a scale that does not fit.
     """
@@ -214,7 +217,10 @@ _TEXT = "text_config"  # of a model with towers, which may have the section of i
 
 
 def quantization_section(config: Mapping[str, Value]) -> Mapping[str, Value] | None:
-    """Return the quantization section of a configuration, or of its text part; None without one."""
+    """Return the quantization section of a configuration; None without one.
+
+    That of the text part counts where the configuration itself has none.
+    """
     inner = config.get(_TEXT)
     for place in (config, inner if isinstance(inner, Mapping) else {}):
         for key in SECTIONS:
@@ -225,7 +231,10 @@ def quantization_section(config: Mapping[str, Value]) -> Mapping[str, Value] | N
 
 
 def key_of_section(config: Mapping[str, Value]) -> str:
-    """Return the key of the section that `quantization_section` returns; "" for the text part's."""
+    """Return the key of the configuration that holds the quantization section.
+
+    "" where there is no section, or where it is in the text part.
+    """
     section = quantization_section(config)
     return next((key for key in SECTIONS if section is not None and config.get(key) is section), "")
 
@@ -233,9 +242,9 @@ def key_of_section(config: Mapping[str, Value]) -> str:
 def _find_dialect(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
 ) -> Mapping[str, FoundWeight]:
-    """Return {weight: its parts} of the dialects that config.json names.
+    """Return {weight: its stored tensors} for the dialects (GPTQ, AWQ, ...) that config.json names.
 
-    `fault` is called with what is wrong; the tensors concerned are left out.
+    `fault` is called with each error; the tensors concerned are left out.
     """
     section = quantization_section(config)
     if section is None:
@@ -275,10 +284,11 @@ def _section_for(
     tensors: Tensors,
     said: "Callable[[str], tuple[Sequence[Dialect], Mapping[str, Value]] | None]",
 ) -> Mapping[str, Value] | None:
-    """Return the section for a prefix whose tensors are a dialect's weight; None for others.
+    """Return the quantization section that applies to a weight; None if it is not of this dialect.
 
-    `said(module)` returns the dialects and the section that config.json has for a module. Raises
-    CodecError if parts are missing, or if config.json contradicts the tensors.
+    `prefix` is the weight's name before the suffix. `said(module)` returns the dialects and the
+    section that config.json has for a module. Raises CodecError if parts are missing, or if
+    config.json contradicts the tensors.
     """
     name = prefix + dialect.main
     missing = [p for p in dialect.parts if dialect.stored(prefix, p, tensors) is None]
@@ -323,7 +333,7 @@ def _join_dialect(
 ) -> Joined:
     """Return (encoding, shape, function that returns the packed weight) of a dialect's weight.
 
-    Raises CodecError for parts that do not fit.
+    `section` is its quantization section. Raises CodecError for parts that do not fit.
     """
     from aprfmt.codecs.lattice import PackedWeight
 
@@ -341,7 +351,7 @@ def _join_dialect(
 def _find_unclaimed(
     tensors: Tensors, config: Mapping[str, Value], fault: Fault
 ) -> Mapping[str, FoundWeight]:
-    """Return {weight: its parts} of FP8 codes with a scale in a file without a configuration.
+    """Return {weight: its stored tensors} of FP8 codes with a scale, if there is no configuration.
 
     `fault` is not used.
     """
@@ -392,7 +402,7 @@ FAMILIES: tuple[Family, ...] = (_find_claimed, _find_scaled, _find_dialect, _fin
 
 
 def has_parts(tensors: Tensors) -> bool:
-    """Return whether any tensor has parts.
+    """Return whether any tensor is made of several stored tensors.
 
     A file may hold a million tensors, most of a class that has none: classes are looked at first.
     """
@@ -417,11 +427,11 @@ def join_companions(
     fault: Fault | None = None,
     unread: Fault | None = None,
 ) -> dict[str, LazyTensor]:
-    """Return the tensors with every family's companions joined under the weight's name.
+    """Return the tensors by name, with the parts of each packed weight joined under its name.
 
-    Raises CodecError naming a missing part; with `fault` that is called with the error instead, and
-    the tensors concerned are not joined. Nor are those of a kind that is not decoded, with whose
-    error `unread` is called; without it UnsupportedError is raised.
+    Raises CodecError naming a missing part. With `fault`, that is called with the error instead,
+    and the tensors concerned are not joined. Weights of a kind that is not decoded are not joined
+    either: `unread` is called with the error, or UnsupportedError is raised without it.
     """
     joined: dict[str, LazyTensor] = dict(tensors)
     tell = fault or _raise_error

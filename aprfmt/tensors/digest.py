@@ -52,9 +52,8 @@ def file_sha256(path: Path, stop: Sequence[bool] = ()) -> str:
 def _file_pieces(file: ByteSource) -> Iterator[memoryview]:
     """Yield all bytes of a file in order; each piece is valid until the next one is asked for.
 
-    Of a large local file another thread reads them: mapped pages, of which each is touched once, or
-    reading in turn with SHA-256 would take it a fifth longer. Raises FormatError where the disk
-    fails, or the file ends early.
+    A large local file is read by another thread: alternating with SHA-256, or through mapped pages,
+    it would take a fifth longer. Raises FormatError where the disk fails, or the file ends early.
     """
     fd = file.descriptor() if isinstance(file, MappedFile) else None
     if fd is None or not hasattr(os, "preadv"):
@@ -69,7 +68,7 @@ def _file_pieces(file: ByteSource) -> Iterator[memoryview]:
 def _read_pieces(file: ByteSource, fd: int) -> Iterator[memoryview]:
     """Yield all bytes of an open file; each piece is valid until the next but one is asked for.
 
-    Raises FormatError where the disk fails, or the file ends early.
+    `fd` is its descriptor. Raises FormatError where the disk fails, or the file ends early.
     """
     two, at = [memoryview(bytearray(min(PIECE, file.size))) for _ in range(2)], 0
     while at < file.size:
@@ -92,10 +91,10 @@ def raw_sha256(tensor: LazyTensor) -> str:
 
 
 def decoded_sha256(values: "NDArray[Any]") -> str:
-    """Return the hex SHA-256 of an array's shape line and its widened little-endian values.
+    """Return the hex SHA-256 of an array's shape and its values, widened and little-endian.
 
-    The line is the sizes with commas. Values are widened to float32, float64 or int64. NaN
-    payloads count: equal hashes mean equal bits of the widened values.
+    The shape is hashed as a line of the sizes with commas. Values are widened to float32, float64,
+    int64 or complex64. NaN payloads count: equal hashes mean equal bits of the widened values.
     """
     return sha256_of_pieces([_shape_line(values.shape), _widened_bytes(values)])
 
@@ -123,10 +122,7 @@ def _shape_line(shape: Sequence[int]) -> bytes:
 
 
 def _widened_bytes(values: "NDArray[Any]") -> Buffer:
-    """Return values as little-endian bytes of the hashed type.
-
-    The type is float32, float64, int64 or complex64.
-    """
+    """Return values as little-endian bytes of float32, float64, int64 or complex64."""
     import numpy as np
 
     kind, size = values.dtype.kind, values.dtype.itemsize

@@ -12,7 +12,10 @@ Octets = NDArray[np.uint8]
 
 
 def bytes_equal(a: Octets, b: Octets) -> bool:
-    """Return whether two contiguous arrays of bytes are equal; other threads run meanwhile."""
+    """Return whether two contiguous arrays of bytes are equal.
+
+    Other threads can run while memory is compared.
+    """
     compare = _memcmp()
     if compare is None:
         return bool(np.array_equal(a, b))

@@ -78,9 +78,10 @@ class PackedRows:
 def packed_rows(
     stored: Sequence[LazyTensor], moves: "Sequence[Move] | None", shape: Sequence[int]
 ) -> PackedRows | None:
-    """Return an object that decodes rows of a tensor of `shape` made by `moves` from `stored`.
+    """Return an object that decodes rows of a tensor of `shape` made from packed ones.
 
-    None where a tensor is not packed, has no elements, or moves cut rows.
+    `moves` say which elements of the tensors `stored` it has, in order. None where a tensor is not
+    packed, has no elements, or moves cut rows.
     """
     columns = shape[-1] if len(shape) > 1 else 0
     if (
@@ -103,7 +104,7 @@ def packed_rows(
 def lattice_of(
     stored: Sequence[LazyTensor], undone: "Callable[[list[NDArray[Any]]], NDArray[Any]]"
 ) -> "Lattice | None":
-    """Return the lattice of the tensor that `undone` makes of packed ones; None if one has none.
+    """Return step and range of each element of a tensor made from packed ones; None if unknown.
 
     `undone` undoes the layout steps on arrays of the stored tensors.
     """

@@ -31,7 +31,7 @@ class Restoration:
         self.stored: dict[str, Value] = {}
 
     def record_stored(self, key: str, source_bits: Any, again: Any) -> None:
-        """Record a role's stored bits where undoing and redoing its layout steps changes them.
+        """Record a role's stored bits if undoing and redoing its layout steps changes them.
 
         `again` are the bits after both.
         """
@@ -63,7 +63,7 @@ class Restoration:
 
 
 def _difference_patch(source: Any, made: Any) -> Value | None:
-    """Return the record that turns flat bits `made` into `source`; None where they are equal.
+    """Return the record that turns the flat bits `made` into `source`; None if they are equal.
 
     It is a list of [index, bits] pairs, or base64 of all bits where many differ.
     """
@@ -104,8 +104,8 @@ def read_restoration(metadata: Mapping[str, Value], where: str) -> Restoration:
 def restore_bits(bits: Any, patch: Value, where: str) -> Any:
     """Return a copy of `bits` with the recorded source bits put back.
 
-    `bits` are unsigned integers of any shape, `patch` is the record. Raises CodecError where the
-    record is damaged.
+    `bits` are unsigned integers of any shape, `patch` is the record, `where` the tensor's name for
+    the error. Raises CodecError where the record is damaged.
     """
     import numpy as np
 

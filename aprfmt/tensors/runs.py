@@ -39,7 +39,10 @@ class RunBytes:
     """The concatenated bytes of runs; reading a window costs only that window."""
 
     def __init__(self, runs: Sequence[ByteRun]) -> None:
-        """Set the runs and where each ends; reordered rows of one tensor are read by row."""
+        """Set the runs and the position where each ends.
+
+        Reordered rows of one tensor are read by row.
+        """
         self._rows = _ReorderedRows.from_runs(runs) if isinstance(runs, Columns) else None
         self._runs: Sequence[ByteRun] = runs
         if isinstance(runs, Columns):  # made of moves, of which none is empty
@@ -59,11 +62,11 @@ class RunBytes:
 
     @property
     def reordered(self) -> bool:
-        """Whether these are rows of one tensor in another order."""
+        """Whether these are rows of one tensor in another order than the tensor's."""
         return self._rows is not None
 
     def runs(self, start: int, stop: int) -> Iterator[ByteRun]:
-        """Yield the runs, cut where needed, that bytes [start, stop) are made of."""
+        """Yield the runs that bytes [start, stop) are made of, cut at both ends to fit."""
         i = bisect_right(self._ends, start)
         while start < stop and i < len(self._runs):
             run, began = self._runs[i], self._ends[i] - self._runs[i].nbytes
@@ -84,10 +87,7 @@ class RunBytes:
         return run.tensor, run.start
 
     def drop(self, start: int, stop: int) -> None:
-        """Release the mapped pages of bytes [start, stop).
-
-        For several runs, the pages of whole tensors are released.
-        """
+        """Release the mapped pages of bytes [start, stop), or of whole tensors for several runs."""
         if self._rows is not None:
             self._rows.tensor.drop()
             return
@@ -116,7 +116,7 @@ class _ReorderedRows:
 
     @classmethod
     def from_runs(cls, runs: "Columns[ByteRun]") -> "_ReorderedRows | None":
-        """Return runs as equal rows of one tensor, long runs as several rows.
+        """Return the runs as equally long rows of one tensor, long runs as several rows.
 
         None where the runs are of several tensors, or reading by row is no gain.
         """
@@ -173,9 +173,9 @@ def expect_reads(runs: Sequence[ByteRun]) -> None:
 
 
 def published_equal(a: Sequence[ByteRun], b: Sequence[ByteRun]) -> bool:
-    """Return whether two sets of runs are the same places of files with one published SHA-256.
+    """Return whether two lists of runs are the same places in files of one published SHA-256.
 
-    Then their bytes are equal, and none has to be fetched to know it.
+    Their bytes are equal then, and none has to be fetched to know it.
     """
     return bool(a) and len(a) == len(b) and all(map(_is_same_place, a, b))
 
@@ -189,7 +189,10 @@ def _is_same_place(a: ByteRun, b: ByteRun) -> bool:
 
 
 def same_published_file(a: ByteSource, b: ByteSource) -> bool:
-    """Return whether one SHA-256 is published for two files; a local file's is computed, once."""
+    """Return whether two files have the same SHA-256, at least one of which is published.
+
+    The other's is computed and remembered.
+    """
     if a.size != b.size or not (a.sha256 or b.sha256):
         return False
     for one in (a, b):
@@ -206,7 +209,7 @@ def byte_windows(
 ) -> Generator[bytes | memoryview, None, None]:
     """Yield the concatenated bytes of the runs in windows of `size`, the last one shorter.
 
-    Pages of a window are released when the next one is asked for, or the generator is closed.
+    A window's pages are released when the next one is asked for, or the generator is closed.
     """
     data = RunBytes(runs)
     if len(data) > size:
@@ -220,10 +223,10 @@ def byte_windows(
 
 
 def first_difference(a: Sequence[ByteRun], b: Sequence[ByteRun], size: int = WINDOW) -> int | None:
-    """Return the offset of the first differing byte; None if all are equal.
+    """Return the offset of the first byte in which two lists of runs differ; None if all are equal.
 
-    Streams of different length differ at the end of the shorter one at the latest. `size` is the
-    number of bytes compared at a time; rows that have to be copied for it use a quarter.
+    If one is the beginning of the other, it is the length of the shorter. `size` is the number of
+    bytes compared at a time; rows that have to be copied for it use a quarter.
     """
     if published_equal(a, b):
         return None
@@ -256,7 +259,7 @@ def difference_offset(a: bytes | memoryview, b: bytes | memoryview) -> int | Non
 
 
 def element_runs(stored: Sequence[LazyTensor], moves: "Sequence[Move]") -> Sequence[ByteRun] | None:
-    """Return the runs of bytes for runs of elements (`moves`); None where a block would be cut.
+    """Return the runs of bytes that hold runs of elements (`moves`); None if a block would be cut.
 
     Many runs, of rows that change places, are stored as columns of numbers only.
     """
@@ -313,7 +316,7 @@ def _shared_columns(*columns: bytes) -> Sequence["array[int]"]:
 
 
 def _movable_unit(tensor: LazyTensor) -> tuple[int, int] | None:
-    """Return (least number of elements that can be moved as bytes, their bytes).
+    """Return (least number of elements that can be moved as bytes, their size in bytes).
 
     None where elements have no bytes of their own, or rows are padded.
     """

@@ -50,7 +50,7 @@ class Stats:
         return self.count - self.nan - self.inf
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `--json`, with the divisor of `std`."""
+        """Return plain data for `--json`, with `std_divisor` "n": the divisor of `std`."""
         return asdict(self) | {"std_divisor": "n"}
 
 
@@ -69,7 +69,10 @@ class Accumulator:
         self._min, self._max = math.inf, -math.inf
 
     def add(self, values: Any) -> None:
-        """Add the values of a numpy array; float32 by the native kernel where there is one."""
+        """Add the values of a numpy array; float32 by the native kernel where there is one.
+
+        A complex number counts as two values.
+        """
         flat = np.ascontiguousarray(values).reshape(-1)
         if flat.dtype.kind == "c":
             flat = flat.view(flat.real.dtype)
@@ -205,7 +208,10 @@ def tensor_stats(tensor: LazyTensor) -> Stats:
 
 
 def _kernel_stats(encoding: str, parts: Mapping[str, memoryview], count: int) -> Stats | None:
-    """Return the statistics by native kernels; None where there is none or blocks are padded."""
+    """Return the statistics computed by native kernels.
+
+    None where there is no kernel, the tensor has several parts, or rows are padded.
+    """
     native, row = native_kernels(), ENCODINGS[encoding]
     fits = len(parts[""]) * row.block_size == count * row.type_size and not row.header
     if native is None or encoding not in native.KERNELS or len(parts) > 1 or not fits:

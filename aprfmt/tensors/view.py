@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 def decode_tensor(tensor: LazyTensor) -> "NDArray[Any]":
     """Return a stored tensor's numbers as a row-major array of its shape.
 
-    float32 for everything quantized, F16, BF16 and FP8; the own type of F32, F64, integers. Errors
-    name the tensor.
+    The dtype is float32 for everything quantized, F16, BF16 and FP8, else that of the stored
+    numbers. Errors name the tensor.
     """
     from aprfmt.codecs import decode
 
@@ -48,7 +48,7 @@ def decode_rows(
 ) -> "NDArray[Any]":
     """Return rows [start, stop) of the bytes `data`, decoded, [rows, columns].
 
-    A row is `row_bytes` long, where that is more than its blocks take: padded ones.
+    `row_bytes` is the length of a padded row; None where rows take no more than their blocks.
     """
     from aprfmt.codecs import decode
 
@@ -84,6 +84,7 @@ class View:
     ) -> None:
         """Set the stored tensors and, for a role, the group and the hyperparameters of its layout.
 
+        `record` is (encoding in the file's source, record of its bits), None where there is none.
         Raises ArchError where the layout steps do not fit the stored shapes.
         """
         self.stored = stored
@@ -110,7 +111,7 @@ class View:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names in the file of the tensors it is made of."""
+        """The names in the file of the stored tensors that this one is made of."""
         return tuple(tensor.info.name for tensor in self.stored)
 
     @property
@@ -142,15 +143,12 @@ class View:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """The roles stored in the same tensors as this one, itself included.
-
-        () for a stored tensor.
-        """
+        """The roles in the same stored tensors, this one included; () for a stored tensor."""
         return () if self.group is None else self.group.roles
 
     @property
     def sizes(self) -> Mapping[str, Value]:
-        """The hyperparameters that the layout steps use; empty for a stored tensor."""
+        """The hyperparameters that the layout steps use; {} for a stored tensor."""
         return self._hp
 
     @property
@@ -207,9 +205,10 @@ class View:
 
     @cached_property
     def runs(self) -> Sequence[ByteRun] | None:
-        """Runs of stored bytes that make up this tensor, or None.
+        """Runs of stored bytes that make up this tensor.
 
-        None where a step changes values or would cut blocks, and where there are several parts.
+        None where a layout step changes values or would cut blocks, and for a packed weight in
+        several stored tensors.
         """
         if len(self.encodings) != 1 or any(tensor.parts for tensor in self.stored):
             return None
@@ -229,23 +228,20 @@ class View:
 
     @cached_property
     def stored_row_bytes(self) -> int | None:
-        """Bytes from one stored row to the next, padding included.
-
-        It is None where rows cannot be cut.
-        """
+        """Bytes from one stored row to the next, padding included; None if rows cannot be cut."""
         whole = self.whole if self.row_bytes is None and self.data is not None else None
         same = whole is not None and whole.info.shape == self.shape
         return whole.info.row_bytes if whole is not None and same else self.row_bytes
 
     def stored_runs(self) -> list[ByteRun]:
-        """Return the runs of all bytes it is stored in: all tensors, all their parts."""
+        """Return runs of all bytes that this tensor is stored in, all parts included."""
         return [run for tensor in self.stored for run in all_runs(tensor)]
 
     def raw(self, start: int = 0, stop: int | None = None) -> memoryview:
         """Return bytes [start, stop) of the tensor, in its own (or its restored) encoding.
 
-        A read-only view of the file where they lie there in one piece, valid until the model is
-        closed. Raises CodecError where there is no single byte string.
+        Where the bytes are in one piece it is a read-only view of the file, valid until the model
+        is closed. Raises CodecError where there is no single byte string.
         """
         if self.restored_bits is not None:
             return memoryview(self.restored_bits)[start:stop]
@@ -259,9 +255,9 @@ class View:
         return memoryview(self.data.window(start, len(self.data) if stop is None else stop))
 
     def raw_rows(self, start: int, stop: int) -> Mapping[str, bytes | memoryview] | None:
-        """Return {suffix: stored bytes} of rows [start, stop); of all where they cannot be cut.
+        """Return {suffix: stored bytes} of rows [start, stop), or of all if rows cannot be cut out.
 
-        None for several stored tensors that have no bytes in common.
+        None for several stored tensors whose bytes cannot be joined.
         """
         if self.data is None:
             return raw_parts(self.stored[0]) if len(self.stored) == 1 else None
@@ -270,10 +266,7 @@ class View:
         return {"": self.data.window(start * self.row_bytes, stop * self.row_bytes)}
 
     def drop(self) -> None:
-        """Release the mapped pages of the stored tensors and cached results.
-
-        Both are made again when needed.
-        """
+        """Release the mapped pages of the stored tensors, and cached results."""
         for name in ("lattice", "by_rows"):
             self.__dict__.pop(name, None)
         for tensor in self.stored:
@@ -369,7 +362,7 @@ class View:
 
     @cached_property
     def lattice(self) -> "Lattice | None":
-        """The values that a packed weight's elements could take; None for other tensors.
+        """Step and range of the values that a packed weight's elements can take; else None.
 
         Raises CodecError for parts that do not fit.
         """
@@ -382,7 +375,7 @@ class View:
     def rows(self, start: int, stop: int) -> "NDArray[Any]":
         """Return rows [start, stop) of the tensor seen as [rows, last axis], decoded.
 
-        Where rows cannot be cut out of the stored bytes, everything is decoded for them.
+        Where rows cannot be cut out of the stored bytes, the whole tensor is decoded to get them.
         """
         rows, columns = matrix_shape(self.shape)
         if self.by_rows is not None:
@@ -440,7 +433,7 @@ class View:
     def _entries(self, low: int, high: int) -> "NDArray[Any]":
         """Return entries [low, high) of the first axis, decoded.
 
-        For a vector, whole blocks are decoded.
+        For a vector the blocks that hold them are decoded.
         """
         if len(self.shape) > 1:
             each = math.prod(self.shape[1:-1])

@@ -60,14 +60,14 @@ def _check_names(model: Model) -> None:
 
 
 def _run_logits(model: Model, ids: Sequence[int], dtype: str) -> Any:
-    """Return the float64 logits [tokens, vocabulary] of the numpy backend computing in `dtype`."""
+    """Return the float64 logits [tokens, vocabulary] that the numpy backend computes in `dtype`."""
     backend = BACKENDS["numpy"]("cpu", dtype)
     with Session.open(model, backend) as session:
         return np.asarray(session.logits(ids), np.float64)
 
 
 def _check_forward(model: Model, ids: Sequence[int]) -> Any:
-    """Return the float64 logits after checking the forward pass; AssertionError where it is wrong.
+    """Check the forward pass and return its float64 logits; AssertionError where it is wrong.
 
     Compared are float32, a changed last token, token by token, and a traced pass.
     """

@@ -28,7 +28,7 @@ def _attention_heads(
 
 
 def _rope_operation(style: Any) -> Op:
-    """Return an operation that rotates queries, with pairs by `style`."""
+    """Return a function that rotates queries by rope, with the pairing `style`."""
 
     def rotate(b: Backend, x: Mapping[str, Any], w: Weight) -> Array:
         """Return the rotated queries."""
@@ -41,12 +41,15 @@ def _rope_operation(style: Any) -> Op:
 
 
 def _activation_operation(kind: str) -> Op:
-    """Return an operation that applies the activation `kind`."""
+    """Return a function that applies the activation `kind` to x."""
     return lambda b, x, w: b.activate(b.array(x["x"]), kind, steps=False)
 
 
 def _attention_operation(sinks: bool, cap: float | None) -> Op:
-    """Return an operation that computes attention in one call."""
+    """Return a function that computes attention in one call of the backend.
+
+    `sinks` says whether there are sinks, `cap` is the soft cap of scores or None.
+    """
     return lambda b, x, w: b.attention(
         b.array(x["q"]),
         b.array(x["k"]),
@@ -118,8 +121,8 @@ def check_backend(
 ) -> tuple[str, ...]:
     """Compare every operation of a backend with numpy's float64; return the names of the checks.
 
-    Also: equal input gives equal bits, and in deterministic mode a row's bits do not depend on the
-    rows next to it. Raises AssertionError for the first that fails.
+    Also checked: equal input gives equal bits, and in deterministic mode a row's bits do not depend
+    on the rows next to it. Raises AssertionError for the first check that fails.
     """
     backend, judge = BACKENDS[name](device, dtype), BACKENDS["numpy"]("cpu", "float64")
     inputs = _random_inputs(seed)

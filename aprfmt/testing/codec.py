@@ -38,9 +38,9 @@ def check_codec(name: str, seed: int = 0) -> tuple[str, ...]:
 
 
 def _check_bytes(name: str, codec: Codec, seed: int) -> None:
-    """Raise AssertionError unless random bytes decode alike whole and in pieces.
+    """Raise AssertionError unless random bytes decode alike whole, in pieces and by the kernel.
 
-    Every other length must be refused.
+    Bytes of another length must be refused.
     """
     row, count = find_encoding(name), _BLOCKS * codec.block_size
     raw = np.random.default_rng(seed).integers(0, 64, row.nbytes((count,)), np.uint8).tobytes()
@@ -66,7 +66,7 @@ def _check_bytes(name: str, codec: Codec, seed: int) -> None:
 
 
 def _check_encoder(name: str, codec: Codec, seed: int) -> bool:
-    """Return whether there is an encoder, after checking that its bytes decode to near values.
+    """Check that encoded values decode to near values, and return whether there is an encoder.
 
     Raises AssertionError where they do not.
     """

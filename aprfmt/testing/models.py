@@ -28,8 +28,8 @@ def assert_same_model(
     """Return the diagnosis if A and B compute the same; AssertionError with its text otherwise.
 
     Sides are what `aprfmt diagnose` takes: models in any format, `MODEL@RUN`, saved traces (with
-    the `model` they ran on). `within="precision"` lets the rounding of dtypes and of quantized
-    encodings pass, `within="same"` does not. Raises UsageError, FormatError and the other errors of
+    the `model` they ran on). `within="precision"` allows the rounding of dtypes and of quantized
+    encodings, `within="same"` does not. Raises UsageError, FormatError and the other errors of
     reading a file where a side cannot be read.
     """
     if within not in ALLOWED:

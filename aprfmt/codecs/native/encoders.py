@@ -13,16 +13,14 @@ class Encoder:
     """The native encoder of one encoding in one arithmetic: `fma` is "fused" or "strict"."""
 
     def __init__(self, index: int, name: str, block_size: int, type_size: int, fma: str) -> None:
-        """Set what the extension says of the encoder; `index` is its number there."""
+        """Set the encoder's facts; `index` is its number in the C extension."""
         self.index, self.name, self.fma = index, name, fma
         self.block_size, self.type_size = block_size, type_size
 
     def into(self, x: object, out: object, columns: int, importance: object = None) -> None:
         """Fill the bytes `out` from float32 `x`, rows of `columns` elements.
 
-        Values are not checked.
-
-        Raises CodecError where lengths do not fit.
+        Values are not checked. Raises CodecError where lengths do not fit.
         """
         _kernels.encode(self.index, x, out, columns, importance, self.fma == "fused")
 

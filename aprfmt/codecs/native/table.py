@@ -20,7 +20,11 @@ class CheckedTable(Mapping[K, V], Generic[K, V]):
     def __init__(
         self, make: Callable[[], Mapping[K, V]], check: Callable[[K, V], str], label: str
     ) -> None:
-        """Set how rows are made and checked; `label` formats a key as the name in DISABLED."""
+        """Set how rows are made and checked; nothing is made yet.
+
+        `make()` returns all rows, `check(key, row)` returns "" or what is wrong with a row. `label`
+        formats a key as the name in DISABLED.
+        """
         self._make = make
         self._check = check
         self._label = label
