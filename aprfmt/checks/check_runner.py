@@ -57,10 +57,10 @@ def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
 def repeat_result(
     context: CheckContext, check_name: str, name: str, *, strict: bool = True
 ) -> Iterator[Check]:
-    """Yield the result of a check of `validate` as one check of a gate, under another name.
+    """Yield the result of a check of `validate` as one Check of a `qa` gate, named `name`.
 
-    All its findings are joined in one line. Nothing is yielded for a check of other formats.
-    `check_name` is the check of `validate`, `name` what it is called in the gate.
+    `check_name` is the name of the check in `validate`. All its findings are joined in one line.
+    Yields nothing if the check is not for the model's format.
     """
     row = next(row for row in CHECKS if row.name == check_name)
     if row.formats and context.model.format not in row.formats:
@@ -106,13 +106,13 @@ def make_answer(
 
 
 def error_finding(error: AprfmtError) -> Finding:
-    """Return an error of the library as a finding: its place, and what was found."""
+    """Return an error of the library as a Finding: what is before the first colon is its place."""
     where, _, found = str(error).partition(": ")
     return Finding(where, found or str(error), "what the format and its users agree on")
 
 
 def _failed_check(row: CheckRow, error: Exception) -> Check:
-    """Return the failed check of a row that raised an error."""
+    """Return the failed Check, `NAME-finishes`, of a row whose function raised `error`."""
     known = isinstance(error, (AprfmtError, OSError))
     found = str(error) if known else f"{type(error).__name__}: {error}"
     todo = "see the message" if known else "run again with --debug, and report it as a bug"

@@ -64,7 +64,10 @@ def summary_facts(row: Row) -> RowFacts:
 
 
 def _model_columns(name: str, details: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return {column: value} that an answer adds to the summary's table of models."""
+    """Return {column: value} that an answer adds to the summary's table of models.
+
+    {} for a question that adds none. `name` is the question, `details` are the answer's.
+    """
     if name == OPEN:
         return {"format": details.get("format")}
     if name == "support":

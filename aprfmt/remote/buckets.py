@@ -178,7 +178,10 @@ class BucketSite:
         return self._first[inner]
 
     def _empty_object(self, inner: str, error: Exception) -> tuple[FileFacts, bytes]:
-        """Return the facts of an empty object, which has no range; raise `error` for any other."""
+        """Return (facts, b"") of an empty object, whose range request fails with `error`.
+
+        Raises `error` as a RemoteError if the object is not empty or its size cannot be read.
+        """
         import obstore
 
         try:
@@ -190,7 +193,7 @@ class BucketSite:
         return FileFacts(0), b""
 
     def facts(self, inner: str) -> FileFacts | None:
-        """Return the facts of a file, None where it does not exist.
+        """Return a file's size, version tag and identity; None where it does not exist.
 
         They come with its first bytes, which opening it will need anyway.
         """
@@ -200,7 +203,10 @@ class BucketSite:
         return None if found is None else found[0]
 
     def is_folder(self, inner: str) -> bool:
-        """Return whether there are files below a name; asked by one request, once."""
+        """Return whether there are files directly in a folder; True for the bucket itself.
+
+        False for a name that has already been read as a file. The listing is requested once.
+        """
         return not inner or (self._first.get(inner) is None and bool(self._list_folder(inner)))
 
     def _list_folder(self, inner: str) -> list[str]:
@@ -217,7 +223,7 @@ class BucketSite:
         return self._folders[inner]
 
     def names(self, inner: str) -> list[str]:
-        """Return the names of the files in a folder."""
+        """Return the names of the files directly in a folder, without the folder's name."""
         return self._list_folder(inner)
 
     def lists(self, inner: str) -> bool:
@@ -248,7 +254,7 @@ def _endpoint_settings() -> str:
 
 
 def _folder(inner: str) -> str:
-    """Return a file's name without its last component."""
+    """Return the folder of a file's name: all before its last component, "" where that is all."""
     return inner.rpartition("/")[0]
 
 

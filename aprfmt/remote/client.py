@@ -239,10 +239,13 @@ class Client:
         where: str,
         sent: Headers,
     ) -> _Reply:
-        """Return the answer to a request whose body is unread, on a kept or a new connection.
+        """Return the answer to a request whose body is unread, on an idle or a new connection.
 
-        `before` is the target that redirected here, and `sent` are the headers. A kept connection
-        that the server has closed meanwhile is replaced once.
+        `before` is the target that redirected here, and `sent` are the headers. An idle connection
+        that
+        the server has closed meanwhile is replaced once. Raises RemoteError where the connection is
+        not
+        allowed.
         """
         proxy, addresses = self._find_route(to)
         line, sent = to.line, {"Accept-Encoding": "identity", **_OURS, **sent}
@@ -469,7 +472,7 @@ def _read_exactly(reply: _Reply, size: int) -> bytes:
 
 
 def _read_unsized(reply: _Reply, most: int) -> bytearray:
-    """Return a body of unknown length; ConnectionCut where it has more than `most` bytes."""
+    """Return a whole body of unknown length; ConnectionCut where it has more than `most` bytes."""
     data = bytearray()
     while piece := reply.body.read(64 << 10):
         TRAFFIC.count(received=len(piece))

@@ -82,7 +82,7 @@ class FsspecSite:
         return f"{self._root}/{inner}" if inner else self._root
 
     def _request_info(self, inner: str) -> Any:
-        """Return what the file system says of a file now, None where it does not exist."""
+        """Return fsspec's dict of facts on a file or folder, asked anew; None if it is absent."""
         try:
             with TRAFFIC.request():
                 self._files.invalidate_cache()  # what it knows may be of an earlier version
@@ -119,7 +119,7 @@ class FsspecSite:
         return [str(row["name"]).rpartition("/")[2] for row in rows if row["type"] == "file"]
 
     def lists(self, inner: str) -> bool:
-        """Return True: file systems list their folders."""
+        """Return True: the files of any folder of these file systems can be listed."""
         return True
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:

@@ -53,10 +53,11 @@ def _without_secrets(text: str) -> str:
 
 
 def _store_secret(known: dict[T, str], key: T, found: str, bare: str, what: str) -> None:
-    """Store what an address said under a key; UsageError where another address said otherwise.
+    """Store the query or login of an address in `known`; UsageError if another is stored already.
 
-    Both would be read as one file, and be equal. `what` names it in the message. `known` is the
-    table, `bare` the address without secrets.
+    Two addresses that differ only in these would be read as one file, and be equal. `key` is where
+    it is stored, `found` the text, `bare` the address without secrets, `what` the name of it in
+    the message.
     """
     if known.setdefault(key, found) != found:
         raise UsageError(
@@ -104,7 +105,7 @@ class HttpSite:
         return self._first[inner]
 
     def facts(self, inner: str) -> FileFacts | None:
-        """Return the facts of a file, None where it does not exist.
+        """Return a file's size, version tag and identity; None if it is a folder or missing.
 
         They come with its first bytes, which opening it will need anyway.
         """
@@ -112,7 +113,7 @@ class HttpSite:
         return None if found is None else found[0]
 
     def is_folder(self, inner: str) -> bool:
-        """Return whether the user's address was one of this folder."""
+        """Return whether the user gave this address as a folder's, with a slash at its end."""
         return inner in _FOLDERS.get(self._key, ())
 
     def names(self, inner: str) -> list[str]:
@@ -120,7 +121,7 @@ class HttpSite:
         return []
 
     def lists(self, inner: str) -> bool:
-        """Return whether files of the folder may be requested by name: the user named it."""
+        """Return whether the user gave this folder's address: its files are asked for by name."""
         return self.is_folder(inner)
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:

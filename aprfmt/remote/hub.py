@@ -231,11 +231,11 @@ class HubSite:
         return RemoteError(f"{self._shown}: does not exist, or is private: {login}")
 
     def _find_row(self, inner: str) -> _Row | None:
-        """Return the listing's row of a file, None where it does not exist."""
+        """Return the row of a file in the hub's listing, None where it does not exist."""
         return self._get_listing()[1].get(inner)
 
     def facts(self, inner: str) -> FileFacts | None:
-        """Return what the listing says of a file, None where it does not exist."""
+        """Return a file's size, identity and SHA-256 from the listing; None if it is missing."""
         row = self._find_row(inner)
         if row is None:
             return None
@@ -256,7 +256,7 @@ class HubSite:
         return not inner or any(name.startswith(f"{inner}/") for name in self._get_listing()[1])
 
     def names(self, inner: str) -> list[str]:
-        """Return the names of the files in a folder."""
+        """Return the names of the files directly in a folder, without the folder's name."""
         below = f"{inner}/" if inner else ""
         cut = (
             name.removeprefix(below) for name in self._get_listing()[1] if name.startswith(below)
@@ -264,7 +264,7 @@ class HubSite:
         return [name for name in cut if "/" not in name]
 
     def lists(self, inner: str) -> bool:
-        """Return True: the listing has all files."""
+        """Return True: the hub's listing has the files of all folders."""
         return True
 
     def _address(self, inner: str) -> str:
@@ -277,7 +277,10 @@ class HubSite:
         return f"{self._endpoint}/{where}"
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
-        """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
+        """Return (facts, first bytes) of a file; RemoteError if it is missing or denied.
+
+        RemoteError too if its size is not that of the hub's listing.
+        """
         row, told = self._find_row(inner), self.facts(inner)
         if row is None or told is None:
             raise not_found_error(self._address(inner))

@@ -40,7 +40,7 @@ class RemoteObject:
     """One remote file for all its openings: its facts and cached bytes; safe for any thread."""
 
     def __init__(self, path: RemotePath) -> None:
-        """Request the first bytes of a file, and hold them."""
+        """Request the first bytes of a file, and hold them; RemoteError where it does not exist."""
         self.where = str(path)
         self._site, self._inner = path.site, path.inner
         self.facts, head = self._site.first(self._inner)
@@ -126,9 +126,9 @@ class RemoteObject:
             return self._held
 
     def small(self, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of a piece around them, which is cached.
+        """Return bytes [start, stop), cached or fetched in one piece with bytes after them.
 
-        The pieces get larger while reads lie near each other.
+        The piece is cached. Pieces get larger while reads are near each other.
         """
         with self._lock:
             if len(kept := self._cached_bytes(start, stop)) == stop - start:
@@ -149,7 +149,7 @@ class RemoteObject:
                 self._pieces.popitem(last=False)
 
     def bring(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Fetch ranges that will be read soon, several at a time, and cache them."""
+        """Fetch the (start, stop) ranges that are not cached, several at once, and cache them."""
         missing = [
             (a, b) for a, b in ranges if b > len(self._held) and not len(self._cached_bytes(a, b))
         ]
@@ -169,7 +169,7 @@ class RemoteObject:
         return memoryview(b"")
 
     def gather(self, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop): what is held or cached of them, and the rest fetched."""
+        """Return bytes [start, stop), taken from memory where they are cached, the rest fetched."""
         with self._shelf:
             known = [(0, self._held), *self._pieces.items()]
         found, at = [], start
@@ -189,7 +189,7 @@ class RemoteObject:
     def fetch(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) from the temporary file, the disk cache, or by one request.
 
-        `told` is called with what comes.
+        The callback `told`, if set, is called with `start` and the bytes.
         """
         remembered = self._remembered
         data = (
@@ -404,7 +404,7 @@ def keep_fetched(files: Iterable[Path]) -> ExitStack:
 
 
 def forget_files() -> None:
-    """Forget everything known of remote files."""
+    """Forget the facts and cached bytes of all remote files that this process has opened."""
     with _opening:
         _objects.clear()
 
