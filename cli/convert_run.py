@@ -62,10 +62,10 @@ def run_conversion(
     base: Path | None = None,
     **wishes: Unpack[ConvertArguments],
 ) -> int:
-    """Convert, print the report, and return the exit code.
+    """Convert, print the report, and return the exit code: that of the verification.
 
-    Every conversion command but `set` ends here. `wishes` are the options of the command. `to`,
-    `adapter` and `base` are those of `convert_with_warnings`.
+    Every conversion command but `set` ends here. It is 0 where nothing was verified. `wishes` are
+    the options of the command. `to`, `adapter` and `base` are those of `convert_with_warnings`.
     """
     dry_run, accept = bool(wishes.get("dry_run")), wishes.pop("accept", ())
     report = convert_with_warnings(src, dst, to, adapter, base, **wishes)

@@ -41,7 +41,8 @@ def compare_adapter(
 ) -> int:
     """Report whether B is A with the adapter merged, and return the exit code.
 
-    The code is 0 where the adapter is in every weight once, and nothing else differs.
+    0 where the adapter is in every weight once and nothing else differs, 1 where not, 2 where that
+    is not known.
     """
     from aprfmt.adapters import answer_merge
 
@@ -241,7 +242,10 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
 
 
 def _other_difference_lines(report: DiffReport) -> Iterator[Line]:
-    """Yield a (text, style) line for each kind of difference that no named cause explains."""
+    """Yield a (text, style) line for each kind of difference that no named cause explains.
+
+    The line names the first difference of its kind, and counts the others.
+    """
     known = {role for cause in report.causes for role in cause.roles}
     apart = [row for row in report.worst() if row.verdict not in (*EQUAL, "WITHIN")]
     left = [row for row in apart if row.key not in known]
@@ -335,9 +339,9 @@ def _layout_lines(tensors: Sequence[TensorDiff]) -> Iterator[str]:
 
 
 def _derivation_lines(tensors: Sequence[TensorDiff]) -> Iterator[str]:
-    """Yield a line for each side and way in which quantized tensors derive from the base.
+    """Yield a line for each side and finding: how many tensors are requantized from the base.
 
-    Each has the number of its tensors.
+    The findings are "requantized", with the kind of rounding, "do not derive" and "not known".
     """
     found: dict[tuple[str, str], int] = {}
     for tensor in tensors:

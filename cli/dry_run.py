@@ -23,7 +23,7 @@ option = click.option(
 def report_run(
     text: str, tokens: run_options.TokenOptions, where: run_options.WhereOptions, max_tokens: int
 ) -> int:
-    """Print the memory that `aprfmt run` would need on each device; return the exit code.
+    """Print the memory that `aprfmt run` would need on each device; return exit code 0.
 
     Counted are the prompt's pass, and a decoding step for every generated token but the last.
     """
@@ -49,7 +49,7 @@ def print_trace_estimate(
     asked: "TraceRequest",
     wanted: "TraceOutputs",
 ) -> int:
-    """Print the memory that `aprfmt trace --payload` would need; return the exit code.
+    """Print the memory that `aprfmt trace --payload` would need; return exit code 0.
 
     `text` names the model and its run, `asked` the points to record, `wanted` the output files.
     """
@@ -75,10 +75,10 @@ def print_trace_estimate(
 def report_parity(
     model: "Model", choices: "Sequence[DeviceChoice]", request: "ParityRequest"
 ) -> int:
-    """Print the memory that each run of a comparison needs, and all together; return the code.
+    """Print the memory that each run of a comparison needs, and all together; return 0.
 
     The runs stay open together, so their memory is added. `choices` are the runs; with
-    `request.arbiter` numpy in float64 is one more.
+    `request.arbiter` numpy in float64 is one more. 0 is the exit code.
     """
     from aprfmt.inference.dry.estimate import estimate_trace
     from aprfmt.inference.parity.between import ARBITER, fused_rows

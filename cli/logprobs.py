@@ -82,10 +82,11 @@ def compare_logprob_sides(
 def logit_bounds(
     model: "Model", sides: "tuple[Side, Side]", dtypes: tuple[str | None, str | None]
 ) -> "tuple[Threshold, Threshold | None]":
-    """Return (bound of the coarser arithmetic, bound in float32 where one is not known).
+    """Return (bound of the coarser arithmetic, the bound if it is float32, or None).
 
-    An arithmetic that is not known shows itself where logits are 16-bit numbers. Else bfloat16, in
-    which servers compute, is assumed for the first bound.
+    An arithmetic that is not known is taken from 16-bit logits. Where these do not show it, the
+    first bound assumes bfloat16, in which servers compute, and the second float32. The second is
+    None where nothing has to be assumed. `dtypes` are the sides', None where not known.
     """
     from aprfmt.measure.logprob_tables import has_16_bit_logits, logit_size
     from aprfmt.measure.tolerances import MAX_FACTOR, ROUNDOFF, Threshold, logit_bound
@@ -165,7 +166,8 @@ def piece_to_ids(model: "Model") -> Any:
 def table_verdict(table: "LogprobTable", answer: str) -> "Pronounced":
     """Return the verdict over the positions that both sides have, naming those left out.
 
-    It is not decided where the arithmetic of `answer` would decide it and is not known.
+    It is open where the difference is within the bound of bfloat16 and beyond that of float32, and
+    the arithmetic of `answer` (a file's name) is not known.
     """
     from aprfmt.model.ledger import Compared, NotCompared, VerdictWords, pronounce
 

@@ -240,7 +240,7 @@ to = click.option("--to", help="Target format, where DST's extension does not sa
 
 
 def negate_flag(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-    """Return False where a --no-... flag was given; the field it sets says what is to be done."""
+    """Return False if a --no-... flag was given, else True: the value of the option it negates."""
     return not value
 
 
@@ -351,9 +351,9 @@ def read_stdin(name: str) -> str:
 
 
 def check_new(force: bool, *paths: Path | None) -> None:
-    """Raise OutputError if a path cannot be written, before the work that would be lost.
+    """Raise OutputError if an output's folder is missing, or it exists and `force` is not set.
 
-    Its folder is missing, or the file exists and `force` is not given. None is no path.
+    This is called before work that would be lost. A path that is None is not checked.
     """
     for path in paths:
         if path is not None and not path.parent.is_dir():

@@ -139,7 +139,7 @@ def print_cases(form: str, command: str, cases: "Sequence[ReportCase]", exit_cod
 
 
 def remote_notices() -> Iterable[str]:
-    """Yield lines about remote files: where they really came from, and the traffic they took."""
+    """Yield lines about remote files: copies that were read instead, and the traffic."""
     loaded = sys.modules.get("aprfmt.remote.traffic")
     yield from loaded.TRAFFIC.told if loaded is not None else ()
     if (fetched := sys.modules.get("aprfmt.remote.remote_file")) is not None:
@@ -377,7 +377,7 @@ class StatusLine:
                 self._text, self._counted = f"{self._what}: {text}", False
 
     def counts(self, text: str, done: bool = False) -> None:
-        """Write a progress text in place of what is being done; `done` ends that."""
+        """Write a progress text over the line; until `done` the thread does not overwrite it."""
         with self._lock:
             self._counted = not done
             self._write(text)

@@ -97,9 +97,9 @@ class WhereOptions(WithinOptions):
         )
 
     def for_other_model(self, run: bool = True) -> "WhereOptions":
-        """Return these options for another model: without --arch, with `run` also without device.
+        """Return these options for another model: without --arch, which is for the first one.
 
-        `run` says that the other MODEL@RUN names backend, device and dtype itself.
+        With `run` also without backend, device and dtype: the other MODEL@RUN names these itself.
         """
         if not run:
             return replace(self, arch=None)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def render_page(report: "ScanReport", verdict: str) -> str:
-    """Return the HTML page of a scan; `verdict_text` is its first line."""
+    """Return the HTML page of a scan; `verdict` is the text of its first line."""
     facts = {
         "results": report.out,
         "asked now": report.asked,

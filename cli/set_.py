@@ -140,7 +140,10 @@ def new_doubts(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) 
 
 
 def read_problem(opened: "Model") -> str | None:
-    """Return why a file cannot be read as a model with its architecture; None where it can."""
+    """Return why a file cannot be read as a model of its architecture; None where it can.
+
+    The text of a relation where its tensors fit only after a change that other loaders do not make.
+    """
     try:
         found = opened.resolution
     except AprfmtError as error:

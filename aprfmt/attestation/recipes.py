@@ -49,7 +49,10 @@ class Recipe:
     plan: Plan | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return type, ways to round, importance matrix and drop: what makes the file again."""
+        """Return {type, ways, imatrix, drop}, which say how to make the file again from its base.
+
+        `ways` are the kinds of rounding that are tried.
+        """
         matrix = self.imatrix
         return {
             "type": self.type,
@@ -134,7 +137,10 @@ class _OwnEncodings:
     """The encoding in which a file stores each weight, by each name the weight can have."""
 
     def __init__(self, made: Model) -> None:
-        """Store the encoding of every weight of `made`, by stored name, spellings and role."""
+        """Store the encoding of every weight of `made`, by its names and its role.
+
+        The names are the stored one and, of a known architecture, those of other formats.
+        """
         every = spellings_by_name(made) if _has_known_arch(made) else {}
         self._by_name: dict[str, str] = {}
         for name, view in made.items():
@@ -177,9 +183,9 @@ def _schemes_with_base(name: str) -> list[str]:
 def _possible_layouts(
     base: Model, made: Model, wanted: str, options: Options
 ) -> Iterator[tuple[str, Options]]:
-    """Yield (scheme, options) of every way in which the base's weights may have been laid out.
+    """Yield (scheme, options) of each conversion of the base that may have made the file.
 
-    The scheme is "" where none is needed. `wanted` is the scheme that is named.
+    The scheme is "" where none is needed. `wanted` is the scheme that is named, or "".
     """
     found = False
     for name, packing in _possible_packings(made, wanted):

@@ -61,8 +61,8 @@ def rederive(
 ) -> Iterator[TensorAttestation]:
     """Yield a row for each weight of the first recipe, and for each tensor only the file has.
 
-    A weight that the first recipe does not give is tried by the others. `progress` is called with
-    weights done and weights in all.
+    A weight whose bytes the first recipe does not give is tried with the others. `progress` is
+    called with weights done and weights in all.
     """
     stored = made.source.tensors
     (first, groups), *others = [(recipe, _outputs_by_weight(recipe)) for recipe in recipes]
@@ -139,9 +139,9 @@ def _attest_weight(
 def _attest_tensor(
     output: Output, held: LazyTensor, base: TensorAttestation, recipe: Recipe
 ) -> TensorAttestation:
-    """Return the row `base` with the state of one stored tensor: whether the plan gives its bytes.
+    """Return `base` with the state of one stored tensor: whether the plan gives its bytes.
 
-    `held` is the tensor of the file.
+    `held` is the tensor of the file. `base` is the weight's row without a state.
     """
     info, name = held.info, output.info.name
     if info.shape != output.info.shape:
@@ -229,10 +229,11 @@ def _first_difference(made: Iterator[memoryview], held: LazyTensor) -> _Differen
 def _least_difference(
     output: Output, held: LazyTensor, recipe: Recipe, searched: bool
 ) -> _Difference:
-    """Return the smallest difference over all ways to encode the values; its byte is -1 for none.
+    """Return the difference of the kind of rounding that gives the fewest wrong blocks.
 
-    `searched` says that the encoding searches for its scales, so that the bytes depend on how sums
-    are rounded. `held` is the tensor of the file. `recipe` has the ways.
+    Its byte is -1 where one gives every byte. `searched` says that the encoding searches for its
+    scales, so that the bytes depend on how sums are rounded. `held` is the tensor of the file.
+    `recipe` has the kinds of rounding to try.
     """
     size = find_encoding(output.info.encoding).type_size
     importance = column_importances(output, recipe.options)
@@ -276,9 +277,9 @@ def _least_difference(
 def _rounded_values(
     values: Callable[[], "np.ndarray"], way: QuantRecipe
 ) -> "Callable[[], np.ndarray]":
-    """Return a function that returns `values()` rounded to the float type of a way.
+    """Return a function that returns `values()` rounded to the float type that `way` names.
 
-    For files that were stored as that type before they were quantized.
+    It is for files that were stored as that type before they were quantized.
     """
     return lambda: store_through(values(), way)
 

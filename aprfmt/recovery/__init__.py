@@ -136,9 +136,11 @@ def plan_repair(
 
 
 def _refuse_other_model(here: ByteSource, there: ByteSource, wrong: Sequence[Range]) -> None:
-    """Raise UsageError if both headers are sound and most tensors differ: they are two models.
+    """Raise UsageError if fewer than half of the copy's tensors are in the broken file.
 
-    `wrong` are the ranges of the header that differ. `here` is the broken file, `there` the copy.
+    They are two different models then. Nothing is raised where the headers are equal, or where the
+    broken one is damaged. `wrong` are the ranges of the header that differ. `here` is the broken
+    file, `there` the copy.
     """
     from aprfmt.recovery.evidence import header_tensors
 
@@ -189,7 +191,8 @@ def _manifest_row(manifest: Path | None, copy: Path, broken: Path) -> Mapping[st
 def _expected_digest(there: ByteSource, stated: Mapping[str, Any] | None) -> str:
     """Return the SHA-256 that the whole file must have, "" where it is not known.
 
-    `there` is the copy, `stated` the file's row of a manifest or None.
+    It is the manifest's, else the one that the copy's site publishes. `there` is the copy, `stated`
+    the file's row of a manifest or None.
     """
     if stated is not None:
         return str(stated["sha256"])

@@ -127,7 +127,7 @@ def score_batch_file(
 
 
 def shift_check(batch: "Batch") -> "Check":
-    """Return the check that labels are the token ids, or the ids shifted by one."""
+    """Return the Check that labels are the token ids, or the ids shifted once by one."""
     from aprfmt.base.outcome import check
     from aprfmt.inference.batch import PROPER, SHIFTS
 
@@ -142,7 +142,7 @@ def shift_check(batch: "Batch") -> "Check":
 
 
 def edge_checks(batch: "Batch") -> "list[Check]":
-    """Return the check that no document's first token is a label; [] where rows are not packed."""
+    """Return [the Check that no document's first token is a label]; [] for rows not packed."""
     from aprfmt.base.outcome import check
 
     if batch.document is None:
@@ -166,10 +166,11 @@ def edge_checks(batch: "Batch") -> "list[Check]":
 
 
 def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
-    """Return the check that labels include the tokens that end turns; [] where it does not apply.
+    """Return [the Check that the tokens which end turns are among the labels], or [].
 
-    A model learns to stop from these labels only. `spelled` is {token id: its text}. Without labels
-    in the file all tokens are scored, and there is nothing to check.
+    A model learns to stop from these labels only. [] where the file has no labels: then all tokens
+    are scored. The check is NOT_RUN where no token that ends turns is known. `spelled` is {token
+    id: its text}.
     """
     from aprfmt.base.outcome import check, not_run
     from aprfmt.inference.batch import count_turn_ends

@@ -76,13 +76,16 @@ def _model_name(opened: Model, body: "InspectBody") -> str:
 
 
 def _context_length(body: "InspectBody") -> int | None:
-    """Return the context length in tokens; None where it is not known."""
+    """Return the context length in tokens, from the hyperparameters; None if not known."""
     row = body.get("hyperparameters", {}).get("context_length")
     return None if row is None else row["value"]
 
 
 def _quantization_name(body: "InspectBody") -> str:
-    """Return llama.cpp's name of the file's type, else the encoding that most weights have."""
+    """Return llama.cpp's name of the file's type, else the encoding of most weights.
+
+    "mostly " precedes an encoding that not more than 90 % have. "no tensors" for none.
+    """
     stated: str = body["metadata_names"].get("general.file_type", "")
     rows = body["encodings"]
     if stated or not rows:
@@ -113,7 +116,10 @@ def _find_licence(opened: Model, metadata: dict[str, object]) -> str:
 
 
 def _config_encoding(opened: Model) -> str:
-    """Return the encoding that config.json's dtype gives to unpacked weights; "" if none."""
+    """Return the encoding that config.json's dtype gives to weights; "" if none is named.
+
+    "" too where config.json says that the weights are quantized.
+    """
     config = opened.folder.config if opened.folder is not None else None
     if config is None or "quantization_config" in config:
         return ""
@@ -122,7 +128,7 @@ def _config_encoding(opened: Model) -> str:
 
 
 def missing_roles(roles: "RolesFound") -> list[str]:
-    """Return the missing roles that are not held in packed weights either."""
+    """Return the required roles whose weights are not in the file, not even packed."""
     return [key for key in roles["missing"] if key not in roles["packed"]]
 
 

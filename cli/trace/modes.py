@@ -73,7 +73,7 @@ def unused_with_load(
     where: run_options.WhereOptions,
     list_points: bool,
 ) -> list[str]:
-    """Return the options given that mean nothing for a saved trace, by name."""
+    """Return the names of the given options that have no meaning for a saved trace."""
     runs = {
         "--payload": asked.payload, "--engine": asked.engine, "--prompt": tokens.prompt,
         "--chat": tokens.chat, "--positions": asked.positions != "all", "--behind": asked.behind,
@@ -246,9 +246,10 @@ def compare_stored(
     wanted: TraceOutputs,
     stack: ExitStack,
 ) -> "TraceDiff":
-    """Return the comparison of two stored traces, and with --same-dtype a third one.
+    """Return the comparison of two stored traces: `trace` and its reference `other`.
 
-    `model` says whether experts are chosen. For a page each token position is compared too.
+    With --same-dtype a third one is read. `model` says whether there are experts (None: unknown).
+    For a page each token position is compared too.
     """
     from aprfmt.cli.trace import recording
     from aprfmt.measure.traces import compare_traces

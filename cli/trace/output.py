@@ -83,9 +83,9 @@ def top_logits(trace: Trace) -> dict[str, object] | None:
 
 
 def describe_spikes(rows: list[SlotRow]) -> list[str]:
-    """Return a sentence for each slot whose deviation is far above the median of the layers.
+    """Return a sentence for each slot whose std is far above the median of the layers.
 
-    Massive activations in early layers are normal: it is an observation, no verdict.
+    Massive activations in early layers are normal, so that it is no verdict.
     """
     return [
         f"L{layer} {'/'.join(points)}: std {std:.4g} is {times:.0f} times the median of the layers "
@@ -98,7 +98,10 @@ Points = tuple[str, ...]
 
 
 def find_spikes(rows: list[SlotRow]) -> dict[tuple[int, Points], tuple[float, float]]:
-    """Return {(layer, points): (std, std over the median of all layers)} above SPIKE."""
+    """Return {(layer, points): (std, std / median)} of the slots with a very large std.
+
+    The median is that of the same slot in all layers; a std above SPIKE times it is very large.
+    """
     found = {}
     for points in dict.fromkeys(tuple(row["points"]) for row in rows):
         stds = {row["layer"]: row["stats"]["std"] for row in rows if tuple(row["points"]) == points}
@@ -210,7 +213,7 @@ def format_positions(positions: Iterable[int]) -> str:
 
 
 def _model_row(trace: Trace, key: str) -> list[list[str]]:
-    """Return [the table row] of a point outside of layers, [] where it was not recorded."""
+    """Return [the table row] of a point outside of layers; [] where it was not recorded."""
     record = trace.find_record(key) if key in trace.records or key in trace.aliases else None
     if record is None or record.stats is None:
         return []

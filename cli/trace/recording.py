@@ -51,7 +51,7 @@ def open_runner(
 def recording_request(
     request: RunRequest, ids: list[int], keys: list[str], positions: Positions, behind: int
 ) -> RunRequest:
-    """Return the request to record the points `keys` at some positions.
+    """Return the request to run `ids` and record the points `keys` at some positions.
 
     Logits are recorded at the same positions, or at the last. `behind` is the number of tokens that
     fill the cache first; positions count from the first of all tokens.
@@ -124,7 +124,7 @@ def warn_of_unknown(where: str, unknown: Mapping[str, object]) -> None:
 
 
 def uses_experts(model: Model | None) -> bool:
-    """Return whether a model is known to choose experts."""
+    """Return whether a model has experts (MoE); False where the model is not known."""
     return model is not None and bool(model.hyper["n_experts"])
 
 
