@@ -38,9 +38,10 @@ FINITE = "aprfmt trace names the first point that is not finite"
 
 
 def check_format_parity(subject: ModelUnderTest) -> Result:
-    """Return the checks that copies in every other format have equal bytes, points and logits.
+    """Return a Result whose checks pass if copies in other formats give equal bits.
 
-    The copy of `--against` is compared too; it may be in a coarser encoding.
+    Compared are tensors, capture points and logits. The copy of `--against` is compared too; it may
+    be in a coarser encoding.
     """
     checks: list[Check] = []
     mine = _PassResult.of(subject, subject.model)
@@ -119,7 +120,10 @@ def _check_tensors(
 
 
 def _check_facts(report: DiffReport, name: str) -> Check:
-    """Return the check that hyperparameters and token ids are equal."""
+    """Return the Check that hyperparameters and token ids of both sides are equal.
+
+    `name` begins the check's name.
+    """
     rows = [row for row in (*report.hyperparameters, *report.tokenizer) if row.decisive]
     found = [f"{row.name} {row.a!r} | {row.b!r}" for row in rows]
     return check(
@@ -219,9 +223,10 @@ def _mean_loss(logits: Numbers, labels: list[int]) -> float:
 
 
 def check_device_parity(subject: ModelUnderTest) -> Result:
-    """Return the checks that every device asked for gives the same points, logits and loss.
+    """Return a Result whose checks compare points, logits and loss on every device asked for.
 
-    Raises NotRun where there is only one device.
+    `measures` has the distance of logits for each device. Raises NotRun where there is only one
+    device.
     """
     request = subject.request
     others = list(request.also)
@@ -247,9 +252,9 @@ def check_device_parity(subject: ModelUnderTest) -> Result:
 def _compare_devices(
     subject: ModelUnderTest, other: Session, choice: DeviceChoice
 ) -> tuple[list[Check], Measure]:
-    """Return (the checks of one device against the model's own, the distance of their logits).
+    """Return (the checks of one device against the model's session, their logits' distance).
 
-    `other` is a session on the device `choice`.
+    `other` is a session on the device `choice`. The distance is a relative L2.
     """
     ids = subject.probe
     mine, theirs = subject.session, other

@@ -32,7 +32,10 @@ class RoleStats:
 
 
 def check_init_statistics(subject: ModelUnderTest) -> Result:
-    """Return the checks that mean, deviation, norm and zeros of every tensor fit its role."""
+    """Return a Result whose checks pass if mean, std, RMS and zeros of all tensors are usual.
+
+    The bounds are those of the tensor's role. `measures` has mean and std of each role.
+    """
     model = subject.model
     arch, block = model.spec.name, model.spec.block
     by_role: dict[str, list[RoleStats]] = {}
