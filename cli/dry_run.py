@@ -26,6 +26,7 @@ def report_run(
     """Print the memory that `aprfmt run` would need on each device; return exit code 0.
 
     Counted are the prompt's pass, and a decoding step for every generated token but the last.
+    `text` names the model and its run, `where` has the options of the run.
     """
     from dataclasses import replace
 
@@ -119,7 +120,8 @@ def _report_estimates(model: "Model", tokens: int, found: "Sequence[Estimate | s
 def _print_estimates(found: "Sequence[Estimate | str]", together: "Sequence[DeviceMemory]") -> None:
     """Print each run's estimate, then the sum by device where several runs stay open.
 
-    `together` is the sum by device, empty for a single run.
+    `together` is the sum by device, empty for a single run. `found` are the estimates; a text is
+    the reason why a run has none.
     """
     for one in found:
         _print_estimate(one)

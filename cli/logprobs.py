@@ -95,7 +95,10 @@ def logit_bounds(
     layers, width = int(model.hyper["n_layers"]), int(model.hyper["hidden_size"])
 
     def bound(dtypes: Sequence[str], why: str) -> Threshold:
-        """Return the bound of the coarser of several arithmetics."""
+        """Return the bound of the coarser of several arithmetics.
+
+        `why` is added to the reason that the bound gives.
+        """
         coarser = max(dtypes, key=lambda dtype: ROUNDOFF[dtype])
         found = logit_bound(coarser, layers, width, size, moe=bool(model.hyper["n_experts"]))
         reason = f"{coarser}{why}: roundings of {layers} layers"
@@ -167,7 +170,8 @@ def table_verdict(table: "LogprobTable", answer: str) -> "Pronounced":
     """Return the verdict over the positions that both sides have, naming those left out.
 
     It is open where the difference is within the bound of bfloat16 and beyond that of float32, and
-    the arithmetic of `answer` (a file's name) is not known.
+    the arithmetic of `answer` (a file's name) is not known. `table` is the comparison of both
+    sides.
     """
     from aprfmt.model.ledger import Compared, NotCompared, VerdictWords, pronounce
 
@@ -186,7 +190,10 @@ def table_verdict(table: "LogprobTable", answer: str) -> "Pronounced":
 
 
 def headline(table: "LogprobTable", verdict: "Pronounced") -> tuple[str, str]:
-    """Return (verdict with the distances of the two runs, style)."""
+    """Return (verdict with the distances of the two runs, style).
+
+    `table` is the comparison of both sides.
+    """
     found = table.to_json()
     words = f"{verdict.says}; log-probabilities:"
     if table.bits:
@@ -201,7 +208,10 @@ def headline(table: "LogprobTable", verdict: "Pronounced") -> tuple[str, str]:
 
 
 def show(table: "LogprobTable", verdict: "Pronounced", reference: str) -> None:
-    """Print the verdict and the positions with the largest differences."""
+    """Print the verdict and the positions with the largest differences.
+
+    `table` is the comparison of both sides.
+    """
     render.say(f"against {reference}", style="head")
     text, style = headline(table, verdict)
     render.say(text, style=style)
@@ -238,7 +248,10 @@ def _number_text(value: float | None) -> str:
 
 
 def answer(table: "LogprobTable", verdict: "Pronounced", reference: str) -> "list[Line]":
-    """Return the short answer as (text, style) lines: the verdict, the first position beyond."""
+    """Return the short answer as (text, style) lines: the verdict, the first position beyond.
+
+    `table` is the comparison of both sides.
+    """
     text, style = headline(table, verdict)
     lines: list[Line] = [(f"{text} (against {reference})", style)]
     if table.first is not None:

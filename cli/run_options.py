@@ -126,7 +126,8 @@ def open_session(
 ) -> "Iterator[Run]":
     """Yield the run of MODEL[@RUN], opened, with warnings of what is odd in the model.
 
-    `draft` opens the model's draft head. Raises UsageError for an engine unless `engines`.
+    `draft` opens the model's draft head. Raises UsageError for an engine unless `engines`. `text`
+    is MODEL[@RUN], `where` has the options of the run.
     """
     from aprfmt.inference.running import open_run
 

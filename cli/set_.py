@@ -178,7 +178,10 @@ def warn_of_changes(
 
 
 def show_changes(found: "Iterable[edits.KeyChange]", model: Path, patched: int | None) -> None:
-    """Print every changed key; of a change in place also the number of bytes `patched`."""
+    """Print every changed key; of a change in place also the number of bytes `patched`.
+
+    `found` are the changes.
+    """
     if patched is not None:
         render.line(
             f"changed {patched} bytes of {render.escape(str(model))} in place; every "
@@ -201,7 +204,10 @@ def change_line(change: "edits.KeyChange") -> str:
 
 
 def short_value(key: str, value: object) -> str:
-    """Return a value cut to WIDEST characters, with the name that its number stands for."""
+    """Return a value cut to WIDEST characters, with the name that its number stands for.
+
+    `key` is the metadata key of `value`.
+    """
     from aprfmt.base.metadata_values import number_name
 
     name = number_name(key, value)

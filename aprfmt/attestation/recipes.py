@@ -120,7 +120,7 @@ def find_recipes(
 def _missing_imatrix(made: Model, imatrix: "ImportanceMatrix | None") -> str:
     """Return the importance matrix that a file names and that was not given; "" for none.
 
-    Raises UsageError where another one was given.
+    Raises UsageError where another one was given. `made` is the quantized model.
     """
     digest, name = made.metadata.get(_MATRIX), made.metadata.get(_MATRIX_FILE)
     if imatrix is None:
@@ -185,7 +185,8 @@ def _possible_layouts(
 ) -> Iterator[tuple[str, Options]]:
     """Yield (scheme, options) of each conversion of the base that may have made the file.
 
-    The scheme is "" where none is needed. `wanted` is the scheme that is named, or "".
+    The scheme is "" where none is needed. `wanted` is the scheme that is named, or "". `made` is
+    the quantized model.
     """
     found = False
     for name, packing in _possible_packings(made, wanted):
@@ -200,7 +201,7 @@ def _possible_layouts(
 def _possible_packings(made: Model, wanted: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (scheme, encoder options) of the layouts that a file's packed weights may have.
 
-    `wanted` is the scheme that is named, or "".
+    `wanted` is the scheme that is named, or "". `made` is the quantized model.
     """
     packed = {view.encoding: view for view in made.values() if view.parts}
     # The record stays when a file is converted again: it may be of an earlier layout.
@@ -221,7 +222,10 @@ def _possible_packings(made: Model, wanted: str) -> Iterator[tuple[str, Mapping[
 
 
 def _count_alike(plan: Plan, made: Model) -> int:
-    """Return how many planned tensors have the name, shape and dtype of one of the file."""
+    """Return how many planned tensors have the name, shape and dtype of one of the file.
+
+    `made` is the quantized model.
+    """
     stored = made.source.tensors
     return sum(
         (held := stored.get(one.info.name)) is not None

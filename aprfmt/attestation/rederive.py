@@ -62,7 +62,7 @@ def rederive(
     """Yield a row for each weight of the first recipe, and for each tensor only the file has.
 
     A weight whose bytes the first recipe does not give is tried with the others. `progress` is
-    called with weights done and weights in all.
+    called with weights done and weights in all. `made` is the quantized model.
     """
     stored = made.source.tensors
     (first, groups), *others = [(recipe, _outputs_by_weight(recipe)) for recipe in recipes]
@@ -109,7 +109,8 @@ def _attest_weight(
 ) -> TensorAttestation:
     """Return the row of a weight, which has the worst state of its stored tensors.
 
-    `stored` is {name: tensor} of the file, `outputs` are the planned tensors of the weight.
+    `stored` is {name: tensor} of the file, `outputs` are the planned tensors of the weight. `key`
+    is the role of the weight, or its name.
     """
     first = outputs[0]
     names = tuple(one.info.name for one in outputs if one.info.name in stored)
@@ -180,7 +181,10 @@ def _attest_tensor(
 def _difference_row(
     output: Output, base: TensorAttestation, found: _Difference
 ) -> TensorAttestation:
-    """Return the row of a tensor whose bytes differ, with the block or row of the first one."""
+    """Return the row of a tensor whose bytes differ, with the block or row of the first one.
+
+    `found` is that difference; `base` is the row without a state.
+    """
     row, name = find_encoding(output.info.encoding), output.info.name
     columns = max(output.info.shape[-1], 1) if output.info.shape else 1
     block = at = None
@@ -209,7 +213,7 @@ def _first_difference(made: Iterator[memoryview], held: LazyTensor) -> _Differen
     """Return the first byte in which the made chunks differ from the stored tensor.
 
     None where all are equal. A missing or additional byte is a difference. `made` are the chunks of
-    bytes in order.
+    bytes in order. `held` is the stored tensor.
     """
     at, first = 0, None
     for chunk in made:

@@ -21,7 +21,10 @@ from aprfmt.errors import AprfmtError, UnsupportedError
 
 
 def run_check(row: CheckRow, context: CheckContext, *, strict: bool = False) -> Answer:
-    """Return the answer of one check on a model; with `strict` its warnings are failures."""
+    """Return the answer of one check on a model; with `strict` its warnings are failures.
+
+    `row` is the check in the table.
+    """
     began = time.perf_counter()
     result, why = check_result(row, context)
     return make_answer(row, result, why, time.perf_counter() - began, strict=strict)
@@ -32,7 +35,7 @@ def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
 
     A gate that raises has failed, and so has a check of another package. A check of `validate` does
     not run on what is not supported. An exception of aprfmt's own checks that is no AprfmtError is
-    raised: it is a bug.
+    raised: it is a bug. `row` is the check in the table.
     """
     if row.formats and context.model.format not in row.formats:
         return Result(), f"a check of {' and '.join(row.formats)} files"
@@ -85,7 +88,10 @@ def repeat_result(
 def make_answer(
     row: CheckRow, result: Result, why: str, seconds: float = 0.0, *, strict: bool = False
 ) -> Answer:
-    """Return the answer that a check's result makes; `why` says why it did not run, or is ""."""
+    """Return the answer that a check's result makes; `why` says why it did not run, or is "".
+
+    `row` is the check in the table.
+    """
     checks = tuple(result.checks)
     if row.of_file or result.found or result.findings:
         checks = (*checks, to_check(row.name, result, why, strict))

@@ -393,7 +393,8 @@ def list_names(names: Sequence[str], most: int = LISTED) -> str:
 def to_check(name: str, result: Result, reason: str, strict: bool) -> Check:
     """Return one Check for a result; `reason` is why it did not run, or "" where it did.
 
-    The first failure stands for all of them (with `strict` warnings are failures).
+    The first failure stands for all of them (with `strict` warnings are failures). `name` is the
+    name of the Check.
     """
     counted = [one for one in result.findings if strict or one.level == "fail"]
     if counted:

@@ -223,7 +223,10 @@ def _write_repaired(
 
 
 def _repaired_bytes(here: ByteSource, there: ByteSource, found: Repair) -> Iterator[memoryview]:
-    """Yield the bytes of the repaired file in order, from the broken file and the copy."""
+    """Yield the bytes of the repaired file in order, from the broken file and the copy.
+
+    `here` is the broken file, `there` the copy, `found` the ranges to take from it.
+    """
     at = 0
     for one in [*found.ranges, Range(found.size, found.size, "")]:
         yield from here.windows(at, one.start, WINDOW)

@@ -188,7 +188,7 @@ class Client:
         """Return the answer to one request after all redirects.
 
         A token is not sent to another server. `wanted` and `hashed` are those of `get`. Raises
-        RemoteError for too many redirects.
+        RemoteError for too many redirects. `where` begins messages.
         """
         before: tuple[RequestTarget, Sequence[str]] | None = None
         sent = dict(headers)
@@ -242,10 +242,8 @@ class Client:
         """Return the answer to a request whose body is unread, on an idle or a new connection.
 
         `before` is the target that redirected here, and `sent` are the headers. An idle connection
-        that
-        the server has closed meanwhile is replaced once. Raises RemoteError where the connection is
-        not
-        allowed.
+        that the server has closed meanwhile is replaced once. Raises RemoteError where the
+        connection is not allowed. `where` begins messages.
         """
         proxy, addresses = self._find_route(to)
         line, sent = to.line, {"Accept-Encoding": "identity", **_OURS, **sent}
@@ -328,7 +326,10 @@ class Client:
     def _connect(
         self, to: RequestTarget, addresses: Sequence[str], proxy: Proxy | None, where: str
     ) -> http.client.HTTPConnection:
-        """Return a new connection to a target, with TLS and through the proxy where needed."""
+        """Return a new connection to a target, with TLS and through the proxy where needed.
+
+        `where` begins messages.
+        """
         context = _tls_context() if to.scheme == "https" else None
         if proxy is None:
             sock = self._dial_first(addresses, to.port)
@@ -360,7 +361,7 @@ class Client:
         """Have a proxy connect `sock` to a host by CONNECT (RFC 9110, 9.3.6).
 
         What is received afterwards comes from that host. Raises RemoteError where the proxy
-        refuses, BadAnswer or ConnectionCut for its answer.
+        refuses, BadAnswer or ConnectionCut for its answer. `where` begins messages.
         """
         sent = {"Host": to.authority, **_OURS}
         sent |= {"Proxy-Authorization": proxy.authorization} if proxy.authorization else {}

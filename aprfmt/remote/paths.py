@@ -133,7 +133,7 @@ def parse_location(given: Any) -> Path:
     """Return what a user gave as a path; an address becomes a RemotePath.
 
     An address whose file lies in the local hub cache is the path there. Raises UsageError for an
-    address that is not complete.
+    address that is not complete. `given` is a text or a path.
     """
     if isinstance(given, RemotePath):
         return given

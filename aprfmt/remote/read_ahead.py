@@ -121,7 +121,7 @@ class ReadAhead:
     def _join_expected(self, start: int, stop: int) -> bool:
         """Return whether a short range was joined to an announced one just before it.
 
-        It needs no request of its own then.
+        It needs no request of its own then. The range is [`start`, `stop`).
         """
         for one in self._expected:
             if stop - start < LITTLE and 0 <= start - one.stop < NEXT:

@@ -61,7 +61,7 @@ class RemoteObject:
     def _note(self, start: int, data: memoryview) -> None:
         """Record the beginning of an early answer whose version nothing proves.
 
-        It is read again later.
+        It is read again later. `start` is the offset of its bytes `data` in the file.
         """
         if self.facts.proven or not len(data):
             return
@@ -90,7 +90,10 @@ class RemoteObject:
             )
 
         def check_again(row: tuple[int, bytes]) -> None:
-            """Raise RemoteError if the bytes of an early answer have changed."""
+            """Raise RemoteError if the bytes of an early answer have changed.
+
+            `row` is (offset, first bytes) of that answer.
+            """
             start, data = row
             stop = start + len(data)
             found = self._site.fetch(self._inner, self.facts, start, stop)

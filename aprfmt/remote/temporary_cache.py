@@ -95,7 +95,10 @@ class TemporaryRanges:
         return (first, last) if first < last else (stop, stop)
 
     def _store(self, start: int, data: memoryview) -> None:
-        """Write fetched bytes to the temporary file; none where the disk is full."""
+        """Write fetched bytes to the temporary file; none where the disk is full.
+
+        `start` is the offset of `data` in the file.
+        """
         stop = start + len(data)
         try:
             if stop == start or self._closed or not ROOM.take(len(data)):

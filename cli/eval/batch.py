@@ -301,7 +301,10 @@ def answer_to_json(answer: "LossVerdict") -> ReportedLoss:
 
 
 def show(body: BatchResult, reported: ReportedLoss | None) -> None:
-    """Print what the batch holds, the recomputed loss, and the reported one."""
+    """Print what the batch holds, the recomputed loss, and the reported one.
+
+    `body` is the JSON of the batch.
+    """
     loss, batch = body["loss"], body["batch"]
     render.line(run_options.run_headline(body["run"]), style="head")
     rows = [

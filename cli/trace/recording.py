@@ -33,7 +33,7 @@ def open_runner(
     """Return MODEL[@RUN] opened on a backend or an engine; `stack` closes it.
 
     `engine` is that of --engine. With `draft` it is the model's draft head. Raises UsageError where
-    the run is named twice.
+    the run is named twice. `text` is MODEL[@RUN], `where` has the options of the run.
     """
     if engine is not None:
         if split_known_run(text)[1] or where.backend:
@@ -118,7 +118,10 @@ def record_trace(
 
 
 def warn_of_unknown(where: str, unknown: Mapping[str, object]) -> None:
-    """Warn of the names in another engine's run that match no capture point."""
+    """Warn of the names in another engine's run that match no capture point.
+
+    `unknown` is {name: why}, `where` the run or file, which begins the warning.
+    """
     for name, why in list(unknown.items())[:UNKNOWN]:
         render.warn(f"{where}: {name}: {why}", "unknown_point")
 
@@ -183,7 +186,7 @@ def _record_other(
 ) -> tuple[Trace, bool]:
     """Return (trace of MODEL[@RUN] on the tokens asked for, whether it chooses experts).
 
-    `here` is this side's run, `where` its options.
+    `here` is this side's run, `where` its options. `text` is that MODEL[@RUN].
     """
     assert asked.wanted is not None
     there = open_runner(text, None, where.for_other_model(), stack, here.request.draft)

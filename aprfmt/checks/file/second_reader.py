@@ -310,7 +310,8 @@ class _Comparison:
     def _blame(self, name: str, what: str, ours: str, theirs: str) -> tuple[str, str]:
         """Return (who is outside the specification, how that was found).
 
-        The header's own entry decides.
+        The header's own entry decides. `name` is the tensor, `what` the thing that differs, `ours`
+        and `theirs` what each reader says.
         """
         if name in self._broken:
             return _THE_FILE, f"aprfmt says: {shorten(self._broken[name], 200)}"

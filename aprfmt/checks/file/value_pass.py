@@ -79,7 +79,10 @@ def scan_values(model: Model, progress: Progress | None = None) -> dict[str, Ten
     for name, tensor in tensors.items():
 
         def report(count: int, before: int = done) -> None:
-            """Call `progress` with the bytes done in all; `count` are those of this tensor."""
+            """Call `progress` with the bytes done in all; `count` are those of this tensor.
+
+            `before` are the bytes of earlier tensors.
+            """
             if progress is not None:
                 progress(before + count, total)
 

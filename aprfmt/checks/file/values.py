@@ -156,7 +156,7 @@ def _group_findings(ctx: CheckContext, name: str, tensor: View) -> list[Finding]
     """Return [finding] if a GPTQ weight's `g_idx` gives its groups unequal numbers of inputs.
 
     The last group may have fewer. Else []. ExLlama takes an index of zeros as none, other kernels
-    read it, so that without `desc_act` it is a warning.
+    read it, so that without `desc_act` it is a warning. `name` is the weight of `tensor`.
     """
     index, scales = tensor.parts.get(".g_idx"), tensor.parts.get(".scales")
     if (

@@ -371,7 +371,8 @@ def _can_spell(text: str, vocabulary: Vocabulary) -> bool:
 def _build_engine(ctx: CheckContext, side: StatedTokenizer) -> Engine | None:
     """Return the tokenizer engine that programs reading this format would use.
 
-    None for a kind that alters texts, or for broken merges.
+    None for a kind that alters texts, or for broken merges. `side` is the tokenizer as it is
+    stored.
     """
     if not side.encodes or side.vocabulary.kind not in KIND_NAMES or _wrong_merges(ctx.words):
         return None

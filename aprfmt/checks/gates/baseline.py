@@ -51,7 +51,8 @@ def compare_baseline(before: Mapping[str, Any], now: Iterable[Answer]) -> Iterab
 def _check_measure(key: str, row: Mapping[str, Any], gate: Answer) -> Check:
     """Return a Check that passes if a number is within its tolerance of the baseline's.
 
-    `row` is the baseline's record of the number, `gate` the answer that may have it now.
+    `row` is the baseline's record of the number, `gate` the answer that may have it now. `key` is
+    the name of the number.
     """
     measure = gate.measures.get(key)
     unit, old = row.get("unit", ""), row["value"]

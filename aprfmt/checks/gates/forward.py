@@ -103,7 +103,7 @@ def measure_loss(
 
     A loss against the token itself or the one after that is lower than against the next shows
     labels that are shifted. All three are over the same rows. The first `prefix` tokens are put
-    before every window.
+    before every window. `where` names the text.
     """
     sample = Sample(where, ids, prefix=prefix)
     planned, _ = plan_windows([sample], window_size(int(session.hp["context_length"])))
@@ -121,7 +121,7 @@ def judge_loss(
     """Return the checks of one text's loss; a golden loss replaces the bound on good losses.
 
     `shifts` are the losses against the token itself, the next, and the one after. `allowed` is in
-    nats. `kind` says whether the model is trained or random.
+    nats. `kind` says whether the model is trained or random. `found` is the loss that was measured.
     """
     checks = assess_loss(found, kind, text.name)
     if text.nats is not None and found.tokens:

@@ -106,7 +106,7 @@ def _check_tensors(
 ) -> Check:
     """Return the check that every tensor's verdict is one of `fine`; other fields do not count.
 
-    `expected` and `todo` are texts of the check.
+    `expected` and `todo` are texts of the check. `name` is that of the check.
     """
     wrong = [t.key for t in report.worst() if t.verdict not in fine]
     said = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items() if count)
@@ -138,7 +138,8 @@ def _check_facts(report: DiffReport, name: str) -> Check:
 def _check_passes(mine: _PassResult, theirs: _PassResult, name: str) -> Iterator[Check]:
     """Yield the checks that two passes have equal bits at every point, and equal logits.
 
-    `mine` is the pass of the model under test, `theirs` the copy's.
+    `mine` is the pass of the model under test, `theirs` the copy's. `name` begins the names of the
+    checks.
     """
     wrong = [key for key, digest in mine.hashes.items() if theirs.hashes.get(key) != digest]
     yield check(

@@ -93,7 +93,10 @@ def run(
 
 
 def _run_gate(row: CheckRow, subject: ModelUnderTest, wanted: bool) -> Answer:
-    """Return a gate's answer; NOT_RUN if it is not `wanted`, or the tensor contract failed."""
+    """Return a gate's answer; NOT_RUN if it is not `wanted`, or the tensor contract failed.
+
+    `row` is the gate in the table.
+    """
     if not wanted:
         return make_answer(row, Result(), LEFT_OUT)
     if row.needs == "session" and subject.outcome_of(CONTRACT) == "FAIL":
