@@ -25,9 +25,9 @@ def compare_logprob_sides(
 ) -> int:  # fmt: skip
     """Compare log-probabilities with `reference`, print a table, and return the exit code.
 
-    `stated` is the arithmetic of answers, which do not say it. This side is a run of the model, or
-    the file `loaded` if given. `out` is refused: it writes logits of a run. Raises
-    UsageError where the two are of different tokens.
+    This side is a run of the model, or the file `loaded` if given. `stated` is the dtype of the
+    arithmetic (--answer-dtype) for a server's answer, which does not name it. `out` is refused,
+    since it writes logits of a run. Raises UsageError where the two are of different tokens.
     """
     from aprfmt.measure.logprob_tables import compare_logprobs, rows_from_logits
 

@@ -204,7 +204,7 @@ def warn(text: str, key: str) -> None:
 
 
 def warn_note(note: Note) -> None:
-    """Print a note of a reader or converter as a warning, with the place it is about."""
+    """Print a note of opening or converting a file as a warning, with the place it is about."""
     warn(f"{note.where}: {note.text}", note.key)
 
 
@@ -351,7 +351,7 @@ class StatusLine:
     EVERY = 1.0  # seconds between two times
 
     def __init__(self) -> None:
-        """Start ended and with nothing written."""
+        """Start without a line: nothing is shown until `begin`."""
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._ended.set()
@@ -371,7 +371,7 @@ class StatusLine:
         ).start()
 
     def doing(self, text: str) -> None:
-        """Set what the line says the command is doing."""
+        """Set the text that says what the command is doing; no effect after `end`."""
         with self._lock:
             if not self._ended.is_set():
                 self._text, self._counted = f"{self._what}: {text}", False
@@ -482,7 +482,7 @@ class ProgressLine:
             sys.stderr.flush()
 
     def close(self) -> None:
-        """Erase the line."""
+        """Erase the line of progress."""
         if self._on:
             STATUS.clear()
 

@@ -93,7 +93,7 @@ def rederive(
 
 
 def _outputs_by_weight(recipe: Recipe) -> dict[str, list[Output]]:
-    """Return {role or name: planned output tensors}; a packed weight has several."""
+    """Return {role or name: planned output tensors of the weight}; a packed one has several."""
     assert recipe.plan is not None
     packed = {id(one.part.packed): one for one in recipe.plan.outputs if one.part and one.role}
     found: dict[str, list[Output]] = {}

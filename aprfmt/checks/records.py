@@ -252,7 +252,7 @@ class Validation(CheckReport):
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """All checks, one for each row."""
+        """All checks, those of each row of the table in its order."""
         return tuple(check for answer in self.answers for check in answer.checks)
 
     @property

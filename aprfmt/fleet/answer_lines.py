@@ -37,7 +37,7 @@ class AnswerLine(NamedTuple):
 
 
 def encode_answer(row: Row) -> AnswerLine:
-    """Return a row as its line of JSON and its facts."""
+    """Return an AnswerLine: the row as a line of JSON, and the facts for the summary."""
     text = json.dumps(row, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return AnswerLine(text.encode() + b"\n", summary_facts(row))
 

@@ -72,8 +72,7 @@ class Results:
         """Record the rows that are done, and return the offset where the last whole line ends.
 
         0 if there is no file yet. Every row is passed to the callback of `__init__`. FormatError
-        for a
-        row with another schema.
+        for a row with another schema.
         """
         end = 0
         if not self.lines.is_file():
@@ -156,7 +155,7 @@ def read_lines(path: Path) -> Iterator[tuple[Row, int]]:
 
 
 def latest_rows(path: Path) -> Iterator[Row]:
-    """Yield the last row of each model and question, in the order of the file."""
+    """Yield the last row of each model, question and base in a file, in the file's order."""
     last: dict[int, int] = {}
     for number, (row, _) in enumerate(read_lines(path)):
         last[row_key(row)] = number

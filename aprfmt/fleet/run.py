@@ -249,7 +249,7 @@ def _pending_tasks(
 
 
 def _within_budget(tasks: Iterable[Task], meter: _Meter) -> Iterator[Task]:
-    """Yield tasks until the budget is used up."""
+    """Yield tasks until the budget is used up; the rest is dropped."""
     for task in tasks:
         if not meter.within(task):
             return

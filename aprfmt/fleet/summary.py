@@ -72,7 +72,10 @@ class Summary:
         self._folder.cleanup()
 
     def add(self, facts: RowFacts) -> None:
-        """Add an answer, or replace an earlier one to the same question."""
+        """Add an answer, or replace an earlier one to the same question.
+
+        Nothing is added for a model that is not of this scan.
+        """
         identity, name = facts.identity, facts.name
         if identity not in self._models:
             return
@@ -143,7 +146,7 @@ class Summary:
         ]
 
     def unread(self) -> list[dict[str, Any]]:
-        """Return {model, items} of the models with items that no table lists."""
+        """Return [{model, items}]: how many items no table lists, of each model that has some."""
         count = "json_extract(a.details, '$.items')"
         lines = self._query(
             f"SELECT m.model, sum({count}) FROM answers a JOIN models m ON m.identity = a.identity "
@@ -172,7 +175,10 @@ class Summary:
         ]
 
     def faults(self) -> list[dict[str, Any]]:
-        """Return {check, outcome, models}: how many models fail each check, the commonest first."""
+        """Return [{check, outcome, models}]: how many models fail each check, commonest first.
+
+        The outcome is FAIL or ERROR.
+        """
         lines = self._query(
             "SELECT name, outcome, count(*) FROM answers WHERE outcome IN ('FAIL', 'ERROR') "
             "AND name != ? GROUP BY 1, 2 ORDER BY 3 DESC, 1",
@@ -184,8 +190,7 @@ class Summary:
         """Return {tensors, bytes, groups} of tensors whose stored bytes are in more than one place.
 
         `tensors` is the number of different ones, `bytes` what storing each once would save.
-        `groups`
-        lists at most MANY, those that would save most, with up to 5 places of each.
+        `groups` lists at most MANY, those that would save most, with up to 5 places of each.
         """
         groups = (
             "SELECT raw, max(bytes) AS size, count(*) AS copies, "
@@ -242,8 +247,7 @@ class Summary:
         """Return rows {model, base, proof, found, details} of models that derive from others.
 
         `proof` is "encoded again" where encoding the base gives the model's tensors, else that all
-        or
-        most decoded tensors are equal.
+        or most decoded tensors are equal.
         """
         proven = self._query(
             "SELECT m.model, b.model, a.found, a.details FROM answers a "
@@ -267,8 +271,7 @@ class Summary:
         """Yield a row of `families` for each model that has most tensors of another one.
 
         The other is the first model by name that has a tensor of the same name and values. At least
-        the
-        share SHARED of the tensors must be equal, by the SHA-256 of their decoded values.
+        the share SHARED of the tensors must be equal, by the SHA-256 of their decoded values.
         """
         lines = self._query(
             "WITH counted AS (SELECT identity, count(*) AS n FROM tensors GROUP BY 1), "
@@ -293,8 +296,7 @@ class Summary:
         """Return [{vocabulary, templates}] of the vocabularies with several chat templates.
 
         `vocabulary` is a SHA-256. `templates` is [{template, models, example}]: the template's
-        SHA-256,
-        the number of models that have it, and one of them.
+        SHA-256, the number of models that have it, and one of them.
         """
         lines = self._query(
             "SELECT vocabulary, template, count(*), min(model) FROM models WHERE vocabulary IN "

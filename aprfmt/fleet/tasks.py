@@ -131,8 +131,7 @@ def check_derives(subject: FleetModel, base: FleetModel) -> QuestionAnswer:
     """Return PASS if each tensor of `subject` equals the base's, or is the base's encoded again.
 
     FAIL if one does not, or if that cannot be decided. The details have the counts, and the modes
-    of
-    encoding that gave the tensors.
+    of encoding that gave the tensors.
     """
     report = diff(subject.path, base.path, only=("tensors",), base=base.path, explain=False)
     sides = [one for tensor in report.tensors for one in tensor.derivations if one.side == "a"]

@@ -216,8 +216,7 @@ class Workers:
         """Remove a lost worker, and yield an ERROR for the question that it was answering, if any.
 
         Its other tasks go back to `waiting`, and so do the later questions of its task unless the
-        model
-        could not be opened. `why` says how it was lost.
+        model could not be opened. `why` says how it was lost.
         """
         self._all.remove(worker)
         worker.end()

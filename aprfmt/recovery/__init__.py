@@ -44,7 +44,10 @@ class Repair:
         return sum(one.stop - one.start for one in self.ranges)
 
     def to_json(self) -> dict[str, Any]:
-        """Return as JSON the size, the ranges taken, and the bytes that nothing proves."""
+        """Return {size, taken_bytes, ranges, unproven, proof} as JSON.
+
+        `ranges` were taken from the copy, and nothing proves the bytes of `unproven`.
+        """
         return {
             "size": self.size,
             "taken_bytes": self.taken,

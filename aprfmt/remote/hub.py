@@ -108,7 +108,7 @@ def cached_snapshot(repository: str, revision: str) -> Path | None:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Return whether a snapshot has weights, all files that an index names included."""
+    """Return whether a snapshot has its weights: every file of an index, or any weight file."""
     from aprfmt.formats.bounded_json import load_file
     from aprfmt.formats.shard_set import MAX_INDEX
 

@@ -255,7 +255,7 @@ class RemoteFile:
         self._stream = ReadAhead(self.size, self._found.gather)
 
     def tell(self, whom: Callable[[int, memoryview], None] | None) -> None:
-        """Have `whom(start, data)` called with all bytes that come from now on; None stops that."""
+        """Have `whom(start, data)` called with all bytes fetched from now on; None ends that."""
         self._found.told = whom
 
     @property
@@ -267,7 +267,7 @@ class RemoteFile:
         return self.size
 
     def __getitem__(self, where: slice) -> memoryview:
-        """Return the bytes of a slice with step 1, from what is held or by fetching."""
+        """Return the bytes of a slice with step 1, from memory or by fetching."""
         start, stop, _ = where.indices(self.size)
         held = self._found.held(0, 0)
         if stop <= len(held) or start >= stop:
@@ -302,7 +302,7 @@ class RemoteFile:
         return found
 
     def _fetch_range(self, where: tuple[int, int]) -> memoryview:
-        """Return the bytes of a (start, stop) range, held or fetched."""
+        """Return the bytes of a (start, stop) range, from memory or by fetching."""
         start, stop = where
         held = self._found.held(0, 0)
         return held[start:stop] if stop <= len(held) else self._found.fetch(start, stop)

@@ -76,8 +76,7 @@ class ResponseBody:
         """Read the next chunk's size line unless within a chunk; return False after the last.
 
         True too where the connection was lost: then no byte follows. Raises BadAnswer for a line
-        that
-        is no size.
+        that is no size.
         """
         if self._left or self._last:
             return not self._last

@@ -35,7 +35,7 @@ class _Room:
             return True
 
     def give(self, count: int) -> None:
-        """Return `count` reserved bytes."""
+        """Release `count` bytes that were reserved."""
         with self._lock:
             self.taken -= count
 
@@ -62,7 +62,12 @@ class TemporaryRanges:
         self._taken, self._closed = 0, False
 
     def get(self, start: int, stop: int, come: Callable[[int, int], memoryview]) -> memoryview:
-        """Return bytes [start, stop); `come(first, last)` is called to fetch what is missing."""
+        """Return bytes [start, stop), from the temporary file or fetched and stored there.
+
+        `come(first, last)` is called to fetch what is missing. A range that another thread is
+        fetching
+        is waited for.
+        """
         with self._turn:
             self._turn.wait_for(lambda: not any(b < stop and start < e for b, e in self._coming))
             first, last = gap = self._missing_range(start, stop)

@@ -86,7 +86,7 @@ def show(found: "Parity", every: bool) -> None:
 
 
 def run_label(run: "RunFacts") -> str:
-    """Return the run as asked for, and what ran in parentheses if that differs."""
+    """Return the run as the user named it, with what ran in parentheses if that differs."""
     return str(run.ran) if run.requested == run.ran else f"{run.requested} ({run.ran})"
 
 

@@ -63,7 +63,7 @@ def trace_to_json(trace: Trace) -> dict[str, Value]:
 
 
 def pooled_embedding(trace: Trace) -> list[float] | None:
-    """Return the pooled embedding, None where the trace has none."""
+    """Return the pooled embedding as a list of numbers, None where the trace has none."""
     values = trace.recorded_values("pooled")
     return None if values is None else [float(value) for value in values.reshape(-1)]
 
@@ -119,7 +119,7 @@ COLUMNS = ("count", "mean", "std", "min", "max", "absmax", "l2", "zeros", "nan",
 
 
 def _stat_cells(stats: Mapping[str, Value]) -> list[str]:
-    """Return the statistics named in COLUMNS as table cells."""
+    """Return the statistics named in COLUMNS as table cells; "-" for None."""
     cells = []
     for name in COLUMNS:
         value = stats[name]

@@ -72,7 +72,10 @@ class WatchedKeeper:
     """
 
     def __init__(self, place: ValueStore, every: bool, watch: Watch | None) -> None:
-        """Set where values are kept, whether all are, and who else sees them."""
+        """Set the store of values, whether all are stored, and who is called with them.
+
+        `watch` is called with each record's key and values, unless it is None.
+        """
         self._place, self._every, self._watch = place, every, watch
         self.fetch = place.fetch
 

@@ -297,7 +297,7 @@ class _Comparison:
         return _Stored(_format_code(self._kind, row), tuple(info.shape), info.offset)
 
     def _record_difference(self, name: str, what: str, ours: str, theirs: str) -> None:
-        """Record a difference, with who is outside the specification by the header itself.
+        """Record a Disagreement of the two readers, with which of them the header contradicts.
 
         The arguments are those of `Disagreement`; an empty name is the file as a whole.
         """
@@ -308,10 +308,11 @@ class _Comparison:
         )
 
     def _blame(self, name: str, what: str, ours: str, theirs: str) -> tuple[str, str]:
-        """Return (who is outside the specification, how that was found).
+        """Return (who is outside the specification, how that was found), by the header's entry.
 
-        The header's own entry decides. `name` is the tensor, `what` the thing that differs, `ours`
-        and `theirs` what each reader says.
+        It is the file, aprfmt or the library, or a word for "not decided". `name` is the tensor,
+        `what`
+        the thing that differs, `ours` and `theirs` what each reader says.
         """
         if name in self._broken:
             return _THE_FILE, f"aprfmt says: {shorten(self._broken[name], 200)}"

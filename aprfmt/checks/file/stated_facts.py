@@ -34,7 +34,7 @@ _IQ_FALLBACK = "IQ4_NL"  # of every IQ type whose blocks do not fit a row
 
 
 def file_types() -> dict[int, str]:
-    """Return {general.file_type: the encoding it claims}, by the tables that write it."""
+    """Return {number of general.file_type: the encoding that it means}, by the tables."""
     found = {row.file_type: row.name for row in ENCODINGS.values() if row.file_type is not None}
     for scheme in SCHEMES.values():
         if scheme.file_type is not None:

@@ -106,7 +106,7 @@ def check_block_scales(ctx: CheckContext) -> Result:
 
 
 def _has_scales(encoding: str) -> bool:
-    """Return whether an encoding is of blocks with scales."""
+    """Return whether an encoding stores blocks with scales, as ggml's quantized types do."""
     row = encoding_row(encoding)
     return row.known and not row.numpy and not row.safetensors
 

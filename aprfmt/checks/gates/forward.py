@@ -228,7 +228,7 @@ def float_bits(values: Numbers) -> Numbers:
 
 
 def _difference_text(a: Numbers, b: Numbers) -> str:
-    """Return how many of the numbers differ, in words."""
+    """Return how many logits of two equally shaped arrays differ, in words."""
     count = int(np.count_nonzero(a != b))
     return f"{count} of {a.size} logits differ" if count else "equal bits"
 

@@ -106,7 +106,7 @@ def _pass_summary(checks: Sequence[Check]) -> str:
 
 
 def _any_failed(checks: Sequence[Check]) -> bool:
-    """Return whether a check failed."""
+    """Return whether any of the checks failed."""
     return any(each.outcome == "FAIL" for each in checks)
 
 
@@ -352,6 +352,6 @@ def faulty_side(cells: Mapping[tuple[str, str], bool | None], here: str, there: 
 
 
 def _cells_text(cells: Mapping[tuple[str, str], bool | None]) -> str:
-    """Return which copies passed in which form, as words."""
+    """Return "COPY FORM PASS" (or FAIL, NOT-RUN) for each cell, joined by commas."""
     words = {True: "PASS", False: "FAIL", None: "NOT-RUN"}
     return ", ".join(f"{side} {form} {words[passed]}" for (side, form), passed in cells.items())

@@ -180,7 +180,7 @@ def _check_hyperparameters(model: Model) -> Iterator[Check]:
 
 
 def _check_conflicts(subject: ModelUnderTest) -> Check:
-    """Return the check that nothing contradicts, and that opening the model warned of nothing."""
+    """Return the Check that keys and configuration agree, and that opening gave no warning."""
     said = [text for text in _list_conflicts(subject) if not _is_tensor_conflict(text)]
     said += [note.text for note in subject.model.notes if note.level == "warning"]
     return check(
