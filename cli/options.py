@@ -135,7 +135,7 @@ def gather_options(**kinds: "type[DataclassInstance]") -> Callable[[F], F]:
     }
 
     def add(function: F) -> F:
-        """Return the command's function, taking single options instead of dataclasses."""
+        """Return the command as a function of single options, from which dataclasses are built."""
 
         @wraps(function)
         def command(**given: object) -> object:

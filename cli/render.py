@@ -139,7 +139,7 @@ def print_cases(form: str, command: str, cases: "Sequence[ReportCase]", exit_cod
 
 
 def remote_notices() -> Iterable[str]:
-    """Yield lines about remote files: copies that were read instead, and the traffic."""
+    """Yield lines about remote files: copies read instead, sites that prove no version, traffic."""
     loaded = sys.modules.get("aprfmt.remote.traffic")
     yield from loaded.TRAFFIC.told if loaded is not None else ()
     if (fetched := sys.modules.get("aprfmt.remote.remote_file")) is not None:

@@ -29,7 +29,7 @@ WIDEST = 100  # characters of a value in the report
 
 
 def complete_interrupted(model: Path) -> None:
-    """Finish the in-place change of a run that was killed, in the model's folder."""
+    """Finish an in-place change in the model's folder that a killed run left half done."""
     from aprfmt.formats.in_place_patch import complete_patches
     from aprfmt.remote.paths import RemotePath
 

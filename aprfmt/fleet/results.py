@@ -71,8 +71,8 @@ class Results:
     def _read_existing(self) -> int:
         """Record the rows that are done, and return the offset where the last whole line ends.
 
-        0 if there is no file yet. Every row is passed to the callback of `__init__`. FormatError
-        for a row with another schema.
+        0 if there is no file yet. The callback `seen` gets every row. FormatError for a row with
+        another schema.
         """
         end = 0
         if not self.lines.is_file():

@@ -123,7 +123,7 @@ class Summary:
         return found | {outcome: count for outcome, count in rows}
 
     def models(self) -> list[dict[str, Any]]:
-        """Return a JSON row for every model: what it is, and its number of answers by outcome."""
+        """Return a JSON row for every model: path, size, format, and its answers by outcome."""
         lines = self._query(
             "SELECT m.model, m.bytes, m.places, m.format, m.arch, m.level, m.encodings, "
             "sum(a.outcome = 'PASS'), sum(a.outcome = 'FAIL'), sum(a.outcome = 'NOT_RUN'), "

@@ -185,10 +185,11 @@ class Client:
     def _follow_redirects(
         self, url: str, where: str, headers: Headers, wanted: Wanted, hashed: bool
     ) -> Response:
-        """Return the answer to one request after all redirects.
+        """Return the answer to one request after all redirects; RemoteError for too many of them.
 
-        A token is not sent to another server. `wanted` and `hashed` are those of `get`. Raises
-        RemoteError for too many redirects. `where` begins messages.
+        A token is not sent to another server. `wanted(status, headers)` returns how many bytes of
+        the body to read, -N for at most N of a body of unknown length. With `hashed` the answer has
+        the digest of the body instead of its bytes. `where` begins messages.
         """
         before: tuple[RequestTarget, Sequence[str]] | None = None
         sent = dict(headers)
@@ -216,7 +217,9 @@ class Client:
     def _read_response(self, reply: _Reply, url: str, wanted: Wanted, hashed: bool) -> Response:
         """Return the answer with its body or digest, and release the connection.
 
-        `wanted` and `hashed` are those of `get`.
+        `wanted(status, headers)` returns how many bytes of the body to read, -N for at most N of a
+        body of unknown length. With `hashed` the answer has the digest of the body instead of its
+        bytes.
         """
         status = reply.response.status
         size = _drain_size(reply)

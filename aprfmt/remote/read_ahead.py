@@ -174,9 +174,9 @@ class ReadAhead:
             self._expected = deque([_Expected(stop, min(self._size, stop + AHEAD * PART), stop)])
 
     def _next_piece(self, at: int, stop: int) -> memoryview:
-        """Return bytes from `at`, at most to `stop`, but no further than one part fetched ahead.
+        """Return bytes from `at`: those to `stop`, or fewer where a fetched part ends or begins.
 
-        Where no part has the byte at `at`, those before the next part are fetched now.
+        Parts are what was fetched ahead. Bytes that are in none are fetched now.
         """
         for begin, (end, part) in self._parts.items():
             if begin <= at < end:

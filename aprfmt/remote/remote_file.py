@@ -279,7 +279,11 @@ class RemoteFile:
         return self._stream.get(start, stop)
 
     def held(self, stop: int, wish: int = 0) -> memoryview:
-        """Return the beginning of the file, at least `stop` bytes; see `RemoteObject.held`."""
+        """Return the beginning of the file, at least `stop` bytes.
+
+        If some of it is not in memory yet, up to `wish` bytes are fetched. Raises RemoteError where
+        more than MAX_HELD bytes are before the tensors.
+        """
         return self._found.held(stop, wish)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -337,7 +341,10 @@ class RemoteFile:
         self._found.bring(coalesce_ranges(ranges))
 
     def refuse_changed(self) -> None:
-        """Raise RemoteError if early answers are no longer the same; see `RemoteObject`."""
+        """Raise RemoteError if the file has changed since it was opened.
+
+        Only a file whose version no strong ETag or digest proves is asked for again.
+        """
         self._found.refuse_changed()
 
     def one_pass(self) -> str:

@@ -65,8 +65,7 @@ class TemporaryRanges:
         """Return bytes [start, stop), from the temporary file or fetched and stored there.
 
         `come(first, last)` is called to fetch what is missing. A range that another thread is
-        fetching
-        is waited for.
+        fetching is waited for.
         """
         with self._turn:
             self._turn.wait_for(lambda: not any(b < stop and start < e for b, e in self._coming))

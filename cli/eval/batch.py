@@ -81,8 +81,9 @@ def score_batch_file(
 ) -> "tuple[BatchResult, ReportedLoss | None, list[Check]]":
     """Score a trainer's batch and judge its reported loss; return (JSON, reported loss, checks).
 
-    `reported` is what `parse_reported` returns. `within` is how far the reported loss may be off,
-    as a part of the loss. The second item is None where no loss was reported.
+    `reported` is (loss, half a unit of its last printed digit), or None. `within` is how far the
+    reported loss may be off, as a part of the loss. The second item is None where no loss was
+    reported.
     """
     from aprfmt.inference.batch import read_batch, score_batch
     from aprfmt.inference.loss import assess_loss, mean_loss

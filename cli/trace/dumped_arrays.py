@@ -82,9 +82,9 @@ def map_arrays(
 
 
 def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
-    """Return the verdict on a mapping: how many arrays are points, and which nothing reads.
+    """Return the verdict on a mapping: how many arrays are points, and which are not read.
 
-    `found` is the JSON of the mapping.
+    It is bad where ranks that should hold equal arrays do not. `found` is the JSON of the mapping.
     """
     from aprfmt.measure.trace_view import unequal_rank_sentences, unread_arrays
     from aprfmt.model.ledger import Compared, VerdictWords, pronounce

@@ -311,8 +311,7 @@ class _Comparison:
         """Return (who is outside the specification, how that was found), by the header's entry.
 
         It is the file, aprfmt or the library, or a word for "not decided". `name` is the tensor,
-        `what`
-        the thing that differs, `ours` and `theirs` what each reader says.
+        `what` the thing that differs, `ours` and `theirs` what each reader says.
         """
         if name in self._broken:
             return _THE_FILE, f"aprfmt says: {shorten(self._broken[name], 200)}"
