@@ -361,7 +361,10 @@ def set_metadata(
 
 
 def _run_request(model: Path | str, where: RunOptions) -> RunRequest:
-    """Return the run request of MODEL[@RUN]; UsageError for an engine such as llama.cpp."""
+    """Return the run request of MODEL[@RUN]; UsageError for an engine such as llama.cpp.
+
+    `where` has the options of the run.
+    """
     rest = {key: value for key, value in where.items() if key not in ("device", "backend", "dtype")}
     request = make_request(
         model, where.get("device"), where.get("backend"), where.get("dtype"), **rest
@@ -391,7 +394,10 @@ def _prompt_ids(
 
 
 def _generated_text(tokenizer: "Tokenizer", prompt: Sequence[int], made: Sequence[int]) -> str:
-    """Return the text of generated ids as it reads after the prompt, without special tokens."""
+    """Return the text of generated ids as it reads after the prompt, without special tokens.
+
+    `made` are the generated ids.
+    """
     before = str(tokenizer.decode(prompt, skip_special=True))
     whole = str(tokenizer.decode([*prompt, *made], skip_special=True))
     if whole.startswith(before):
@@ -400,7 +406,10 @@ def _generated_text(tokenizer: "Tokenizer", prompt: Sequence[int], made: Sequenc
 
 
 def _text_sample(model: Model, name: str, text: str) -> "Sample":
-    """Return a text as a sample to score; every window begins with the model's leading tokens."""
+    """Return a text as a sample to score; every window begins with the model's leading tokens.
+
+    `name` is the name of the sample.
+    """
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import count_leading
 

@@ -102,7 +102,7 @@ def show(found: "Attestation", written: Path | None, verbose: bool) -> None:
     """Print the verdict, the tensors that were not reproduced, and the statement's path.
 
     `verbose` prints every tensor. `written` is the path of the statement, None where none was
-    written.
+    written. `found` is the attestation.
     """
     verdict = found.pronounced
     headline = verdict.says, _STYLES[verdict.exit]
@@ -123,7 +123,7 @@ def show(found: "Attestation", written: Path | None, verbose: bool) -> None:
 def _difference_lines(found: "Attestation", every: bool) -> "Iterator[Line]":
     """Yield a (text, style) line for each tensor, differing field and fault of the statement.
 
-    Reproduced tensors are left out unless `every`.
+    Reproduced tensors are left out unless `every`. `found` is the attestation.
     """
     for row in found.tensors:
         if row.state == "reproduced" and not every:

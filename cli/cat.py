@@ -64,7 +64,7 @@ def command(
 def show(name: str, values: "Array", first: "Array", output: Path | None) -> None:
     """Print `first`, the flat values to be shown, or the file that all values were written to.
 
-    `values` is the whole tensor, for its shape, dtype and count.
+    `values` is the whole tensor, for its shape, dtype and count. `name` is the tensor.
     """
     text = f"{render.escape(name)} {render.shape_text(values.shape)} {values.dtype.name}"
     if output is not None:

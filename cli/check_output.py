@@ -27,7 +27,7 @@ def show_checks(checks: "Iterable[Check]") -> None:
 
 
 def verdict_line(found: "Pronounced") -> "Line":
-    """Return (text, style) of the line that says a verdict."""
+    """Return (text, style) of a verdict; the style is that of its PASS, FAIL or NOT-RUN."""
     return found.says, STYLES[found.word.replace("-", "_")]
 
 

@@ -39,7 +39,10 @@ class ReportCase:
 
 
 def cases_of_validation(body: Mapping[str, Any]) -> list[ReportCase]:
-    """Return a case for each finding of `validate`, and one for each check without findings."""
+    """Return a ReportCase for each finding of `validate`, and for each check without one.
+
+    `body` is what `validate --json` prints.
+    """
     file, found = body["subject"], []
     for check in body["checks"]:
         noted = [one for one in body["findings"] if one["check"] == check["name"]]
@@ -52,7 +55,10 @@ def cases_of_validation(body: Mapping[str, Any]) -> list[ReportCase]:
 
 
 def cases_of_gates(body: Mapping[str, Any]) -> list[ReportCase]:
-    """Return a case for each `qa` check that did not pass, and one for each gate without such."""
+    """Return a ReportCase for each `qa` check that did not pass, else one for the gate.
+
+    `body` is what `qa --json` prints. A gate that did not run has one case.
+    """
     file, found = body["model"], []
     for gate in body["gates"]:
         apart = [one for one in gate["checks"] if one["outcome"] != "PASS"]
@@ -66,9 +72,10 @@ def cases_of_gates(body: Mapping[str, Any]) -> list[ReportCase]:
 
 
 def cases_of_scan(body: Mapping[str, Any]) -> list[ReportCase]:
-    """Return a case for each `scan` answer that is no pass, and one per model for all others.
+    """Return a ReportCase for each `scan` answer that is no pass, and one more per model.
 
-    The last one counts the answers that passed and those that did not run.
+    The one more counts the model's answers that passed and those that did not run. `body` is what
+    `scan --json` prints.
     """
     found = []
     for model in body["models"]:
@@ -86,10 +93,10 @@ def cases_of_scan(body: Mapping[str, Any]) -> list[ReportCase]:
 def cases_of_diff(
     body: Mapping[str, Any], apart: Mapping[str, int], accept: Collection[str]
 ) -> list[ReportCase]:
-    """Return a case for each tensor of `diff`, each differing section, and each damage of a file.
+    """Return a ReportCase for each tensor of `diff`, differing section, and damage of a file.
 
-    `body` is what `--json` prints. `apart` is {section: number of its fields that differ and
-    count}. `accept` holds "within" where a difference within the encoding's bound passes.
+    `body` is what `--json` prints. `apart` is {section: number of its differing fields that make
+    the exit code 1}. `accept` holds "within" where a difference within the encoding's bound passes.
     """
     file = body["b"]
     equal = (*EQUAL, "WITHIN") if "within" in accept else EQUAL
@@ -228,7 +235,7 @@ def _case_level(outcome: str) -> Level:
 
 
 def _check_case(check: Mapping[str, Any], name: str, file: str) -> ReportCase:
-    """Return a check or gate of the JSON as a case, under the given name."""
+    """Return the ReportCase of one check or gate of the JSON, under the given name."""
     level = _case_level(check["outcome"])
     text = check["found"] if level in ("pass", "not run") else _check_text(check)
     return ReportCase(name, file, level, text, check["where"])

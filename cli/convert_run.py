@@ -62,10 +62,11 @@ def run_conversion(
     base: Path | None = None,
     **wishes: Unpack[ConvertArguments],
 ) -> int:
-    """Convert, print the report, and return the exit code.
+    """Convert, print the report, and return the exit code: that of the verification.
 
-    Every conversion command but `set` ends here. `wishes` are the options of the command. `to`,
-    `adapter` and `base` are those of `convert_with_warnings`.
+    Every conversion command but `set` ends here. It is 0 where nothing was verified. `wishes` are
+    the options of the command. `adapter` is merged into `src`; `base` is the model that `src` is an
+    adapter of. `to` names the output format, None takes it from `dst`.
     """
     dry_run, accept = bool(wishes.get("dry_run")), wishes.pop("accept", ())
     report = convert_with_warnings(src, dst, to, adapter, base, **wishes)
@@ -86,8 +87,9 @@ def convert_with_warnings(
 ) -> "ConversionReport":
     """Convert `src` to `dst`, print warnings of what the target cannot hold; return the report.
 
-    `adapter` and `base` are those of `_conversion_function`. `to` names the output format, None
-    takes it from `dst`. Raises UsageError where no output format is known.
+    `adapter` is merged into `src`; `base` is the model that `src` is an adapter of. `to` names the
+    output format, None takes it from `dst`. `wishes` are options of the conversion. Raises
+    UsageError where no output format is known.
     """
     from aprfmt.conversion.output_format import NoFormatError, has_extension
 

@@ -43,7 +43,8 @@ def show_report(
 ) -> None:
     """Print the files written, the changes of encoding and layout, and the verification.
 
-    After a dry run they are those that would be written. `accept` is that of the verdict.
+    After a dry run they are those that would be written. `accept` are the values of --accept, which
+    the verdict takes into account.
     """
     size = sum(report.sizes.values())
     verb = "would write" if dry_run else "wrote"

@@ -32,7 +32,10 @@ def report_damage(
 
 
 def damage_sentence(where: str, found: Sequence[Damage]) -> str:
-    """Return one line about a damaged file: how many tensors it costs, and the first fault."""
+    """Return one line about a damaged file: how many tensors it costs, and the first fault.
+
+    `where` is the file, `found` all its damage.
+    """
     lost = len({name for one in found for name in one.tensors})
     cost = f"{lost} tensor{'s' * (lost != 1)} cannot be read" if lost else "costs no tensor"
     more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""

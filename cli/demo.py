@@ -91,7 +91,7 @@ def run_steps(folder: Path) -> list[dict[str, object]]:
 
 
 def command_line(args: Sequence[str]) -> str:
-    """Return the command that a user would type in a shell."""
+    """Return the command of aprfmt with these arguments, as a user would type it in a shell."""
     return shlex.join(["aprfmt", *args])
 
 
@@ -143,7 +143,7 @@ def command(into: Path | None, out: Path | None, force: bool) -> int:
     code = 0 if all(step["exit"] == step["expected"] for step in steps) else 1
 
     def show() -> None:
-        """Print where the files went, if they are gone."""
+        """Print that the files were in a temporary folder, unless --out kept them."""
         if out is None:
             render.line(
                 "(the files were in a temporary folder; keep them with --out DIR)", style="dim"

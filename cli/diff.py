@@ -41,7 +41,8 @@ def compare_adapter(
 ) -> int:
     """Report whether B is A with the adapter merged, and return the exit code.
 
-    The code is 0 where the adapter is in every weight once, and nothing else differs.
+    0 where the adapter is in every weight once and nothing else differs, 1 where not, 2 where that
+    is not known. A is the file `a`, B the file `b`.
     """
     from aprfmt.adapters import answer_merge
 
@@ -65,7 +66,8 @@ def show_adapter(
 ) -> None:
     """Print the answer, the weights that are not merged once, other differences, what to do.
 
-    `again` is the command that merges the adapter anew.
+    `again` is the command that merges the adapter anew. `found` is the answer; `a` is the base, `b`
+    the model with the adapter merged.
     """
     style = {0: "good", 1: "bad", 2: "warn"}[verdict.exit]
     names = [render.escape(str(each)) for each in (found.adapter, b, a)]
@@ -222,7 +224,7 @@ _STYLES = {0: "good", 1: "bad", 2: "warn"}  # by exit code
 def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) -> None:
     """Print the answer in a few lines, or everything if `verbose` or `top` is given.
 
-    `top` is the number of worst tensors to print.
+    `top` is the number of worst tensors to print. `found` is the verdict.
     """
     if verbose or top is not None:
         _print_everything(report, TOP if top is None else top, found)
@@ -241,7 +243,10 @@ def show(report: DiffReport, found: Pronounced, verbose: bool, top: int | None) 
 
 
 def _other_difference_lines(report: DiffReport) -> Iterator[Line]:
-    """Yield a (text, style) line for each kind of difference that no named cause explains."""
+    """Yield a (text, style) line for each kind of difference that no named cause explains.
+
+    The line names the first difference of its kind, and counts the others.
+    """
     known = {role for cause in report.causes for role in cause.roles}
     apart = [row for row in report.worst() if row.verdict not in (*EQUAL, "WITHIN")]
     left = [row for row in apart if row.key not in known]
@@ -271,7 +276,10 @@ def _other_difference_lines(report: DiffReport) -> Iterator[Line]:
 
 
 def _print_everything(report: DiffReport, top: int, found: Pronounced) -> None:
-    """Print the verdict, its findings and fields, and then the `top` worst tensors."""
+    """Print the verdict, its findings and fields, and then the `top` worst tensors.
+
+    `found` is the verdict.
+    """
     render.say_verdict(found.says, _STYLES[found.exit])
     _print_not_compared(found)
     for one in report.relations:
@@ -306,7 +314,7 @@ def _print_everything(report: DiffReport, top: int, found: Pronounced) -> None:
 def _print_not_compared(found: Pronounced) -> None:
     """Print the items that could not be compared by meaning and are not equal byte for byte.
 
-    Prints nothing for fewer than two: the verdict names a single one.
+    Prints nothing for fewer than two: the verdict names a single one. `found` is the verdict.
     """
     rows = [row for row in found.not_compared if row.state != "equal"]
     if len(rows) < 2:
@@ -335,9 +343,9 @@ def _layout_lines(tensors: Sequence[TensorDiff]) -> Iterator[str]:
 
 
 def _derivation_lines(tensors: Sequence[TensorDiff]) -> Iterator[str]:
-    """Yield a line for each side and way in which quantized tensors derive from the base.
+    """Yield a line for each side and finding: how many tensors are requantized from the base.
 
-    Each has the number of its tensors.
+    The findings are "requantized", with the kind of rounding, "do not derive" and "not known".
     """
     found: dict[tuple[str, str], int] = {}
     for tensor in tensors:

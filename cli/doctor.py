@@ -36,7 +36,10 @@ def show_devices(found: Devices) -> None:
 
 
 def show(body: DoctorFacts) -> None:
-    """Print versions, packages, devices, the llama.cpp library and native kernels as tables."""
+    """Print versions, packages, devices, the llama.cpp library and native kernels as tables.
+
+    `body` are the facts of `doctor`.
+    """
     render.print_pairs(
         [
             ("aprfmt", body["aprfmt"]),
@@ -79,7 +82,7 @@ def show(body: DoctorFacts) -> None:
 def answer(body: DoctorFacts) -> "list[Line]":
     """Return the short answer: two (text, style) lines of what is here, then what is missing.
 
-    A line for a missing package has the command that installs it.
+    A line for a missing package has the command that installs it. `body` are the facts of `doctor`.
     """
     kernels = body["native"]
     built = f"kernels {kernels['cpu']}" if kernels["built"] else f"no kernels: {kernels['why']}"

@@ -112,7 +112,10 @@ def install_hint(name: str, extras: tuple[str, ...]) -> str:
 
 
 def native_kernels() -> Kernels:
-    """Return whether the C extension is built, for which processor, and which kernels are off."""
+    """Return {built, cpu, kernels, disabled} of the C extension, or {built: False, why}.
+
+    `cpu` is the processor that it was built for, `disabled` is {kernel: why it is off}.
+    """
     if os.environ.get("APRFMT_NATIVE") == "0":
         return {"built": False, "why": "APRFMT_NATIVE=0 is set"}
     try:

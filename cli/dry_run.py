@@ -23,9 +23,10 @@ option = click.option(
 def report_run(
     text: str, tokens: run_options.TokenOptions, where: run_options.WhereOptions, max_tokens: int
 ) -> int:
-    """Print the memory that `aprfmt run` would need on each device; return the exit code.
+    """Print the memory that `aprfmt run` would need on each device; return exit code 0.
 
     Counted are the prompt's pass, and a decoding step for every generated token but the last.
+    `text` names the model and its run, `where` has the options of the run.
     """
     from dataclasses import replace
 
@@ -49,7 +50,7 @@ def print_trace_estimate(
     asked: "TraceRequest",
     wanted: "TraceOutputs",
 ) -> int:
-    """Print the memory that `aprfmt trace --payload` would need; return the exit code.
+    """Print the memory that `aprfmt trace --payload` would need; return exit code 0.
 
     `text` names the model and its run, `asked` the points to record, `wanted` the output files.
     """
@@ -75,10 +76,10 @@ def print_trace_estimate(
 def report_parity(
     model: "Model", choices: "Sequence[DeviceChoice]", request: "ParityRequest"
 ) -> int:
-    """Print the memory that each run of a comparison needs, and all together; return the code.
+    """Print the memory that each run of a comparison needs, and all together; return 0.
 
     The runs stay open together, so their memory is added. `choices` are the runs; with
-    `request.arbiter` numpy in float64 is one more.
+    `request.arbiter` numpy in float64 is one more. 0 is the exit code.
     """
     from aprfmt.inference.dry.estimate import estimate_trace
     from aprfmt.inference.parity.between import ARBITER, fused_rows
@@ -119,7 +120,8 @@ def _report_estimates(model: "Model", tokens: int, found: "Sequence[Estimate | s
 def _print_estimates(found: "Sequence[Estimate | str]", together: "Sequence[DeviceMemory]") -> None:
     """Print each run's estimate, then the sum by device where several runs stay open.
 
-    `together` is the sum by device, empty for a single run.
+    `together` is the sum by device, empty for a single run. `found` are the estimates; a text is
+    the reason why a run has none.
     """
     for one in found:
         _print_estimate(one)

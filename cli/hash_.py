@@ -27,7 +27,7 @@ class HashResult(TypedDict):
 def show(body: HashResult, found: "Pronounced | None" = None) -> None:
     """Print the hash of every tensor, or what differs from a manifest, if compared with one.
 
-    `found` is the verdict of that comparison.
+    `found` is the verdict of that comparison. `body` is the JSON of `hash`.
     """
     if found is not None:
         for row in body.get("failures", ()):

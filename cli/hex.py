@@ -178,7 +178,7 @@ def block_row(encoding: str, raw: bytes, block: int, offset: int) -> BlockRow:
     """Return one block's bytes, its fields as the encoding lays them out, and its decoded values.
 
     `block` is the block's number, `offset` its place in the file. Values are None for an encoding
-    whose blocks cannot be decoded alone.
+    whose blocks cannot be decoded alone. `raw` are the bytes.
     """
     reference = codec(encoding)
     layout = reference.layout
@@ -208,7 +208,10 @@ def block_row(encoding: str, raw: bytes, block: int, offset: int) -> BlockRow:
 
 
 def hex_lines(raw: bytes, offset: int) -> Iterator[str]:
-    """Yield the lines of a hex dump: offset (counted from `offset`), sixteen bytes, ASCII."""
+    """Yield the lines of a hex dump: offset (counted from `offset`), sixteen bytes, ASCII.
+
+    `raw` are the bytes.
+    """
     for start in range(0, len(raw), 16):
         piece = raw[start : start + 16]
         text = "".join(chr(b) if 32 <= b < 127 else "." for b in piece)
@@ -227,7 +230,10 @@ def show(body: "HeaderRows | TensorBlocks | PlainBytes") -> None:
 
 
 def _print_fields(body: "HeaderRows") -> None:
-    """Print a line for each header field: offset, bytes, name, value."""
+    """Print a line for each header field: offset, bytes, name, value.
+
+    `body` is the JSON of `hex`.
+    """
     for row in body["fields"]:
         raw = bytes.fromhex(row["bytes"])
         dots = " .." if row["nbytes"] > len(raw) else ""
@@ -238,7 +244,10 @@ def _print_fields(body: "HeaderRows") -> None:
 
 
 def _print_blocks(body: "TensorBlocks") -> None:
-    """Print each block: its offset, its fields with their bytes, its decoded values."""
+    """Print each block: its offset, its fields with their bytes, its decoded values.
+
+    `body` is the JSON of `hex`.
+    """
     what = f"{body['tensor']} {render.shape_text(body['shape'])} {body['encoding']}"
     render.say(f"{what}, {body['count']} blocks", style="head")
     for row in body["blocks"]:

@@ -123,7 +123,10 @@ def command(
 
 
 def show(body: LogitsResult, found: "tuple[Check, ...]", verdict: "Pronounced") -> None:
-    """Print the run, the top tokens of the last row, the checks `found`, and the verdict."""
+    """Print the run, the top tokens of the last row, the checks `found`, and the verdict.
+
+    `body` is the JSON of `logits`.
+    """
     render.line(run_options.run_headline(body["run"]), style="head")
     if body["output"]:
         shape = render.shape_text(body["shape"])
@@ -134,7 +137,10 @@ def show(body: LogitsResult, found: "tuple[Check, ...]", verdict: "Pronounced") 
 
 
 def answer(body: LogitsResult, report: "Report", verdict: "Pronounced") -> "list[Line]":
-    """Return the short answer as (text, style) lines: verdict, failed checks, top tokens."""
+    """Return the short answer as (text, style) lines: verdict, failed checks, top tokens.
+
+    `body` is the JSON of `logits`.
+    """
     best = ", ".join(
         f"{one['id']} {render.quote_token(one.get('piece', ''))} {one['logit']:.4f}"
         for one in body["top"]

@@ -25,9 +25,9 @@ def compare_logprob_sides(
 ) -> int:  # fmt: skip
     """Compare log-probabilities with `reference`, print a table, and return the exit code.
 
-    `stated` is the arithmetic of answers, which do not say it. This side is a run of the model, or
-    the file `loaded` if given. `out` is refused: it writes logits of a run. Raises
-    UsageError where the two are of different tokens.
+    This side is a run of the model, or the file `loaded` if given. `stated` is the dtype of the
+    arithmetic (--answer-dtype) for a server's answer, which does not name it. `out` is refused,
+    since it writes logits of a run. Raises UsageError where the two are of different tokens.
     """
     from aprfmt.measure.logprob_tables import compare_logprobs, rows_from_logits
 
@@ -82,10 +82,11 @@ def compare_logprob_sides(
 def logit_bounds(
     model: "Model", sides: "tuple[Side, Side]", dtypes: tuple[str | None, str | None]
 ) -> "tuple[Threshold, Threshold | None]":
-    """Return (bound of the coarser arithmetic, bound in float32 where one is not known).
+    """Return (bound of the coarser arithmetic, the bound if it is float32, or None).
 
-    An arithmetic that is not known shows itself where logits are 16-bit numbers. Else bfloat16, in
-    which servers compute, is assumed for the first bound.
+    An arithmetic that is not known is taken from 16-bit logits. Where these do not show it, the
+    first bound assumes bfloat16, in which servers compute, and the second float32. The second is
+    None where nothing has to be assumed. `dtypes` are the sides', None where not known.
     """
     from aprfmt.measure.logprob_tables import has_16_bit_logits, logit_size
     from aprfmt.measure.tolerances import MAX_FACTOR, ROUNDOFF, Threshold, logit_bound
@@ -94,7 +95,10 @@ def logit_bounds(
     layers, width = int(model.hyper["n_layers"]), int(model.hyper["hidden_size"])
 
     def bound(dtypes: Sequence[str], why: str) -> Threshold:
-        """Return the bound of the coarser of several arithmetics."""
+        """Return the bound of the coarser of several arithmetics.
+
+        `why` is added to the reason that the bound gives.
+        """
         coarser = max(dtypes, key=lambda dtype: ROUNDOFF[dtype])
         found = logit_bound(coarser, layers, width, size, moe=bool(model.hyper["n_experts"]))
         reason = f"{coarser}{why}: roundings of {layers} layers"
@@ -165,7 +169,9 @@ def piece_to_ids(model: "Model") -> Any:
 def table_verdict(table: "LogprobTable", answer: str) -> "Pronounced":
     """Return the verdict over the positions that both sides have, naming those left out.
 
-    It is not decided where the arithmetic of `answer` would decide it and is not known.
+    It is open where the difference is within the bound of bfloat16 and beyond that of float32, and
+    the arithmetic of `answer` (a file's name) is not known. `table` is the comparison of both
+    sides.
     """
     from aprfmt.model.ledger import Compared, NotCompared, VerdictWords, pronounce
 
@@ -184,7 +190,10 @@ def table_verdict(table: "LogprobTable", answer: str) -> "Pronounced":
 
 
 def headline(table: "LogprobTable", verdict: "Pronounced") -> tuple[str, str]:
-    """Return (verdict with the distances of the two runs, style)."""
+    """Return (verdict with the distances of the two runs, style).
+
+    `table` is the comparison of both sides.
+    """
     found = table.to_json()
     words = f"{verdict.says}; log-probabilities:"
     if table.bits:
@@ -199,7 +208,10 @@ def headline(table: "LogprobTable", verdict: "Pronounced") -> tuple[str, str]:
 
 
 def show(table: "LogprobTable", verdict: "Pronounced", reference: str) -> None:
-    """Print the verdict and the positions with the largest differences."""
+    """Print the verdict and the positions with the largest differences.
+
+    `table` is the comparison of both sides.
+    """
     render.say(f"against {reference}", style="head")
     text, style = headline(table, verdict)
     render.say(text, style=style)
@@ -236,7 +248,10 @@ def _number_text(value: float | None) -> str:
 
 
 def answer(table: "LogprobTable", verdict: "Pronounced", reference: str) -> "list[Line]":
-    """Return the short answer as (text, style) lines: the verdict, the first position beyond."""
+    """Return the short answer as (text, style) lines: the verdict, the first position beyond.
+
+    `table` is the comparison of both sides.
+    """
     text, style = headline(table, verdict)
     lines: list[Line] = [(f"{text} (against {reference})", style)]
     if table.first is not None:

@@ -135,7 +135,7 @@ def gather_options(**kinds: "type[DataclassInstance]") -> Callable[[F], F]:
     }
 
     def add(function: F) -> F:
-        """Return the command's function, taking single options instead of dataclasses."""
+        """Return the command as a function of single options, from which dataclasses are built."""
 
         @wraps(function)
         def command(**given: object) -> object:
@@ -173,9 +173,9 @@ def _allow_http(ctx: click.Context, param: click.Parameter, value: bool) -> None
 
 
 def _common_options(names: tuple[str, ...], says: str) -> Callable[[F], F]:
-    """Return the options that every command has; `names` are the values of --format.
+    """Return a decorator that adds the options of every command.
 
-    `says` is the help of --format.
+    `names` are the values of --format, `says` is its help.
     """
     return option_group(
         click.option(
@@ -230,7 +230,10 @@ class PathOrAddress(NamedPath):
 
 
 def model(name: str = "model") -> Callable[[F], F]:
-    """Return the MODEL argument: a file, a folder, org/name in the hub cache, or an address."""
+    """Return a decorator that adds the MODEL argument, whose value is a path.
+
+    It may be a file, a folder, org/name in the hub cache, or an address. `name` is the argument's.
+    """
     return click.argument(name, type=PathOrAddress())
 
 
@@ -240,7 +243,7 @@ to = click.option("--to", help="Target format, where DST's extension does not sa
 
 
 def negate_flag(ctx: click.Context, param: click.Parameter, value: bool) -> bool:
-    """Return False where a --no-... flag was given; the field it sets says what is to be done."""
+    """Return False if a --no-... flag was given, else True: the value of the option it negates."""
     return not value
 
 
@@ -351,9 +354,9 @@ def read_stdin(name: str) -> str:
 
 
 def check_new(force: bool, *paths: Path | None) -> None:
-    """Raise OutputError if a path cannot be written, before the work that would be lost.
+    """Raise OutputError if an output's folder is missing, or it exists and `force` is not set.
 
-    Its folder is missing, or the file exists and `force` is not given. None is no path.
+    This is called before work that would be lost. A path that is None is not checked.
     """
     for path in paths:
         if path is not None and not path.parent.is_dir():
@@ -422,7 +425,7 @@ def parse_key_values(
 
 
 def _accept_checker(words: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
-    """Return click's callback that refuses values of --accept other than `words` and unread:."""
+    """Return click's callback that refuses a --accept not in `words` nor unread:PATTERN."""
 
     def check(
         ctx: click.Context, param: click.Parameter, values: tuple[str, ...]
@@ -438,7 +441,10 @@ def _accept_checker(words: tuple[str, ...]) -> Callable[..., tuple[str, ...]]:
 
 
 def accept(*, within: bool = False) -> Callable[[F], F]:
-    """Return the option --accept: differences that count as equal; `within` adds rounding."""
+    """Return a decorator that adds --accept: which differences count as equal.
+
+    With `within` rounding to the coarser encoding is one of them.
+    """
     rounding = "within: rounding of the coarser encoding; " if within else ""
     return click.option(
         "--accept",
@@ -452,8 +458,9 @@ def accept(*, within: bool = False) -> Callable[[F], F]:
 def parse_budget(
     ctx: click.Context, param: click.Parameter, values: Sequence[str]
 ) -> Budget | None:
-    """Return the budget of `90`, `90s`, `10min` or `1h`, and of sizes such as `2G`; None for none.
+    """Return the Budget of --budget values; None for no values.
 
+    `90`, `90s`, `10min` and `1h` limit the seconds, sizes such as `2G` the bytes that are read.
     Raises BadParameter for a text that is neither.
     """
     seconds, nbytes = None, None
@@ -480,7 +487,7 @@ def budget(function: F) -> F:
 
 
 def verbose(help: str) -> Callable[[F], F]:
-    """Return the option -v, --verbose with the given help."""
+    """Return a decorator that adds the option -v, --verbose with the given help."""
     return click.option("-v", "--verbose", is_flag=True, help=help)
 
 
@@ -501,7 +508,7 @@ tensor_encodings = click.option(
 
 
 def html(help: str) -> Callable[[F], F]:
-    """Return the option --html FILE with the given help."""
+    """Return a decorator that adds the option --html FILE with the given help."""
     return click.option("--html", type=FILE, metavar="FILE", help=help)
 
 

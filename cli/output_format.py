@@ -74,7 +74,7 @@ def answer_format() -> str:
 
 
 def shown_names() -> int:
-    """Return how many tensor names of one place an answer lists; more for an agent."""
+    """Return how many tensor names an answer lists for one finding; more for an agent."""
     from aprfmt.measure.named_causes import NAMED
 
     return AGENT_NAMES if answer_format() == "agent" else NAMED

@@ -18,9 +18,10 @@ USAGE = "pre_commit: validate or diff, then options, then files"
 
 
 def run_hook(argv: list[str]) -> int:
-    """Return the worst exit code over the files; UsageError for a hook other than the two.
+    """Return the worst exit code of `validate` or `diff`, run once for each file.
 
-    `argv` is the hook's name, options, then files. A word that is no file is an option.
+    `argv` is the hook's name, options, then files. A word that is no file is an option. UsageError
+    for another name than these two.
     """
     if argv[:1] not in (["validate"], ["diff"]):
         raise UsageError(f"{USAGE}; found {argv[:1]}")

@@ -139,7 +139,7 @@ def print_cases(form: str, command: str, cases: "Sequence[ReportCase]", exit_cod
 
 
 def remote_notices() -> Iterable[str]:
-    """Yield lines about remote files: where they really came from, and the traffic they took."""
+    """Yield lines about remote files: copies read instead, sites that prove no version, traffic."""
     loaded = sys.modules.get("aprfmt.remote.traffic")
     yield from loaded.TRAFFIC.told if loaded is not None else ()
     if (fetched := sys.modules.get("aprfmt.remote.remote_file")) is not None:
@@ -204,7 +204,7 @@ def warn(text: str, key: str) -> None:
 
 
 def warn_note(note: Note) -> None:
-    """Print a note of a reader or converter as a warning, with the place it is about."""
+    """Print a note of opening or converting a file as a warning, with the place it is about."""
     warn(f"{note.where}: {note.text}", note.key)
 
 
@@ -351,7 +351,7 @@ class StatusLine:
     EVERY = 1.0  # seconds between two times
 
     def __init__(self) -> None:
-        """Start ended and with nothing written."""
+        """Start without a line: nothing is shown until `begin`."""
         self._lock = threading.RLock()
         self._ended = threading.Event()
         self._ended.set()
@@ -371,13 +371,13 @@ class StatusLine:
         ).start()
 
     def doing(self, text: str) -> None:
-        """Set what the line says the command is doing."""
+        """Set the text that says what the command is doing; no effect after `end`."""
         with self._lock:
             if not self._ended.is_set():
                 self._text, self._counted = f"{self._what}: {text}", False
 
     def counts(self, text: str, done: bool = False) -> None:
-        """Write a progress text in place of what is being done; `done` ends that."""
+        """Write a progress text over the line; until `done` the thread does not overwrite it."""
         with self._lock:
             self._counted = not done
             self._write(text)
@@ -482,7 +482,7 @@ class ProgressLine:
             sys.stderr.flush()
 
     def close(self) -> None:
-        """Erase the line."""
+        """Erase the line of progress."""
         if self._on:
             STATUS.clear()
 

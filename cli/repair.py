@@ -44,8 +44,8 @@ def complete_file(
 ) -> int:
     """Repair a file from a good copy, print the ranges taken, and return exit code 0.
 
-    Bytes of the broken file that nothing proves are warned of. `manifest` and `compare` are those
-    of `repair`.
+    Bytes of the broken file that nothing proves are warned of. `manifest` has the digests of the
+    good file, None for one next to the files. With `compare` all bytes are compared with the copy.
     """
     from aprfmt.recovery import repair
 

@@ -97,9 +97,9 @@ class WhereOptions(WithinOptions):
         )
 
     def for_other_model(self, run: bool = True) -> "WhereOptions":
-        """Return these options for another model: without --arch, with `run` also without device.
+        """Return these options for another model: without --arch, which is for the first one.
 
-        `run` says that the other MODEL@RUN names backend, device and dtype itself.
+        With `run` also without backend, device and dtype: the other MODEL@RUN names these itself.
         """
         if not run:
             return replace(self, arch=None)
@@ -126,7 +126,8 @@ def open_session(
 ) -> "Iterator[Run]":
     """Yield the run of MODEL[@RUN], opened, with warnings of what is odd in the model.
 
-    `draft` opens the model's draft head. Raises UsageError for an engine unless `engines`.
+    `draft` opens the model's draft head. Raises UsageError for an engine unless `engines`. `text`
+    is MODEL[@RUN], `where` has the options of the run.
     """
     from aprfmt.inference.running import open_run
 

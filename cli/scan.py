@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def render_page(report: "ScanReport", verdict: str) -> str:
-    """Return the HTML page of a scan; `verdict_text` is its first line."""
+    """Return the HTML page of a scan; `verdict` is the text of its first line."""
     facts = {
         "results": report.out,
         "asked now": report.asked,
@@ -98,7 +98,10 @@ def verdict_text(report: "ScanReport") -> str:
 
 
 def _damage_text(row: Mapping[str, Value]) -> str:
-    """Return one line on an answer that is no pass: outcome, model, check, the first finding."""
+    """Return one line on an answer that is no pass: outcome, model, check, the first finding.
+
+    `row` is one of the summary's `damage`.
+    """
     first = next(iter(row["findings"]), None)
     said = f"{first['where']}: {first['found']}" if first else row["found"]
     return f"{row['outcome']} {row['model']}: {row['check']}: {said}"

@@ -29,7 +29,7 @@ WIDEST = 100  # characters of a value in the report
 
 
 def complete_interrupted(model: Path) -> None:
-    """Finish the in-place change of a run that was killed, in the model's folder."""
+    """Finish an in-place change in the model's folder that a killed run left half done."""
     from aprfmt.formats.in_place_patch import complete_patches
     from aprfmt.remote.paths import RemotePath
 
@@ -140,7 +140,10 @@ def new_doubts(before: Mapping[str, list[str]], after: Mapping[str, list[str]]) 
 
 
 def read_problem(opened: "Model") -> str | None:
-    """Return why a file cannot be read as a model with its architecture; None where it can."""
+    """Return why a file cannot be read as a model of its architecture; None where it can.
+
+    The text of a relation where its tensors fit only after a change that other loaders do not make.
+    """
     try:
         found = opened.resolution
     except AprfmtError as error:
@@ -175,7 +178,10 @@ def warn_of_changes(
 
 
 def show_changes(found: "Iterable[edits.KeyChange]", model: Path, patched: int | None) -> None:
-    """Print every changed key; of a change in place also the number of bytes `patched`."""
+    """Print every changed key; of a change in place also the number of bytes `patched`.
+
+    `found` are the changes.
+    """
     if patched is not None:
         render.line(
             f"changed {patched} bytes of {render.escape(str(model))} in place; every "
@@ -198,7 +204,10 @@ def change_line(change: "edits.KeyChange") -> str:
 
 
 def short_value(key: str, value: object) -> str:
-    """Return a value cut to WIDEST characters, with the name that its number stands for."""
+    """Return a value cut to WIDEST characters, with the name that its number stands for.
+
+    `key` is the metadata key of `value`.
+    """
     from aprfmt.base.metadata_values import number_name
 
     name = number_name(key, value)

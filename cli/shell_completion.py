@@ -23,7 +23,7 @@ def complete_tensors(ctx: click.Context, param: click.Parameter, incomplete: str
     """Return tensor names that begin with `incomplete`, in the file's spelling, then in others."""
 
     def names(model: "Model") -> Iterable[str]:
-        """Yield the names of the file, then every other spelling of each."""
+        """Yield the stored names, then the names that each tensor has in other formats."""
         from aprfmt.model.resolve import spellings_by_name
 
         yield from model

@@ -65,7 +65,7 @@ def tensor_stats(tensor: "View") -> dict[str, object]:
 def show(rows: list[TensorRow], total: int, stats: bool) -> None:
     """Print a table of tensors; `total` is the number before --limit.
 
-    `stats` adds their columns.
+    `stats` adds their columns. `rows` is the JSON of the tensors.
     """
     damaged = any("damage" in row for row in rows)
     table = []

@@ -29,7 +29,10 @@ GAP = 3  # columns between two columns of a table: two blanks of padding and its
 def print_table(
     headers: Sequence[str], rows: Sequence[Sequence[str]], alignment: str, styles: Mapping[int, str]
 ) -> None:
-    """Print a table; `alignment` has an `r` for a column of numbers, `styles` is {row: style}."""
+    """Print a table; `alignment` has an `r` for a column of numbers, `styles` is {row: style}.
+
+    `rows` are the cells.
+    """
     room = _console().width
     widths = _column_widths(headers, rows, alignment, room)
     drawn = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, header_style="bold")

@@ -61,7 +61,10 @@ def command(model: Path, text: str, decode: bool, no_special: bool, no_parse_spe
 
 
 def show(body: TokenizeResult, decode: bool) -> None:
-    """Print the ids and then a token a line; with `decode` only the text."""
+    """Print the ids and then a token a line; with `decode` only the text.
+
+    `body` is the JSON of `tokenize`.
+    """
     if decode:
         render.say(body["text"])
         return

@@ -122,14 +122,14 @@ def attest(
     checked: str | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Attestation:
-    """Return whether making every tensor of `quantized` again from `base` gives its bytes.
+    """Return an Attestation: whether making `quantized` again from `base` gives its bytes.
 
-    `scheme` is the type that it was quantized as, where the file's own record or its tensors are
-    not to say it. `imatrix` is the importance matrix that was used. `drop` are patterns of tensors
-    of the base that it leaves out. `check` is a statement of an earlier run, and `checked` its
-    name: the result is compared with it. Raises FormatError for files that cannot be read,
-    UsageError for another importance matrix than the file names, ConversionError where the base
-    cannot be written as such a file at all.
+    `scheme` is the type that it was quantized as; None takes it from the file's own record or its
+    tensors. `imatrix` is the importance matrix that was used. `drop` are patterns of tensors of the
+    base that it leaves out. `check` is a statement of an earlier run, and `checked` its name: the
+    result is compared with it. Raises FormatError for files that cannot be read, UsageError for
+    another importance matrix than the file names, ConversionError where the base cannot be written
+    as such a file at all.
     """
     matrix = None if imatrix is None else read_imatrix(Path(imatrix))
     with ExitStack() as opened:

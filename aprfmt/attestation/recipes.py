@@ -49,7 +49,10 @@ class Recipe:
     plan: Plan | None = field(default=None, repr=False)
 
     def to_json(self) -> dict[str, Any]:
-        """Return type, ways to round, importance matrix and drop: what makes the file again."""
+        """Return {type, ways, imatrix, drop}, which say how to make the file again from its base.
+
+        `ways` are the kinds of rounding that are tried.
+        """
         matrix = self.imatrix
         return {
             "type": self.type,
@@ -117,7 +120,7 @@ def find_recipes(
 def _missing_imatrix(made: Model, imatrix: "ImportanceMatrix | None") -> str:
     """Return the importance matrix that a file names and that was not given; "" for none.
 
-    Raises UsageError where another one was given.
+    Raises UsageError where another one was given. `made` is the quantized model.
     """
     digest, name = made.metadata.get(_MATRIX), made.metadata.get(_MATRIX_FILE)
     if imatrix is None:
@@ -134,7 +137,10 @@ class _OwnEncodings:
     """The encoding in which a file stores each weight, by each name the weight can have."""
 
     def __init__(self, made: Model) -> None:
-        """Store the encoding of every weight of `made`, by stored name, spellings and role."""
+        """Store the encoding of every weight of `made`, by its names and its role.
+
+        The names are the stored one and, of a known architecture, those of other formats.
+        """
         every = spellings_by_name(made) if _has_known_arch(made) else {}
         self._by_name: dict[str, str] = {}
         for name, view in made.items():
@@ -177,9 +183,10 @@ def _schemes_with_base(name: str) -> list[str]:
 def _possible_layouts(
     base: Model, made: Model, wanted: str, options: Options
 ) -> Iterator[tuple[str, Options]]:
-    """Yield (scheme, options) of every way in which the base's weights may have been laid out.
+    """Yield (scheme, options) of each conversion of the base that may have made the file.
 
-    The scheme is "" where none is needed. `wanted` is the scheme that is named.
+    The scheme is "" where none is needed. `wanted` is the scheme that is named, or "". `made` is
+    the quantized model.
     """
     found = False
     for name, packing in _possible_packings(made, wanted):
@@ -194,7 +201,7 @@ def _possible_layouts(
 def _possible_packings(made: Model, wanted: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield (scheme, encoder options) of the layouts that a file's packed weights may have.
 
-    `wanted` is the scheme that is named, or "".
+    `wanted` is the scheme that is named, or "". `made` is the quantized model.
     """
     packed = {view.encoding: view for view in made.values() if view.parts}
     # The record stays when a file is converted again: it may be of an earlier layout.
@@ -215,7 +222,10 @@ def _possible_packings(made: Model, wanted: str) -> Iterator[tuple[str, Mapping[
 
 
 def _count_alike(plan: Plan, made: Model) -> int:
-    """Return how many planned tensors have the name, shape and dtype of one of the file."""
+    """Return how many planned tensors have the name, shape and dtype of one of the file.
+
+    `made` is the quantized model.
+    """
     stored = made.source.tensors
     return sum(
         (held := stored.get(one.info.name)) is not None

@@ -61,8 +61,8 @@ def rederive(
 ) -> Iterator[TensorAttestation]:
     """Yield a row for each weight of the first recipe, and for each tensor only the file has.
 
-    A weight that the first recipe does not give is tried by the others. `progress` is called with
-    weights done and weights in all.
+    A weight whose bytes the first recipe does not give is tried with the others. `progress` is
+    called with weights done and weights in all. `made` is the quantized model.
     """
     stored = made.source.tensors
     (first, groups), *others = [(recipe, _outputs_by_weight(recipe)) for recipe in recipes]
@@ -93,7 +93,7 @@ def rederive(
 
 
 def _outputs_by_weight(recipe: Recipe) -> dict[str, list[Output]]:
-    """Return {role or name: planned output tensors}; a packed weight has several."""
+    """Return {role or name: planned output tensors of the weight}; a packed one has several."""
     assert recipe.plan is not None
     packed = {id(one.part.packed): one for one in recipe.plan.outputs if one.part and one.role}
     found: dict[str, list[Output]] = {}
@@ -109,7 +109,8 @@ def _attest_weight(
 ) -> TensorAttestation:
     """Return the row of a weight, which has the worst state of its stored tensors.
 
-    `stored` is {name: tensor} of the file, `outputs` are the planned tensors of the weight.
+    `stored` is {name: tensor} of the file, `outputs` are the planned tensors of the weight. `key`
+    is the role of the weight, or its name.
     """
     first = outputs[0]
     names = tuple(one.info.name for one in outputs if one.info.name in stored)
@@ -139,9 +140,9 @@ def _attest_weight(
 def _attest_tensor(
     output: Output, held: LazyTensor, base: TensorAttestation, recipe: Recipe
 ) -> TensorAttestation:
-    """Return the row `base` with the state of one stored tensor: whether the plan gives its bytes.
+    """Return `base` with the state of one stored tensor: whether the plan gives its bytes.
 
-    `held` is the tensor of the file.
+    `held` is the tensor of the file. `base` is the weight's row without a state.
     """
     info, name = held.info, output.info.name
     if info.shape != output.info.shape:
@@ -180,7 +181,10 @@ def _attest_tensor(
 def _difference_row(
     output: Output, base: TensorAttestation, found: _Difference
 ) -> TensorAttestation:
-    """Return the row of a tensor whose bytes differ, with the block or row of the first one."""
+    """Return the row of a tensor whose bytes differ, with the block or row of the first one.
+
+    `found` is that difference; `base` is the row without a state.
+    """
     row, name = find_encoding(output.info.encoding), output.info.name
     columns = max(output.info.shape[-1], 1) if output.info.shape else 1
     block = at = None
@@ -209,7 +213,7 @@ def _first_difference(made: Iterator[memoryview], held: LazyTensor) -> _Differen
     """Return the first byte in which the made chunks differ from the stored tensor.
 
     None where all are equal. A missing or additional byte is a difference. `made` are the chunks of
-    bytes in order.
+    bytes in order. `held` is the stored tensor.
     """
     at, first = 0, None
     for chunk in made:
@@ -229,10 +233,11 @@ def _first_difference(made: Iterator[memoryview], held: LazyTensor) -> _Differen
 def _least_difference(
     output: Output, held: LazyTensor, recipe: Recipe, searched: bool
 ) -> _Difference:
-    """Return the smallest difference over all ways to encode the values; its byte is -1 for none.
+    """Return the difference of the kind of rounding that gives the fewest wrong blocks.
 
-    `searched` says that the encoding searches for its scales, so that the bytes depend on how sums
-    are rounded. `held` is the tensor of the file. `recipe` has the ways.
+    Its byte is -1 where one gives every byte. `searched` says that the encoding searches for its
+    scales, so that the bytes depend on how sums are rounded. `held` is the tensor of the file.
+    `recipe` has the kinds of rounding to try.
     """
     size = find_encoding(output.info.encoding).type_size
     importance = column_importances(output, recipe.options)
@@ -276,9 +281,9 @@ def _least_difference(
 def _rounded_values(
     values: Callable[[], "np.ndarray"], way: QuantRecipe
 ) -> "Callable[[], np.ndarray]":
-    """Return a function that returns `values()` rounded to the float type of a way.
+    """Return a function that returns `values()` rounded to the float type that `way` names.
 
-    For files that were stored as that type before they were quantized.
+    It is for files that were stored as that type before they were quantized.
     """
     return lambda: store_through(values(), way)
 

@@ -27,6 +27,7 @@ def make_statement(base: Model, made: Model, found: Mapping[str, Any]) -> dict[s
     """Return the in-toto statement of an attestation; `found` is its `to_json`.
 
     The base's digests are of decoded values, so that a copy of it in another format has the same.
+    `made` is the quantized model.
     """
     return {
         "_type": TYPE,

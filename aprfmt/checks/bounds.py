@@ -81,7 +81,10 @@ BY_ARCH: Mapping[str, Mapping[str, RoleBounds]] = {
 
 
 def role_bounds(arch: str, role: str) -> RoleBounds:
-    """Return the bounds of a role's statistics: the architecture's, else those of its kind."""
+    """Return the bounds of a role's statistics, by the first word of KINDS in the role.
+
+    An architecture with bounds of its own for that word (BY_ARCH) has those.
+    """
     own = BY_ARCH.get(arch, {})
     for word, bounds in KINDS:
         if word in role:
@@ -90,10 +93,11 @@ def role_bounds(arch: str, role: str) -> RoleBounds:
 
 
 def tensor_bounds(arch: str, role: str, shape: Sequence[int]) -> RoleBounds:
-    """Return the bounds of a tensor's statistics: those of its role, or of a vector.
+    """Return the bounds of a tensor's statistics: those of its role, or BIAS for a small matrix.
 
-    A matrix with few values counts as a vector: factors and coefficients of a layer (gemma3n's
-    altup, gemma4's output scales) are a few numbers around any mean.
+    A linear layer's tensor that is a vector or has fewer than FEW_VALUES values gets BIAS: factors
+    and coefficients of a layer (gemma3n's altup, gemma4's output scales) are a few numbers around
+    any mean.
     """
     limits = role_bounds(arch, role)
     vector = sum(size > 1 for size in shape) < 2

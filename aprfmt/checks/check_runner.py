@@ -21,7 +21,10 @@ from aprfmt.errors import AprfmtError, UnsupportedError
 
 
 def run_check(row: CheckRow, context: CheckContext, *, strict: bool = False) -> Answer:
-    """Return the answer of one check on a model; with `strict` its warnings are failures."""
+    """Return the answer of one check on a model; with `strict` its warnings are failures.
+
+    `row` is the check in the table.
+    """
     began = time.perf_counter()
     result, why = check_result(row, context)
     return make_answer(row, result, why, time.perf_counter() - began, strict=strict)
@@ -32,7 +35,7 @@ def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
 
     A gate that raises has failed, and so has a check of another package. A check of `validate` does
     not run on what is not supported. An exception of aprfmt's own checks that is no AprfmtError is
-    raised: it is a bug.
+    raised: it is a bug. `row` is the check in the table.
     """
     if row.formats and context.model.format not in row.formats:
         return Result(), f"a check of {' and '.join(row.formats)} files"
@@ -57,10 +60,10 @@ def check_result(row: CheckRow, context: CheckContext) -> tuple[Result, str]:
 def repeat_result(
     context: CheckContext, check_name: str, name: str, *, strict: bool = True
 ) -> Iterator[Check]:
-    """Yield the result of a check of `validate` as one check of a gate, under another name.
+    """Yield the result of a check of `validate` as one Check of a `qa` gate, named `name`.
 
-    All its findings are joined in one line. Nothing is yielded for a check of other formats.
-    `check_name` is the check of `validate`, `name` what it is called in the gate.
+    `check_name` is the name of the check in `validate`. All its findings are joined in one line.
+    Yields nothing if the check is not for the model's format.
     """
     row = next(row for row in CHECKS if row.name == check_name)
     if row.formats and context.model.format not in row.formats:
@@ -85,7 +88,10 @@ def repeat_result(
 def make_answer(
     row: CheckRow, result: Result, why: str, seconds: float = 0.0, *, strict: bool = False
 ) -> Answer:
-    """Return the answer that a check's result makes; `why` says why it did not run, or is ""."""
+    """Return the answer that a check's result makes; `why` says why it did not run, or is "".
+
+    `row` is the check in the table.
+    """
     checks = tuple(result.checks)
     if row.of_file or result.found or result.findings:
         checks = (*checks, to_check(row.name, result, why, strict))
@@ -106,13 +112,13 @@ def make_answer(
 
 
 def error_finding(error: AprfmtError) -> Finding:
-    """Return an error of the library as a finding: its place, and what was found."""
+    """Return an error of the library as a Finding: what is before the first colon is its place."""
     where, _, found = str(error).partition(": ")
     return Finding(where, found or str(error), "what the format and its users agree on")
 
 
 def _failed_check(row: CheckRow, error: Exception) -> Check:
-    """Return the failed check of a row that raised an error."""
+    """Return the failed Check, `NAME-finishes`, of a row whose function raised `error`."""
     known = isinstance(error, (AprfmtError, OSError))
     found = str(error) if known else f"{type(error).__name__}: {error}"
     todo = "see the message" if known else "run again with --debug, and report it as a bug"

@@ -77,7 +77,7 @@ class NotRun(AprfmtError):
     """
 
     def __init__(self, reason: str, findings: Iterable[Finding] = ()) -> None:
-        """Store the findings that were made before the check had to stop."""
+        """Store the reason, and the findings that were made before the check had to stop."""
         super().__init__(reason)
         self.findings = tuple(findings)
 
@@ -114,7 +114,7 @@ class Answer:
 
 
 def _answer_text(answer: Answer) -> str:
-    """Return a text on an answer: what failed, why it did not run, or what it proves."""
+    """Return an answer's table cell: what failed, why it did not run, or what it proves."""
     if answer.outcome == "FAIL":
         return "; ".join(f"{one.where}: {one.found}".removeprefix(": ") for one in answer.failed)
     return answer.why if answer.outcome == "NOT_RUN" else answer.proves
@@ -197,7 +197,7 @@ def pronounce_checks(
     """Return the verdict of checks with these outcomes; `scope` says in words what they are.
 
     `counts` is {outcome: number}. `left` are items that nothing reads, `accept` patterns of those
-    that do not matter.
+    that the user accepts.
     """
     ran = {"checks": (counts["PASS"], counts["PASS"] + counts["FAIL"])}
     compared = Compared(outcome == "FAIL", ran, tuple(left), scope=f": {scope}")
@@ -252,7 +252,7 @@ class Validation(CheckReport):
 
     @property
     def checks(self) -> tuple[Check, ...]:
-        """All checks, one for each row."""
+        """All checks, those of each row of the table in its order."""
         return tuple(check for answer in self.answers for check in answer.checks)
 
     @property
@@ -369,9 +369,9 @@ class QaReport(CheckReport):
 def pronounce_report(
     report: Report, model: "Model", left: Sequence[NotCompared] = ()
 ) -> Pronounced:
-    """Return the verdict of checks on what a model computes, with what nothing reads of it.
+    """Return the verdict of a report on what `model` computes, naming its items that nothing reads.
 
-    `left` is what nothing reads of the input.
+    `left` are items of the input that were not compared; they are added to the model's.
     """
     counts = count_outcomes(report.checks)
     rows = (*left, *make_ledger(model, OF_A_PASS).not_compared)
@@ -393,7 +393,8 @@ def list_names(names: Sequence[str], most: int = LISTED) -> str:
 def to_check(name: str, result: Result, reason: str, strict: bool) -> Check:
     """Return one Check for a result; `reason` is why it did not run, or "" where it did.
 
-    The first failure stands for all of them (with `strict` warnings are failures).
+    The first failure stands for all of them (with `strict` warnings are failures). `name` is the
+    name of the Check.
     """
     counted = [one for one in result.findings if strict or one.level == "fail"]
     if counted:

@@ -47,12 +47,12 @@ class CheckRow:
 
     @property
     def of_file(self) -> bool:
-        """True for a row of `validate`, False for a gate of `qa`."""
+        """Whether this is a row of `validate`; the others are gates of `qa`."""
         return self.needs in ("file", "source", "second_reader")
 
     @property
     def own(self) -> bool:
-        """Whether the row is aprfmt's own, and not another package's."""
+        """Whether the row's function is in aprfmt, not in another package."""
         return self.run.startswith(".")
 
     def load(self) -> Callable[[Any], Result]:
@@ -326,6 +326,9 @@ def gates() -> tuple[CheckRow, ...]:
 
 
 def _all_rows() -> tuple[CheckRow, ...]:
-    """Return aprfmt's rows and then those of other packages, which cannot replace one."""
+    """Return aprfmt's rows and then those of other packages.
+
+    A row of another package that has the name of one of aprfmt's is left out.
+    """
     own = {row.name for row in CHECKS}
     return (*CHECKS, *(row for row in _OTHERS.values() if row.name not in own))

@@ -37,7 +37,7 @@ class AnswerLine(NamedTuple):
 
 
 def encode_answer(row: Row) -> AnswerLine:
-    """Return a row as its line of JSON and its facts."""
+    """Return an AnswerLine: the row as a line of JSON, and the facts for the summary."""
     text = json.dumps(row, ensure_ascii=True, separators=(",", ":"), allow_nan=False)
     return AnswerLine(text.encode() + b"\n", summary_facts(row))
 
@@ -64,7 +64,10 @@ def summary_facts(row: Row) -> RowFacts:
 
 
 def _model_columns(name: str, details: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return {column: value} that an answer adds to the summary's table of models."""
+    """Return {column: value} that an answer adds to the summary's table of models.
+
+    {} for a question that adds none. `name` is the question, `details` are the answer's.
+    """
     if name == OPEN:
         return {"format": details.get("format")}
     if name == "support":

@@ -131,7 +131,10 @@ def _find_places(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
 
 
 def _find_remote(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
-    """Yield the model at an address, or those of a folder there; inner folders are not entered."""
+    """Yield (path of a model or Unlisted, its address) for an address of a model or of a folder.
+
+    Folders inside that folder are not entered.
+    """
     shown = str(root)
     try:
         found = models_in_folder(root) if root.is_dir() else [root] if root.is_file() else []
@@ -144,10 +147,10 @@ def _find_remote(root: Path) -> Iterator[tuple[Path | Unlisted, str]]:
 
 
 def models_in_folder(folder: Path) -> list[Path]:
-    """Return the models of one folder: the folder itself, or its files, or both.
+    """Return the paths of the models in one folder: the folder itself, files in it, or both.
 
-    The folder stands for model.safetensors and for what its index names. Where it has no such
-    files, it stands for pytorch_model.bin.
+    The folder stands for model.safetensors and the shards that its index names, or for
+    pytorch_model.bin where it has no other weights. Other weight files are models of their own.
     """
     whole = next((name for name in (INDEX, WEIGHTS) if (folder / name).is_file()), None)
     own = {WEIGHTS, INDEX} if whole == WEIGHTS else {WEIGHTS, INDEX, *_shards_in_index(folder)}
@@ -162,7 +165,7 @@ def models_in_folder(folder: Path) -> list[Path]:
 
 
 def _shards_in_index(folder: Path, index: str = INDEX) -> set[str]:
-    """Return the shard files that the index of a folder names; none where it cannot be read."""
+    """Return the shard names in a folder's index; the empty set where it cannot be read."""
     try:
         if (folder / index).stat().st_size > MAX_INDEX:
             return set()
@@ -259,7 +262,11 @@ def file_identity(path: Path) -> str:
 
 
 def _remote_identity(path: RemotePath) -> str:
-    """Return the identity of a file at an address: a digest, a tag, or its first bytes."""
+    """Return the identity of a file at an address, as text that changes with its content.
+
+    It is the published SHA-256 and the size, else the identity that the site gives, else address,
+    size and the SHA-256 of the first bytes. FileNotFoundError where there is no such file.
+    """
     facts = path.site.facts(path.inner)
     if facts is None:
         raise FileNotFoundError(2, "No such file", str(path))

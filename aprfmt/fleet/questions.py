@@ -48,7 +48,11 @@ class Question:
 
 
 def tensor_digests(context: CheckContext) -> QuestionAnswer:
-    """Return the SHA-256 of every tensor's stored bytes and decoded values, in the details."""
+    """Return an answer whose details have the SHA-256 of every tensor's stored and decoded values.
+
+    `details["tensors"]` are rows (key, encoding, shape, bytes, SHA-256 stored, SHA-256 decoded),
+    with None for what cannot be read. NOT_RUN if none can be read.
+    """
     model = context.model
     rows = [
         [
@@ -68,12 +72,15 @@ def tensor_digests(context: CheckContext) -> QuestionAnswer:
 
 
 def _stored_bytes(model: Model, names: Sequence[str]) -> int:
-    """Return the bytes of the tensors of these names, companions included."""
+    """Return the stored bytes of the named tensors, scales and other companions included."""
     return sum(all_bytes(model[name]) for name in names if name in model)
 
 
 def template_hash(context: CheckContext) -> QuestionAnswer:
-    """Return the hashes of the chat template and of the vocabulary in order of its ids."""
+    """Return an answer whose details have SHA-256 of the chat template and of the vocabulary.
+
+    The vocabulary is hashed in order of its ids. The template's is None where there is none.
+    """
     carried = context.carried
     text = carried.chat_template()
     words = context.words
@@ -95,7 +102,10 @@ def template_hash(context: CheckContext) -> QuestionAnswer:
 
 
 def bytes_by_encoding(context: CheckContext) -> QuestionAnswer:
-    """Return bytes and parameters by encoding, and whether any tensor is quantized."""
+    """Return an answer whose details have bytes and parameters by encoding, and `quantized`.
+
+    `quantized` is whether any tensor has an encoding that is no plain number type of NumPy.
+    """
     bytes_of: Counter[str] = Counter()
     count_of: Counter[str] = Counter()
     for name in context.model:
@@ -115,7 +125,11 @@ def bytes_by_encoding(context: CheckContext) -> QuestionAnswer:
 
 
 def architecture_support(context: CheckContext) -> QuestionAnswer:
-    """Return the architecture, how far aprfmt knows it, and a hash of its roles and shapes."""
+    """Return an answer with the architecture's name, how far aprfmt knows it, and `shapes`.
+
+    `shapes` is the SHA-256 of the roles and shapes of all tensors, None where the roles are not
+    known. NOT_RUN with the level "unknown" for an architecture without tables.
+    """
     named = ""
     with suppress(AprfmtError):
         config = context.model.config or {}
@@ -148,10 +162,10 @@ REPORTS: tuple[Question, ...] = (
 
 
 def _check_question(row: Any) -> Question:
-    """Return a check of the table as a question."""
+    """Return the Question that runs one row of the table of checks on a model."""
 
     def ask_check(context: CheckContext) -> QuestionAnswer:
-        """Return the answer of the check: outcome, first line, findings."""
+        """Return the check's outcome, its first line, and its first findings as dicts."""
         answer = run_check(row, context)
         lines = [check.found for check in answer.checks if check.outcome == answer.outcome]
         found = answer.why or next(filter(None, lines), "")

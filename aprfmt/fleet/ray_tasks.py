@@ -25,7 +25,7 @@ _asking: dict[Limits, Workers] = {}  # the processes of this Ray worker, used fo
 
 
 def _answer_unit(task: Task, limits: Limits) -> list[AnswerLine]:
-    """Return the answers to one task; runs in a Ray worker, which keeps its processes."""
+    """Return the answers to one task, from a worker process that the Ray worker keeps."""
     if limits not in _asking:
         _asking[limits] = Workers(1, limits)
     return list(_asking[limits].answers([task]))
@@ -64,7 +64,8 @@ def ray_answers(tasks: Iterator[Task], address: str, limits: Limits) -> Iterator
 def _split_tasks(tasks: Iterator[Task]) -> Iterator[tuple[Task, Task | None]]:
     """Yield (task of one question, task to ask after it or None).
 
-    What follows `open` in a task is asked only once that is answered.
+    The question `open` comes first; the other questions of its task are the second item, and are
+    asked only if the model could be opened.
     """
     for task in tasks:
         if task.names[0] == OPEN:

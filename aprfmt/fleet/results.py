@@ -23,12 +23,18 @@ PARQUET = ".parquet"
 
 
 def row_key(row: Row) -> int:
-    """Return a 64-bit hash of a row's model, question and base; there may be millions of rows."""
+    """Return a 64-bit hash of a row's model, question and base.
+
+    It is a hash to save memory, since there may be millions of rows.
+    """
     return _hash_key(row["identity"], row["check"], row.get("base_identity", ""))
 
 
 def _hash_key(identity: str, check: str, base: str) -> int:
-    """Return a 64-bit hash of a question about a model; `base` is the identity of another model."""
+    """Return a 64-bit hash of a model's identity, a question's name, and a base model's identity.
+
+    `base` is "" for a question about one model.
+    """
     text = f"{identity} {check} {base}".encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big")
 
@@ -63,7 +69,11 @@ class Results:
             raise OutputError(f"{self.lines}: {error.strerror}; choose another -o") from None
 
     def _read_existing(self) -> int:
-        """Record the rows that are done, and return the byte where the last whole line ends."""
+        """Record the rows that are done, and return the offset where the last whole line ends.
+
+        0 if there is no file yet. The callback `seen` gets every row. FormatError for a row with
+        another schema.
+        """
         end = 0
         if not self.lines.is_file():
             return end
@@ -145,7 +155,7 @@ def read_lines(path: Path) -> Iterator[tuple[Row, int]]:
 
 
 def latest_rows(path: Path) -> Iterator[Row]:
-    """Yield the last row of each model and question, in the order of the file."""
+    """Yield the last row of each model, question and base in a file, in the file's order."""
     last: dict[int, int] = {}
     for number, (row, _) in enumerate(read_lines(path)):
         last[row_key(row)] = number

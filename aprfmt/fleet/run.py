@@ -154,13 +154,13 @@ class _Meter:
         return True
 
     def count(self) -> None:
-        """Count an answer, and report progress."""
+        """Count one answer, and report progress to the callback if there is one."""
         self.asked += 1
         if self._progress is not None:
             self._progress(self.asked, max(self._total, self.asked))
 
     def add(self, units: int) -> None:
-        """Add to the number of questions in all, for the progress."""
+        """Add `units` to the number of questions in all, which progress is measured against."""
         self._total += units
 
 
@@ -223,7 +223,7 @@ def scan(request: ScanRequest, progress: UnitProgress | None = None) -> ScanRepo
 
 
 def _placeholder_model(each: Unlisted) -> FleetModel:
-    """Return a model with an empty path that stands for a place where nothing could be read."""
+    """Return a FleetModel with an empty path, for a place where nothing could be read."""
     identity = hashlib.sha256(f"unlisted {each.place}".encode(errors="replace")).hexdigest()
     return FleetModel("", identity, 0, (each.place,))
 
@@ -249,7 +249,7 @@ def _pending_tasks(
 
 
 def _within_budget(tasks: Iterable[Task], meter: _Meter) -> Iterator[Task]:
-    """Yield tasks until the budget is used up."""
+    """Yield tasks until the budget is used up; the rest is dropped."""
     for task in tasks:
         if not meter.within(task):
             return
@@ -257,9 +257,10 @@ def _within_budget(tasks: Iterable[Task], meter: _Meter) -> Iterator[Task]:
 
 
 def _pair_tasks(subjects: Sequence[FleetModel], gathered: _Gathered) -> Iterator[Task]:
-    """Yield the tasks about two models: whether the one derives from the other.
+    """Yield a task for each pair of models to ask whether the first derives from the second.
 
-    `gathered` has the summary that knows the pairs, and the answers that exist.
+    Pairs that already have an answer are left out. `gathered` has the summary that knows the pairs,
+    and the answers that exist.
     """
     by_identity = {each.identity: each for each in subjects}
     for pair in gathered.summary.pairs():
@@ -271,7 +272,7 @@ def _pair_tasks(subjects: Sequence[FleetModel], gathered: _Gathered) -> Iterator
 def _run_tasks(
     request: ScanRequest, tasks: Iterator[Task], gathered: _Gathered, meter: _Meter
 ) -> None:
-    """Run tasks, and record each answer."""
+    """Run tasks, and record each answer in `gathered` and `meter`."""
     for answer in _answer_tasks(request, tasks, meter):
         gathered.add(answer)
         meter.count()

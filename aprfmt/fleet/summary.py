@@ -50,7 +50,7 @@ class Summary:
     """
 
     def __init__(self, subjects: Collection[FleetModel]) -> None:
-        """Create the database in a temporary folder, with a row for each model of the scan."""
+        """Create the SQLite database in a temporary folder, with a row for each model."""
         self._folder = tempfile.TemporaryDirectory(prefix="aprfmt-scan-")
         self._sql = sqlite3.connect(Path(self._folder.name) / "rows")
         self._sql.executescript(_TABLES)
@@ -72,7 +72,10 @@ class Summary:
         self._folder.cleanup()
 
     def add(self, facts: RowFacts) -> None:
-        """Add an answer, or replace an earlier one to the same question."""
+        """Add an answer, or replace an earlier one to the same question.
+
+        Nothing is added for a model that is not of this scan.
+        """
         identity, name = facts.identity, facts.name
         if identity not in self._models:
             return
@@ -94,7 +97,7 @@ class Summary:
         )
 
     def _delete_tensors(self, identity: str) -> None:
-        """Delete the tensors of a model's earlier answer, which is about to be replaced."""
+        """Delete the tensor rows that an earlier answer about a model added, if there was one."""
         known = "SELECT 1 FROM answers WHERE identity = ? AND name = 'digests'"
         if self._sql.execute(known, (identity,)).fetchone():
             self._sql.execute("CREATE INDEX IF NOT EXISTS by_identity ON tensors (identity)")
@@ -120,7 +123,7 @@ class Summary:
         return found | {outcome: count for outcome, count in rows}
 
     def models(self) -> list[dict[str, Any]]:
-        """Return a JSON row for every model: what it is, and its number of answers by outcome."""
+        """Return a JSON row for every model: path, size, format, and its answers by outcome."""
         lines = self._query(
             "SELECT m.model, m.bytes, m.places, m.format, m.arch, m.level, m.encodings, "
             "sum(a.outcome = 'PASS'), sum(a.outcome = 'FAIL'), sum(a.outcome = 'NOT_RUN'), "
@@ -143,7 +146,7 @@ class Summary:
         ]
 
     def unread(self) -> list[dict[str, Any]]:
-        """Return {model, items} of the models with items that no table lists."""
+        """Return [{model, items}]: how many items no table lists, of each model that has some."""
         count = "json_extract(a.details, '$.items')"
         lines = self._query(
             f"SELECT m.model, sum({count}) FROM answers a JOIN models m ON m.identity = a.identity "
@@ -172,7 +175,10 @@ class Summary:
         ]
 
     def faults(self) -> list[dict[str, Any]]:
-        """Return {check, outcome, models}: how many models fail each check, the commonest first."""
+        """Return [{check, outcome, models}]: how many models fail each check, commonest first.
+
+        The outcome is FAIL or ERROR.
+        """
         lines = self._query(
             "SELECT name, outcome, count(*) FROM answers WHERE outcome IN ('FAIL', 'ERROR') "
             "AND name != ? GROUP BY 1, 2 ORDER BY 3 DESC, 1",
@@ -181,9 +187,10 @@ class Summary:
         return [{"check": name, "outcome": what, "models": count} for name, what, count in lines]
 
     def copies(self) -> dict[str, Any]:
-        """Return {tensors, bytes, groups}: tensors stored more than once, bytes to be saved.
+        """Return {tensors, bytes, groups} of tensors whose stored bytes are in more than one place.
 
-        At most MANY groups are listed, those that would save most.
+        `tensors` is the number of different ones, `bytes` what storing each once would save.
+        `groups` lists at most MANY, those that would save most, with up to 5 places of each.
         """
         groups = (
             "SELECT raw, max(bytes) AS size, count(*) AS copies, "
@@ -215,7 +222,7 @@ class Summary:
     def pairs(self, each: int = 4) -> Iterator[QuantizedPair]:
         """Yield pairs of a quantized model and an unquantized one with the same roles and shapes.
 
-        Of one model there are at most `each`, those that share most decoded tensors with it first.
+        A quantized model has at most `each` pairs, those that share most decoded tensors first.
         """
         quantized = list(
             self._query(
@@ -237,10 +244,10 @@ class Summary:
                 yield QuantizedPair(identity, base)
 
     def families(self) -> list[dict[str, Any]]:
-        """Return {model, base, proof, found, details} of models that derive from others.
+        """Return rows {model, base, proof, found, details} of models that derive from others.
 
-        The proof is that encoding the base again gives the tensors, or that decoded tensors are
-        equal.
+        `proof` is "encoded again" where encoding the base gives the model's tensors, else that all
+        or most decoded tensors are equal.
         """
         proven = self._query(
             "SELECT m.model, b.model, a.found, a.details FROM answers a "
@@ -261,7 +268,11 @@ class Summary:
         return [*found, *self._equal_models()]
 
     def _equal_models(self) -> Iterator[dict[str, Any]]:
-        """Yield a row of `families` for each two models that share most decoded tensors."""
+        """Yield a row of `families` for each model that has most tensors of another one.
+
+        The other is the first model by name that has a tensor of the same name and values. At least
+        the share SHARED of the tensors must be equal, by the SHA-256 of their decoded values.
+        """
         lines = self._query(
             "WITH counted AS (SELECT identity, count(*) AS n FROM tensors GROUP BY 1), "
             "some AS (SELECT DISTINCT t.decoded, t.key, m.model, t.identity FROM tensors t "
@@ -282,7 +293,11 @@ class Summary:
             yield {"model": model, "base": base, "proof": proof, "found": said, "details": {}}
 
     def template_drift(self) -> list[dict[str, Any]]:
-        """Return {vocabulary, templates} of vocabularies with several chat templates."""
+        """Return [{vocabulary, templates}] of the vocabularies with several chat templates.
+
+        `vocabulary` is a SHA-256. `templates` is [{template, models, example}]: the template's
+        SHA-256, the number of models that have it, and one of them.
+        """
         lines = self._query(
             "SELECT vocabulary, template, count(*), min(model) FROM models WHERE vocabulary IN "
             "(SELECT vocabulary FROM models WHERE vocabulary IS NOT NULL GROUP BY 1 "
@@ -296,7 +311,7 @@ class Summary:
         return [{"vocabulary": name, "templates": rows} for name, rows in groups.items()]
 
     def to_json(self) -> Mapping[str, Any]:
-        """Return all of the summary as JSON."""
+        """Return the whole summary as JSON: counts, models, damage, copies, families and more."""
         return {
             "counts": self.counts(),
             "models": self.models(),

@@ -37,9 +37,9 @@ class Task:
 def make_row(
     task: Task, name: str, said: QuestionAnswer | None, seconds: float = 0.0, why: str = ""
 ) -> Row:
-    """Return the row of an answer, or of an ERROR with the reason `why` where there is none.
+    """Return the row of the answer `said` to question `name`, or an ERROR row where it is None.
 
-    `said` is the answer, None where there is none.
+    `why` is the reason of the ERROR. `seconds` is the time that the question took.
     """
     subject = task.subject
     row: Row = {
@@ -91,7 +91,7 @@ class Asker:
                 return
 
     def _answer_question(self, task: Task, name: str) -> QuestionAnswer:
-        """Return the answer to one question of a task."""
+        """Return the answer to the question `name` of a task, opening its model if necessary."""
         if task.base is not None:
             return check_derives(task.subject, task.base)
         context = self._open_context(task.subject)
@@ -128,7 +128,11 @@ def check_opens(context: CheckContext) -> QuestionAnswer:
 
 
 def check_derives(subject: FleetModel, base: FleetModel) -> QuestionAnswer:
-    """Return whether a model's quantized tensors are a base's tensors encoded again."""
+    """Return PASS if each tensor of `subject` equals the base's, or is the base's encoded again.
+
+    FAIL if one does not, or if that cannot be decided. The details have the counts, and the modes
+    of encoding that gave the tensors.
+    """
     report = diff(subject.path, base.path, only=("tensors",), base=base.path, explain=False)
     sides = [one for tensor in report.tensors for one in tensor.derivations if one.side == "a"]
     yes = sum(one.derives is True for one in sides)

@@ -21,7 +21,11 @@ HEAD = struct.Struct("<I")  # bytes of the message that follows
 
 
 def main(memory: int) -> None:
-    """Answer tasks from stdin until it ends; the process may use `memory` bytes of its own."""
+    """Answer pickled tasks from stdin until it ends, each answer a message on the original stdout.
+
+    After the answers of a task comes the number of its network requests. `memory` is how many bytes
+    the process may use. Other output is sent to stderr.
+    """
     with suppress(ValueError, OSError):  # the parent ends us when it is interrupted
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe = os.fdopen(os.dup(1), "wb")

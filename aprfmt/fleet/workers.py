@@ -45,7 +45,10 @@ def _worker_arguments() -> list[str]:
 
 
 def _is_small(task: Task) -> bool:
-    """Return whether a task's models are small and local, so that a busy worker may have it."""
+    """Return whether a task's models are local and at most SMALL bytes together.
+
+    A worker that is still busy may be given such a task.
+    """
     sides = [task.subject] if task.base is None else [task.subject, task.base]
     return sum(side.bytes for side in sides) <= SMALL and not any(
         is_remote(parse_location(side.path)) for side in sides
@@ -113,7 +116,10 @@ class _Worker:
         self._begun = data[at:]
 
     def _count(self, message: AnswerLine | int) -> None:
-        """Count an answer, or go to the next task; each question has its own time limit."""
+        """Count an answer, or go to the next task if `message` is the request count that ends one.
+
+        Each question has its own time limit, which begins with the answer before it.
+        """
         if isinstance(message, int):
             self.tasks.popleft()
             self._next()
@@ -122,7 +128,7 @@ class _Worker:
             self.until = time.monotonic() + self._limits.seconds
 
     def _next(self) -> None:
-        """Reset the answers and the time limit for the next task."""
+        """Set the number of answers to 0 and the time limit anew, for the next task."""
         self.done = 0
         self.until = time.monotonic() + self._limits.seconds
 
@@ -207,9 +213,10 @@ class Workers:
     def _replace_worker(
         self, worker: _Worker, why: str, waiting: "_Waiting"
     ) -> Iterator[AnswerLine]:
-        """Yield an error for the question a lost worker was at; its others wait again.
+        """Remove a lost worker, and yield an ERROR for the question that it was answering, if any.
 
-        `why` says how it was lost.
+        Its other tasks go back to `waiting`, and so do the later questions of its task unless the
+        model could not be opened. `why` says how it was lost.
         """
         self._all.remove(worker)
         worker.end()

@@ -44,7 +44,10 @@ class Repair:
         return sum(one.stop - one.start for one in self.ranges)
 
     def to_json(self) -> dict[str, Any]:
-        """Return as JSON the size, the ranges taken, and the bytes that nothing proves."""
+        """Return {size, taken_bytes, ranges, unproven, proof} as JSON.
+
+        `ranges` were taken from the copy, and nothing proves the bytes of `unproven`.
+        """
         return {
             "size": self.size,
             "taken_bytes": self.taken,
@@ -136,9 +139,11 @@ def plan_repair(
 
 
 def _refuse_other_model(here: ByteSource, there: ByteSource, wrong: Sequence[Range]) -> None:
-    """Raise UsageError if both headers are sound and most tensors differ: they are two models.
+    """Raise UsageError if fewer than half of the copy's tensors are in the broken file.
 
-    `wrong` are the ranges of the header that differ. `here` is the broken file, `there` the copy.
+    They are two different models then. Nothing is raised where the headers are equal, or where the
+    broken one is damaged. `wrong` are the ranges of the header that differ. `here` is the broken
+    file, `there` the copy.
     """
     from aprfmt.recovery.evidence import header_tensors
 
@@ -189,7 +194,8 @@ def _manifest_row(manifest: Path | None, copy: Path, broken: Path) -> Mapping[st
 def _expected_digest(there: ByteSource, stated: Mapping[str, Any] | None) -> str:
     """Return the SHA-256 that the whole file must have, "" where it is not known.
 
-    `there` is the copy, `stated` the file's row of a manifest or None.
+    It is the manifest's, else the one that the copy's site publishes. `there` is the copy, `stated`
+    the file's row of a manifest or None.
     """
     if stated is not None:
         return str(stated["sha256"])
@@ -220,7 +226,10 @@ def _write_repaired(
 
 
 def _repaired_bytes(here: ByteSource, there: ByteSource, found: Repair) -> Iterator[memoryview]:
-    """Yield the bytes of the repaired file in order, from the broken file and the copy."""
+    """Yield the bytes of the repaired file in order, from the broken file and the copy.
+
+    `here` is the broken file, `there` the copy, `found` the ranges to take from it.
+    """
     at = 0
     for one in [*found.ranges, Range(found.size, found.size, "")]:
         yield from here.windows(at, one.start, WINDOW)

@@ -14,7 +14,10 @@ class Range:
 
 
 def join_ranges(ranges: Sequence[Range], end: int) -> list[Range]:
-    """Return ranges in order, cut at `end`; those that touch are joined, with all reasons."""
+    """Return ranges in order, cut at `end`; those that touch or overlap are joined.
+
+    A joined range has the reasons of all its parts.
+    """
     found: list[Range] = []
     for one in sorted(ranges, key=lambda one: (one.start, one.stop)):
         start, stop = one.start, min(one.stop, end)

@@ -23,7 +23,10 @@ def header_tensors(file: ByteSource, partial: bool = False) -> Mapping[str, Tens
 
 
 def header_end(file: ByteSource) -> int:
-    """Return the byte where the tensors of a sound file begin; FormatError if it is damaged."""
+    """Return the offset where the first tensor of an undamaged file begins.
+
+    It is the file's size where no tensor has bytes. FormatError if the header is damaged.
+    """
     parsed = _parse_header(file)
     return min([info.offset for info in parsed.infos.values() if info.nbytes] or [file.size])
 
@@ -56,10 +59,11 @@ def differing_pages(
 
 
 def differing_blocks(here: ByteSource, stated: Mapping[str, Any], size: int) -> Iterator[Range]:
-    """Yield the ranges of blocks whose digests are not those of a manifest.
+    """Yield the Range of each block whose SHA-256 is not the one in the manifest.
 
-    `stated` has the block size and all digests, `size` is that of the good file. `here` is the
-    broken file.
+    A block that the broken file's end cuts is one of them; those after the end are left out.
+    `stated` is {"size": bytes of a block, "sha256": digests}, `size` is that of the good file.
+    `here` is the broken file.
     """
     step = stated["size"]
     for number, digest in enumerate(stated["sha256"]):
@@ -76,10 +80,10 @@ def differing_blocks(here: ByteSource, stated: Mapping[str, Any], size: int) -> 
 def check_tensor_digests(
     here: ByteSource, there: ByteSource, rows: Sequence[Mapping[str, Any]]
 ) -> list[tuple[Range, bool]]:
-    """Return (range, whether its digest is right) of every tensor that a manifest has.
+    """Return (range, whether its SHA-256 is right) of each tensor in the manifest's rows.
 
-    The tensors lie where the copy's header says. One that ends beyond the file is left out. `here`
-    is the broken file, `there` the copy, `rows` are those of the manifest.
+    The ranges are those of the copy's header. A tensor that ends after the broken file's end is
+    left out. `here` is the broken file, `there` the copy, `rows` are those of the manifest.
     """
     infos = header_tensors(there)
     found = []

@@ -91,7 +91,7 @@ def _refuse_missing_shard(path: Path, shards: list[Path]) -> None:
 
 
 def _read_index_metadata(path: Path) -> dict[str, object]:
-    """Return the metadata of the existing index, {} where it cannot be read."""
+    """Return the `metadata` object of the existing index; {} without an index or a readable one."""
     if not path.is_file():
         return {}
     file = open_bytes(path)

@@ -51,7 +51,10 @@ def salvage(broken: Path, output: Path, *, force: bool = False) -> SalvageResult
 
 
 def _output_metadata(source: Source, missing: Mapping[str, str]) -> dict[str, Value | TypedValue]:
-    """Return the metadata with their types, without split keys, and the list of what is missing."""
+    """Return {key: value} for the output: the file's metadata with their types.
+
+    Keys about shards are left out. A key is added that lists the missing tensors, if there are any.
+    """
     own = FORMATS[source.format].values.own
     found: dict[str, Any] = {}
     for key in source.metadata:

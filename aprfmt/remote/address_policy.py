@@ -84,7 +84,7 @@ class RequestTarget:
 
     @property
     def shown(self) -> str:
-        """The address without its query, which may be a signature."""
+        """The URL without its query, for messages; a query may be a signature."""
         port = "" if self.port == PORTS[self.scheme] else f":{self.port}"
         return f"{self.scheme}://{self._bracketed_host}{port}{self.line.partition('?')[0]}"
 
@@ -213,7 +213,7 @@ def is_metadata(address: str) -> bool:
 
 
 def address_reach(address: str) -> Reach:
-    """Return from where an IP address can be reached."""
+    """Return METADATA, HERE, PRIVATE or PUBLIC: from where an IP address can be reached."""
     if is_metadata(address):
         return Reach.METADATA
     if is_loopback(address) or _parse_ip(address).is_unspecified:
@@ -228,9 +228,9 @@ _METADATA_NAMES = ("metadata", "metadata.google.internal")  # Google's page on i
 
 
 def name_reach(host: str) -> Reach:
-    """Return from where a host can be reached, judged by its name only.
+    """Return METADATA, PRIVATE or PUBLIC: from where a host can be reached, by its name.
 
-    For hosts whose address only a proxy resolves.
+    It is for hosts whose address only a proxy resolves.
     """
     name = host.lower().removesuffix(".")
     if name in _METADATA_NAMES:

@@ -96,11 +96,17 @@ class BucketSite:
         self._folders: dict[str, list[str]] = {}
 
     def _address(self, inner: str) -> str:
-        """Return the address of a file, for messages."""
+        """Return the address of a file, for messages.
+
+        `inner` is the key of the object in the bucket.
+        """
         return f"{self._shown}/{inner}"
 
     def _read_error(self, inner: str, error: Exception) -> RemoteError:
-        """Return obstore's error as a RemoteError in one line; a denial says what would help."""
+        """Return obstore's error as a RemoteError in one line; a denial says what would help.
+
+        `inner` is the key of the object in the bucket.
+        """
         kind, denied = type(error).__name__, _DENIED.search(str(error))
         if denied or kind in ("PermissionDeniedError", "UnauthenticatedError"):
             why = denied[1] if denied else kind
@@ -113,7 +119,10 @@ class BucketSite:
     def _fetch_range(
         self, inner: str, start: int, stop: int
     ) -> tuple[FileFacts, tuple[int, int], bytes]:
-        """Return (facts, (start, stop) that came, bytes) of one range request."""
+        """Return (facts, (start, stop) that came, bytes) of one range request.
+
+        `inner` is the key of the object in the bucket.
+        """
         import obstore
 
         with TRAFFIC.request():
@@ -127,7 +136,8 @@ class BucketSite:
     def _object_facts(self, inner: str, meta: Any) -> FileFacts:
         """Return the facts in an answer's metadata: size, tag, and identity if the ETag is strong.
 
-        The identity includes endpoint and account, since other ones are other stores.
+        The identity includes endpoint and account, since other ones are other stores. `inner` is
+        the key of the object in the bucket.
         """
         tag, size = str(meta.get("e_tag") or ""), int(meta["size"])
         if not is_strong(tag):
@@ -137,7 +147,10 @@ class BucketSite:
         )
 
     def one_pass(self, inner: str, facts: FileFacts) -> str:
-        """Return the SHA-256 of the object, read whole by one request."""
+        """Return the SHA-256 of the object, read whole by one request.
+
+        `inner` is the key of the object in the bucket.
+        """
         import obstore
 
         digest = hashlib.sha256()
@@ -156,7 +169,8 @@ class BucketSite:
     def _refuse_changed(self, inner: str, now: FileFacts, facts: FileFacts) -> None:
         """Raise RemoteError if the size or tag of an answer is not that of the first answer.
 
-        `now` are the facts of the answer, `facts` those of the first one.
+        `now` are the facts of the answer, `facts` those of the first one. `inner` is the key of the
+        object in the bucket.
         """
         where = self._address(inner)
         if now.size != facts.size:
@@ -165,7 +179,10 @@ class BucketSite:
             raise changed_error(where, "its ETag", now.tag, facts.tag)
 
     def _first_answer(self, inner: str) -> tuple[FileFacts, bytes] | None:
-        """Return (facts, first bytes) of a file, requested once; None where it does not exist."""
+        """Return (facts, first bytes) of a file, requested once; None where it does not exist.
+
+        `inner` is the key of the object in the bucket.
+        """
         if inner not in self._first:
             try:
                 facts, _, head = self._fetch_range(inner, 0, FIRST)
@@ -178,7 +195,11 @@ class BucketSite:
         return self._first[inner]
 
     def _empty_object(self, inner: str, error: Exception) -> tuple[FileFacts, bytes]:
-        """Return the facts of an empty object, which has no range; raise `error` for any other."""
+        """Return (facts, b"") of an empty object, whose range request fails with `error`.
+
+        Raises `error` as a RemoteError if the object is not empty or its size cannot be read.
+        `inner` is the key of the object in the bucket.
+        """
         import obstore
 
         try:
@@ -190,9 +211,10 @@ class BucketSite:
         return FileFacts(0), b""
 
     def facts(self, inner: str) -> FileFacts | None:
-        """Return the facts of a file, None where it does not exist.
+        """Return a file's size, version tag and identity; None where it does not exist.
 
-        They come with its first bytes, which opening it will need anyway.
+        They come with its first bytes, which opening it will need anyway. `inner` is the key of the
+        object in the bucket.
         """
         if self.lists(_folder(inner)) and _name(inner) not in self.names(_folder(inner)):
             return None
@@ -200,11 +222,18 @@ class BucketSite:
         return None if found is None else found[0]
 
     def is_folder(self, inner: str) -> bool:
-        """Return whether there are files below a name; asked by one request, once."""
+        """Return whether there are files directly in a folder; True for the bucket itself.
+
+        False for a name that has already been read as a file. The listing is requested once.
+        `inner` is the name of the folder in the bucket.
+        """
         return not inner or (self._first.get(inner) is None and bool(self._list_folder(inner)))
 
     def _list_folder(self, inner: str) -> list[str]:
-        """Return the file names in a folder, requested once."""
+        """Return the file names in a folder, requested once.
+
+        `inner` is the name of the folder in the bucket.
+        """
         import obstore
 
         if inner not in self._folders:
@@ -217,19 +246,31 @@ class BucketSite:
         return self._folders[inner]
 
     def names(self, inner: str) -> list[str]:
-        """Return the names of the files in a folder."""
+        """Return the names of the files directly in a folder, without the folder's name.
+
+        `inner` is the name of the folder in the bucket.
+        """
         return self._list_folder(inner)
 
     def lists(self, inner: str) -> bool:
-        """Return whether the folder has been listed already."""
+        """Return whether the folder has been listed already.
+
+        `inner` is the name of the folder in the bucket.
+        """
         return inner in self._folders
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
-        """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
+        """Return (facts, first bytes) of a file; RemoteError where it does not exist.
+
+        `inner` is the key of the object in the bucket.
+        """
         return require_answer(self._first_answer(inner), self._address(inner))
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
+        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`.
+
+        `inner` is the key of the object in the bucket.
+        """
         try:
             now, found, data = self._fetch_range(inner, start, stop)
         except Exception as error:
@@ -248,12 +289,18 @@ def _endpoint_settings() -> str:
 
 
 def _folder(inner: str) -> str:
-    """Return a file's name without its last component."""
+    """Return the folder of a file's name: all before its last component, "" where that is all.
+
+    `inner` is the key of the object in the bucket.
+    """
     return inner.rpartition("/")[0]
 
 
 def _name(inner: str) -> str:
-    """Return the last component of a file's name."""
+    """Return the last component of a file's name.
+
+    `inner` is the key of the object in the bucket.
+    """
     return inner.rpartition("/")[2]
 
 

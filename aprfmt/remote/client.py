@@ -185,10 +185,11 @@ class Client:
     def _follow_redirects(
         self, url: str, where: str, headers: Headers, wanted: Wanted, hashed: bool
     ) -> Response:
-        """Return the answer to one request after all redirects.
+        """Return the answer to one request after all redirects; RemoteError for too many of them.
 
-        A token is not sent to another server. `wanted` and `hashed` are those of `get`. Raises
-        RemoteError for too many redirects.
+        A token is not sent to another server. `wanted(status, headers)` returns how many bytes of
+        the body to read, -N for at most N of a body of unknown length. With `hashed` the answer has
+        the digest of the body instead of its bytes. `where` begins messages.
         """
         before: tuple[RequestTarget, Sequence[str]] | None = None
         sent = dict(headers)
@@ -216,7 +217,9 @@ class Client:
     def _read_response(self, reply: _Reply, url: str, wanted: Wanted, hashed: bool) -> Response:
         """Return the answer with its body or digest, and release the connection.
 
-        `wanted` and `hashed` are those of `get`.
+        `wanted(status, headers)` returns how many bytes of the body to read, -N for at most N of a
+        body of unknown length. With `hashed` the answer has the digest of the body instead of its
+        bytes.
         """
         status = reply.response.status
         size = _drain_size(reply)
@@ -239,10 +242,11 @@ class Client:
         where: str,
         sent: Headers,
     ) -> _Reply:
-        """Return the answer to a request whose body is unread, on a kept or a new connection.
+        """Return the answer to a request whose body is unread, on an idle or a new connection.
 
-        `before` is the target that redirected here, and `sent` are the headers. A kept connection
-        that the server has closed meanwhile is replaced once.
+        `before` is the target that redirected here, and `sent` are the headers. An idle connection
+        that the server has closed meanwhile is replaced once. Raises RemoteError where the
+        connection is not allowed. `where` begins messages.
         """
         proxy, addresses = self._find_route(to)
         line, sent = to.line, {"Accept-Encoding": "identity", **_OURS, **sent}
@@ -325,7 +329,10 @@ class Client:
     def _connect(
         self, to: RequestTarget, addresses: Sequence[str], proxy: Proxy | None, where: str
     ) -> http.client.HTTPConnection:
-        """Return a new connection to a target, with TLS and through the proxy where needed."""
+        """Return a new connection to a target, with TLS and through the proxy where needed.
+
+        `where` begins messages.
+        """
         context = _tls_context() if to.scheme == "https" else None
         if proxy is None:
             sock = self._dial_first(addresses, to.port)
@@ -357,7 +364,7 @@ class Client:
         """Have a proxy connect `sock` to a host by CONNECT (RFC 9110, 9.3.6).
 
         What is received afterwards comes from that host. Raises RemoteError where the proxy
-        refuses, BadAnswer or ConnectionCut for its answer.
+        refuses, BadAnswer or ConnectionCut for its answer. `where` begins messages.
         """
         sent = {"Host": to.authority, **_OURS}
         sent |= {"Proxy-Authorization": proxy.authorization} if proxy.authorization else {}
@@ -469,7 +476,7 @@ def _read_exactly(reply: _Reply, size: int) -> bytes:
 
 
 def _read_unsized(reply: _Reply, most: int) -> bytearray:
-    """Return a body of unknown length; ConnectionCut where it has more than `most` bytes."""
+    """Return a whole body of unknown length; ConnectionCut where it has more than `most` bytes."""
     data = bytearray()
     while piece := reply.body.read(64 << 10):
         TRAFFIC.count(received=len(piece))

@@ -105,6 +105,6 @@ CACHE = DiskCache()
 
 
 def _range_path(identity: str, start: int, stop: int) -> Path:
-    """Return the path in the cache of a range of a file."""
+    """Return the path in the cache of bytes [start, stop) of the file with this identity."""
     name = hashlib.sha256(identity.encode("utf-8", "surrogatepass")).hexdigest()[:40]
     return cache_folder() / name / f"{start}-{stop}"

@@ -78,11 +78,17 @@ class FsspecSite:
         self._files = _open_filesystem(self._root)
 
     def _address(self, inner: str) -> str:
-        """Return the address of a file."""
+        """Return the address of a file.
+
+        `inner` is the name within the file system.
+        """
         return f"{self._root}/{inner}" if inner else self._root
 
     def _request_info(self, inner: str) -> Any:
-        """Return what the file system says of a file now, None where it does not exist."""
+        """Return fsspec's dict of facts on a file or folder, asked anew; None if it is absent.
+
+        `inner` is the name within the file system.
+        """
         try:
             with TRAFFIC.request():
                 self._files.invalidate_cache()  # what it knows may be of an earlier version
@@ -95,7 +101,10 @@ class FsspecSite:
             ) from None
 
     def facts(self, inner: str) -> FileFacts | None:
-        """Return the size and version tag of a file, None where it does not exist."""
+        """Return the size and version tag of a file, None where it does not exist.
+
+        `inner` is the name within the file system.
+        """
         info = self._request_info(inner)
         if info is None or info.get("type") != "file" or type(info.get("size")) is not int:
             return None
@@ -103,12 +112,18 @@ class FsspecSite:
         return FileFacts(info["size"], tags[0] if tags else "")
 
     def is_folder(self, inner: str) -> bool:
-        """Return whether a name is a directory."""
+        """Return whether a name is a directory.
+
+        `inner` is the name within the file system.
+        """
         info = self._request_info(inner)
         return info is not None and info.get("type") == "directory"
 
     def names(self, inner: str) -> list[str]:
-        """Return the names of the files in a folder."""
+        """Return the names of the files in a folder.
+
+        `inner` is the name within the file system.
+        """
         try:
             with TRAFFIC.request():
                 rows = self._files.ls(self._address(inner), detail=True)
@@ -119,11 +134,17 @@ class FsspecSite:
         return [str(row["name"]).rpartition("/")[2] for row in rows if row["type"] == "file"]
 
     def lists(self, inner: str) -> bool:
-        """Return True: file systems list their folders."""
+        """Return True: the files of any folder of these file systems can be listed.
+
+        `inner`, the name of a folder, is not used.
+        """
         return True
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
-        """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
+        """Return (facts, first bytes) of a file; RemoteError where it does not exist.
+
+        `inner` is the name within the file system.
+        """
         facts = self.facts(inner)
         if facts is None:
             raise not_found_error(self._address(inner))
@@ -132,7 +153,8 @@ class FsspecSite:
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) of a file; RemoteError where fewer come.
 
-        `facts` are not used: fsspec gives no version with an answer.
+        `facts` are not used: fsspec gives no version with an answer. `inner` is the name within the
+        file system.
         """
         where = self._address(inner)
         try:
@@ -152,7 +174,7 @@ class FsspecSite:
     def one_pass(self, inner: str, facts: FileFacts) -> str:
         """Return the SHA-256 of the file, read from its beginning to its end once more.
 
-        `facts` are not used, as in `fetch`.
+        `facts` are not used, as in `fetch`. `inner` is the name within the file system.
         """
         where, digest = self._address(inner), hashlib.sha256()
         try:

@@ -53,10 +53,11 @@ def _without_secrets(text: str) -> str:
 
 
 def _store_secret(known: dict[T, str], key: T, found: str, bare: str, what: str) -> None:
-    """Store what an address said under a key; UsageError where another address said otherwise.
+    """Store the query or login of an address in `known`; UsageError if another is stored already.
 
-    Both would be read as one file, and be equal. `what` names it in the message. `known` is the
-    table, `bare` the address without secrets.
+    Two addresses that differ only in these would be read as one file, and be equal. `key` is where
+    it is stored, `found` the text, `bare` the address without secrets, `what` the name of it in
+    the message.
     """
     if known.setdefault(key, found) != found:
         raise UsageError(
@@ -82,16 +83,25 @@ class HttpSite:
         self._first: dict[str, tuple[FileFacts, bytes] | None] = {}
 
     def _url(self, inner: str) -> str:
-        """Return the URL of a file, with the query that the user's address had."""
+        """Return the URL of a file, with the query that the user's address had.
+
+        `inner` is the path of the file on the host.
+        """
         query = _QUERIES.get(self._key, {}).get(inner, "")
         return urlunsplit((self._key[0][:-1], self._key[1], "/" + inner, query, ""))
 
     def _address(self, inner: str) -> str:
-        """Return the address of a file without secrets, for messages."""
+        """Return the address of a file without secrets, for messages.
+
+        `inner` is the path of the file on the host.
+        """
         return f"{self._key[0]}//{self._key[1]}/{inner}"
 
     def _first_answer(self, inner: str) -> tuple[FileFacts, bytes] | None:
-        """Return (facts, first bytes) of a file, requested once; None where it does not exist."""
+        """Return (facts, first bytes) of a file, requested once; None where it does not exist.
+
+        `inner` is the path of the file on the host.
+        """
         if inner not in self._first:
             try:
                 found = self._ranges.first(self._url(inner), self._address(inner), self._headers)
@@ -104,37 +114,56 @@ class HttpSite:
         return self._first[inner]
 
     def facts(self, inner: str) -> FileFacts | None:
-        """Return the facts of a file, None where it does not exist.
+        """Return a file's size, version tag and identity; None if it is a folder or missing.
 
-        They come with its first bytes, which opening it will need anyway.
+        They come with its first bytes, which opening it will need anyway. `inner` is the path of
+        the file on the host.
         """
         found = None if self.is_folder(inner) else self._first_answer(inner)
         return None if found is None else found[0]
 
     def is_folder(self, inner: str) -> bool:
-        """Return whether the user's address was one of this folder."""
+        """Return whether the user gave this address as a folder's, with a slash at its end.
+
+        `inner` is the path on the host.
+        """
         return inner in _FOLDERS.get(self._key, ())
 
     def names(self, inner: str) -> list[str]:
-        """Return []: hosts do not list their files."""
+        """Return []: hosts do not list their files.
+
+        `inner`, the path of a folder, is not used.
+        """
         return []
 
     def lists(self, inner: str) -> bool:
-        """Return whether files of the folder may be requested by name: the user named it."""
+        """Return whether the user gave this folder's address: its files are asked for by name.
+
+        `inner` is the path on the host.
+        """
         return self.is_folder(inner)
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
-        """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
+        """Return (facts, first bytes) of a file; RemoteError where it does not exist.
+
+        `inner` is the path of the file on the host.
+        """
         return require_answer(self._first_answer(inner), self._address(inner))
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
+        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`.
+
+        `inner` is the path of the file on the host.
+        """
         return self._ranges.fetch(
             self._url(inner), self._address(inner), self._headers, facts, start, stop
         )
 
     def one_pass(self, inner: str, facts: FileFacts) -> str:
-        """Return the SHA-256 of the file, read whole by one request."""
+        """Return the SHA-256 of the file, read whole by one request.
+
+        `inner` is the path of the file on the host.
+        """
         return self._ranges.one_pass(self._url(inner), self._address(inner), self._headers, facts)
 
 

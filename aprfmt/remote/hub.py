@@ -108,7 +108,7 @@ def cached_snapshot(repository: str, revision: str) -> Path | None:
 
 
 def _has_weights(folder: Path) -> bool:
-    """Return whether a snapshot has weights, all files that an index names included."""
+    """Return whether a snapshot has its weights: every file of an index, or any weight file."""
     from aprfmt.formats.bounded_json import load_file
     from aprfmt.formats.shard_set import MAX_INDEX
 
@@ -231,11 +231,17 @@ class HubSite:
         return RemoteError(f"{self._shown}: does not exist, or is private: {login}")
 
     def _find_row(self, inner: str) -> _Row | None:
-        """Return the listing's row of a file, None where it does not exist."""
+        """Return the row of a file in the hub's listing, None where it does not exist.
+
+        `inner` is the path of the file in the repository.
+        """
         return self._get_listing()[1].get(inner)
 
     def facts(self, inner: str) -> FileFacts | None:
-        """Return what the listing says of a file, None where it does not exist."""
+        """Return a file's size, identity and SHA-256 from the listing; None if it is missing.
+
+        `inner` is the path of the file in the repository.
+        """
         row = self._find_row(inner)
         if row is None:
             return None
@@ -245,18 +251,25 @@ class HubSite:
         """Return a digest that identifies a file's bytes at this hub; "" where nothing does.
 
         It is made of the digest that the hub publishes, or of a strong ETag `tag`. Another hub may
-        have other bytes under the same name and commit, so the endpoint is part of it.
+        have other bytes under the same name and commit, so the endpoint is part of it. `inner` is
+        the path of the file in the repository.
         """
         named = row.sha256 or row.blob or (tag if is_strong(tag) else "")
         place = self._endpoint, self._owner, self._name, self.commit, inner
         return hash_identity("hf", *place, named, row.size) if named else ""
 
     def is_folder(self, inner: str) -> bool:
-        """Return whether there are files below a name."""
+        """Return whether there are files below a name.
+
+        `inner` is the path in the repository.
+        """
         return not inner or any(name.startswith(f"{inner}/") for name in self._get_listing()[1])
 
     def names(self, inner: str) -> list[str]:
-        """Return the names of the files in a folder."""
+        """Return the names of the files directly in a folder, without the folder's name.
+
+        `inner` is the path in the repository.
+        """
         below = f"{inner}/" if inner else ""
         cut = (
             name.removeprefix(below) for name in self._get_listing()[1] if name.startswith(below)
@@ -264,20 +277,33 @@ class HubSite:
         return [name for name in cut if "/" not in name]
 
     def lists(self, inner: str) -> bool:
-        """Return True: the listing has all files."""
+        """Return True: the hub's listing has the files of all folders.
+
+        `inner`, the path of a folder, is not used.
+        """
         return True
 
     def _address(self, inner: str) -> str:
-        """Return the address of a file, for messages."""
+        """Return the address of a file, for messages.
+
+        `inner` is the path of the file in the repository.
+        """
         return f"{self._shown}/{inner}"
 
     def _url(self, inner: str) -> str:
-        """Return the URL of a file at the pinned commit."""
+        """Return the URL of a file at the pinned commit.
+
+        `inner` is the path of the file in the repository.
+        """
         where = f"{self._owner}/{self._name}/resolve/{self.commit}/{quote(inner)}"
         return f"{self._endpoint}/{where}"
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
-        """Return (facts, first bytes) of a file; RemoteError where it does not exist."""
+        """Return (facts, first bytes) of a file; RemoteError if it is missing or denied.
+
+        RemoteError too if its size is not that of the hub's listing. `inner` is the path of the
+        file in the repository.
+        """
         row, told = self._find_row(inner), self.facts(inner)
         if row is None or told is None:
             raise not_found_error(self._address(inner))
@@ -298,7 +324,10 @@ class HubSite:
         return FileFacts(seen.size, seen.tag, identity, told.sha256), head
 
     def _fetch_whole(self, inner: str, row: _Row) -> bytes:
-        """Return a small file whole, checked against its size and git's SHA-1; requested once."""
+        """Return a small file whole, checked against its size and git's SHA-1; requested once.
+
+        `inner` is the path of the file in the repository.
+        """
         if inner not in self._wholes:
             most = min(row.size, MAX_PLAIN)
             try:
@@ -322,7 +351,10 @@ class HubSite:
         return self._wholes[inner]
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
+        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`.
+
+        `inner` is the path of the file in the repository.
+        """
         row = self._find_row(inner)
         if row is not None and not row.apart:
             return memoryview(self._fetch_whole(inner, row))[start:stop]
@@ -334,7 +366,10 @@ class HubSite:
             raise self._denied_error(error.headers) from None
 
     def one_pass(self, inner: str, facts: FileFacts) -> str:
-        """Return the SHA-256 of the file, read whole by one request."""
+        """Return the SHA-256 of the file, read whole by one request.
+
+        `inner` is the path of the file in the repository.
+        """
         row = self._find_row(inner)
         if row is not None and not row.apart:
             return hashlib.sha256(self._fetch_whole(inner, row)).hexdigest()
@@ -347,7 +382,10 @@ class HubSite:
 
 
 def _hex_digest(found: object, digits: int) -> str:
-    """Return a value that is a digest of so many hexadecimal digits, "" for anything else."""
+    """Return a value that is a digest of so many hexadecimal digits, "" for anything else.
+
+    `found` is any value of JSON, `digits` their number.
+    """
     right = isinstance(found, str) and re.fullmatch(f"[0-9a-f]{{{digits}}}", found)
     return str(found) if right else ""
 

@@ -86,7 +86,10 @@ class RemotePath(_Path):
         return self.is_dir() or self.is_file()
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        """Return whether there is a file; RemoteError where the site cannot say."""
+        """Return whether there is a file at the address; RemoteError where the site cannot say.
+
+        `follow_symlinks` is not used.
+        """
         return self.site.facts(self.inner) is not None
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
@@ -130,7 +133,7 @@ def parse_location(given: Any) -> Path:
     """Return what a user gave as a path; an address becomes a RemotePath.
 
     An address whose file lies in the local hub cache is the path there. Raises UsageError for an
-    address that is not complete.
+    address that is not complete. `given` is a text or a path.
     """
     if isinstance(given, RemotePath):
         return given
@@ -154,7 +157,10 @@ def is_remote(path: Path) -> bool:
 
 
 def can_list(path: Path) -> bool:
-    """Return whether the files of a folder are known without asking for each."""
+    """Return whether the names of a folder's files are known without a request for each.
+
+    True for every folder on this machine.
+    """
     return not isinstance(path, RemotePath) or path.site.lists(path.inner)
 
 

@@ -62,7 +62,10 @@ def _parse_proxy(variable: str, text: str) -> Proxy:
 
 
 def _is_excepted(host: str, port: int) -> bool:
-    """Return whether NO_PROXY names the host, a domain or a network that it is in, or `*`."""
+    """Return whether NO_PROXY is `*`, or names the host or a domain or network it is in.
+
+    A name may have a port, which must be `port` then.
+    """
     text = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
     names = [name.strip().lstrip(".").lower() for name in text.split(",") if name.strip()]
     spelled = (host.lower(), f"{host.lower()}:{port}")

@@ -83,13 +83,16 @@ class RangeReader:
         start: int,
         stop: int,
     ) -> memoryview:
-        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`."""
+        """Return bytes [start, stop) of a file; RemoteError if it no longer fits `facts`.
+
+        `where` begins messages.
+        """
         return self._request_range(url, where, headers, facts, start, stop).body
 
     def one_pass(self, url: str, where: str, headers: Mapping[str, str], facts: FileFacts) -> str:
         """Return the SHA-256 of a file, read whole by one request.
 
-        Raises RemoteError if it no longer fits `facts`.
+        Raises RemoteError if it no longer fits `facts`. `where` begins messages.
         """
         if not facts.size:
             return hashlib.sha256().hexdigest()
@@ -108,7 +111,7 @@ class RangeReader:
         """Return the answer with bytes [start, stop), or with their digest if `hashed`.
 
         The target of an earlier redirect is asked first, without the token. Raises RemoteError if
-        the file no longer fits `facts`.
+        the file no longer fits `facts`. `where` begins messages.
         """
 
         def check_range(status: int, found: Headers) -> int:
@@ -137,7 +140,10 @@ class RangeReader:
         return answer
 
     def whole(self, url: str, where: str, headers: Mapping[str, str], most: int) -> bytes:
-        """Return a small file, or an answer of an API; RemoteError for more than `most` bytes."""
+        """Return a small file, or an answer of an API; RemoteError for more than `most` bytes.
+
+        `where` begins messages.
+        """
 
         def check_whole(status: int, found: Headers) -> int:
             """Return how many bytes of the answer to read; -most where it does not say how many."""
@@ -175,7 +181,7 @@ def _content_range(headers: Headers) -> tuple[int, ...]:
 def _check_status(status: int, headers: Headers, where: str, expected: int) -> None:
     """Raise RemoteError unless the status is `expected` and the body is not compressed.
 
-    Raises NotFoundError for 404 and 410, AccessDenied for 401 and 403.
+    Raises NotFoundError for 404 and 410, AccessDenied for 401 and 403. `where` begins messages.
     """
     if status in (404, 410):
         raise NotFoundError(str(not_found_error(where)))
@@ -198,7 +204,10 @@ def _check_status(status: int, headers: Headers, where: str, expected: int) -> N
 
 
 def _check_range_answer(status: int, headers: Headers, where: str) -> tuple[int, int, int]:
-    """Return (start, stop, size) of an answer's range; RemoteError if it is no range or wrong."""
+    """Return (start, stop, size) of an answer's range; RemoteError if it is no range or wrong.
+
+    `where` begins messages.
+    """
     _check_status(status, headers, where, 206)
     found = _content_range(headers)
     if len(found) != 3 or not 0 <= found[0] <= found[1] < found[2]:
@@ -213,6 +222,9 @@ def _check_range_answer(status: int, headers: Headers, where: str) -> tuple[int,
 
 
 def _range_error(where: str, headers: Headers, expected: str) -> RemoteError:
-    """Return the error of an answer with another Content-Range than was expected."""
+    """Return the error of an answer with another Content-Range than was expected.
+
+    `where` begins messages.
+    """
     found = shorten(headers.get("content-range", "absent"), 80)
     return RemoteError(f"{where}: Content-Range is {found!r}; expected {expected!r}")

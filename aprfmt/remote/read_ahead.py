@@ -75,7 +75,10 @@ class _Expected:
 
 
 def _is_short_rest(one: _Expected) -> bool:
-    """Return whether most of a range has been read and its short rest had been joined to it."""
+    """Return whether a range has been read in part, with fewer than LITTLE bytes left.
+
+    Such a rest is mostly a short range that `_join_expected` joined to the one before it.
+    """
     return one.start < one.at and one.stop - one.at < LITTLE
 
 
@@ -95,7 +98,10 @@ class ReadAhead:
         self._parts: dict[int, tuple[int, Future[memoryview]]] = {}
 
     def expect(self, start: int, stop: int, at: int | None = None) -> None:
-        """Announce that bytes [start, stop) will be read, from `at`, after earlier ranges."""
+        """Announce that bytes [start, stop) will be read after the ranges announced before.
+
+        Fetching begins at `at` (None: at `start`), where the bytes before it are there already.
+        """
         with self._lock:
             if not self._told:
                 self._expected.clear()
@@ -115,7 +121,7 @@ class ReadAhead:
     def _join_expected(self, start: int, stop: int) -> bool:
         """Return whether a short range was joined to an announced one just before it.
 
-        It needs no request of its own then.
+        It needs no request of its own then. The range is [`start`, `stop`).
         """
         for one in self._expected:
             if stop - start < LITTLE and 0 <= start - one.stop < NEXT:
@@ -124,7 +130,10 @@ class ReadAhead:
         return False
 
     def get(self, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop)."""
+        """Return bytes [start, stop), from parts fetched ahead or fetched now.
+
+        Then the fetching of what is expected next begins.
+        """
         with self._lock:
             self._drop_unexpected(start)
             pieces, at = [], start
@@ -165,7 +174,10 @@ class ReadAhead:
             self._expected = deque([_Expected(stop, min(self._size, stop + AHEAD * PART), stop)])
 
     def _next_piece(self, at: int, stop: int) -> memoryview:
-        """Return bytes from `at`, at most to `stop`: of a part, or up to the next part."""
+        """Return bytes from `at`: those to `stop`, or fewer where a fetched part ends or begins.
+
+        Parts are what was fetched ahead. Bytes that are in none are fetched now.
+        """
         for begin, (end, part) in self._parts.items():
             if begin <= at < end:
                 piece = part.result()[at - begin : stop - begin]
@@ -183,7 +195,7 @@ class ReadAhead:
         return memoryview(b"".join([self._fetch(start, middle), rest.result()]))
 
     def _fetch_ahead(self) -> None:
-        """Start to fetch the next parts of what is expected, at most AHEAD in all."""
+        """Start to fetch expected bytes, until AHEAD parts are there or on their way."""
         last = self._expected[-1] if self._expected else None
         for one in self._expected:
             begin = one.at

@@ -40,7 +40,7 @@ class RemoteObject:
     """One remote file for all its openings: its facts and cached bytes; safe for any thread."""
 
     def __init__(self, path: RemotePath) -> None:
-        """Request the first bytes of a file, and hold them."""
+        """Request the first bytes of a file, and hold them; RemoteError where it does not exist."""
         self.where = str(path)
         self._site, self._inner = path.site, path.inner
         self.facts, head = self._site.first(self._inner)
@@ -61,7 +61,7 @@ class RemoteObject:
     def _note(self, start: int, data: memoryview) -> None:
         """Record the beginning of an early answer whose version nothing proves.
 
-        It is read again later.
+        It is read again later. `start` is the offset of its bytes `data` in the file.
         """
         if self.facts.proven or not len(data):
             return
@@ -90,7 +90,10 @@ class RemoteObject:
             )
 
         def check_again(row: tuple[int, bytes]) -> None:
-            """Raise RemoteError if the bytes of an early answer have changed."""
+            """Raise RemoteError if the bytes of an early answer have changed.
+
+            `row` is (offset, first bytes) of that answer.
+            """
             start, data = row
             stop = start + len(data)
             found = self._site.fetch(self._inner, self.facts, start, stop)
@@ -126,9 +129,9 @@ class RemoteObject:
             return self._held
 
     def small(self, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) of a piece around them, which is cached.
+        """Return bytes [start, stop), cached or fetched in one piece with bytes after them.
 
-        The pieces get larger while reads lie near each other.
+        The piece is cached. Pieces get larger while reads are near each other.
         """
         with self._lock:
             if len(kept := self._cached_bytes(start, stop)) == stop - start:
@@ -149,7 +152,7 @@ class RemoteObject:
                 self._pieces.popitem(last=False)
 
     def bring(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Fetch ranges that will be read soon, several at a time, and cache them."""
+        """Fetch the (start, stop) ranges that are not cached, several at once, and cache them."""
         missing = [
             (a, b) for a, b in ranges if b > len(self._held) and not len(self._cached_bytes(a, b))
         ]
@@ -169,7 +172,7 @@ class RemoteObject:
         return memoryview(b"")
 
     def gather(self, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop): what is held or cached of them, and the rest fetched."""
+        """Return bytes [start, stop), taken from memory where they are cached, the rest fetched."""
         with self._shelf:
             known = [(0, self._held), *self._pieces.items()]
         found, at = [], start
@@ -189,7 +192,7 @@ class RemoteObject:
     def fetch(self, start: int, stop: int) -> memoryview:
         """Return bytes [start, stop) from the temporary file, the disk cache, or by one request.
 
-        `told` is called with what comes.
+        The callback `told`, if set, is called with `start` and the bytes.
         """
         remembered = self._remembered
         data = (
@@ -252,7 +255,7 @@ class RemoteFile:
         self._stream = ReadAhead(self.size, self._found.gather)
 
     def tell(self, whom: Callable[[int, memoryview], None] | None) -> None:
-        """Have `whom(start, data)` called with all bytes that come from now on; None stops that."""
+        """Have `whom(start, data)` called with all bytes fetched from now on; None ends that."""
         self._found.told = whom
 
     @property
@@ -264,7 +267,7 @@ class RemoteFile:
         return self.size
 
     def __getitem__(self, where: slice) -> memoryview:
-        """Return the bytes of a slice with step 1, from what is held or by fetching."""
+        """Return the bytes of a slice with step 1, from memory or by fetching."""
         start, stop, _ = where.indices(self.size)
         held = self._found.held(0, 0)
         if stop <= len(held) or start >= stop:
@@ -276,7 +279,11 @@ class RemoteFile:
         return self._stream.get(start, stop)
 
     def held(self, stop: int, wish: int = 0) -> memoryview:
-        """Return the beginning of the file, at least `stop` bytes; see `RemoteObject.held`."""
+        """Return the beginning of the file, at least `stop` bytes.
+
+        If some of it is not in memory yet, up to `wish` bytes are fetched. Raises RemoteError where
+        more than MAX_HELD bytes are before the tensors.
+        """
         return self._found.held(stop, wish)
 
     def read(self, ranges: Sequence[tuple[int, int]]) -> list[memoryview]:
@@ -299,7 +306,7 @@ class RemoteFile:
         return found
 
     def _fetch_range(self, where: tuple[int, int]) -> memoryview:
-        """Return the bytes of a (start, stop) range, held or fetched."""
+        """Return the bytes of a (start, stop) range, from memory or by fetching."""
         start, stop = where
         held = self._found.held(0, 0)
         return held[start:stop] if stop <= len(held) else self._found.fetch(start, stop)
@@ -334,7 +341,10 @@ class RemoteFile:
         self._found.bring(coalesce_ranges(ranges))
 
     def refuse_changed(self) -> None:
-        """Raise RemoteError if early answers are no longer the same; see `RemoteObject`."""
+        """Raise RemoteError if the file has changed since it was opened.
+
+        Only a file whose version no strong ETag or digest proves is asked for again.
+        """
         self._found.refuse_changed()
 
     def one_pass(self) -> str:
@@ -404,7 +414,7 @@ def keep_fetched(files: Iterable[Path]) -> ExitStack:
 
 
 def forget_files() -> None:
-    """Forget everything known of remote files."""
+    """Forget the facts and cached bytes of all remote files that this process has opened."""
     with _opening:
         _objects.clear()
 

@@ -73,9 +73,10 @@ class ResponseBody:
         return not self._begin_chunk()
 
     def _begin_chunk(self) -> bool:
-        """Read the size line of the next chunk if none is being read; return whether it has bytes.
+        """Read the next chunk's size line unless within a chunk; return False after the last.
 
-        Raises BadAnswer for a line that is no size.
+        True too where the connection was lost: then no byte follows. Raises BadAnswer for a line
+        that is no size.
         """
         if self._left or self._last:
             return not self._last

@@ -52,41 +52,68 @@ class Site(Protocol):
     """A place with files: their facts, listings and bytes by their names within it."""
 
     def facts(self, inner: str) -> FileFacts | None:
-        """Return the facts of a file, None if the site has no file of that name."""
+        """Return the facts of a file, None if the site has no file of that name.
+
+        `inner` is the name within the site.
+        """
         ...
 
     def is_folder(self, inner: str) -> bool:
-        """Return whether there are files below a name."""
+        """Return whether there are files below a name.
+
+        `inner` is the name within the site.
+        """
         ...
 
     def names(self, inner: str) -> list[str]:
-        """Return the names of the files in a folder; [] where the site cannot list."""
+        """Return the names of the files in a folder; [] where the site cannot list.
+
+        `inner` is the name within the site.
+        """
         ...
 
     def lists(self, inner: str) -> bool:
-        """Return whether a folder's files are known without requests, or the user named it."""
+        """Return whether a folder's files are known without requests, or the user named it.
+
+        `inner` is the name within the site.
+        """
         ...
 
     def first(self, inner: str) -> tuple[FileFacts, bytes]:
-        """Return (facts, first FIRST bytes) of a file; RemoteError where it does not exist."""
+        """Return (facts, first FIRST bytes) of a file; RemoteError where it does not exist.
+
+        `inner` is the name within the site.
+        """
         ...
 
     def fetch(self, inner: str, facts: FileFacts, start: int, stop: int) -> memoryview:
-        """Return bytes [start, stop) by one request; RemoteError where the file has changed."""
+        """Return bytes [start, stop) by one request; RemoteError where the file has changed.
+
+        `inner` is the name within the site.
+        """
         ...
 
     def one_pass(self, inner: str, facts: FileFacts) -> str:
-        """Return the SHA-256 of the file, read whole by one request, whatever came before."""
+        """Return the SHA-256 of the file, read whole by one request, whatever came before.
+
+        `inner` is the name within the site.
+        """
         ...
 
 
 def not_found_error(where: str) -> RemoteError:
-    """Return the error of a file that does not exist."""
+    """Return the error of a file that does not exist.
+
+    `where` is the address, which begins the message.
+    """
     return RemoteError(f"{where}: the site has no such file; check the address")
 
 
 def require_answer(found: tuple[FileFacts, bytes] | None, where: str) -> tuple[FileFacts, bytes]:
-    """Return a first answer; RemoteError where it is None."""
+    """Return a first answer; RemoteError where it is None.
+
+    `where` is the address, which begins the message.
+    """
     if found is None:
         raise not_found_error(where)
     return found
@@ -95,7 +122,8 @@ def require_answer(found: tuple[FileFacts, bytes] | None, where: str) -> tuple[F
 def changed_error(where: str, what: str, found: object, expected: object) -> RemoteError:
     """Return the error of a file that has changed since its first answer.
 
-    `what` names the fact that is `found` and was `expected`.
+    `what` names the fact that is `found` and was `expected`. `where` is the address, which begins
+    the message.
     """
     return RemoteError(
         f"{where}: changed while it was read ({what} is {found}, it was {expected}); start again"

@@ -23,7 +23,7 @@ class StreamHash:
     """The digest of one remote file, computed from its opening on; `stop` ends it."""
 
     def __init__(self, file: "RemoteFile") -> None:
-        """Start with the bytes that the file holds, and listen to those it fetches from now on."""
+        """Start with the bytes that the file has in memory, and take all that it fetches."""
         self._file, self._digest = file, hashlib.sha256()
         self.crc = 0  # of the bytes so far
         self._judged = ""  # the digest that was compared
@@ -34,7 +34,11 @@ class StreamHash:
         self.take(0, file.held(0))
 
     def take(self, start: int, data: memoryview) -> None:
-        """Add bytes of the file from `start` on; any thread may add them, also twice."""
+        """Add bytes of the file from `start` on; any thread may add them, in any order, also twice.
+
+        Bytes that come too early wait for those before them; beyond HELD waiting bytes they are
+        ignored, and `complete` fetches them again.
+        """
         with self._turn:
             if start > self._at and self._held + len(data) > HELD:
                 return
@@ -85,7 +89,7 @@ class StreamHash:
         return found
 
     def check(self) -> None:
-        """Raise what `result` raises, if every byte was added."""
+        """Raise what `result` raises (RemoteError) if every byte was added; else do nothing."""
         if self.done:
             self.result()
 

@@ -35,7 +35,7 @@ class _Room:
             return True
 
     def give(self, count: int) -> None:
-        """Return `count` reserved bytes."""
+        """Release `count` bytes that were reserved."""
         with self._lock:
             self.taken -= count
 
@@ -62,7 +62,11 @@ class TemporaryRanges:
         self._taken, self._closed = 0, False
 
     def get(self, start: int, stop: int, come: Callable[[int, int], memoryview]) -> memoryview:
-        """Return bytes [start, stop); `come(first, last)` is called to fetch what is missing."""
+        """Return bytes [start, stop), from the temporary file or fetched and stored there.
+
+        `come(first, last)` is called to fetch what is missing. A range that another thread is
+        fetching is waited for.
+        """
         with self._turn:
             self._turn.wait_for(lambda: not any(b < stop and start < e for b, e in self._coming))
             first, last = gap = self._missing_range(start, stop)
@@ -95,7 +99,10 @@ class TemporaryRanges:
         return (first, last) if first < last else (stop, stop)
 
     def _store(self, start: int, data: memoryview) -> None:
-        """Write fetched bytes to the temporary file; none where the disk is full."""
+        """Write fetched bytes to the temporary file; none where the disk is full.
+
+        `start` is the offset of `data` in the file.
+        """
         stop = start + len(data)
         try:
             if stop == start or self._closed or not ROOM.take(len(data)):

@@ -81,8 +81,9 @@ def score_batch_file(
 ) -> "tuple[BatchResult, ReportedLoss | None, list[Check]]":
     """Score a trainer's batch and judge its reported loss; return (JSON, reported loss, checks).
 
-    `reported` is what `parse_reported` returns. `within` is how far the reported loss may be off,
-    as a part of the loss. The second item is None where no loss was reported.
+    `reported` is (loss, half a unit of its last printed digit), or None. `within` is how far the
+    reported loss may be off, as a part of the loss. The second item is None where no loss was
+    reported.
     """
     from aprfmt.inference.batch import read_batch, score_batch
     from aprfmt.inference.loss import assess_loss, mean_loss
@@ -127,7 +128,7 @@ def score_batch_file(
 
 
 def shift_check(batch: "Batch") -> "Check":
-    """Return the check that labels are the token ids, or the ids shifted by one."""
+    """Return the Check that labels are the token ids, or the ids shifted once by one."""
     from aprfmt.base.outcome import check
     from aprfmt.inference.batch import PROPER, SHIFTS
 
@@ -142,7 +143,7 @@ def shift_check(batch: "Batch") -> "Check":
 
 
 def edge_checks(batch: "Batch") -> "list[Check]":
-    """Return the check that no document's first token is a label; [] where rows are not packed."""
+    """Return [the Check that no document's first token is a label]; [] for rows not packed."""
     from aprfmt.base.outcome import check
 
     if batch.document is None:
@@ -166,10 +167,11 @@ def edge_checks(batch: "Batch") -> "list[Check]":
 
 
 def end_checks(batch: "Batch", spelled: Mapping[int, str]) -> "list[Check]":
-    """Return the check that labels include the tokens that end turns; [] where it does not apply.
+    """Return [the Check that the tokens which end turns are among the labels], or [].
 
-    A model learns to stop from these labels only. `spelled` is {token id: its text}. Without labels
-    in the file all tokens are scored, and there is nothing to check.
+    A model learns to stop from these labels only. [] where the file has no labels: then all tokens
+    are scored. The check is NOT_RUN where no token that ends turns is known. `spelled` is {token
+    id: its text}.
     """
     from aprfmt.base.outcome import check, not_run
     from aprfmt.inference.batch import count_turn_ends
@@ -300,7 +302,10 @@ def answer_to_json(answer: "LossVerdict") -> ReportedLoss:
 
 
 def show(body: BatchResult, reported: ReportedLoss | None) -> None:
-    """Print what the batch holds, the recomputed loss, and the reported one."""
+    """Print what the batch holds, the recomputed loss, and the reported one.
+
+    `body` is the JSON of the batch.
+    """
     loss, batch = body["loss"], body["batch"]
     render.line(run_options.run_headline(body["run"]), style="head")
     rows = [

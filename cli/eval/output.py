@@ -83,7 +83,8 @@ def answer(
 ) -> "list[Line]":
     """Return the short answer as (text, style) lines: losses, and how far two models are apart.
 
-    `draft` and `against` are None where they were not asked for.
+    `draft` and `against` are None where they were not asked for. `body` has the JSON of the texts'
+    losses.
     """
     lines: list[Line] = []
     if draft is not None:
@@ -111,7 +112,10 @@ def answer(
 
 
 def show(body: EvalFacts, draft: DraftAcceptance | None, against: ComparedModel | None) -> None:
-    """Print the draft head's verdict, each model's loss, and how far two models are apart."""
+    """Print the draft head's verdict, each model's loss, and how far two models are apart.
+
+    `body` has the JSON of the texts' losses.
+    """
     if draft is not None:
         render.line(f"draft head {draft_verdict(draft)}")
     both: list[EvalFacts | ComparedModel] = [body] if against is None else [body, against]

@@ -46,7 +46,10 @@ class EvalRequest:
 
 
 def evaluate_texts(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
-    """Score texts with one model or with two, print the losses, and return the exit code."""
+    """Score texts with one model or with two, print the losses, and return the exit code.
+
+    `asked` says what to score, `where` has the options of the run.
+    """
     from aprfmt.inference.draft import ALIVE, DraftSession
     from aprfmt.inference.evaluation import plan_windows, score_windows
     from aprfmt.inference.loss import assess_loss
@@ -124,7 +127,8 @@ def kl_to_json(found: "KlDivergence | None") -> "output.KlFacts | None":
 def evaluate_batch(model: str, asked: EvalRequest, where: run_options.WhereOptions) -> int:
     """Score a trainer's batch, judge the loss reported for it, and return the exit code.
 
-    Raises UsageError for an option that goes with texts only.
+    Raises UsageError for an option that goes with texts only. `asked` says what to score, `where`
+    has the options of the run.
     """
     others = {
         "--text, --samples or --ids": asked.texts_given, "--against": asked.against is not None,
@@ -192,7 +196,8 @@ def open_compared_model(
 ) -> "Iterator[Run]":
     """Yield a run of the model to compare with, on the same device unless its @RUN names one.
 
-    Raises UsageError where its tokens differ from those of `here` on the samples.
+    Raises UsageError where its tokens differ from those of `here` on the samples. `text` is that
+    MODEL[@RUN], `here` the first run.
     """
     from aprfmt.inference.device import split_run
     from aprfmt.tokenizer.loading import refuse_other_tokens

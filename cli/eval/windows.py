@@ -36,7 +36,7 @@ def whole_text_sample(model: "Model", name: str, ids: list[int]) -> "Sample":
     """Return a text's token ids as one sample, with the number of tokens that begin every window.
 
     Those are the tokens that the model puts before a text, such as BOS. A text without them is
-    warned of.
+    warned of. `name` is the name of the sample.
     """
     from aprfmt.inference.evaluation import Sample
     from aprfmt.inference.loss import count_leading
@@ -175,7 +175,10 @@ def windows_to_json(
 
 
 def window_rows(body: WindowFacts) -> list[tuple[str, str]]:
-    """Return (label, text) rows that say how texts were cut, and which tokens begin windows."""
+    """Return (label, text) rows that say how texts were cut, and which tokens begin windows.
+
+    `body` is what `windows_to_json` returns.
+    """
     from aprfmt.inference.loss import CONVENTIONS
 
     bos, count, convention = body["bos"], body["windows"], body["convention"]

@@ -78,10 +78,9 @@ def _file_facts(opened: Model, full: bool) -> "InspectBody":
 
 
 def _unread_items(opened: Model) -> list[str]:
-    """Return the files and keys that no table lists, each in words.
+    """Return "KIND NAME" of each file, index entry and metadata key that no table lists.
 
-    The tokenizer's files are parsed for --account alone. Keys of a configuration of no known
-    architecture say nothing that its name has not said.
+    Other kinds of items, such as those of the tokenizer, are listed by --account only.
     """
     from aprfmt.model.ledger import make_ledger
 
@@ -98,14 +97,15 @@ def pickle_imports(opened: Model) -> list[str]:
 
 
 def _listed_value(value: object) -> object:
-    """Return a metadata value with arrays as lists."""
+    """Return a metadata value for JSON: an array as a list, anything else unchanged."""
     return value if isinstance(value, str) or not isinstance(value, Sequence) else list(value)
 
 
 def _model_facts(opened: Model) -> "ArchFacts":
-    """Return the hyperparameters, roles and notes found by the architecture's tables.
+    """Return the hyperparameters, roles and notes that the architecture's tables give.
 
-    Where the architecture cannot be resolved, it is the error in their place.
+    Where the architecture cannot be resolved, `architecture` is None and `architecture_error` says
+    why.
     """
     notes = [asdict(note) for note in opened.notes]
     try:
@@ -136,7 +136,7 @@ def _model_facts(opened: Model) -> "ArchFacts":
 
 
 def _named_architecture(opened: Model) -> str:
-    """Return the known architecture that a file names, though its tensors do not fit; else ""."""
+    """Return the known architecture that a file names though its tensors do not fit, or ""."""
     from aprfmt.model.resolve import find_spec
 
     try:
@@ -146,7 +146,10 @@ def _named_architecture(opened: Model) -> str:
 
 
 def _tokenizer_row(opened: Model) -> dict[str, object]:
-    """Return facts of the tokenizer and doubts about it; {"error": text} if it is unreadable."""
+    """Return the tokenizer's facts, with `doubts` about it if any; {} without a tokenizer.
+
+    {"error": text} if it cannot be read.
+    """
     from aprfmt.tokenizer import tokenizer_facts
     from aprfmt.tokenizer.doubts import quick_warnings
 

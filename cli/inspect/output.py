@@ -15,7 +15,10 @@ WIDEST = 200  # characters of a metadata value, unless --full
 
 
 def show(body: "InspectBody", *, verbose: bool, metadata: bool, full: bool) -> None:
-    """Print the summary line, then the facts; `verbose`, `metadata` and `full` are the flags."""
+    """Print the summary line, then the facts; `verbose`, `metadata` and `full` are the flags.
+
+    `body` is the JSON of `inspect`.
+    """
     render.say(body["summary"]["line"], style="head")
     _print_file(body)
     if body["architecture"] is None and body["summary"]["kind"] == "model":
@@ -45,7 +48,10 @@ def show(body: "InspectBody", *, verbose: bool, metadata: bool, full: bool) -> N
 
 
 def answer(body: "InspectBody") -> "list[Line]":
-    """Return the short answer as (text, style) lines: summary, file, hyperparameters, doubts."""
+    """Return the short answer as (text, style) lines: summary, file, hyperparameters, doubts.
+
+    `body` is the JSON of `inspect`.
+    """
     config = f", config {body['config']}" if body["config"] else ""
     size = f"{render.size_text(body['file_bytes'])}, {body['tensor_count']} tensors"
     container = f"{body['format']} {body['version']}".rstrip()
@@ -96,7 +102,10 @@ def answer(body: "InspectBody") -> "list[Line]":
 
 
 def _print_file(body: "InspectBody") -> None:
-    """Print path, format, size, configuration, and what unpickling the file would import."""
+    """Print path, format, size, configuration, and what unpickling the file would import.
+
+    `body` is the JSON of `inspect`.
+    """
     files = f" in {len(body['files'])} files" if len(body["files"]) > 1 else ""
     rows: list[tuple[str, object]] = [
         ("file", body["path"]),
@@ -113,7 +122,8 @@ def _print_file(body: "InspectBody") -> None:
 def _print_hyperparameters(body: "InspectBody", verbose: bool) -> None:
     """Print the hyperparameters in use, then unknown keys, draft head, towers, unclaimed tensors.
 
-    With `verbose` all hyperparameters are printed, with their keys.
+    With `verbose` all hyperparameters are printed, with their keys. `body` is the JSON of
+    `inspect`.
     """
     render.line("hyperparameters", style="head")
     rows = body["hyperparameters"]
@@ -139,7 +149,10 @@ def _print_hyperparameters(body: "InspectBody", verbose: bool) -> None:
 
 
 def _print_warnings(body: "InspectBody") -> None:
-    """Warn of contradictions, and of required tensors that are missing."""
+    """Warn of contradictions, and of required tensors that are missing.
+
+    `body` is the JSON of `inspect`.
+    """
     for conflict in body["conflicts"]:
         render.warn(f"{body['path']}: {conflict}", "contradiction")
     roles = body["roles"]
@@ -156,7 +169,10 @@ def _print_warnings(body: "InspectBody") -> None:
 
 
 def _print_encodings(body: "InspectBody") -> None:
-    """Print a table of encodings with their tensors, parameters and bytes."""
+    """Print a table of encodings with their tensors, parameters and bytes.
+
+    `body` is the JSON of `inspect`.
+    """
     render.line("encodings", style="head")
     render.table(
         [
@@ -182,7 +198,10 @@ def _print_account(account: Mapping[str, Any]) -> None:
 
 
 def _print_metadata(body: "InspectBody", full: bool) -> None:
-    """Print all metadata keys with their values, cut to WIDEST characters unless `full`."""
+    """Print all metadata keys with their values, cut to WIDEST characters unless `full`.
+
+    `body` is the JSON of `inspect`.
+    """
     render.line("metadata", style="head")
     names = body["metadata_names"]
     rows = []

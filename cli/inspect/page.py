@@ -60,7 +60,10 @@ def write_inspect_page(opened: "Model", body: "InspectBody", paged: PageRequest)
 def render_page(
     opened: "Model", body: "InspectBody", paged: PageRequest, progress: "render.ProgressLine"
 ) -> str:
-    """Return the HTML page of an open model; a damaged tensor has its damage in place of values."""
+    """Return the HTML page of an open model; a damaged tensor has its damage in place of values.
+
+    `body` is the JSON of `inspect`.
+    """
     from aprfmt.checks import validate_model
     from aprfmt.cli import html_page
 

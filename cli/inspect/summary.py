@@ -19,7 +19,10 @@ _PLAIN = re.compile(r"Q\d_(?:K|[01])")  # types whose name says what most tensor
 
 
 def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
-    """Return the parts of the summary line, and the whole as `line`."""
+    """Return the parts of the summary line, and the whole as `line`.
+
+    `body` is the JSON of `inspect`.
+    """
     known, kind = body["architecture"] is not None, opened.kind
     stored = sum(row["bytes"] for row in body["encodings"].values())
     found: InspectSummary = {
@@ -47,7 +50,7 @@ def summarize(opened: Model, body: "InspectBody") -> "InspectSummary":
 def summary_line(found: "InspectSummary") -> str:
     """Return the summary as one sentence: name, architecture, size, what is unusual.
 
-    Of a file that is no model, it says what it is and what to do with it.
+    Of a file that is no model, it says what it is and what to do with it. `found` are the parts.
     """
     if found["says"]:
         return f"{found['name']}: is {found['says']}; {found['next']}"
@@ -66,7 +69,10 @@ def summary_line(found: "InspectSummary") -> str:
 
 
 def _model_name(opened: Model, body: "InspectBody") -> str:
-    """Return the model's name by its metadata, else by its folder or file."""
+    """Return the model's name by its metadata, else by its folder or file.
+
+    `body` is the JSON of `inspect`.
+    """
     for key in ("general.name", "name", "model_name"):
         value = body["metadata"].get(key)
         if isinstance(value, str) and value:
@@ -76,13 +82,20 @@ def _model_name(opened: Model, body: "InspectBody") -> str:
 
 
 def _context_length(body: "InspectBody") -> int | None:
-    """Return the context length in tokens; None where it is not known."""
+    """Return the context length in tokens, from the hyperparameters; None if not known.
+
+    `body` is the JSON of `inspect`.
+    """
     row = body.get("hyperparameters", {}).get("context_length")
     return None if row is None else row["value"]
 
 
 def _quantization_name(body: "InspectBody") -> str:
-    """Return llama.cpp's name of the file's type, else the encoding that most weights have."""
+    """Return llama.cpp's name of the file's type, else the encoding of most weights.
+
+    "mostly " precedes an encoding that not more than 90 % have. "no tensors" for none. `body` is
+    the JSON of `inspect`.
+    """
     stated: str = body["metadata_names"].get("general.file_type", "")
     rows = body["encodings"]
     if stated or not rows:
@@ -113,7 +126,10 @@ def _find_licence(opened: Model, metadata: dict[str, object]) -> str:
 
 
 def _config_encoding(opened: Model) -> str:
-    """Return the encoding that config.json's dtype gives to unpacked weights; "" if none."""
+    """Return the encoding that config.json's dtype gives to weights; "" if none is named.
+
+    "" too where config.json says that the weights are quantized.
+    """
     config = opened.folder.config if opened.folder is not None else None
     if config is None or "quantization_config" in config:
         return ""
@@ -122,7 +138,7 @@ def _config_encoding(opened: Model) -> str:
 
 
 def missing_roles(roles: "RolesFound") -> list[str]:
-    """Return the missing roles that are not held in packed weights either."""
+    """Return the required roles whose weights are not in the file, not even packed."""
     return [key for key in roles["missing"] if key not in roles["packed"]]
 
 
@@ -130,7 +146,10 @@ _SAID = ("relation", "partial_input_scales")  # notes that the line says in word
 
 
 def _list_oddities(opened: Model, body: "InspectBody") -> list[str]:
-    """Return what to know before the file is used, a few words each: damage, doubts, warnings."""
+    """Return what to know before the file is used, a few words each: damage, doubts, warnings.
+
+    `body` is the JSON of `inspect`.
+    """
     found = []
     # Weights that cannot be read, or not as they are packed.
     if opened.damage:

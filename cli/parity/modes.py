@@ -111,7 +111,8 @@ def prepare_runs(
 ) -> "tuple[Model, ParityRequest]":
     """Return (the open model, what to run on it); token ids are chosen where none are given.
 
-    `stack` closes the model. `asked` has the points, tolerances and options of the runs.
+    `stack` closes the model. `asked` has the points, tolerances and options of the runs. `text` is
+    the path of the model.
     """
     from aprfmt.inference.capture import point_instances, select_points
     from aprfmt.inference.parity.calibrate import load_calibration
@@ -199,7 +200,8 @@ def write_bundle(
 ) -> dict[str, object] | None:
     """Write the first operation that can be reproduced, and return {path, key, residual, bytes}.
 
-    None where no operation was run alone. `runs` are the runs as asked for.
+    None where no operation was run alone. `runs` are the runs as asked for. `found` is the
+    comparison.
     """
     from aprfmt.inference.parity.bundle import choose_bundle, save_bundle
 
@@ -235,7 +237,7 @@ def calibrate_tolerances(
     """Measure tolerances and write them to `path`; return 1 where a point is beyond any excuse.
 
     Nothing is written then: a tolerance may not excuse such a difference. `repeats` is the number
-    of sequences: the ids, rotated.
+    of sequences: the ids, rotated. `wanted` says whether the file may be replaced.
     """
     from aprfmt.inference.parity.calibrate import calibrate_tolerances, save_calibration
 

@@ -27,7 +27,8 @@ def show_chosen(ids: Sequence[int]) -> None:
 def answer(found: "Parity", bundle: object) -> "list[Line]":
     """Return the short answer as (text, style) lines: each run's verdict, then the next command.
 
-    `bundle` describes the reproduction that was written, or is None.
+    `bundle` describes the reproduction that was written, or is None. `found` is the comparison of
+    all runs.
     """
     lines: list[Line] = []
     commands = []
@@ -63,7 +64,10 @@ def answer(found: "Parity", bundle: object) -> "list[Line]":
 
 
 def show(found: "Parity", every: bool) -> None:
-    """Print the runs, a table for each pair, and the verdicts; `every` prints all points."""
+    """Print the runs, a table for each pair, and the verdicts; `every` prints all points.
+
+    `found` is the comparison of all runs.
+    """
     weights = f", weights through {found.through} and back" if found.through else ""
     what = f"{found.architecture}, {found.weights_class} weights{weights}"
     render.say(f"{found.model} ({what}), {len(found.ids)} tokens", style="head")
@@ -82,14 +86,15 @@ def show(found: "Parity", every: bool) -> None:
 
 
 def run_label(run: "RunFacts") -> str:
-    """Return the run as asked for, and what ran in parentheses if that differs."""
+    """Return the run as the user named it, with what ran in parentheses if that differs."""
     return str(run.ran) if run.requested == run.ran else f"{run.requested} ({run.ran})"
 
 
 def show_pair(found: "Parity", pair: "RunPair", every: bool) -> None:
     """Print one run against the reference: points, operations run alone, checks, verdict.
 
-    Without `every` only the worst of each kind of point are printed.
+    Without `every` only the worst of each kind of point are printed. `found` is the comparison of
+    all runs.
     """
     names = f"{run_label(found.runs[pair.b])} against {run_label(found.runs[pair.a])}"
     from aprfmt.measure.tolerances import MAX_FACTOR, MAX_UNIT, UNIT

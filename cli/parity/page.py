@@ -26,7 +26,10 @@ def render_page(body: Mapping[str, Value]) -> str:
 
 
 def _reproduction_command(body: Mapping[str, Value]) -> str | None:
-    """Return the command that replays the bundle, or that writes one; None if there is no bug."""
+    """Return the command that replays the bundle, or that writes one; None if there is no bug.
+
+    `body` is the JSON of `parity`.
+    """
     if body["verdict"] != "bug":
         return None
     if body["bundle"]:

@@ -44,7 +44,7 @@ def map_arrays(
 
     Without a mapping file one is proposed, and written next to the trace that is saved. `stack`
     closes what is opened. Raises UsageError where --ids disagrees with the ids of the dump,
-    FormatError where no array is a point.
+    FormatError where no array is a point. `text` names the model and its run.
     """
     from aprfmt.inference.engines.dumps import open_dump
     from aprfmt.inference.engines.mapping import mapped_trace, read_mapping
@@ -82,7 +82,10 @@ def map_arrays(
 
 
 def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
-    """Return the verdict on a mapping: how many arrays are points, and which nothing reads."""
+    """Return the verdict on a mapping: how many arrays are points, and which are not read.
+
+    It is bad where ranks that should hold equal arrays do not. `found` is the JSON of the mapping.
+    """
     from aprfmt.measure.trace_view import unequal_rank_sentences, unread_arrays
     from aprfmt.model.ledger import Compared, VerdictWords, pronounce
 
@@ -97,7 +100,7 @@ def mapping_verdict(found: Mapping[str, Value], trace: "Trace") -> "Pronounced":
 def _unmapped_row(given: "NameMap", name: str) -> dict[str, str | None]:
     """Return {"key": None} of an array that is no point, with "why" where the reason is known.
 
-    `given` is the mapping.
+    `given` is the mapping. `name` is the array.
     """
     why = given.reasons.get(name)
     return {"key": None} if why is None else {"key": None, "why": why}
@@ -150,7 +153,7 @@ def _propose_mapping(captures: "Captures", run: "Run", ids: list[int]) -> "NameM
 def _write_mapping(given: "NameMap", captures: "Captures", path: Path, force: bool) -> "NameMap":
     """Write a mapping to `path` and return it with the relative path of the arrays.
 
-    That path is "" unless the arrays are in the mapping's folder or below.
+    That path is "" unless the arrays are in the mapping's folder or below. `given` is the mapping.
     """
     from aprfmt.formats.atomic import FileSet
 
@@ -165,7 +168,10 @@ def _write_mapping(given: "NameMap", captures: "Captures", path: Path, force: bo
 
 
 def show_mapping(found: Mapping[str, Value]) -> None:
-    """Print a table of arrays: the point each was mapped to, its layout, how certain that is."""
+    """Print a table of arrays: the point each was mapped to, its layout, how certain that is.
+
+    `found` is the JSON of the mapping.
+    """
     rows = []
     for row in found["names"]:
         distance = row.get("distance")

@@ -34,7 +34,8 @@ def run_trace(
     """Run `aprfmt trace` in the way the options ask for, and return the exit code.
 
     `loaded` is the trace of --load, `asked` what to record, `wanted` what to make of it, `dumped`
-    arrays to map. Raises UsageError for options of two ways at once.
+    arrays to map. Raises UsageError for options of two ways at once. `where` has the options of the
+    run.
     """
     if wanted.same_dtype is not None and wanted.reference is None:
         raise UsageError("--same-dtype goes with --reference, a float32 run")
@@ -73,7 +74,7 @@ def unused_with_load(
     where: run_options.WhereOptions,
     list_points: bool,
 ) -> list[str]:
-    """Return the options given that mean nothing for a saved trace, by name."""
+    """Return the names of the given options that have no meaning for a saved trace."""
     runs = {
         "--payload": asked.payload, "--engine": asked.engine, "--prompt": tokens.prompt,
         "--chat": tokens.chat, "--positions": asked.positions != "all", "--behind": asked.behind,
@@ -111,7 +112,8 @@ def show_points(
     """Print the capture points of a model without running it, and return exit code 0.
 
     `details` adds what each point means. `asked` selects points and layers, `wanted` are the
-    outputs that need a run. Raises UsageError for options that need a run.
+    outputs that need a run. Raises UsageError for options that need a run. `where` has the options
+    of the run.
     """
     from aprfmt.cli.trace import output, point_selection
 
@@ -135,7 +137,8 @@ def show_run(
 ) -> int:
     """Run a model, print or save its capture points, and return the exit code.
 
-    `asked` says what to record, `wanted` what to make of it.
+    `asked` says what to record, `wanted` what to make of it. `text` is MODEL[@RUN], `where` has the
+    options of the run.
     """
     from aprfmt.cli.trace import output, page, point_selection, recording
     from aprfmt.inference.identity import trace_identity
@@ -215,7 +218,8 @@ def show_mapped(
 ) -> int:
     """Print dumped arrays as a trace, with the point each was mapped to; return the exit code.
 
-    `asked` selects points and layers, `wanted` says what to make of the trace.
+    `asked` selects points and layers, `wanted` says what to make of the trace. `where` has the
+    options of the run.
     """
     from aprfmt.cli.trace import output, page, point_selection, recording
 
@@ -246,9 +250,11 @@ def compare_stored(
     wanted: TraceOutputs,
     stack: ExitStack,
 ) -> "TraceDiff":
-    """Return the comparison of two stored traces, and with --same-dtype a third one.
+    """Return the comparison of two stored traces: `trace` and its reference `other`.
 
-    `model` says whether experts are chosen. For a page each token position is compared too.
+    With --same-dtype a third one is read. `model` says whether there are experts (None: unknown).
+    For a page each token position is compared too. `wanted` has the names of the files and says
+    whether there is a page.
     """
     from aprfmt.cli.trace import recording
     from aprfmt.measure.traces import compare_traces
@@ -311,7 +317,10 @@ def finish_trace(
 
 
 def save_trace_files(trace: "Trace", wanted: TraceOutputs) -> list[str]:
-    """Save a trace in the formats asked for, and return the paths written."""
+    """Save a trace in the formats asked for, and return the paths written.
+
+    `wanted` has the formats and paths.
+    """
     from aprfmt.inference.aprt import save_aprt
     from aprfmt.inference.trace_file import save_trace
 

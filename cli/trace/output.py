@@ -63,7 +63,7 @@ def trace_to_json(trace: Trace) -> dict[str, Value]:
 
 
 def pooled_embedding(trace: Trace) -> list[float] | None:
-    """Return the pooled embedding, None where the trace has none."""
+    """Return the pooled embedding as a list of numbers, None where the trace has none."""
     values = trace.recorded_values("pooled")
     return None if values is None else [float(value) for value in values.reshape(-1)]
 
@@ -83,9 +83,10 @@ def top_logits(trace: Trace) -> dict[str, object] | None:
 
 
 def describe_spikes(rows: list[SlotRow]) -> list[str]:
-    """Return a sentence for each slot whose deviation is far above the median of the layers.
+    """Return a sentence for each slot whose std is far above the median of the layers.
 
-    Massive activations in early layers are normal: it is an observation, no verdict.
+    Massive activations in early layers are normal, so that it is no verdict. `rows` are the slots
+    of all layers.
     """
     return [
         f"L{layer} {'/'.join(points)}: std {std:.4g} is {times:.0f} times the median of the layers "
@@ -98,7 +99,11 @@ Points = tuple[str, ...]
 
 
 def find_spikes(rows: list[SlotRow]) -> dict[tuple[int, Points], tuple[float, float]]:
-    """Return {(layer, points): (std, std over the median of all layers)} above SPIKE."""
+    """Return {(layer, points): (std, std / median)} of the slots with a very large std.
+
+    The median is that of the same slot in all layers; a std above SPIKE times it is very large.
+    `rows` are the slots of all layers.
+    """
     found = {}
     for points in dict.fromkeys(tuple(row["points"]) for row in rows):
         stds = {row["layer"]: row["stats"]["std"] for row in rows if tuple(row["points"]) == points}
@@ -114,7 +119,7 @@ COLUMNS = ("count", "mean", "std", "min", "max", "absmax", "l2", "zeros", "nan",
 
 
 def _stat_cells(stats: Mapping[str, Value]) -> list[str]:
-    """Return the statistics named in COLUMNS as table cells."""
+    """Return the statistics named in COLUMNS as table cells; "-" for None."""
     cells = []
     for name in COLUMNS:
         value = stats[name]
@@ -150,7 +155,10 @@ def show_trace(trace: Trace, found: Mapping[str, Value], table: bool = True) -> 
 
 
 def _print_table(trace: Trace, found: Mapping[str, Value]) -> None:
-    """Print the statistics of every point, the pooled embedding, and the likeliest tokens."""
+    """Print the statistics of every point, the pooled embedding, and the likeliest tokens.
+
+    `found` is the JSON of the trace.
+    """
     rows = []
     for key in ENTERING:
         rows += _model_row(trace, key)
@@ -210,7 +218,10 @@ def format_positions(positions: Iterable[int]) -> str:
 
 
 def _model_row(trace: Trace, key: str) -> list[list[str]]:
-    """Return [the table row] of a point outside of layers, [] where it was not recorded."""
+    """Return [the table row] of a point outside of layers; [] where it was not recorded.
+
+    `key` is the name of the point.
+    """
     record = trace.find_record(key) if key in trace.records or key in trace.aliases else None
     if record is None or record.stats is None:
         return []
@@ -220,7 +231,7 @@ def _model_row(trace: Trace, key: str) -> list[list[str]]:
 def show_plan(found: Mapping[str, Value], details: bool) -> None:
     """Print a model's capture points by layer; with `details` what each point means.
 
-    Details include the names that other engines have for it.
+    Details include the names that other engines have for it. `found` is what `plan_points` returns.
     """
     render.say(f"{found['model']} ({found['architecture']})", style="head")
     if details:

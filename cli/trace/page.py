@@ -33,7 +33,10 @@ class Histograms:
         self.rows: dict[str, list[float]] = {}
 
     def add(self, key: str, values: Array) -> None:
-        """Add a record's histogram and row sizes."""
+        """Add a record's histogram and row sizes.
+
+        `key` is the capture point of `values`.
+        """
         found = histogram(values)
         if found is not None:
             self.found[key] = found
@@ -43,7 +46,7 @@ class Histograms:
 def row_sizes(key: str, values: Array) -> list[float]:
     """Return the root mean square of each token position's values; [] without such an axis.
 
-    NaN counts as infinite.
+    NaN counts as infinite. `key` is the capture point of `values`.
     """
     array, axis = np.asarray(values), position_axis(key.rpartition(".")[2])
     if array.ndim <= axis or not array.size:
@@ -191,7 +194,10 @@ def _heat_section(
 
 
 def run_identity(trace: Trace, body: Mapping[str, Value]) -> dict[str, object]:
-    """Return {label: value} of what identifies the run: architecture, device, tokens, version."""
+    """Return {label: value} of what identifies the run: architecture, device, tokens, version.
+
+    `body` is the JSON of the trace.
+    """
     run, ids = trace.run, trace.run.get("ids")
     backend = run.get("backend") or {}
     more = " ..." if ids is not None and len(ids) > html_page.IDS else ""

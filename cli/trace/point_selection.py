@@ -95,7 +95,8 @@ def plan_points(
     """Return the JSON of a model's capture points, without running it.
 
     There are no statistics in it. `draft` takes the model's draft head. `points` and `layers`
-    select by name and number, None for all.
+    select by name and number, None for all. `text` is MODEL[@RUN], `where` has the options of the
+    run.
     """
     path = where.request(text).model  # a run that is not known is refused here too
     with open_model(path, arch=where.arch, allow_missing=where.allow_missing) as opened:

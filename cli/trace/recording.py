@@ -33,7 +33,7 @@ def open_runner(
     """Return MODEL[@RUN] opened on a backend or an engine; `stack` closes it.
 
     `engine` is that of --engine. With `draft` it is the model's draft head. Raises UsageError where
-    the run is named twice.
+    the run is named twice. `text` is MODEL[@RUN], `where` has the options of the run.
     """
     if engine is not None:
         if split_known_run(text)[1] or where.backend:
@@ -51,7 +51,7 @@ def open_runner(
 def recording_request(
     request: RunRequest, ids: list[int], keys: list[str], positions: Positions, behind: int
 ) -> RunRequest:
-    """Return the request to record the points `keys` at some positions.
+    """Return the request to run `ids` and record the points `keys` at some positions.
 
     Logits are recorded at the same positions, or at the last. `behind` is the number of tokens that
     fill the cache first; positions count from the first of all tokens.
@@ -72,7 +72,10 @@ class WatchedKeeper:
     """
 
     def __init__(self, place: ValueStore, every: bool, watch: Watch | None) -> None:
-        """Set where values are kept, whether all are, and who else sees them."""
+        """Set the store of values, whether all are stored, and who is called with them.
+
+        `watch` is called with each record's key and values, unless it is None.
+        """
         self._place, self._every, self._watch = place, every, watch
         self.fetch = place.fetch
 
@@ -118,13 +121,16 @@ def record_trace(
 
 
 def warn_of_unknown(where: str, unknown: Mapping[str, object]) -> None:
-    """Warn of the names in another engine's run that match no capture point."""
+    """Warn of the names in another engine's run that match no capture point.
+
+    `unknown` is {name: why}, `where` the run or file, which begins the warning.
+    """
     for name, why in list(unknown.items())[:UNKNOWN]:
         render.warn(f"{where}: {name}: {why}", "unknown_point")
 
 
 def uses_experts(model: Model | None) -> bool:
-    """Return whether a model is known to choose experts."""
+    """Return whether a model has experts (MoE); False where the model is not known."""
     return model is not None and bool(model.hyper["n_experts"])
 
 
@@ -183,7 +189,7 @@ def _record_other(
 ) -> tuple[Trace, bool]:
     """Return (trace of MODEL[@RUN] on the tokens asked for, whether it chooses experts).
 
-    `here` is this side's run, `where` its options.
+    `here` is this side's run, `where` its options. `text` is that MODEL[@RUN].
     """
     assert asked.wanted is not None
     there = open_runner(text, None, where.for_other_model(), stack, here.request.draft)

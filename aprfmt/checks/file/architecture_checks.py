@@ -18,7 +18,7 @@ from aprfmt.tensors.view import View
 
 
 def check_architecture(ctx: CheckContext) -> Result:
-    """Return a finding unless names and keys fit the architecture that the file names."""
+    """Return a Result that fails unless names and keys fit the architecture the file names."""
     kind = ctx.model.kind
     if kind is not None and kind.foreign:
         found = f"is {kind.says(ctx.model)}"
@@ -48,9 +48,10 @@ def check_architecture(ctx: CheckContext) -> Result:
 
 
 def check_completeness(ctx: CheckContext) -> Result:
-    """Return a finding for each tensor that the configuration requires and the file lacks.
+    """Return a Result with a failure for each tensor required by the configuration but absent.
 
-    Biases and the head are required too. A tensor that may be missing is a warning.
+    Biases and the head are required too. A missing tensor that the user accepts is a warning. The
+    `found` text counts the tensors that are there.
     """
     found = ctx.resolution.coverage
     expected = f"all {found.expected} tensors of the configuration"
@@ -83,7 +84,7 @@ def check_completeness(ctx: CheckContext) -> Result:
 
 
 def check_shapes(ctx: CheckContext) -> Result:
-    """Return a finding for each tensor whose shape is not that of the configuration."""
+    """Return a Result with a failure for each tensor whose shape is not the configuration's."""
     todo = "weights and configuration disagree: aprfmt diff SOURCE FILE says which changed"
     findings = [
         Finding(key, f"shape {list(has)}", f"{list(wanted)}", todo)
@@ -93,7 +94,10 @@ def check_shapes(ctx: CheckContext) -> Result:
 
 
 def check_unexpected(ctx: CheckContext) -> Result:
-    """Return a warning for each tensor without a role, and for a draft head that cannot run."""
+    """Return a Result with a warning for each tensor that has no role.
+
+    A draft head that cannot run is a warning too.
+    """
     findings = [
         Finding(
             item.name,
@@ -116,7 +120,11 @@ def check_unexpected(ctx: CheckContext) -> Result:
 
 
 def check_unread(ctx: CheckContext) -> Result:
-    """Return a finding for each file, index entry and key that nothing reads or that is wrong."""
+    """Return a Result with a finding for each file, index entry and key that is not read.
+
+    Items that no table lists, or that cannot be read, are warnings. An index entry of a tensor that
+    is not in the file it names fails.
+    """
     index = {one.kind for one in ctx.model.relations} & {"index"}
     # An index that does not fit its shards is one finding, of the check `shards`.
     others = [
@@ -149,7 +157,8 @@ def check_unread(ctx: CheckContext) -> Result:
 def find_disagreements(resolution: Resolution, where: str) -> list[Finding]:
     """Return a warning for each value that keys, configuration and tensors give differently.
 
-    `where` is the file, as the findings name it.
+    The notes made while the architecture was resolved are warnings too. `where` is the file, as
+    the findings name it.
     """
     said = [(where, text) for text in resolution.report.conflicts]
     said += [(note.where, note.text) for note in resolution.notes]
@@ -157,7 +166,7 @@ def find_disagreements(resolution: Resolution, where: str) -> list[Finding]:
 
 
 def check_hyperparameters(ctx: CheckContext) -> Result:
-    """Return a warning for each hyperparameter that keys, configuration and tensors disagree on."""
+    """Return a Result with a warning for each hyperparameter that has contradicting sources."""
     resolution = ctx.resolution
     assumed = len(resolution.report.assumed)
     rule = f", {assumed} of them by a rule of the format's readers" if assumed else ""
@@ -172,10 +181,11 @@ _WORDS = {"std": "standard deviation", "rms": "root mean square"}
 
 
 def check_role_bounds(ctx: CheckContext) -> Result:
-    """Return a finding for each embedding and norm whose size is not that of trained weights.
+    """Return a Result with a finding for each embedding and norm of an unusual size.
 
-    Only roles with a usual size are bounded; biases may have any. Raises NotRun where there are
-    none stored as numbers.
+    Unusual is a size that trained weights do not have; it fails if it is off by more than a factor
+    of FAR, else it is a warning. Biases may have any size. Raises NotRun where there are no
+    embeddings or norms stored as numbers.
     """
     resolution = ctx.resolution
     findings, seen = [], 0
@@ -205,10 +215,11 @@ def check_role_bounds(ctx: CheckContext) -> Result:
 
 
 def check_filled(ctx: CheckContext) -> Result:
-    """Return a finding for each matrix that holds one value throughout: it was never filled.
+    """Return a Result with a finding for each matrix that holds one value throughout.
 
-    A layer whose two output matrices are both zeros adds nothing. Such layers are inserted on
-    purpose (LLaMA Pro), so that is a warning. Raises NotRun where no matrix is stored as numbers.
+    Such a matrix was never filled. A layer whose two output matrices are both zeros adds nothing.
+    Such layers are inserted on purpose (LLaMA Pro), so that is a warning. Raises NotRun where no
+    matrix is stored as numbers.
     """
     resolution = ctx.resolution
     seen, flat, codes = 0, dict[str, float](), dict[str, str]()
@@ -257,9 +268,9 @@ _ADDED_TO_STREAM = ("attn_output.weight", "ffn_down.weight")
 
 
 def _stored_stats(ctx: CheckContext, logical: View) -> Stats | None:
-    """Return the statistics of a role that is stored as one tensor of finite numbers, else None.
+    """Return the statistics of a weight that is stored as one tensor of finite numbers.
 
-    NaN and infinities are reported by another check.
+    Else None: NaN, infinities and bad scales are reported by other checks.
     """
     if len(logical.stored) != 1:
         return None
@@ -270,6 +281,6 @@ def _stored_stats(ctx: CheckContext, logical: View) -> Stats | None:
 
 
 def _norm_offset(logical: View, spec: ArchSpec) -> float:
-    """Return what the forward pass adds to a norm weight as stored; 1 for gemma's checkpoints."""
+    """Return what the forward pass adds to a norm weight as stored: 1 for gemma's, mostly 0."""
     steps = logical.layout
     return spec.block.norm_offset - sum(step.amount for step in steps if isinstance(step, Added))

@@ -106,7 +106,10 @@ FAULTS: tuple[WriterFault, ...] = (
 
 
 def check_writer(ctx: CheckContext) -> Result:
-    """Return a finding for each known fault of a writer that the file shows."""
+    """Return a Result with a finding for each known fault of a writer that the file shows.
+
+    `found` says how many faults are known for files of its format.
+    """
     faults = [fault for fault in FAULTS if ctx.model.format in fault.formats]
     findings = [
         Finding(

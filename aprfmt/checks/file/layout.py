@@ -21,10 +21,10 @@ def _parsed_files(source: Any) -> list[Any]:
 
 
 def check_layout(ctx: CheckContext) -> Result:
-    """Return a failure for each thing that makes reading unsafe, a warning for each other oddity.
+    """Return a Result with a failure for each damage, and a warning for each other oddity.
 
-    Unsafe are tensors that overlap, offsets and sizes outside the file, duplicates, headers and
-    metadata that cannot be read.
+    Damage are tensors that overlap, offsets and sizes outside the file, duplicates, headers and
+    metadata that cannot be read. An extension of another format fails too.
     """
     notes = [note for parsed in _parsed_files(ctx.model.source) for note in parsed.notes]
     findings = [_damage_finding(one) for one in ctx.model.damage]
@@ -43,7 +43,7 @@ def check_layout(ctx: CheckContext) -> Result:
 
 
 def _damage_finding(damage: Damage) -> Finding:
-    """Return a damage of a file as a finding, with the tensors that cannot be read for it."""
+    """Return a damage of a file as a Finding that names the tensors it makes unreadable."""
     names = damage.tensors
     lost = ""
     if names:
@@ -54,7 +54,7 @@ def _damage_finding(damage: Damage) -> Finding:
 
 
 def check_checksum(ctx: CheckContext) -> Result:
-    """Return a finding for each file whose bytes do not match its own checksum.
+    """Return a Result with a failure for each file whose bytes do not match its checksum.
 
     Raises NotRun where a file has none.
     """
@@ -78,9 +78,9 @@ def check_checksum(ctx: CheckContext) -> Result:
 
 
 def check_side_manifest(ctx: CheckContext) -> Result:
-    """Return a finding for each difference from the manifest that `hash --write` put next to it.
+    """Return a Result with a failure for each difference from the manifest next to the file.
 
-    Raises NotRun where there is no manifest.
+    `aprfmt hash --write` makes that manifest. Raises NotRun where there is none.
     """
     path = manifest.manifest_path(ctx.model.path)
     if not path.is_file():
@@ -100,7 +100,7 @@ def check_side_manifest(ctx: CheckContext) -> Result:
 
 
 def check_padding(ctx: CheckContext) -> Result:
-    """Return a warning for each file with bytes other than zero between its parts.
+    """Return a Result with a warning for each file with nonzero bytes between its parts.
 
     Raises NotRun for a damaged file.
     """
@@ -126,9 +126,9 @@ def _first_nonzero_gap(shard: Shard[Any]) -> str:
 
 
 def check_alignment(ctx: CheckContext) -> Result:
-    """Return a warning for each file with tensors that do not begin at a multiple of 64.
+    """Return a Result with a warning for each file whose tensors are not aligned to 64 bytes.
 
-    Most writers of APR begin them there.
+    Most writers of APR begin them at multiples of 64.
     """
     findings = []
     for path, parsed in zip(ctx.model.source.files, _parsed_files(ctx.model.source), strict=True):
@@ -146,10 +146,10 @@ _SHARD = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<suff
 
 
 def check_shards(ctx: CheckContext) -> Result:
-    """Return a finding for each disagreement of a set's index, names and files.
+    """Return a Result with a failure for each disagreement of a set's index, names and files.
 
-    A file with a name of the set that does not belong to it is a warning. Raises NotRun for a model
-    in one file.
+    A file that is named like the set and does not belong to it is a warning. Raises NotRun for a
+    model in one file.
     """
     source: Any = ctx.model.source
     own = {id(note) for parsed in _parsed_files(source) for note in parsed.notes}
@@ -198,9 +198,10 @@ def _unlisted_shards(members: set[str], folder: Path) -> list[str]:
 
 
 def check_names(ctx: CheckContext) -> Result:
-    """Return a warning for each name with control, invisible or reversing characters.
+    """Return a Result with a warning for each name with unusual characters.
 
-    The names are those of tensors and of metadata keys.
+    These are control, invisible and direction-reversing ones. The names are those of tensors and
+    of metadata keys.
     """
     findings = []
     every = [("tensor", name) for name in ctx.model.source.tensors]

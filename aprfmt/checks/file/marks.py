@@ -18,9 +18,11 @@ ELEMENTS_AT_ONCE = 1 << 22  # elements decoded at a time
 
 
 def check_token_types(ctx: CheckContext) -> Result:
-    """Return a finding for each token of the chat template that is not split off a text whole.
+    """Return a Result with a finding for each template token that is split in a text.
 
-    Its type must be CONTROL or USER_DEFINED. Raises NotRun where no template writes a token.
+    A token that the chat template writes is found as one token only if its type is CONTROL or
+    USER_DEFINED. A type that llama.cpp overrides is a warning. Raises NotRun where no template
+    writes a token.
     """
     missing = absent_types(ctx.carried)
     findings = []
@@ -51,7 +53,7 @@ def check_token_types(ctx: CheckContext) -> Result:
 
 
 def _template_tokens(ctx: CheckContext) -> tuple[StatedTokenizer | None, list[Mark]]:
-    """Return (the tokenizer that readers of this format use, tokens that its template writes).
+    """Return (the tokenizer that programs use for this format, the tokens its template writes).
 
     (None, []) where it cannot be read. It is read once for a context.
     """
@@ -66,11 +68,12 @@ def _template_tokens(ctx: CheckContext) -> tuple[StatedTokenizer | None, list[Ma
 
 
 def check_token_rows(ctx: CheckContext) -> Result:
-    """Return a finding for tokens that a chat needs and whose rows were never trained.
+    """Return a Result with a finding for rows of chat tokens that were never trained.
 
-    They are the tokens that the template writes, and those that end a generation. A row of zeros,
-    two equal rows, and one that is the mean of all rows were made when the vocabulary grew, and
-    never learned. The head is checked only for the ends, which alone the model has to write.
+    Checked are the tokens that the template writes, and in the head those that end a generation,
+    which alone the model has to write. A row of zeros, two equal rows, and one that is the mean of
+    all rows were made when the vocabulary grew, and never learned. Raises NotRun where there is
+    nothing to check.
     """
     _ = ctx.carried
     side, found = _template_tokens(ctx)
@@ -143,5 +146,5 @@ def _find_untrained_rows(tensor: View, wanted: dict[int, str]) -> Iterator[Findi
 
 
 def _list_tokens(ids: list[int], texts: dict[int, str]) -> str:
-    """Return tokens as a short list of texts with their ids."""
+    """Return the number of tokens and the first few as text, each as 'TEXT' (ID)."""
     return list_names([f"{texts[i]!r} ({i})" for i in ids])

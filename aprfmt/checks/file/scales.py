@@ -26,6 +26,7 @@ def first_bad_block(
 
     None also for encodings without scales. Of encodings with a scale before every row of
     `row_bytes`, the index is that of the row. Raises UnsupportedError for one without a codec.
+    `raw` are the bytes of the blocks.
     """
     found = codec(encoding)
     layout = found.layout

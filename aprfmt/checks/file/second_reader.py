@@ -89,7 +89,7 @@ class SecondReading:
 
 
 def check_second_reader(ctx: CheckContext) -> Result:
-    """Return a finding for each thing the format's official library reads differently.
+    """Return a Result with a finding for each thing the official library reads differently.
 
     A disagreement fails, but where the library alone is outside the specification it is a warning.
     Raises NotRun where the library did not read every tensor.
@@ -105,7 +105,10 @@ def check_second_reader(ctx: CheckContext) -> Result:
 
 
 def _disagreement_finding(one: Disagreement, library: str) -> Finding:
-    """Return a disagreement as a finding, with who is outside the specification."""
+    """Return a disagreement as a Finding that names who is outside the specification.
+
+    It is a warning where that is `library`.
+    """
     place = f"{one.file}: {one.tensor}" if one.tensor else one.file
     said = f"{one.what}: aprfmt has {one.ours}, {library} {one.theirs}"
     return Finding(
@@ -118,7 +121,7 @@ def _disagreement_finding(one: Disagreement, library: str) -> Finding:
 
 
 def read_again(ctx: CheckContext) -> SecondReading:
-    """Return what the library says of the model's files, read once for a context.
+    """Return what the format's official library reads of the model; it runs once per context.
 
     Raises NotRun where the format has no such library, or the file is not on this machine.
     """
@@ -271,8 +274,8 @@ class _Comparison:
     def _same_bytes(self, info: TensorInfo, row: Mapping[str, Any]) -> bool:
         """Return whether the library's digest and size are those of the stored bytes.
 
-        A difference is recorded. `info` is aprfmt's tensor, `row` the library's. Raises where the
-        file has changed meanwhile.
+        A difference is recorded. `info` is aprfmt's tensor, `row` the library's. Raises FormatError
+        where the file has changed meanwhile.
         """
         file, stop = self._shard.file, info.offset + info.nbytes
         found = sha256_of_pieces(file.windows(info.offset, stop))
@@ -289,12 +292,12 @@ class _Comparison:
         return False
 
     def _expected_entry(self, info: TensorInfo) -> _Stored:
-        """Return a tensor as a header entry: the format's code, shape and offset."""
+        """Return the header entry that aprfmt's tensor has: the format's code, shape and offset."""
         row = find_encoding(info.encoding)
         return _Stored(_format_code(self._kind, row), tuple(info.shape), info.offset)
 
     def _record_difference(self, name: str, what: str, ours: str, theirs: str) -> None:
-        """Record a difference, with who is outside the specification by the header itself.
+        """Record a Disagreement of the two readers, with which of them the header contradicts.
 
         The arguments are those of `Disagreement`; an empty name is the file as a whole.
         """
@@ -305,9 +308,10 @@ class _Comparison:
         )
 
     def _blame(self, name: str, what: str, ours: str, theirs: str) -> tuple[str, str]:
-        """Return (who is outside the specification, how that was found).
+        """Return (who is outside the specification, how that was found), by the header's entry.
 
-        The header's own entry decides.
+        It is the file, aprfmt or the library, or a word for "not decided". `name` is the tensor,
+        `what` the thing that differs, `ours` and `theirs` what each reader says.
         """
         if name in self._broken:
             return _THE_FILE, f"aprfmt says: {shorten(self._broken[name], 200)}"
@@ -344,7 +348,10 @@ def _short_text(value: object) -> str:
 
 
 def _format_code(kind: str, row: Encoding) -> str | int | None:
-    """Return the code that a format has for an encoding: ggml's number, or safetensors' dtype."""
+    """Return the format's code of an encoding: ggml's number, or safetensors' dtype name.
+
+    None for an encoding that a format has no code for.
+    """
     return row.ggml if kind == "gguf" else row.safetensors
 
 

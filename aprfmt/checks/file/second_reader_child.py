@@ -122,10 +122,11 @@ READERS = {"gguf": read_gguf, "safetensors": read_safetensors}
 
 
 def answer_request(kind: str, path: str, memory: int) -> Iterator[Row]:
-    """Yield every answer to a request, as JSON objects.
+    """Yield {"library": name and version}, a row for each tensor, then {"end": True}.
 
-    `memory` is the process's limit in bytes, for the message. `kind` is the format, which is also
-    the library's name.
+    {"stopped": why, "raised": bool} comes in place of the end where the library did not read all;
+    `raised` is whether by an error of its own. `memory` is the process's limit in bytes, for the
+    message. `kind` is the format, which is also the library's name.
     """
     from importlib.metadata import version
 

@@ -9,10 +9,10 @@ if TYPE_CHECKING:
 
 
 def check_accounted(ctx: "CheckContext") -> Result:
-    """Return a finding for each part of the source that the file lost without a record of it.
+    """Return a Result with a failure for each part of the source that the file lost.
 
-    All others are copied, transformed, or dropped as the file records. Raises NotRun without a
-    source.
+    Lost is what is neither copied nor transformed, and not recorded in the file as left out. Raises
+    NotRun without a source.
     """
     from aprfmt.conversion.accounting import account_for_source, recorded_omissions
 

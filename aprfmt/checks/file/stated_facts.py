@@ -34,7 +34,7 @@ _IQ_FALLBACK = "IQ4_NL"  # of every IQ type whose blocks do not fit a row
 
 
 def file_types() -> dict[int, str]:
-    """Return {general.file_type: the encoding it claims}, by the tables that write it."""
+    """Return {number of general.file_type: the encoding that it means}, by the tables."""
     found = {row.file_type: row.name for row in ENCODINGS.values() if row.file_type is not None}
     for scheme in SCHEMES.values():
         if scheme.file_type is not None:
@@ -43,10 +43,11 @@ def file_types() -> dict[int, str]:
 
 
 def check_file_type(ctx: CheckContext) -> Result:
-    """Return a finding unless the tensors have the encoding that general.file_type claims.
+    """Return a Result that fails unless the tensors have the general.file_type of the file.
 
-    Most weights have a float type; of a mixture at least some have its encoding. Raises NotRun
-    where the file claims none that is known.
+    A float type must be that of most weights, a mixture's encoding that of at least some. A
+    quantized file without a quantization version is a warning. Raises NotRun where the file names
+    no known type.
     """
     metadata = ctx.model.metadata
     if _FILE_TYPE not in metadata:
@@ -103,7 +104,10 @@ def _elements_by_encoding(model: Model) -> Counter[str]:
 
 
 def _with_fallbacks(claimed: str) -> set[str]:
-    """Return an encoding and those that a mixture uses where a row is no multiple of its block."""
+    """Return the set of an encoding and of those that its mixture uses instead in some rows.
+
+    These are rows whose length is no multiple of its block.
+    """
     found = {claimed, *_MIXED.get(claimed, ())}
     if claimed.startswith("IQ"):
         found.add(_IQ_FALLBACK)
@@ -114,9 +118,10 @@ def _with_fallbacks(claimed: str) -> set[str]:
 
 
 def check_quantization(ctx: CheckContext) -> Result:
-    """Return findings unless config.json claims a quantization exactly if weights are packed so.
+    """Return a Result that fails unless config.json's quantization is how weights are packed.
 
-    Raises NotRun where neither config.json nor tensors are about packed weights.
+    Modules that its lists name and that do not exist are findings too. Raises NotRun where neither
+    config.json nor tensors are about packed weights.
     """
     config = packing_config(ctx.model)
     if config is None:
@@ -195,7 +200,7 @@ _SPARSE = (".bitmask", ".compressed")
 
 
 def _claimed_encodings(section: Mapping[str, Any]) -> set[str]:
-    """Return the encodings that a quantization section promises; none if it cannot be told."""
+    """Return the encodings that a quantization section names; the empty set if unknown."""
     if section.get("load_in_4bit") or section.get("_load_in_4bit"):
         kind = section.get("bnb_4bit_quant_type", "fp4")  # bitsandbytes' default
         return {str(kind).upper()}
@@ -211,9 +216,9 @@ _DTYPES: Mapping[str, str] = {
 
 
 def check_activation_scales(ctx: CheckContext) -> Result:
-    """Return a warning for packed weights without the activation scale that similar ones have.
+    """Return a Result with a warning for packed weights that lack an activation scale.
 
-    Similar are those of one encoding. Raises NotRun where no weight is packed.
+    They lack it if others of the same encoding have one. Raises NotRun where no weight is packed.
     """
     found: dict[str, tuple[list[str], list[str]]] = {}
     for name, view in ctx.model.items():
@@ -239,7 +244,7 @@ def check_activation_scales(ctx: CheckContext) -> Result:
 
 
 def check_dtype(ctx: CheckContext) -> Result:
-    """Return a warning unless most float weights have the dtype that config.json names.
+    """Return a Result with a warning unless most float weights have config.json's dtype.
 
     Raises NotRun where it names none, or there are no float matrices.
     """
@@ -270,9 +275,9 @@ def check_dtype(ctx: CheckContext) -> Result:
 
 
 def check_counts(ctx: CheckContext) -> Result:
-    """Return a warning for each count or shape in the metadata that is not that of the tensors.
+    """Return a Result with a warning for each count or shape in the metadata that is wrong.
 
-    Raises NotRun where the file states none.
+    It is wrong if it is not that of the tensors. Raises NotRun where the metadata has none.
     """
     metadata = ctx.model.metadata
     held = {name: tensor.shape for name, tensor in ctx.model.items()}

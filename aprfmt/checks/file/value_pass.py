@@ -35,9 +35,9 @@ class TensorScan:
 def block_windows(tensor: LazyTensor) -> Iterator[tuple[int, MemoryTensor]]:
     """Yield (index of the first block, a window of blocks as a tensor), about WINDOW bytes each.
 
-    For encodings with a scale before each row, and for padded rows, windows are whole rows; the
-    index is that of the row where each row has such a scale. A header before all blocks (APR_Q8) is
-    part of every window. A window's pages are dropped before the next.
+    Where rows have a scale before them or are padded, windows are whole rows; where they have such
+    a scale the index is that of the row. A header before all blocks (APR_Q8) is part of every
+    window. A window's pages are dropped before the next.
     """
     info = tensor.info
     row = encoding_row(info.encoding)
@@ -79,7 +79,10 @@ def scan_values(model: Model, progress: Progress | None = None) -> dict[str, Ten
     for name, tensor in tensors.items():
 
         def report(count: int, before: int = done) -> None:
-            """Call `progress` with the bytes done in all; `count` are those of this tensor."""
+            """Call `progress` with the bytes done in all; `count` are those of this tensor.
+
+            `before` are the bytes of earlier tensors.
+            """
             if progress is not None:
                 progress(before + count, total)
 
@@ -89,7 +92,10 @@ def scan_values(model: Model, progress: Progress | None = None) -> dict[str, Ten
 
 
 def _scan_tensor(tensor: LazyTensor, report: Callable[[int], None]) -> TensorScan:
-    """Return what a pass over one tensor's bytes finds; `report` is called with its bytes done."""
+    """Return what a pass over one tensor's bytes finds; `report` is called with its bytes done.
+
+    Integers are not read, and for a tensor that cannot be decoded `unread` says why.
+    """
     info = tensor.info
     if damage := tensor_damage(tensor):
         return TensorScan(info, unread=damage)

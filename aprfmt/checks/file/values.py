@@ -13,9 +13,10 @@ from aprfmt.tensors.view import View
 
 
 def check_values(ctx: CheckContext) -> Result:
-    """Return a finding for each tensor with NaN or infinities; a mask may hold infinities.
+    """Return a Result with a failure for each tensor with NaN or infinities.
 
-    Raises NotRun where a tensor cannot be decoded, or there are none.
+    A computed buffer, such as a mask, may hold infinities: that is a warning. Raises NotRun where a
+    tensor cannot be decoded, or there are none.
     """
     buffers = _buffer_names(ctx)
     findings, counted, unread = [], 0, []
@@ -64,9 +65,10 @@ def _buffer_names(ctx: CheckContext) -> frozenset[str]:
 
 
 def check_block_scales(ctx: CheckContext) -> Result:
-    """Return a finding for each tensor with a scale or sum that no quantizer writes.
+    """Return a Result with a failure for each tensor with a scale that no quantizer writes.
 
-    Raises NotRun where no tensor has blocks with scales.
+    So is a sum of codes that contradicts its block. Raises NotRun where no tensor has blocks with
+    scales.
     """
     seen, findings = 0, []
     for name, row in ctx.census.items():
@@ -104,15 +106,15 @@ def check_block_scales(ctx: CheckContext) -> Result:
 
 
 def _has_scales(encoding: str) -> bool:
-    """Return whether an encoding is of blocks with scales."""
+    """Return whether an encoding stores blocks with scales, as ggml's quantized types do."""
     row = encoding_row(encoding)
     return row.known and not row.numpy and not row.safetensors
 
 
 def check_packed(ctx: CheckContext) -> Result:
-    """Return a finding for each weight of several tensors that does not decode to finite values.
+    """Return a Result with a failure for each packed weight without finite decoded values.
 
-    Raises NotRun where there are none, or one's dialect is not supported.
+    Raises NotRun where no weight is stored as several tensors, or one's format is not supported.
     """
     findings: list[Finding] = []
     seen = 0
@@ -151,10 +153,10 @@ def check_packed(ctx: CheckContext) -> Result:
 
 
 def _group_findings(ctx: CheckContext, name: str, tensor: View) -> list[Finding]:
-    """Return what is wrong with a GPTQ weight's `g_idx`: each group has as many inputs.
+    """Return [finding] if a GPTQ weight's `g_idx` gives its groups unequal numbers of inputs.
 
-    The last one may have fewer. ExLlama takes an index of zeros for none, other kernels read it,
-    so that without `desc_act` it is a warning.
+    The last group may have fewer. Else []. ExLlama takes an index of zeros as none, other kernels
+    read it, so that without `desc_act` it is a warning. `name` is the weight of `tensor`.
     """
     index, scales = tensor.parts.get(".g_idx"), tensor.parts.get(".scales")
     if (

@@ -34,7 +34,7 @@ _MANY = 20  # findings of one kind; the rest is counted
 
 
 def check_lists(ctx: CheckContext) -> Result:
-    """Return a finding for lists of wrong length, duplicate tokens, and pieces of another kind.
+    """Return a Result with findings for wrong list lengths, duplicates, pieces of another kind.
 
     Raises AprfmtError where none of these is wrong and the tokenizer cannot be built.
     """
@@ -106,7 +106,7 @@ def _ids_are_numbers(carried: Carried) -> bool:
 
 
 def check_size(ctx: CheckContext) -> Result:
-    """Return a finding unless every token has a row of the embedding.
+    """Return a Result with a finding unless every token has a row of the embedding.
 
     In GGUF every row must have a token as well. Added placeholders without a row are a warning.
     """
@@ -147,7 +147,11 @@ def _embedding_rows(ctx: CheckContext) -> tuple[int, str]:
 
 
 def check_ids(ctx: CheckContext) -> Result:
-    """Return a finding for each special id that is no token's, or is missing where it is needed."""
+    """Return a Result with a finding for each special id that has no token or is missing.
+
+    Ids are those of metadata, config.json and generation_config.json. An end of turn that stops no
+    generation is a finding too. Raises NotRun where there are no ids.
+    """
     words = ctx.words
     count = len(words.tokens)
     stated = [(ctx.carried.where + f": {role}", i) for role, i in ctx.carried.token_ids().items()]
@@ -176,7 +180,7 @@ def check_ids(ctx: CheckContext) -> Result:
 
 
 def _find_stale_ids(ctx: CheckContext) -> list[Finding]:
-    """Return a finding for each id in the post-processor that is not that of the token it names."""
+    """Return a failure for each id in the post-processor that is not its token's id."""
     try:
         side = ctx.stated
     except AprfmtError:
@@ -229,7 +233,7 @@ def _configured_ids(ctx: CheckContext) -> list[tuple[str, int]]:
 
 
 def _find_invalid_ids(ctx: CheckContext) -> list[Finding]:
-    """Return a finding for each value of an id's key that is not an id."""
+    """Return a failure for each value of a special id's key that is no id at all."""
     return [
         Finding(
             where,
@@ -260,9 +264,10 @@ def _id_values(ctx: CheckContext) -> list[tuple[str, Any]]:
 
 
 def check_merges(ctx: CheckContext) -> Result:
-    """Return a finding for each merge that does not join two tokens to a third.
+    """Return a Result with a failure for each merge that does not join two tokens to a third.
 
-    Raises NotRun for a vocabulary without merges.
+    Many pieces that no merge makes are a failure too. Raises NotRun for a vocabulary without
+    merges.
     """
     words = ctx.words
     if words.merges is None:
@@ -315,7 +320,7 @@ def _find_missing_merges(ctx: CheckContext) -> list[Finding]:
 
 
 def check_round_trip(ctx: CheckContext) -> Result:
-    """Return a finding for each sample text that does not come back from its token ids.
+    """Return a Result with a failure for each sample text that its token ids do not give back.
 
     Raises NotRun for a tokenizer that changes texts, or that does not build.
     """
@@ -366,7 +371,8 @@ def _can_spell(text: str, vocabulary: Vocabulary) -> bool:
 def _build_engine(ctx: CheckContext, side: StatedTokenizer) -> Engine | None:
     """Return the tokenizer engine that programs reading this format would use.
 
-    None for a kind that alters texts, or for broken merges.
+    None for a kind that alters texts, or for broken merges. `side` is the tokenizer as it is
+    stored.
     """
     if not side.encodes or side.vocabulary.kind not in KIND_NAMES or _wrong_merges(ctx.words):
         return None
@@ -397,10 +403,10 @@ def _wrong_merges(words: StoredVocabulary) -> list[tuple[int, Any]]:
 
 
 def check_template(ctx: CheckContext) -> Result:
-    """Return a finding for chat template code that does more than join texts.
+    """Return a Result with a failure for chat template code that does more than join texts.
 
-    So is a template that is not jinja2, and a control token that the vocabulary lacks. Raises
-    NotRun without a template.
+    A template that is not jinja2 fails, and so does a control token that the vocabulary lacks.
+    Raises NotRun without a template.
     """
     text = ctx.model.carried.chat_template()
     if text is None:
@@ -425,7 +431,7 @@ def check_template(ctx: CheckContext) -> Result:
 
 
 def _find_unknown_tokens(ctx: CheckContext) -> list[Finding]:
-    """Return a finding for each control token that the template writes and the vocabulary lacks."""
+    """Return a failure for each control token of the template that the vocabulary lacks."""
     try:
         side = ctx.stated
     except AprfmtError:

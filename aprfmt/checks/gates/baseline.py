@@ -11,7 +11,7 @@ from aprfmt.inference.loss import is_in_bits
 
 
 def check_baseline(subject: ModelUnderTest) -> Result:
-    """Return the checks that no gate and no number got worse than in the baseline file.
+    """Return a Result whose checks fail for each gate or number worse than in the baseline.
 
     Raises NotRun where no baseline was given.
     """
@@ -49,9 +49,10 @@ def compare_baseline(before: Mapping[str, Any], now: Iterable[Answer]) -> Iterab
 
 
 def _check_measure(key: str, row: Mapping[str, Any], gate: Answer) -> Check:
-    """Return the check that a number moved no further than its tolerance in the baseline.
+    """Return a Check that passes if a number is within its tolerance of the baseline's.
 
-    `row` is the baseline's record of the number, `gate` the answer that may have it now.
+    `row` is the baseline's record of the number, `gate` the answer that may have it now. `key` is
+    the name of the number.
     """
     measure = gate.measures.get(key)
     unit, old = row.get("unit", ""), row["value"]

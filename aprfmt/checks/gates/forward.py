@@ -26,7 +26,10 @@ STEPS = 6  # tokens run one by one
 
 
 def check_logits(subject: ModelUnderTest) -> Result:
-    """Return the checks of a short text's logits: all finite, the last row spread and peaked."""
+    """Return a Result whose checks pass if a short text's logits are finite and not flat.
+
+    `measures` has the spread and the peak of the last row's logits.
+    """
     rows = subject.session.logits(subject.probe)
     last = rows[-1].astype(np.float64)
     std = float(last.std())
@@ -51,7 +54,10 @@ def check_logits(subject: ModelUnderTest) -> Result:
 
 
 def check_loss(subject: ModelUnderTest) -> Result:
-    """Return the checks of each golden text's loss in nats, which is bounded on both sides."""
+    """Return a Result with checks of each golden text's loss in nats, bounded on both sides.
+
+    Without golden texts a built-in one is used. `measures` has the losses.
+    """
     kind: Literal["trained", "random"]
     kind = "random" if subject.request.random_weights else "trained"
     texts = subject.golden.texts or (GoldenText("harbour", TEXT),)
@@ -70,11 +76,9 @@ def check_loss(subject: ModelUnderTest) -> Result:
 
 
 def _text_ids(subject: ModelUnderTest, text: GoldenText) -> list[int]:
-    """Return the token ids of a golden text.
+    """Return the token ids of a golden text, by the tokenizer or as the golden file has them.
 
-    For an untrained model without a tokenizer they are the probe's.
-
-    Raises NotRun where there are none.
+    For an untrained model without either they are the probe's. Raises NotRun where there are none.
     """
     if subject.tokenizer is not None and text.text is not None:
         return subject.tokenizer.encode(text.text)
@@ -99,7 +103,7 @@ def measure_loss(
 
     A loss against the token itself or the one after that is lower than against the next shows
     labels that are shifted. All three are over the same rows. The first `prefix` tokens are put
-    before every window.
+    before every window. `where` names the text.
     """
     sample = Sample(where, ids, prefix=prefix)
     planned, _ = plan_windows([sample], window_size(int(session.hp["context_length"])))
@@ -117,7 +121,7 @@ def judge_loss(
     """Return the checks of one text's loss; a golden loss replaces the bound on good losses.
 
     `shifts` are the losses against the token itself, the next, and the one after. `allowed` is in
-    nats. `kind` says whether the model is trained or random.
+    nats. `kind` says whether the model is trained or random. `found` is the loss that was measured.
     """
     checks = assess_loss(found, kind, text.name)
     if text.nats is not None and found.tokens:
@@ -166,10 +170,11 @@ def judge_loss(
 
 
 def check_state(subject: ModelUnderTest) -> Result:
-    """Return the checks that equal calls give equal bits, before and after other calls.
+    """Return a Result whose checks pass if equal calls give equal bits, whatever ran before.
 
-    They are in one session and in a fresh one. A stepped pass must equal a whole one, and another
-    prompt must give other logits. Raises NotRun for too few tokens or logits that are not finite.
+    The calls are in one session and in a fresh one. A stepped pass must equal a whole one, and
+    another prompt must give other logits. Raises NotRun for too few tokens or logits that are not
+    finite.
     """
     session, ids = subject.session, subject.probe
     if len(ids) < 4:
@@ -223,7 +228,7 @@ def float_bits(values: Numbers) -> Numbers:
 
 
 def _difference_text(a: Numbers, b: Numbers) -> str:
-    """Return how many of the numbers differ, in words."""
+    """Return how many logits of two equally shaped arrays differ, in words."""
     count = int(np.count_nonzero(a != b))
     return f"{count} of {a.size} logits differ" if count else "equal bits"
 

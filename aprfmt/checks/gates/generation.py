@@ -40,7 +40,7 @@ class Generated:
 
 
 def check_golden_output(subject: ModelUnderTest) -> Result:
-    """Return the checks of greedy answers to all golden prompts, and what is at fault.
+    """Return a Result with checks of greedy answers to all golden prompts, and what is at fault.
 
     Each answer is compared and searched for gibberish. Where one fails, another copy of the model
     answers too. Raises NotRun without a tokenizer or prompts.
@@ -90,7 +90,10 @@ def check_golden_output(subject: ModelUnderTest) -> Result:
 
 
 def _pass_summary(checks: Sequence[Check]) -> str:
-    """Return words on a PASS: how many answers were read, as expected, ended by a stop token."""
+    """Return words on a PASS: how many answers have no gibberish, are right, are ended.
+
+    Ended is an answer that a stop token ended. `checks` are those of all answers.
+    """
     rows: dict[str, list[Check]] = {}
     for one in checks:
         rows.setdefault(one.name.rpartition("-")[2], []).append(one)
@@ -103,7 +106,7 @@ def _pass_summary(checks: Sequence[Check]) -> str:
 
 
 def _any_failed(checks: Sequence[Check]) -> bool:
-    """Return whether a check failed."""
+    """Return whether any of the checks failed."""
     return any(each.outcome == "FAIL" for each in checks)
 
 
@@ -349,6 +352,6 @@ def faulty_side(cells: Mapping[tuple[str, str], bool | None], here: str, there: 
 
 
 def _cells_text(cells: Mapping[tuple[str, str], bool | None]) -> str:
-    """Return which copies passed in which form, as words."""
+    """Return "COPY FORM PASS" (or FAIL, NOT-RUN) for each cell, joined by commas."""
     words = {True: "PASS", False: "FAIL", None: "NOT-RUN"}
     return ", ".join(f"{side} {form} {words[passed]}" for (side, form), passed in cells.items())

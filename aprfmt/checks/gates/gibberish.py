@@ -131,7 +131,10 @@ def _dominant_character(text: str) -> str:
 
 
 def _trailing_blanks(text: str) -> str:
-    """Find an answer that is nothing but blanks, or goes on in blanks: a loop without a letter."""
+    """Return a sentence if a text is only blanks, or at least half of it is blanks at its end.
+
+    "" for another text, and for few blanks.
+    """
     count = len(text) - len(text.rstrip())
     if count == len(text) and count >= GIBBERISH.same_length:
         return f"nothing but {count} blanks"

@@ -127,7 +127,10 @@ def parse_golden(data: Any, path: Path) -> GoldenFile:
 
 
 def _named_entries(data: Mapping[str, Any], key: str, path: Path) -> list[Mapping[str, Any]]:
-    """Return the list of entries under a key; FormatError for a name that is missing or twice."""
+    """Return the list of entries under a key; FormatError for a name that is missing or twice.
+
+    `path` is for the error.
+    """
     rows = data.get(key, [])
     if not isinstance(rows, list) or not all(
         isinstance(row, Mapping) and isinstance(row.get("name"), str) for row in rows
@@ -140,7 +143,10 @@ def _named_entries(data: Mapping[str, Any], key: str, path: Path) -> list[Mappin
 
 
 def _parse_prompt(row: Mapping[str, Any], path: Path) -> GoldenPrompt:
-    """Return an entry of `greedy` as a prompt; FormatError names the key at fault."""
+    """Return an entry of `greedy` as a prompt; FormatError names the key at fault.
+
+    `path` is for the error.
+    """
     where = f"{path}: {row['name']:.80}"
     # Check each key before it is used: the file is written by hand.
     messages = row.get("messages", [])
@@ -177,7 +183,10 @@ def _parse_prompt(row: Mapping[str, Any], path: Path) -> GoldenPrompt:
 
 
 def _parse_text(row: Mapping[str, Any], path: Path) -> GoldenText:
-    """Return an entry of `losses` as a text; FormatError where it has neither text nor ids."""
+    """Return an entry of `losses` as a text; FormatError where it has neither text nor ids.
+
+    `path` is for the error.
+    """
     where = f"{path}: {row['name']:.80}"
     text, ids = _optional_value(row, "text", str, where), _optional_ids(row, "ids", where)
     if text is None and ids is None:
@@ -219,7 +228,10 @@ def _optional_ids(row: Mapping[str, Any], key: str, where: str) -> tuple[int, ..
 
 
 def _string_tuple(value: Any, key: str, where: str) -> tuple[str, ...]:
-    """Return a list of texts as a tuple; FormatError for anything else."""
+    """Return a list of texts as a tuple; FormatError for anything else.
+
+    `key` and `where`, its place in the file, are for the error.
+    """
     if not isinstance(value, Sequence) or not all(isinstance(item, str) for item in value):
         raise FormatError(f"{where}: {key} is no list of texts")
     return tuple(value)

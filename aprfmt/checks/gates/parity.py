@@ -38,9 +38,10 @@ FINITE = "aprfmt trace names the first point that is not finite"
 
 
 def check_format_parity(subject: ModelUnderTest) -> Result:
-    """Return the checks that copies in every other format have equal bytes, points and logits.
+    """Return a Result whose checks pass if copies in other formats give equal bits.
 
-    The copy of `--against` is compared too; it may be in a coarser encoding.
+    Compared are tensors, capture points and logits. The copy of `--against` is compared too; it may
+    be in a coarser encoding.
     """
     checks: list[Check] = []
     mine = _PassResult.of(subject, subject.model)
@@ -105,7 +106,7 @@ def _check_tensors(
 ) -> Check:
     """Return the check that every tensor's verdict is one of `fine`; other fields do not count.
 
-    `expected` and `todo` are texts of the check.
+    `expected` and `todo` are texts of the check. `name` is that of the check.
     """
     wrong = [t.key for t in report.worst() if t.verdict not in fine]
     said = ", ".join(f"{count} {verdict}" for verdict, count in report.counts.items() if count)
@@ -119,7 +120,10 @@ def _check_tensors(
 
 
 def _check_facts(report: DiffReport, name: str) -> Check:
-    """Return the check that hyperparameters and token ids are equal."""
+    """Return the Check that hyperparameters and token ids of both sides are equal.
+
+    `name` begins the check's name.
+    """
     rows = [row for row in (*report.hyperparameters, *report.tokenizer) if row.decisive]
     found = [f"{row.name} {row.a!r} | {row.b!r}" for row in rows]
     return check(
@@ -134,7 +138,8 @@ def _check_facts(report: DiffReport, name: str) -> Check:
 def _check_passes(mine: _PassResult, theirs: _PassResult, name: str) -> Iterator[Check]:
     """Yield the checks that two passes have equal bits at every point, and equal logits.
 
-    `mine` is the pass of the model under test, `theirs` the copy's.
+    `mine` is the pass of the model under test, `theirs` the copy's. `name` begins the names of the
+    checks.
     """
     wrong = [key for key, digest in mine.hashes.items() if theirs.hashes.get(key) != digest]
     yield check(
@@ -219,9 +224,10 @@ def _mean_loss(logits: Numbers, labels: list[int]) -> float:
 
 
 def check_device_parity(subject: ModelUnderTest) -> Result:
-    """Return the checks that every device asked for gives the same points, logits and loss.
+    """Return a Result whose checks compare points, logits and loss on every device asked for.
 
-    Raises NotRun where there is only one device.
+    `measures` has the distance of logits for each device. Raises NotRun where there is only one
+    device.
     """
     request = subject.request
     others = list(request.also)
@@ -247,9 +253,9 @@ def check_device_parity(subject: ModelUnderTest) -> Result:
 def _compare_devices(
     subject: ModelUnderTest, other: Session, choice: DeviceChoice
 ) -> tuple[list[Check], Measure]:
-    """Return (the checks of one device against the model's own, the distance of their logits).
+    """Return (the checks of one device against the model's session, their logits' distance).
 
-    `other` is a session on the device `choice`.
+    `other` is a session on the device `choice`. The distance is a relative L2.
     """
     ids = subject.probe
     mine, theirs = subject.session, other

@@ -52,9 +52,9 @@ def run(
     aprfmt.checks.gates.model_under_test.QaRequest: arch, choice (where to run), also, against,
     golden, baseline, random_weights, threads, memory, deterministic, strict (warnings fail, too),
     accept (`unread:PATTERN`s of items that no gate fails for), budget (gates that do not begin in
-    its time are NOT_RUN, and the verdict is open). Raises UsageError for a name that is
-    no gate, or for a gate left out whose input is given; BackendUnavailableError for a device that
-    is not there; and what opening the model raises: FormatError, ArchError.
+    its time are NOT_RUN, and the verdict is open). Raises UsageError for a name that is no gate, or
+    for a gate left out whose input is given; BackendUnavailableError for a device that is not
+    there; and what opening the model raises: FormatError, ArchError.
     """
     rows = gates()
     names = [row.name for row in rows]
@@ -93,7 +93,10 @@ def run(
 
 
 def _run_gate(row: CheckRow, subject: ModelUnderTest, wanted: bool) -> Answer:
-    """Return a gate's answer; NOT_RUN if it is not `wanted`, or the tensor contract failed."""
+    """Return a gate's answer; NOT_RUN if it is not `wanted`, or the tensor contract failed.
+
+    `row` is the gate in the table.
+    """
     if not wanted:
         return make_answer(row, Result(), LEFT_OUT)
     if row.needs == "session" and subject.outcome_of(CONTRACT) == "FAIL":

@@ -20,7 +20,7 @@ from aprfmt.model import Model
 
 
 def check_tensor_contract(subject: ModelUnderTest) -> Result:
-    """Return the checks that all tensors of the configuration exist, fit and can be decoded."""
+    """Return a Result whose checks pass if all configured tensors exist, fit and can be decoded."""
     model, found = subject.model, subject.resolution.coverage
     checks = [
         *repeat_result(subject, "completeness", "tensors-complete", strict=subject.request.strict),
@@ -46,7 +46,7 @@ def check_tensor_contract(subject: ModelUnderTest) -> Result:
 
 
 def check_official_library(subject: ModelUnderTest) -> Result:
-    """Return the check that the format's official library reads each tensor as aprfmt does.
+    """Return a Result with the check that the official library reads tensors as aprfmt does.
 
     Raises NotRun for a format without such a library.
     """
@@ -85,7 +85,7 @@ def _check_keys_fit(subject: ModelUnderTest) -> Check:
 
 
 def _list_conflicts(subject: ModelUnderTest) -> list[str]:
-    """Return the conflicts of keys, configuration and tensors, a text each."""
+    """Return a text for each conflict between keys, configuration and tensors."""
     return [one.found for one in find_disagreements(subject.resolution, subject.where)]
 
 
@@ -112,7 +112,7 @@ def _check_decodable(model: Model) -> Check:
 
 
 def check_metadata(subject: ModelUnderTest) -> Result:
-    """Return the checks that hyperparameters and tokenizer facts can be a working model's."""
+    """Return a Result whose checks pass if hyperparameters and tokenizer are plausible."""
     model = subject.model
     return Result(
         checks=[
@@ -180,7 +180,7 @@ def _check_hyperparameters(model: Model) -> Iterator[Check]:
 
 
 def _check_conflicts(subject: ModelUnderTest) -> Check:
-    """Return the check that nothing contradicts, and that opening the model warned of nothing."""
+    """Return the Check that keys and configuration agree, and that opening gave no warning."""
     said = [text for text in _list_conflicts(subject) if not _is_tensor_conflict(text)]
     said += [note.text for note in subject.model.notes if note.level == "warning"]
     return check(

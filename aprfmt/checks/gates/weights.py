@@ -32,7 +32,10 @@ class RoleStats:
 
 
 def check_init_statistics(subject: ModelUnderTest) -> Result:
-    """Return the checks that mean, deviation, norm and zeros of every tensor fit its role."""
+    """Return a Result whose checks pass if mean, std, RMS and zeros of all tensors are usual.
+
+    The bounds are those of the tensor's role. `measures` has mean and std of each role.
+    """
     model = subject.model
     arch, block = model.spec.name, model.spec.block
     by_role: dict[str, list[RoleStats]] = {}
@@ -68,7 +71,10 @@ def logical_stats(tensor: View) -> Stats:
 
 
 def _check_role(role: str, rows: list[RoleStats], bound: RoleBounds) -> Check:
-    """Return the check that all tensors of a role are inside its bounds."""
+    """Return the check that all tensors of a role are inside its bounds.
+
+    `rows` are those tensors.
+    """
     wrong: list[str] = []
     for row in rows:
         if row.stats.nan or row.stats.inf:
@@ -93,7 +99,10 @@ def _mean_and_std(rows: list[RoleStats]) -> dict[str, float]:
 
 
 def _role_to_json(rows: list[RoleStats]) -> dict[str, Any]:
-    """Return a role's JSON: number of tensors, statistics over all, range of each number."""
+    """Return a role's JSON: number of tensors, statistics over all, range of each number.
+
+    `rows` are those tensors.
+    """
     names = ("mean", "std", "rms", "absmax")
     return {
         "tensors": len(rows),
