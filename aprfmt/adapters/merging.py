@@ -100,11 +100,11 @@ class MergedTensor(LazyTensor):
         return found
 
     def with_times(self, times: int) -> "MergedTensor":
-        """Return the weight with the pair added `times` times, in float32."""
+        """Return the weight with the pair added `times` times, as float32."""
         return MergedTensor(self.base, self.pair, times=times, encoding="F32")
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Release the pages of the base's weight."""
+        """Release the pages of the base's whole weight, whatever range is given."""
         self.base.drop()
 
 
@@ -141,7 +141,7 @@ class DecodedTensor(LazyTensor):
         return memoryview(self._held.view(np.uint8).reshape(-1).data)[start:stop]
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Release the decoded values, and the pages of the codes."""
+        """Release all decoded values and the pages of the codes, whatever range is given."""
         self._held = None
         self._view.drop()
 

@@ -180,7 +180,7 @@ def reach_difference_command(asked: StepParts, finding: Finding) -> str:
 
 
 def no_command(asked: StepParts, finding: Finding) -> str:
-    """Return "": there is nothing to do. The parameters are those of all steps."""
+    """Return "", since nothing is to be done; the parameters are those of all commands."""
     return ""
 
 
@@ -265,7 +265,7 @@ def with_next_commands(
 
 
 def _is_fault(finding: Finding) -> bool:
-    """Return whether a finding is neither "same" nor "precision"."""
+    """Return whether a finding is a bug or not comparable, so neither "same" nor "precision"."""
     return finding.verdict not in ("same", "precision")
 
 

@@ -258,8 +258,8 @@ def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> Deri
 def _derive_lattice(name: str, side: View, base: View) -> DerivationResult:
     """Return whether a packed weight's errors from the base are those of a quantizer.
 
-    Where a scheme leaves the choice of scales open, the copy's own are used; the codes are then
-    those of the base's values, or near them where errors were made up for.
+    Where a scheme leaves the choice of scales open, the copy's own are used. The codes are then
+    those of the base's values, or near them where the quantizer compensates errors, as GPTQ does.
     """
     # The errors of the copy in its own steps.
     lattice = side.lattice

@@ -86,7 +86,7 @@ class SideVerdicts:
         return "; ".join(parts)
 
     def _counts_text(self, begins: tuple[str, ...]) -> str:
-        """Return the counts whose names begin so, in brackets; "" without any."""
+        """Return the counts whose names begin with one of `begins`, in brackets; "" without any."""
         rows = [
             f"{count} {name.replace('_', ' ').replace('in a', 'in A').replace('in b', 'in B')}"
             for name, count in self.counts.items()
