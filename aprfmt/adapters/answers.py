@@ -96,7 +96,10 @@ class AdapterAnswer:
     left: tuple[NotCompared, ...] = ()  # what was not compared, of both models and the adapter
 
     def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
-        """Return the verdict over the weights, the other tensors, and what was not compared."""
+        """Return the verdict over the weights, the other tensors, and what was not compared.
+
+        `accept` has patterns of items that need not be compared, as for `diff`.
+        """
         once = sum(each.found == ONCE for each in self.weights)
         counts = {"weights": (once, len(self.weights)), "tensors": (self.same, self.same)}
         what = f"{self.found} ({len(self.weights)} weights)"

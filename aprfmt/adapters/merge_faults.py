@@ -387,7 +387,10 @@ class BaseScheme(NamedTuple):
 
 
 def _code_values(encoding: str, table: str) -> "Callable[[], F64]":
-    """Return a function that returns the finite values of a type's codes, sorted."""
+    """Return a function that loads the finite values of an encoding's codes, sorted.
+
+    `table` is the name of the codec's attribute that has them.
+    """
 
     def load_code_values() -> "F64":
         """Return the sorted finite values of the codec's table."""

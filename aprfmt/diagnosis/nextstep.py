@@ -124,7 +124,10 @@ def repair_command(asked: StepParts, finding: Finding) -> str:
 
 
 def trace_layer_command(asked: StepParts, finding: Finding) -> str:
-    """Return the command that records every point of the layer where the two diverge."""
+    """Return the `trace` command that records every point of the layer where the two diverge.
+
+    Without a model it is `diagnose` again with --model.
+    """
     side = asked.b if asked.b.kind == "trace" or asked.a.kind != "trace" else asked.a
     model = side.model or asked.a.model or asked.b.model
     if model is None:

@@ -178,7 +178,10 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
 
 
 def _worst_runs(error: "Array") -> tuple[float, float]:
-    """Return the largest (mean, root mean square) of RUN neighbours in a row of errors."""
+    """Return (largest absolute mean, largest root mean square) of RUN consecutive errors.
+
+    `error` is [rows, columns]; both are 0.0 if rows are shorter than RUN.
+    """
     whole = error.shape[1] // RUN * RUN
     if not whole or not error.size:
         return 0.0, 0.0

@@ -83,9 +83,9 @@ class RequantizationOracle:
     ) -> TensorDiff:
         """Return `diff` with a derivation for every quantized side, and the resulting verdict.
 
-        The verdict is WITHIN if all quantized sides derive from the base and others equal it,
-        DIFFERENT if one does not derive. `metadata` are those of both files: they tell whether an
-        importance matrix was used.
+        It becomes WITHIN if all quantized sides derive from the base and the others equal it, and
+        DIFFERENT if one does not derive, unless both sides are equal. `metadata` are those of both
+        files: they tell whether an importance matrix was used.
         """
         base = self.base_tensor(diff.key)
         found: list[DerivationResult] = []

@@ -144,7 +144,7 @@ def uncompared_tokenizers(
 
 
 def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
-    """Yield the generation config if only one side has it.
+    """Yield the generation config as NotCompared if only one side has it.
 
     Only a folder has a place for it: writers of single files leave it out.
     """

@@ -67,7 +67,7 @@ class UndecodedPacking:
 
     @property
     def refusal(self) -> str:
-        """The error message of work that needs the values of these weights."""
+        """The error message of commands that need the values of these weights."""
         todo = "get the config.json that belongs to them"
         if self.method:
             todo = "decode them with the tool that made them"
