@@ -183,7 +183,7 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
 def _unexplained_others(
     model: Model, b: Model, others: Sequence[str], changed: Set[str]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return (tensors that differ without an explanation, sentences about the others).
+    """Return (tensors that differ without an explanation, sentences about `others`).
 
     `others` are the tensors that the adapter does not change, and which differ. Those that are A's,
     quantized and decoded, are no difference: that is the base as it was trained on. Tensors that
