@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aprfmt.base.budget import Budget
 from aprfmt.base.protocols import Value
 from aprfmt.cli import html_page, options, output_format, render
 from aprfmt.cli.html_page import add_page
@@ -111,6 +112,7 @@ def _number_text(value: float | None) -> str:
     "--memory", callback=options.parse_size, metavar="SIZE", help="Budget for decoded weights (2G)."
 )
 @options.accept()
+@options.budget
 @options.verbose("Evidence, points, what was checked, every next step.")
 @options.html("Write a page: the chain of evidence, a map of all points.")
 @options.arch
@@ -124,6 +126,7 @@ def command(
     prompt: str | None,
     memory: int | None,
     accept: tuple[str, ...],
+    budget: Budget | None,
     verbose: bool,
     html: Path | None,
     arch: str | None,
@@ -152,6 +155,7 @@ def command(
             prompt=prompt,
             arch=arch,
             memory=memory,
+            budget=budget,
             progress=progress,
             notice=progress.say,
         )

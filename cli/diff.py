@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from aprfmt.base.budget import Budget
 from aprfmt.cli import html_page, options, output_format, render
 from aprfmt.cli.ci_reports import append_verdict_case, cases_of_diff
 from aprfmt.cli.damage_report import report_damage
@@ -470,6 +471,7 @@ def _print_explanation(found: Finding) -> None:
     help="Compare random ranges only, SIZE bytes a side; never exits 0.",
 )
 @click.option("--seed", type=options.WholeNumber(0), help="With --sample: the seed of another run.")
+@options.budget
 @options.html("Write a page: findings, map of all tensors, difference images.")
 @options.arch
 @options.force
@@ -488,6 +490,7 @@ def command(
     explain: bool,
     sample: int | None,
     seed: int | None,
+    budget: Budget | None,
     html: Path | None,
     arch: str | None,
     force: bool,
@@ -504,7 +507,7 @@ def command(
         raise UsageError("--format sarif and junit list tensors: not with --sample or --adapter")
     # --sample and --adapter are comparisons of their own.
     if sample is not None:
-        if base or imatrix or html or only or accept:
+        if base or imatrix or html or only or accept or budget:
             raise UsageError("--sample compares bytes: it goes with --tensor, --seed and --arch")
         return compare_samples(a, b, sample, seed, patterns, arch)
     if adapter is not None:
@@ -518,6 +521,7 @@ def command(
             b,
             tensors=patterns,
             only=only or None,
+            budget=budget,
             arch=arch,
             base=base,
             imatrix=imatrix,
@@ -537,6 +541,6 @@ def command(
         code,
         lambda: show(report, found, verbose, top),
         cases=lambda: append_verdict_case(
-            cases_of_diff(body, report.differing_fields, accept), code, report.b
+            cases_of_diff(body, report.count_differing_fields(accept), accept), code, report.b
         ),
     )

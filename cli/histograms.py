@@ -62,7 +62,10 @@ def tensor_histogram(tensor: View, stats: Stats) -> Histogram | None:
 
 
 def _count_bins(flat: Array, low: float, high: float) -> NDArray[np.int64]:
-    """Return the counts of finite values in BINS equal parts of [low, high], int64 [BINS]."""
+    """Return how many values are in each of BINS equal parts of [low, high], int64 [BINS].
+
+    All values must be finite and inside; the last part includes `high`.
+    """
     counts = np.zeros(BINS, np.int64)
     for start in range(0, flat.size, CHUNK):
         share = (flat[start : start + CHUNK].astype(np.float64) - low) / (high - low)

@@ -46,6 +46,11 @@ class LogitsResult(TypedDict):
     metavar="ANSWER",
     help="With --reference: take this answer or trace, do not run MODEL.",
 )
+@click.option(
+    "--answer-dtype",
+    type=click.Choice(["float32", "bfloat16", "float16"]),
+    help="Arithmetic that the answers were computed in, which they do not say.",
+)
 @run_options.where
 @options.arch
 @options.force
@@ -55,6 +60,7 @@ def command(
     out: Path | None,
     reference: Path | None,
     loaded: Path | None,
+    answer_dtype: str | None,
     force: bool,
     tokens: run_options.TokenOptions,
     where: run_options.WhereOptions,
@@ -65,12 +71,17 @@ def command(
     an infinity, no spread, no peak.
 
     With --reference the log-probabilities are compared by token and position: exit 1 where they
-    differ by more than rounding makes, and the first position is named.
+    differ by more than rounding makes, and the first position is named. Exit 2 where they differ by
+    what bfloat16 makes and float32 does not, and nothing says in which the answer was computed.
     """
     if reference is not None:
         from aprfmt.cli import logprobs
 
-        return logprobs.compare_logprob_sides(model, reference, loaded, tokens, where, out)
+        return logprobs.compare_logprob_sides(
+            model, reference, loaded, tokens, where, out, answer_dtype
+        )
+    if answer_dtype is not None:
+        raise UsageError("--answer-dtype goes with --reference, whose arithmetic it states")
     if loaded is not None:
         raise UsageError("--load goes with --reference, which names what it is compared with")
     import numpy as np

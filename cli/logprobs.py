@@ -12,6 +12,7 @@ from aprfmt.errors import FormatError, UsageError
 if TYPE_CHECKING:
     from aprfmt.compare.short_answer import Line
     from aprfmt.measure.logprob_tables import LogprobTable, Side
+    from aprfmt.measure.tolerances import Threshold
     from aprfmt.model import Model
     from aprfmt.model.ledger import Pronounced
 
@@ -20,15 +21,15 @@ SHOWN = 8  # positions with the largest differences
 
 def compare_logprob_sides(
     model: str, reference: Path, loaded: Path | None, tokens: run_options.TokenOptions,
-    where: run_options.WhereOptions, out: Path | None,
+    where: run_options.WhereOptions, out: Path | None, stated: str | None = None,
 ) -> int:  # fmt: skip
     """Compare log-probabilities with `reference`, print a table, and return the exit code.
 
-    They are those of a run of the model, or of the file `loaded` if given. `out` is refused: it
-    writes logits of a run. Raises UsageError where the two are of different tokens.
+    `stated` is the arithmetic of answers, which do not say it. This side is a run of the model, or
+    the file `loaded` if given. `out` is refused: it writes logits of a run. Raises
+    UsageError where the two are of different tokens.
     """
     from aprfmt.measure.logprob_tables import compare_logprobs, rows_from_logits
-    from aprfmt.measure.tolerances import point_threshold
 
     if out is not None:
         raise UsageError("--out writes a run's logits; leave --reference out")
@@ -37,12 +38,14 @@ def compare_logprob_sides(
         run = stack.enter_context(run_options.open_session(model, where))
         given = run_options.token_ids(run.model, tokens)[0] if tokens.given else None
         theirs, dtype = read_side(reference, run.model, given, stack)
+        dtype = dtype or stated
         ids = list(theirs.ids)
         if given is not None and ids[: len(given)] != given:
             raise UsageError(f"{reference}: is of other tokens than the ids given")
         # The other side is a saved one, or a run of the model on these tokens.
         if loaded is not None:
-            mine, own = read_side(loaded, run.model, given, stack)
+            mine, found = read_side(loaded, run.model, given, stack)
+            own = found or stated
             name = str(loaded)
             least = min(len(mine.ids), len(ids))
             if list(mine.ids[:least]) != ids[:least]:
@@ -57,14 +60,14 @@ def compare_logprob_sides(
             name, own = model, run.request.choice.dtype
             mine = rows_from_logits(ids, run.session.logits(ids), range(len(ids)), model)
         # Compare at the positions that both have, within rounding of their dtypes.
-        bound = point_threshold("logits", ("logprobs", "logprobs"), (own, dtype), "exact")
-        table = compare_logprobs(mine, theirs, bound)
+        bound, exact = logit_bounds(run.model, (mine, theirs), (own, dtype))
+        table = compare_logprobs(mine, theirs, bound, exact)
         if not table.compared:
             raise FormatError(
                 f"{reference}: none of its positions is one of {name}; expected log-probabilities "
                 "of the same tokens"
             )
-        verdict = table_verdict(table)
+        verdict = table_verdict(table, str(loaded or reference))
         body: dict[str, Any] = {
             "here": name, "reference": str(reference),
             "tokens": {"ids": ids, "text": None}, "logprobs": table.to_json(),
@@ -76,13 +79,45 @@ def compare_logprob_sides(
     )  # fmt: skip
 
 
+def logit_bounds(
+    model: "Model", sides: "tuple[Side, Side]", dtypes: tuple[str | None, str | None]
+) -> "tuple[Threshold, Threshold | None]":
+    """Return (bound of the coarser arithmetic, bound in float32 where one is not known).
+
+    An arithmetic that is not known shows itself where logits are 16-bit numbers. Else bfloat16, in
+    which servers compute, is assumed for the first bound.
+    """
+    from aprfmt.measure.logprob_tables import has_16_bit_logits, logit_size
+    from aprfmt.measure.tolerances import MAX_FACTOR, ROUNDOFF, Threshold, logit_bound
+
+    size = logit_size(*sides)
+    layers, width = int(model.hyper["n_layers"]), int(model.hyper["hidden_size"])
+
+    def bound(dtypes: Sequence[str], why: str) -> Threshold:
+        """Return the bound of the coarser of several arithmetics."""
+        coarser = max(dtypes, key=lambda dtype: ROUNDOFF[dtype])
+        found = logit_bound(coarser, layers, width, size, moe=bool(model.hyper["n_experts"]))
+        reason = f"{coarser}{why}: roundings of {layers} layers"
+        return Threshold(found, MAX_FACTOR * found, reason, "the type's unit roundoff")
+
+    known = [dtype for dtype in dtypes if dtype is not None]
+    unknown = [side for side, dtype in zip(sides, dtypes, strict=True) if dtype is None]
+    hidden = [side for side in unknown if not has_16_bit_logits(side)]
+    why = "" if not unknown else ", assumed" if hidden else ", whose numbers its logits are"
+    loose = bound([*known, *(["bfloat16"] if unknown else [])], why)
+    if not hidden:
+        return loose, None
+    shown = ["bfloat16"] if len(hidden) < len(unknown) else []
+    return loose, bound([*known, *shown, "float32"], "")
+
+
 def read_side(
     path: Path, model: "Model", ids: Sequence[int] | None, stack: ExitStack
-) -> "tuple[Side, str]":
+) -> "tuple[Side, str | None]":
     """Return (log-probabilities by position, dtype) of a server's answer or a saved trace.
 
-    `ids` are the tokens if known, and `stack` closes the trace. An answer does not say its
-    arithmetic: bfloat16, in which servers compute, is assumed.
+    `ids` are the tokens if known, and `stack` closes the trace. The dtype is None for an answer and
+    a dump, which do not say their arithmetic.
     """
     from aprfmt.inference.engines.logprobs import is_logprobs, read_logprobs
     from aprfmt.inference.engines.opening import open_trace
@@ -91,7 +126,7 @@ def read_side(
     if not path.exists():
         raise UsageError(f"{path}: there is no such file")
     if is_logprobs(path):
-        return read_logprobs(path, ids, piece_to_ids(model)), "bfloat16"
+        return read_logprobs(path, ids, piece_to_ids(model)), None
     trace = stack.enter_context(open_trace(path, ids, model))
     record, values = trace.find_record("logits"), trace.recorded_values("logits")
     known = trace.run.get("ids") or ids
@@ -99,10 +134,8 @@ def read_side(
         what = "logits" if values is None else "token ids"
         raise FormatError(f"{path}: holds no {what}; expected rows of logits and their tokens")
     positions = record.positions or tuple(range(len(values)))
-    stated = trace.run.get("format") != "captures"  # dumps do not say their arithmetic either
-    return rows_from_logits(
-        known, values, positions, str(path)
-    ), record.dtype if stated else "bfloat16"
+    says = trace.run.get("format") != "captures"
+    return rows_from_logits(known, values, positions, str(path)), record.dtype if says else None
 
 
 def piece_to_ids(model: "Model") -> Any:
@@ -129,8 +162,11 @@ def piece_to_ids(model: "Model") -> Any:
     return ids
 
 
-def table_verdict(table: "LogprobTable") -> "Pronounced":
-    """Return the verdict over the positions that both sides have, naming those left out."""
+def table_verdict(table: "LogprobTable", answer: str) -> "Pronounced":
+    """Return the verdict over the positions that both sides have, naming those left out.
+
+    It is not decided where the arithmetic of `answer` would decide it and is not known.
+    """
     from aprfmt.model.ledger import Compared, NotCompared, VerdictWords, pronounce
 
     words = VerdictWords("within tolerance", "beyond tolerance")
@@ -139,6 +175,9 @@ def table_verdict(table: "LogprobTable") -> "Pronounced":
     if table.only_there:
         left.append(NotCompared("captured array", f"{table.only_there} positions of the reference",
                                 "unread", "not on this side"))  # fmt: skip
+    if table.undecided:
+        why = "it is not said: bfloat16 explains the difference, float32 does not; --answer-dtype"
+        left.append(NotCompared("arithmetic", f"of {answer}", "unreadable", why))
     return pronounce(
         words, Compared(table.beyond, {"positions": (table.compared, every)}, tuple(left))
     )
@@ -154,6 +193,8 @@ def headline(table: "LogprobTable", verdict: "Pronounced") -> tuple[str, str]:
         f"{words} max {found['max_difference']:.3g}, mean {found['mean_abs_difference']:.3g}, "
         f"KL mean {found['mean_kl']:.3g} max {found['max_kl']:.3g} nats"
     )
+    if not verdict.exit:
+        said += f"; {table.scaled:.2g} of the logits' spread, {table.tolerance.rel_l2:.2g} allowed"
     return said, "bad" if verdict.exit else "good"
 
 

@@ -2,7 +2,8 @@
 
 import math
 import os
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from functools import wraps
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import click
 
+from aprfmt.base.budget import Budget
 from aprfmt.base.text_escape import shorten
 from aprfmt.cli import output_format, render, shell_completion
 from aprfmt.errors import OutputError, UsageError
@@ -445,6 +447,36 @@ def accept(*, within: bool = False) -> Callable[[F], F]:
         callback=_accept_checker(("within",) if within else ()),
         help=f"Count as equal: {rounding}unread:PATTERN: items that were not compared, by name.",
     )
+
+
+def parse_budget(
+    ctx: click.Context, param: click.Parameter, values: Sequence[str]
+) -> Budget | None:
+    """Return the budget of `90`, `90s`, `10min` or `1h`, and of sizes such as `2G`; None for none.
+
+    Raises BadParameter for a text that is neither.
+    """
+    seconds, nbytes = None, None
+    for value in values:
+        found = re.fullmatch(r"(\d+(?:\.\d+)?)(s|min|h)?", value.strip())
+        if found is not None:
+            seconds = float(found[1]) * {"min": 60.0, "h": 3600.0}.get(found[2], 1.0)
+        elif value.strip()[-1:].isdigit() or not value.strip():
+            raise click.BadParameter(f"{value!r} is no limit; expected for example 90s or 2G")
+        else:
+            nbytes = parse_size(ctx, param, value)
+    return Budget(seconds, nbytes) if values else None
+
+
+def budget(function: F) -> F:
+    """Add the option --budget to a command that compares."""
+    return click.option(
+        "--budget",
+        multiple=True,
+        metavar="LIMIT",
+        callback=parse_budget,
+        help="Seconds, or bytes read (90s, 10min, 2G); what is left is named, and the exit is 2.",
+    )(function)
 
 
 def verbose(help: str) -> Callable[[F], F]:

@@ -5,6 +5,7 @@ from typing import TypedDict, Unpack
 
 import click
 
+from aprfmt.base.budget import Budget
 from aprfmt.cli import check_output, check_page, options, render, run_options
 from aprfmt.cli.ci_reports import append_verdict_case, cases_of_gates
 from aprfmt.cli.html_page import add_page
@@ -21,6 +22,7 @@ class QaArguments(TypedDict):
     min_run: int
     baseline: Path | None
     accept: tuple[str, ...]
+    budget: Budget | None
 
 
 @click.command("qa")
@@ -78,6 +80,7 @@ class QaArguments(TypedDict):
     help="Write what was found as a baseline.",
 )
 @options.accept()
+@options.budget
 @options.html("Write a page: the verdict, every gate with its checks and numbers.")
 @run_options.where
 @options.arch

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import click
 
+from aprfmt.base.budget import Budget
 from aprfmt.cli import check_output, check_page, options, render
 from aprfmt.cli.ci_reports import append_verdict_case, cases_of_validation
 from aprfmt.cli.html_page import add_page
@@ -23,6 +24,7 @@ from aprfmt.cli.html_page import add_page
 )
 @options.allow_missing
 @options.accept()
+@options.budget
 @options.html("Write a page: the verdict, every check with what it found.")
 @options.arch
 @options.force
@@ -34,6 +36,7 @@ def command(
     second_reader: bool,
     allow_missing: tuple[str, ...],
     accept: tuple[str, ...],
+    budget: Budget | None,
     html: Path | None,
     arch: str | None,
     force: bool,
@@ -55,6 +58,7 @@ def command(
             against=against,
             second_reader=second_reader,
             accept=accept,
+            budget=budget,
             progress=progress,
         )
     body = report.to_json()

@@ -13,7 +13,11 @@ from aprfmt.inference.weights import Weight
 
 
 def make_copies(c: Context, x: Array) -> Array:
-    """Return the copies that enter layer 0: the embedding, and projections of its magnitude."""
+    """Return AltUp's copies as they enter layer 0: [tokens, altup_streams * hidden].
+
+    They are the embedding x [tokens, hidden], and its projections, each scaled back to the root
+    mean square of x.
+    """
     b = c.backend
     copies = [x, *(b.rescaled(b.linear(x, w, None), x) for w in _copy_projections(c, "altup_proj"))]
     return c.tap("altup_embd", WHOLE, b.concat(copies))
@@ -30,7 +34,11 @@ def merge_copies(c: Context, x: Array) -> Array:
 
 
 def predict_copies(c: Context, layer: int, x: Array) -> tuple[Array, Array]:
-    """Return (all predicted copies, the first of them, on which the layer runs)."""
+    """Return (all copies as predicted before the layer, a view of the first of them).
+
+    x and the first result are [tokens, altup_streams * hidden]. The layer runs on the first copy
+    [tokens, hidden] only.
+    """
     modes = c.tap("altup_modes", layer, _router_modes(c, layer, _copy_views(c, x)[0]))
     coefs = c.linear(layer, "altup_predict_coef", modes)
     mixed = c.backend.add(c.backend.mix_copies(x, coefs), x)
@@ -39,9 +47,10 @@ def predict_copies(c: Context, layer: int, x: Array) -> tuple[Array, Array]:
 
 
 def correct_copies(c: Context, layer: int, predicted: Array, x: Array) -> Array:
-    """Return the copies, each moved by its share of what the layer changed in the first one.
+    """Return the copies [tokens, altup_streams * hidden] after a layer changed the first one.
 
-    `predicted` are the copies before the layer, x is the first one after it.
+    Each predicted copy gets its share of that change added. `predicted` are the copies before the
+    layer, x [tokens, hidden] is the first one after it.
     """
     b = c.backend
     modes = c.tap("altup_modes_after", layer, _router_modes(c, layer, x))
@@ -70,7 +79,7 @@ def add_to_others(c: Context, x: Array, y: Array) -> Array:
 
 
 def add_low_rank(c: Context, layer: int, x: Array) -> Array:
-    """Return x plus the norm of its low-rank product: point `add_low_rank`."""
+    """Return x plus its low-rank product, normalised (LAuReL): the capture point `laurel`."""
     low = c.linear(layer, "laurel_r", c.linear(layer, "laurel_l", x))
     return c.tap("laurel", layer, c.backend.add(x, c.norm(layer, "laurel_post_norm", low)))
 
@@ -82,13 +91,13 @@ def _copy_views(c: Context, x: Array) -> list[Array]:
 
 
 def _copy_projections(c: Context, role: str) -> list[Weight]:
-    """Return the projections of all copies but the first, for a stacked role."""
+    """Return the projection of each copy but the first, from the stacked weight of `role`."""
     w = c.weights.role(None, f"{role}.weight")
     return [w.expert(i) for i in range(int(c.hp["altup_streams"]) - 1)]
 
 
 def _router_modes(c: Context, layer: int, x: Array) -> Array:
-    """Return the router's result for x: [tokens, altup_streams], between -1 and 1."""
+    """Return the AltUp router's activations for x: [tokens, altup_streams], between -1 and 1."""
     b = c.backend
     normed = c.norm(layer, "altup_router_norm", x)
     normed = b.scale(normed, b.rounded(1 / int(c.hp["hidden_size"])))

@@ -91,9 +91,9 @@ def _is_our_name(name: str) -> bool:
 
 
 def _join_points(trace: Trace, points: tuple[str, ...], layer: int) -> Numbers | None:
-    """Return the points' values joined by token [tokens, width]; None if one is missing.
+    """Return the values of a stage's points joined by token [tokens, width].
 
-    The values of a single point are returned in their shape.
+    A stage of one point keeps its own shape. None if a point was not recorded.
     """
     parts = [trace.recorded_values(key_name(point, layer)) for point in points]
     found = [part for part in parts if part is not None]
@@ -159,7 +159,10 @@ def load_aprt(folder: Path) -> Trace:
 
 
 def _facts_of_stage(path: Path, folder: Path, facts: FolderFacts) -> StageFacts:
-    """Return the facts of a stage's file; FormatError where there are none."""
+    """Return what aprfmt-trace.json records of a stage's file; FormatError if it has no entry.
+
+    `folder` is the trace's folder; entries are named by paths relative to it.
+    """
     name = path.relative_to(folder).as_posix()
     if name not in facts.files:
         raise FormatError(

@@ -46,9 +46,10 @@ class FolderFacts:
 
 
 def stage_facts(record: Record, shape: tuple[int, ...], sha256: str) -> StageFacts:
-    """Return the facts of a record's stage file.
+    """Return the aprfmt-trace.json entry of a stage's file, from the record of its first point.
 
-    Files hold float32 values, so a float64 run is recorded as float32.
+    `shape` and `sha256` are those of the file's values and bytes. Files hold float32 values, so a
+    float64 run is recorded as float32.
     """
     dtype = "float32" if record.dtype == "float64" else record.dtype
     return StageFacts(sha256, shape, record.positions, dtype, record.form, record.device)
@@ -74,16 +75,19 @@ def facts_to_json(facts: FolderFacts) -> dict[str, Any]:
 
 
 def read_facts(folder: Path) -> FolderFacts | None:
-    """Return the facts of a folder; None if it has no aprfmt-trace.json.
+    """Return what a folder's aprfmt-trace.json records; None if it has no such file.
 
-    Raises FormatError for a file that does not hold such facts.
+    Raises FormatError for a file with other contents.
     """
     path = folder / NAME
     return parse_facts(load_file(path, max_bytes=MAX_BYTES), str(path)) if path.exists() else None
 
 
 def parse_facts(data: Any, where: str) -> FolderFacts:
-    """Return the facts in a JSON value; FormatError names the entry that is wrong."""
+    """Return what the JSON value `data` of an aprfmt-trace.json records; FormatError names a fault.
+
+    `where` is the file's path, for messages.
+    """
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         found = data.get("schema") if isinstance(data, dict) else type(data).__name__
         raise FormatError(f"{where}: schema {short_repr(found)}; expected {SCHEMA}")
@@ -99,7 +103,10 @@ def parse_facts(data: Any, where: str) -> FolderFacts:
 
 
 def _parse_stage(row: Any, where: str) -> StageFacts:
-    """Return the facts of one stage in a JSON value; FormatError names what is wrong."""
+    """Return the entry of one stage's file from its JSON object; FormatError names what is wrong.
+
+    `where` names the entry in messages.
+    """
     if not isinstance(row, dict):
         raise FormatError(f"{where}: is not an object")
     for name in ("sha256", "dtype", "device"):
@@ -127,7 +134,10 @@ def _parse_stage(row: Any, where: str) -> StageFacts:
 
 
 def _parse_numbers(values: Any, where: str) -> tuple[int, ...]:
-    """Return a list of non-negative integers as a tuple; FormatError for anything else."""
+    """Return a list of non-negative integers as a tuple; FormatError for anything else.
+
+    `where` names the list in messages.
+    """
     if not isinstance(values, list) or not all(
         isinstance(value, int) and not isinstance(value, bool) and value >= 0 for value in values
     ):

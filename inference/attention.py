@@ -22,7 +22,11 @@ from aprfmt.inference.rope import rotation_of_layer
 
 
 def attention(c: Context, layer: int, x: Array) -> Array:
-    """Return a layer's attention, heads joined, before the output product: point `attn`."""
+    """Return a layer's attention [tokens, heads * value_dim], before the output product.
+
+    That is the point `attn`. x [tokens, hidden] is normalised already. Keys and values are those
+    of the cache and the pass, or of the earlier layer that this one shares them with.
+    """
     role = _GATES[c.block.attention_gate]
     gated = role and c.weights.get_role(layer, f"{role}.weight") is not None
     gate = c.tap("attn_gate", layer, c.linear(layer, role, x)) if gated else None
@@ -58,7 +62,10 @@ def wants_scores(c: Context, layer: int) -> bool:
 
 
 def _attend(c: Context, layer: int, q: Array, k: Array, v: Array) -> Array:
-    """Return attention probs.v [tokens, heads, value_dim], fused or step by step."""
+    """Return attention [tokens, heads, value_dim], fused or step by step.
+
+    It is computed step by step where a recorder wants the scores or probabilities.
+    """
     chunk = _chunk_size(c, layer)
     if chunk is not None and not wants_scores(c, layer):
         return _attend_by_chunk(c, layer, (q, k, v), chunk)
@@ -134,10 +141,10 @@ def _settings_with_mask(
 
 
 def _project_parts(c: Context, layer: int, x: Array, heads: Mapping[str, int]) -> list[Array]:
-    """Return the parts of q, k, v in `heads` as [tokens, heads, d] each, in order.
+    """Return the projections of x that `heads` names, as [tokens, heads, d] each, in order.
 
-    `heads` is {part: number of heads}. The points around the bias are captured, and q, k and v
-    clamped where no norm follows.
+    `heads` is {"q", "k" or "v": number of heads}. The points around the bias are captured, and q,
+    k and v clamped where no norm follows.
     """
     biases = {part: c.bias(layer, f"attn_{part}") for part in heads}
     late = {part for part in heads if biases[part] is not None and c.wants(f"{part}_mm", layer)}
@@ -195,7 +202,10 @@ def _grouped_query_key_value(
 
 
 def _norm_part(c: Context, layer: int, part: str, x: Array) -> Array:
-    """Return q or k after a norm before rope; unchanged where the block has none."""
+    """Return q or k after a norm before rope; unchanged where the block has none.
+
+    `part` is "q" or "k".
+    """
     if not c.hp["qk_norm"] or c.block.qk_norm_place != "before_rope":
         return x
     return c.tap(f"{part}_norm", layer, _clip(c, _qk_norm(c, layer, f"attn_{part}_norm", x)))
@@ -214,9 +224,9 @@ def _rotate_parts(c: Context, layer: int, xs: list[Array]) -> list[Array]:
 def _finish_query_key(
     c: Context, layer: int, q: Array, k: Array, *, rotates: bool
 ) -> tuple[Array, Array]:
-    """Return q and k after what follows rope: norms, or a factor on the queries.
+    """Return (q, k) after what follows rope: norms of both, or a temperature factor on the queries.
 
-    `rotates` says whether the layer has rope.
+    `rotates` says whether the layer has rope. Both are unchanged where the model has neither.
     """
     place = c.block.qk_norm_place
     if c.hp["qk_norm"] and (place == "after_rope" or (place == "rotated" and rotates)):

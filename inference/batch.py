@@ -131,9 +131,9 @@ class ScoredSample:
 def read_batch(path: Path, vocab: int, ends: Collection[int] = ()) -> Batch:
     """Return the batch of an .npz: ids, labels, mask and logits.
 
-    Labels default to all tokens of the mask. `ends` are the ids that end a turn or a text of the
-    model. Raises FormatError for arrays that do not form a batch, or labels that are not its
-    tokens.
+    Without labels all tokens of the mask are labels. `ends` are the model's ids that end a turn or
+    a text. Raises FormatError for arrays that do not form a batch, and for labels that are not
+    tokens of the ids at one distance.
     """
     with ExitStack() as stack:
         file = NpzFile(path, stack)
@@ -253,7 +253,7 @@ def _document_numbers(
     """Return the number of each token's document in its row [samples, tokens], from 0.
 
     None where no row holds several documents. `packed` are the file's arrays that mark documents.
-    Raises FormatError for arrays of another size, and for two that mark other documents.
+    Raises FormatError for arrays of another size, and for two that disagree about the documents.
     """
     said: dict[str, NDArray[np.bool_]] = {}
     for name, values in packed.items():
@@ -281,8 +281,8 @@ def _document_starts(
 ) -> NDArray[np.bool_]:
     """Return a mask [samples, tokens] of the tokens at which a document begins.
 
-    The array is a list of cumulative lengths, positions, or document numbers, depending on its
-    `name`. Raises FormatError for values that are none of these.
+    The array `values` is a list of cumulative lengths, positions, or document numbers, depending on
+    its `name`. Raises FormatError, with `path`, for values that are none of these.
     """
     if name not in LENGTHS:
         rows = _check_integers(path, name, values, mask.shape)
@@ -320,7 +320,8 @@ def _check_integers(
 ) -> NDArray[np.int64]:
     """Return an array as int64 [samples, tokens]; FormatError for other types or shapes.
 
-    An array of one axis is one sample. `shape` is the expected shape, None for any.
+    An array of one axis is one sample. `shape` is the expected shape, None for any. `path` and
+    `name` name the array in messages.
     """
     wide = values[None] if values.ndim == 1 else values
     kinds = "iub" if name == "mask" else "iu"
@@ -369,9 +370,10 @@ def _label_shift(
 def _token_label_pairs(
     ids: NDArray[np.int64], labels: NDArray[np.int64], mask: NDArray[np.bool_], shift: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return (tokens, labels) that belong together under a shift, ends cut off.
+    """Return (tokens, labels): each label with the token `shift` places after its own.
 
-    Labels of padding are -100.
+    Both have the same shape; columns that have no such token are cut off. Labels of padding are
+    -100.
     """
     kept = np.where(mask, labels, -100)
     if shift < 0:
@@ -402,10 +404,10 @@ def _align_labels(
 
 
 def other_packings(batch: Batch) -> Iterator[tuple[str, Batch]]:
-    """Yield (description, batch) for ways in which a trainer packs the samples of a batch.
+    """Yield (description, batch) for each way in which a trainer could pack a batch's samples.
 
     Samples follow each other in their order: all in one row, or in rows of the batch's width.
-    Nothing where the rows are packed already, or hold one sample.
+    Nothing where the rows are packed already, or where fewer than two rows hold tokens.
     """
     lengths = batch.mask.sum(1)
     if batch.document is not None or np.count_nonzero(lengths) < 2:
@@ -445,10 +447,11 @@ def _pack_rows(batch: Batch, rows: list[list[int]]) -> Batch:
 
 
 def score_batch(batch: Batch, session: Session | None) -> Iterator[ScoredSample]:
-    """Yield the losses of each sample, by a pass of the session's model or the file's logits.
+    """Yield the losses of each sample, by a pass of the session's model or from the file's logits.
 
-    The logits are used where `session` is None. Padding is left out of the model's pass: positions
-    count from the first token of the mask.
+    The logits are used where `session` is None. The model runs each document without padding, its
+    positions from 0; then the row with its padding; and a row of several documents also as one
+    text, with positions that count on and with positions that restart.
     """
     for sample in range(len(batch.mask)):
         ids, mask = batch.ids[sample], batch.mask[sample]

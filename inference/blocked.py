@@ -27,7 +27,8 @@ def block_shape(tokens: int, used: int, experts: int) -> tuple[int, int]:
 def run_expert_blocks(c: Context, layer: int, x: Array, found: ExpertBlocks) -> Array:
     """Return the weighted sum of the experts' outputs [tokens, width] for x.
 
-    Weights multiply the experts' inputs or outputs, as the block spec says.
+    `found` says which rows of x each expert multiplies. Weights multiply the experts' inputs or
+    outputs, as the block spec says.
     """
     b, size = c.backend, found.size
     inputs, weights = b.take(x, found.rows), found.weights
@@ -46,7 +47,10 @@ def run_expert_blocks(c: Context, layer: int, x: Array, found: ExpertBlocks) -> 
 
 
 def _block_product(c: Context, layer: int, role: str, inputs: Array, found: ExpertBlocks) -> Array:
-    """Return [n, size, out]: each block of inputs times its expert's weight, plus its bias."""
+    """Return [n, size, out]: each block of inputs times its expert's weight, plus its bias.
+
+    `inputs` are [n, size, in], `found` has the expert of each block.
+    """
     b = c.backend
     y = b.multiply_stack(inputs, c.weights.role(layer, f"{role}.weight"), found.experts)
     bias = c.weights.get_role(layer, f"{role}.bias")

@@ -113,7 +113,8 @@ def point_instances(
 def resolve_alias(key: str, known: Mapping[str, PointInstance]) -> PointInstance | None:
     """Return the captured point that a key equals by its aliases; None if it is absent.
 
-    Raises UsageError for a key the model does not have.
+    `known` are the model's points by key, as `point_instances` gives them. Raises UsageError for a
+    key the model does not have.
     """
     while key in known:
         instance = known[key]

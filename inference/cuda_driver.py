@@ -60,9 +60,9 @@ class Driver:
 
     @property
     def extra(self) -> str:
-        """Our extra (cuda12, cuda13) whose packages this driver can run.
+        """The name of aprfmt's extra (cuda12, cuda13) whose packages this driver can run.
 
-        The newest without a driver.
+        Without a driver it is the newest; for a driver older than all of them the oldest.
         """
         fits = [major for major in EXTRAS if self.cuda is None or major <= self.cuda[0]]
         return EXTRAS[max(fits, default=min(EXTRAS))]
@@ -138,7 +138,8 @@ def name_memory_errors(device: str) -> Iterator[None]:
 def torch_problem(torch_version: str, built_for: str | None, found: Driver | None = None) -> str:
     """Return why torch sees no GPU, and what to do.
 
-    `built_for` is torch.version.cuda: `13.0`, or None for a build without CUDA.
+    `built_for` is torch.version.cuda: `13.0`, or None for a build without CUDA. `found` is the
+    driver; None: it is asked now.
     """
     found = ask_driver() if found is None else found
     if built_for is None:
@@ -188,7 +189,7 @@ def installed_torch() -> TorchBuild | None:
 
 
 def gpu_problem(library: str) -> str:
-    """Return why `torch` or `cupy` cannot use a GPU here, and what to do; "" if none is found.
+    """Return why `torch` or `cupy` cannot use a GPU here, and what to do; "" if nothing hinders it.
 
     Neither is imported: that takes seconds. A torch for AMD's GPUs needs no NVIDIA driver.
     """
@@ -222,9 +223,10 @@ def installed_cupy() -> tuple[str, int | None] | None:
 
 
 def cupy_problem(found: Driver | None = None) -> str:
-    """Return why cupy cannot run on this machine's GPU, and what to do; "" if none is found.
+    """Return why cupy cannot run on this machine's GPU, and what to do; "" if nothing hinders it.
 
-    It compares the installed package with the driver, and needs neither cupy nor a GPU.
+    The installed package is compared with the driver `found` (None: it is asked now); neither cupy
+    nor a GPU is needed.
     """
     found = ask_driver() if found is None else found
     package = installed_cupy()

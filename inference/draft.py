@@ -64,7 +64,7 @@ class DraftSession(Session):
     def _run_pass(
         self, ids: Sequence[int], cache: KVCache | None, recorder: Recorder | None, rows: LogitRows
     ) -> Any:
-        """Return the head's logits for tokens `ids`, after the model's pass.
+        """Return the head's logits of `rows` for tokens `ids`, after the model's pass.
 
         Raises UsageError for a cache, which the head cannot use.
         """
@@ -111,7 +111,10 @@ class DraftSession(Session):
     def _run_head_part(
         self, ids: Sequence[int], span: Span, rows: LogitRows, recorder: Recorder | None
     ) -> Array:
-        """Return what a part of the head's pass gives for these tokens: logits, or the stream."""
+        """Return the logits of `rows` after the head's pass over `ids`, or after a part of it.
+
+        It is the residual stream [tokens, hidden] instead if `span` stops before the output.
+        """
         return forward(
             self.backend,
             self.spec,
@@ -130,7 +133,10 @@ class DraftSession(Session):
         rows: LogitRows = "last",
         recorder: Recorder | None = None,
     ) -> Array:
-        """Return what a part of the model's pass gives for these tokens: logits, or the stream."""
+        """Return the logits of `rows` after the model's pass over `ids`, or after a part of it.
+
+        It is the residual stream [tokens, hidden] instead if `span` stops before the output.
+        """
         main = self.main
         return forward(
             main.backend,
@@ -161,10 +167,10 @@ class DraftCounts:
         return self.accepted / self.drafts if self.drafts else math.nan
 
     def add_rows(self, mine: Numbers, drafts: Numbers) -> "DraftCounts":
-        """Return the counts with those of logits [rows, vocab] of model and head added.
+        """Return new counts, with the drafts for these rows added to those of this object.
 
-        The head's are the last of the model's rows. A row with a NaN or an infinity is not
-        accepted.
+        `mine` and `drafts` are logits [rows, vocab] of model and head; the head's are the last of
+        the model's rows. A row with a NaN or an infinity is not accepted.
         """
         mine = mine[len(mine) - len(drafts) :]
         sound = np.isfinite(mine).all(-1) & np.isfinite(drafts).all(-1)
@@ -172,7 +178,10 @@ class DraftCounts:
         return DraftCounts(self.drafts + len(drafts), self.accepted + int(same.sum()))
 
     def check_acceptance(self, least: float, where: str) -> Check:
-        """Return the check that at least the share `least` is accepted; NOT_RUN without drafts."""
+        """Return the check that at least the share `least` is accepted; NOT_RUN without drafts.
+
+        `where` is the check's place, as it is reported.
+        """
         expected = f"at least {100 * least:g} %"
         if not self.drafts:
             return Check("drafts-accepted", "NOT_RUN", where, "no draft was scored", expected)

@@ -134,7 +134,10 @@ class _PassRows:
 def _run_window(
     sample: Sample, window: LossWindow, mine: Session, other: Session | None
 ) -> Iterator[_PassRows]:
-    """Yield the logits of one window, by the model or by both models, a few rows at a time."""
+    """Yield the logits of one window, by the model or by both models, a few rows at a time.
+
+    `mine` is the model's session, `other` that of the model compared with it, None without one.
+    """
     vocab = int(mine.hp["vocab_size"])
     step, most = max(1, ROW_BYTES // (8 * vocab)), rows_at_once(vocab)
     ids, rows = window.ids(sample.ids), window.rows

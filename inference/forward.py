@@ -21,6 +21,7 @@ from aprfmt.inference.backends.base import Array, Backend
 from aprfmt.inference.capture import WHOLE
 from aprfmt.inference.context import Context, Ids, PassFacts, PassState, Recorder
 from aprfmt.inference.delta_net import run_delta_net
+from aprfmt.inference.kimi_delta import run_kimi_delta
 from aprfmt.inference.kv_cache import KVCache
 from aprfmt.inference.lightning import run_lightning
 from aprfmt.inference.moe import run_experts
@@ -75,13 +76,14 @@ def forward(
 ) -> Array:
     """Return logits [rows, vocab_size] of one sequence, in the backend's array and dtype.
 
-    Without a head: the embedding [1, hidden], or the last layer's rows where nothing pools them.
+    A model without a head gives the embedding [1, hidden], or the last layer's rows where nothing
+    pools them. `span` is a part of the pass: if it stops before the head, the residual stream is
+    returned, in a StageOutput if later layers need more than the stream.
 
     `ids` follow the tokens in `cache`, which is extended by them. `positions` (default: counted
     from the cache's length) are used by rope and learned positions; the mask always counts.
-    `logits_rows` are rows of `ids`; `span` is a part of the pass. Raises UsageError for ids outside
-    the vocabulary, ArchError if the model lacks a hyperparameter or tensor that the architecture
-    needs.
+    `logits_rows` are rows of `ids`. Raises UsageError for ids outside the vocabulary, ArchError if
+    the model lacks a hyperparameter or tensor that the architecture needs.
     """
     # Check the inputs, and compute the rotary tables of all kinds of layers once.
     hp = _FastHyper(hp)
@@ -141,9 +143,9 @@ def _pass_facts(
     positions: Sequence[int] | None,
     logits_rows: LogitRows,
 ) -> PassFacts:
-    """Return the facts that a recorder gets before the pass: ids, positions, cached, rows.
+    """Return what a recorder learns before the pass: ids, positions, cached tokens, logits rows.
 
-    Raises UsageError for positions or logits rows that do not fit the ids.
+    Raises UsageError for invalid ids, and for positions or logits rows that do not fit them.
     """
     tokens = check_tokens(ids, int(hp["vocab_size"]))
     cached = 0 if cache is None else cache.length
@@ -180,7 +182,11 @@ def check_tokens(ids: Sequence[int], vocab: int) -> Ids:
 
 
 def _embed(c: Context) -> Array:
-    """Return the input of layer 0: embedding rows, scaled, or with rows added and normalised."""
+    """Return the input of layer 0 [tokens, hidden], with everything the model does before it.
+
+    That is the embedding's rows; then a projection, a scale, token types, learned positions and a
+    norm, where the model has them.
+    """
     b = c.backend
     x = c.tap("embd", WHOLE, b.embed(c.weights["token_embd.weight"], c.facts.ids))
     if c.weights.get_role(None, "embd_in.weight") is not None:
@@ -201,7 +207,10 @@ def _embed(c: Context) -> Array:
 
 
 def _draft_input(c: Context, x: Array, hidden: Array) -> Array:
-    """Return the input of a draft head's layer: embedding and hidden rows, normed and joined."""
+    """Return the input of a draft head's layer: x and `hidden`, normed, joined and projected.
+
+    x [tokens, hidden] is the embedding, `hidden` the model's rows after its last norm.
+    """
     parts = (
         c.tap("draft_embd_norm", WHOLE, c.norm(None, EMBED_NORM, x)),
         c.tap("draft_hidden_norm", WHOLE,
@@ -230,7 +239,10 @@ def _learned_positions(c: Context) -> Array:
 
 
 def _run_layer(c: Context, layer: int, x: Array) -> Array:
-    """Return the residual stream after a layer that reads the stream x."""
+    """Return the residual stream after a layer that reads the stream x.
+
+    Both hold all copies of AltUp, where a model has them.
+    """
     if c.block.halves == "one":
         return _run_single_block_layer(c, layer, x)
     b = c.backend
@@ -277,16 +289,17 @@ def _add_mlp_and_experts(c: Context, layer: int, x: Array, h: Array) -> Array:
 
 
 def _router_input(c: Context, layer: int, x: Array) -> Array:
-    """Return the stream as a router reads it that has a norm and a scale (gemma4)."""
+    """Return the router's input where it differs from the MLP's: x normed and scaled (gemma4)."""
     b = c.backend
     normed = b.mul(c.plain_norm(x), c.vector(layer, "ffn_gate_inp.scale"))
     return c.tap("router_in", layer, b.scale(normed, float(c.hp["hidden_size"]) ** -0.5))
 
 
 def _finish_layer(c: Context, layer: int, x: Array, copies: Array | None) -> Array:
-    """Return what leaves a layer, given the stream x after its MLP.
+    """Return the stream that leaves a layer, given the stream x after its MLP.
 
-    That is corrected stream copies, per-layer inputs and the layer's scale, where a model has them.
+    Where a model has them: AltUp's `copies` are corrected by x, the per-layer embedding is added,
+    and the layer's scale is applied.
     """
     b, given = c.backend, c.state.per_layer
     if given is not None or c.block.layer_scale:
@@ -301,7 +314,7 @@ def _finish_layer(c: Context, layer: int, x: Array, copies: Array | None) -> Arr
 
 
 def _run_single_block_layer(c: Context, layer: int, x: Array) -> Array:
-    """Return the stream after a layer that is a mixer or an MLP alone."""
+    """Return the stream after a layer that has only a mixer, or only an MLP."""
     given = c.backend.narrow(x) if c.hp["wide_stream"] else x
     h = c.tap("attn_norm", layer, c.norm(layer, "attn_norm", given))
     after = _add_mlp if has_mlp(c.block, c.hp, layer) else _add_mixer
@@ -309,7 +322,10 @@ def _run_single_block_layer(c: Context, layer: int, x: Array) -> Array:
 
 
 def _add_mixer(c: Context, layer: int, x: Array, h: Array) -> Array:
-    """Return the stream x with the output of the layer's mixers for h added."""
+    """Return the stream x with the output of the layer's mixers for h added.
+
+    A mixer is attention or a recurrence; a layer may have both in parallel.
+    """
     kind = mixer_of_layer(c.block, c.hp, layer)
     if kind != "none" and c.block.recurrence_place == "beside":
         return c.backend.add(x, _attention_and_mixer(c, layer, h, kind))
@@ -364,6 +380,7 @@ _ATTENTION = _Branch(
 _MIXERS: Mapping[str, tuple[Callable[[Context, int, Array], Array], _Branch]] = {
     "none": (attention, _ATTENTION),
     "gated_delta": (run_delta_net, replace(_ATTENTION, role="ssm_out")),
+    "kimi_delta": (run_kimi_delta, _ATTENTION),
     "short_conv": (run_short_conv, replace(_ATTENTION, role="shortconv.out_proj")),
     "mamba": (run_mamba, replace(_ATTENTION, role="ssm_out")),
     "mamba2": (run_mamba2, replace(_ATTENTION, role="ssm_out")),
@@ -375,9 +392,10 @@ _MLP = _Branch(
 
 
 def _add_branch(c: Context, layer: int, x: Array, inner: Array, half: _Branch) -> Array:
-    """Return the stream x after adding one branch's last product for `inner`.
+    """Return the stream x after adding one branch's output, the last product of `inner`.
 
-    It is one fused operation if no point between is wanted.
+    `half` is the branch: a mixer or the MLP. It is one fused operation if no point between is
+    wanted.
     """
     if c.block.halves == "one" and c.hp["wide_stream"]:
         return c.backend.add_wide(x, half.multiply_output(c, layer, inner))
@@ -388,14 +406,20 @@ def _add_branch(c: Context, layer: int, x: Array, inner: Array, half: _Branch) -
 
 
 def _residual_factors(c: Context, layer: int, half: _Branch) -> tuple[float, float]:
-    """Return (factor of the stream, factor of the branch's output) for a layer."""
+    """Return (factor of the stream, factor of the branch's output) in a layer's residual sum.
+
+    `half` is the branch: a mixer or the MLP.
+    """
     at = 4 if half is _MLP else 0 if mixer_of_layer(c.block, c.hp, layer) == "none" else 2
     kept, added = c.hp["residual_scales"][at : at + 2]
     return float(kept), float(added)
 
 
 def _residual_input(c: Context, layer: int, x: Array, h: Array, half: _Branch) -> Array:
-    """Return what a branch's result is added to: the stream x, or its norm h times a factor."""
+    """Return what a branch's output is added to: the stream x, or its norm h times a factor.
+
+    `half` is the branch: a mixer or the MLP.
+    """
     if c.block.residual == "stream":
         return x
     factor, _ = _residual_factors(c, layer, half)
@@ -403,7 +427,10 @@ def _residual_input(c: Context, layer: int, x: Array, h: Array, half: _Branch) -
 
 
 def _contribution(c: Context, layer: int, x: Array, half: _Branch) -> Array:
-    """Return what a branch adds to the stream: its output x after post-norm and factor."""
+    """Return what a branch adds to the stream: its output x after post-norm and factor.
+
+    `half` is the branch: a mixer or the MLP.
+    """
     if adds_unscaled(c.block, c.hp, layer):
         return x
     scale = float(c.hp["residual_scale"])
@@ -421,7 +448,10 @@ def _contribution(c: Context, layer: int, x: Array, half: _Branch) -> Array:
 
 
 def _norm_after_residual(c: Context, layer: int, x: Array, half: _Branch) -> Array:
-    """Return the stream after attention or MLP was added, normalised if the block does so."""
+    """Return the stream x after the norm that follows a branch's sum; x where there is none.
+
+    `half` is the branch: a mixer or the MLP.
+    """
     if c.block.placement != "after":
         return x
     return c.norm(layer, half.sum_norm, c.tap(half.sum, layer, x))
@@ -433,7 +463,7 @@ def _dense_mlp(c: Context, layer: int, x: Array) -> Array:
 
 
 def _mlp_hidden(c: Context, layer: int, x: Array) -> Array:
-    """Return the input of a dense MLP's down product, computed for x."""
+    """Return the input of the dense MLP's down product: act(gate) * up, or act(up)."""
     share = float(c.hp["ffn_sparsity"][layer])
     if c.block.mlp == "plain":
         up = c.tap("ffn_up", layer, c.linear(layer, "ffn_up", x))
@@ -454,7 +484,7 @@ def _mlp_hidden(c: Context, layer: int, x: Array) -> Array:
 
 
 def _head(c: Context, x: Array) -> Array:
-    """Return the logits of the wanted rows; without a head, the pooled rows."""
+    """Return the logits of the wanted rows; for a model without a head, the pooled rows."""
     b = c.backend
     if c.block.streams == "altup":
         x = altup.merge_copies(c, x)
@@ -493,7 +523,7 @@ def _head(c: Context, x: Array) -> Array:
 
 
 def _last_norm(c: Context, x: Array) -> Array:
-    """Return the norm after the last layer.
+    """Return the stream x after the model's last norm.
 
     A float32 stream of a 16-bit run is rounded once, after the weight.
     """

@@ -68,7 +68,10 @@ class StopIds(Collection[int]):
     def __init__(
         self, tokenizer: BackgroundValue[Tokenizer | None], stated: frozenset[int], *, ignore: bool
     ) -> None:
-        """Take the tokenizer and the configuration's ids; with `ignore` no id ends a generation."""
+        """Take the tokenizer, and `stated`: the ids in the configuration that end a generation.
+
+        With `ignore` no id ends a generation.
+        """
         self._tokenizer, self._stated, self._ignore = tokenizer, stated, ignore
 
     def _stop_ids(self) -> frozenset[int]:

@@ -56,7 +56,10 @@ def choose_keys(c: Context, layer: int, x: Array, latent: Array) -> Mask | None:
 
 
 def _margin(scores: Numbers, mask: Mask, count: int) -> Numbers:
-    """Return the last chosen key's score minus the next one's [tokens], infinite without one."""
+    """Return each query's lowest chosen score minus the highest that was not chosen [tokens].
+
+    It is infinite where every visible key is chosen. `count` is how many are.
+    """
     if count >= scores.shape[1]:
         return np.full(len(scores), np.inf, scores.dtype)
     ranked = -np.sort(-np.where(mask, scores, -np.inf), axis=-1)

@@ -16,9 +16,9 @@ TINY = 1e-5  # keeps the last layer's slopes above zero
 
 
 def decay_slopes(heads: int, layer: int, layers: int) -> Numbers:
-    """Return how fast each head of a layer forgets [heads], float64.
+    """Return each head's slope [heads], float64: its state is multiplied by exp(-slope) a token.
 
-    Later heads and layers forget less.
+    Later heads and layers have smaller slopes, so that they forget less.
     """
     factor = 1 - layer / (layers - 1 + TINY) + TINY
     return 2.0 ** (-8.0 / heads * np.arange(1, heads + 1)) * factor

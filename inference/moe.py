@@ -104,9 +104,9 @@ def _add_weighted_output(
 
 
 def _add_weighted_input(c: Context, layer: int, share: ExpertRows, total: Array, x: Array) -> Array:
-    """Return the sum `total` with an expert's output for its input times its weights added.
+    """Return the sum `total` with an expert's output added, for inputs times its weights.
 
-    `share` is (expert, its rows, their weights).
+    `share` is (expert, its rows, their weights). The weights multiply the expert's input rows of x.
     """
     b, (expert, rows, weights) = c.backend, share
     if b.deterministic:  # all rows: zeros where they are not the expert's
@@ -120,12 +120,18 @@ _ADDED = {"output": _add_weighted_output, "input": _add_weighted_input}
 
 
 def _expert_input(c: Context, x: Array, rows: Any) -> Array:
-    """Return an expert's rows of x; in deterministic mode all, so that each has its place."""
+    """Return the rows of x that go to an expert; all rows in deterministic mode.
+
+    A row then has the same place in its block whatever the other rows are.
+    """
     return x if c.backend.deterministic else c.backend.take(x, rows)
 
 
 def _expert_output(c: Context, y: Array, rows: Any) -> Array:
-    """Return an expert's rows of what was computed by `_expert_input`'s rows."""
+    """Return an expert's rows of its output y [n, hidden], given `rows` of the tokens.
+
+    In deterministic mode y has all rows, as `_expert_input` gave them; else y itself.
+    """
     return c.backend.take(y, rows) if c.backend.deterministic else y
 
 

@@ -13,9 +13,9 @@ from aprfmt.inference.context import Context
 
 
 def layer_inputs(c: Context, x: Array) -> Array | None:
-    """Return all layers' slices [tokens, n_layers * per_layer_size] for embedded tokens x.
+    """Return the per-layer embeddings of all layers [tokens, n_layers * per_layer_size].
 
-    None for a model that has none.
+    x [tokens, hidden] are the embedded tokens. None for a model that has no such embeddings.
     """
     b, size = c.backend, int(c.hp["per_layer_size"])
     if not size:
@@ -36,7 +36,10 @@ def layer_inputs(c: Context, x: Array) -> Array | None:
 
 
 def layer_input_contribution(c: Context, layer: int, x: Array, given: Array) -> Array:
-    """Return what a layer adds to the stream x, from its slice of the inputs `given`."""
+    """Return what a layer adds to the stream x, gated from its slice of `given`.
+
+    `given` is the result of `layer_inputs`.
+    """
     b, size = c.backend, int(c.hp["per_layer_size"])
     mine = b.at_layer(layer, int(c.hp["n_layers"]), given[:, layer * size : (layer + 1) * size])
     gate = c.tap("per_layer_gate", layer, c.linear(layer, "inp_gate", x))

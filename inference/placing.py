@@ -136,13 +136,13 @@ class LayerFacts:
 
     @property
     def adds_unscaled(self) -> bool:
-        """Whether a block's output is added to the stream without norm or factor."""
+        """Whether a branch's output is added to the stream without norm or factor."""
         return adds_unscaled(self.block, self.hp, self.layer)
 
 
 # What mixes tokens in place of attention -> the hyperparameter that says in which layers.
 RECURRENCES: Mapping[str, str] = {
-    "gated_delta": "delta_layers", "short_conv": "conv_layers",
+    "gated_delta": "delta_layers", "kimi_delta": "delta_layers", "short_conv": "conv_layers",
     "mamba": "ssm_layers", "mamba2": "ssm_layers", "lightning": "lightning_layers",
 }  # fmt: skip
 
@@ -167,14 +167,17 @@ def has_mixer(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
 
 
 def norm_placement(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> str:
-    """Return where a layer's norms are: pre, post, sandwich or after."""
+    """Return where a layer's norms are: pre, post, sandwich or after.
+
+    These are: before a branch, after its output, both, and after the sum with the stream.
+    """
     if block.placement != "by_mixer":
         return block.placement
     return "post" if mixer_of_layer(block, hp, layer) == "none" else "pre"
 
 
 def adds_unscaled(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bool:
-    """Return whether a block's output is added to the stream without norm or factor."""
+    """Return whether a layer's branch outputs are added to the stream without norm or factor."""
     plain = block.multipliers == "none" and float(hp["residual_scale"]) == 1
     plain = plain and block.residual == "stream"
     return norm_placement(block, hp, layer) in ("pre", "after") and plain
@@ -188,7 +191,7 @@ def has_input_norms(block: BlockSpec, hp: Mapping[str, Value], layer: int) -> bo
 def norm_role(block: BlockSpec, norm: str) -> str:
     """Return the role of the norm after attention or the MLP; `norm` is its usual role.
 
-    Of `by_mixer` placements, the norm between attention and MLP has one role, ffn_norm, whether it
+    With `by_mixer` placement the norm between attention and MLP has the role ffn_norm, whether it
     is before or after the sum.
     """
     between = block.placement == "by_mixer" and norm == "post_attention_norm"
@@ -216,7 +219,7 @@ def here_if(condition: Callable[[LayerFacts], bool], otherwise: str = ABSENT) ->
 
 
 def place_product(part: str) -> PlaceOf:
-    """Return the placing function of q_mm, k_mm or v_mm, for part q, k or v.
+    """Return the function that places q_mm, k_mm or v_mm in a layer, for part q, k or v.
 
     Where there is no bias the point equals q, k or v.
     """
@@ -237,7 +240,7 @@ def has_norms_before_rope(place: LayerFacts) -> bool:
 
 
 def place_rotated(part: str) -> PlaceOf:
-    """Return the placing function of q_rope or k_rope, for part q or k.
+    """Return the function that places q_rope or k_rope in a layer, for part q or k.
 
     Without rotation the point equals the one before it.
     """
@@ -252,9 +255,9 @@ def place_rotated(part: str) -> PlaceOf:
 
 
 def place_contribution(otherwise: Callable[[LayerFacts], str]) -> PlaceOf:
-    """Return the placing function of what attention or the MLP adds to the stream.
+    """Return the function that places what attention or the MLP adds to the stream.
 
-    HERE if it has a norm or a factor, else what `otherwise` returns.
+    It returns HERE if there is a norm or a factor, else what `otherwise` returns.
     """
     return lambda place: HERE if not place.adds_unscaled else otherwise(place)
 
@@ -285,21 +288,27 @@ def place_entering(place: LayerFacts) -> str:
 
 
 def place_multiplied(place: LayerFacts) -> str:
-    """Return the placing of ffn_mul, the product of gate and up."""
+    """Return where ffn_mul, the product of gate and up, is captured: HERE or as ffn_act.
+
+    ABSENT in a layer without a dense MLP.
+    """
     if not place.has_dense_mlp:
         return ABSENT
     return HERE if place.block.mlp == "gated" else "ffn_act"
 
 
 def place_mlp_out(place: LayerFacts) -> str:
-    """Return the placing of an MLP's output; where experts replace it, moe_out."""
+    """Return where an MLP's output is captured: HERE, or as moe_out where experts replace it.
+
+    ABSENT in a layer without either.
+    """
     if not place.has_mlp:
         return ABSENT
     return HERE if place.has_dense_mlp else "moe_out"
 
 
 def place_between_halves(place: LayerFacts) -> str:
-    """Return the placing of the stream between attention and MLP.
+    """Return HERE if a layer has a stream between attention and MLP, else ABSENT.
 
     ABSENT where both read the same stream, or the layer has one of them only.
     """
@@ -307,7 +316,10 @@ def place_between_halves(place: LayerFacts) -> str:
 
 
 def place_ffn_norm(place: LayerFacts) -> str:
-    """Return the placing of the norm before the MLP, or the point that the MLP reads instead."""
+    """Return HERE for a norm before the MLP, else the name of the point that the MLP reads.
+
+    ABSENT in a layer that has a mixer only.
+    """
     if place.block.halves == "one":
         return "attn_norm" if place.has_mlp else ABSENT
     if place.has_parallel_residual and place.block.parallel_norm == "one":
@@ -316,7 +328,7 @@ def place_ffn_norm(place: LayerFacts) -> str:
 
 
 def place_raw_logits(place: LayerFacts) -> str:
-    """Return the placing of the logits before their factor and softcap."""
+    """Return HERE if logits get a factor or a softcap, else "logits"; ABSENT without a head."""
     if place.block.head == "none":
         return ABSENT
     scaled = float(place.hp["logit_scale"]) != 1 or place.hp["final_softcap"] is not None
@@ -350,17 +362,20 @@ def only_own_keys(where: PlaceOf) -> PlaceOf:
 
 
 def place_values(place: LayerFacts) -> str:
-    """Return the placing of the values: "k" where a model uses its keys as values."""
+    """Return HERE for a layer's values, or "k" where the model uses its keys as values."""
     return "k" if values_are_keys(place.hp, place.layer) else HERE
 
 
 def only_mixers(*kinds: str) -> PlaceOf:
-    """Return a placing function: HERE in layers whose mixer is one of `kinds`, else ABSENT."""
+    """Return the function that places a point HERE in layers with one of these mixers.
+
+    `kinds` are keys of RECURRENCES. It returns ABSENT for other layers.
+    """
     return here_if(lambda place: mixer_of_layer(place.block, place.hp, place.layer) in kinds)
 
 
 def place_attention_result(place: LayerFacts) -> str:
-    """Return the placing of attention's result before the output product.
+    """Return HERE for attention's result before the output product; ABSENT without a mixer.
 
     In layers with another mixer it is the name of that mixer's last point.
     """
@@ -369,7 +384,7 @@ def place_attention_result(place: LayerFacts) -> str:
     if not place.lacks_attention:
         return HERE
     results = {
-        "gated_delta": "delta_norm", "short_conv": "conv_gated",
+        "gated_delta": "delta_norm", "kimi_delta": "delta_norm", "short_conv": "conv_gated",
         "mamba": "ssm_gated", "mamba2": "ssm_gated", "lightning": "lightning_gated",
     }  # fmt: skip
     return results[mixer_of_layer(place.block, place.hp, place.layer)]
@@ -386,17 +401,19 @@ def only_mlp_layers(where: PlaceOf) -> PlaceOf:
 
 
 def place_mixer_sum(place: LayerFacts) -> str:
-    """Return the placing of what a layer's mixers add to the stream.
+    """Return HERE if the sum that a layer's mixers add is a point of its own, else attn_out.
 
     It equals attn_out where attention or a recurrence is added alone, without norm or factor.
     """
     return HERE if place.has_parallel_recurrence or not place.adds_unscaled else "attn_out"
 
 
-DELTA = only_mixers("gated_delta")
+DELTA = only_mixers("gated_delta", "kimi_delta")
+GATED_DELTA = only_mixers("gated_delta")
+KIMI_DELTA = only_mixers("kimi_delta")
 LIGHTNING = only_mixers("lightning")
 SHORT_CONV = only_mixers("short_conv")
-CONV = only_mixers("gated_delta", "short_conv", "mamba", "mamba2")
+CONV = only_mixers("gated_delta", "kimi_delta", "short_conv", "mamba", "mamba2")
 SSM = only_mixers("mamba", "mamba2")
 MAMBA = only_mixers("mamba")
 GATE = here_if(lambda place: place.has_attention_gate)

@@ -127,7 +127,10 @@ def record_from_json(row: Any, where: str) -> Record:
 
 
 def _stats_from_json(row: Mapping[str, Any], where: str) -> Stats:
-    """Return the statistics in a row; FormatError for a field that is not a number."""
+    """Return the statistics in a row; FormatError for a field that is not a number.
+
+    `where` begins the messages.
+    """
     names = list(Stats.__dataclass_fields__)
     values = {name: row.get(name) for name in names}
     for name, value in values.items():

@@ -2,9 +2,11 @@
 
 A gated delta net has, for each value head, a matrix S [key_dim, value_dim]. A token with key k,
 query q, value v, decay g and strength b changes it to S' = exp(g) S, then S' + k (b (v - k S')),
-and reads q times that. `delta_rule_by_token` does so token by token; `delta_rule_by_chunk`
+and reads q times that. In Kimi delta attention exp(g) is a number for each row of S: the state
+decays by channel of the key. `delta_rule_by_token` does so token by token; `delta_rule_by_chunk`
 gives the same numbers by products of CHUNK tokens at a time. Source: Yang et al., "Gated Delta
-Networks" (2024), and transformers' modeling_qwen3_next.
+Networks" (2024), and transformers' modeling_qwen3_next; Kimi Team, "Kimi Linear" (2025), and
+transformers' modeling_kimi_linear.
 """
 
 from typing import Any
@@ -12,6 +14,7 @@ from typing import Any
 import numpy as np
 
 Array = Any
+SUBCHUNK = 16  # tokens of a chunk between which decays by channel are multiplied out
 CHUNK = 64  # tokens whose changes are worked out together
 TINY = 1e-6  # inside the root of a key's or query's length, in every model
 LINEAR = 20.0  # softplus is the identity from here on, in transformers and in llama.cpp
@@ -44,7 +47,8 @@ def delta_rule(
     """Return the reads [tokens, value_heads, value_dim] and the state after the last token.
 
     q and k are [tokens, key_heads, key_dim], v is shaped as the result, g (the decay's logarithm)
-    and beta are [tokens, value_heads], `state` is [value_heads, key_dim, value_dim], None for
+    and beta are [tokens, value_heads], g [tokens, value_heads, key_dim] where channels decay by
+    themselves, `state` is [value_heads, key_dim, value_dim], None for
     zeros. Each key head serves as many value heads in a row. `steps`: token by token.
     """
     each = v.shape[1] // k.shape[1]
@@ -62,6 +66,11 @@ def _unit_length(x: Array) -> Array:
     return x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + x.dtype.type(TINY))
 
 
+def by_channel(g: Array) -> Array:
+    """Return decays [..., heads, key_dim or 1] of decays by channel, or by head [..., heads]."""
+    return g if g.ndim == 3 else g[..., None]
+
+
 def delta_rule_by_token(
     q: Array, k: Array, v: Array, g: Array, beta: Array, state: Array
 ) -> tuple[Array, Array]:
@@ -69,9 +78,9 @@ def delta_rule_by_token(
 
     Every value head has its q and k here, already scaled.
     """
-    reads, decays = [], np.exp(g)
+    reads, decays = [], by_channel(np.exp(g))[..., None]
     for t in range(len(q)):
-        state = state * decays[t][:, None, None]
+        state = state * decays[t]
         row = k[t][:, None, :]  # (head, 1, key_dim)
         change = (v[t] - (row @ state)[:, 0]) * beta[t][:, None]
         state = state + row.swapaxes(1, 2) * change[:, None, :]
@@ -84,7 +93,8 @@ def delta_rule_by_chunk(
 ) -> tuple[Array, Array]:
     """Return (reads, state after the last token), computed CHUNK tokens at a time.
 
-    Arguments are those of `delta_rule_by_token`.
+    Arguments are those of `delta_rule_by_token`: q, k [tokens, heads, key_dim], v, log decay g,
+    beta and the state before the first token.
     """
     reads = []
     for start in range(0, len(q), CHUNK):
@@ -101,21 +111,48 @@ def _delta_chunk(
 
     Inputs have heads first. The change d_i of token i depends on those before it: d_i = b_i (v_i -
     exp(c_i) k_i S - sum over j < i of exp(c_i - c_j) (k_i . k_j) d_j), with c the running sum of g:
-    a triangular system, solved by its inverse.
+    a triangular system, solved by its inverse. Where channels decay by themselves, exp(c_i - c_j)
+    is inside the sum of k_i . k_j.
     """
-    tokens = q.shape[1]
-    total = np.cumsum(g, axis=1)  # (head, token)
-    seen = np.tril(np.ones((tokens, tokens), bool))
-    between = np.where(seen, total[:, :, None] - total[:, None, :], -np.inf)
-    between = np.exp(between)  # (head, i, j): the decay from j to i, zero for later j
-    grown = np.exp(total)[..., None]
-    turned = k.swapaxes(1, 2)
-    overlap = (k @ turned) * between * beta[..., None]
-    change = _inverse_unit_lower(overlap) @ ((v - (k * grown) @ state) * beta[..., None])
-    read = (q * grown) @ state + ((q @ turned) * between) @ change
-    last = total[:, -1:]
-    left = k * np.exp(last - total)[..., None]
-    return read, state * np.exp(last)[..., None] + left.swapaxes(1, 2) @ change
+    total = np.cumsum(g, axis=1)  # (head, token) or (head, token, key_dim)
+    within = _products_by_channel if g.ndim == 3 else _products_by_head
+    overlap, seen = within(k, total, k), within(q, total, k)
+    grown = np.exp(by_channel(total))
+    change = _inverse_unit_lower(overlap * beta[..., None]) @ (
+        (v - (k * grown) @ state) * beta[..., None]
+    )
+    read = (q * grown) @ state + seen @ change
+    last = by_channel(total[:, -1:])
+    left = k * np.exp(last - by_channel(total))
+    return read, state * np.exp(last).swapaxes(1, 2) + left.swapaxes(1, 2) @ change
+
+
+def _products_by_head(x: Array, total: Array, k: Array) -> Array:
+    """Return exp(c_i - c_j) (x_i . k_j) [heads, i, j], zero for later j; `total` is c by head."""
+    seen = np.tril(np.ones((x.shape[1],) * 2, bool))
+    between = np.exp(np.where(seen, total[:, :, None] - total[:, None, :], -np.inf))
+    return (x @ k.swapaxes(1, 2)) * between
+
+
+def _products_by_channel(x: Array, total: Array, k: Array) -> Array:
+    """Return sum over d of exp(c_id - c_jd) x_id k_jd [heads, i, j], zero for later j.
+
+    `total` is c [heads, tokens, key_dim]. Inside SUBCHUNK tokens the exponentials are taken pair by
+    pair; for earlier tokens they are split at the rows' first token, where neither factor grows.
+    """
+    heads, tokens, _ = x.shape
+    found = np.zeros((heads, tokens, tokens), x.dtype)
+    for start in range(0, tokens, SUBCHUNK):
+        rows = slice(start, min(start + SUBCHUNK, tokens))
+        here, keys = total[:, rows], k[:, rows]
+        seen = np.tril(np.ones((here.shape[1],) * 2, bool))[..., None]
+        between = np.exp(np.where(seen, here[:, :, None] - here[:, None], -np.inf))
+        found[:, rows, rows] = np.einsum("hid,hijd,hjd->hij", x[:, rows], between, keys)
+        if start:
+            first = total[:, start : start + 1]
+            earlier = k[:, :start] * np.exp(first - total[:, :start])
+            found[:, rows, :start] = (x[:, rows] * np.exp(here - first)) @ earlier.swapaxes(1, 2)
+    return found
 
 
 def _inverse_unit_lower(below: Array) -> Array:

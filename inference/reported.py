@@ -189,10 +189,10 @@ def explain_loss(
 ) -> LossVerdict:
     """Return whether a reported loss is the batch's, and if it is not, which mistakes give it.
 
-    `scored` are the losses of every sample; `digit` is half a unit of the reported number's last
-    digit. Where nothing else gives the number, `session` runs the samples packed into rows. One
-    mistake is tried before two. Where several give the same number the answer is ambiguous;
-    one that only comes near it is likely.
+    `scored` are the losses of every sample. A number fits within the relative bound `within` and
+    `digit`, half a unit of the reported number's last digit. Where nothing else gives the number,
+    `session` runs the samples packed into rows. One mistake is tried before two. Where several give
+    the same number the answer is ambiguous; one that only comes near it is likely.
     """
     right_ones = label_losses(batch, scored)
     right = _mean_loss(right_ones)
@@ -262,7 +262,11 @@ def label_losses(batch: Batch, scored: Sequence[ScoredSample]) -> list[Numbers]:
 
 
 def _sample_losses(batch: Batch, sample: int, one: ScoredSample, ahead: int = 1) -> Numbers:
-    """Return one sample's losses of its labels, by the rows `ahead` tokens before each."""
+    """Return the losses, in nats, of one sample's scored labels.
+
+    `one` has the log-probabilities of sample number `sample`. `ahead` is how many tokens after its
+    row a label stands: 1 where row i is scored on token i + 1.
+    """
     return _picked_losses(batch, sample, one.nats, ahead, batch.label[sample])
 
 

@@ -64,7 +64,7 @@ class Maths(Protocol):
         """Return a mask [..., count], True at each row's indices `places`."""
 
     def spread(self, x: Array, times: int) -> Array:
-        """Return the last axis with every element repeated `times` times in place."""
+        """Return x with each element of its last axis repeated `times` times, next to itself."""
 
     def joined(self, parts: Sequence[Array]) -> Array:
         """Return the arrays joined along the last axis."""
@@ -98,13 +98,13 @@ class NumpyMaths:
         return np.take_along_axis(x, places, -1)
 
     def marked(self, places: Array, count: int) -> Array:
-        """Return a mask of rows of `count`, True at each row's indices `places`."""
+        """Return a mask [..., count], True at each row's indices `places`."""
         found: NDArray[np.bool_] = np.zeros((*places.shape[:-1], count), np.bool_)
         np.put_along_axis(found, places, True, axis=-1)
         return found
 
     def spread(self, x: Array, times: int) -> Array:
-        """Return the last axis with every element repeated `times` times in place."""
+        """Return x with each element of its last axis repeated `times` times, next to itself."""
         return np.repeat(x, times, axis=-1)
 
     def joined(self, parts: Sequence[Array]) -> Array:
@@ -156,9 +156,9 @@ def _choose_best(m: Maths, scores: Array, count: int) -> tuple[Array, Array]:
 
 
 def _finish_weights(m: Maths, weights: Array, hp: Hyper, tiny: float) -> Array:
-    """Return the experts' weights, normalised if `norm_topk`, times `routed_scale`.
+    """Return the experts' weights, divided by their sum if `norm_topk`, times `routed_scale`.
 
-    `tiny` is added to their sum before the division.
+    `tiny` is added to the sum, so that it is not zero.
     """
     if hp["norm_topk"]:
         weights = weights / (m.total(weights) + tiny)

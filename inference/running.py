@@ -264,7 +264,8 @@ def run_and_trace(
 ) -> Iterator[Trace]:
     """Yield the trace of a request: `open_run` and `Run.trace` in one.
 
-    Raises UsageError for a request without token ids.
+    `model` is an open model, None: it is opened here. `facts` are added to the trace's facts of the
+    run. Raises UsageError for a request without token ids.
     """
     if request.ids is None:
         raise UsageError(f"{request.model}: a run needs token ids; give --ids or --prompt")

@@ -53,7 +53,10 @@ class Sampler:
         self._random = np.random.Generator(np.random.PCG64(sampling.seed))
 
     def __call__(self, logits: "Logits | DeviceLogits") -> int:
-        """Return the next token for logits [vocab]; AprfmtError if a logit is NaN."""
+        """Return the next token for logits [vocab], the highest where the temperature is 0.
+
+        Raises AprfmtError if a logit is NaN or infinity, or all are minus infinity.
+        """
         if self.sampling.temperature == 0 and not isinstance(logits, np.ndarray):
             best = logits.argmax_or_none()
             if best is not None:

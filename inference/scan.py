@@ -49,7 +49,8 @@ def scan_by_token(
 ) -> tuple[Array, Array]:
     """Return (reads without the skip, state after the last token), computed token by token.
 
-    Arguments are those of `run_scan`.
+    Arguments are those of `run_scan`: values x [tokens, heads, head_dim], time steps, decay rates,
+    B, C and the state before the first token.
     """
     each = x.shape[1] // b.shape[1]
     reads = []
@@ -65,7 +66,7 @@ def scan_by_token(
 def _scan_by_state_element(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return what `scan_by_token` does where every number of state has a rate.
+    """Return (reads, state) as `scan_by_token` does, where every number of state has a rate.
 
     What does not depend on the state is computed for CHUNK tokens at once.
     """
@@ -86,7 +87,10 @@ def _scan_by_state_element(
 def scan_by_chunk(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[Array, Array]:
-    """Return what `scan_by_token` does where a head has one rate, CHUNK tokens at a time."""
+    """Return (reads, state) as `scan_by_token` does, CHUNK tokens at a time.
+
+    Each head has one rate.
+    """
     groups = b.shape[1]
     grouped = x.shape[1] // groups
     state = state.reshape(groups, grouped, *state.shape[1:])

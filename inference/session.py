@@ -81,8 +81,8 @@ class Session:
     def _can_replay_steps(self) -> bool:
         """Whether a step's arithmetic depends on its token, its position and the cache alone.
 
-        Chunks and factors on the queries are chosen on the host by the position, and learned
-        positions come to an end, so models with these return False.
+        It is False where more is decided on the host: frequencies that depend on the length,
+        chunks, factors on the queries by position, and learned positions, which come to an end.
         """
         block = self.spec.block
         chunked = block.window == "chunk" and any(self.hp["window_layers"])
@@ -185,8 +185,8 @@ class Session:
     ) -> Any:
         """Return the logits of a pass whose statistics wait on the device, run or replayed.
 
-        The tracer has the pass's records afterwards. `kind` is equal for passes that one recording
-        serves.
+        The tracer has the pass's records afterwards. `kind` is a key: passes with an equal one are
+        replayed from the same recording.
         """
         assert self._graphs is not None
 
@@ -327,8 +327,8 @@ class Session:
         whole sequence is run, and recorded.
 
         `keep` gets every record with its values as they come, `fetch` returns them later
-        (trace.Kept, trace_file.Spool). `stop` ends the pass at the first NaN or infinity. `run`
-        is added to the trace's facts of the run.
+        (trace.KeptValues, trace_file.Spool). `hashes`: records get a digest of their values. `stop`
+        ends the pass at the first NaN or infinity. `run` is added to the trace's facts of the run.
         """
         tracer = Tracer(
             self.backend,

@@ -78,7 +78,10 @@ class Trace(Tabular):
         return np.concatenate(whole, axis=-1) if len(whole) == len(found) else None
 
     def values_mask(self, key: str) -> NDArray[np.bool_] | None:
-        """Return a mask of the values of a key that are there; None if all are."""
+        """Return a mask of the values of a key that were recorded; None if all were.
+
+        Traces of printed text have only some values of a point.
+        """
         return self.masks.get(self.aliases.get(key, key))
 
     def slot_parts(self, key: str) -> list[str]:
@@ -106,7 +109,10 @@ class Trace(Tabular):
         return replace(first, point=slot, shape=(rows, width), stats=stats, sha256=None)
 
     def slot_stats(self, name: str, layer: int) -> Stats | None:
-        """Return the statistics of a slot of SLOTS, its parts joined; None if one is missing."""
+        """Return the statistics of a slot's parts joined, in a layer; None if one is missing.
+
+        `name` is a key of SLOTS.
+        """
         found = [self.find_record(key_name(point, layer)) for point in SLOTS[name]]
         stats = [record.stats for record in found if record is not None]
         parts = [part for part in stats if part is not None]
@@ -210,7 +216,12 @@ class Tracer:
         stop: bool = False,
         cached: bool = False,
     ) -> None:
-        """Resolve the wanted keys to points; nothing is recorded yet."""
+        """Resolve the wanted keys to points; nothing is recorded yet.
+
+        `known` are the model's points by key. `keep` gets every record with its values, `hashes`
+        adds a digest of the values to each, `stop` ends the pass at the first NaN or infinity.
+        `cached`: the pass continues a cache, which k_cache and v_cache are read from.
+        """
         self._backend = backend
         self._positions = positions
         self._keep = keep
@@ -247,7 +258,10 @@ class Tracer:
         check_positions(self._positions, facts.positions.tolist())
 
     def _alias_cache(self, known: Mapping[str, PointInstance]) -> None:
-        """Map wanted k_cache and v_cache to the points that a pass without a cache reads."""
+        """Map wanted k_cache and v_cache to the points that a pass without a cache reads.
+
+        `known` are the model's points by key.
+        """
         for cached, own in CACHED.items():
             for layer in [layer for point, layer in self._wanted if point == cached]:
                 self._wanted.discard((cached, layer))
@@ -299,7 +313,10 @@ class Tracer:
         return x
 
     def _note_nonfinite(self, record: Record) -> bool:
-        """Return whether the trace ends at this record; the first that is not finite is stored."""
+        """Return whether the pass ends at this record, for it is the first that is not finite.
+
+        Its key is stored in `nonfinite`. False unless the trace stops there.
+        """
         stats = record.stats
         if self.nonfinite is None and POINTS[record.point].finite and stats is not None:
             if stats.nan + stats.inf:

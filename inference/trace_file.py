@@ -166,7 +166,10 @@ def read_trace(source: Source) -> Trace:
 
 
 def _from_json(header: Any, source: Source, where: str) -> Trace:
-    """Return the trace of a header and the file's tensors; FormatError names what is wrong."""
+    """Return the trace of a header and the file's tensors; FormatError names what is wrong.
+
+    `where` begins the messages.
+    """
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         found = header.get("schema") if isinstance(header, dict) else type(header).__name__
         raise FormatError(f"{where}: schema {found!r}; expected {SCHEMA}")

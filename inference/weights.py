@@ -51,7 +51,8 @@ class Holder:
     ) -> Any | None:
         """Return the placed tensor, calling `place` now if `size` bytes fit the budget.
 
-        None if it is not placed and does not fit.
+        `owner` is the backend that holds it: each has its own copy. None if it is not placed and
+        does not fit.
         """
         where = (key, owner)
         if where not in self._held:
@@ -66,7 +67,7 @@ class Holder:
         return self._held.get((key, owner))
 
     def replace(self, key: str, owner: Hashable, placed: Any) -> None:
-        """Put another copy of a placed tensor's numbers in its place."""
+        """Put `placed`, another copy of a tensor's numbers, in place of what this owner placed."""
         self._held[key, owner] = placed
 
     def is_placed_by(self, key: str, owner: Hashable) -> bool:
@@ -184,7 +185,7 @@ class Weight:
         return self._holder.find(f"{self.key}@{self.encoding}", owner)
 
     def place_encoded(self, owner: Hashable, size: int, place: Callable[[], Any]) -> Any | None:
-        """Return the result of `place` on the stored bytes, held under the budget; None if full.
+        """Return what `place` makes of the stored bytes, kept under the budget; None if it is full.
 
         `size` is the bytes it takes. Later calls of this owner return the same object.
         """

@@ -39,6 +39,15 @@ OLMO_HYBRID: dict[str, Any] = {k: v for k, v in DELTA.items() if k.startswith("l
     "num_hidden_layers": 4,
     "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
 }
+KIMI_LINEAR: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_num_heads": 4,
+    "linear_head_dim": 9,
+    "linear_conv_kernel_dim": 3,
+    "q_lora_rank": None,
+    "num_experts": 8,
+}
 LFM2: dict[str, Any] = {k: v for k, v in LLAMA.items() if k != "rms_norm_eps"} | {
     "norm_eps": EPS,
     "num_hidden_layers": 4,

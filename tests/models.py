@@ -18,6 +18,7 @@ from tests.model_values import (
     DELTA,
     GEMMA4,
     INDEXER,
+    KIMI_LINEAR,
     LAYER_NORM,
     LFM2,
     LFM3,
@@ -210,6 +211,8 @@ MAKERS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     }),
     "qwen3_5": ("Qwen3_5", LLAMA | DELTA | {"full_attention_interval": 2}),
     "olmo_hybrid": ("OlmoHybrid", LLAMA | OLMO_HYBRID),
+    "kimi_linear": ("KimiLinear", {k: v for k, v in LLAMA.items() if k != "rope_theta"}
+        | {k: v for k, v in MLA.items() if k != "n_routed_experts"} | KIMI_LINEAR),
     "minimax": ("MiniMax", LLAMA | {
         "num_hidden_layers": 4, "head_dim": 10, "num_local_experts": 4, "intermediate_size": 40,
         "layer_types": ["linear_attention", "full_attention", "linear_attention",
@@ -472,6 +475,20 @@ VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     ),
     "falcon_h1-unnormed": ("falcon_h1", {"mamba_rms_norm": False, "mamba_proj_bias": True}),
     "falcon_h1-late": ("falcon_h1", {"mamba_norm_before_gate": False, "projectors_bias": True}),
+    "kimi_linear-heads": (
+        "kimi_linear",
+        {
+            "linear_num_heads": 3,
+            "q_lora_rank": 28,
+            "attention_bias": True,
+            "num_experts": 6,
+            "n_group": 1,
+            "topk_group": 1,
+            "norm_topk_prob": False,
+            "linear_head_dim": 11,
+            "mlp_layer_types": ["sparse", "dense", "sparse", "dense"],
+        },
+    ),
     "olmo_hybrid-unrotated": (
         "olmo_hybrid",
         {"rope_parameters": {"rope_theta": None}, "linear_allow_neg_eigval": False},
@@ -519,7 +536,8 @@ WITHOUT_GGUF = (
 IN_GGUF: tuple[str, ...] = tuple(name for name in MAKERS if name not in WITHOUT_GGUF)
 NO_ROPE = (
     "gpt2", "gpt_bigcode", "bloom", "mpt", "opt", "opt_350m", "falcon_rw", "falcon_rw_40b",
-    "mamba", "falcon_mamba", "mamba2", "nemotron_h", "nemotron_h_moe", "granite_hybrid", *BERTS,
+    "mamba", "falcon_mamba", "mamba2", "nemotron_h", "nemotron_h_moe", "granite_hybrid",
+    "kimi_linear", *BERTS,
 )  # fmt: skip
 # transformers' eager attention adds their distances to the scores twice.
 FUSED = ("falcon_rw", "falcon_rw_40b")

@@ -141,7 +141,10 @@ class DecodedTensor(LazyTensor):
         return memoryview(self._held.view(np.uint8).reshape(-1).data)[start:stop]
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Release all decoded values and the pages of the codes, whatever range is given."""
+        """Release all decoded values and the pages of the codes.
+
+        `start` and `stop` are not used.
+        """
         self._held = None
         self._view.drop()
 

@@ -22,7 +22,12 @@ class AccessedKeys(Mapping[str, Value]):
     """
 
     def __init__(self, values: Mapping[str, Value], label: str = "", inner: str = "") -> None:
-        """Wrap `values`; `label` is the path of the object in the file, with a dot at its end."""
+        """Wrap `values`, and the object under their key `inner` as if its keys were among them.
+
+        `label` is the path of `values` in the file, with a dot at its end. `inner` is "" for none,
+        and
+        is ignored if no object is stored under it.
+        """
         self._values = values
         self._label = label
         nested = values.get(inner) if inner else None
@@ -90,7 +95,7 @@ class PartialHyperParams(HyperParams):
         self._rows = rows  # those that a reading adds to
 
     def of(self, name: str) -> HyperParam:
-        """Return value, origin and key; NotSettledError if the hyperparameter has no value yet."""
+        """Return the HyperParam (value, origin, key) of `name`; NotSettledError if not read yet."""
         if name not in self._rows:
             raise NotSettledError(f"{name} is not known here, and this depends on it")
         return self._rows[name]

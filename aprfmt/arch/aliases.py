@@ -95,6 +95,9 @@ ROWS: Mapping[str, ArchRow] = {
         module="hunyuan",
     ),
     "glm4_moe": _alias_row("glm4_moe Glm4MoeForCausalLM", "glm4moe", "glm4_moe glm4moe"),
+    "kimi_linear": _alias_row(
+        "kimi_linear KimiLinearForCausalLM", "kimi-linear", "kimi_linear kimi-linear"
+    ),
     "minimax": _alias_row("minimax MiniMaxForCausalLM", ""),
     "minimax_m2": _alias_row(
         "minimax_m2 MiniMaxM2ForCausalLM", "minimax-m2", "minimax_m2 minimax-m2"

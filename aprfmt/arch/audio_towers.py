@@ -55,7 +55,10 @@ def _convolution_rows(number: int, into: str) -> Rows:
 
 
 def _size_rule(name: str, hf: str, gguf: str, default: int) -> HyperRule:
-    """Return the rule of a size with its keys in config.json and in GGUF."""
+    """Return the rule of a size with its keys in config.json and in GGUF.
+
+    `default` is the size where config.json does not give it.
+    """
     return hyper_rules.size(name, hf, gguf, hf_default=default)
 
 

@@ -56,7 +56,12 @@ class ExecutionOrder:
         self._first = layered[0] if layered else 0
 
     def __call__(self, key: str) -> tuple[int, int, int]:
-        """Return the sort key of a role key: (phase, layer, place in the tensor table)."""
+        """Return the sort key of a role key: (phase, layer, place in the tensor table).
+
+        Phase 0 is before the layers (embedding), 1 a layer, 2 after the layers. The layer is 0
+        where
+        there is none.
+        """
         layer, role = split_key(key)
         rank = self._rank.get(role, len(self._rank))
         phase = 1 if layer is not None else 0 if rank < self._first else 2
@@ -64,10 +69,11 @@ class ExecutionOrder:
 
 
 def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
-    """Return stored names sorted into the groups of a style.
+    """Return the stored names of a file matched to roles, and those that match none.
 
-    All bindings are tried. If two of them offer a role, the earlier one gets it and the names of
-    the later one stay unbound. Raises ArchError if two names mean the same tensor.
+    A binding maps stored names to roles. All bindings of the style are tried. If two of them offer
+    a role, the earlier one gets it and the names of the later one stay unbound. Raises ArchError
+    if two names mean the same tensor.
     """
     bindings = (*spec.bindings.get(style, ()), *mlx_bindings(spec, style))
     index = NameIndex(
@@ -121,9 +127,10 @@ def bind_names(spec: ArchSpec, style: str, names: Iterable[str]) -> BoundNames:
 def _stored_names(
     binding: Binding, layer: int | None, found: Mapping[int, Mapping[int, str]]
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return (stored names of a group in order, the first few missing names).
+    """Return (stored names of a binding at one layer, in order; missing names).
 
-    `found` maps the template's number to {expert number: stored name}.
+    `found` maps the number of a name template to {expert number: stored name}. At the eighth
+    missing name the search ends and returns no stored names.
     """
     stored: list[str] = []
     lacking: list[str] = []
@@ -143,10 +150,10 @@ def _stored_names(
 
 
 def without_partial(bound: BoundNames, hp: Mapping[str, Value]) -> BoundNames:
-    """Return `bound` with groups that have fewer stored tensors than `hp` asks for as incomplete.
+    """Return `bound` with bindings that lack stored tensors moved from bound to incomplete.
 
-    Names alone do not show that the last experts of a stack are missing. A stack with too many
-    tensors stays: its layout step raises.
+    How many tensors there must be follows from `hp`: names alone do not show that the last experts
+    of a stack are missing. A stack with too many tensors stays: its layout step raises.
     """
     partial = {}
     for group in bound.groups:

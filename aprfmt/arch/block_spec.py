@@ -42,7 +42,8 @@ class BlockSpec:
     (gemma3n). layer_scale: a number multiplies the stream after every layer (gemma4). indexer:
     attention reads `index_topk` keys that score best by the indexer's own heads, whose rotated
     elements are paired so (half: deepseek v3.2; interleaved: glm-5). recurrence: what mixes tokens
-    in place of attention, in `delta_layers_rule` (gated_delta), `conv_layers` (short_conv: lfm2) or
+    in place of attention, in `delta_layers` (gated_delta; kimi_delta: its state decays by
+    channel: kimi_linear), `conv_layers` (short_conv: lfm2) or
     `ssm_layers` (mamba: a rate for each number of state; mamba2: heads) or `lightning_layers`
     (lightning: linear attention that decays by head: minimax). residual: attention's or the MLP's
     output is added to the stream itself, or, both times a factor, to the normed stream (norm:
@@ -89,9 +90,9 @@ class BlockSpec:
     streams: Literal["one", "altup"] = "one"
     layer_scale: bool = False
     residual: Literal["stream", "norm"] = "stream"
-    recurrence: Literal["none", "gated_delta", "short_conv", "mamba", "mamba2", "lightning"] = (
-        "none"
-    )
+    recurrence: Literal[
+        "none", "gated_delta", "short_conv", "mamba", "mamba2", "lightning", "kimi_delta"
+    ] = "none"
     recurrence_place: Literal["instead", "beside"] = "instead"
     halves: Literal["both", "one"] = "both"
     ssm_norms: Literal["none", "plain", "weighted"] = "none"

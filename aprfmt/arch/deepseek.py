@@ -53,12 +53,12 @@ _ATTENTION = (
 ROUTER_BIAS = RoleRow(
     "exp_probs_b.bias", "mlp.gate.e_score_correction_bias", ("n_experts",), "moe_layers"
 )
-_GGUF_FIRST = (
+GGUF_FIRST = (
     Binding(
         ("blk.{L}.attn_k_b.weight", "blk.{L}.attn_v_b.weight"), ("attn_kv_b.weight",), (KvB(),)
     ),
 )
-_GGUF_MORE = (Binding(("blk.{L}.attn_kv_b.weight",), ("attn_kv_b.weight",)),)
+GGUF_MORE = (Binding(("blk.{L}.attn_kv_b.weight",), ("attn_kv_b.weight",)),)
 
 
 def _deepseek_rows(mlp_bias: str | None, *router: RoleRow, more: tuple[RoleRow, ...] = ()) -> Rows:
@@ -78,9 +78,7 @@ def _deepseek_rows(mlp_bias: str | None, *router: RoleRow, more: tuple[RoleRow, 
     )
 
 
-_LOST = (
-    *losses.common_losses(partial=True),
-    losses.ONE_BIAS_KEY,
+LATENT_LOST = (
     Loss(
         "gguf",
         "attention_bias",
@@ -94,6 +92,7 @@ _LOST = (
         "llama.cpp uses one epsilon for all norms, transformers 1e-6 on the compressed vectors",
     ),
 )
+_LOST = (*losses.common_losses(partial=True), losses.ONE_BIAS_KEY, *LATENT_LOST)
 # Keys that follow from other sizes, or that describe attention on the compressed vectors.
 _DERIVED_KEYS = frozenset(
     """head_dim qk_head_dim num_key_value_heads num_kv_heads attention.head_count_kv
@@ -111,7 +110,10 @@ def _check_norm_topk(value: Value, facts: Facts, hp: Params) -> str:
 
 
 def _read_v2_router(facts: Facts, hp: Params) -> Found:
-    """Return (kind of router, key) of config.json's `topk_method`; ArchError if unknown."""
+    """Return (kind of router, key) of config.json's `topk_method`; None without the key.
+
+    Raises ArchError for an unknown method.
+    """
     found = facts.first("topk_method")
     if found is None:
         return None
@@ -144,7 +146,7 @@ def _read_v2_gguf_router(facts: Facts, hp: Params) -> Found:
 
 
 def _write_gating(number: int) -> Write:
-    """Return a write function for the number of the router's score function."""
+    """Return a function that writes {GGUF key: `number`}, the router's score function."""
     return lambda value, hp: {_GATING: number}
 
 
@@ -175,8 +177,8 @@ def routed_scale_rule(hf_default: float) -> HyperRule:
 _V2_TENSORS, _V2_BINDINGS = make_tables(
     _deepseek_rows("mlp_bias", ROUTER),
     hf_first=EXPERT_BINDINGS,
-    gguf_first=_GGUF_FIRST,
-    gguf_more=_GGUF_MORE,
+    gguf_first=GGUF_FIRST,
+    gguf_more=GGUF_MORE,
 )
 
 DEEPSEEK_V2 = ArchSpec(
@@ -229,22 +231,22 @@ def v3_tables(*more: RoleRow) -> Made:
     return make_tables(
         _deepseek_rows(None, ROUTER, ROUTER_BIAS, more=more),
         hf_first=EXPERT_BINDINGS,
-        gguf_first=_GGUF_FIRST,
-        gguf_more=_GGUF_MORE,
+        gguf_first=GGUF_FIRST,
+        gguf_more=GGUF_MORE,
     )
 
 
 def _has_router_bias(names: Collection[str], values: Mapping[str, Value]) -> bool:
     """Return whether tensor names show the bias of the choice of experts: v3, not v2.
 
-    `values`, the metadata, is for other evidence functions.
+    `values` (the metadata) is not used: every evidence function is given both.
     """
     ends = (".exp_probs_b.bias", ".e_score_correction_bias")
     return any(name.endswith(ends) for name in names)
 
 
 def _read_rope_style(facts: Facts, hp: Params) -> Found:
-    """Return ("interleaved" or "half", key) of config.json's `rope_interleave`."""
+    """Return ("interleaved" or "half", key) of config.json's `rope_interleave`; None without it."""
     found = facts.first("rope_interleave")
     return None if found is None else ("interleaved" if found[0] else "half", found[1])
 

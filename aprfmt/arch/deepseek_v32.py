@@ -41,10 +41,10 @@ _TYPES = "{arch}.attention.indexer.types"
 
 
 def _index_layers_rule(names: str) -> HyperRule:
-    """Return the rule for the layers with an indexer of their own.
+    """Return the rule for which layers have an indexer (others use that of an earlier layer).
 
     config.json lists them, or has one letter a layer, or gives a period: all up to an offset, then
-    every n-th. `names` "": all have one, and no key is read.
+    every n-th. If `names` is "", all layers have one and no key is read.
     """
     # config.json has three forms: a list of kinds, one letter a layer, or a period.
     listed = read_layer_kinds(("full",), ("shared",), "indexer_types")
@@ -78,7 +78,7 @@ def _index_layers_rule(names: str) -> HyperRule:
         return tuple(bool(kind) for kind in kinds[: hp["n_layers"]]), found[1]
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return ""; ArchError if config.json lists a kind of layer without chosen keys."""
+        """Return ""; ArchError if config.json lists a kind of layer that uses no indexer."""
         found = facts.first("layer_types")
         for layer, kind in enumerate(() if found is None else sequence(*found, hp["n_layers"])):
             if kind not in _INDEXED:

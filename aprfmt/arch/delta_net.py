@@ -100,9 +100,10 @@ def delta_net_rows(
 ) -> tuple[RoleRow, ...]:
     """Return the rows of a delta net's tensors.
 
-    `rates`, `kernel` and `output` are steps that GGUF applies besides the ones all files need;
-    `projections` are (Hugging Face name, role, GGUF steps) of projections that are stored as
-    tensors of their own there.
+    `rates` are GGUF's layout steps of ssm_dt and ssm_a, `kernel` those of the convolution and
+    `output` those of the output projection, besides the steps that all files need. `projections`
+    are (Hugging Face name, role, GGUF steps) of the input projections that have a stored tensor
+    each. Other input projections are parts of a fused tensor.
     """
     own = {role: (hf, steps) for hf, role, steps in projections}
 

@@ -54,8 +54,9 @@ def chain_steps(
     """Return the moves from stored to logical tensors of a chain of steps, or None.
 
     With `back`, those from logical to stored. None if a step cannot be expressed as moves: then the
-    arrays have to be decoded. `before` are the shapes of each step's inputs, at least of the first
-    one's. Results are cached, as many layers are equal: callers must not change them.
+    arrays have to be decoded. `before` has the shapes of each step's inputs, and without steps
+    those of the tensors. Results are cached, as many layers are equal: callers must not change
+    them.
     """
     if not steps:
         return identity_moves(before[0])

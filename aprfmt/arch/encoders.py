@@ -108,7 +108,10 @@ _OLDEST = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.b
 
 
 def _make_encoder_tables(rows: Sequence[RoleRow]) -> Made:
-    """Return the tensor table and bindings of rows whose norms may have their oldest names."""
+    """Return the tensor table and bindings of encoder rows.
+
+    Norms are also bound under the names that the oldest checkpoints have (`gamma`, `beta`).
+    """
     older = tuple(
         Binding((row.hf.replace(now, then),), (row.role,))
         for row in rows
@@ -259,7 +262,7 @@ def _make_causal_tables(prefix: str, head: str, norm_name: str, words: str) -> M
 def _is_decoder(names: Collection[str], values: Mapping[str, Value]) -> bool:
     """Return whether config.json says that the model is a decoder.
 
-    `names`, the tensors', is for other evidence functions.
+    `names` (the tensors') is not used: every evidence function is given both.
     """
     return values.get("is_decoder") is True
 
@@ -298,7 +301,7 @@ _D = "transformer.layer.{L}."
 def _has_no_token_types(names: Collection[str], values: Mapping[str, Value]) -> bool:
     """Return whether tensor names show that the model has no table of token types.
 
-    `values`, the metadata, is for other evidence functions.
+    `values` (the metadata) is not used: every evidence function is given both.
     """
     return bool(names) and not any("token_type" in name for name in names)
 

@@ -57,7 +57,10 @@ _TENSORS, _BINDINGS = make_tables(
 
 
 def _layers_of_range(first: int, last: int, step: int, hp: Params) -> tuple[bool, ...]:
-    """Return one boolean a layer: True for every step-th from `first` to `last`."""
+    """Return one boolean a layer: True for multiples of `step` from `first` to `last`.
+
+    `first` and `last` count layers from 0, the multiples from 1.
+    """
     return tuple((i + 1) % step == 0 and first <= i <= last for i in range(hp["n_layers"]))
 
 
@@ -65,7 +68,10 @@ def _moe_layers_rule() -> HyperRule:
     """Return the rule for moe_layers: every step-th layer from a first to a last one."""
 
     def read_hf(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (one boolean a layer, key) of config.json's three keys."""
+        """Return (one boolean a layer, key) of config.json's first, last and step.
+
+        The key is that of the first of the three that is there, "" without any.
+        """
         first, last, step = (facts.first(key) for key in (_FIRST, _LAST, _STEP))
         end = hp["n_layers"] - 1 if last is None or last[0] == -1 else whole_number(*last)
         start = 1 if first is None else whole_number(*first)

@@ -85,7 +85,8 @@ def _boolean_or_default(facts: Facts, key: str, default: bool) -> bool:
 def _read_key_heads(two: bool) -> Callable[[Facts, Params], Found]:
     """Return a read function for the key heads: their number, 1 (`multi_query`), or all heads.
 
-    `two`: the form with two norms, which has groups of heads without a key.
+    `two`: the architecture with two norms a layer, which is new_decoder_architecture also where
+    config.json does not say so.
     """
 
     def read(facts: Facts, hp: Params) -> Found:
@@ -102,7 +103,7 @@ def _read_key_heads(two: bool) -> Callable[[Facts, Params], Found]:
 
 
 def _write_key_heads(two: bool) -> Callable[[Value, Params], Params]:
-    """Return a write function for the key heads; `two`: the form with two norms."""
+    """Return a write function for the key heads; `two`: the architecture has two norms a layer."""
 
     def write(value: Value, hp: Params) -> Params:
         """Return config.json's {key: value}: which form the model has, and its key heads."""
@@ -117,7 +118,7 @@ def _parallel_residual_rule(two: bool, alibi: bool) -> HyperRule:
     """Return the rule for whether attention and MLP read the same stream, in parallel.
 
     Its check raises ArchError for settings with which transformers builds a model but cannot run
-    it.
+    it. `two`: the architecture has two norms a layer, `alibi`: distances are added to the scores.
     """
 
     def check(value: Value, facts: Facts, hp: Params) -> str:

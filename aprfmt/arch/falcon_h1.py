@@ -89,7 +89,10 @@ _SCALES = (
 
 
 def _factor_loss(name: str) -> Loss:
-    """Return the loss for a factor other than 1, which a GGUF cannot express."""
+    """Return the Loss (what a GGUF cannot express) of a factor other than 1.
+
+    `name` is the hyperparameter with the factor, or with several.
+    """
     return Loss(
         "gguf",
         name,

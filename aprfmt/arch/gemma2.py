@@ -71,7 +71,10 @@ def query_scale_rule(largest: int) -> HyperRule:
 
 
 def derived_scale_loss(largest: int) -> Loss:
-    """Return the loss for an attention scale that differs from llama.cpp's rule."""
+    """Return the Loss (what a GGUF cannot express) of an attention scale unlike llama.cpp's.
+
+    `largest` as in `derived_scale`.
+    """
     assumed = derived_scale(largest)
     return Loss(
         "gguf",
@@ -93,7 +96,10 @@ def softcap_rule(name: str, hf: str, gguf: str, default: float | None) -> HyperR
 
 
 def pattern_loss(every: int) -> Loss:
-    """Return the loss for a window pattern that differs from llama.cpp's fixed period."""
+    """Return the Loss (what a GGUF cannot express) of windows in other layers than llama.cpp's.
+
+    llama.cpp has windows in all layers but every `every`-th.
+    """
     usual = window_period(every)
     return Loss(
         "gguf",

@@ -134,7 +134,10 @@ def kv_sources(hp: Params) -> tuple[int | None, ...]:
 
 
 def _check_kv_sources(value: Value, facts: Facts, hp: Params) -> str:
-    """Return the causal check's remark; ArchError for a layer that finds no keys to reuse."""
+    """Return the remark of `require_causal` ("" for none), after a check of the windows.
+
+    Raises ArchError for a layer that finds no keys to reuse.
+    """
     said = require_causal(value, facts, hp)
     sources = kv_sources({OWN: hp[OWN], "window_layers": value})
     if None in sources:
@@ -181,9 +184,9 @@ def fixed_rule(name: str, value: Value, *keys: str) -> HyperRule:
 
 
 def per_layer_sizes(vocab: int, default: int) -> tuple[HyperRule, HyperRule]:
-    """Return the rules for the width and the rows of the embedding with a part for every layer.
+    """Return the rules for the per-layer embeddings: (width for one layer, rows of the table).
 
-    `vocab` and `default` are the default rows and width.
+    `vocab` is the default number of rows, `default` the default width.
     """
     key = "{arch}.embedding_length_per_layer_input"
     return (
@@ -231,7 +234,10 @@ def same_ffn_size(default: int) -> HyperRule:
     """Return the rule for the MLP width, which a list may give for every layer, all equal."""
 
     def read(key: str, facts: Facts, hp: Params) -> Found:
-        """Return (MLP width, key) of a number or a list; ArchError if layers differ."""
+        """Return (MLP width, key) of a number or a list; None without the key.
+
+        Raises ArchError if layers differ.
+        """
         found = facts.first(key)
         if found is None or isinstance(found[0], (int, float)):
             return found

@@ -75,7 +75,10 @@ _FINAL_CAP = replace(
 
 
 def _other_kind_row(role: str, shape: tuple[str, ...], needs: str) -> RoleRow:
-    """Return the row of a role in the other kind of layers: another shape, the same names."""
+    """Return the row of a role's second shape, for the layers of the condition `needs`.
+
+    It has no names: those of the role's first row are used.
+    """
     return RoleRow(role, "", shape, needs, gguf="")
 
 
@@ -248,7 +251,7 @@ def _read_full_layer_size(key: str, layer_key: str) -> Read:
 
 
 def _without_values(shapes: Mapping[str, tuple[int, ...]]) -> bool:
-    """Return whether a layer stores keys but no values; {tensor key: shape} is given."""
+    """Return whether any layer stores keys but no values, from {tensor key: shape}."""
     return any(
         key.endswith(".attn_k.weight") and key.replace("attn_k", "attn_v") not in shapes
         for key in shapes
@@ -275,7 +278,8 @@ _KV_HEADS = "{arch}.attention.head_count_kv"
 def _read_kv_heads(windowed: bool, facts: Facts, hp: Params) -> Found:
     """Return (key-value heads, key) of a GGUF's layers with a window, or of those without.
 
-    A list has a number for each layer; the first one of such a layer is taken.
+    A list has a number for each layer; the first one of such a layer is taken. None without the
+    key.
     """
     found = facts.first(_KV_HEADS)
     if found is None or isinstance(found[0], (int, float)):
@@ -298,7 +302,10 @@ _WIDTH = "{arch}.feed_forward_length"
 
 
 def _read_ffn_size(facts: Facts, hp: Params) -> Found:
-    """Return (the smallest MLP width, key) of a GGUF, which may list one for each layer."""
+    """Return (the smallest MLP width, key) of a GGUF, which may list one for each layer.
+
+    None without the key.
+    """
     found = facts.first(_WIDTH)
     if found is None or isinstance(found[0], (int, float)):
         return found
@@ -318,7 +325,10 @@ def _wide_layers_rule() -> HyperRule:
     """Return the rule for the layers with MLPs of twice the width: those that reuse keys."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (which layers are wide, key) of config.json: those without their own keys."""
+        """Return (which layers are wide, key) of config.json's switch; None without it.
+
+        With the switch on, the layers without keys of their own are wide.
+        """
         found = facts.first("use_double_wide_mlp")
         if found is None:
             return None

@@ -42,6 +42,11 @@ def _check_whole_rope(value: Value, facts: Facts, hp: Params) -> str:
     return ""
 
 
+def _mixed(hp: Params) -> str:
+    """Return two features that no published model has together, in words; "" for none."""
+    return "" if any(hp["moe_layers"]) else "latent attention of its sizes, and no experts"
+
+
 _ROPE_DIM = next(rule for rule in DEEPSEEK_V3.hyper if rule.name == "rope_dim")
 GLM4_MOE_LITE = replace(
     DEEPSEEK_V3,
@@ -63,4 +68,5 @@ GLM4_MOE_LITE = replace(
     ),
     lost=(*DEEPSEEK_V3.lost, LISTED_EXPERTS_LOSS),
     evidence=lambda names, values: False,
+    mixed=_mixed,
 )

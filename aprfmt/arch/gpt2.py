@@ -77,7 +77,7 @@ def default_ffn_size(hp: Mapping[str, Value]) -> int:
 
 
 def attn_scale_rule() -> HyperRule:
-    """Return the rule for a switch of the division of scores by sqrt(head_dim)."""
+    """Return the rule for the attention scale: by a switch of config.json 1/sqrt(head_dim) or 1."""
     return hyper_rules.attn_scale(read={"hf": _read_scale}, write={"hf": _write_scale})
 
 

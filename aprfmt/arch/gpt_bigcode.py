@@ -37,7 +37,10 @@ _TENSORS, _BINDINGS = make_tables(
 
 
 def _read_key_heads(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-    """Return (number of key heads, 1 or all heads, key) of config.json's `multi_query`."""
+    """Return (number of key heads, key) of config.json's `multi_query`; None without it.
+
+    True means one key head, False as many as heads.
+    """
     found = facts.first("multi_query")
     return None if found is None else (1 if boolean(*found) else hp["n_heads"], found[1])
 

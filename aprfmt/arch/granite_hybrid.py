@@ -95,7 +95,7 @@ def _rope_layers_rule(usual: bool) -> HyperRule:
 def _is_bamba(names: Collection[str], values: Mapping[str, Value]) -> bool:
     """Return whether a GGUF's keys say that the model is bamba, not granite.
 
-    `names`, the tensors', is for other evidence functions.
+    `names` (the tensors') is not used: every evidence function is given both.
     """
     rotated = values.get("granitehybrid.rope.scaling.finetuned") is True
     return rotated and "granitehybrid.logit_scale" not in values
@@ -104,7 +104,7 @@ def _is_bamba(names: Collection[str], values: Mapping[str, Value]) -> bool:
 def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
     """Return whether tensor names show a router: the model has experts.
 
-    `values`, the metadata, is for other evidence functions.
+    `values` (the metadata) is not used: every evidence function is given both.
     """
     return any(".ffn_gate_inp." in name or ".block_sparse_moe." in name for name in names)
 
@@ -165,10 +165,10 @@ _ROUTER = RoleRow("ffn_gate_inp.weight", "block_sparse_moe.router.layer.weight",
 
 
 def _make_granite_tables(suffix: str, size: str, routed: tuple[RoleRow, ...]) -> Made:
-    """Return the tensor table and bindings.
+    """Return (tensor table, bindings) of a granite hybrid.
 
-    `suffix` and `size` are those of the MLP that every token takes; `routed` are the rows of the
-    experts, empty without them.
+    `suffix` and `size` are the role's ending and the width of the MLP that every token takes.
+    `routed` are the rows of the experts, empty without them.
     """
     gate, up, down = (f"ffn_{name}{suffix}.weight" for name in ("gate", "up", "down"))
     return make_tables(

@@ -63,7 +63,7 @@ class ByGroup:
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
         """Return [the shape of the one stored tensor]; ArchError for other logical shapes.
 
-        `count`, the number of stored tensors, matters only to steps that stack.
+        `count`, the number of stored tensors, is used only by steps that stack.
         """
         groups, sizes = self._group_sizes(hp)
         wanted = [self._output_rows(output, groups, sizes) for output in self.outputs]
@@ -76,9 +76,10 @@ class ByGroup:
         return [(sum(wanted), *logical[0][1:])]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return for each logical tensor its runs: one for each part and group, in logical order.
+        """Return for each logical tensor its runs of stored elements: one for each part and group.
 
-        None for more than MAX_MOVES runs.
+        The runs are in logical order. None for more than MAX_MOVES runs: the arrays are then
+        decoded.
         """
         self.shapes(stored, hp)
         groups, sizes = self._group_sizes(hp)
@@ -173,7 +174,7 @@ class Tiled:
     permutes: ClassVar[bool] = True
 
     def _head_sizes(self, shape: Shape, hp: Sizes) -> tuple[int, int, int, int]:
-        """Return (elements before the heads, key heads, value heads of each, elements of a head).
+        """Return (elements before the heads, key heads, value heads for each key head, head size).
 
         ArchError unless they add up to the shape's axis.
         """
@@ -201,10 +202,11 @@ class Tiled:
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return [the stored runs in logical order]: value heads of one key head together.
+        """Return [runs of stored elements in logical order]: value heads of one key head together.
 
         One run for each head, and one for the elements before the heads. None for more than
-        MAX_MOVES.
+        MAX_MOVES:
+        the arrays are then decoded.
         """
         shape = only_shape(stored, self)
         before, keys, each, size = self._head_sizes(shape, hp)

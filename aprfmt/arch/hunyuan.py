@@ -40,7 +40,10 @@ def _read_alpha(facts: Facts) -> float | None:
 
 
 def _read_theta(facts: Facts, hp: Params) -> Found:
-    """Return (rope base multiplied by alpha's power, key) of config.json."""
+    """Return (rope base, key) of config.json, multiplied by a power of alpha if it has alpha.
+
+    None if it has neither base nor alpha.
+    """
     found, alpha, dim = HFRope(_ROPE, facts).read_theta(), _read_alpha(facts), hp["head_dim"]
     if alpha is None or dim <= 2:
         return found
@@ -49,7 +52,10 @@ def _read_theta(facts: Facts, hp: Params) -> Found:
 
 
 def _read_scaling(facts: Facts, hp: Params) -> Found:
-    """Return (scaling in normal form, key); (None, key) where alpha is all there is."""
+    """Return (scaling in normal form, key) of config.json; (None, "alpha") if it has alpha.
+
+    Alpha only changes the base. None if config.json has no scaling.
+    """
     rope = HFRope(_ROPE, facts)
     if _read_alpha(facts) is None:
         return rope.read_scaling(hp["context_length"])
@@ -113,10 +119,16 @@ HUNYUAN_V1_DENSE = ArchSpec(
 
 
 def _read_same_number(key: str) -> Any:
-    """Return a read function for a number, or for a list with the same number for every layer."""
+    """Return a read function for a number, or for a list with the same number for every layer.
+
+    `key` is config.json's key.
+    """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (the number of all layers, key) of config.json; ArchError if layers differ."""
+        """Return (the number of all layers, key) of config.json; None without the key.
+
+        Raises ArchError if layers differ.
+        """
         found = facts.first(key)
         if found is None or isinstance(found[0], int):
             return found

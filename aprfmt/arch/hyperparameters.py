@@ -139,7 +139,7 @@ class _Reader:
     def read_rule(self, rule: HyperRule) -> HyperParam | None:
         """Return a rule's value with its origin; None if it has neither a key nor a default.
 
-        Notes the rule's check and the keys that it accessed in the report.
+        Adds the check's remark, and the keys that the rule accessed, to the report.
         """
         kept, stated = self._read_aprfmt_key(rule), self._read_style_keys(rule)
         if rule.present or rule.absent:
@@ -209,7 +209,8 @@ class _Reader:
     ) -> HyperParam | None:
         """Return the value that the tensors show where they win or no key has one, else `found`.
 
-        A key that contradicts the tensors is added to the report.
+        `found` is the keys' value or None. A key that contradicts the tensors is added to the
+        report.
         """
         if not self.facts.shapes:
             return found
@@ -237,9 +238,10 @@ class _Reader:
         return found
 
     def _has_no_biased_weight(self, present: Sequence[str]) -> bool:
-        """Return whether biases show nothing, as the model has none of their weights either.
+        """Return whether neither the biases `present` nor their weights are stored.
 
-        `present` are the bias roles of a rule. A model may have no layer of that kind.
+        Then the missing biases show nothing: a model may have no layer of that kind. False if
+        `present` has roles that are no biases.
         """
         stems = {role.removesuffix(".bias") for role in present if role.endswith(".bias")}
         stems = {_BESIDE.get(stem, stem) for stem in stems}
@@ -290,7 +292,10 @@ class _Reader:
         )
 
     def _assumptions(self) -> Iterator[str]:
-        """Yield a sentence for each default whose absence from the file other readers act on."""
+        """Yield a sentence for each default that other programs may replace by another value.
+
+        It says which value was taken here, as no key of the file states one.
+        """
         for loss in self.spec.lost:
             row = self.rows.get(loss.name)
             if loss.assumed and loss.style == self.facts.style and row and row.origin == "default":
@@ -443,5 +448,8 @@ def _round_floats(value: Value) -> Value:
 
 
 def expected_losses(spec: ArchSpec, hp: Mapping[str, Value], style: str) -> list[Loss]:
-    """Return the losses of a style: what other programs will get wrong about this model."""
+    """Return what a file in this style cannot express of the model, as Loss records.
+
+    Each says what other programs will get wrong about it.
+    """
     return [loss for loss in spec.lost if loss.style == style and loss.applies(hp)]

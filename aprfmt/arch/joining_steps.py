@@ -59,9 +59,10 @@ class Split:
         return [joined_shape(self, logical, at, hp)]
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return for each part its runs: one for each index before the axis.
+        """Return for each part its runs of stored elements: one for each index before the axis.
 
-        With `interleaved` one for each row. None for more than MAX_MOVES runs.
+        With `interleaved` one for each row. None for more than MAX_MOVES runs: the arrays are then
+        decoded.
         """
         shape = only_shape(stored, self)
         parts = self._part_sizes(shape, hp)
@@ -146,7 +147,7 @@ class Joined:
         return parts
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return [[one run for each part]]: the parts follow each other in the logical tensor."""
+        """Return [the runs of the logical tensor]: each part whole, one after the other."""
         self.shapes(stored, hp)
         return [[Move(i, 0, math.prod(shape)) for i, shape in enumerate(stored)]]
 
@@ -194,7 +195,7 @@ class Stacked:
         return [(*first[: self.axis], count, *first[self.axis :])]
 
     def stored_shapes(self, logical: Shapes, hp: Sizes, count: int) -> list[Shape]:
-        """Return the logical shape without the axis, `count` times."""
+        """Return the logical shape without the axis, `count` times: one for each stored tensor."""
         shape, at = only_shape(logical, self), self.axis
         if len(shape) <= at or shape[at] != count:
             where = f"axis {at}" if at else "the first axis"
@@ -202,9 +203,9 @@ class Stacked:
         return [(*shape[:at], *shape[at + 1 :])] * count
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return [[one run for each tensor and each index before the axis]].
+        """Return [the runs of the logical tensor]: by index before the axis, one for each tensor.
 
-        None for more than MAX_MOVES runs.
+        None for more than MAX_MOVES runs: the arrays are then decoded.
         """
         self.shapes(stored, hp)
         if not stored:
@@ -215,7 +216,7 @@ class Stacked:
         return [[Move(i, o * inner, inner) for o in range(outer) for i in range(len(stored))]]
 
     def undo(self, stored: Sequence[Array], hp: Sizes) -> list[Array]:
-        """Return [the stored arrays stacked along the axis]."""
+        """Return [the stored arrays stacked along a new axis]."""
         import numpy as np
 
         self.shapes([x.shape for x in stored], hp)

@@ -66,7 +66,10 @@ def layers_with_role(role: str) -> Callable[[Mapping[str, tuple[int, ...]]], Per
 
 
 def _read_kv_heads(facts: Facts) -> tuple[list[int], str] | None:
-    """Return (a GGUF's key heads by layer, key); one number stands for all layers."""
+    """Return ([key heads of each layer], key) of a GGUF; None without the key.
+
+    The list has one number if that stands for all layers.
+    """
     found = facts.first(KV_HEADS)
     if found is None:
         return None
@@ -78,7 +81,7 @@ def kv_heads_rule(hf_default: int | None = None) -> HyperRule:
     """Return the rule for the key heads of layers with attention; GGUF lists 0 for others."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (the largest number of key heads of a layer, key) of a GGUF."""
+        """Return (the largest number of key heads of a layer, key) of a GGUF; None without key."""
         found = _read_kv_heads(facts)
         return None if found is None else (max(found[0]), found[1])
 
@@ -134,7 +137,7 @@ def _layers_by_heads_rule(
 
 
 def other_layers_rule(name: str = "ssm_layers", of: str = "attention_layers") -> HyperRule:
-    """Return the rule for the layers that the rule `of` says False of."""
+    """Return the rule `name` for the layers for which the hyperparameter `of` is False."""
     return HyperRule(name, default=lambda hp: tuple(not on for on in hp[of]))
 
 

@@ -89,7 +89,10 @@ class RowsPermuted:
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return [[one run for each row, in logical order]]; None above MAX_MOVES rows."""
+        """Return [the stored rows in logical order, one run each].
+
+        None for more than MAX_MOVES rows: the array is then decoded.
+        """
         shape = only_shape(stored, self)
         heads = self._heads(shape, hp)
         row = math.prod(shape[1:])
@@ -143,7 +146,10 @@ class Transposed:
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return [[one run of all elements]] if an axis has size 1, else None: decode whole."""
+        """Return [[one run of all elements]] if an axis has size 1: no element changes its place.
+
+        Else None: the array is decoded.
+        """
         shape = only_shape(self.shapes(stored, hp), self)
         return [[Move(0, 0, math.prod(shape))]] if 1 in shape[-2:] else None
 
@@ -217,7 +223,7 @@ class Oriented(Transposed):
         return shape[-2:] != (rows, columns)
 
     def shapes(self, stored: Shapes, hp: Sizes) -> list[Shape]:
-        """Return [the logical shape]: the stored one, its last two axes swapped if they are."""
+        """Return [the logical shape]: (..., rows, columns), however the tensor is stored."""
         shape = only_shape(stored, self)
         return Transposed.shapes(self, stored, hp) if self._is_swapped(shape, hp) else [shape]
 
@@ -269,7 +275,10 @@ class HalvesExchanged:
         return self.shapes(logical, hp)
 
     def moves(self, stored: Shapes, hp: Sizes) -> Moves | None:
-        """Return [[two runs a row, its second half first]]; None above MAX_MOVES runs."""
+        """Return [two runs for each row of stored elements: its second half, then its first].
+
+        None for more than MAX_MOVES runs: the array is then decoded.
+        """
         shape = only_shape(self.shapes(stored, hp), self)
         half, rows = shape[-1] // 2, math.prod(shape[:-1])
         if 2 * rows > MAX_MOVES:

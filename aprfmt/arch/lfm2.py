@@ -80,7 +80,7 @@ def _lfm2_rows(*mlp: RoleRow, head: RoleRow = _HEAD) -> Rows:
 def _read_ffn_size(facts: Facts, hp: Params) -> Found:
     """Return (MLP width, key): two thirds of config.json's, times a factor, rounded up.
 
-    config.json may switch that off; then the width is the one of its key.
+    config.json may switch that off; then the width is the one of its key. None without that key.
     """
     stated = facts.first("block_ff_dim", "intermediate_size")
     adjust = facts.first("block_auto_adjust_ff_dim")
@@ -121,7 +121,10 @@ def _tied_rule() -> HyperRule:
     """Return the rule for a tied head; an older key wins in transformers where both exist."""
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (whether the head is tied, key) of the older key, else of the usual one."""
+        """Return (whether the head is tied, key) of `tie_embedding`, else of `tie_word_embeddings`.
+
+        None without both.
+        """
         older, usual = facts.first("tie_embedding"), facts.first("tie_word_embeddings")
         return older or usual
 

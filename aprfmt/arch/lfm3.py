@@ -66,13 +66,16 @@ def _layers_of_kind_rule(name: str, kind: str) -> HyperRule:
 
 
 def _write_kinds(value: Value, hp: Params) -> Params:
-    """Return config.json's {key: kind of each layer}."""
+    """Return config.json's {key: kind of each layer}; `value` says which layers have a window."""
     pairs = zip(hp["conv_layers"], value, strict=True)
     return {"layer_types": [_CONV if conv else _WINDOW if on else _FULL for conv, on in pairs]}
 
 
 def _read_window_size(facts: Facts, hp: Params) -> Found:
-    """Return (window size, key) of config.json; ArchError for none where a layer has a window."""
+    """Return (window size or None for null, key) of config.json; None without the key.
+
+    Raises ArchError for no size where a layer has a window.
+    """
     found = facts.first("sliding_window", null=True)
     if found is not None and not found[0] and _WINDOW in _read_kinds(facts, hp)[0]:
         raise ArchError(

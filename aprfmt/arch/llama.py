@@ -62,7 +62,7 @@ _MISTRAL_TENSORS, _MISTRAL_BINDINGS = make_tables(
 def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
     """Return whether tensor names show a router: the model is mixtral.
 
-    `values`, the metadata, is for other evidence functions.
+    `values` (the metadata) is not used: every evidence function is given both.
     """
     return any(".ffn_gate_inp." in name or ".block_sparse_moe." in name for name in names)
 

@@ -99,7 +99,10 @@ def _write_moe_layers_gguf(value: Value, hp: Params) -> Params:
 
 
 def _read_temperature_switch(facts: Facts) -> tuple[bool, str]:
-    """Return (whether queries grow with the position, key); published files have a number."""
+    """Return (whether queries are multiplied by a factor that grows with the position, key).
+
+    True without a key. Published files have a number where the class has a boolean.
+    """
     found = facts.first("attn_temperature_tuning")
     if found is None:
         return True, "attn_scale"
@@ -116,7 +119,10 @@ def _read_scale(facts: Facts, hp: Params) -> Found:
 
 
 def _read_length(facts: Facts, hp: Params) -> Found:
-    """Return (positions of a step of that growth, or None, key) of config.json."""
+    """Return (positions after which the factor on queries grows, or None, key) of config.json.
+
+    None in place of the number where queries do not grow.
+    """
     (tuned, key), found = _read_temperature_switch(facts), facts.first("floor_scale")
     if not tuned:
         return None, key
@@ -140,12 +146,18 @@ def _default_with_chunks(value: float) -> Callable[[Params], Value]:
 
 
 def _rope_layers_gguf(hp: Params) -> PerLayer:
-    """Return the layers that llama.cpp rotates: three of four, without chunks all but the last."""
+    """Return one boolean a layer: whether llama.cpp rotates it.
+
+    Three of four layers, and without chunks all but the last.
+    """
     return all_but_every(hp, 4 if any(hp["window_layers"]) else hp["n_layers"])
 
 
 def _read_qk_norm_gguf(facts: Facts, hp: Params) -> Found:
-    """Return (whether llama.cpp normalises q and k, key): it goes by the number of experts."""
+    """Return (whether llama.cpp normalises q and k, key of the number of experts).
+
+    llama.cpp decides it by that number. None without the key.
+    """
     found = facts.first("{arch}.expert_count")
     return None if found is None else (whole_number(*found) != _UNNORMED, found[1])
 

@@ -374,7 +374,7 @@ def _inner_norms_rule(value: bool) -> HyperRule:
 def _is_falcon_mamba(names: Any, values: Mapping[str, Value]) -> bool:
     """Return whether a GGUF's keys say that the model is falcon_mamba, not mamba.
 
-    `names`, the tensors', is for other evidence functions.
+    `names` (the tensors') is not used: every evidence function is given both.
     """
     return values.get("mamba.ssm.dt_b_c_rms") is True
 

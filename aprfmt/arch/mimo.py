@@ -119,7 +119,7 @@ def _read_moe_layers_gguf(facts: Facts, hp: Params) -> Found:
 def _read_window_kv_heads(facts: Facts, hp: Params) -> Found:
     """Return (key heads of layers with a window, key) of config.json.
 
-    Without their own key they are twice those of the other layers.
+    Without their own key they are twice those of the other layers. None without both keys.
     """
     stated, others = facts.first("swa_num_key_value_heads"), facts.first("num_key_value_heads")
     if stated is not None or others is None:
@@ -128,7 +128,10 @@ def _read_window_kv_heads(facts: Facts, hp: Params) -> Found:
 
 
 def _read_kv_heads_gguf(windowed: bool, facts: Facts) -> Found:
-    """Return (key heads, key) of a GGUF's layers with a window, or of those without."""
+    """Return (key heads, key) of a GGUF's layers with a window, or of those without.
+
+    In a list the first such layer's number is taken. None without the key.
+    """
     found, pattern = facts.first(_KV_HEADS), facts.first(_PATTERN)
     if found is None or isinstance(found[0], int) or pattern is None:
         return found

@@ -89,6 +89,13 @@ def _residual_scales_rule() -> HyperRule:
     )  # fmt: skip
 
 
+def _mixed(hp: Params) -> str:
+    """Return two features that no published model has together, in words; "" for none."""
+    if not any(hp[_IN]):
+        return "a stream that continues from the norm, and no layer with lightning attention"
+    return "" if not all(hp[_IN]) else "lightning attention, and no layer with attention"
+
+
 MINIMAX = full_spec(
     "minimax",
     _MADE,
@@ -111,4 +118,5 @@ MINIMAX = full_spec(
         f"{LAYER}self_attn.{name}"
         for name in ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
     )},
+    mixed=_mixed,
 )  # fmt: skip

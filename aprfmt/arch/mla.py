@@ -94,8 +94,10 @@ def _shared_expert_count(value: Value, hp: Params) -> int:
 def shared_experts_rule(key: str, hf_default: int = 0) -> HyperRule:
     """Return the rule for the shared experts' joint width; a file gives their number.
 
-    `key` is config.json's, `hf_default` transformers' number without it.
+    `key` is config.json's (of several, separated by spaces, the first is written), `hf_default`
+    transformers' number without it.
     """
+    keys = key.split()
 
     def read_with(*keys: str) -> Read:
         """Return a read function for the number of shared experts under one of `keys`."""
@@ -110,9 +112,9 @@ def shared_experts_rule(key: str, hf_default: int = 0) -> HyperRule:
     gguf = "{arch}.expert_shared_count"
     return HyperRule(
         "shared_ffn_size",
-        read={"hf": read_with(key), "gguf": read_with(gguf)},
+        read={"hf": read_with(*keys), "gguf": read_with(gguf)},
         write={
-            "hf": lambda value, hp: {key: _shared_expert_count(value, hp)},
+            "hf": lambda value, hp: {keys[0]: _shared_expert_count(value, hp)},
             "gguf": lambda value, hp: {gguf: _shared_expert_count(value, hp)},
         },
         default=0,
@@ -130,7 +132,7 @@ def dense_first_rule(hf_default: int, hf: str = "first_k_dense_replace") -> Hype
         """Return a read function for the number of dense layers under one of `keys`."""
 
         def read_moe_layers(facts: Facts, hp: Params) -> Found:
-            """Return (one boolean a layer, key): False for the first dense ones."""
+            """Return (one boolean a layer, key): False for the dense ones; None without the key."""
             found = facts.first(*keys)
             if found is None:
                 return None

@@ -114,8 +114,8 @@ def with_mlx_norms(
 ) -> "BoundNames":
     """Return `bound` with norms that MLX stores as 1 + w read so; unchanged for other files.
 
-    `shapes` are the stored shapes by name. All kernels must be MLX's: mlx-lm adds the 1 to all
-    norms of a file of which a single one is not.
+    `shapes` are the stored shapes by name. A file is MLX's if all its convolution kernels have
+    MLX's shape: mlx-lm adds the 1 to all norms of a file of which a single one is not.
     """
     kernels = [
         shapes.get(name, ())

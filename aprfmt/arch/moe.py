@@ -87,7 +87,10 @@ def router_rule(kind: str) -> HyperRule:
 
 
 def norm_topk_loss(gguf: bool) -> Loss:
-    """Return the loss for models that llama.cpp, with its fixed choice `gguf`, computes wrongly."""
+    """Return the Loss (what a GGUF cannot express) of whether experts' weights are renormalised.
+
+    `gguf` is llama.cpp's fixed choice: it computes models with the other one wrongly.
+    """
     return Loss(
         "gguf",
         "norm_topk",

@@ -122,7 +122,10 @@ class NameIndex(Generic[T]):
             others.append((marks, value))
 
     def find(self, name: str) -> Match[T] | None:
-        """Return the matching template's value with the numbers in the name; None without one."""
+        """Return the value of the template that matches, with the layer and element in the name.
+
+        None if no template matches.
+        """
         numbers: list[str] = []
         parts = strip_prefix(name, self._style).split(".")
         for i, part in enumerate(parts):
@@ -145,7 +148,10 @@ def _is_mark(part: str) -> bool:
 
 
 def _overlap(marks: Sequence[str], others: Sequence[str]) -> bool:
-    """Return whether marks and numbers at the same places can be the same numbers."""
+    """Return whether two lists of numbers, some of them marks ({L}, {E}), can be equal.
+
+    A mark equals any number.
+    """
     return all(
         a == b or a.startswith("{") or b.startswith("{")
         for a, b in zip(marks, others, strict=False)

@@ -54,7 +54,10 @@ def _layer_count_rule() -> HyperRule:
     usual = hyper_rules.n_layers()
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (number of layers, key) of config.json, from its list of kinds if it has one."""
+        """Return (number of layers, key) of config.json, from its list of kinds if it has one.
+
+        None without both keys.
+        """
         found, stated = facts.first(*_KINDS), facts.first(*usual.keys["hf"])
         return stated if found is None else (len(found[0]), found[1])
 
@@ -126,7 +129,10 @@ def _read_wide_layers(facts: Facts, hp: Params) -> Found:
 
 
 def _layers_by_width_rule(name: str, kind: str) -> HyperRule:
-    """Return the rule for the layers of one kind, which a GGUF shows by their width."""
+    """Return the rule for the layers of one kind: those whose MLP width in a GGUF is not zero.
+
+    `name` is the hyperparameter, `kind` config.json's word for the kind.
+    """
     return HyperRule(
         name,
         {"gguf": (_WIDTHS,)},
@@ -149,7 +155,10 @@ def _width_rule(rule: HyperRule, layers: str) -> HyperRule:
     own = tuple(key for key in rule.keys["gguf"] if key != _WIDTHS)
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (width, key) of a GGUF: its own key, or the largest of the list."""
+        """Return (width, key) of a GGUF: its own key, or the largest of the list.
+
+        None without the first key if the list is missing or all zeros.
+        """
         stated, found = facts.first(*own), _read_widths(facts)
         if stated is not None or found is None or not any(found[0]):
             return stated
@@ -213,7 +222,7 @@ def _make_nemotron_tables(*mlp: RoleRow, hf_first: tuple[Binding, ...] = ()) -> 
 
 
 def _conv_activation_rule() -> HyperRule:
-    """Return the rule for the activation after the convolutions, which the MLPs do not share."""
+    """Return the rule for the activation after the convolutions; the MLPs have another one."""
     return replace(hyper_rules.activation("silu", "mamba_hidden_act"), name="ssm_activation")
 
 
@@ -289,7 +298,7 @@ NEMOTRON_H = full_spec(
 
 
 def _has_experts(names: Collection[str], values: Mapping[str, Value]) -> bool:
-    """Return whether tensor names show a router; `values` is for other evidence functions."""
+    """Return whether tensor names show a router; `values` is not used."""
     return any(".mixer.gate." in name or ".ffn_gate_inp." in name for name in names)
 
 

@@ -31,7 +31,7 @@ def read_no_rope_layers(facts: Facts, hp: Params) -> FoundLayers:
 
 
 def rotating_layers(facts: Facts | None, hp: Params) -> PerLayer:
-    """Return which layers have rope: as config.json says, else all but every fourth."""
+    """Return one boolean a layer, True with rope: by config.json, else all but every fourth."""
     found = None if facts is None else read_no_rope_layers(facts, hp)
     return all_but_every(hp) if found is None else found[0]
 

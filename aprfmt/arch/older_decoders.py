@@ -40,7 +40,7 @@ def _plain_mlp_rows(up: str, down: str, bias: str | None = "") -> tuple[RoleRow,
 
 
 def _old_rules(*overrides: HyperRule) -> tuple[HyperRule, ...]:
-    """Return the rules that these share: as many key heads as query heads, no rope.
+    """Return the rules that the older decoders share: as many key heads as query heads, no rope.
 
     `overrides` replace or add to them.
     """

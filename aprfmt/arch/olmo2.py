@@ -57,7 +57,7 @@ OLMO2 = ArchSpec(
 def _has_window_key(names: Collection[str], values: Mapping[str, Value]) -> bool:
     """Return whether a GGUF has a window's size: the model is olmo3.
 
-    `names`, the tensors', is for other evidence functions.
+    `names` (the tensors') is not used: every evidence function is given both.
     """
     return bool(values.get("olmo2.attention.sliding_window"))
 

@@ -110,7 +110,10 @@ def _rope_layers_rule() -> HyperRule:
 
 
 def _strength_rule() -> HyperRule:
-    """Return the rule for the factor on a delta net's strength: 2 where config.json allows it."""
+    """Return the rule for the factor on a delta net's beta: 2 or 1, by a switch of config.json.
+
+    2 (the default) allows negative eigenvalues of the state's update.
+    """
     key = "linear_allow_neg_eigval"
 
     def read(facts: Facts, hp: Params) -> Found:
@@ -125,7 +128,10 @@ def _strength_rule() -> HyperRule:
 
 
 def _default_delta_layers(hp: Params) -> tuple[bool, ...]:
-    """Return transformers' default layers with a delta net: all but every fourth, or the last."""
+    """Return one boolean a layer: a delta net in all but every fourth, or all but the last.
+
+    The last one only where there are fewer than four layers. It is transformers' default.
+    """
     layers = tuple((i + 1) % delta_net.INTERVAL != 0 for i in range(hp["n_layers"]))
     return layers if not all(layers) else (*layers[:-1], False)
 

@@ -69,7 +69,10 @@ _SMALL = make_tables(
 
 
 def _check_usual(value: Value, facts: Facts, hp: Mapping[str, Value]) -> str:
-    """Return ""; ArchError for the form of the 350M model and of old checkpoints."""
+    """Return ""; ArchError for the layout of the 350M model or of old checkpoints.
+
+    Those have projections around the embedding, norms after the sums, or no last norm.
+    """
     width = facts.first("word_embed_proj_dim")
     if width is not None and width[0] != hp["hidden_size"]:
         raise ArchError(
@@ -98,7 +101,7 @@ def _require_values(facts: Facts, wanted: Mapping[str, bool]) -> None:
 def _has_projections(names: Collection[str], values: Mapping[str, Value]) -> bool:
     """Return whether tensor names show projections around the embedding: the 350M form.
 
-    `values`, the metadata, is for other evidence functions.
+    `values` (the metadata) is not used: every evidence function is given both.
     """
     own = ("project_in.weight", "project_out.weight", "embd_in.weight", "head_in.weight")
     return any(name.endswith(own) for name in names)
@@ -110,7 +113,10 @@ _EPS = hyper_rules.norm_eps(1e-5)  # config.json has no key for it
 def _opt_rules(
     check: Callable[[Value, Facts, Mapping[str, Value]], str], *more: HyperRule
 ) -> tuple[HyperRule, ...]:
-    """Return the rules of a form; `check` refuses the other one, `more` replace or add."""
+    """Return the rules of one of the two layouts of opt.
+
+    `check` raises ArchError for the other one. `more` replace or add to the rules.
+    """
     return hyper_rules.hyper_table(
         replace(hyper_rules.hidden_size(768), shape=hyper_rules.axis("position_embd.weight", 1)),
         hyper_rules.n_layers(12),

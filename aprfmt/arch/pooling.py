@@ -77,7 +77,10 @@ def pooling_rule(default: str | None = None, *, causal: bool = True) -> HyperRul
     """
 
     def check(value: Value, facts: Facts, hp: Params) -> str:
-        """Return a remark or ""; ArchError if a GGUF says that attention looks the other way."""
+        """Return a remark on a pooling that is not computed here, "" for none.
+
+        Raises ArchError if a GGUF says that attention is causal where it is not, or the reverse.
+        """
         stated = facts.first(_CAUSAL)
         if stated is not None and boolean(*stated) is not causal:
             raise ArchError(f"{stated[1]}: is {stated[0]}; expected {causal}: no other is known")

@@ -128,7 +128,7 @@ QWEN3_VL = ArchSpec(
 def _read_tied(facts: Facts, hp: Params) -> tuple[Value, str] | None:
     """Return (whether the head is tied, key) of config.json; None without the key.
 
-    Without it a text alone is tied, a whole model is not.
+    A text model's own config.json means a tied head where it lacks the key: (True, "model_type").
     """
     found = facts.first("tie_word_embeddings")
     alone = facts.values.get("model_type") == "qwen3_vl_moe_text"

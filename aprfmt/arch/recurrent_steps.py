@@ -17,10 +17,11 @@ from aprfmt.errors import ArchError
 
 @dataclass(frozen=True, slots=True)
 class Depthwise:
-    """The kernel of a depthwise convolution, [channels, taps], stored with an axis of size one.
+    """The kernel of a depthwise convolution, [channels, taps], stored with axes of size one.
 
-    [channels, 1, taps] (torch's Conv1d) is written; [channels, taps, 1] (MLX) and [channels, taps]
-    are read too. Channels come first in all of them, so that no transposed kernel is accepted.
+    [channels, 1, taps] (torch's Conv1d) is written; [channels, taps, 1] (MLX), [channels, taps]
+    and [1, channels, 1, taps] (GGUF's kimi-linear) are read too. Channels come before taps in
+    all of them, so that no transposed kernel is accepted.
     """
 
     channels: str
@@ -31,7 +32,9 @@ class Depthwise:
         """Return [(channels, taps)], the logical shape; ArchError for any other kernel."""
         shape = only_shape(stored, self)
         whole = size_of(self.channels, hp), size_of(self.taps, hp)
-        if shape not in (whole, (whole[0], 1, whole[1]), (*whole, 1)):
+        channels, taps = whole
+        accepted = whole, (channels, 1, taps), (*whole, 1), (1, channels, 1, taps)
+        if shape not in accepted:
             raise ArchError(
                 f"{self}: shape {list(shape)}; expected {[whole[0], 1, whole[1]]}: a kernel of "
                 f"{whole[1]} taps for each of {whole[0]} channels"

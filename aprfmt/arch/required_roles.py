@@ -138,8 +138,8 @@ def compare_roles(
 def _is_vital(spec: ArchSpec, key: str, hp: Values) -> bool:
     """Return whether a forward pass is impossible without a role.
 
-    It is possible without biases, without q/k-norms if all of them are missing, and without a
-    head, which the embedding replaces.
+    It is possible without biases, and without what the tensors in `hp` show to be absent: q/k-norms
+    if all are missing, a head, which the embedding replaces.
     """
     return not key.endswith(".bias") and is_required(
         _find_rule(spec, key, hp), split_key(key)[0], hp
@@ -147,9 +147,9 @@ def _is_vital(spec: ArchSpec, key: str, hp: Values) -> bool:
 
 
 def collapse_roles(keys: Collection[str], required: Collection[str]) -> tuple[str, ...]:
-    """Return role keys; a role missing in all layers that require it is given once, without layer.
+    """Return the missing role keys; a role missing in every layer is given once, without layer.
 
-    `keys` are the missing ones, `required` all.
+    `keys` are the missing ones, `required` all: only layers that require the role count.
     """
     lacking, layers = _group_by_role(keys), _group_by_role(required)
     return tuple(

@@ -185,7 +185,8 @@ PROJECTORS = {
 # convolutions. Source: llama.cpp's converter.
 F32_ROLES = (
     "_norm", "ffn_gate_inp", "ffn_gate_inp_shexp", "position_embd", "token_types", "ssm_conv1d",
-    "ssm_a", "ssm_d", "shortconv.conv", "altup_correct_coef", "altup_predict_coef",
+    "ssm_conv1d_q", "ssm_conv1d_k", "ssm_conv1d_v", "ssm_a", "ssm_d", "shortconv.conv",
+    "altup_correct_coef", "altup_predict_coef",
 )  # fmt: skip
 
 

@@ -111,7 +111,10 @@ def _read_divisors(facts: Facts, name: str, hp: Params) -> tuple[float, ...] | N
 
 
 def _scaling_of_divisors(freqs: tuple[float, ...], factor: float, hp: Params) -> Scaling:
-    """Return the llama3 scaling that explains the divisors, else one of type "factors"."""
+    """Return the llama3 scaling that gives the divisors, else one of type "factors".
+
+    The second has the divisors themselves, each multiplied by `factor`.
+    """
     low, high, original = LLAMA3
     guess = {
         "type": "llama3",
@@ -128,7 +131,7 @@ def _scaling_of_divisors(freqs: tuple[float, ...], factor: float, hp: Params) ->
 
 
 def _proportional_scaling(freqs: tuple[float, ...], factor: float) -> Scaling | None:
-    """Return the proportional scaling that explains the divisors; None if they are others.
+    """Return the proportional scaling that gives the divisors; None if there is none.
 
     Its divisors are one number for the rotated pairs, then so large that no other pair rotates.
     """
@@ -149,7 +152,10 @@ def _original_length(facts: Facts, hp: Params) -> int:
 def _read_longrope(
     facts: Facts, hp: Params, long: tuple[float, ...], short: tuple[float, ...]
 ) -> Scaling:
-    """Return the longrope scaling of both lists of divisors and the keys."""
+    """Return the longrope scaling in normal form, from two lists of divisors and the keys.
+
+    `long` and `short` are the divisors beyond and up to the trained length.
+    """
     original = _original_length(facts, hp)
     found = facts.first(_KEY + "attn_factor")
     attention = 1.0 if found is None else shortest_decimal(positive_number(*found))

@@ -100,7 +100,7 @@ class _Objects:
         return every[0] if every else None
 
     def get(self, key: str, check: Callable[[Value, str], Any], default: Value = None) -> Value:
-        """Return `check(value, key)` of the first object that has the key, or the default."""
+        """Return `check(value, key)` for the first object that has the key, else the default."""
         found = self.find(key)
         return default if found is None else check(*found)
 
@@ -119,7 +119,9 @@ class HFRope:
     def __post_init__(self) -> None:
         """Sort the config's rope objects into `full`, `local` and `outer`.
 
-        ArchError for a value that is no object.
+        `full` are those of layers without a window, `local` those of layers with one. `outer` has
+        the
+        objects that are not nested by kind of layer. ArchError for a value that is no object.
         """
         for name in ("rope_parameters",) if self.row.new else ("rope_scaling", "rope_parameters"):
             value = self.facts.values.get(name)
@@ -137,7 +139,7 @@ class HFRope:
                 self.outer.rows.append((name, value))
 
     def read_theta(self) -> tuple[Value, str] | None:
-        """Return (rope base of the full layers, key); None without the key."""
+        """Return (rope base of the layers without a window, key); None without the key."""
         top = None if self.row.new else self.facts.first("rope_theta", self.row.base_key)
         return self.full.find("rope_theta") or top
 

@@ -21,7 +21,10 @@ IGNORED = frozenset(f"{name}.{INTERLEAVED}" for name in _OBJECTS)
 
 
 def _parse_sections(found: tuple[Value, str] | None) -> tuple[Value, str] | None:
-    """Return ((pairs by time, by height, by width), key) of a list; None for None."""
+    """Return ((pairs by time, by height, by width), key) of a list.
+
+    `found` is (list, key) as a file has it; None gives None.
+    """
     if found is None:
         return None
     parts = tuple(whole_number(part, found[1]) for part in sequence(*found, 3))
@@ -74,9 +77,9 @@ def sections_rule(rope: RopeDefaults, usual: Sections) -> HyperRule:
 def old_sections_rule(
     rope: RopeDefaults, usual: Sections, *, interleaved: bool = False
 ) -> HyperRule:
-    """Return the rule for models of which every reader wants the sections, in `rope_scaling`.
+    """Return the rule for sections that config.json always has, in its `rope_scaling`.
 
-    `interleaved`: config.json says that pairs take turns.
+    `usual` are those without a key. `interleaved`: config.json says that pairs take turns.
     """
 
     def write_config(value: Value, hp: Params) -> Params:

@@ -110,12 +110,19 @@ def _rope_rules(
 
 
 def _activation_rule() -> HyperRule:
-    """Return the rule for the activation; published configs name the whole gated MLP."""
+    """Return the rule for the activation, by `hidden_act` or `activation_function`.
+
+    Published configs have the second, which names a whole gated MLP ("swiglu", "geglu").
+    """
     usual = hyper_rules.activation("silu")
     gates = {"swiglu": "silu", "geglu": "gelu"}
 
     def read(facts: Facts, hp: Params) -> tuple[Value, str] | None:
-        """Return (activation, key) of either key of config.json; ArchError for an unknown MLP."""
+        """Return (activation, key of config.json), or None if neither key is there.
+
+        The usual key comes first. Else `activation_function` names a whole MLP, such as "swiglu",
+        which has its activation. Raises ArchError for one that is unknown.
+        """
         whole, plain = facts.first("activation_function"), usual.read["hf"](facts, hp)
         if plain is not None or whole is None:
             return plain
@@ -165,9 +172,9 @@ NOMIC_BERT = encoder_spec(
 
 
 def _has_mixers(names: Collection[str], values: Params) -> bool:
-    """Return whether tensor names are those of jina's published code.
+    """Return whether tensor names are those of jina's published code (`.mixer.Wqkv.`).
 
-    `values`, the metadata, is for other evidence functions.
+    `values` (the metadata) is not used: every evidence function is given both.
     """
     return any(".mixer.Wqkv." in name for name in names)
 
@@ -184,7 +191,10 @@ _JINA_QKV = fused_bindings(_LAYER + "mixer.Wqkv", IN_ORDER)
 
 
 def _original_binding(binding: Binding) -> Binding:
-    """Return the binding of a parametrized matrix's original."""
+    """Return the binding of a matrix under the name that torch's parametrization gives it.
+
+    That is `NAME.parametrizations.weight.original` for `NAME.weight`.
+    """
     name = binding.stored[0].removesuffix(".weight") + ".parametrizations.weight.original"
     return replace(binding, stored=(name,))
 

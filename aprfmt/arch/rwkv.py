@@ -15,7 +15,10 @@ _WIDE = "time_mix_size"
 
 
 def _mix_rows(role: str, hf: str, *names: str) -> tuple[RoleRow, ...]:
-    """Return the rows of the vectors that mix a token with the one before, one a projection."""
+    """Return the rows of the vectors that mix a token with the one before, one for each name.
+
+    `names` are the projections that read the mixture: k, v, r.
+    """
     return tuple(
         RoleRow(f"{role}_{name}.weight", f"{hf}.time_mix_{name}", ("1", "1", "hidden_size"))
         for name in names

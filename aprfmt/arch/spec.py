@@ -72,7 +72,7 @@ class HyperParams(Mapping[str, Value]):
         return self.of(name).value
 
     def of(self, name: str) -> HyperParam:
-        """Return value, origin and key of a hyperparameter; ArchError if it has no value."""
+        """Return a hyperparameter with its origin and key; ArchError if it has no value."""
         if name not in self._rows:
             raise ArchError(
                 f"{self._subject or 'model'}: hyperparameter {name!r} is not given by the file "

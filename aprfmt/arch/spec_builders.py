@@ -10,10 +10,10 @@ Made = tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]  # of ro
 
 
 def names_only_spec(name: str, made: Made, hyper: tuple[HyperRule, ...], **more: Any) -> ArchSpec:
-    """Return an architecture of level "names"; `more` are its other fields.
+    """Return an architecture of level "names": converted and compared, without a forward pass.
 
-    `made` are its tensor table and bindings. Keys of config.json that no rule reads stay unknown:
-    what they mean matters to a forward pass.
+    `made` are its tensor table and bindings, `more` its other fields. Keys of config.json that no
+    rule reads stay unknown: what they mean matters to a forward pass.
     """
     tensors, bindings = made
     return own_styles_only(
@@ -32,9 +32,9 @@ def names_only_spec(name: str, made: Made, hyper: tuple[HyperRule, ...], **more:
 def full_spec(
     name: str, made: Made, hyper: tuple[HyperRule, ...], block: BlockSpec, **more: Any
 ) -> ArchSpec:
-    """Return an architecture of level "full"; `more` are its other fields.
+    """Return an architecture of level "full": one with a forward pass, described by `block`.
 
-    `made` are its tensor table and bindings.
+    `made` are its tensor table and bindings, `more` its other fields.
     """
     return replace(names_only_spec(name, made, hyper, **more), level="full", block=block)
 

@@ -96,7 +96,10 @@ _TIED = ("encoder.embed_tokens.weight", "decoder.embed_tokens.weight")  # the sa
 
 
 def _make_t5_tables(gated: bool, *stacks: str) -> Made:
-    """Return the tensor table and bindings of a model with these stacks."""
+    """Return (tensor table, bindings) of a model with these stacks ("encoder", "decoder").
+
+    `gated`: its MLP has a gate.
+    """
     head = (RoleRow("output.weight", "lm_head.weight", _TABLE, "!tied_embeddings", layered=False),)
     return make_tables(
         (
@@ -249,7 +252,11 @@ def _has_name_part(names: Collection[str], *parts: str) -> bool:
 
 
 def _evidence_of_form(gated: bool, every: bool, decoder: bool) -> Any:
-    """Return a function that tells a form of t5 by its tensor names."""
+    """Return a function that says whether tensor names are those of one form of t5.
+
+    `gated`: its MLP has a gate. `every`: every layer has a table of distances, not only the first.
+    `decoder`: it has a decoder.
+    """
     second = (
         "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.",
         "enc.blk.1.attn_rel_b.",
@@ -258,7 +265,7 @@ def _evidence_of_form(gated: bool, every: bool, decoder: bool) -> Any:
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
         """Return whether the tensor names show exactly this form.
 
-        `values`, the metadata, is for other evidence functions.
+        `values` (the metadata) is not used: every evidence function is given both.
         """
         here = (
             _has_name_part(names, ".wi_0.", ".ffn_gate."),

@@ -76,7 +76,7 @@ def norm(
 
 
 def single_row(role: str, hf: str, *shape: str, needs: str = "", gguf_steps: Steps = ()) -> RoleRow:
-    """Return the row of a tensor outside the layers."""
+    """Return the row of a tensor outside the layers, with the sizes `shape`."""
     return RoleRow(role, hf, shape, needs, gguf_steps=gguf_steps, layered=False)
 
 
@@ -160,7 +160,11 @@ def attention(
 def gated_mlp(
     bias: str | None = None, needs: str = "", module: str = "mlp", size: str = "ffn_size"
 ) -> tuple[RoleRow, ...]:
-    """Return the rows of an MLP's gate, up and down matrices."""
+    """Return the rows of an MLP's gate, up and down matrices.
+
+    `bias` is the condition for biases (None: no biases), `needs` that for a layer to have the MLP,
+    `module` its name in Hugging Face files, `size` the expression of its inner width.
+    """
     return (
         *linear("ffn_gate", f"{module}.gate_proj", size, "hidden_size", needs, bias=bias),
         *linear("ffn_up", f"{module}.up_proj", size, "hidden_size", needs, bias=bias),
@@ -171,7 +175,10 @@ def gated_mlp(
 def plain_mlp(
     up: str, down: str, bias: str | None = "", module: str = "mlp"
 ) -> tuple[RoleRow, ...]:
-    """Return the rows of an MLP without a gate: `up` and `down` are its matrices' names."""
+    """Return the rows of an MLP without a gate: `up` and `down` are its matrices' names.
+
+    They are names below `module`. `bias` is the condition for biases, None: no biases.
+    """
     return (
         *linear("ffn_up", f"{module}.{up}", "ffn_size", "hidden_size", bias=bias),
         *linear("ffn_down", f"{module}.{down}", "hidden_size", "ffn_size", bias=bias),
@@ -240,8 +247,8 @@ def make_tables(
 ) -> tuple[tuple[TensorRule, ...], Mapping[str, tuple[Binding, ...]]]:
     """Return (the tensor table, {style: bindings}) of the rows of an architecture.
 
-    Bindings in `..._first` are tried before those of the rows and so are written; those in
-    `..._exceeds` are only read.
+    Bindings in `..._first` are tried before those of the rows, and are the ones written. Those in
+    `..._more` are only read.
     """
     every = tuple(rows)
     rules = tuple(TensorRule(row.role, row.shape, row.needs, row.layered) for row in every)

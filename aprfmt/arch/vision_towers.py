@@ -151,7 +151,7 @@ def _evidence_of_names(*parts: str) -> Any:
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
         """Return whether any tensor name contains one of the parts.
 
-        `values`, the metadata, is for other evidence functions.
+        `values` (the metadata) is not used: every evidence function is given both.
         """
         return any(part in name for name in names for part in parts)
 
@@ -164,7 +164,7 @@ def evidence_of_projector(kind: str) -> Any:
     def evidence(names: Collection[str], values: Mapping[str, Value]) -> bool:
         """Return whether the GGUF's `clip.projector_type` is the expected one.
 
-        `names`, the tensors', is for other evidence functions.
+        `names` (the tensors') is not used: every evidence function is given both.
         """
         return values.get("clip.projector_type") == kind
 

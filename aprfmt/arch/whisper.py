@@ -22,7 +22,10 @@ _TABLE = ("vocab_size", "hidden_size")
 
 
 def _attention_rows(stack: str, prefix: str, module: str) -> Rows:
-    """Return the rows of an attention of a stack, with its norm; `prefix` begins its roles."""
+    """Return the rows of one attention of a stack ("encoder" or "decoder"), with its norm.
+
+    `prefix` begins its roles, `module` is its name in a layer of Hugging Face files.
+    """
     at, needs = f"model.{stack}.layers.{{L}}.{module}", f"{stack}_layers"
     return (
         *linear(f"{prefix}_q", f"{at}.q_proj", Q, "hidden_size", needs, bias=""),

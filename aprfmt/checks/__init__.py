@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from aprfmt.arch import check_arch
+from aprfmt.base.budget import Budget
 from aprfmt.base.outcome import check
 from aprfmt.checks.records import Answer, Finding, Measure, NotRun, Result, Validation
 from aprfmt.checks.table import SECOND_READER, CheckRow, file_checks
@@ -34,6 +35,7 @@ def validate(
     against: "Path | str | None" = None,
     second_reader: bool = False,
     accept: Collection[str] = (),
+    budget: Budget | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
     """Return the answers of all checks on a model file or folder, of any architecture.
@@ -41,10 +43,11 @@ def validate(
     `against` is what the model was made of: `accounted` compares the two. With `second_reader` the
     format's official library reads the file too. `strict` makes warnings failures. `allow_missing`
     are patterns of required roles whose absence is a warning only. `accept` are `unread:PATTERN`s
-    of items that no warning is given for. `progress` is called with bytes done and bytes in all. A
-    file of which nothing can be read fails `layout`, and no other check runs. Raises FormatError
-    for what is no model file, UnsupportedError for a version that is not read, ArchError for an
-    unknown `arch`, UsageError for a wrong pattern.
+    of items that no warning is given for. Checks that `budget` leaves are NOT_RUN, and the verdict
+    is open then; each that reads every stored byte counts with them. `progress` is called with
+    bytes done and bytes in all. A file of which nothing can be read fails `layout`, and no other
+    check runs. Raises FormatError for what is no model file, UnsupportedError for a version that is
+    not read, ArchError for an unknown `arch`, UsageError for a wrong pattern.
     """
     check_arch(arch)
     try:
@@ -66,6 +69,7 @@ def validate(
             source=source,
             second_reader=second_reader,
             accept=accept,
+            budget=budget,
             progress=progress,
         )
 
@@ -100,6 +104,7 @@ def validate_model(
     source: "Model | None" = None,
     second_reader: bool = False,
     accept: Collection[str] = (),
+    budget: Budget | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Validation:
     """Return the answers of all checks on an open model; see `validate`.
@@ -111,19 +116,24 @@ def validate_model(
     from aprfmt.checks.context import CheckContext
 
     context = CheckContext(model, arch, progress, source, accept)
-    answers = tuple(
-        run_check(row, context, strict=strict)
-        if whole or not row.whole
-        else make_answer(row, Result(), UNREAD)
-        for row in file_checks(source=source is not None, second_reader=second_reader)
-    )
+    budget = budget or Budget()
+    nbytes = sum(tensor.info.nbytes for tensor in model.source.tensors.values())
+    answers, asked = [], [SECOND_READER] if second_reader else []
+    for row in file_checks(source=source is not None, second_reader=second_reader):
+        if row.whole and not whole:
+            answers.append(make_answer(row, Result(), UNREAD))
+        elif budget.has_time() and budget.has_room(nbytes * row.whole):
+            answers.append(run_check(row, context, strict=strict))
+        else:
+            answers.append(make_answer(row, Result(), budget.reason))
+            asked.append(row.name)
     return Validation(
         str(model.path),
-        answers,
+        tuple(answers),
         model.format,
         strict,
         context.ledger,
         tuple(accept),
         context.kept.get(SECOND_READER),
-        [SECOND_READER] if second_reader else [],
+        asked,
     )

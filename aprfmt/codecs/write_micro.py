@@ -48,9 +48,10 @@ def _choose_divided(values: F32, settings: Settings) -> Groups:
 
 
 def _choose_multiplied(values: F32, settings: Settings) -> Groups:
-    """Return ModelOpt's NVFP4 groups: E4M3 scales, already divided by weight_scale_2.
+    """Return NVFP4 scales as ModelOpt stores them: E4M3, one for 16 values, and a common factor.
 
-    The groups' `whole` is weight_scale_2. `settings` is not used.
+    The scales are already divided by weight_scale_2, the common float32 factor, which is `whole` of
+    the result. `settings` is not used.
     """
     most = largest_magnitudes(values, _SIZE)
     whole = np.float32(most.max(initial=0)) / _WHOLE

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aprfmt.arch.value_checks import same_value
+from aprfmt.base.budget import Budget
 from aprfmt.base.metadata_values import short_value
 from aprfmt.base.protocols import Value
 from aprfmt.compare.diffs import SECTIONS, DiffReport
@@ -17,6 +18,8 @@ from aprfmt.measure.named_causes import contradicted_values, has_trained_head
 from aprfmt.measure.prefetch import BytePrefetch
 from aprfmt.measure.records import DifferenceImage, FieldDiff, TensorDiff
 from aprfmt.measure.texts import (
+    GENERATION_ITEM,
+    TOKENIZER_ITEM,
     SideVerdicts,
     compare_texts,
     differing_generation_keys,
@@ -25,7 +28,7 @@ from aprfmt.measure.texts import (
 )
 from aprfmt.model import Model, open_model
 from aprfmt.model.engine_state import is_engine_state, open_engine_state
-from aprfmt.model.ledger import Kind, NotCompared, list_not_compared, make_ledger
+from aprfmt.model.ledger import LATE, Kind, NotCompared, list_not_compared, make_ledger
 from aprfmt.model.relations import file_relations
 
 if TYPE_CHECKING:
@@ -65,6 +68,7 @@ def diff(
     imatrix: Path | str | None = None,
     explain: bool = True,
     images: int = 0,
+    budget: Budget | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
     """Return the comparison of two model files or folders, in any formats.
@@ -74,9 +78,10 @@ def diff(
     PATTERNs in any spelling; UsageError where one matches nothing. `only` are some of SECTIONS: the
     others are not compared and stay empty, and in those it names every difference counts (None: all
     are compared). With `explain` every differing pair is tested against the hypotheses of
-    causes.tensor; `images` is the number of worst tensors to make difference images of. Raises
-    FormatError for a file of which nothing can be read; a tensor that cannot be read is UNREADABLE,
-    and `report.damage` says what is wrong with the files.
+    causes.tensor; `images` is the number of worst tensors to make difference images of. Tensors
+    that `budget` has no time or no room for are named as not compared; each counts with the bytes
+    of its larger side. Raises FormatError for a file of which nothing can be read; a tensor that
+    cannot be read is UNREADABLE, and `report.damage` says what is wrong with the files.
     """
     with ExitStack() as opened:
         # B may be the saved weights of an engine, read under A's names.
@@ -106,6 +111,7 @@ def diff(
             oracle=oracle,
             explain=explain,
             images=images,
+            budget=budget,
             progress=progress,
         )
 
@@ -119,6 +125,7 @@ def diff_models(
     oracle: "RequantizationOracle | None" = None,
     explain: bool = True,
     images: int = 0,
+    budget: Budget | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> DiffReport:
     """Return the comparison of two open models; parameters as in `diff`.
@@ -135,6 +142,8 @@ def diff_models(
     alignment = align_models(a, b)
     pairs = _select_pairs(a, b, alignment, tensors)
     pairs = pairs if "tensors" in only else []
+    budget = budget or Budget()
+    wanted, pairs = pairs, [pair for pair in pairs if budget.has_room(pair.nbytes)]
     imatrix = _has_imatrix(a.metadata) or _has_imatrix(b.metadata)
     results = []
     tokens = _TokenizerComparison()
@@ -142,6 +151,8 @@ def diff_models(
         if "tokenizer" in only:
             tokens = _compare_tokenizers(a, b)
         for number, pair in numbered_pairs(pairs):
+            if not budget.has_time():
+                break
             result = compare_pair(pair, imatrix, bytes_of.comparer(number - 1))
             if oracle is not None:
                 result = oracle.judge_if_readable(result, pair.a, pair.b, (a.metadata, b.metadata))
@@ -149,10 +160,19 @@ def diff_models(
             pair.drop()
             if progress is not None:
                 progress(number, len(pairs))
+    pairs = pairs[: len(results)]
+    done = {pair.key for pair in pairs}
+    late = [
+        NotCompared("tensor", pair.key, LATE, budget.reason)
+        for pair in wanted
+        if pair.key not in done
+    ]
     # What made pairs differ, and images of the worst.
     found: tuple[Finding, ...] = ()
     not_tried: list[str] = []
-    if explain:
+    if explain and not budget.has_time():
+        not_tried.append(f"explanations of tensors that differ: {budget.reason}")
+    elif explain:
         results, found, not_tried = _explain_rows(a, b, oracle, pairs, results)
     pictures: tuple[DifferenceImage, ...] = ()
     if images:
@@ -175,12 +195,8 @@ def diff_models(
     of_tensors: set[Kind] = {"tensor"} if "tensors" in only else set()
     ledgers = make_ledger(a, kinds | of_tensors), make_ledger(b, kinds | of_tensors)
     undone = [row for row in _uncompared_sections(a, b, alignment, tokens) if row.name in asked]
-    left = (
-        *list_not_compared(*ledgers, kinds),
-        *tokens.left,
-        *differing_input_scales(pairs),
-        *undone,
-    )
+    undone += [*late, *differing_input_scales(pairs)]
+    left = (*list_not_compared(*ledgers, kinds), *tokens.left, *undone)
     spoken = "tokenizer" in only
     return DiffReport(
         str(a.path),
@@ -341,12 +357,16 @@ def _compare_tokenizers(a: Model, b: Model) -> _TokenizerComparison:
     lacking = uncompared_tokenizers(a, b, report)
     if len(report.carried) == 1:  # ids cannot be compared
         said = ("present", "absent") if report.carried == "A" else ("absent", "present")
-        return _TokenizerComparison((FieldDiff("tokenizer", *said),), (), verdicts, lacking)
+        absent = FieldDiff("tokenizer", *said, item=TOKENIZER_ITEM)
+        return _TokenizerComparison((absent,), (), verdicts, lacking)
     rows = []
     for one in report.findings:
-        rows.append(FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0], decisive=True))
+        item = GENERATION_ITEM if one.name == "generation_config" else ""
+        where = one.where[-1], one.where[0]
+        rows.append(FieldDiff(one.name, one.a, one.b, *where, decisive=True, item=item))
         if one.example:
-            rows.append(FieldDiff(f"{one.name}: shown by", one.example[0], one.example[-1]))
+            shown = one.example[0], one.example[-1]
+            rows.append(FieldDiff(f"{one.name}: shown by", *shown, item=item))
     rows += [FieldDiff(one.name, one.a, one.b, one.where[-1], one.where[0]) for one in report.notes]
     if not report.carried:
         return _TokenizerComparison(tuple(rows), report.remarks, verdicts, lacking)
@@ -369,7 +389,9 @@ def _differing_metadata(a: Model, b: Model) -> tuple[FieldDiff, ...]:
             continue
         left, right = a.metadata.get(key), b.metadata.get(key)
         if not _metadata_equal(left, right):
-            rows.append(FieldDiff(key, short_value(left), short_value(right)))
+            rows.append(
+                FieldDiff(key, short_value(left), short_value(right), item=f"metadata key {key}")
+            )
     return tuple(rows)
 
 

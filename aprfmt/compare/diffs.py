@@ -28,9 +28,10 @@ from aprfmt.measure.records import (
     SideRelation,
     TensorDiff,
 )
-from aprfmt.measure.texts import GENERATION_PART, KeyDiff, SideVerdicts
+from aprfmt.measure.texts import KeyDiff, SideVerdicts
 from aprfmt.model.ledger import (
     APART,
+    LATE,
     NO_PART,
     Compared,
     Ledger,
@@ -152,6 +153,8 @@ class DiffReport(Tabular):
             return tuple(surplus_command(where, self.b) for where in self._surplus_files)
         if self.damage:  # a file that cannot be read whole cannot be diagnosed
             return (f"aprfmt validate {shlex.quote(self.damage[0].where)}",)
+        if self.exit_code() == 2 and any(row.state == LATE for row in self.not_compared):
+            return (f"aprfmt diff {shlex.quote(self.a)} {shlex.quote(self.b)}",)
         if self.exit_code() == 2:
             return (f"aprfmt inspect {shlex.quote(self.b)} --account",)
         if self.asked and "tensors" not in self.asked:  # `diagnose` sends to these sections
@@ -170,20 +173,24 @@ class DiffReport(Tabular):
         held = (files[row.name].holds for row in apart if row.name in files)
         return tuple(dict.fromkeys(str(each.path) for each in held if isinstance(each, Surplus)))
 
-    @property
-    def differing_fields(self) -> Mapping[str, int]:
-        """{section: number of differences that count}; the tensors' section is left out.
+    def count_differing_fields(self, accept: Collection[str] = ()) -> Mapping[str, int]:
+        """Return {section: number of differences that count}, without the tensors' section.
 
-        In a section that was asked for every difference counts, else the decisive ones.
+        A field of an item of the ledger that `accept` takes does not count.
         """
+        taken = acceptance_predicate(accept)
+        accepted = {f"{row.kind} {row.name}" for row in self.not_compared if taken(row)}
         rows = {name: getattr(self, name) for name in SECTIONS if name != "tensors"}
         found = {
-            name: sum(name in self.asked or row.decisive for row in each)
+            name: sum(
+                (name in self.asked or row.decisive) and row.item not in accepted for row in each
+            )
             for name, each in rows.items()
         }
         if "tokenizer" in self.asked and self.beside is not None:
             # A template, or a generation config, may differ where no fact of the tokenizer does.
-            found["tokenizer"] = max(found["tokenizer"], len(self.beside.differing))
+            apart = sum(item not in accepted for item in self.beside.differing)
+            found["tokenizer"] = max(found["tokenizer"], apart)
         return {name: count for name, count in found.items() if count}
 
     def __repr__(self) -> str:
@@ -222,17 +229,13 @@ class DiffReport(Tabular):
         """
         # What counts as equal, with what the user accepted.
         fine = EQUAL | ({"WITHIN"} if "within" in accept else set()) | {"UNREADABLE"}
-        taken = acceptance_predicate(accept)
-        tokens = self.tokenizer
-        if any(taken(row) for row in self.not_compared if row.name == GENERATION_PART):
-            # What a generation config does that one side lacks was accepted with it.
-            tokens = tuple(row for row in tokens if row.name != "generation_config")
-        apart = replace(self, tokenizer=tokens).differing_fields
+        apart = self.count_differing_fields(accept)
         values = bool(apart) or any(tensor.verdict not in fine for tensor in self.tensors)
         # How much was compared: tensors, or the other sections.
         done = sum(t.verdict not in (*_ONE_SIDED, "UNREADABLE") for t in self.tensors)
-        counts = {"tensors": (done, len(self.tensors))}
-        if not self.tensors:
+        late = sum(row.kind == "tensor" and row.state == LATE for row in self.not_compared)
+        counts = {"tensors": (done, len(self.tensors) + late)}
+        if not self.tensors and not late:
             counts = {name: (count, count) for name, count in self.compared.items()}
         # What could not be read, of tensors and of files.
         unreadable = [

@@ -26,6 +26,8 @@ from aprfmt.model import Model
 from aprfmt.model.carried_files import FILES_KEY, foreign_gguf_keys, json_object
 from aprfmt.model.hf_folder import TEXT_FILES
 from aprfmt.model.ledger import (
+    APART,
+    OPEN,
     Item,
     Kind,
     Ledger,
@@ -54,17 +56,22 @@ _UNREAD_KINDS: tuple[Kind, ...] = ("file", "metadata key", "config key")
 _NO_PLACE = "nothing reads it, and the copy has no place for it"
 _OTHER_VALUE = "another value, which nothing reads"
 _EDITED = "changed as asked"
+_NOT_READ = "what the copy says of it cannot be read"
 _INPUTS_GONE = "of activations, which a weight of the copy has not"
 
 
 @dataclass(frozen=True, slots=True)
 class SourceItem:
-    """One thing of the source: its name and kind, what became of it, and how or why."""
+    """One thing of the source: its name and kind, what became of it, and how or why.
+
+    `state` is that of an item which nothing reads and no flag speaks of, None for every other.
+    """
 
     name: str
     kind: str
     fate: Fate
     how: str = ""
+    state: State | None = None
 
 
 @dataclass(frozen=True)
@@ -87,14 +94,13 @@ class Account:
     @property
     def left(self) -> tuple[NotCompared, ...]:
         """Unread keys and files that the copy lacks or has changed, without a flag that says so."""
-        states: Mapping[str, State] = {_NO_PLACE: "only in A", _OTHER_VALUE: "unequal"}
         return tuple(
             NotCompared(
-                entry.kind.removeprefix("unread "), entry.name, states[entry.how], entry.how,
-                "the source" if entry.how == _NO_PLACE else "",
+                entry.kind.removeprefix("unread "), entry.name, entry.state, entry.how,
+                "the source" if entry.state == "only in A" else "",
             )
             for entry in self.entries
-            if entry.how in states
+            if entry.state is not None and entry.state in APART | OPEN
         )  # fmt: skip
 
     @property
@@ -320,6 +326,7 @@ class _Comparison:
             "equal": ("copied", ""),
             "unequal": ("transformed", _OTHER_VALUE),
             "only in A": ("dropped", _NO_PLACE),
+            "unreadable": ("transformed", _NOT_READ),
         }
         left = list_not_compared(self.mine, make_ledger(self.copy, _UNREAD_KINDS), _UNREAD_KINDS)
         states = {(row.kind, row.name): row.state for row in left}
@@ -327,10 +334,10 @@ class _Comparison:
             if item.kind in _TENSORS or (item.kind == "file" and companion_kind(item.name)):
                 continue  # it has its entry by what it is
             fate, how = fates.get(states.get((item.kind, item.name), "equal"), ("copied", ""))
-            if how and (item.kind, item.name) in self.edited:
-                how = _EDITED
-            within = "config.json" if item.kind == "config key" else item.name
-            yield SourceItem(item.name, f"unread {item.kind}", fate, self.excused(within) or how)
+            why = _EDITED if how and (item.kind, item.name) in self.edited else ""
+            why = self.excused("config.json" if item.kind == "config key" else item.name) or why
+            state = None if why else states.get((item.kind, item.name))
+            yield SourceItem(item.name, f"unread {item.kind}", fate, why or how, state)
 
     # --- files --------------------------------------------------------------------------------
 

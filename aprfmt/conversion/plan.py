@@ -135,7 +135,7 @@ def _relations(model: Model, options: Options) -> "tuple[Relation, ...]":
 def _transposed_names(model: Model, related: "Sequence[Relation]") -> set[str]:
     """Return the names of weights that are written with their last two axes exchanged.
 
-    Raises ConversionError where names are wrong: a copy gets others with --rename.
+    Raises ConversionError where names or modules do not fit the architecture.
     """
     for relation in related:
         if relation.kind in ("names", "modules"):

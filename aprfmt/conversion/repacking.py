@@ -118,7 +118,10 @@ def _further_numbers(origin: LazyTensor) -> Iterator[tuple[str, bytes]]:
 
 
 def _stored_beside(origin: LazyTensor, name: str) -> list[LazyTensor]:
-    """Return the parts of a weight that hold the numbers `name`; [] for one without such parts."""
+    """Return the stored parts of a weight that hold one kind of number, a key of BESIDE.
+
+    An empty list means that the weight has no such part.
+    """
     return [origin.parts[suffix] for suffix in BESIDE.get(name, ()) if suffix in origin.parts]
 
 

@@ -90,13 +90,17 @@ def _recorded_values_show(case: Mismatch, cut: ShadowPoint, names: Sequence[str]
 
 
 def _relation_text(case: Mismatch, key: str) -> str:
-    """Return how a point's recorded values follow from the reference's; "" if no relation fits."""
+    """Return how a point's recorded values follow from the reference's; "" if no relation fits.
+
+    Where a trace has some of the rows these are compared: that it lacks others relates nothing.
+    """
     view = case.found.views[key]
-    if view.recorded is None or view.recorded.rows is not None:
-        return "some rows of another point"
+    if view.recorded is None:
+        return ""
     for name, value in neighbour_values(replace(case, view=view)):
         if value.size == view.mine.size and view.distance(value.reshape(view.mine.shape)) <= (
             view.tolerance
         ):
             return name
-    return relation_text(view.mine, view.theirs, 10 * view.tolerance)
+    mine, theirs = view.recorded.comparable_values(view.mine, view.axis)
+    return relation_text(mine, theirs, 10 * view.tolerance)

@@ -1,14 +1,11 @@
-"""Differing configuration keys of two models, and a model read with some keys changed."""
+"""Configuration keys in which two models differ."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 from typing import Any
 
 from aprfmt.arch.value_checks import same_value
 from aprfmt.base.protocols import Value
-from aprfmt.model import Model
-from aprfmt.model.config_paths import GONE, Changes, Key, with_changes
-from aprfmt.model.renames import RenamedSource
+from aprfmt.model.config_paths import GONE, Key
 
 IN_FILES = "safetensors"  # the key style whose values stand in a config.json
 
@@ -29,14 +26,3 @@ def differing_keys(
     for key in theirs:
         if key not in mine:
             yield (*above, key), GONE
-
-
-def read_with_changes(b: Model, changes: Changes) -> Model:
-    """Return B read with some configuration keys changed; its files are not written."""
-    if b.key_style != IN_FILES:
-        source = RenamedSource(b.source, ())
-        source.metadata = with_changes(b.metadata, changes)
-        return Model(source, b.folder, b.forced, b.allow_missing)
-    assert b.folder is not None
-    config = with_changes(b.folder.config or {}, changes)
-    return Model(b.source, replace(b.folder, config=config), b.forced, b.allow_missing)

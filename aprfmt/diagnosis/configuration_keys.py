@@ -7,11 +7,11 @@ from typing import Any
 
 from aprfmt.arch.hyperparameters import write_hyper
 from aprfmt.arch.value_checks import same_value
-from aprfmt.diagnosis.config_changes import IN_FILES, differing_keys, read_with_changes
+from aprfmt.diagnosis.config_changes import IN_FILES, differing_keys
 from aprfmt.diagnosis.unread import misfit_reason, refusal_reason
 from aprfmt.errors import AprfmtError
 from aprfmt.model import Model
-from aprfmt.model.config_paths import GONE, Changes, Key
+from aprfmt.model.config_paths import GONE, Changes, Key, read_with_changes
 
 _MOST = 24  # differing keys of which a part is sought
 

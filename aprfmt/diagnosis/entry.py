@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from aprfmt.arch import check_arch
+from aprfmt.base.budget import Budget
 from aprfmt.diagnosis.found import Diagnosis, Evidence
 from aprfmt.diagnosis.packing import examine_packed
 from aprfmt.diagnosis.packing_keys import repair_key_command
@@ -29,6 +30,7 @@ def diagnose(
     prompt: str | None = None,
     arch: str | None = None,
     memory: int | None = None,
+    budget: Budget | None = None,
     progress: Callable[[int, int], None] | None = None,
     notice: Callable[[str], None] | None = None,
 ) -> Diagnosis:
@@ -37,6 +39,7 @@ def diagnose(
     Each of `a` and `b` is a model in any format, `MODEL@RUN`, or a saved trace; `model` is the
     one a trace ran on. Both sides are run on `ids` or on the text `prompt`; without them aprfmt
     chooses ids. `memory` are bytes for decoded weights (default: 1.25 GiB at most for two models).
+    What `budget` leaves is named as not compared: tensors in the file's order, then passes.
     `progress` is told how far passes are, `notice` beforehand if they take minutes. Raises
     UsageError if a path does not exist, FormatError for a damaged file, ArchError for an unknown
     `arch`.
@@ -70,9 +73,8 @@ def diagnose(
             tokens = tuple(int(i) for i in opened.tokenizer.encode(prompt))
         if tokens == ():
             raise UsageError("no token ids: --ids or --prompt is empty; leave it out to have some")
-        walk = Walk(
-            first, second, stack, reference, tokens, memory, ProgressReporter(progress, notice)
-        )
+        reporter = ProgressReporter(progress, notice, budget or Budget())
+        walk = Walk(first, second, stack, reference, tokens, memory, reporter)
         try:
             if any(side.model is not None and damage_texts(side.model) for side in (first, second)):
                 return _compare_damaged(a, b, first, second)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from aprfmt.base.budget import Budget
 from aprfmt.causes import CAUSES
 from aprfmt.causes.hyperparameters import (
     contradiction_sentences,
@@ -26,23 +27,25 @@ from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.measure.records import EQUAL, FieldDiff, TensorDiff
 from aprfmt.model import Model
 from aprfmt.model.completeness import list_keys
+from aprfmt.model.ledger import LATE
 
 _NO_PASS = "forward pass: not needed, all it reads is equal"
 _SIZES = ("n_heads", "n_kv_heads", "head_dim")
 _FOLLOW = ("value_head_dim", "attn_scale", "rope_dim")  # derived from head_dim if no key gives them
 
 
-def compare_models(a: Model, b: Model) -> Levels:
+def compare_models(a: Model, b: Model, budget: Budget | None = None) -> Levels:
     """Return the findings on identity, hyperparameters, tensors and tokenizer of two open models.
 
     `reason` is set where the comparison ended early: other checkpoints or sizes, or all zeros.
+    Tensors that `budget` leaves are in the report as not compared.
     """
     found = Levels()
     # A side that cannot be read is read with one key of the other's.
     for good, bad, label in ((a, b, "B"), (b, a, "A")):
         whole = read_with_restored_key(good, bad, label) or read_with_claim_of(good, bad, label)
         if whole is not None:
-            return _compare_with_repaired(good, whole, label)
+            return _compare_with_repaired(good, whole, label, budget)
     # Nothing can be compared with zeros, and the same file needs no comparison.
     for label, model in (("A", a), ("B", b)):
         zeros = zero_tensors_of_model(model)
@@ -58,7 +61,7 @@ def compare_models(a: Model, b: Model) -> Levels:
         found.checked += ["hyperparameters: of the same file", "tensors: of the same file"]
         return found
     # Compare the files; each level may end the comparison with a reason.
-    report = found.report = diff_models(a, b, only=("tensors", "hyperparameters"))
+    report = found.report = diff_models(a, b, only=("tensors", "hyperparameters"), budget=budget)
     found.stated += relation_findings(report, {"A": a, "B": b})
     _compare_identity(a, b, report, found)
     if found.reason:
@@ -71,6 +74,7 @@ def compare_models(a: Model, b: Model) -> Levels:
         add_flag_findings(a, b, found)
         add_tokenizer_findings(a, b, found)
         equal = all(row.verdict in EQUAL for row in report.tensors)
+        equal = equal and not any(row.state == LATE for row in report.not_compared)
         found.unmoved = equal and not found.findings and not report.hyperparameters
         if found.unmoved and found.stated:
             found.checked.append(_NO_PASS)
@@ -130,7 +134,7 @@ def _is_same_file(a: Model, b: Model) -> bool:
 
 
 def _compare_with_repaired(
-    good: Model, whole: tuple[Model, Finding, Evidence], label: str
+    good: Model, whole: tuple[Model, Finding, Evidence], label: str, budget: Budget | None
 ) -> Levels:
     """Return the findings on a pair of which one model is read with a corrected key.
 
@@ -138,7 +142,7 @@ def _compare_with_repaired(
     """
     made, finding, error = whole
     pair = (good, made) if label == "B" else (made, good)
-    found = compare_models(*pair)
+    found = compare_models(*pair, budget)
     found.stated.insert(0, finding)
     found.evidence.insert(0, error)
     found.made[label] = made

@@ -142,9 +142,11 @@ def trace_layer_command(asked: StepParts, finding: Finding) -> str:
 
 
 def repair_tokenizer_command(asked: StepParts, finding: Finding) -> str:
-    """Return the command that sets A's tokenizer keys in B, or that compares the tokenizers.
+    """Return the command that gives B the tokenizer of A, or the diff that shows how they differ.
 
-    B's own tokens are not discarded, nor are weights that were trained with them.
+    It sets keys in B where that is enough, else rewrites B. Where the cause is only located, or
+    where a rewrite would discard tokens of B or weights that were trained with them, it is the
+    diff.
     """
     a, b = asked.a.model, asked.b.model
     seen = f"aprfmt diff {asked.pair} --only tokenizer"

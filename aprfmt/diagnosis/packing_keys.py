@@ -6,14 +6,14 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping
 
 from aprfmt.base.protocols import Value
-from aprfmt.diagnosis.config_changes import differing_keys, read_with_changes
+from aprfmt.diagnosis.config_changes import differing_keys
 from aprfmt.diagnosis.packing_repairs import CLAIMS, GROUPS
 from aprfmt.errors import AprfmtError
 from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.named_causes import set_command
 from aprfmt.model import Model
-from aprfmt.model.config_paths import GONE, Changes, Key
+from aprfmt.model.config_paths import GONE, Changes, Key, read_with_changes
 from aprfmt.tensors.companions import key_of_section, quantization_section
 
 _GONE = 0.8  # of the distance at most is left with the key that mends

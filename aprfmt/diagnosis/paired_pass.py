@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.budget import Budget, BudgetSpent
 from aprfmt.diagnosis.blend import Blend, count_stages, multiplications_per_token
 from aprfmt.diagnosis.found import Touched
 from aprfmt.inference.backends import BACKENDS
@@ -74,6 +75,7 @@ class ProgressReporter:
 
     progress: Callable[[int, int], None] | None = None
     notice: Callable[[str], None] | None = None
+    budget: Budget = field(default_factory=Budget)
 
     def announce_passes(self, flops: float) -> None:
         """Notify how long passes of so many operations take, if over half a minute."""
@@ -94,7 +96,9 @@ class ProgressReporter:
             )
 
     def report_progress(self, done: int, total: int) -> None:
-        """Report that `done` stages of `total` are finished."""
+        """Report that `done` stages of `total` are finished; BudgetSpent if no time is left."""
+        if not self.budget.has_time():
+            raise BudgetSpent(self.budget.reason)
         if self.progress is not None:
             self.progress(done, total)
 

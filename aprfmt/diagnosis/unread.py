@@ -6,7 +6,7 @@ from dataclasses import replace
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.arch.value_checks import same_value
 from aprfmt.causes.hyperparameters import hyper_causes
-from aprfmt.diagnosis.config_changes import differing_keys, read_with_changes
+from aprfmt.diagnosis.config_changes import differing_keys
 from aprfmt.diagnosis.flags import compute_logits
 from aprfmt.diagnosis.found import Evidence
 from aprfmt.diagnosis.mixing import make_run_pair
@@ -17,7 +17,7 @@ from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.findings import Finding
 from aprfmt.measure.proofs import unfitted_proof
 from aprfmt.model import Model
-from aprfmt.model.config_paths import GONE, Key, value_at_path
+from aprfmt.model.config_paths import GONE, Key, read_with_changes, value_at_path
 
 _MOST = 64  # differing keys that are tried
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aprfmt.base.budget import BudgetSpent
 from aprfmt.diagnosis import conclude, direct
 from aprfmt.diagnosis.blend import count_values
 from aprfmt.diagnosis.dumped_ranks import differing_ranks
@@ -37,6 +38,7 @@ from aprfmt.measure.trace_view import backend_name, records_token_ids, unread_ar
 from aprfmt.measure.traces import FirstToken, PointDiff, find_first_token
 from aprfmt.model import Model
 from aprfmt.model.ledger import (
+    LATE,
     OF_A_PASS,
     Kind,
     Ledger,
@@ -94,10 +96,8 @@ class Walk:
         arrays = unread_arrays(*self.traces.values())
         if a is None or b is None or report is None:
             model = a or b or self.reference
-            return (
-                *arrays,
-                *(() if model is None else make_ledger(model, OF_A_PASS).not_compared),
-            ), None
+            unread = () if model is None else make_ledger(model, OF_A_PASS).not_compared
+            return (*self.levels.left, *arrays, *unread), None
         kinds: tuple[Kind, ...] = ("tokenizer part", "generation setting")
         sides = make_ledger(a, kinds), make_ledger(b, kinds)
         left = (*report.not_compared, *self.levels.left, *list_not_compared(*sides, kinds), *arrays)
@@ -138,7 +138,7 @@ class Walk:
         # Two models: configuration and tensors first, since no pass may be needed.
         if self.a.model is not None and self.b.model is not None:
             self.reporter.announce_comparison(count_values(self.a.model))
-            self.levels = compare_models(self.a.model, self.b.model)
+            self.levels = compare_models(self.a.model, self.b.model, self.reporter.budget)
             for side in (self.a, self.b):
                 side.model = self.levels.made.get(side.label, side.model)
             if self.levels.reason:
@@ -146,6 +146,10 @@ class Walk:
                 return self.make_diagnosis()
             alone = self.a.kind == self.b.kind == "model"
             if self.levels.ended or (self.levels.unmoved and self.levels.stated and alone):
+                return self.make_diagnosis()
+            report = self.levels.report
+            if report is not None and any(row.state == LATE for row in report.not_compared):
+                self._record_omitted_pass()
                 return self.make_diagnosis()
             if self._has_two_models():
                 self.pair = ModelPair(self.a.model, self.b.model, self.levels)
@@ -163,7 +167,12 @@ class Walk:
         if self.ids is None:
             return self._compare_without_ids()
         try:
-            self._compare_passes()
+            if self._has_budget():
+                self._compare_passes()
+            else:
+                self._record_omitted_pass()
+        except BudgetSpent:
+            self._record_omitted_pass()
         except AprfmtError as error:
             if not self.levels.findings:
                 raise
@@ -172,6 +181,19 @@ class Walk:
             if not self.levels.checked:
                 return self.make_diagnosis("there is nothing that both sides have")
         return self.make_diagnosis(self._incomparable_reason())
+
+    def _has_budget(self) -> bool:
+        """Return whether the budget has time for passes, and room for the weights they read."""
+        models = {id(m): m for m in (self.a.model, self.b.model, self.reference) if m is not None}
+        nbytes = sum(tensor.nbytes for model in models.values() for tensor in model.values())
+        budget = self.reporter.budget
+        return budget.has_time() and budget.has_room(nbytes)
+
+    def _record_omitted_pass(self) -> None:
+        """Record that the budget left no forward pass."""
+        why = self.reporter.budget.reason
+        self.levels.not_checked.append(f"forward pass: {why}")
+        self.levels.left += (NotCompared("level", "forward pass", LATE, why),)
 
     def _find_mixed_checkpoint(self) -> bool:
         """Return whether a trace has one part of another checkpoint; if so, add the finding.

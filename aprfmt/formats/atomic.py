@@ -77,7 +77,12 @@ class FileSet:
         ours: Callable[[str], bool] = lambda name: False,
         nested: bool = False,
     ) -> None:
-        """Make an empty set; nothing is written before `create`."""
+        """Make an empty set; nothing is written before `create`.
+
+        `force`: old files may be replaced. `folder` is the output folder if the set makes a whole
+        one,
+        `ours` says of a file name in it whether it may be removed, `nested` allows subfolders.
+        """
         self._force = force
         self._folder = None if folder is None else Path(folder)
         self._ours = ours
@@ -317,7 +322,11 @@ class FileSet:
             )
 
     def _is_replaceable(self, folder: Path, name: str) -> bool:
-        """Return whether an old file or subfolder of the folder may be removed: `ours` says so."""
+        """Return whether an old file or subfolder of the folder may be removed.
+
+        The set's `ours` says so by name; a subfolder also needs a nested set and nothing else in
+        it.
+        """
         if not self._ours(name) or not stat.S_ISDIR(os.lstat(folder / name).st_mode):
             return self._ours(name)
         return self._nested and all(
@@ -327,7 +336,10 @@ class FileSet:
         )
 
     def _swap_folder(self, staging: Path, target: Path) -> bool:
-        """Publish the hidden sibling in one step; return whether the old folder allows it."""
+        """Put the hidden sibling in the output folder's place in one step; return whether it is.
+
+        False if the system cannot swap them at once: nothing has changed then.
+        """
         self.check()
         for folder in {staging, *(file.temporary.parent for file in self._files)}:
             sync_folder(folder)

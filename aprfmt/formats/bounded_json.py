@@ -66,12 +66,12 @@ def check_json_limits(raw: bytes, where: str, max_depth: int) -> None:
 
 
 def _budget_limit(budget: Budget, size: int) -> int:
-    """Return how many marks a budget allows in `size` bytes of text."""
+    """Return how many of a budget's characters (such as commas) `size` bytes of text may have."""
     return budget.free + size // budget.each
 
 
 def _marks_over_budget(budget: Budget, raw: bytes, size: int) -> int:
-    """Return the number of a budget's marks in `raw`; 0 if `size` bytes may have that many."""
+    """Return how many of a budget's characters `raw` has; 0 if `size` bytes may have that many."""
     limit = _budget_limit(budget, size)
     if len(raw) <= limit:
         return 0

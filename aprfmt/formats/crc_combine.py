@@ -25,12 +25,15 @@ class RunningChecksum:
     """CRC-32 of a file whose first bytes (the head) may still change."""
 
     def __init__(self, head: bytes) -> None:
-        """Start after `head`, whose CRC-32 is computed in `digest`, as its bytes may change."""
+        """Start after the file's first bytes `head`.
+
+        They are given to `digest` again, as a header may change until the end.
+        """
         self._head_bytes = len(head)
         self._pieces = [ChecksumPiece()]
 
     def add(self, data: bytes | memoryview, write: Callable[[bytes | memoryview], None]) -> None:
-        """Write `data` with `write` and count its CRC-32; large pieces are summed in parallel."""
+        """Write `data` with `write` and add it to the CRC-32; for large pieces both run at once."""
         size, piece = memoryview(data).nbytes, self._pieces[-1]
         before = piece.crc or 0
         if size < _ASIDE:

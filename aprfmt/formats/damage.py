@@ -33,7 +33,7 @@ class Faults:
         self._errors: list[FormatError] = []
 
     def add(self, error: FormatError, *tensors: str, kind: str = "") -> None:
-        """Raise `error`, or collect it; then reading one of `tensors` raises it.
+        """Raise `error`; or, if faults are collected, add it and let reading of `tensors` raise it.
 
         `kind` is that of the damage, where the error's own does not say it.
         """
@@ -46,7 +46,7 @@ class Faults:
             self.broken.setdefault(name, error)
 
     def cut(self, error: FormatError, tensors: Sequence[str]) -> None:
-        """Raise `error`, or collect it: the file ends before these tensors do.
+        """Raise `error`, or collect it: the file ends before the ends of these tensors.
 
         Reading one of them then raises which bytes are missing (`mapped_file.CutTensor`).
         """

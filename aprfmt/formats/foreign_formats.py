@@ -107,9 +107,9 @@ _ARCHIVES = ("a tar archive", "a zip archive", "a 7-Zip archive")
 
 
 def foreign_file(path: Path, head: bytes, size: int) -> str:
-    """Return what a file is that no reader here opens, as a noun phrase with what to do; else "".
+    """Return words for a file of another program, and what to do with it; "" if not recognised.
 
-    It goes by the first bytes `head`, the size in bytes, and the name.
+    The words follow "is". The first bytes `head`, the size in bytes, and the name decide.
     """
     if not head:
         return ""
@@ -169,7 +169,10 @@ def text_kind(head: bytes) -> str:
 
 
 def foreign_folder(folder: Path) -> str:
-    """Return a clause on what a folder is or contains: "holds X, ..."; "" if nothing is known."""
+    """Return a clause on another program's model in a folder: "is X" or "holds FILE, X".
+
+    It goes by the extensions of names. "" if none is known.
+    """
     named = _extension_meaning(folder)
     if named:
         return f"is {named}"

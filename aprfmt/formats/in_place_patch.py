@@ -61,7 +61,7 @@ class PatchRecord:
 
 
 def patch_path(path: Path) -> Path:
-    """Return the path of the patch of a file."""
+    """Return the path of the hidden file that notes a change in place until it is complete."""
     return path.parent / f".{path.name}{SUFFIX}"
 
 
@@ -169,7 +169,7 @@ def _status(path: Path) -> os.stat_result | None:
 
 
 def _foreign_patch_note(record: Path) -> Note:
-    """Return the warning that a patch of somebody else was left alone."""
+    """Return the warning that a patch file is left alone, as this user's key did not sign it."""
     text = (
         f"is left alone: it is not signed by the key of this user ({key_path()}); who made it can "
         "complete it, else check the file it is of and remove it"
@@ -223,9 +223,10 @@ def _target_name(name: str) -> str:
 
 
 def _read_record(path: Path, record: Path) -> PatchRecord | None:
-    """Return what a patch still has to write into the file `path`; None if it is no patch of it.
+    """Return the change that the patch file `record` notes for `path`; None if it notes none.
 
-    `record` is the patch's path. `signed` is True only if the patch can be trusted.
+    None also for another file's patch or a damaged one. `signed` is True only if the patch can be
+    trusted.
     """
     try:
         fd = os.open(record, os.O_RDONLY | _FLAGS | getattr(os, "O_NONBLOCK", 0))

@@ -76,7 +76,7 @@ class Journal:
         return bounded_json.dumps(value).encode("utf-8")
 
     def is_signed(self) -> bool:
-        """Return whether this user's key signed it."""
+        """Return whether this user's key signed the journal."""
         return is_signed(SCHEMA, self._signed_payload(), self.signature)
 
     def is_file(self, name: str, facts: os.stat_result | None) -> bool:

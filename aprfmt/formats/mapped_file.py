@@ -122,7 +122,7 @@ class MappedFile:
             return self._fd
 
     def refuse_changed(self) -> None:
-        """Raise FormatError if the file at the path is another one now, or its bytes changed."""
+        """Raise FormatError if the file was changed or replaced since it was mapped."""
         try:
             same = not self.identity or file_identity(os.stat(self.path)) == self.identity
         except OSError:
@@ -325,10 +325,10 @@ def stored_tensor(
     broken: Mapping[str, FormatError] = MappingProxyType({}),
     whole: type[StoredTensor] = StoredTensor,
 ) -> StoredTensor:
-    """Return the lazy tensor of `info` in `file`: a `whole` one, or one whose reading raises.
+    """Return the lazy tensor of `info` in `file`, of class `whole` if its bytes are readable.
 
     A DamagedTensor if its name is in `broken` (tensor name to error), a CutTensor if it ends beyond
-    the file.
+    the file: reading those raises.
     """
     if info.name in broken:
         return DamagedTensor(file, info, broken[info.name])

@@ -134,7 +134,7 @@ class OutputFile:
         return start
 
     def reserve(self, nbytes: int) -> "ReservedRange":
-        """Move past `nbytes` that other threads will fill; return their place."""
+        """Move past `nbytes` that other threads will fill; return the range to give them."""
         return ReservedRange(self, self.skip(nbytes), nbytes)
 
     def place(self, offset: int, data: memoryview) -> None:

@@ -117,7 +117,10 @@ class SequentialSink:
     def _lay_out(
         self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
     ) -> Sequence[FileProgram]:
-        """Return the programs of the files to write, first the one that `amend` changes."""
+        """Return what each file to write holds, first the one that `amend` changes.
+
+        A FileProgram has the file's bytes and the places of its tensors, in order.
+        """
         raise NotImplementedError
 
     def plan(self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]) -> None:
@@ -226,7 +229,7 @@ class SequentialSink:
 
     @property
     def programs(self) -> Sequence[FileProgram]:
-        """The planned files, in order; empty before `plan`."""
+        """The planned content of each file, in order; empty before `plan`."""
         return self._programs or ()
 
     @property
@@ -279,7 +282,10 @@ class SequentialSink:
             self._files.publish()
 
     def _write_programs(self, programs: Sequence[FileProgram]) -> Iterator[TensorSlot]:
-        """Write the literal bytes; yield each slot, for the caller to write its tensor."""
+        """Write each file's bytes up to a tensor's place and yield that place, to the end.
+
+        The caller writes the tensor before it asks for the next place.
+        """
         for number, program in enumerate(programs):
             out = self._out = self._files.create(program.path)
             if number == 0:
@@ -336,7 +342,7 @@ class SequentialSink:
 
 
 def program_size(program: FileProgram) -> int:
-    """Return the number of bytes of the file that a program writes."""
+    """Return the number of bytes of a planned file."""
     size = len(program.head)
     for segment in program.body:
         if isinstance(segment, TensorSlot):

@@ -253,12 +253,11 @@ def lock_folder(folder: Path) -> Iterator[LockedFolder]:
 def open_locked(
     path: Path, open_it: Callable[[], int | None], lock: Callable[[int], None]
 ) -> int | None:
-    """Return what `open_it` opens at `path`, locked by `lock`, while it still has that name.
+    """Return the descriptor that `open_it` opens at `path`, locked by `lock`.
 
-    None where `open_it` gives None, which is where the system opens no folders.
-    A run that held the lock may have removed or exchanged it meanwhile: a lock on what nobody can
-    open any more keeps nobody out. It is then opened again, at most `_OPENINGS` times, since there
-    are file systems that tell a file's identity anew with every look.
+    None where `open_it` gives None, which is where the system opens no folders. The run that held
+    the lock before may have removed or replaced what is at `path`: then the lock protects nothing,
+    and it is opened again, at most `_OPENINGS` times. OutputError after that.
     """
     for _ in range(_OPENINGS):
         fd = open_it()

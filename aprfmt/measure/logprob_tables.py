@@ -18,6 +18,14 @@ from aprfmt.measure.tolerances import Threshold
 Numbers = NDArray[Any]
 _FLOOR = 1e-5  # least share of an error that reaches a log-probability near 0
 _ONE_ROW = 3.0  # times the tolerance of all rows that one row's differences may have
+# Log-probabilities of one row differ by what the logits do. Those of a 16-bit head are multiples
+# of a power of two: of 2^-9 for bfloat16 from 1/4 on, of 2^-10 for float16 from 1 on.
+_STEP = 2.0**-10
+_NOISE = 1.5e-5  # what float32 and its decimals leave of such a difference, of numbers up to 32
+# Two float32 log-probabilities: the log-sum-exp and what is left of the logit are each rounded by
+# 2^-24 of their size on both sides, in any arithmetic.
+_PRINTED = 2.0**-22
+_ENOUGH, _NEARLY = 12, 0.95  # differences that are looked at; the share of them on the grid
 LEAST = -9999.0  # what vLLM writes for minus infinity
 
 
@@ -66,6 +74,7 @@ class LogprobTable:
     tolerance: Threshold
     only_here: int
     only_there: int
+    exact: Threshold | None = None  # in float32, where an arithmetic is not known
 
     @property
     def compared(self) -> int:
@@ -84,8 +93,19 @@ class LogprobTable:
 
     @property
     def first(self) -> LogprobRow | None:
-        """The first position whose differences exceed what a single row may have, or None."""
-        bound = _ONE_ROW * self.tolerance.rel_l2
+        """The first position whose own differences are beyond what a single row may have."""
+        return self._first_beyond(self.tolerance)
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the sides agree in the assumed arithmetic, and do not if it was float32."""
+        if self.exact is None or self.beyond:
+            return False
+        return not self.scaled <= self.exact.rel_l2 or self._first_beyond(self.exact) is not None
+
+    def _first_beyond(self, tolerance: Threshold) -> LogprobRow | None:
+        """Return the first row whose differences are beyond what one row may have."""
+        bound = _ONE_ROW * tolerance.rel_l2
         return next((row for row in self.rows if not row.rms <= bound), None)
 
     def to_json(self) -> dict[str, Any]:
@@ -100,6 +120,8 @@ class LogprobTable:
             "scaled": self.scaled,
             "tolerance": self.tolerance.rel_l2,
             "reason": self.tolerance.reason,
+            "tolerance_float32": None if self.exact is None else self.exact.rel_l2,
+            "undecided": self.undecided,
             "max_difference": max((row.largest for row in self.rows), default=0.0),
             "mean_difference": float(np.mean(told)) if told else 0.0,
             "mean_abs_difference": float(np.mean(np.abs(told))) if told else 0.0,
@@ -156,17 +178,54 @@ def _row_as_dict(side: Side, position: int, tokens: Sequence[int] | None) -> dic
     return {token: float(values[token]) for token in chosen}
 
 
-def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> LogprobTable:
-    """Return the table of distances at the positions that both sides have.
+def has_16_bit_logits(side: Side) -> bool:
+    """Return whether a side's log-probabilities are those of logits rounded to 16 bits.
 
-    `tolerance` is that of the logits: each difference is divided by what one logit's error of the
-    size of their spread makes of a log-probability.
+    Their differences inside a row are then multiples of a power of two. Rows that list one token
+    only do not show it.
     """
-    # The positions of both, and the size of logits by which errors are scaled.
+    parts = []
+    for at in side.rows if isinstance(side, Logprobs) else side.positions:
+        row = _row_as_dict(side, at, None)
+        values = np.sort([one for one in row.values() if one > LEAST])[::-1]
+        parts.append(values[0] - values[1:64] if len(values) else values)
+    apart = np.concatenate(parts) if parts else np.zeros(0)
+    apart = apart[apart > _STEP / 2]
+    off = np.abs(apart - np.round(apart / _STEP) * _STEP)
+    return apart.size >= _ENOUGH and float(np.mean(off <= _NOISE)) >= _NEARLY
+
+
+def logit_size(here: Side, reference: Side) -> float:
+    """Return the size of the largest logits of a row over the spread of the logits.
+
+    Log-probabilities do not say the logits' mean: it is taken for 0 where a row is whole, and for
+    the largest where it is not.
+    """
+    both = [here, reference]
+    full = next((side for side in both if isinstance(side, LogprobMatrix)), None)
+    if full is not None:
+        values = np.where(np.isfinite(full.values), full.values, np.nan)
+        values = values - np.nanmean(values, axis=-1, keepdims=True)
+        spread = max(float(np.nanmean(np.nanstd(values, axis=-1))), 1e-6)
+        return float(np.sqrt(np.mean(np.nanmax(np.abs(values), axis=-1) ** 2))) / spread
+    rows = [row for side in both if isinstance(side, Logprobs) for row in side.rows.values()]
+    least = [min(max(row.values(), key=lambda x: -abs(x)), 0.0) for row in rows if row]
+    return float(np.sqrt(np.mean(np.square(np.maximum(least, -32.0))))) if least else 1.0
+
+
+def compare_logprobs(
+    here: Side, reference: Side, tolerance: Threshold, exact: Threshold | None = None
+) -> LogprobTable:
+    """Return the table of the positions that both sides have.
+
+    `tolerance` is of the arithmetic that is known or assumed, `exact` of float32 if it is assumed.
+    """
     mine = list(here.rows) if isinstance(here, Logprobs) else list(here.positions)
     theirs = list(reference.rows) if isinstance(reference, Logprobs) else list(reference.positions)
     both = sorted(set(mine) & set(theirs))
+    # The size of logits by which errors are scaled.
     spread = _logit_spread(here, reference, both)
+    reach = spread * logit_size(here, reference)
     rows, total, count, bits = [], 0.0, 0, True
     for at in both:
         few = here if isinstance(here, Logprobs) else reference
@@ -183,7 +242,8 @@ def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> Logpr
         bits &= bool(np.all(apart == 0))
         # What one error d of every logit makes of a log-probability: d times 1 - p, not d.
         moved = np.maximum(1.0 - np.exp(np.minimum(b, 0.0)), _FLOOR)
-        scaled = apart / (spread * moved * np.sqrt(2.0))
+        own = _PRINTED * (1.0 + np.abs(b) + reach)
+        scaled = np.maximum(apart - own, 0.0) / (spread * moved * np.sqrt(2.0))
         total += float(np.sum(scaled**2))
         count += len(shared)
         token = reference.ids[at + 1] if at + 1 < len(reference.ids) else None
@@ -208,6 +268,7 @@ def compare_logprobs(here: Side, reference: Side, tolerance: Threshold) -> Logpr
         tolerance,
         len(set(mine) - set(theirs)),
         len(set(theirs) - set(mine)),
+        exact,
     )
 
 

@@ -145,6 +145,7 @@ class FieldDiff:
     origin_a: str = ""
     origin_b: str = ""
     decisive: bool = False  # changes the forward pass or the token ids
+    item: str = ""  # kind and name of the ledger's item that it speaks of, if that is not compared
 
 
 @dataclass(frozen=True, slots=True)

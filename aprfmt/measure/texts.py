@@ -33,7 +33,8 @@ APART = ("different", "only in A", "only in B")
 _OTHERS = ("chat_template", "generation_config")  # rows of the tokenizers' report, judged apart
 _OF_THE_WRITER = ("transformers_version", "_from_model_config")
 
-GENERATION_PART = "generation config"  # the name of the part in the ledger
+TOKENIZER_PART, GENERATION_PART = "tokenizer", "generation config"  # parts in the ledger
+TOKENIZER_ITEM, GENERATION_ITEM = f"part {TOKENIZER_PART}", f"part {GENERATION_PART}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +61,13 @@ class SideVerdicts:
 
     @property
     def differing(self) -> tuple[str, ...]:
-        """The parts that differ or that only one side has.
-
-        They are named "tokenizer", "template" and "generation".
-        """
+        """The ledger's items of the parts that differ, or that only one side has."""
         verdicts = {
-            "tokenizer": self.tokenizer,
-            "template": self.template,
-            "generation": self.generation,
+            TOKENIZER_ITEM: self.tokenizer,
+            "part chat template": self.template,
+            GENERATION_ITEM: self.generation,
         }
-        return tuple(name for name, verdict in verdicts.items() if verdict in APART)
+        return tuple(item for item, verdict in verdicts.items() if verdict in APART)
 
     @property
     def text(self) -> str:
@@ -137,10 +135,10 @@ def uncompared_tokenizers(
         return (*tokens.left, *settings)
     if len(tokens.carried) == 1:
         state: State = "only in A" if tokens.carried == "A" else "only in B"
-        return (NotCompared("part", "tokenizer", state), *settings)
+        return (NotCompared("part", TOKENIZER_PART, state), *settings)
     why = "; ".join(tokens.not_checked).removeprefix("tokenizer: ")
     x, y = _stored_tokenizer(a), _stored_tokenizer(b)
-    return (NotCompared("part", "tokenizer", "equal" if x and x == y else "unreadable", why),)
+    return (NotCompared("part", TOKENIZER_PART, "equal" if x and x == y else "unreadable", why),)
 
 
 def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:

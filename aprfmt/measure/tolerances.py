@@ -128,6 +128,34 @@ ROUNDOFF: Mapping[str, float] = {
 LANES = 8
 
 
+# Root mean square of the relative error of one rounding, in unit roundoffs: the error is uniform
+# over half a step, and mantissas m are spread as 1/m: 1/m squared has the mean 3 / (8 ln 2).
+RMS_ROUNDING = math.sqrt(3 / (8 * math.log(2)) / 3)
+# Roundings between the stream before a layer and after it: norm 2, products 1, rope 2, scores 1,
+# softmax 1, values 1, output 1, sum 1; norm 2, products 1, activation 1, gate 1, product 1, sum 1.
+ROUNDINGS_OF_LAYER = 17
+ROUNDINGS_OUTSIDE = 3  # the embedding's scale and the last norm's two; the head's is counted apart
+PRODUCTS_OF_LAYER = 6  # products whose sums have as many terms as the stream is wide
+DEVIATIONS = 3.0  # standard deviations allowed: one draw in 370 is beyond
+
+
+def logit_bound(dtype: str, layers: int, width: int, size: float, *, moe: bool = False) -> float:
+    """Return how far logits may be off for having been computed in `dtype`, over their spread.
+
+    It follows from the type and the number of roundings, and from no run. Each of n roundings errs
+    by u RMS_ROUNDING of what it rounds, independently, and no operation makes relative errors
+    larger: together by the root of n. The head's rounding is of the logits' own size, `size` times
+    their spread. Sums of `width` terms are added up in float32 at least, each addition one more
+    rounding there. A softmax over large scores amplifies errors, the branches of a layer are
+    smaller than the stream that each is counted against: neither is counted.
+    """
+    u, sums = ROUNDOFF[dtype], min(ROUNDOFF[dtype], ROUNDOFF["float32"])
+    count = layers * ROUNDINGS_OF_LAYER + ROUNDINGS_OUTSIDE + size**2
+    count += (sums / u) ** 2 * (layers * PRODUCTS_OF_LAYER + 1) * width
+    found = DEVIATIONS * RMS_ROUNDING * u * math.sqrt(count)
+    return found * MOE_FACTOR if moe and u > ROUNDOFF["float32"] else found
+
+
 def own_loss_bound(nats: float, dtype: str, vocab: int) -> float:
     """Return how far one label's loss may be off, in nats, for being computed in `dtype`.
 

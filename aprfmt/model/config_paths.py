@@ -1,7 +1,13 @@
 """Reads, sets and removes keys of a nested configuration by their paths."""
 
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from aprfmt.model.renames import RenamedSource
+
+if TYPE_CHECKING:
+    from aprfmt.model import Model
 
 GONE = object()  # the key has to go
 
@@ -31,3 +37,21 @@ def with_changes(values: Mapping[str, Any], changes: Changes) -> dict[str, Any]:
         held = made.get(name)
         made[name] = with_changes(held if isinstance(held, Mapping) else {}, rest)
     return made
+
+
+def key_path(model: "Model", key: str) -> Key:
+    """Return the path of a key as it is written: dots lead into objects of a config.json only."""
+    in_file = model.folder is not None and model.folder.config is not None
+    return (*key.split("."),) if in_file else (key,)
+
+
+def read_with_changes(model: "Model", changes: Changes) -> "Model":
+    """Return a model that reads the same files with some keys of its configuration changed."""
+    source, folder = model.source, model.folder
+    if folder is not None and folder.config is not None:
+        folder = replace(folder, config=with_changes(folder.config, changes))
+    else:
+        keyed = RenamedSource(source, ())
+        keyed.metadata = with_changes(source.metadata, changes)
+        source = keyed
+    return type(model)(source, folder, model.forced, model.allow_missing)

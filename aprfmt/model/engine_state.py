@@ -12,7 +12,7 @@ same names.
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,9 @@ from aprfmt.base.dump_names import RANK, parse_dump_path
 from aprfmt.base.encodings import ENCODINGS
 from aprfmt.base.protocols import Damage, LazyTensor, Note, Source, TensorInfo, Value
 from aprfmt.base.text_escape import shorten
-from aprfmt.errors import AprfmtError, FormatError, UsageError
+from aprfmt.errors import AprfmtError, FormatError, UnsupportedError, UsageError
 from aprfmt.formats import open_source
+from aprfmt.formats.pytorch.tensor import AbsentTensor
 from aprfmt.model import Model
 
 Cells = NDArray[np.void]
@@ -46,8 +47,12 @@ COLUMNS = ("o_proj", "down_proj", "w2", "out_proj", "dense", "c_proj")
 TABLES = ("embed_tokens", "lm_head", "wte", "word_embeddings")
 # Ends of names that an engine computes and nobody publishes.
 COMPUTED = (".cos_sin_cache", ".inv_freq", ".rotary_emb.sin", ".rotary_emb.cos")
+# Scales of vLLM's attention (vllm/attention/layer.py), which are 1 where no checkpoint sets them.
+UNIT_SCALES = ("._k_scale", "._v_scale", "._q_scale", "._prob_scale")
 _SUFFIXES = (".pt", ".pth", ".bin", ".safetensors")
 _SHOWN = 3
+_BEGIN = 4096  # bytes of a share that are compared before the whole of it
+_VARIED = 8  # different bytes that a share of trained or random numbers begins with, at least
 
 
 def is_engine_state(path: Path) -> bool:
@@ -194,8 +199,13 @@ def open_engine_state(path: Path, published: Model) -> Model:
         tensors = dict(reader.tensors())
         if not tensors:
             _refuse_unrelated(path, held, published)
+        reader.note_released()
         # What the published model does not have is listed under its own name.
-        left = [name for name in held if name not in reader.used and not name.endswith(COMPUTED)]
+        left = [
+            name
+            for name, one in held.items()
+            if name not in reader.used and not name.endswith(COMPUTED) and not _is_unit_scale(one)
+        ]
         for name in left:
             if not reader.is_tied(name):
                 tensors[name] = held[name].parts[0]
@@ -240,6 +250,14 @@ def _group_by_name(
     return made
 
 
+def _is_unit_scale(one: _RankTensor) -> bool:
+    """Return whether a tensor is a scale of attention that nothing set: float32, all 1."""
+    return one.name.endswith(UNIT_SCALES) and all(
+        part.info.encoding == "F32" and bool(np.all(np.frombuffer(part.raw(), "<f4") == 1))
+        for part in one.parts
+    )
+
+
 def _refuse_unrelated(path: Path, held: Mapping[str, _RankTensor], published: Model) -> None:
     """Raise FormatError: no tensor of the state matches a tensor of the published model."""
     names = [f"{shorten(name, 60)} {list(one.shape)}" for name, one in held.items()]
@@ -262,6 +280,7 @@ class _StateReader:
         self._path, self._model, self._held = path, published, held
         self.used: set[str] = set()
         self.notes: list[Note] = []
+        self._empty: dict[str, None] = {}
         hyper = published.hyper
         self._head = int(hyper["head_dim"] or 1)
 
@@ -280,6 +299,8 @@ class _StateReader:
         own = self._held.get(name)
         if own is not None:
             self.used.add(name)
+            if _is_released(own, published):
+                return self._released(name, published, own)
             return self._joined_part(name, published, own, [published.info.shape], 0)
         above, _, leaf = name.rpartition(".")
         base, _, module = above.rpartition(".")
@@ -290,6 +311,8 @@ class _StateReader:
                 if None in sizes:
                     continue
                 self.used.add(whole.name)
+                if _is_released(whole, published):
+                    return self._released(name, published, whole)
                 shapes = [size for size in sizes if size is not None]
                 return self._joined_part(name, published, whole, shapes, parts.index(module))
         return self._find_expert(name, published, base, module)
@@ -310,6 +333,8 @@ class _StateReader:
             if whole is None or parts is None:
                 continue
             self.used.add(whole.name)
+            if _is_released(whole, published):
+                return self._released(name, published, whole)
             expert, at = int(number), parts.index(module)
             count = whole.shape[0]
             ranks = len(whole.parts)
@@ -365,6 +390,8 @@ class _StateReader:
         """
         # A tensor that every rank holds whole.
         ranks, local, wanted = len(whole.parts), whole.shape, shapes[at]
+        if at == 0 and (len(shapes) > 1 or local != wanted):
+            self._note_doubled(whole, published)
         module = name.split(".")[-2] if "." in name else name
         if len(shapes) == 1 and local == wanted:
             return self._replicated(name, published, whole)
@@ -403,6 +430,50 @@ class _StateReader:
                 start = next((one for one, raw in enumerate(made) if raw != own), 0)
                 self._note_unequal_ranks(name, whole.ranks[start], "a key head that ranks share")
         return self._engine_tensor(name, whole, lambda: make(start), shape)
+
+    def _released(self, name: str, published: LazyTensor, whole: _RankTensor) -> LazyTensor:
+        """Return a tensor of the published shape whose bytes are not in the state."""
+        self._empty[whole.name] = None
+        part = next(one for one in whole.parts if not one.info.nbytes)
+        place = part.lies()
+        assert place is not None
+        text = (
+            f"{self._path}: {shorten(whole.name, 100)} holds no number (shape "
+            f"{list(part.info.shape)}): the engine packed it for its kernel after loading; save "
+            "the state before that"
+        )
+        info = replace(published.info, name=name)
+        return AbsentTensor(place[0], info, UnsupportedError(text))
+
+    def _note_doubled(self, whole: _RankTensor, published: LazyTensor) -> None:
+        """Add a warning where two ranks hold one share, and the published tensor repeats nothing.
+
+        A share of zeros or of one number is left to the comparison.
+        """
+        seen: dict[bytes, list[int]] = {}
+        for number, part in enumerate(whole.parts):
+            seen.setdefault(bytes(part.raw(0, min(_BEGIN, part.info.nbytes))), []).append(number)
+        own = bytes(published.raw(0, min(_BEGIN, published.info.nbytes)))
+        for begin, numbers in seen.items():
+            first = whole.parts[numbers[0]]
+            twins = [n for n in numbers[1:] if bytes(whole.parts[n].raw()) == bytes(first.raw())]
+            if not twins or len(set(begin)) < _VARIED or len(set(own)) < _VARIED:
+                continue
+            ranks = ", ".join(str(whole.ranks[n]) for n in (numbers[0], *twins))
+            text = f"{shorten(whole.name, 100)}: ranks {ranks} hold the same share of it"
+            self.notes.append(Note("warning", str(self._path), text, "remark"))
+
+    def note_released(self) -> None:
+        """Add a warning that names the parameters without numbers, if there are any."""
+        if self._empty:
+            names = list(self._empty)
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            text = (
+                f"{len(names)} parameters hold no numbers, as the engine packed them for its "
+                f"kernels after loading ({', '.join(names[:_SHOWN])}{more}); save the state before "
+                "that to have them compared"
+            )
+            self.notes.append(Note("warning", str(self._path), text, "remark"))
 
     def _note_unequal_ranks(self, name: str, rank: int, what: str) -> None:
         """Add a warning that ranks hold different values, and which rank's is compared."""
@@ -469,6 +540,11 @@ class _StateReader:
             bytes(x.raw()) == bytes(y.raw())
             for x, y in zip(table.parts, self._held[name].parts, strict=False)
         )
+
+
+def _is_released(whole: _RankTensor, published: LazyTensor) -> bool:
+    """Return whether a rank's part has no bytes where the published tensor has some."""
+    return bool(published.info.nbytes) and any(not one.info.nbytes for one in whole.parts)
 
 
 def _rows_per_rank(rows: int, ranks: int, head: int) -> int:

@@ -71,9 +71,11 @@ class Item:
 
 
 State = Literal[
-    "equal", "unequal", "only in A", "only in B", "unreadable", "unread", "no counterpart"
-]
-OPEN: frozenset[State] = frozenset({"unreadable"})  # nothing is known
+    "equal", "unequal", "only in A", "only in B", "unreadable", "not reached", "unread",
+    "no counterpart",
+]  # fmt: skip
+LATE: State = "not reached"  # a budget ended before it
+OPEN: frozenset[State] = frozenset({"unreadable", LATE})  # nothing is known
 APART: frozenset[State] = frozenset({"unequal", "only in A", "only in B"})
 
 
@@ -82,9 +84,9 @@ class NotCompared:
     """An item that was not compared by its meaning, and what is known about it all the same.
 
     `state`: its bytes are equal or unequal on both sides, it is on one side only, it cannot be
-    read; `unread` where there is one model only; `no counterpart` where the other side's format
-    has no place for it, by the convention of its writers. `side` is "A" or "B", or words for the
-    two sides where they have other names.
+    read; `not reached` where a budget ended before it; `unread` where there is one model only;
+    `no counterpart` where the other side's format has no place for it, by the convention of its
+    writers. `side` is "A" or "B", or words for the two sides where they have other names.
     """
 
     kind: str

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from aprfmt.arch.role_vocabulary import split_key
 from aprfmt.base.protocols import Value
 from aprfmt.errors import AprfmtError, ArchError
-from aprfmt.model.config_paths import value_at_path, with_changes
+from aprfmt.model.config_paths import key_path, read_with_changes, value_at_path
 from aprfmt.model.relations import Relation, opening_path
-from aprfmt.model.renames import RenamedSource, command_line
+from aprfmt.model.renames import command_line
 
 if TYPE_CHECKING:
     from aprfmt.model import Model
@@ -35,7 +35,7 @@ def solve_key(
     tries = _propose_values(found) if found is not None else _values_for_error(model, error)
     for key, value in list(dict.fromkeys(tries))[:_TRIED]:
         try:
-            made = read(with_key(model, key, value))
+            made = read(read_with_changes(model, {key_path(model, key): value}))
         except AprfmtError:
             continue
         if is_whole(made):
@@ -66,23 +66,10 @@ def is_whole(found: "Resolution") -> bool:
     return fits and layers <= {*range(count)}
 
 
-def with_key(model: "Model", key: str, value: Value) -> "Model":
-    """Return a Model of the same files with one configuration key (dotted) changed."""
-    source, folder = model.source, model.folder
-    if folder is not None and folder.config is not None:
-        folder = replace(folder, config=with_changes(folder.config, {(*key.split("."),): value}))
-    else:
-        keyed = RenamedSource(source, ())
-        keyed.metadata = {**source.metadata, key: value}
-        source = keyed
-    return type(model)(source, folder, model.forced, model.allow_missing)
-
-
 def value_at(model: "Model", key: str) -> Value:
     """Return the value of a configuration's dotted key, None where it is absent."""
-    if model.folder is None or model.folder.config is None:
-        return model.metadata.get(key)
-    found: Value = value_at_path(model.folder.config, (*key.split("."),))
+    config = model.folder.config if model.folder is not None else None
+    found: Value = value_at_path(model.metadata if config is None else config, key_path(model, key))
     return found
 
 

@@ -27,6 +27,7 @@ class RowReader:
 
     rows: Callable[[int, int], F64]
     noise: float = 0.0  # how exact they are, relative to each number
+    blur: float = 0.0  # how far each may be off at all
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,8 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
     if still and _is_unmoved(parameter):
         return Judgement("not compared", "did not move, and no gradient says whether it should")
     recipe = _clipped(recipe, held)
+    if signs and (fit := sample.fit(recipe)) is not None and fit.faint and not held.idle:
+        return Judgement("not compared", FAINT_STEPS)
     fits = [(one, fit) for one in _meanings(recipe, sample) if (fit := sample.fit(one)) is not None]
     if not fits:
         return Judgement("not compared", _lacking(recipe))
@@ -110,7 +113,7 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
     if signs and not _steps(sample, fits) and not held.idle:
         return Judgement("not compared", "makes no step, and no gradient says whether it should")
     right = [(one, fit) for one, fit in fits if fit.right]
-    tried = [] if right else _clippings(fits[0][0], held, sample)
+    tried = [] if right else [each for one, _ in fits for each in _clippings(one, held, sample)]
     for one, fit in (*right, *tried):
         if swallowed(sample, fit.update.whole):
             return _explained(parameter, one, held, sample, fit)
@@ -118,7 +121,18 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
         every = _decays_all(recipe, one, fits)
         clipped = one.clip if tried else None
         return replace(found, decays_all=every, clipped=clipped, signs=signs)
-    return _explained(parameter, fits[0][0], held, sample, fits[0][1])
+    found = _explained(parameter, fits[0][0], held, sample, fits[0][1])
+    for one, fit in fits[1:]:  # another meaning of what was stated
+        if not found.guesses:
+            other = _explained(parameter, one, held, sample, fit)
+            found = other if other.guesses else found
+    return found
+
+
+FAINT_STEPS = (
+    "its steps are shorter than the rate and of many sizes, as where gradients are as small as "
+    "epsilon; --grads, --batch or --optimizer-state says what they were"
+)
 
 
 def _is_unmoved(parameter: Parameter) -> bool:
@@ -159,7 +173,7 @@ def _clipped(recipe: Recipe, held: Held) -> Recipe:
     norm = held.others.get("norm")
     if recipe.clip is None or norm is None or held.gradient is None:
         return recipe
-    return changed(recipe, scale=clip_factor(recipe.clip, norm))
+    return changed(recipe, scale=recipe.scale * clip_factor(recipe.clip, norm))
 
 
 CLIPS = (0.1, 0.25, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)  # norms that trainers clip to
@@ -171,7 +185,7 @@ def _clippings(recipe: Recipe, held: Held, case: StepCase) -> list[tuple[Recipe,
     if recipe.clip is not None or norm is None or held.gradient is None:
         return []
     tried = [
-        changed(recipe, clip=bound, scale=clip_factor(bound, norm))
+        changed(recipe, clip=bound, scale=recipe.scale * clip_factor(bound, norm))
         for bound in CLIPS
         if bound < norm
     ]
@@ -243,6 +257,7 @@ def _made(parameter: Parameter, held: Held, signs: bool, start: int, w0: F64, w1
         signs,
         held.noise,
         others=held.others,
+        blur=0.0 if held.gradient is None else held.gradient.blur,
     )
 
 

@@ -6,7 +6,10 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-from aprfmt.model import open_model
+from aprfmt.base.installation import install_command
+from aprfmt.errors import BackendUnavailableError
+from aprfmt.inference.batch import read_batch
+from aprfmt.model import Model, open_model
 from aprfmt.training.parameters import Parameter, pair_parameters
 from aprfmt.training.saved_arrays import open_arrays
 from aprfmt.training.update import CHUNK
@@ -19,11 +22,18 @@ KEPT = 2  # gradients that are held as they were read
 
 @dataclass(frozen=True)
 class StepMemory:
-    """What explaining an update takes: bytes read, and the most memory at one time."""
+    """What explaining a step takes: bytes read, and the most memory at one time.
+
+    `backward_bytes` is what the gradients of a batch take by autograd, the least of all its
+    activations held and those of one layer; `forward_bytes` what its differences take without
+    torch. Each is None where it was not asked for.
+    """
 
     parameters: int
     read_bytes: int
     peak_bytes: int
+    backward_bytes: int | None = None
+    forward_bytes: int | None = None
 
 
 def estimate_step(
@@ -32,11 +42,14 @@ def estimate_step(
     adapter: Path | str | None = None,
     arrays: Sequence[Path | str] = (),
     arch: str | None = None,
+    batch: Path | str | None = None,
+    dtype: str = "float64",
+    differences: bool = False,
 ) -> StepMemory:
-    """Return what `explain_step` takes for an update; `arrays` are gradients and state.
+    """Return what `explain_step` takes; `arrays` are gradients and state.
 
-    What a backward pass of a batch takes is not in it. Raises as `explain_step` does for files
-    that are not of one model.
+    With `batch` what its gradients take in `dtype`, or its `differences`. Raises as `explain_step`
+    does for files that are not of one model.
     """
     with ExitStack() as stack:
         base = stack.enter_context(open_model(Path(model), arch=arch))
@@ -46,12 +59,49 @@ def estimate_step(
         rows = pair_parameters(before, later, None if adapter is None else base).rows
         held = open_arrays([Path(each) for each in arrays], stack)
         sizes = [prod(captures.shapes[name]) for captures, name in held.values()]
+        backward = forward = None
+        if batch is not None and differences:
+            forward = _forward_bytes(base, Path(batch))
+        elif batch is not None:
+            backward = _backward_bytes(base, Path(batch), adapter, dtype)
     piece = max((_elements(row) for row in rows), default=0)
     read = sum(side.nbytes for row in rows for side in (row.before, row.after) if side is not None)
     peak = PROGRAM + ARRAYS * 8 * piece
     if sizes:
         peak += (4 * KEPT + 8) * max(sizes)
-    return StepMemory(len(rows), read + 4 * sum(sizes), peak)
+    return StepMemory(len(rows), read + 4 * sum(sizes), peak, backward, forward)
+
+
+def _backward_bytes(base: Model, batch: Path, adapter: Path | str | None, dtype: str) -> int:
+    """Return the least that a backward of a batch takes; BackendUnavailableError without torch."""
+    try:
+        from aprfmt.inference.gradients.memory import gradient_memory
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"gradients of a batch need torch ({error}); run {install_command('torch')}"
+        ) from error
+    from aprfmt.adapters.reading import read_adapter
+    from aprfmt.adapters.trained_pairs import trained_pairs
+
+    loaded = read_batch(batch, int(base.hyper["vocab_size"]))
+    with ExitStack() as stack:
+        pairs = []
+        if adapter is not None:
+            opened, found = read_adapter(Path(adapter))
+            stack.enter_context(opened)
+            pairs = trained_pairs(found, base)
+        return gradient_memory(base, loaded, dtype=dtype, pairs=pairs, activations="layer").peak
+
+
+def _forward_bytes(base: Model, batch: Path) -> int:
+    """Return what differences of a batch's loss take: weights, and what enters every layer."""
+    loaded = read_batch(batch, int(base.hyper["vocab_size"]))
+    table = base.roles["token_embd.weight"].shape
+    layers, width = int(base.hyper["n_layers"]) + 1, int(table[-1])
+    sizes = [prod(view.shape) for view in base.roles.values()]
+    entering = layers * width * int(loaded.mask.sum())
+    logits = int(loaded.mask.sum(1).max()) * int(base.hyper["vocab_size"])
+    return PROGRAM + 8 * (sum(sizes) + 3 * max(sizes, default=0) + entering + 2 * logits)
 
 
 def _elements(row: Parameter) -> int:

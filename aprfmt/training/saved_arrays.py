@@ -35,6 +35,7 @@ from aprfmt.model import Model
 from aprfmt.model.patterns import similar_names
 from aprfmt.model.renames import Rename, prefix_rule_onto
 from aprfmt.training.judge import RowReader
+from aprfmt.training.numbered_states import Candidate, Numbered, recognize_numbers, sample_of
 from aprfmt.training.parameters import Parameter
 
 F64 = NDArray[np.float64]
@@ -234,7 +235,8 @@ def open_gradients(
 FIRST = ("exp_avg", "momentum_buffer", "state1", "mu", "m")
 SECOND = ("exp_avg_sq", "state2", "nu", "v")
 LARGEST = ("max_exp_avg_sq",)  # of amsgrad, which divides by it in place of the second moment
-CODES = ("uint8", "int8")  # of states of 8 bits: what was stepped with is not in the file
+CODES = ("uint8", "int8")  # of states of 8 bits: places in a table, times the largest of a block
+_BLOCKS = (64, 128, 256, 512, 1024, 2048, 4096)  # elements of a block in bitsandbytes
 _AROUND = ("state", "optimizer", "optimizer_state", "optimizer_state_dict", "opt_state", "optim")
 _GROUP = re.compile(r"(?:^|\.)param_groups\.(\d+)\.(\w+)$")
 
@@ -244,7 +246,9 @@ class OptimizerState:
     """The state of an optimizer: moments by parameter, the steps made, the settings of its groups.
 
     `steps` is None where the file does not say. `groups` are the settings of each group by torch's
-    names, `params` in them. `indexed` says that parameters are numbers there, not names.
+    names, `params` in them. `indexed` says that parameters are numbers there, not names;
+    `recognized`, that some were told by their values; `names` are those of the numbers that are
+    known. `coded` are the entries of 8 bits whose codes were not read.
     """
 
     path: Path
@@ -253,14 +257,31 @@ class OptimizerState:
     steps: int | None
     groups: tuple[Mapping[str, Any], ...]
     indexed: bool
+    recognized: bool = False
+    names: Mapping[str, str] = field(default_factory=dict)
+    coded: tuple[str, ...] = ()
+    left: tuple[str, ...] = ()  # entries that belong to no parameter, or to none that is known
 
     def group_of(self, name: str) -> Mapping[str, Any]:
         """Return the settings of a parameter's group, none where the file does not say which."""
+        if len(self.groups) == 1:
+            return self.groups[0]
+        numbers = {number for number, own in self.names.items() if own == name}
         for group in self.groups:
             names = group.get("param_names")
             if isinstance(names, list) and name in map(plain_name, map(str, names)):
                 return group
+            if numbers & set(map(str, group.get("params") or ())):
+                return group
         return {}
+
+    @property
+    def kind(self) -> str:
+        """The optimizer that the state is of, by its arrays and the settings of its groups."""
+        settings = {name: value for group in self.groups for name, value in group.items()}
+        if self.second.placed or "amsgrad" in settings or "decoupled_weight_decay" in settings:
+            return "adam" if settings.get("decoupled_weight_decay") is False else "adamw"
+        return "lion" if "betas" in settings and "eps" not in settings else "sgd"
 
 
 def open_state(
@@ -269,23 +290,36 @@ def open_state(
     model: Model,
     stack: ExitStack,
     rules: Sequence[Rename] = (),
+    after: Model | None = None,
 ) -> OptimizerState:
-    """Return the state that a trainer saved of its optimizer; FormatError where it is none."""
+    """Return the state that a trainer saved of its optimizer; FormatError where it is none.
+
+    `after` is the model after the step, by which numbers without names are recognized.
+    """
     arrays = open_arrays([path], stack)
     values = _single_values(path)
     parts: dict[str, dict[str, str]] = {"first": {}, "second": {}, "largest": {}}
     steps: set[int] = set()
-    for name in arrays:
+    coded: list[str] = []
+    for name in tuple(arrays):
         owner, kind = _split_state(name)
         if kind == "step":
             steps.add(int(np.asarray(arrays[name][0].read(name)).reshape(-1)[0]))
-        elif kind and arrays[name][0].dtypes[arrays[name][1]] not in CODES:
+        elif kind and arrays[name][0].dtypes[arrays[name][1]] in CODES:
+            coded.append(owner)
+            decoded = _coded_state(name, arrays)
+            if decoded is not None:
+                arrays[name] = decoded, name  # type: ignore[assignment]
+                parts[kind][owner] = name
+        elif kind:
             parts[kind][owner] = name
     parts["second"] |= parts.pop("largest")
     for name, value in values.items():
         if name.rpartition(".")[2] in ("step", "count") and isinstance(value, int | float):
             steps.add(int(value))
-    if not parts["first"] and not parts["second"]:
+    groups = _groups(values)
+    _refuse_factored(path, arrays)
+    if not parts["first"] and not parts["second"] and not coded and (arrays or not groups):
         raise FormatError(
             f"{path}: holds no optimizer's state: no array is named exp_avg, exp_avg_sq or "
             "momentum_buffer; save optimizer.state_dict()"
@@ -295,10 +329,14 @@ def open_state(
             f"{path}: its parameters are of steps {min(steps)} to {max(steps)}; expected one number"
         )
     owners = list(dict.fromkeys((*parts["first"], *parts["second"])))
-    indexed = all(owner.isdecimal() for owner in owners)
-    groups = _groups(values)
+    if not owners and not coded:
+        steps = {0}  # saved before the first step: settings alone
+    indexed = bool(owners) and all(owner.isdecimal() for owner in owners)
+    recognized = False
     if indexed:
-        order = _order_of_indices(owners, groups, arrays, parts, parameters, path)
+        order, recognized = _order_of_indices(
+            owners, groups, arrays, parts, parameters, path, model, after
+        )
     else:
         order = {owner: owner for owner in owners}
     made = []
@@ -314,12 +352,90 @@ def open_state(
                 left,
             )
         )
-    if not made[0].placed and not made[1].placed:
+    if owners and not made[0].placed and not made[1].placed:
         raise UsageError(
             f"{path}: holds the state of another model: {owners[0]!r} is no parameter of "
             f"{model.path}"
         )
-    return OptimizerState(path, made[0], made[1], next(iter(steps), None), groups, indexed)
+    unknown = [owner for owner in owners if owner not in order]
+    unplaced = dict.fromkeys((*unknown, *made[0].unplaced, *made[1].unplaced))
+    return OptimizerState(
+        path,
+        made[0],
+        made[1],
+        next(iter(steps), None),
+        groups,
+        indexed,
+        recognized,
+        order if indexed else {},
+        tuple(dict.fromkeys(coded)),
+        tuple(unplaced),
+    )
+
+
+_FACTORED = ("exp_avg_sq_row", "exp_avg_sq_col", "row_var", "col_var", "row_momentum")
+
+
+def _refuse_factored(path: Path, arrays: Collection[str]) -> None:
+    """Raise FormatError for a state whose second moments are kept as rows and columns."""
+    name = next((name for name in arrays if name.rpartition(".")[2] in _FACTORED), None)
+    if name is not None:
+        raise FormatError(
+            f"{path}: {name} is of an optimizer that keeps second moments by row and column "
+            "(Adafactor), whose step is not made again here; give --grads and compare gradients"
+        )
+
+
+@dataclass(frozen=True)
+class _CodedState:
+    """One state of 8 bits, with the methods of `Captures` that are used of one array.
+
+    Source of the layout: bitsandbytes' Optimizer2State, `state1` with `qmap1` [256] and `absmax1`
+    [blocks]: a number is qmap[code] * absmax of its block.
+    """
+
+    codes: tuple[Captures, str]
+    table: tuple[Captures, str]
+    largest: tuple[Captures, str]
+    block: int
+
+    @property
+    def path(self) -> Path:
+        """The file."""
+        return self.codes[0].path
+
+    @property
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """The shape of the state, by its own name."""
+        return {self.codes[1]: tuple(self.codes[0].shapes[self.codes[1]])}
+
+    @property
+    def dtypes(self) -> Mapping[str, str]:
+        """The type of what is decoded."""
+        return {self.codes[1]: "float32"}
+
+    def read(self, name: str) -> NDArray[Any]:
+        """Return the numbers, float32 in the shape of the parameter."""
+        codes, table, largest = (
+            captures.read(own) for captures, own in (self.codes, self.table, self.largest)
+        )
+        sizes = np.repeat(largest.reshape(-1), self.block)[: codes.size]
+        made: NDArray[Any] = table.reshape(-1)[codes.reshape(-1)] * sizes
+        return made.astype(np.float32).reshape(codes.shape)
+
+
+def _coded_state(name: str, arrays: Mapping[str, tuple[Captures, str]]) -> _CodedState | None:
+    """Return a state of 8 bits that can be decoded, None where its table or scales are not here."""
+    number = name[-1] if name[-1:] in ("1", "2") else ""
+    head = name.removesuffix(f"state{number}")
+    table, largest = arrays.get(f"{head}qmap{number}"), arrays.get(f"{head}absmax{number}")
+    if head == name or not number or table is None or largest is None:
+        return None
+    elements = int(np.prod(arrays[name][0].shapes[arrays[name][1]], dtype=np.int64))
+    count = int(np.prod(largest[0].shapes[largest[1]], dtype=np.int64))
+    block = next((size for size in _BLOCKS if -(-elements // size) == count), None)
+    full = tuple(table[0].shapes[table[1]]) == (256,)
+    return _CodedState(arrays[name], table, largest, block) if block and full else None
 
 
 def _split_state(name: str) -> tuple[str, str]:
@@ -369,11 +485,14 @@ def _order_of_indices(
     parts: Mapping[str, Mapping[str, str]],
     parameters: Sequence[Parameter],
     path: Path,
-) -> dict[str, str]:
-    """Return the parameter's name of each number in a state; FormatError where none follows.
+    before: Model,
+    after: Model | None,
+) -> tuple[dict[str, str], bool]:
+    """Return {number of a state: parameter's name}, and whether values told some of them.
 
     torch names parameters in `param_names` of its groups where it was given named ones. Else a
-    number belongs to the one parameter that has its shape; where several have, nothing says which.
+    number is the parameter whose change is the step that its moments make. FormatError where
+    neither says what a number is.
     """
     named: dict[str, str] = {}
     for group in groups:
@@ -381,23 +500,38 @@ def _order_of_indices(
         if isinstance(numbers, list) and isinstance(names, list) and len(numbers) == len(names):
             named.update({str(n): str(name) for n, name in zip(numbers, names, strict=True)})
     if named:
-        return named
-    shapes: dict[tuple[int, ...], list[str]] = {}
-    for row in parameters:
-        if len(row.names) == 1 and row.before.whole is not None:
-            shapes.setdefault(tuple(row.before.whole.info.shape), []).append(row.names[0])
-    own: dict[tuple[int, ...], list[str]] = {}
+        return named, False
+
+    def step_of(owner: str) -> NDArray[Any]:
+        first, second = (parts[kind].get(owner) for kind in ("first", "second"))
+        values = arrays[first or second or ""][0].read(first or second or "").astype(np.float64)
+        if first is not None and second is not None:
+            values = values / (np.sqrt(np.maximum(arrays[second][0].read(second), 0)) + 1e-30)
+        return sample_of(values)
+
+    def change_of(name: str) -> NDArray[Any]:
+        assert after is not None
+        return sample_of(after[name].numpy().astype(np.float64) - before[name].numpy())
+
+    numbered = []
     for owner in owners:
         name = parts["first"].get(owner) or parts["second"][owner]
-        own.setdefault(arrays[name][0].shapes[name], []).append(owner)
-    found = {}
-    for shape, numbers in own.items():
-        names = shapes.get(shape, [])
-        if len(names) == 1 and len(numbers) == 1:
-            found[numbers[0]] = names[0]
+        shape = tuple(arrays[name][0].shapes[name])
+        numbered.append(Numbered(owner, shape, partial(step_of, owner)))
+    candidates, seen = [], set()
+    for row in parameters:
+        name = row.names[0]
+        if len(row.names) > 1 or name in seen or after is None or name not in after:
+            continue
+        seen.add(name)
+        shape = tuple(before[name].shape)
+        candidates.append(Candidate(name, row.key, shape, partial(change_of, name)))
+    order = [list(map(str, group["params"])) for group in groups if group.get("params")]
+    order = order or [sorted(owners, key=int)]
+    found, looked = recognize_numbers(numbered, candidates, order)
     if not found:
         raise FormatError(
             f"{path}: names its parameters by numbers, of which nothing says what they are; build "
             "the optimizer from model.named_parameters(), or save the state by name"
         )
-    return found
+    return found, looked

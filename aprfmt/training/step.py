@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,14 @@ from aprfmt.base.shapes import matrix_shape
 from aprfmt.causes import CAUSES
 from aprfmt.causes.training.case import COARSE, StepGuess
 from aprfmt.causes.training.gradient_case import GradientCase
-from aprfmt.causes.training.optimizers import CALLED, OPTIMIZERS, Recipe, changed, parse_recipe
+from aprfmt.causes.training.optimizers import (
+    CALLED,
+    OPTIMIZERS,
+    Recipe,
+    changed,
+    parse_recipe,
+    parse_settings,
+)
 from aprfmt.errors import UsageError
 from aprfmt.measure.encoding_noise import UNIT
 from aprfmt.measure.findings import Finding
@@ -27,7 +35,16 @@ from aprfmt.tensors.view import View
 from aprfmt.training import ComputedGradients
 from aprfmt.training.computed import BatchNumbers as BatchNumbers
 from aprfmt.training.computed import compute_gradients
-from aprfmt.training.judge import CLIPS, Held, Judgement, judge_gradient, judge_update, share_given
+from aprfmt.training.differences import DifferenceChecker, open_differences
+from aprfmt.training.judge import (
+    CLIPS,
+    Held,
+    Judgement,
+    RowReader,
+    judge_gradient,
+    judge_update,
+    share_given,
+)
 from aprfmt.training.parameters import Parameter, pair_parameters
 from aprfmt.training.report import ArrayFacts, Norms, StepReport, TensorStep, UpdateFacts
 from aprfmt.training.saved_arrays import (
@@ -36,6 +53,7 @@ from aprfmt.training.saved_arrays import (
     hyper_of,
     open_gradients,
     open_state,
+    plain_name,
 )
 from aprfmt.training.update import CHUNK, Sums, pieces, same_bytes
 
@@ -53,6 +71,7 @@ def explain_step(
     dtype: str = "float64",
     computed: ComputedGradients | None = None,
     facts: BatchNumbers | None = None,
+    differences: bool = False,
     trained_in: str | None = None,
     rename: Sequence[Rename] = (),
     arch: str | None = None,
@@ -65,7 +84,8 @@ def explain_step(
     after it. `grads` are files of the gradients of the step, `optimizer` is the recipe
     (`adamw:lr=2e-4,wd=0.1,step=1`), `optimizer_state` what the trainer saved of it after the step.
     `batch` is the step's batch: its gradients are computed by torch on `device` in `dtype`, and the
-    given ones held against them. `trained_in` is the arithmetic that made those, whose rounding a
+    given ones held against them; with `differences` they are checked by forward passes in place of
+    that, without torch. `trained_in` is the arithmetic that made those, whose rounding a
     second pass measures (`bfloat16`; None: what the gradients and the weights show). `computed` are
     gradients from elsewhere, and `facts` the numbers of their batch, for what a factor comes of.
     Raises UsageError where there is nothing to compare, or where a file is of another model.
@@ -89,8 +109,21 @@ def explain_step(
         state = None
         if optimizer_state is not None:
             path = Path(optimizer_state)
-            state = open_state(path, found.rows, before, stack, rename)
-        if batch is not None:
+            state = open_state(path, found.rows, before, stack, rename, later)
+        checker = None
+        if differences:
+            if batch is None or given is None:
+                raise UsageError(
+                    "gradients are checked by differences of a batch's loss; give "
+                    "--batch FILE and --grads FILE"
+                )
+            if adapter is not None:
+                raise UsageError(
+                    "--check-gradients: differences are of the weights of a whole "
+                    "model; leave it out for --adapter, or train the model itself"
+                )
+            checker = stack.enter_context(open_differences(base, Path(batch)))
+        elif batch is not None:
             own_adapter = None if adapter is None else Path(adapter)
             computed, facts = compute_gradients(
                 base,
@@ -110,6 +143,7 @@ def explain_step(
             computed,
             facts or BatchNumbers(),
             trained_in,
+            checker,
         )
         return replace(
             step.report(later is not None),
@@ -119,6 +153,9 @@ def explain_step(
             left=(*found.left, *step.left),
             accept=tuple(accept),
         )
+
+
+BLUR = 32.0  # of the root mean square of a trainer's rounding: no element of it is further off
 
 
 def _few_bits(given: SavedArrays | None, parameters: Sequence[Parameter]) -> str | None:
@@ -153,6 +190,7 @@ class _Step:
     computed: ComputedGradients | None
     facts: BatchNumbers
     trained_in: str | None
+    checker: DifferenceChecker | None = None
 
     def __post_init__(self) -> None:
         self.notes: list[str] = []
@@ -166,6 +204,14 @@ class _Step:
         why = "it is of no parameter of the model"
         names = () if self.given is None else self.given.unplaced
         self.left += [NotCompared("gradient", name, "unreadable", why) for name in names]
+        entries = () if self.state is None else self.state.left
+        why = "which parameter it is of is not known"
+        self.left += [NotCompared("moment", name, "unreadable", why) for name in entries]
+        if self.state is not None and self.state.recognized:
+            self.notes.append(
+                "numbers of the state were told by the steps that their moments make, and by the "
+                "order of layers"
+            )
 
     def report(self, updates: bool) -> StepReport:
         """Return the report; `updates`: there is a checkpoint after the step."""
@@ -196,42 +242,69 @@ class _Step:
             tuple(rows),
             tuple(causes),
             norms=Norms(norm, self._computed_norm()),
-            loss=None if self.computed is None else self.computed.loss,
-            computed_on=None if self.computed is None else self.computed.how,
+            loss=self._loss()[0],
+            computed_on=self._loss()[1],
             notes=tuple(self.notes),
         )
+
+    def _loss(self) -> tuple[float | None, str | None]:
+        """Return the loss of the batch, and where it was computed; None without a batch."""
+        if self.computed is not None:
+            return self.computed.loss, self.computed.how
+        if self.checker is not None:
+            return self.checker.loss, self.checker.how
+        return None, None
 
     # --- what was said ---------------------------------------------------------------------
 
     def _recipe(self) -> Recipe | None:
-        """Return the recipe, as it was given, or as the state's groups have it."""
-        if self.optimizer is not None:
-            return self._counted(parse_recipe(self.optimizer))
+        """Return the recipe as it was given; what was not given is as the state's groups have it.
+
+        None where neither says anything.
+        """
         if self.state is None:
-            return None
+            return None if self.optimizer is None else parse_recipe(self.optimizer)
         settings = _settings(self.state)
-        if "lr" not in settings:
+        stated = {} if self.optimizer is None else parse_settings(self.optimizer)
+        if "lr" not in settings and "lr" not in stated:
+            if self.optimizer is not None:
+                return self._counted(parse_recipe(self.optimizer))
             raise UsageError(
                 f"{self.state.path}: holds no settings of its optimizer (no param_groups with lr); "
                 "give them with --optimizer adamw:lr=..."
             )
-        name = "adamw" if self.state.second.placed else "sgd"
-        text = ",".join(f"{key}={value}" for key, value in settings.items())
+        if "lr" in stated:  # a rule that states its rate is complete
+            assert self.optimizer is not None
+            return self._counted(self._directed(parse_recipe(self.optimizer)))
+        name = str(stated.get("name", self.state.kind))
+        known = {"lr", "wd", *OPTIMIZERS[name].settings}
+        held = {key: value for key, value in settings.items() if key in known}
+        text = ",".join(f"{key}={value}" for key, value in held.items())
         self.notes.append(f"settings of the optimizer are those of its state: {name}:{text}")
-        return self._counted(parse_recipe(f"{name}:{text}"))
+        recipe = parse_recipe(f"{name}:{text}")
+        return self._counted(self._directed(changed(recipe, **stated)))
+
+    def _directed(self, recipe: Recipe) -> Recipe:
+        """Return the recipe, up the gradient where the state says that it maximizes."""
+        assert self.state is not None
+        if not any(group.get("maximize") is True for group in self.state.groups):
+            return recipe
+        self.notes.append("the state says maximize: the step goes up the gradient")
+        return changed(recipe, scale=-1.0)  # torch turns the gradient before all else
 
     def _counted(self, recipe: Recipe) -> Recipe:
         """Return the recipe with the step's number, as the state has it."""
         if self.state is None:
             return recipe
         steps = self.state.steps
-        if steps is None and recipe.step is None:
+        if steps is None and recipe.step is None and recipe.row.second:
             raise UsageError(
                 f"{self.state.path}: does not say how many steps were made; add step=N to "
                 "--optimizer"
             )
         if steps is None or recipe.step is None:
-            return changed(recipe, step=recipe.step if steps is None else steps)
+            # A state of no steps is that of before the first.
+            return changed(recipe, step=recipe.step if steps is None else max(1, steps))
         if recipe.step not in (steps, steps + 1):
             raise UsageError(
                 f"{self.state.path}: is of step {steps}; expected that of step {recipe.step}, or "
@@ -245,43 +318,118 @@ class _Step:
         What was given with --optimizer is for all of them.
         """
         assert self.recipe is not None
-        if self.optimizer is not None or self.state is None:
+        stated = {} if self.optimizer is None else parse_settings(self.optimizer)
+        if self.state is None or ("lr" in stated and not self._has_rates(stated["lr"])):
             return self.recipe
         found = self.state.group_of(parameter.names[0])
+        values = _settings_of(found)
         values = {
-            field: float(found[name])
-            for name, field in (("lr", "lr"), ("weight_decay", "wd"))
-            if isinstance(found.get(name), int | float)
+            field: value
+            for field, value in values.items()
+            if field in ("lr", "wd", *self.recipe.row.settings)
+            and (field not in stated or field in ("lr", "wd"))
         }
-        if "wd" in values:
-            values["decay_on"] = "all"  # type: ignore[assignment]
+        if "wd" in values and "decay_on" not in stated:
+            values["decay_on"] = "all"
         return changed(self.recipe, **values)
+
+    def _has_rates(self, stated: float) -> bool:
+        """Return whether the state's groups have several rates, and the stated one is of them."""
+        assert self.state is not None
+        rates = {group.get("lr") for group in self.state.groups}
+        return len(rates) > 1 and stated in rates
 
     def _held(self, parameter: Parameter, norm: float | None) -> Held:
         """Return what the optimizer had for a parameter."""
         gradient = None if self.given is None else self.given.reader(parameter)
+        if self.given is None:
+            gradient = self._computed_reader(parameter)
+            norm = self._computed_norm()
         others = {}
         facts = self.gradients.get(parameter.key)
+        if facts is None and self.given is None and parameter.key in self.compared:
+            facts = self.compared[parameter.key].facts
         if norm is not None and facts is not None:
             others = {"norm": norm, "own_norm": facts.norm}
-        if self.state is None or self.recipe is None or self.recipe.step is None:
+        if self.state is None or self.recipe is None:
             return Held(gradient, others=others, idle=self._idle(parameter.key))
         first, second = (kept.reader(parameter) for kept in (self.state.first, self.state.second))
-        steps = self.recipe.step if self.state.steps is None else self.state.steps
-        return Held(gradient, first, second, steps, self._has_state_after(), others)
+        after = self._has_state_after()
+        if after and parameter.names[0] in self._coded():
+            first = second = None  # rounded to 8 bits after the step was made of them
+        # Without a count the rule has no use for one but that it is not the first step.
+        steps = next((n for n in (self.state.steps, self.recipe.step) if n is not None), 2)
+        flags = {group.get("decoupled_weight_decay") for group in self.state.groups}
+        if flags == {False}:
+            others["decoupled"] = 0.0
+        if first is None and second is None:
+            return Held(gradient, others=others, idle=self._idle(parameter.key))
+        return Held(gradient, first, second, steps, after, others)
+
+    def _computed_reader(self, parameter: Parameter) -> RowReader | None:
+        """Return the gradient that was computed of the batch, where no file gives the trainer's."""
+        if self.computed is None or parameter.key not in self.computed.keys:
+            return None
+        values = self.computed.gradient(parameter.key).astype(np.float64)
+        values = values.reshape(matrix_shape(parameter.before.shape))
+        rounding = self.computed.rounding(parameter.key) or 0.0
+        # What the trainer's arithmetic may leave in one element, of the L2 distance over all.
+        blur = BLUR * rounding / max(1.0, values.size**0.5)
+        floor = UNIT["F32"] * float(np.abs(values).max(initial=0.0))
+        size = float(np.linalg.norm(values))
+        noise = max(UNIT["F32"], BLUR * rounding / size if size else 0.0)
+        return RowReader(lambda start, stop: values[start:stop], noise, max(blur, floor))
+
+    def _coded(self) -> Collection[str]:
+        """Return the stored names of parameters whose moments are kept in 8 bits."""
+        assert self.state is not None
+        return {self.state.names.get(owner, plain_name(owner)) for owner in self.state.coded}
 
     def _judge_update(self, parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
-        """Return the verdict on an update; a state that counts no steps may be that of before."""
+        """Return the verdict on an update.
+
+        A state whose place in time was not said may be that of before the step.
+        """
         found = judge_update(parameter, recipe, held)
-        counted = self.state is None or self.state.steps is not None
-        if found.verdict != "differs" or counted or held.gradient is None or not held.after:
+        if found.verdict == "differs" and self._may_be_before(held):
+            first = 1 if held.first is None else held.step
+            step = first if self.state is None or self.state.steps is None else held.step + 1
+            counted = self.state is not None and self.state.steps is not None
+            before = replace(held, step=held.step if counted else first - 1, after=False)
+            other = judge_update(parameter, changed(recipe, step=step), before)
+            if other.verdict == "agrees" or (other.guesses and not found.guesses):
+                self.made_again.add(parameter.key)
+                found = other
+        return self._without_inputs(parameter, held, found)
+
+    def _may_be_before(self, held: Held) -> bool:
+        """Return whether a state that is taken for that of after the step may be older."""
+        if self.state is None or held.gradient is None or not held.after:
+            return False
+        stated = {} if self.optimizer is None else parse_settings(self.optimizer)
+        return (held.first is not None) and (self.state.steps is None or "step" not in stated)
+
+    def _without_inputs(self, parameter: Parameter, held: Held, found: Judgement) -> Judgement:
+        """Return the verdict; sizes alone do not make one where others have a gradient or moments.
+
+        What the trainer left out of one parameter is what nobody can say of it.
+        """
+        if found.verdict != "agrees" or not found.signs or held.idle:
             return found
-        before = replace(held, step=held.step - 1, after=False)
-        other = judge_update(parameter, recipe, before)
-        if other.verdict != "agrees":
+        if self.state is not None and parameter.names[0] in self._coded():
+            why = (
+                "its moments were rounded to 8 bits after the step; give those of before it and "
+                "--grads"
+            )
+        elif self.state is not None and self.state.steps != 0:
+            why = "the optimizer's state has no moments of it"
+            if self.state.indexed and not self.state.recognized and self.state.left:
+                why = "no number of the optimizer's state is known to be its own"
+        elif self.given is not None:
+            why = "no gradient of it was given"
+        else:
             return found
-        self.made_again.add(parameter.key)
-        return other
+        return replace(found, verdict="not compared", why=why)
 
     def _idle(self, key: str) -> bool:
         """Return whether a parameter is A of a pair whose B is zero before the step.
@@ -301,6 +449,8 @@ class _Step:
                 self.gradients[parameter.key] = facts_of(self.given.values(parameter, place))
             if self.computed is not None:
                 self.compared[parameter.key] = self._compared(parameter, self.computed)
+            elif self.checker is not None:
+                self.compared[parameter.key] = self._checked(parameter, self.checker)
         if self.given is None:
             return None
         norm = float(np.sqrt(sum(row.norm**2 for row in self.gradients.values())))
@@ -316,6 +466,9 @@ class _Step:
             *(() if self.recipe is None or not self.recipe.clip else (self.recipe.clip,)),
         )
         bound = next((each for each in bounds if abs(norm - each) <= 1e-3 * each), None)
+        if bound is None and norm:  # a bound is a number that somebody wrote
+            written = float(f"{norm:.1g}")
+            bound = written if abs(norm - written) <= 1e-5 * written else None
         if bound is None or before is None or norm >= before or not held:
             return
         causes = [{guess.cause for guess in one.guesses} for one in held]
@@ -389,7 +542,9 @@ class _Step:
         if key not in computed.keys:
             return _Compared(why="no gradient of it was computed here")
         values = computed.gradient(key)
-        found = _Compared(facts_of(values), why="no gradient of it was given")
+        # Without any gradients the update alone is held to those computed here.
+        why = "" if self.given is None else "no gradient of it was given"
+        found = _Compared(facts_of(values), why=why)
         place = None if self.given is None else self.given.placed.get(key)
         if self.given is None or place is None:
             return found
@@ -412,6 +567,22 @@ class _Step:
         judged = judge_gradient(case, computed.rounding(key))
         nothing = judged.verdict == "agrees" and case.distance > 1  # rounding of zero on both sides
         return _Compared(found.facts, None if nothing else case.distance, judged)
+
+    def _checked(self, parameter: Parameter, checker: DifferenceChecker) -> "_Compared":
+        """Return a parameter's given gradient held against differences of the loss."""
+        place = None if self.given is None else self.given.placed.get(parameter.key)
+        if self.given is None or place is None:
+            return _Compared(why="no gradient of it was given")
+        reader = self.given.reader(parameter)
+        coarse = self.trained_in in ("bfloat16", "float16") or parameter.before.encoding in COARSE
+        coarse = coarse or (reader is not None and reader.noise >= UNIT["F16"])
+        given = self.given.values(parameter, place).astype(np.float64)
+        if not np.isfinite(given).all():
+            return _Compared()
+        found, apart = checker.judge(parameter.key, given, coarse)
+        if found is None:
+            return _Compared(why="no pass of the batch reads it")
+        return _Compared(None, apart, found)
 
     def _computed_norm(self) -> float | None:
         """Return the norm over all computed gradients, None without any."""
@@ -491,9 +662,9 @@ class _Step:
 
     def _has_state_after(self) -> bool:
         """Return whether the state that was given is the one after the step."""
-        if self.state is None or self.recipe is None or self.recipe.step is None:
+        if self.state is None or self.recipe is None:
             return False
-        return self.state.steps in (None, self.recipe.step)
+        return self.state.steps is None or self.state.steps == self.recipe.step
 
     def _remark(self, rows: Sequence[TensorStep], judged: Mapping[str, Judgement]) -> None:
         """Note what was found and is no fault; what the type hides was not compared."""
@@ -505,6 +676,24 @@ class _Step:
                 NotCompared("step", key, "no counterpart", f"smaller than {kind} shows")
                 for key in hidden
             ]
+        if self.given is None and self.computed is not None and judged:
+            self.notes.append(
+                "no gradients were given: the update is held to those computed of the batch"
+            )
+        stored = {row.key: row for row in self.parameters}
+        coarser = [
+            key
+            for key, one in judged.items()
+            if one.verdict == "agrees" and _is_stored_coarser(stored[key])
+        ]
+        if coarser:
+            one = stored[coarser[0]]
+            assert one.after is not None
+            why = (
+                f"{one.before.encoding} before the step, {one.after.encoding} after it: what that "
+                "rounded away is not known"
+            )
+            self.left += [NotCompared("rounding", key, "unreadable", why) for key in coarser]
         signs = [key for key, one in judged.items() if one.verdict == "agrees" and one.signs]
         if signs:
             why = "no gradient was given: sizes are compared, not signs"
@@ -529,6 +718,14 @@ class _Step:
             self.notes.append(f"the gradients given were clipped to the norm {bound:g} in the step")
 
 
+def _is_stored_coarser(parameter: Parameter) -> bool:
+    """Return whether a parameter is stored in fewer bits after the step than before it."""
+    after = parameter.after
+    if after is None or parameter.before.encoding not in UNIT or after.encoding not in UNIT:
+        return False
+    return UNIT[after.encoding] > UNIT[parameter.before.encoding]
+
+
 def pairs_of(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
     """Return the other factor of each factor of a LoRA pair, by key."""
     known = {row.key: row for row in parameters}
@@ -550,17 +747,22 @@ def _settings(state: OptimizerState) -> dict[str, float]:
     """Return the settings of a state's groups by our names; the decay is the largest of all."""
     found: dict[str, float] = {}
     for group in state.groups:
-        for name, value in group.items():
-            if name == "betas" and isinstance(value, list) and len(value) == 2:
-                found["b1"], found["b2"] = (float(each) for each in value)
-            elif name in CALLED and isinstance(value, int | float) and value is not False:
-                field = CALLED[name]
-                held = found.get(field, 0.0)
-                found[field] = max(held, float(value)) if field == "wd" else float(value)
-    known = (
-        {*OPTIMIZERS["adamw"].settings} if state.second.placed else {*OPTIMIZERS["sgd"].settings}
-    )
-    return {name: value for name, value in found.items() if name in {"lr", "wd", *known} and value}
+        for name, value in _settings_of(group).items():
+            found[name] = max(found.get(name, 0.0), value) if name == "wd" else value
+    return {name: value for name, value in found.items() if value}
+
+
+def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
+    """Return {field of a recipe: value} of one group; others are left out."""
+    found: dict[str, Any] = {}
+    for name, value in group.items():
+        if name == "betas" and isinstance(value, list) and len(value) == 2:
+            found["b1"], found["b2"] = (float(each) for each in value)
+        elif name == "nesterov":
+            found["nesterov"] = value is True
+        elif name in CALLED and isinstance(value, int | float) and not isinstance(value, bool):
+            found[CALLED[name]] = float(value)
+    return {name: value for name, value in found.items() if name not in ("step", "clip")}
 
 
 def facts_of(values: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") -> ArrayFacts:

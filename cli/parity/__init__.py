@@ -70,6 +70,7 @@ REPEATS = 5
 @click.option("--all", "every", is_flag=True, help="Print every point, not the worst of each kind.")
 @options.html("Write a page: evidence, a map of all points for every run.")
 @run_options.within
+@options.budget
 @options.arch
 @options.force
 @options.common

@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aprfmt.base.budget import Budget
 from aprfmt.cli import dry_run, output_format, render, run_options
 from aprfmt.cli.html_page import add_page
 from aprfmt.cli.parity import output
@@ -29,6 +30,7 @@ class ParityOptions(run_options.WithinOptions):
     through: str | None
     arbiter: bool
     thresholds: Path | None
+    budget: Budget | None
 
 
 @dataclass(frozen=True)
@@ -138,6 +140,7 @@ def prepare_runs(
         wanted=wanted,
         through=asked.through,
         arbiter=asked.arbiter,
+        budget=asked.budget,
         threads=asked.threads,
         memory=asked.memory,
         deterministic=asked.deterministic,

@@ -9,6 +9,8 @@ from aprfmt.cli import dry_run as dry_runs
 from aprfmt.cli import options, render
 from aprfmt.cli.html_page import add_page
 from aprfmt.cli.step import output
+from aprfmt.cli.step.output import MemoryRequest
+from aprfmt.errors import UsageError
 
 if TYPE_CHECKING:
     from aprfmt.model.renames import Rename
@@ -39,7 +41,7 @@ if TYPE_CHECKING:
     "--batch",
     type=options.FILE,
     metavar="FILE",
-    help="The step's batch, npz: its gradients are computed, and --grads held against them.",
+    help="The step's batch, npz: its gradients are computed, --grads or the update held to them.",
 )
 @click.option(
     "--device", default="cpu", show_default=True, help="Where they are computed: cpu, cuda, cuda:N."
@@ -52,6 +54,17 @@ if TYPE_CHECKING:
     help="The arithmetic they are computed in.",
 )
 @click.option(
+    "--between",
+    nargs=2,
+    metavar="RUN RUN",
+    help="Compare the batch's gradients of two runs, backward from the loss: cpu cuda:0:bfloat16.",
+)
+@click.option(
+    "--check-gradients",
+    is_flag=True,
+    help="Hold --grads against differences of the batch's loss: forward passes, without torch.",
+)
+@click.option(
     "--optimizer",
     metavar="RULE",
     help="What made the update: adamw:lr=2e-4,wd=0.1,step=1 (adam, sgd, lion).",
@@ -60,7 +73,7 @@ if TYPE_CHECKING:
     "--optimizer-state",
     type=options.FILE,
     metavar="FILE",
-    help="What the trainer saved of the optimizer after the step (or before it: add step=N).",
+    help="What the trainer saved of the optimizer after the step, or before it (with --grads).",
 )
 @click.option(
     "--trained-in",
@@ -83,6 +96,8 @@ def command(
     batch: Path | None,
     device: str,
     dtype: str,
+    between: tuple[str, str] | None,
+    check_gradients: bool,
     optimizer: str | None,
     optimizer_state: Path | None,
     trained_in: str | None,
@@ -103,8 +118,21 @@ def command(
 
     if dry_run:
         state = () if optimizer_state is None else (optimizer_state,)
-        return output.report_memory(model, after, adapter, (*grads, *state), arch)
+        asked = MemoryRequest(
+            model, after, adapter, (*grads, *state), arch, batch, dtype, check_gradients
+        )
+        return output.report_memory(asked)
     options.check_new(force, html)
+    if between is not None:
+        if batch is None or after is not None or grads or html is not None:
+            raise UsageError(
+                "--between compares two runs of one batch; give --batch FILE, and none of --after, "
+                "--grads and --html"
+            )
+        from aprfmt.training.between import compare_runs
+
+        runs = compare_runs(model, batch, between, adapter=adapter, arch=arch, accept=accept)
+        return render.emit(runs.to_json(), runs.exit_code, lambda: output.show_runs(runs, verbose))
     with render.ProgressLine("step") as progress:
         report = explain_step(
             model,
@@ -116,6 +144,7 @@ def command(
             dtype=dtype,
             optimizer=optimizer,
             optimizer_state=optimizer_state,
+            differences=check_gradients,
             trained_in=trained_in,
             rename=rename,
             arch=arch,

@@ -1,7 +1,7 @@
 """What `aprfmt step` prints: the verdict, causes, and tensors by role and layer."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,7 @@ from aprfmt.compare.short_answer import Line, short_answer
 from aprfmt.measure.named_causes import short_keys
 
 if TYPE_CHECKING:
+    from aprfmt.training.between import RunsReport
     from aprfmt.training.report import StepReport, TensorStep
 
 _STYLES = {0: "good", 1: "bad", 2: "warn"}  # by exit code
@@ -94,16 +95,72 @@ def page(body: Mapping[str, Value]) -> str:
     )
 
 
-def report_memory(
-    model: Path, after: Path | None, adapter: Path | None, arrays: Sequence[Path], arch: str | None
-) -> int:
-    """Say what the update takes to be explained, from headers; what is read is none of it."""
+def show_runs(report: "RunsReport", verbose: bool) -> None:
+    """Print which run's gradients are wrong and where first; `verbose`: every gradient."""
+    found = report.pronounced
+    render.say(found.says, style=_STYLES[found.exit])
+    render.say(f"  loss {report.loss:.6f} nats per label, in float64 on the cpu")
+    for run in report.runs:
+        text = f"  {run.run}: loss {run.loss:.6f}"
+        if run.flips:
+            text += f", its routers choose other experts at {len(run.flips)} points: not judged"
+        elif run.first_wrong is not None:
+            text += f", wrong first at {run.first_wrong}, {run.wrong} gradients in all"
+        else:
+            text += ", within what rounding explains"
+        render.say(text, style="bad" if run.first_wrong else "")
+    if verbose:
+        names = [run.run for run in report.runs]
+        render.table(
+            [
+                (
+                    row.key,
+                    f"{row.size:.4g}",
+                    *(f"{x:.3g}" for x in row.apart),
+                    ", ".join(names[i] for i in row.wrong),
+                )
+                for row in report.gradients
+            ],
+            ("gradient", "norm", *names, "wrong"),
+            "lr" + "r" * len(names) + "l",
+        )
+
+
+@dataclass(frozen=True)
+class MemoryRequest:
+    """What the memory of a step is asked for: the command's arguments by their names."""
+
+    model: Path
+    after: Path | None
+    adapter: Path | None
+    arrays: Sequence[Path]
+    arch: str | None
+    batch: Path | None
+    dtype: str
+    differences: bool
+
+
+def report_memory(asked: MemoryRequest) -> int:
+    """Say what explaining a step takes, from headers and shapes; returns the exit code."""
     from aprfmt.training.memory import estimate_step
 
-    found = estimate_step(model, after, adapter, arrays, arch)
+    found = estimate_step(
+        asked.model,
+        asked.after,
+        asked.adapter,
+        asked.arrays,
+        asked.arch,
+        asked.batch,
+        asked.dtype,
+        asked.differences,
+    )
     size = render.size_text
     text = (
         f"{found.parameters} parameters: reads {size(found.read_bytes)}, takes at most "
         f"{size(found.peak_bytes)} of memory"
     )
+    if found.backward_bytes is not None:
+        text += f"; the gradients of the batch take at least {size(found.backward_bytes)}"
+    if found.forward_bytes is not None:
+        text += f"; differences of the batch's loss take {size(found.forward_bytes)}"
     return render.emit({"dry_run": asdict(found)}, 0, lambda: render.say(text))

@@ -128,7 +128,8 @@ class Backend(Recurrent, Hosted, ABC):
     def host_row(self, x: Array, best: Any | None) -> Any:
         """Return logits [vocab] for a sampler: a numpy array, or an object that converts to one.
 
-        `best` is PassRecorder.best of this pass: what a replayed pass has of its logits already.
+        `best` is the argmax on the device that a replayed pass has computed already, None without
+        one. It is not used here.
         """
         return self.to_numpy(x)
 
@@ -197,7 +198,7 @@ class Backend(Recurrent, Hosted, ABC):
         """Return an expert router's logits [tokens, n_experts] for x.
 
         If not `rounded`, inputs and result are float32 (float64 if that is the dtype). This default
-        is `linear`, for backends whose dtype does not have 16 bits.
+        is `linear` whatever `rounded` says, for backends whose dtype does not have 16 bits.
         """
         return self.linear(x, w, bias)
 
@@ -485,21 +486,21 @@ class Backend(Recurrent, Hosted, ABC):
     def take(self, x: Array, rows: Any) -> Array:
         """Return rows `rows` of x's first axis, in that order.
 
-        `rows` are numpy integers, or the rows that `shares` gives.
+        `rows` are numpy integers, or the row numbers that `rows_by_expert` yields.
         """
 
     @abstractmethod
     def add_weighted(self, total: Array, rows: Any, y: Array, weights: Any) -> Array:
-        """Add y [n, width] times weights [n] to `rows` of total [tokens, width]; return total.
+        """Add y [n, width] times weights [n] to n rows of total [tokens, width]; return total.
 
-        Total is changed in place. The product is computed in float32 at least and rounded once; the
-        sum is rounded too.
+        `rows` are the numbers of these rows of total, which is changed in place. The product is
+        computed in float32 at least and rounded once; the sum is rounded too.
         """
 
     # a loss
 
     def cross_entropy(self, logits: Array, labels: Numbers) -> Numbers | float:
-        """Return the loss of each label [tokens] in nats, or their mean.
+        """Return the loss of each label [tokens] in nats; some backends return their mean.
 
         Computed in the backend's arithmetic. Not what `eval` prints, which is one float64 function
         for all: `parity` asks whether a run's loss is that of its logits [tokens, vocab].

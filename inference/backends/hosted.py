@@ -42,9 +42,10 @@ ExpertRows = tuple[int, Any, Any]
 
 
 def group_by_expert(experts: Numbers) -> tuple[Numbers, Numbers, Numbers]:
-    """Return (flat places of [tokens, used] sorted by expert, chosen experts, rows of each).
+    """Return (flat indices into experts sorted by expert, the chosen experts, how many each has).
 
-    Only experts that are chosen are listed, ascending; the places of one expert ascend.
+    `experts` is [tokens, used]. Only experts that are chosen are listed, ascending; the indices of
+    one expert ascend.
     """
     chosen, counts = np.unique(experts, return_counts=True)
     return np.argsort(experts, axis=None, kind="stable"), chosen, counts
@@ -63,7 +64,7 @@ class _Host(Protocol):
         """Return an array as numpy on the host."""
 
     def add_weighted(self, total: Array, rows: Any, y: Array, weights: Any) -> Array:
-        """Add y times weights to `rows` of total in place; return total."""
+        """Add y times weights to the rows of total that `rows` numbers, in place; return total."""
 
     def linear(self, x: Array, w: "Weight", bias: Array | None) -> Array:
         """Return x times w transposed, plus bias."""
@@ -98,14 +99,11 @@ class Hosted:
         return self.to_numpy(x)
 
     def router_factors(self, weight: "Weight") -> Array:
-        """Return a weight's numbers that a router adds to its scores or multiplies its weights by.
-
-        They are an array that `maths` takes: numpy's here.
-        """
+        """Return a router's bias or scale as the array that `maths` computes with: numpy's here."""
         return weight.numpy()
 
     def as_logits_dtype(self, x: Array, other: Array) -> Array:
-        """Return x (of `factors`) in the dtype of `other`, a router's logits."""
+        """Return x, a result of `router_factors`, in the dtype of `other`, a router's logits."""
         return x.astype(other.dtype, copy=False)
 
     def rounded_factors(self: _Host, x: Array) -> Array:
@@ -174,7 +172,10 @@ class Hosted:
         return self.array(weights[:, None])
 
     def add_rows(self: _Host, total: Array, rows: Any, y: Array) -> Array:
-        """Add y [n, width] to `rows` of total [tokens, width] in place; return total, rounded."""
+        """Add y [n, width] to the rows of total [tokens, width] that `rows` numbers; return total.
+
+        Total is changed in place, and the sum rounded to the dtype.
+        """
         return self.add_weighted(total, rows, y, np.ones(len(rows), np.float32))
 
     def can_stack_experts(self, stacks: Sequence["Weight"]) -> bool:
@@ -194,16 +195,21 @@ class Hosted:
         rounds: bool,
         scale: Numbers | None = None,
     ) -> ExpertBlocks:
-        """Return the rows that each expert gets by router logits [tokens, n_experts].
+        """Return the blocks of rows that each expert gets by router logits, and the rows' weights.
 
-        Everything stays on the device. `bias` [n_experts] is added to the scores for the choice
-        only. `rounds`: the experts' weights are rounded to the dtype. `scale` [n_experts]
-        multiplies them. Only backends with `can_stack_experts` have it.
+        `logits` are [tokens, n_experts]. Everything stays on the device. `bias` [n_experts] is
+        added to
+        the scores for the choice only. `rounds`: the experts' weights are rounded to the dtype.
+        `scale`
+        [n_experts] multiplies them. Only backends with `can_stack_experts` have it.
         """
         raise NotImplementedError
 
     def pack_blocks(self, experts: Numbers, weights: Numbers, n_experts: int) -> ExpertBlocks:
-        """Return the blocks of a choice [tokens, used] made on the host, as `blocks` does."""
+        """Return the blocks of a choice made on the host, as `route_blocks` does of its own choice.
+
+        `experts` and `weights` are [tokens, used]. Only backends with `can_stack_experts` have it.
+        """
         raise NotImplementedError
 
     def multiply_stack(self: _Host, x: Array, stack: "Weight", experts: Any) -> Array:

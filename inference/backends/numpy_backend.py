@@ -270,6 +270,9 @@ class NumpyBackend(Tiles):
         return np.ascontiguousarray(x[rows])
 
     def add_weighted(self, total: Array, rows: Array, y: Array, weights: Array) -> Array:
-        """Add y times weights to `rows` of total in place, return total; no row may occur twice."""
+        """Add y [n, width] times weights [n] to n rows of total in place; return total.
+
+        `rows` are the numbers of these rows of total, each at most once.
+        """
         total[rows] += y * self.array(weights)[:, None]
         return total

@@ -47,9 +47,10 @@ class PassRecorder(Protocol):
         *,
         steps: bool,
     ) -> Array:
-        """Return the logits of `run(ids, positions)`, by replaying a recorded pass if there is one.
+        """Return the logits of `run(ids, positions)`, by replaying a recorded pass if one fits.
 
-        `rows` is a key that differs for passes that return other rows. `steps`: a step's arithmetic
-        depends on nothing but its token, its position and the cache.
+        `cache` is the key-value cache that the pass continues. `rows` is a key that differs for
+        passes that return logits of other rows. `steps`: a step's arithmetic depends on nothing but
+        its token, its position and the cache.
         """
         ...

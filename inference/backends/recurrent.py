@@ -29,6 +29,9 @@ class _Operations(Protocol):
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
         """Return act(x) for the activation `kind`."""
 
+    def sigmoid(self, x: Array) -> Array:
+        """Return 1 / (1 + exp(-x))."""
+
     def rms_norm(self, x: Array, weight: Array, *, eps: float, offset: int, cast: Any) -> Array:
         """Return the RMS norm of x over the last axis, times weight + offset."""
 
@@ -72,9 +75,9 @@ class Recurrent:
 
         q and k [tokens, key_heads, key_dim] are scaled to length one, q then divided by
         sqrt(key_dim). Each key head serves as many value heads in a row. `decay` [tokens,
-        value_heads] is the logarithm of what the state is multiplied by, `beta` how much of a
-        value's error is written. Computed in float32 at least, the result is rounded once. Token by
-        token in deterministic mode.
+        value_heads] is the logarithm of what the state is multiplied by ([tokens, value_heads,
+        key_dim]: by channel), `beta` how much of a value's error is written. Computed in float32 at
+        least, the result is rounded once. Token by token in deterministic mode.
         """
         q, k, v, decay, beta = (self.to_numpy(x) for x in (q, k, v, decay, beta))
         with np.errstate(over="ignore", invalid="ignore"):
@@ -86,9 +89,12 @@ class Recurrent:
     ) -> Array:
         """Return RMSNorm of x over the last axis, times weight, times act(gate).
 
-        Only the norm and the result are rounded where a backend can; here act(gate) is too.
+        `kind` is an activation, or "sigmoid". Only the norm and the result are rounded where a
+        backend can; here act(gate) is too.
         """
         normed = self.rms_norm(x, weight, eps=eps, offset=0, cast="before_weight")
+        if kind == "sigmoid":
+            return self.mul(normed, self.sigmoid(gate))
         return self.mul(normed, self.activate(gate, kind, steps=False))
 
     def time_step(
@@ -119,9 +125,9 @@ class Recurrent:
         """Return what a state space scan reads [tokens, heads, head_dim], and the state after it.
 
         x is shaped as the result, `step` [tokens, heads], `rate` [heads] or [heads, state] of
-        `rates`, b and c [tokens, groups, state], `skip` [heads]: how much of x is added. Each group
-        serves as many heads in a row. All is float32 at least. Token by token in deterministic
-        mode.
+        `decay_rates`, b and c [tokens, groups, state], `skip` [heads]: how much of x is added. Each
+        group serves as many heads in a row. All is float32 at least. Token by token in
+        deterministic mode.
         """
         x, step, rate, b, c, skip = (self.to_numpy(y) for y in (x, step, rate, b, c, skip))
         with np.errstate(over="ignore", invalid="ignore"):

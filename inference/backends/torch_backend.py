@@ -323,7 +323,7 @@ class TorchBackend(TorchRecurrent):
         return x[self._index(rows)]
 
     def rows_by_expert(self, experts: Numbers, weights: Numbers) -> Iterable[ExpertRows]:
-        """Return (expert, its rows, their weights) of each chosen expert, all copied to the device.
+        """Return [(expert, its rows, their weights)] of the chosen experts, on the device.
 
         Rows and weights are slices of two tensors. Deterministic mode uses the base class's.
         """
@@ -356,13 +356,19 @@ class TorchBackend(TorchRecurrent):
         return self.narrow(weights[:, None])
 
     def add_rows(self, total: Array, rows: Numbers | Array, y: Array) -> Array:
-        """Add y to `rows` of total in place and return total; no row may occur twice."""
+        """Add y [n, width] to the n rows of total that `rows` numbers, in place; return total.
+
+        No row may occur twice.
+        """
         return total.index_add_(0, self._index(rows), y)
 
     def add_weighted(
         self, total: Array, rows: Numbers | Array, y: Array, weights: Numbers | Array
     ) -> Array:
-        """Add y times weights to `rows` of total in place, return total; no row may occur twice."""
+        """Add y [n, width] times weights [n] to n rows of total in place; return total.
+
+        `rows` are the numbers of these rows of total, each at most once.
+        """
         factors = torch.as_tensor(weights).to(self._device, self._wide)
         return total.index_add_(0, self._index(rows), self.narrow(y * factors[:, None]))
 

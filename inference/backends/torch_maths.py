@@ -35,13 +35,13 @@ class TorchMaths:
         return x.gather(-1, places)
 
     def marked(self, places: torch.Tensor, count: int) -> torch.Tensor:
-        """Return a mask of rows of `count`, True at each row's indices `places`."""
+        """Return a mask [..., count] that is True at each row's indices `places` [..., n]."""
         shape = (*places.shape[:-1], count)
         found = torch.zeros(shape, dtype=torch.bool, device=places.device)
         return found.scatter_(-1, places, True)
 
     def spread(self, x: torch.Tensor, times: int) -> torch.Tensor:
-        """Return the last axis with every element repeated `times` times in place."""
+        """Return x with each element of its last axis repeated `times` times, next to itself."""
         return x[..., None].expand(*x.shape, times).flatten(-2)
 
     def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 from aprfmt.inference.backends.base import Array
 from aprfmt.inference.backends.tiles import Tiles
-from aprfmt.inference.recurrence import CHUNK, LINEAR, TINY
+from aprfmt.inference.recurrence import CHUNK, LINEAR, SUBCHUNK, TINY, by_channel
 
 
 class TorchRecurrent(Tiles):
@@ -44,8 +44,11 @@ class TorchRecurrent(Tiles):
     ) -> tuple[Array, Array]:
         """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
 
-        CHUNK tokens are computed at a time in float32 at least; the reads are rounded once. Shapes
-        are those of Recurrent.delta.
+        CHUNK tokens are computed at a time in float32 at least; the reads are rounded once. q and k
+        are
+        [tokens, key_heads, key_dim], v is shaped as the result; `decay` (a logarithm) and `beta`
+        are
+        [tokens, value_heads], `state` [value_heads, key_dim, value_dim], None for zeros.
         """
         if self.deterministic:
             return super().delta(q, k, v, decay, beta, state)
@@ -67,9 +70,16 @@ class TorchRecurrent(Tiles):
     def gated_norm(self, x: Array, weight: Array, gate: Array, kind: str, *, eps: float) -> Array:
         """Return RMSNorm of x times weight, rounded, then times act(gate), rounded.
 
-        act(gate) is float32 at least. `kind` names the activation.
+        act(gate) is float32 at least. `kind` names the activation; with "sigmoid" (Kimi delta
+        attention) only the result is rounded.
         """
+        if kind == "sigmoid" and not self.deterministic:
+            y = self.wide(x)
+            y = y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + eps) * self.wide(weight)
+            return self.narrow(y * self.wide(gate).sigmoid())
         normed = self.rms_norm(x, weight, eps=eps, offset=0, cast="before_weight")
+        if kind == "sigmoid":
+            return self.mul(normed, self.sigmoid(gate))
         act = self.activate(self.wide(gate), kind, steps=False)
         return self.narrow(self.wide(normed) * self.wide(act))
 
@@ -99,8 +109,9 @@ class TorchRecurrent(Tiles):
     ) -> tuple[Array, Array]:
         """Return what a state space scan reads [tokens, heads, head_dim], and the state after it.
 
-        CHUNK tokens are computed at a time; both results are float32 at least. Shapes are those of
-        Recurrent.scan.
+        CHUNK tokens are computed at a time; both results are float32 at least. x is shaped as the
+        reads, `step` [tokens, heads], `rate` [heads] or [heads, state], b and c [tokens, groups,
+        state], `skip` [heads], `state` [heads, head_dim, state], None for zeros.
         """
         x, step, b, c, skip = (self.wide(y) for y in (x, step, b, c, skip))
         if self.deterministic:
@@ -147,23 +158,55 @@ def _delta_chunk(
     """Return the reads [heads, tokens, value_dim] of one chunk, and the state after it.
 
     Inputs have heads first: q, k [heads, tokens, key_dim], v [heads, tokens, value_dim], log decay
-    g and beta [heads, tokens], state [heads, key_dim, value_dim]. recurrence.py explains the system
-    that is solved.
+    g [heads, tokens], or [heads, tokens, key_dim] by channel, beta [heads, tokens], state [heads,
+    key_dim, value_dim]. recurrence.py explains the system that is solved.
     """
-    tokens = q.shape[1]
-    total = g.cumsum(1)  # (head, token)
-    later = torch.ones(tokens, tokens, dtype=torch.bool, device=q.device).triu(1)
-    between = total[:, :, None] - total[:, None, :]
-    between = between.masked_fill(later, -torch.inf).exp()  # (head, i, j): the decay from j to i
-    grown = total.exp()[..., None]
-    turned = k.swapaxes(1, 2)
-    overlap = (k @ turned) * between * beta[..., None]
+    total = g.cumsum(1)  # (head, token) or (head, token, key_dim)
+    within = _products_by_channel if g.ndim == 3 else _products_by_head
+    overlap, seen = within(k, total, k) * beta[..., None], within(q, total, k)
+    grown = by_channel(total).exp()
     wanted = (v - (k * grown) @ state) * beta[..., None]
     change = torch.linalg.solve_triangular(overlap, wanted, upper=False, unitriangular=True)
-    read = (q * grown) @ state + ((q @ turned) * between) @ change
-    last = total[:, -1:]
-    left = k * (last - total).exp()[..., None]
-    return read, state * last.exp()[..., None] + left.swapaxes(1, 2) @ change
+    read = (q * grown) @ state + seen @ change
+    last = by_channel(total[:, -1:])
+    left = k * (last - by_channel(total)).exp()
+    return read, state * last.exp().swapaxes(1, 2) + left.swapaxes(1, 2) @ change
+
+
+def _later(tokens: int, x: torch.Tensor) -> torch.Tensor:
+    """Return where column j is after row i: booleans [tokens, tokens] on the device of x."""
+    return torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu(1)
+
+
+def _products_by_head(x: Array, total: Array, k: Array) -> torch.Tensor:
+    """Return exp(c_i - c_j) (x_i . k_j) [heads, i, j], zero for later j; `total` is c by head."""
+    between = total[:, :, None] - total[:, None, :]
+    between = between.masked_fill(_later(x.shape[1], x), -torch.inf).exp()
+    found: torch.Tensor = (x @ k.swapaxes(1, 2)) * between
+    return found
+
+
+def _products_by_channel(x: Array, total: Array, k: Array) -> torch.Tensor:
+    """Return sum over d of exp(c_id - c_jd) x_id k_jd [heads, i, j], zero for later j.
+
+    `total` is c [heads, tokens, key_dim]; recurrence.py explains the blocks of SUBCHUNK rows.
+    """
+    heads, tokens, _ = x.shape
+    blocks = []
+    for start in range(0, tokens, SUBCHUNK):
+        rows = slice(start, min(start + SUBCHUNK, tokens))
+        here = total[:, rows]
+        size, keys = here.shape[1], k[:, rows]
+        between = here[:, :, None] - here[:, None]
+        between = between.masked_fill(_later(size, x)[..., None], -torch.inf).exp()
+        parts = [(x[:, rows, None] * between * keys[:, None]).sum(-1)]
+        if start:
+            first = total[:, start : start + 1]
+            earlier = k[:, :start] * (first - total[:, :start]).exp()
+            parts.insert(0, (x[:, rows] * (here - first).exp()) @ earlier.mT)
+        parts.append(x.new_zeros(heads, size, tokens - rows.stop))
+        blocks.append(torch.cat(parts, dim=2))
+    return torch.cat(blocks, dim=1)
 
 
 def _scan_by_element(
@@ -171,7 +214,8 @@ def _scan_by_element(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (reads, state) of a scan where each state number has a rate, token by token.
 
-    What does not depend on the state is computed for CHUNK tokens at once.
+    What does not depend on the state is computed for CHUNK tokens at once. Shapes are those of
+    Recurrent.scan, without the skip.
     """
     each = x.shape[1] // b.shape[1]
     reads = []
@@ -191,7 +235,7 @@ def _scan_by_head(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return (reads [tokens, heads, head_dim], state) of a scan where each head has one rate.
 
-    scan.py explains the products.
+    Shapes are those of Recurrent.scan, without the skip. scan.py explains the products.
     """
     groups = b.shape[1]
     each = x.shape[1] // groups
@@ -208,7 +252,10 @@ def _scan_by_head(
 def _scan_chunk(
     x: Array, step: Array, rate: Array, b: Array, c: Array, state: Array
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return (reads [groups, heads of each, tokens, head_dim], state) of one chunk of a scan."""
+    """Return (reads [groups, heads of each, tokens, head_dim], state) of one chunk of a scan.
+
+    Inputs have groups and heads first. `_scan_chunk` of scan.py explains the products.
+    """
     decay = step * rate[..., None]  # (group, head, token)
     tokens = decay.shape[-1]
     later = torch.ones(tokens, tokens, dtype=torch.bool, device=x.device).triu()

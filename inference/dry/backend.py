@@ -14,7 +14,7 @@ from aprfmt.inference.backends.base import Array, Heads, NormCast, Numbers, Rope
 from aprfmt.inference.backends.tiles import Tiles
 from aprfmt.inference.dry.ghosts import Ghost, Ledger
 from aprfmt.inference.masks import Mask
-from aprfmt.inference.recurrence import CHUNK
+from aprfmt.inference.recurrence import CHUNK, SUBCHUNK
 from aprfmt.inference.weights import Weight, free_memory
 from aprfmt.tensors.stats import Stats, compute_stats
 
@@ -30,7 +30,7 @@ class Routed(Ghost):
     used: int
 
     def numbers(self) -> Numbers:
-        """Return logits [tokens, n_experts] that choose `used` other experts for each token."""
+        """Return logits [tokens, n_experts] that give the experts their turn, `used` a token."""
         tokens, experts = self.shape
         turn = np.arange(tokens)[:, None] * self.used
         place = (np.arange(experts)[None, :] - turn) % experts
@@ -134,7 +134,7 @@ class DryBackend(Tiles):
         return mask
 
     def _on_host(self, shape: Sequence[int]) -> Ghost:
-        """Return a new ghost of one byte an element in the account of the masks."""
+        """Return a new ghost of one byte an element, in the account that masks are counted in."""
         return self.allocate(shape, 1)
 
     # products
@@ -151,7 +151,7 @@ class DryBackend(Tiles):
         return self.allocate((len(x), rows.shape[0]))
 
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
-        """Return ghost logits [tokens, n_experts] by which experts are chosen in turn."""
+        """Return ghost logits [tokens, n_experts], by which tokens use the experts in turn."""
         y = self.router_product(x, w, bias, rounded=rounded)
         logits = Routed(y.shape, y.itemsize, y.memory)
         logits.used = self.used
@@ -164,12 +164,12 @@ class DryBackend(Tiles):
     # element by element
 
     def softcap(self, x: Array, cap: float) -> Array:
-        """Return a new ghost, and count two more of its size meanwhile."""
+        """Return a new ghost, and count two more of its size as allocated during the call."""
         self.account.count_briefly(2 * x.nbytes)
         return x.copy()
 
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
-        """Return a new ghost, and count what the activation `kind` allocates meanwhile."""
+        """Return a new ghost, and count what the activation `kind` allocates during the call."""
         if kind == "gelu":  # by way of Python's numbers
             self.account.count_briefly((_PYTHON_FLOAT + 2 * self.itemsize) * x.size)
         elif kind == "gelu_tanh":
@@ -177,7 +177,7 @@ class DryBackend(Tiles):
         return self.allocate(x.shape)
 
     def sigmoid(self, x: Array) -> Array:
-        """Return a new ghost, and count two more of its size meanwhile."""
+        """Return a new ghost, and count two more of its size as allocated during the call."""
         self.account.count_briefly(2 * x.nbytes)
         return x.copy()
 
@@ -186,11 +186,11 @@ class DryBackend(Tiles):
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Return a new ghost: the result; its squares are freed before."""
+        """Return a new ghost of x's shape; the squares are freed before it and are not counted."""
         return self.allocate(x.shape)
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
-        """Return a new ghost, and count the three arrays of its steps meanwhile."""
+        """Return a new ghost, and count the three arrays of its steps during the call."""
         self.account.count_briefly(3 * x.nbytes)
         return self.allocate(x.shape)
 
@@ -217,7 +217,7 @@ class DryBackend(Tiles):
         return super().attend(q, k[first:stop], v[first:stop], part)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
-        """Return a new ghost [heads, tokens, keys], and count the copy of the queries meanwhile."""
+        """Return a new ghost [heads, tokens, keys], and count the queries' copy during the call."""
         if self.deterministic:
             return self.tiled_scores(q, k, lambda x: x)
         scores = self.allocate((q.shape[1], len(q), len(k)))
@@ -229,7 +229,7 @@ class DryBackend(Tiles):
         return self.allocate(scores.shape)
 
     def mix(self, probs: Array, v: Array) -> Array:
-        """Return a new ghost for the mixed values, and count its transposed copy meanwhile."""
+        """Return a new ghost for the result, and count its transposed copy during the call."""
         if self.deterministic:
             return self.tiled_mix(probs, v)
         mixed = self.allocate((probs.shape[1], probs.shape[0], v.shape[-1]))
@@ -239,13 +239,13 @@ class DryBackend(Tiles):
     # recurrent layers
 
     def convolve(self, window: Array, kernel: Array, bias: Array | None = None) -> Array:
-        """Return a new ghost [tokens, channels], and count the sum of taps meanwhile."""
+        """Return a new ghost [tokens, channels], and count the sum of taps during the call."""
         y = self.allocate((len(window) - kernel.shape[1] + 1, window.shape[1]))
         self.account.count_briefly(2 * y.size * self.wide_size)
         return y
 
     def decay(self, a: Array, rate: Array, shift: Array) -> Array:
-        """Return a new ghost in float32 at least, and count four more of its size meanwhile."""
+        """Return a new ghost in float32 at least, and count four more during the call."""
         y = self.allocate(a.shape, self.wide_size)
         self.account.count_briefly(4 * y.nbytes)
         return y
@@ -255,35 +255,39 @@ class DryBackend(Tiles):
     ) -> tuple[Array, Array]:
         """Return new ghosts (reads, state), and count what a chunk of the delta rule takes.
 
-        q and k are repeated for the value heads, and the state is there twice.
+        That is counted during the call; so are q and k repeated for the value heads, and the state
+        a
+        second time.
         """
         (tokens, heads, values), keys, size = v.shape, k.shape[2], self.wide_size
         kept = self.allocate((heads, keys, values), size)
         read = self.allocate(v.shape)
         rows = min(tokens, CHUNK)
         chunk = heads * rows * (3 * rows + 4 * keys + 4 * values) * size
+        if decay.ndim == 3:  # pairs of tokens by channel
+            chunk += 3 * heads * min(rows, SUBCHUNK) ** 2 * keys * size
         self.account.count_briefly(
             2 * tokens * heads * keys * size + read.nbytes + kept.nbytes + chunk
         )
         return read, kept
 
     def gated_norm(self, x: Array, weight: Array, gate: Array, kind: str, *, eps: float) -> Array:
-        """Return a new ghost, and count the norm and the activated gate meanwhile."""
+        """Return a new ghost, and count the norm and the activated gate during the call."""
         self.account.count_briefly(2 * x.size * self.wide_size)
         return self.allocate(x.shape)
 
     def add_wide(self, a: Array, b: Array) -> Array:
-        """Return a new ghost in float32 at least, and count both operands converted meanwhile."""
+        """Return a new ghost in float32 at least, counting the converted operands briefly."""
         self.account.count_briefly((a.size + b.size) * self.wide_size)
         return self.allocate(a.shape, self.wide_size)
 
     def time_step(self, raw: Array, bias: Array | None, low: float, high: float) -> Array:
-        """Return a new ghost, and count the sum and the softplus meanwhile."""
+        """Return a new ghost, and count the sum and the softplus during the call."""
         self.account.count_briefly(2 * raw.nbytes)
         return self.allocate(raw.shape)
 
     def decay_rates(self, logs: Array) -> Array:
-        """Return a new ghost in float32 at least, and count one more of its size meanwhile."""
+        """Return a new ghost in float32 at least, and count one more during the call."""
         self.account.count_briefly(logs.size * self.wide_size)
         return self.allocate(logs.shape, self.wide_size)
 
@@ -297,9 +301,10 @@ class DryBackend(Tiles):
         skip: Array,
         state: Array | None,
     ) -> tuple[Array, Array]:
-        """Return new ghosts (reads, state), and count what a chunk of the scan takes meanwhile.
+        """Return new ghosts (reads, state), and count what a chunk of the scan takes.
 
-        That is the decays between its tokens, or every token's state where states have rates each.
+        That is counted during the call: the decays between its tokens, or every token's state where
+        states have rates each.
         """
         (tokens, heads, width), numbers, size = x.shape, b.shape[2], self.wide_size
         kept = self.allocate((heads, width, numbers), size)
@@ -314,7 +319,7 @@ class DryBackend(Tiles):
     def gated_scan(
         self, x: Array, gate: Array, weight: Array | None, *, groups: int, eps: float, first: bool
     ) -> Array:
-        """Return a new ghost, and count gate, product and norm meanwhile."""
+        """Return a new ghost, and count gate, product and norm during the call."""
         self.account.count_briefly(3 * x.size * self.wide_size)
         return self.allocate(x.shape)
 
@@ -333,6 +338,6 @@ class DryBackend(Tiles):
         return self.allocate((len(rows), *x.shape[1:]))
 
     def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
-        """Return total, and count the rows, their product and the sum meanwhile."""
+        """Return total, and count the rows, their product and the sum during the call."""
         self.account.count_briefly(3 * y.nbytes)  # the rows, their product, the sum
         return total

@@ -29,7 +29,7 @@ class Ledger:
         self.peak = max(self.peak, self.live)
 
     def count_briefly(self, nbytes: int) -> None:
-        """Raise the peak as if bytes were allocated for the length of one operation."""
+        """Raise the peak as if `nbytes` bytes were allocated for the length of one operation."""
         self.peak = max(self.peak, self.live + nbytes)
 
 

@@ -99,7 +99,10 @@ class ThroughGhost(GhostRows):
         self.nbytes = 4 * math.prod(tensor.shape)
 
     def numpy(self) -> Ghost:  # type: ignore[override]
-        """Return the decoded tensor as a ghost; count what encoding and decoding hold meanwhile."""
+        """Return the decoded tensor as a ghost, and count what encoding and decoding it take.
+
+        That is counted during the call only.
+        """
         count = math.prod(self.shape)
         self._account.count_briefly(8 * count + encoding_row(self.encoding).nbytes(self.shape))
         return Ghost.allocate(self._account, self.shape, 4)

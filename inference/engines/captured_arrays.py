@@ -1,6 +1,6 @@
 """One file of arrays: what it holds by name, and how one is read."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -8,7 +8,8 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from aprfmt.inference.engines.captures import read_array_file
+from aprfmt.errors import FormatError
+from aprfmt.inference.engines.captures import StoredBytes, read_array_file
 
 Numbers = NDArray[Any]
 # Files of this many arrays and fewer are opened anew for each: a dump may have 100,000 of them.
@@ -26,6 +27,7 @@ class ArrayFile:
     names: Mapping[str, tuple[tuple[int, ...], str]]
     values: Mapping[str, Any]
     _read: Callable[[str], Numbers]
+    _stored: Callable[[str], StoredBytes | None]
 
     @property
     def lists(self) -> dict[str, list[Any]]:
@@ -35,6 +37,10 @@ class ArrayFile:
     def reader(self, name: str) -> Callable[[], Numbers]:
         """Return a function without arguments that reads the array of this name."""
         return lambda: self._read(name)
+
+    def stored(self, name: str) -> Callable[[], StoredBytes | None]:
+        """Return a function without arguments that gives the array's stored bytes, or None."""
+        return lambda: self._stored(name)
 
 
 class ArrayFiles:
@@ -49,13 +55,27 @@ class ArrayFiles:
         with ExitStack() as own:
             held = read_array_file(path, own)
             names = {name: (held.shapes[name], held.dtypes[name]) for name in held.shapes}
+            forms = {name: one.form for name in names if (one := held.stored(name)) is not None}
             if len(names) > _FEW:
                 self._stack.enter_context(own.pop_all())
-                return ArrayFile(path, names, held.values, held.read)
+                return ArrayFile(path, names, held.values, held.read, held.stored)
 
         def read(name: str) -> Numbers:
             """Return the array of this name; the file is opened again."""
             with ExitStack() as again:
                 return read_array_file(path, again).read(name)
 
-        return ArrayFile(path, names, held.values, read)
+        def stored(name: str) -> StoredBytes | None:
+            """Return the array's stored bytes; the file is open while they are looked at."""
+
+            def windows() -> Generator[memoryview, None, None]:
+                """Yield the bytes of the file, opened again; FormatError if it is another now."""
+                with ExitStack() as again:
+                    now = read_array_file(path, again).stored(name)
+                    if now is None or now.form != forms[name]:
+                        raise FormatError(f"{path}: changed while it was read; start again")
+                    yield from now.windows()
+
+            return StoredBytes(forms[name], windows) if name in forms else None
+
+        return ArrayFile(path, names, held.values, read, stored)

@@ -8,7 +8,7 @@ before anything is read, nothing is unpickled, and a name never leaves its folde
 import math
 import os
 import struct
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -38,9 +38,31 @@ _OF_MODELS = ("config.json", "params.json", "model_index.json")
 RAW = ("float32", "float16", "float64", "int32", "int64", "bfloat16")  # dtypes of a .bin
 
 
+WINDOW = 1 << 20  # bytes of an array that are looked at together
+
+
+@dataclass(frozen=True)
+class StoredBytes:
+    """An array's bytes as they are stored: equal bytes of one `form` are equal numbers.
+
+    `windows` yields them in order, at most WINDOW bytes at a time, each valid until the next.
+    """
+
+    form: str
+    windows: Callable[[], Generator[memoryview, None, None]]
+
+
+def _no_bytes(name: str) -> StoredBytes | None:
+    """Return None: the stored bytes of no array are offered."""
+    return None
+
+
 @dataclass(frozen=True)
 class Captures:
-    """Arrays by the engine's names, in the order of the file. `read` gives one of them."""
+    """Arrays by the engine's names, in the order of the file. `read` gives one of them.
+
+    `stored` gives an array's stored bytes, None where they are compressed or computed.
+    """
 
     path: Path
     shapes: Mapping[str, tuple[int, ...]]
@@ -53,6 +75,7 @@ class Captures:
     left: Mapping[str, str] = field(default_factory=dict)  # arrays that are none, and why
     facts: Mapping[str, Any] = field(default_factory=dict)  # of a dump: ranks, passes, remarks
     alone: bool = False  # a file of torch.save that is one tensor
+    stored: Callable[[str], StoredBytes | None] = _no_bytes
 
     @property
     def ids(self) -> list[int] | None:
@@ -137,7 +160,13 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
     """
     if path.suffix == ".npy":
         row = _open_npy(path)
-        return Captures(path, {"": row.shape}, {"": np.dtype(row.dtype).name}, lambda _: row.read())
+        return Captures(
+            path,
+            {"": row.shape},
+            {"": np.dtype(row.dtype).name},
+            lambda _: row.read(),
+            stored=lambda _: row.stored(),
+        )
     head = _first_bytes(path)
     if head[:2] == b"PK" and not is_zip(head):
         file = NpzFile(path, stack)
@@ -151,7 +180,11 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
     if list(found.shapes) == [path.stem] and found.alone:
         (shape,), (dtype,) = found.shapes.values(), found.dtypes.values()
         return replace(
-            found, shapes={"": shape}, dtypes={"": dtype}, read=lambda _: found.read(path.stem)
+            found,
+            shapes={"": shape},
+            dtypes={"": dtype},
+            read=lambda _: found.read(path.stem),
+            stored=lambda _: found.stored(path.stem),
         )
     return found
 
@@ -246,6 +279,23 @@ class _FileArray:
             raise FormatError(f"{self.path}: was cut off while it was read")
         return flat.reshape(self.shape, order=order)
 
+    def stored(self) -> StoredBytes:
+        """Return the bytes of the numbers, in their order in the file."""
+        return StoredBytes(f"{self.dtype} {self.fortran}", self._windows)
+
+    def _windows(self) -> Generator[memoryview, None, None]:
+        """Yield the bytes of the numbers; FormatError if the file was cut off."""
+        left = math.prod(self.shape) * _item_size(self.dtype)
+        buffer = memoryview(bytearray(min(WINDOW, left)))
+        with os.fdopen(open_regular(self.path), "rb", buffering=0) as file:
+            file.seek(self.start)
+            while left:
+                got = file.readinto(buffer[: min(WINDOW, left)])
+                if not got:
+                    raise FormatError(f"{self.path}: was cut off while it was read")
+                yield buffer[:got]
+                left -= got
+
 
 def _open_npy(path: Path) -> _FileArray:
     """Return the array of a .npy file; FormatError for anything but numbers."""
@@ -338,14 +388,31 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
     def read(name: str) -> Numbers:
         """Return the array of this name, floats as float32 or float64."""
         tensor = source.tensors[names[name]]
-        encoding, raw = tensor.info.encoding, bytes(tensor.raw())
-        if encoding in INTEGERS:
-            return np.frombuffer(raw, INTEGERS[encoding]).reshape(tensor.info.shape)
+        encoding = tensor.info.encoding
         try:
-            values = decode(encoding, raw, tensor.info.shape)
-        except AprfmtError as error:
-            raise FormatError(f"{path}: {name}: {error}") from error
-        return np.asarray(values, np.float64 if encoding == "F64" else np.float32)
+            if encoding in INTEGERS:
+                raw = bytes(tensor.raw())
+                return np.frombuffer(raw, INTEGERS[encoding]).reshape(tensor.info.shape)
+            try:
+                values = decode(encoding, tensor.raw(), tensor.info.shape)
+            except AprfmtError as error:
+                raise FormatError(f"{path}: {name}: {error}") from error
+            return np.asarray(values, np.float64 if encoding == "F64" else np.float32)
+        finally:
+            tensor.drop()
+
+    def stored(name: str) -> StoredBytes:
+        """Return the stored bytes of this name; pages are released after each window."""
+        tensor = source.tensors[names[name]]
+
+        def windows() -> Generator[memoryview, None, None]:
+            """Yield the tensor's bytes."""
+            for start in range(0, tensor.info.nbytes, WINDOW):
+                stop = min(start + WINDOW, tensor.info.nbytes)
+                yield tensor.raw(start, stop)
+                tensor.drop(start, stop)
+
+        return StoredBytes(tensor.info.encoding, windows)
 
     # Describe every tensor; values are read later.
     infos = {name: source.tensors[own].info for name, own in names.items()}
@@ -357,7 +424,7 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
     values = source.metadata if pickled else {}
     shapes = {name: row.shape for name, row in infos.items()}
     alone = pickled and list(source.tensors) == [ALONE]
-    return Captures(path, shapes, dtypes, read, (), ids, values, alone=alone)
+    return Captures(path, shapes, dtypes, read, (), ids, values, alone=alone, stored=stored)
 
 
 def _names_without_stem(paths: list[str], stem: str) -> dict[str, str]:

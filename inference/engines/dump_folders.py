@@ -287,7 +287,16 @@ def _gather_arrays(
             found.append(
                 (
                     (step, texts),
-                    DumpedArray(name, place.ranks, shape, dtype, file.reader(stored), below, dims),
+                    DumpedArray(
+                        name,
+                        place.ranks,
+                        shape,
+                        dtype,
+                        file.reader(stored),
+                        below,
+                        dims,
+                        file.stored(stored),
+                    ),
                 )
             )
     return found, sizes, others
@@ -408,7 +417,8 @@ def _join_pass(
         if not kept:
             continue
         whole[name] = {
-            at: JoinedArray(name, one.shape, one.dtype, one.read) for at, one in kept.items()
+            at: JoinedArray(name, one.shape, one.dtype, one.read, "whole", one.stored)
+            for at, one in kept.items()
         }
         dims[name] = axes.rename_divisions(dims_of(list(kept.values()), spec.dims(name)))
     # What a pass says of its batch first: it gives the count of tokens.

@@ -30,6 +30,7 @@ JOINED: Mapping[str, tuple[str, ...]] = {
     "gate_up_proj": ("gate_proj", "up_proj"),
 }
 _HIDDEN, _RESIDUAL = ".0", ".1"
+_ROWS_SEEN = 256  # rows of a layer, evenly spaced, that show whether a norm wrote into it
 _STRAIGHT = 1e-3  # relative distance of ratios from a product of rows and columns
 
 
@@ -102,6 +103,7 @@ def split_joined(
     """
     made: dict[str, JoinedArray] = {}
     own: dict[str, tuple[int, ...]] = {}
+    last_read = _LastRead()
     for name, array in arrays.items():
         above, _, last = name.rpartition(".")
         widths = [width for width, _ in parts.get(name, ())]
@@ -113,17 +115,39 @@ def split_joined(
         for part, width in zip(names, widths, strict=True):
             whole = f"{above}.{part}" if above else part
             shape = (*array.shape[:-1], width) if array.shape else array.shape
-            read = array.read if len(names) == 1 else _columns_of(array, edge, edge + width)
-            made[whole] = replace(array, name=whole, shape=shape, read=read)
+            if len(names) == 1:
+                made[whole] = replace(array, name=whole)
+            else:
+                read = last_read.columns(array, edge, edge + width)
+                made[whole] = JoinedArray(whole, shape, array.dtype, read, array.how)
             if name in rows:
                 own[whole] = rows[name]
             edge += width
     return made, own
 
 
-def _columns_of(array: JoinedArray, first: int, stop: int) -> Callable[[], Numbers]:
-    """Return a function that reads columns [first, stop) of an array."""
-    return lambda: array.read()[..., first:stop]
+class _LastRead:
+    """The joined result that was read last: its parts are mostly asked for one after another."""
+
+    def __init__(self) -> None:
+        """Hold nothing yet."""
+        self._array: JoinedArray | None = None
+        self._values: Numbers | None = None
+
+    def columns(self, array: JoinedArray, first: int, stop: int) -> Callable[[], Numbers]:
+        """Return a function that reads columns [first, stop) of an array."""
+
+        def read() -> Numbers:
+            """Return the columns; the array's values are held until another's are asked for."""
+            if self._array is not array or self._values is None:
+                self._array = self._values = None  # one array is in memory, not two
+                self._array, self._values = array, array.read()
+            values = self._values[..., first:stop]
+            if stop == array.shape[-1]:  # the last part
+                self._array = self._values = None
+            return values
+
+        return read
 
 
 def has_engine_modules(names: Iterable[str]) -> bool:
@@ -180,8 +204,10 @@ def is_normed(hidden: JoinedArray, residual: JoinedArray) -> bool:
 
     Without two rows and columns that cannot be seen.
     """
-    x = np.asarray(hidden.read(), np.float64).reshape(-1, hidden.shape[-1])
-    y = np.asarray(residual.read(), np.float64).reshape(x.shape)
+    x = hidden.read().reshape(-1, hidden.shape[-1])
+    y = residual.read().reshape(x.shape)
+    some = slice(None, None, -(-len(x) // _ROWS_SEEN) or 1)
+    x, y = np.asarray(x[some], np.float64), np.asarray(y[some], np.float64)
     if min(x.shape) < 2 or not np.isfinite(x).all() or not np.isfinite(y).all():
         return False
     # Normalise the residual, and fit the weight of each column.

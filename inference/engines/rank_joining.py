@@ -7,7 +7,8 @@ whole has to be equal. A sum over ranks that was taken before the all-reduce is 
 up where what follows is equal on all ranks.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -15,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aprfmt.errors import FormatError
+from aprfmt.inference.engines.captures import StoredBytes
 from aprfmt.inference.engines.parts import finite_distance
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
+from aprfmt.tensors.memory_compare import bytes_equal
 
 Numbers = NDArray[Any]
 Layout = Literal["whole", "columns", "rows", "zigzag", "replicated", "partial", "one rank"]
@@ -24,7 +27,13 @@ Layout = Literal["whole", "columns", "rows", "zigzag", "replicated", "partial", 
 # what experts of several ranks add up to.
 SUMMED = ("attn_out", "ffn_out", "moe_out", "shexp_out", "embd", "embd_scaled")
 NEAR = 2.0**-7  # relative distance that 16-bit rounding of one more sum makes at most
+_TOGETHER = 16  # ranks whose files are open at a time while they are compared
 _ROWS_AXES = ("cp", "sp")  # axes that divide tokens
+
+
+def _no_bytes() -> StoredBytes | None:
+    """Return None: an array that is computed has no stored bytes."""
+    return None
 
 
 @dataclass(frozen=True)
@@ -38,6 +47,7 @@ class DumpedArray:
     read: Callable[[], Numbers]
     origin: str
     dims: str = ""
+    stored: Callable[[], StoredBytes | None] = _no_bytes
 
 
 @dataclass(frozen=True)
@@ -65,6 +75,7 @@ class JoinedArray:
     dtype: str
     read: Callable[[], Numbers]
     how: Layout = "whole"
+    stored: Callable[[], StoredBytes | None] = _no_bytes
 
 
 @dataclass(frozen=True)
@@ -179,8 +190,7 @@ def _layout_by_size(
         return "rows"
     if part * count in widths.known and part not in widths.known:
         return "columns"
-    first = rows[0].read()
-    if all(np.array_equal(first, row.read(), equal_nan=True) for row in rows[1:]):
+    if next(_unlike_first(rows), None) is None:
         return "replicated"
     raise FormatError(
         f"{name}: {count} ranks of {axis} hold {_sizes_text(shapes)}, and its name says no "
@@ -200,21 +210,65 @@ def _take_replicated(
     """Return what all ranks hold; the first rank's where they differ, noted in `unequal`."""
     ranks = sorted(parts)
     first = parts[ranks[0]]
-    values = first.read()
     for rank in ranks[1:]:
-        other = parts[rank].read()
-        if other.shape != values.shape:
+        if parts[rank].shape != first.shape:
             raise FormatError(
-                f"{name}: {axis} rank {ranks[0]} holds {list(values.shape)}, rank {rank} "
-                f"{list(other.shape)}; expected the same on every rank"
+                f"{name}: {axis} rank {ranks[0]} holds {list(first.shape)}, rank {rank} "
+                f"{list(parts[rank].shape)}; expected the same on every rank"
             )
-        if np.array_equal(values, other, equal_nan=True):
-            continue
+    for number in _unlike_first([parts[rank] for rank in ranks]):
+        rank = ranks[number]
+        values, other = first.read(), parts[rank].read()
         apart = finite_distance(other, values)
         if apart > NEAR or values.dtype.kind in "iub" or not _finite_alike(values, other):
             unequal.append(Unequal(name, axis, (ranks[0], rank), apart))
             break
-    return JoinedArray(name, first.shape, first.dtype, first.read, "replicated")
+    return JoinedArray(name, first.shape, first.dtype, first.read, "replicated", first.stored)
+
+
+def _unlike_first(rows: Sequence[JoinedArray]) -> Iterator[int]:
+    """Yield the numbers of the arrays that do not equal the first, NaN equal to NaN.
+
+    Stored bytes of one form are compared before anything is converted, many ranks' at a time.
+    """
+    first = rows[0].stored()
+    for start in range(1, len(rows), _TOGETHER):
+        unlike = {
+            number: held
+            for number in range(start, min(start + _TOGETHER, len(rows)))
+            if rows[number].shape == rows[0].shape and (held := rows[number].stored()) is not None
+        }
+        equal = set()
+        if first is not None:
+            equal = _equal_bytes(first, unlike)
+        for number in range(start, min(start + _TOGETHER, len(rows))):
+            if number not in equal and (
+                rows[number].shape != rows[0].shape
+                or not _equal_numbers(rows[0].read(), rows[number].read())
+            ):
+                yield number
+
+
+def _equal_bytes(first: StoredBytes, others: Mapping[int, StoredBytes]) -> set[int]:
+    """Return the keys of the others whose form and bytes are those of the first."""
+    with ExitStack() as stack:
+        open_ones = {
+            number: stack.enter_context(closing(one.windows()))
+            for number, one in others.items()
+            if one.form == first.form
+        }
+        for window in stack.enter_context(closing(first.windows())):
+            wanted = np.frombuffer(window, np.uint8)
+            for number, windows in list(open_ones.items()):
+                found = next(windows, None)
+                if found is None or not bytes_equal(np.frombuffer(found, np.uint8), wanted):
+                    del open_ones[number]
+        return {number for number, rest in open_ones.items() if next(rest, None) is None}
+
+
+def _equal_numbers(x: Numbers, y: Numbers) -> bool:
+    """Return whether two arrays are equal, NaN equal to NaN; most are without a second look."""
+    return np.array_equal(x, y) or np.array_equal(x, y, equal_nan=True)
 
 
 def _finite_alike(x: Numbers, y: Numbers) -> bool:
@@ -281,13 +335,22 @@ def _concatenate_ranks(name: str, rows: Sequence[JoinedArray], at: int, how: Lay
             f"equal but for dimension {at}"
         )
     shape[at] = sum(row.shape[at] for row in rows)
-    return JoinedArray(
-        name,
-        tuple(shape),
-        rows[0].dtype,
-        lambda: np.concatenate([row.read() for row in rows], axis=at),
-        how,
-    )
+
+    def read() -> Numbers:
+        """Return the parts in order; one rank's part is in memory beside the whole."""
+        made: Numbers | None = None
+        edge = 0
+        for row in rows:
+            values = row.read()
+            if made is None:
+                made = np.empty(shape, values.dtype)
+            place = (slice(None),) * at + (slice(edge, edge + row.shape[at]),)
+            made[place] = values
+            edge += row.shape[at]
+        assert made is not None
+        return made
+
+    return JoinedArray(name, tuple(shape), rows[0].dtype, read, how)
 
 
 def _join_columns(
@@ -319,18 +382,25 @@ def _join_columns(
 
     def read() -> Numbers:
         """Return the columns in order; FormatError if shared key heads differ."""
-        flat = [row.read().reshape(*row.shape[:at], -1) for row in rows]
-        made = []
-        for start, size, times in zip(starts, sizes, copies, strict=False):
-            shares = [values[..., start : start + size] for values in flat]
-            for number in range(count):
-                if not np.array_equal(shares[number], shares[number - number % times]):
+        made: Numbers | None = None
+        for number, row in enumerate(rows):
+            flat = row.read().reshape(*row.shape[:at], -1)
+            if made is None:
+                made = np.empty(shape, flat.dtype)
+            edge = 0
+            for start, size, times, (width, _) in zip(starts, sizes, copies, parts, strict=False):
+                first = edge + number // times * size
+                edge += width
+                share, place = flat[..., start : start + size], made[..., first : first + size]
+                if not number % times:
+                    place[...] = share
+                elif not _equal_numbers(share, place):
                     raise FormatError(
                         f"{name}: {axis} ranks {number - number % times} and {number} share a key "
                         "head and hold other values of it"
                     )
-            made += shares[::times]
-        return np.concatenate(made, axis=-1)
+        assert made is not None
+        return made
 
     shape = (*rows[0].shape[:at], sum(width for width, _ in parts))
     return JoinedArray(name, shape, rows[0].dtype, read, "columns")

@@ -8,7 +8,7 @@ by their number alone.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -397,7 +397,8 @@ def _rows_of(
 
     `limit` is the number of tokens (None: all). ValueError if passes do not fit together.
     """
-    taken: list[tuple[int, JoinedArray, int]] = []  # position, array of a pass, row in it
+    taken: list[_Taken] = []
+    kinds: set[tuple[int, ...]] = set()
     # Find the row of every position in the arrays of its pass.
     for part in chosen.segments:
         one = passes[part.place].arrays.get(name)
@@ -405,40 +406,62 @@ def _rows_of(
             continue
         tokens = _pass_tokens(passes[part.place])
         count = _flat_length(one.shape, tokens)
-        if count >= tokens and tokens:
-            pairs = list(zip(part.positions, part.rows, strict=True))
-        elif count == part.count:
-            pairs = [(part.positions[-1], part.number)]  # the last token of each request
-        else:
-            raise ValueError(
-                f"{list(one.shape)} in pass {part.step}, which has {tokens} tokens of "
-                f"{part.count} requests"
-            )
-        taken += [(at, one, row) for at, row in pairs if limit is None or at < limit]
-    taken.sort(key=lambda row: row[0])
+        positions, rows = part.positions, part.rows
+        if count < tokens or not tokens:
+            if count != part.count:
+                raise ValueError(
+                    f"{list(one.shape)} in pass {part.step}, which has {tokens} tokens of "
+                    f"{part.count} requests"
+                )
+            positions, rows = part.positions[-1:], (part.number,)  # the last of each request
+        at, own = np.array(positions, np.int64), np.array(rows, np.int64)
+        if limit is not None:
+            at, own = at[at < limit], own[at < limit]
+        if at.size:
+            taken.append(_Taken(one, at, own))
+            kinds.add(_row_shape(one.shape, tokens))
     if not taken:
         raise ValueError("no row of the sequence")
     # All rows must have one shape.
-    kinds = {_row_shape(one.shape, passes, one) for _, one, _ in taken}
     if len(kinds) > 1:
         raise ValueError(f"rows of {len(kinds)} shapes: {shorten(str(sorted(kinds)), 80)}")
     inner = kinds.pop()
+    positions_of = np.concatenate([one.positions for one in taken])
+    order = np.argsort(positions_of, kind="stable")
+    places = np.empty_like(order)  # row of the result that each taken row becomes
+    places[order] = np.arange(order.size)
 
     def read() -> Numbers:
-        """Return the rows of all passes in order."""
-        made: list[Numbers] = []
-        for _, group in groupby(taken, key=lambda row: id(row[1])):
-            listed = list(group)
-            values = listed[0][1].read().reshape(-1, *inner)
-            rows = [row for _, _, row in listed]
-            made.append(values if rows == list(range(len(values))) else values[rows])
-        return made[0] if len(made) == 1 else np.concatenate(made)
+        """Return the rows of all passes in order; each array is read once."""
+        if len(taken) == 1:
+            values = taken[0].array.read().reshape(-1, *inner)
+            rows = taken[0].rows[order]
+            return values if np.array_equal(rows, np.arange(len(values))) else values[rows]
+        made: Numbers | None = None
+        edge = 0
+        for one in taken:
+            values = one.array.read().reshape(-1, *inner)
+            if made is None:
+                made = np.empty((order.size, *inner), values.dtype)
+            made[places[edge : edge + one.rows.size]] = values[one.rows]
+            edge += one.rows.size
+        assert made is not None
+        return made
 
-    first = taken[0][1]
+    first = taken[0].array
     return (
-        JoinedArray(name, (len(taken), *inner), first.dtype, read, first.how),
-        tuple(at for at, _, _ in taken),
+        JoinedArray(name, (order.size, *inner), first.dtype, read, first.how),
+        tuple(positions_of[order].tolist()),
     )
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """Rows of one pass's array, and the positions that they are of."""
+
+    array: JoinedArray
+    positions: NDArray[np.int64]
+    rows: NDArray[np.int64]
 
 
 def _pass_tokens(one: Pass) -> int:
@@ -458,9 +481,8 @@ def _flat_length(shape: Sequence[int], tokens: int) -> int:
     return _row_count(shape)
 
 
-def _row_shape(shape: tuple[int, ...], passes: Sequence[Pass], one: JoinedArray) -> tuple[int, ...]:
-    """Return the shape of one token's part of an array."""
-    tokens = next((_pass_tokens(row) for row in passes if row.arrays.get(one.name) is one), 0)
+def _row_shape(shape: tuple[int, ...], tokens: int) -> tuple[int, ...]:
+    """Return the shape of one token's part of an array of a pass that has so many tokens."""
     if len(shape) > 2 and (shape[0] == 1 or shape[0] * shape[1] == tokens):
         return shape[2:]
     return shape[1:]

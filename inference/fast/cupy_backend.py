@@ -97,7 +97,9 @@ class CupyBackend(CupyExperts):
     def alibi_bias(self, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
         """Return ALiBi's slope times (key - query) [heads, queries, keys], rounded once.
 
-        Multiplied in float64 on the GPU; a recorded step reads its position there.
+        The first query is at position `start`. Multiplied in float64 on the GPU; a recorded step
+        reads
+        the position there.
         """
         arrays, cached = memory.array_module(), self._brought.cached
         queries_at = arrays.arange(queries)[:, None] + (start if cached is None else cached)
@@ -173,7 +175,8 @@ class CupyBackend(CupyExperts):
     def host_row(self, x: Array, best: Any | None) -> DeviceRow:
         """Return logits whose argmax is computed on the device, copied only if more is needed.
 
-        `best` is what a replayed pass has computed already, or None.
+        `best` is the result of the method `best` that a replayed pass has copied to the host
+        already, or None.
         """
         found = self.best(x) if best is None else best
 
@@ -191,7 +194,7 @@ class CupyBackend(CupyExperts):
     # products
 
     def matrix(self, w: Weight) -> Array | None:
-        """Return a weight [rows, columns] decoded in the dtype; None if it is not held so."""
+        """Return a weight [rows, columns] decoded in the dtype; None if it is not kept decoded."""
         placed = self._placer.place_if_held(w)
         return placed.values if isinstance(placed, Dense) else None
 
@@ -309,7 +312,7 @@ class CupyBackend(CupyExperts):
     def append(
         self, buffers: Sequence[Array], rows: Sequence[Array], start: int
     ) -> tuple[Array, ...]:
-        """Write rows after the valid positions of each buffer, and return the rows to read.
+        """Write rows after the first `start` rows of each buffer, and return the rows to read.
 
         A recorded step reads the position on the device and returns the whole buffers.
         """

@@ -85,7 +85,7 @@ class CupyElements(Backend):
         return out
 
     def mul(self, a: Array, b: Array) -> Array:
-        """Return a * b, broadcasting."""
+        """Return a * b, broadcasting; b of shape [..., 1] is not copied to a's shape."""
         if a.size < b.size:
             a, b = b, a
         run = 1
@@ -197,7 +197,10 @@ class CupyElements(Backend):
         return x[self._brought.row_numbers(rows)]
 
     def add_weighted(self, total: Array, rows: Numbers, y: Array, weights: Numbers) -> Array:
-        """Add y times weights to `rows` of total in place, return total; no row may occur twice."""
+        """Add y [n, width] times weights [n] to n rows of total in place; return total.
+
+        `rows` are the numbers of these rows of total, each at most once.
+        """
         if len(rows):
             index = self._brought.row_numbers(rows)
             factors = memory.copy_to_gpu(np.ascontiguousarray(weights, self._wide))

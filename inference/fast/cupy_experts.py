@@ -69,11 +69,11 @@ class CupyMaths:
         return memory.array_module().take_along_axis(x, places, -1)
 
     def marked(self, places: Array, count: int) -> Array:
-        """Return a mask of rows of `count`, True at each row's indices `places`."""
+        """Return a mask [..., count], True at each row's indices `places`."""
         return (places[..., None] == memory.array_module().arange(count)).any(axis=-2)
 
     def spread(self, x: Array, times: int) -> Array:
-        """Return the last axis with every element repeated `times` times in place."""
+        """Return x with each element of its last axis repeated `times` times, next to itself."""
         repeated = memory.array_module().broadcast_to(x[..., None], (*x.shape, times))
         return repeated.reshape(*x.shape[:-1], -1)
 
@@ -89,7 +89,7 @@ class CupyExperts(CupyRecurrent):
 
     @abstractmethod
     def matrix(self, w: Weight) -> Array | None:
-        """Return a weight [rows, columns] decoded in the dtype; None if it is not held so."""
+        """Return a weight [rows, columns] decoded in the dtype; None if it is not kept decoded."""
 
     def can_stack_experts(self, stacks: Sequence[Weight]) -> bool:
         """Return whether all these experts' weights are decoded on the device at known addresses.
@@ -107,9 +107,11 @@ class CupyExperts(CupyRecurrent):
         rounds: bool,
         scale: Numbers | None = None,
     ) -> ExpertBlocks:
-        """Return the rows that each expert gets by router logits, computed on the device.
+        """Return the blocks of rows that each expert gets by router logits, and the rows' weights.
 
-        Arguments are those of Hosted.blocks.
+        Everything stays on the device. `bias` [n_experts] is added to the scores for the choice
+        only,
+        `scale` [n_experts] multiplies the weights. `rounds`: the weights are rounded to the dtype.
         """
         wide = self.wide(logits)
         given = None if bias is None else self._brought.constant(bias, wide.dtype)
@@ -124,7 +126,10 @@ class CupyExperts(CupyRecurrent):
         return self._lay_out_blocks(self._brought.row_numbers(experts), given, n_experts)
 
     def _lay_out_blocks(self, experts: Array, weights: Array, n_experts: int) -> ExpertBlocks:
-        """Return the blocks of rows of chosen experts and their weights, both [tokens, used]."""
+        """Return the blocks of rows that each chosen expert multiplies, on the device.
+
+        `experts` and `weights` are the choice and its weights, both [tokens, used].
+        """
         arrays, (tokens, used) = memory.array_module(), experts.shape
         count, size = block_shape(tokens, used, n_experts)
         owners, rows, places = (

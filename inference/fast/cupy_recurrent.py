@@ -51,12 +51,13 @@ class CupyRecurrent(CupyElements):
     ) -> tuple[Array, Array]:
         """Return what the gated delta rule reads [tokens, value_heads, value_dim], and the state.
 
-        Computed token by token in float32 at least, the reads rounded once. Keys of more than 256
-        numbers are computed on the host.
+        Computed token by token in float32 at least, the reads rounded once. q and k are [tokens,
+        key_heads, key_dim], `decay` is a logarithm; a `state` of None is zeros. Keys of more than
+        256 numbers, and decays by channel, are computed on the host.
         """
         (tokens, key_heads, key_dim), (_, heads, value_dim) = k.shape, v.shape
         lane = next((n for n in LANE_KEYS if key_dim <= n * _WARP), None)
-        if lane is None:
+        if lane is None or decay.ndim == 3:
             return super().delta(q, k, v, decay, beta, state)
         read = self._empty(*v.shape)
         after = memory.array_module().empty((heads, key_dim, value_dim), self._wide)
@@ -114,10 +115,12 @@ class CupyRecurrent(CupyElements):
         skip: Array,
         state: Array | None,
     ) -> tuple[Array, Array]:
-        """Return what a state space scan reads [tokens, heads, head_dim], and the state.
+        """Return what a state space scan reads [tokens, heads, head_dim], and the state after it.
 
-        Computed token by token in float32 at least. Raises ArchError for more than 256 numbers of
-        state.
+        x is shaped as the reads, `step` [tokens, heads], `rate` [heads] or [heads, state], b and c
+        [tokens, groups, state], `skip` [heads]; a `state` of None is zeros. Computed token by token
+        in
+        float32 at least. Raises ArchError for more than 256 numbers of state.
         """
         (tokens, heads, width), (_, groups, size) = x.shape, b.shape
         lane = next((n for n in LANE_KEYS if size <= n * _WARP), None)
@@ -177,9 +180,9 @@ class CupyRecurrent(CupyElements):
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Return the RMS norm of x.
+        """Return x over its root mean square, times weight + offset, as the other backends do.
 
-        A float32 x of a 16-bit run is rounded once, after the weight.
+        A float32 x of a 16-bit run is multiplied by the weight alone and rounded once.
         """
         if x.dtype == self._stored:
             return super().rms_norm(x, weight, eps=eps, offset=offset, cast=cast)

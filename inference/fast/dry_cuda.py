@@ -42,10 +42,10 @@ class FoundGpus:
 
 
 def find_gpus(device: str) -> FoundGpus:
-    """Return the GPUs of `cuda`, `cuda:N` or `cuda:all`.
+    """Return the names of the GPUs of `cuda`, `cuda:N` or `cuda:all`, and their free bytes.
 
-    Without a GPU here, one is assumed on which kernels run. Raises BackendUnavailableError for
-    another name, or for `cuda:all` without a GPU.
+    Without a GPU here, one is assumed on which kernels run, its free bytes unknown. Raises
+    BackendUnavailableError for another name, or for `cuda:all` without a GPU.
     """
     kind, _, number = device.partition(":")
     if kind != "cuda":
@@ -74,7 +74,10 @@ class EncodedOnGpu:
     """A weight that stays encoded on a device; it can be cut at multiples of `step` rows."""
 
     def __init__(self, encoding: str, arrays: Sequence[Ghost], step: int) -> None:
-        """Hold the ghosts of a weight's parts: stored bytes, or packed codes, absmax and table."""
+        """Take the ghosts of a weight's parts: stored bytes, or packed codes, absmax and table.
+
+        Panels of rows begin at multiples of `step`.
+        """
         self.encoding, self.arrays, self.step = encoding, tuple(arrays), step
 
     @property
@@ -133,7 +136,10 @@ class DryCuda(DryExperts):
         return [*self._found.free, free_memory()]
 
     def budget(self) -> int:
-        """Return the share of free GPU memory that weights may take; no limit without a GPU."""
+        """Return the share of free GPU memory that weights may take, in bytes.
+
+        It is no limit (1 << 62) if there is no GPU here.
+        """
         known = [free for free in self._found.free if free is not None]
         return int(sum(known) * MEMORY_SHARE) if known else 1 << 62
 
@@ -154,7 +160,7 @@ class DryCuda(DryExperts):
     # in and out
 
     def array(self, x: Any) -> Ghost:
-        """Return numbers as a ghost of the dtype on the device; uploads are counted meanwhile."""
+        """Return numbers as a ghost of the dtype on the device; an upload is counted briefly."""
         if isinstance(x, Ghost) and x.memory.account is self.account:
             return x if x.itemsize == self.itemsize else self.allocate(x.shape)
         size = x.itemsize
@@ -227,7 +233,7 @@ class DryCuda(DryExperts):
         return coded.packed + coded.absmax, [coded.packed, coded.absmax, 64], step
 
     def _panels(self, w: Weight, kept: EncodedOnGpu) -> Iterator[Ghost]:
-        """Yield a ghost for each panel of rows that a weight is decoded in."""
+        """Yield a ghost [rows, columns] for each panel of rows that a weight is decoded in."""
         step = SCRATCH // (w.n_columns * self.itemsize) // kept.step * kept.step
         for start in range(0, w.n_rows, max(step, 1)):
             rows = min(start + max(step, 1), w.n_rows) - start

@@ -23,7 +23,7 @@ class DryExperts(DryTorch):
     _decodes: bool  # cupy's kernels are available
 
     def _allocate_workspace(self) -> None:
-        """Allocate cuBLAS's workspace if not done yet; DryCuda has it."""
+        """Allocate cuBLAS's workspace if not done yet; implemented by DryCuda."""
         raise NotImplementedError
 
     def can_stack_experts(self, stacks: Sequence[Weight]) -> bool:
@@ -39,7 +39,10 @@ class DryExperts(DryTorch):
         rounds: bool,
         scale: Numbers | None = None,
     ) -> ExpertBlocks:
-        """Return ghosts of a layer's blocks; how many there are does not depend on the choice."""
+        """Return ghosts of a layer's blocks of rows, one expert each.
+
+        How many there are does not depend on what the router chooses.
+        """
         self.wide(logits)
         return self._allocate_blocks(len(logits), int(hp["n_experts_used"]), logits.shape[-1])
 
@@ -60,7 +63,7 @@ class DryExperts(DryTorch):
         )
 
     def multiply_stack(self, x: Array, stack: Weight, experts: Any) -> Array:
-        """Return a ghost [n, rows, out] for the products, and count their addresses meanwhile."""
+        """Return a ghost [n, rows, out] for the products, and count addresses during the call."""
         self._allocate_workspace()
         addresses = self.allocate((3, len(x)), _INDEX)
         y = self.allocate((*x.shape[:2], stack.shape[1]))
@@ -68,7 +71,7 @@ class DryExperts(DryTorch):
         return y
 
     def combine(self, y: Array, places: Array, weights: Array | None) -> Array:
-        """Return a ghost [tokens, width], and count gathered and weighted rows meanwhile."""
+        """Return a ghost [tokens, width], and count gathered and weighted rows during the call."""
         rows = self.allocate((*places.shape[::-1], y.shape[-1]))
         if weights is not None:
             rows = self.narrow(self.allocate(rows.shape, self.wide_size))

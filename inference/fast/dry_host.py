@@ -111,7 +111,7 @@ class DryNative(DryBackend):
         return self.allocate(x.shape)
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Return a ghost [tokens, heads, value_dim], and count the scores meanwhile.
+        """Return a ghost [tokens, heads, value_dim], and count the scores during the call.
 
         The scores are those of few queries at once, or of a block of many.
         """
@@ -147,7 +147,7 @@ class DryTorch(DryBackend):
         return super().array(x)
 
     def activate(self, x: Array, kind: str, *, steps: bool) -> Array:
-        """Return a new ghost, and count what the activation `kind` allocates meanwhile."""
+        """Return a new ghost, and count what the activation `kind` allocates during the call."""
         extra = {"relu2": 1, "gelu_tanh": 4 if steps else 0}.get(kind, 0)
         self.account.count_briefly((1 + extra) * x.nbytes)
         return x.copy()
@@ -159,19 +159,19 @@ class DryTorch(DryBackend):
     def rms_norm(
         self, x: Array, weight: Array, *, eps: float, offset: int, cast: NormCast
     ) -> Array:
-        """Return a new ghost, and count the widened rows, squares and quotients meanwhile."""
+        """Return a new ghost, and count the widened rows, squares and quotients during the call."""
         widened = 4 * x.size if self.itemsize < 4 else 0
         self.account.count_briefly(widened + 2 * x.size * self.wide_size)
         return self.allocate(x.shape)
 
     def layer_norm(self, x: Array, weight: Array, bias: Array | None, *, eps: float) -> Array:
-        """Return a new ghost, and without a bias count the three arrays of its steps meanwhile."""
+        """Return a new ghost; without a bias, count the three arrays of its steps briefly."""
         if bias is None:
             self.account.count_briefly(3 * x.size * self.wide_size)
         return self.allocate(x.shape)
 
     def attention(self, q: Array, k: Array, v: Array, heads: Heads) -> Array:
-        """Return a ghost [tokens, heads, value_dim], and count torch's mask and sums meanwhile.
+        """Return a ghost [tokens, heads, value_dim], and count mask and sums during the call.
 
         With a softcap or a sink, and in deterministic mode, blocks of queries are counted.
         """
@@ -187,7 +187,7 @@ class DryTorch(DryBackend):
         return self.mix(self.probs(self.scores(q, k, heads), heads), v)
 
     def scores(self, q: Array, k: Array, heads: Heads) -> Array:
-        """Return a new ghost [heads, tokens, keys], and count the unscaled product meanwhile."""
+        """Return a new ghost [heads, tokens, keys], and count the unscaled product briefly."""
         if self.deterministic:
             return self.tiled_scores(q, k, lambda x: x)
         scores = self.allocate((q.shape[1], len(q), len(k)))
@@ -195,7 +195,7 @@ class DryTorch(DryBackend):
         return scores if heads.softcap is None else self.softcap(scores, heads.softcap)
 
     def probs(self, scores: Array, heads: Heads) -> Array:
-        """Return a new ghost, and count masked and widened scores meanwhile."""
+        """Return a new ghost, and count masked and widened scores during the call."""
         wide = scores.size * self.wide_size
         self.account.count_briefly(scores.nbytes + (2 if self.itemsize < 4 else 1) * wide)
         return self.allocate(scores.shape)

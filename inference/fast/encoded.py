@@ -84,7 +84,7 @@ class EncodedProducts:
         return result
 
     def multiply_each(self, x: Array, weights: Sequence["Weight"]) -> list[Array] | None:
-        """Return x times each weight transposed as one piece of work.
+        """Return [x times each weight transposed], multiplied in one call of the extension.
 
         None where one of them has no kernel.
         """
@@ -98,7 +98,10 @@ class EncodedProducts:
         return [job[3] for job in jobs]
 
     def _job(self, x: Array, w: "Weight") -> Job | None:
-        """Return what native.products fills, and count this use; None where there is no kernel."""
+        """Return (kernel number, x, the weight's bytes, empty result) for native.products.
+
+        Counts this use of the weight. None where there is no kernel, or x has too many rows.
+        """
         if len(x) > ENCODED_ROWS:
             return None
         if self not in w.notes:

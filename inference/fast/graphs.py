@@ -87,11 +87,11 @@ class PassInputs:
         return self.on_device[n : 2 * n] if x is self.positions else None
 
     def constant_array(self, x: Numbers, make: Callable[[], Array]) -> Array:
-        """Return what `make` gives for host numbers `x` that are the same in every replay.
+        """Return the device array `make` gives for host numbers `x` that every replay shares.
 
-        That is all of a prefill but its tokens. It is made before the recording begins, once for
-        equal numbers, and held as long as the pass can be replayed. Raises NotRecordable in a step,
-        or once the recording has begun.
+        A prefill's masks are such: only its tokens differ from replay to replay. The array is made
+        before the recording begins, once for equal numbers, and held as long as the pass can be
+        replayed. Raises NotRecordable in a step, or once the recording has begun.
         """
         key = (x.shape, x.tobytes())
         if key not in self._fixed:
@@ -131,7 +131,10 @@ class _Recorded:
         self.inputs.after = []
 
     def run_recorded(self) -> None:
-        """Run the pass while it is recorded, and set `logits` and `states`."""
+        """Run the pass while it is recorded, and return nothing.
+
+        Sets `logits` and `states`, and copies the last row's argmax to `best`.
+        """
         self.logits = self.forward(self.inputs.ids, self.inputs.positions)
         self.states.update({} if self.cache is None else self.cache.states())
         self.best.copy_from_device(self.backend.best(self.logits[-1]))

@@ -97,7 +97,7 @@ class CudaBackend(TorchProducts):
         return x.to(self._device)
 
     def _set_device(self, device: torch.device) -> None:
-        """Make a device the current one, of this backend and of torch."""
+        """Make a device the current one, of this backend and of torch; it returns nothing."""
         self._device = device
         torch.cuda.set_device(device)
 
@@ -157,7 +157,8 @@ class CudaBackend(TorchProducts):
     def host_row(self, x: Array, best: Any | None) -> Any:
         """Return logits whose argmax is computed on the device, copied only if more is needed.
 
-        `best` is what a replayed pass has computed already, or None.
+        `best` is the result of the method `best` that a replayed pass has copied to the host
+        already, or None.
         """
         found = self.best(x) if best is None else best
 
@@ -197,7 +198,8 @@ class CudaBackend(TorchProducts):
     def alibi_bias(self, slopes: Numbers, start: int, queries: int, keys: int) -> Array:
         """Return ALiBi's slope times (key - query) [heads, queries, keys], rounded once.
 
-        Multiplied in float64 on the device; a recorded step reads its position there.
+        The first query is at position `start`. Multiplied in float64 on the device; a recorded step
+        reads the position there.
         """
         cached = None if self.recording is None else self.recording.cached
         places = torch.arange(max(queries, keys), device=self._device)
@@ -274,7 +276,7 @@ class CudaBackend(TorchProducts):
     def append(
         self, buffers: Sequence[Array], rows: Sequence[Array], start: int
     ) -> tuple[Array, ...]:
-        """Write rows after the valid positions of each buffer, and return the rows to read.
+        """Write rows after the first `start` rows of each buffer, and return the rows to read.
 
         A recorded step reads the position on the device and returns the whole buffers.
         """

@@ -40,11 +40,11 @@ class TorchProducts(TorchBackend):
     _scratch: dict[torch.device, list[torch.Tensor]]
 
     def _set_device(self, device: torch.device) -> None:
-        """Make a device the current one; CudaBackend has it."""
+        """Make a device the current one; implemented by CudaBackend."""
         raise NotImplementedError
 
     def _constant(self, x: Numbers, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """Return a small array on the device; CudaBackend has it."""
+        """Return a small array on the device; implemented by CudaBackend."""
         raise NotImplementedError
 
     def _refuse_in_recording(self, what: str) -> None:
@@ -273,9 +273,11 @@ class TorchProducts(TorchBackend):
         rounds: bool,
         scale: Numbers | None = None,
     ) -> ExpertBlocks:
-        """Return the rows that each expert gets by router logits, computed on the device.
+        """Return the blocks of rows that each expert gets by router logits, and the rows' weights.
 
-        Arguments are those of Hosted.blocks.
+        Everything stays on the device. `bias` [n_experts] is added to the scores for the choice
+        only,
+        `scale` [n_experts] multiplies the weights. `rounds`: the weights are rounded to the dtype.
         """
         wide = self.wide(logits)
         given = None if bias is None else self._constant(bias, wide.dtype)
@@ -301,7 +303,8 @@ class TorchProducts(TorchBackend):
     def _expert_addresses(self, stack: Weight) -> torch.Tensor | None:
         """Return the addresses [n_experts] of a stack's weights; None where not all are decoded.
 
-        They are looked up at the first call, which places the weights.
+        They are looked up at the first call, which places the weights. None too where
+        `gives_right_products` says that cuBLAS cannot multiply by addresses.
         """
         if self not in stack.notes:
             if (
@@ -322,7 +325,9 @@ class TorchProducts(TorchBackend):
     def _join_weights(self, parts: list[Weight], held: list[torch.Tensor]) -> torch.Tensor | None:
         """Return the weights as one tensor [rows, columns], each of them a slice of it.
 
-        They are copied at the first call. None if that would be while a pass is recorded.
+        `held` are their decoded numbers. They are copied at the first call. None if that would be
+        while
+        a pass is recorded.
         """
         total = sum(len(w) for w in held)
         size, first = held[0].element_size(), held[0]

@@ -11,7 +11,10 @@ from aprfmt.inference.blocked import block_shape
 
 
 def lay_out_blocks(experts: torch.Tensor, weights: torch.Tensor, n_experts: int) -> ExpertBlocks:
-    """Return the blocks of rows of chosen experts and their weights, both [tokens, used]."""
+    """Return the blocks of rows that each chosen expert multiplies, on the experts' device.
+
+    `experts` and `weights` are the choice and its weights, both [tokens, used].
+    """
     tokens, used = experts.shape
     count, size = block_shape(tokens, used, n_experts)
     device, flat = experts.device, experts.reshape(-1)

@@ -110,7 +110,7 @@ class Bnb4OnTorch:
         return self.packed.device
 
     def decode(self, start: int, stop: int, out: torch.Tensor) -> None:
-        """Fill `out` with rows [start, stop) of the weight, which begin and end with a block."""
+        """Fill `out` with rows [start, stop) of the weight; a block begins at both ends."""
         from aprfmt.inference.fast import cuda
 
         first, last = start * self.n_columns, stop * self.n_columns

@@ -74,10 +74,10 @@ class GradientGap:
 class GradientsBetween:
     """Runs of one batch, and every gradient that was compared, in backward order.
 
-    `losses` are the runs', `loss` float64's. `open` are keys that a run has no gradient of, or a
-    gradient of zero but for rounding, which no distance is taken of. `flips` are routers that
-    chose other experts than float64: the runs compute another function there, and gradients are
-    not held against each other.
+    `losses` are the runs', `loss` float64's. `open` are keys whose gradient is zero but for
+    rounding, which no distance is taken of, `missing` those that a run has no gradient of. `flips`
+    are routers that chose other experts than float64: the runs compute another function there, and
+    gradients are not held against each other.
     """
 
     runs: tuple[GradientRun, ...]
@@ -86,6 +86,7 @@ class GradientsBetween:
     gaps: tuple[GradientGap, ...]
     open: tuple[str, ...]
     flips: Mapping[int, tuple[str, ...]]
+    missing: tuple[str, ...] = ()
 
     def first(self, run: int) -> str | None:
         """Return the first key backward from the loss at which a run is wrong; None: nowhere."""
@@ -100,7 +101,7 @@ class GradientsBetween:
     @property
     def agrees(self) -> bool:
         """Whether something was compared, every run was, and none is wrong."""
-        return bool(self.gaps) and not self.flips and not self.wrong
+        return bool(self.gaps) and not self.flips and not self.wrong and not self.missing
 
 
 def gradients_between(
@@ -141,12 +142,15 @@ def gradients_between(
     keys = [(key, False) for key in order if key in exact.points]
     keys += [(key, True) for key in _backward(exact.keys)]
     floors = {parameter: _floor(exact, parameter) for parameter in (False, True)}
-    gaps, left = [], []
+    gaps, left, missing = [], [], []
     for key, parameter in keys:
         truth = _value(exact, key, parameter)
         found = [_value(each, key, parameter) for each in every]
         size = float(np.linalg.norm(truth)) if truth is not None else 0.0
-        if truth is None or any(x is None for x in found) or size <= floors[parameter]:
+        if truth is None or any(x is None for x in found):
+            missing.append(key)
+            continue
+        if size <= floors[parameter]:
             left.append(key)
             continue
         apart = tuple(_apart(x, truth, size) for x in found)
@@ -169,7 +173,13 @@ def gradients_between(
         if (flipped := _flips(each.values, exact.values))
     }
     return GradientsBetween(
-        tuple(runs), exact.loss, tuple(each.loss for each in every), tuple(gaps), tuple(left), flips
+        tuple(runs),
+        exact.loss,
+        tuple(each.loss for each in every),
+        tuple(gaps),
+        tuple(left),
+        flips,
+        tuple(missing),
     )
 
 

@@ -268,7 +268,8 @@ def check_gradient(
         if len(found) < 2 or abs(share) * np.linalg.norm(fit) <= 100 * noise:
             continue
         off = float(np.sqrt(np.mean((found - share * fit) ** 2)))
-        if off <= 10 * tolerance * true_size + noise:
+        # A map that leaves as much as there was before it says nothing.
+        if off <= 10 * tolerance * true_size + noise and off <= max(residual / 4, 2 * noise):
             factor = 1 / share
             named: Wrong = wrong
             if wrong == "factor" and abs(factor + 1) < 100 * tolerance:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aprfmt.base.budget import Budget
 from aprfmt.base.outcome import Report
 from aprfmt.errors import UsageError
 from aprfmt.inference.capture import POINTS, parse_key
@@ -37,7 +38,7 @@ from aprfmt.measure.distances import rel_l2
 from aprfmt.measure.tolerances import CalibratedBound
 from aprfmt.measure.traces import TraceDiff, common_keys, compare_traces
 from aprfmt.model import Model
-from aprfmt.model.ledger import OF_A_PASS, make_ledger
+from aprfmt.model.ledger import LATE, OF_A_PASS, NotCompared, make_ledger
 
 Numbers = NDArray[Any]
 PLAIN_ROWS = 64
@@ -57,7 +58,15 @@ def compare_choices(
     if len(choices) < 2:
         raise UsageError(f"{len(choices)} run to compare; give at least two: --between cpu torch")
     with ExitStack() as stack:
-        ran = [stack.enter_context(run_once(model, choice, request)) for choice in choices]
+        budget = request.budget or Budget()
+        every = choices
+        ran: list[RunResult] = []
+        for choice in every:
+            if ran and not budget.has_time():
+                break
+            ran.append(stack.enter_context(run_once(model, choice, request)))
+        choices = every[: len(ran)]
+        late = [NotCompared("run", str(each), LATE, budget.reason) for each in every[len(ran) :]]
         traces = [each.trace for each in ran]
         runs = [
             _run_facts(choice, trace, request)
@@ -80,7 +89,9 @@ def compare_choices(
             )
         # How far each run is from a float64 run.
         arbiter: list[RunDistance] = []
-        if request.arbiter:
+        if request.arbiter and not budget.has_time():
+            late.append(NotCompared("run", str(ARBITER), LATE, budget.reason))
+        elif request.arbiter:
             exact = stack.enter_context(run_once(model, ARBITER, request))
             arbiter = [
                 measure_run_distance(i, "numpy:cpu:float64", trace, exact.trace, request)
@@ -102,7 +113,7 @@ def compare_choices(
             tuple(arbiter),
             request.calibrated_by,
             int(model.hyper["vocab_size"]),
-            make_ledger(model, OF_A_PASS).not_compared,
+            (*late, *make_ledger(model, OF_A_PASS).not_compared),
         )
 
 
@@ -119,15 +130,15 @@ class RunResult:
 
 
 def fused_rows(tokens: int) -> range:
-    """Return the last rows, whose logits are computed without a recorder too."""
+    """Return the last PLAIN_ROWS rows, whose logits are computed without a recorder too."""
     return range(max(0, tokens - PLAIN_ROWS), tokens)
 
 
 @contextmanager
 def run_once(model: Model, choice: DeviceChoice, request: ParityRequest) -> Iterator[RunResult]:
-    """Yield the trace of one run of the request's ids, and logits of its fused form.
+    """Yield the trace of one run of the request's ids, and logits computed without recording.
 
-    The trace has logits of every row.
+    The trace has logits of every row. The others are of `fused_rows`, None for an engine.
     """
     asked = request.with_choice(choice)
     with open_run(asked, model) as run, run.trace(facts={"through": request.through}) as trace:
@@ -137,7 +148,10 @@ def run_once(model: Model, choice: DeviceChoice, request: ParityRequest) -> Iter
 
 
 def _run_facts(choice: DeviceChoice, trace: Trace, request: ParityRequest) -> RunFacts:
-    """Return what a report says about a run: what ran, where, on which weights."""
+    """Return what a report says about a run: what ran, where, on which weights.
+
+    `choice` is what the run was asked to be, `trace` its trace.
+    """
     backend: Any = trace.run.get("backend")
     unknown: Any = trace.run.get("unknown")
     via: Any = trace.run.get("via")
@@ -161,7 +175,10 @@ def _compare_pair(
     index: int,
     request: ParityRequest,
 ) -> RunPair:
-    """Return the comparison of run number `index` with the first."""
+    """Return the comparison of run number `index` of `ran` with the first.
+
+    `choices` are the runs' backends and devices, in the order of `ran`.
+    """
     # All points, and whether a difference is only amplified rounding.
     a, b = ran[0].trace, ran[index].trace
     flips = compare_experts(a, b)
@@ -229,10 +246,11 @@ def _compare_pair(
 def _judge_amplified(
     model: Model, first: DeviceChoice, a: Trace, b: Trace, diff: TraceDiff, request: ParityRequest
 ) -> OperationResiduals | None:
-    """Return the residuals of the run's operations if all are right, though a point is beyond.
+    """Return the residuals of the operations of `b` if all are right, though a point is beyond.
 
-    Then the difference is amplified rounding. None if no point is beyond, an operation is wrong, or
-    a NaN is on one side.
+    Then the difference is amplified rounding. `first` is the backend of the reference `a`, on which
+    the operations run. None if no point is beyond, an operation is wrong, a NaN is on one side, or
+    the reference is an engine.
     """
     broken = any(p.nonfinite is not None and p.nonfinite.alone for p in diff.points)
     if diff.first is None or first.is_engine or broken:
@@ -254,7 +272,9 @@ def compare_runs(
 
     Rows after an explained expert flip are left out. A token that rounding sent to other experts is
     another computation from there on, and so is every token that attends to it: only earlier
-    positions are compared after that layer. With `positions` each position is compared too.
+    positions are compared after that layer. The dict has the keys that are cut so. `moe` says
+    whether the model has experts, `calibrated` are bounds in place of the table's. With `positions`
+    each position is compared too.
     """
     limits: dict[int, int] = {}
     for flip in flips:
@@ -293,7 +313,8 @@ def measure_run_distance(
 ) -> RunDistance:
     """Return how far a run is from another by point, and by how much its loss differs.
 
-    `of` is the run's number, `what` names the other run.
+    `of` is the run's number, `exact` the other run's trace, `what` its description. The loss is
+    that of the request's ids.
     """
     found: dict[str, float] = {}
     for key in common_keys(run, exact):

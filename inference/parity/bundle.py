@@ -92,7 +92,7 @@ class ReplayResult:
 
     @property
     def reproduced(self) -> bool:
-        """Whether the two results differ by more than rounding may."""
+        """Whether the recorded difference shows again: the two results differ beyond rounding."""
         return not self.apart <= self.bound
 
     def to_json(self) -> dict[str, Any]:
@@ -127,7 +127,10 @@ def used_versions() -> dict[str, str]:
 def save_bundle(
     path: Path, bundle: ReproductionBundle, command: Sequence[str], *, force: bool = False
 ) -> None:
-    """Write a reproduction, atomically; OutputError where `path` cannot be written."""
+    """Write a reproduction, atomically; OutputError where `path` cannot be written.
+
+    `command` is the command line that made it, which the file records.
+    """
     cell = bundle.cell
     tensors: dict[str, Numbers] = {
         f"input/{key}": _to_bundle_dtype(x) for key, x in cell.inputs.items()
@@ -224,7 +227,7 @@ def parse_bundle(source: Source, path: Path) -> ReproductionBundle:
 
 
 def _read_hyper(found: Mapping[str, Any], architecture: str, where: str) -> dict[str, Any]:
-    """Return the hyperparameters of a header, each checked against its rule.
+    """Return {name: value} of the hyperparameters `found` in a header, each checked by its rule.
 
     Numbers that tables and loops are made of are bounded. Raises FormatError; `where` begins the
     messages.
@@ -254,7 +257,8 @@ def _read_hyper(found: Mapping[str, Any], architecture: str, where: str) -> dict
 def run_cell(bundle: ReproductionBundle, backend: Backend, path: Path) -> Numbers:
     """Return the result of a reproduction's operation on a backend.
 
-    Raises FormatError where the file's contents do not fit the operation.
+    Raises FormatError where the file's contents do not fit the operation; `path` begins the
+    message.
     """
     try:
         return bundle.cell.run(backend)
@@ -277,7 +281,11 @@ def run_cell(bundle: ReproductionBundle, backend: Backend, path: Path) -> Number
 
 
 def _make_bundle(header: Any, source: Source, path: Path) -> ReproductionBundle:
-    """Return the reproduction of a header and the file's arrays; errors of any kind may come."""
+    """Return the reproduction of a header and the file's arrays.
+
+    Raises FormatError for what is checked here, and any error of Python for a header that lacks an
+    entry: parse_bundle turns these into FormatError.
+    """
     if not isinstance(header, dict) or header.get("schema") != SCHEMA:
         found = header.get("schema") if isinstance(header, dict) else type(header).__name__
         raise FormatError(f"{path}: {HEADER}: schema {found!r}; expected {SCHEMA}")
@@ -374,10 +382,11 @@ def replay_bundle(path: Path, between: Sequence[str] = ()) -> ReplayResult:
 
 
 def choose_bundle(found: Parity, runs: Sequence[str]) -> ReproductionBundle | None:
-    """Return the reproduction of the first pair with a cell; wrong operations go first.
+    """Return the reproduction of the first pair of runs with a cell; wrong operations go first.
 
-    Where no operation is wrong by itself the cell is of the first point beyond tolerance: a replay
-    then shows that the operation alone agrees. None if no pair has a cell.
+    A cell is one operation cut out of the model. Where no operation is wrong by itself the cell is
+    of the first point beyond tolerance: a replay then shows that the operation alone agrees. None
+    if no pair has a cell. `runs` are the runs' names.
     """
     pairs = [pair for pair in found.pairs if pair.cell is not None]
     pairs.sort(key=lambda pair: pair.first_operation is None)

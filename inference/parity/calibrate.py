@@ -151,7 +151,7 @@ def load_calibration(path: Path) -> tuple[tolerances.CalibratedBound, ...]:
 
 
 def parse_calibration(found: Any, path: Path) -> tuple[tolerances.CalibratedBound, ...]:
-    """Return the bounds in a calibration's JSON value; `path` begins the messages.
+    """Return the bounds in `found`, a calibration file's JSON value; `path` begins the messages.
 
     Raises FormatError for anything else.
     """
@@ -164,7 +164,10 @@ def parse_calibration(found: Any, path: Path) -> tuple[tolerances.CalibratedBoun
 
 
 def _parse_row(row: Any, where: str) -> tolerances.CalibratedBound:
-    """Return the bound in a row of a calibration file; FormatError says which entry is wrong."""
+    """Return the bound in a row of a calibration file; FormatError says which entry is wrong.
+
+    `where` names the row in messages.
+    """
     if not isinstance(row, dict):
         raise FormatError(f"{where}: is no object")
     values = dict(row)

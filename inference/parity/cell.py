@@ -145,7 +145,7 @@ def cut_cell(
 
 
 def _cell_hyper(model: Model, layer: int | None) -> dict[str, Any]:
-    """Return the hyperparameters of a model that has only this layer, None: no layer."""
+    """Return {name: value}: a model's hyperparameters as if it had only this layer, None: none."""
     kept = {name: model.hyper[name] for name in model.hyper}
     for name in PER_LAYER:
         if name in kept:
@@ -173,7 +173,10 @@ def _cell_roles(model: Model, layer: int) -> dict[str, str]:
 
 
 def _weight_rows(model: Model, key: str, weights: Weights | None) -> RowSource:
-    """Return the rows of a weight, from `weights` where they have another encoding."""
+    """Return the rows of the weight `key`, from `weights` where they have another encoding.
+
+    `weights` are those that ran, None for the model's.
+    """
     if weights is not None and weights[key].encoding != model.roles[key].encoding:
         return ArrayRows(weights[key].numpy())
     return StoredRows(model.roles[key])
@@ -186,8 +189,9 @@ def _recorded_inputs(
     known: Mapping[str, Any],
     values: Callable[[str], Numbers | None],
 ) -> dict[str, Numbers]:
-    """Return {cell's key: value} of every recorded value of the layer before the point.
+    """Return {cell's key: value} of every recorded value of the layer before the point `key`.
 
+    `known` are the model's points by key; `values` gives the recorded value of a key, or None.
     Raises UsageError if the stream that enters the layer was not recorded.
     """
     stream = "embd_scaled" if not known["embd_scaled"].alias_of else "embd"

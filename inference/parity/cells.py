@@ -238,7 +238,10 @@ class Parity:
         return self.conclude_pairs(self.verdict, self.pairs)
 
     def conclude_pairs(self, verdict: Verdict, pairs: Sequence[RunPair]) -> Pronounced:
-        """Return the conclusion for some of the pairs with their verdict."""
+        """Return the verdict as it is announced: word, headline, exit code, what was left out.
+
+        `verdict` is that of `pairs`. The first pair with this verdict gives the cause.
+        """
         agrees = verdict in ("same", "precision")
         words = VerdictWords(verdict if agrees else "same", "bug", "not_comparable")
         cause = next((pair.cause for pair in pairs if pair.verdict == verdict), "")
@@ -250,7 +253,7 @@ class Parity:
     def verdict(self) -> Verdict:
         """The worst verdict of the pairs: same, precision, not_comparable, then bug."""
         order: tuple[Verdict, ...] = ("same", "precision", "not_comparable", "bug")
-        return max((pair.verdict for pair in self.pairs), key=order.index)
+        return max((pair.verdict for pair in self.pairs), key=order.index, default="not_comparable")
 
     @property
     def exit_code(self) -> int:

@@ -30,7 +30,7 @@ class ThroughRows(ArrayRows):
     by_rows = False
 
     def __init__(self, tensor: View, through: str) -> None:
-        """Take a tensor, and the name of the encoding `through`."""
+        """Take a tensor, and the encoding `through` that its values are rounded by."""
         self._tensor, self._through = tensor, through
         self.shape = tensor.shape
         self.encoding = through

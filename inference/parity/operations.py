@@ -75,9 +75,9 @@ def cut_point_cell(
     shadow: bool,
     request: ParityRequest,
 ) -> OperationCell:
-    """Return the cell of a point.
+    """Return the cell of a point: the operation that gives it, with its weights and inputs.
 
-    `shadow`: its inputs are the other run's recorded values, where it has them.
+    Inputs are the first run's recorded values. `shadow`: the other run's, where it has them.
     """
     columns: list[int] = []
     if point.key.rpartition(".")[2] in BEHIND[1:]:
@@ -142,9 +142,10 @@ def _run_operation(
 
 
 def operation_dtypes(key: str, a: Trace, b: Trace) -> tuple[str, str]:
-    """Return (dtype of `a`'s record, of `b`'s) that bound one operation of two runs.
+    """Return the two dtypes whose rounding bounds an operation of `b` against the one of `a`.
 
-    The first is what `b`'s backend makes of it; TF32 counts as float16.
+    The first is the arithmetic of `b`'s backend in the dtype of `a`'s record at `key`, the second
+    that in the dtype of `b`'s. TF32 counts as float16.
     """
     record, second = a.find_record(key), b.find_record(key)
     mine = run_arithmetic(b, record.dtype if record else "float32")

@@ -72,7 +72,10 @@ def compare_logits(a: Numbers, b: Numbers, ids: Sequence[int], within: bool) -> 
 
 
 def mean_label_loss(logits: Numbers, ids: Sequence[int]) -> float | None:
-    """Return the mean float64 loss of ids[1:] in nats; None where no label follows."""
+    """Return the mean float64 loss of ids[1:] in nats by logits [tokens, vocab].
+
+    None for fewer than two ids, or if there are not as many rows as ids.
+    """
     if len(ids) < 2 or len(logits) != len(ids):
         return None
     return float(np.mean(_label_losses(logits, ids)))
@@ -81,9 +84,10 @@ def mean_label_loss(logits: Numbers, ids: Sequence[int]) -> float | None:
 def make_outcomes(
     a: Numbers, b: Numbers, ids: Sequence[int], point: PointDiff, before: int | None
 ) -> Outcomes:
-    """Return what the outer gates judge of logits [tokens, vocab], on rows before `before`.
+    """Return what `check_outcomes` judges of logits [tokens, vocab] of two runs.
 
-    `before` None: all rows. `point` is the comparison of these rows' logits.
+    Only rows before `before` count; None: all rows. `point` is the comparison of these rows'
+    logits.
     """
     count = len(a) if before is None else before
     cut = ids[: count + 1]
@@ -186,9 +190,10 @@ def _expert_flip(
     routers: Sequence[Numbers | None],
     margin: float | None,
 ) -> ExpertFlip:
-    """Return the record of a token that went to other experts.
+    """Return the record of a token that went to other experts, and whether rounding explains it.
 
-    `gone` and `came` are the experts that it lost and got, `routers` both runs' router logits.
+    `key` and `row` say where in the trace, `gone` and `came` are the experts that it lost and got,
+    `routers` both runs' router logits, `margin` the router's margin (None: not recorded).
     """
     x, y = routers
     if x is None or y is None or x.shape != y.shape:

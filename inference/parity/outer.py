@@ -25,7 +25,10 @@ class _Gate:
     def make_check(
         self, name: str, passed: bool | None, found: str, expected: str, todo: str = ""
     ) -> Check:
-        """Return one check; `passed` None: it could not be made, which is NOT_RUN."""
+        """Return one check; `passed` None: it could not be made, which is NOT_RUN.
+
+        `found` and `expected` are its texts, `todo` is the advice if it failed.
+        """
         outcome: Outcome = "NOT_RUN" if passed is None else "PASS" if passed else "FAIL"
         return Check(name, outcome, self.where, found, expected, todo if passed is False else "")
 
@@ -83,7 +86,10 @@ def _check_backend_loss(gate: _Gate, losses: Losses) -> Check:
 
 
 def _check_quantized(gate: _Gate, found: Outcomes, text: bool, vocab: int) -> list[Check]:
-    """Return the checks of logits and losses on the rows that are comparable."""
+    """Return the checks of logits and losses on the rows that are comparable.
+
+    `found` has the distance of the logits and both losses. `text` says that the ids are text.
+    """
     rows = "over all rows" if found.rows is None else f"over the first {found.rows} rows"
     most = max(MAX_LOGITS, found.tolerance)
     checks = [
@@ -114,7 +120,8 @@ def _check_quantized(gate: _Gate, found: Outcomes, text: bool, vocab: int) -> li
 def _check_bounded(gate: _Gate, found: Outcomes, text: bool, vocab: int, bound: float) -> Check:
     """Return the check that a run is not worse than guessing where the reference is not.
 
-    NOT_RUN for a short text, or where the reference is worse than guessing too.
+    NOT_RUN for a short text or ids that are no text, or where the reference is worse than guessing
+    too. `bound` is how far the two losses may be apart.
     """
     name, limit = "quantized-loss-bounded", math.log(vocab)
     assert found.forward is not None and found.reference is not None

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from aprfmt.base.budget import Budget
 from aprfmt.inference.running import RunRequest
 from aprfmt.measure.tolerances import CalibratedBound
 
@@ -13,7 +14,7 @@ class ParityRequest(RunRequest):
 
     `ids` are given. `text` is what they stand for, `arbiter` asks for one more run in float64,
     `calibrated` are tolerances of the file `calibrated_by`, and `by_position` asks for the
-    distance of each token position.
+    distance of each token position. Runs that do not begin in the time of `budget` are named.
     """
 
     ids: tuple[int, ...] = ()
@@ -22,3 +23,4 @@ class ParityRequest(RunRequest):
     calibrated: Sequence[CalibratedBound] = ()
     calibrated_by: str | None = None
     by_position: bool = False
+    budget: Budget | None = None

@@ -22,10 +22,11 @@ Numbers = NDArray[Any]
 def check_fused(
     plain: Numbers | None, logits: Numbers, point: PointDiff, amplified: bool, where: str
 ) -> list[Check]:
-    """Return the check of a run's logits without a recorder against the reference's.
+    """Return [check of a run's logits without a recorder against the reference's].
 
-    They come from the run's fused operations. No check if `plain` is None. `amplified`: rounding
-    was amplified in the whole runs, which widens the bound.
+    Without a recorder the run uses its fused operations. No check if `plain`, these logits, is
+    None. `logits` are the reference's, `point` is their comparison step by step. `amplified`:
+    rounding was amplified in the whole runs, which widens the bound. `where` names the run.
     """
     if plain is None:
         return []
@@ -51,8 +52,8 @@ def check_fused(
 def check_points(diff: TraceDiff, amplified: OperationResiduals | None, where: str) -> Check:
     """Return the check that every point is within its tolerance.
 
-    `amplified` are the residuals of operations that are all right, which explains points beyond
-    theirs; None if not.
+    `amplified` are the residuals of the run's operations if all of these are right: points beyond
+    their tolerance then pass, as amplified rounding. It is None otherwise. `where` names the run.
     """
     if not diff.compared:
         return Check("points", "NOT_RUN", where, "no point on both sides", "at least one")

@@ -145,9 +145,10 @@ class PatchedModel:
         )
 
     def with_op(self, op: str, override: Override, layers: frozenset[int] | None) -> "PatchedModel":
-        """Return a copy of the model with one operation wrapped, in these layers or in all.
+        """Return a copy of the model with one operation wrapped, in these layers (None: all).
 
-        `override` is called with the operation, the place in the pass, and the arguments.
+        `override` is called with the operation, the place in the pass, and the arguments, and
+        returns the operation's new result.
         """
 
         def scoped(beneath: Callable[..., Any], at: PassLocation, *args: Any, **kwargs: Any) -> Any:
@@ -188,7 +189,10 @@ class PatchedModel:
         return self.with_op("scores", scores, layers).with_op("mix", mix, layers)
 
     def with_tap(self, point: str, tap: Tap, layers: frozenset[int] | None) -> "PatchedModel":
-        """Return a copy of the model with a point's values changed, in these layers or in all."""
+        """Return a copy of the model with a point's values changed, in these layers (None: all).
+
+        `tap(patched model, layer, x, values held)` returns what replaces the point's value x.
+        """
 
         def scoped(patched: "PatchedModel", layer: int, x: Any, held: Mapping[str, Any]) -> Any:
             """Return the changed value in the chosen layers, else x."""
@@ -328,9 +332,9 @@ class PatchedBackend:
         return hash(self._base)
 
     def __getattr__(self, name: str) -> Any:
-        """Return an attribute of the base, operations wrapped so that calls are recorded.
+        """Return an attribute of the base, operations wrapped so that their calls are recorded.
 
-        Fused operations are those of Backend, made of single ones, so that these are recorded.
+        A fused operation is replaced by Backend's version of it, which calls single operations.
         """
         if name in COMPOSED:
             return partial(getattr(Backend, name), self)
@@ -340,7 +344,10 @@ class PatchedBackend:
         return partial(self._call, name, value)
 
     def _call(self, name: str, op: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Return the result of an operation with its overrides, and record the call."""
+        """Return the result of the operation `name` with its overrides, and record the call.
+
+        `op` is the base's function.
+        """
         at = self._recording.at
         for override in self._overrides.get(name, ()):
             op = partial(override, op, at)

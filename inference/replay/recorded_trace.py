@@ -67,7 +67,10 @@ class RecordedValue:
         return rel_l2(cut[self.mask], self.values[self.mask])
 
     def comparable_values(self, mine: Array, axis: int) -> tuple[Array, Array]:
-        """Return (the reference's value, this trace's) on the same rows, masked entries zero."""
+        """Return (the reference's value, this trace's) on the same rows, masked entries zero.
+
+        `mine` is the reference's value at this point on all rows; `axis` counts tokens.
+        """
         cut = self.reference_rows(mine, axis)
         if self.mask is None or cut.shape != self.values.shape:
             return cut, self.values
@@ -182,9 +185,11 @@ class RecordedTrace:
         return replace(found, note=note, normalized=True)
 
     def _read_slot_part(self, key: str, shape: tuple[int, ...]) -> RecordedValue | None:
-        """Return a point's values cut from a stage that joins several (`L0.qkv` of an APRT folder).
+        """Return the values of point `key`, cut from a recorded stage that joins several points.
 
-        None if no such stage was recorded, or widths are not known.
+        An APRT folder has such stages (`L0.qkv`). None if no such stage was recorded, or widths are
+        not
+        known.
         """
         layer, _, point = key.rpartition(".")
         for slot, parts in SLOTS.items():

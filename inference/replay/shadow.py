@@ -52,12 +52,12 @@ class ShadowPoint:
 
     `mine` is the model's value on the trace's input, `recorded` the trace's. `residual` is their
     relative L2 distance, None where the trace has nothing there. `calls` are the operations since
-    the last point the trace holds: what the model did to get here. `base` is the point this one
-    is compared with where the model has no operation between the two ("" otherwise). `after`
-    are the points of the trace that these operations started from: the last good ones.
+    the last point the trace holds: what the model did to get here. `base` is the point this one is
+    compared with where the model has no operation between the two ("" otherwise). `after` are the
+    points of the trace that these operations started from: the last good ones.
 
-    `run_tolerance` is that of one operation. `whole_tolerance` is that of whole passes in these
-    dtypes, without what an engine's products may add: that would excuse a wrong operation.
+    `tolerance` is that of one operation. `whole_tolerance` is that of whole passes in these dtypes,
+    without what an engine's products may add: that would excuse a wrong operation.
     """
 
     key: str
@@ -229,8 +229,8 @@ def measure_operation_residuals(
 ) -> OperationResiduals:
     """Return how far each operation of a run is off on the run's inputs, on any backend.
 
-    Operations run as the backend has them, fused ones too, and nothing but numbers is held. `bound`
-    gives each point's tolerance by key.
+    Operations run as the backend has them, fused ones too. Of each only the distance and the bound
+    are stored. `bound` gives each point's tolerance by key.
     """
     found = OperationResiduals()
     patched.run(_ShadowRecorder(patched, recorded, found, bound=bound, records_calls=False))
@@ -299,7 +299,7 @@ class _ShadowRecorder(CallRecorder):
         """Take the model, the trace and the store of compared points; nothing is compared yet.
 
         The pass ends after the key `until`, if any. `bound` gives tolerances in place of the
-        table's.
+        table's. `records_calls`: which operations made a point is recorded.
         """
         super().__init__()
         self.records_calls = records_calls
@@ -345,7 +345,7 @@ class _ShadowRecorder(CallRecorder):
     def _operation_bound(self, key: str, dtype: str, calls: Sequence[OperationCall] = ()) -> float:
         """Return the relative L2 tolerance of the operations `calls` that made a point.
 
-        `dtype` is the other run's.
+        It is the caller's bound where one was given. `dtype` is the other run's.
         """
         if self._own_bound is not None:
             return self._own_bound(key)
@@ -363,7 +363,10 @@ class _ShadowRecorder(CallRecorder):
     ) -> ShadowPoint:
         """Return and store the comparison of a point with the trace.
 
-        `base` is the point that it equals in the model, "" if none; `x` is the pass's array.
+        `mine` is the model's value, `value` the trace's, None without one; `calls` are the
+        operations
+        between. `base` is the point that it equals in the model, "" if none; `x` is the pass's
+        array.
         """
         dtype = self._patched.backend.dtype
         other = dtype if value is None else value.dtype
@@ -406,8 +409,9 @@ class _ShadowRecorder(CallRecorder):
     def _compare_equal_point(self, key: str, base: str, mine: Array, x: Any) -> tuple[Any, Array]:
         """Return (array to continue with, trace's value) after comparing an equal point.
 
-        The point `key` equals `base` in the model but was recorded separately. Both are unchanged
-        where the trace has no value.
+        The point `key` equals `base` in the model but was recorded separately. `mine` and x are the
+        value so far, as numpy's and the pass's array: both are returned where the trace has no
+        value.
         """
         self._recorded.shapes.setdefault(key, mine.shape)
         value = self._recorded.value_of(key)
@@ -426,8 +430,11 @@ class _ShadowRecorder(CallRecorder):
     ) -> Any:
         """Return the array to continue with, after comparing a point of the routing.
 
-        Chosen experts are compared as sets, their weights expert by expert. The trace's choice and
-        weights are returned if they are complete, else x.
+        `mine` is the model's value, `value` the trace's, None without one. Chosen experts are
+        compared
+        as sets, their weights expert by expert. The trace's choice and weights are returned if they
+        are
+        complete, else x.
         """
         # A choice that was recorded for some rows only is not compared.
         point, layer = parse_key(key)
@@ -485,7 +492,8 @@ class _ShadowRecorder(CallRecorder):
     ) -> tuple[int, int]:
         """Return the counts of tokens whose experts differ: (by more than rounding, within it).
 
-        It is within rounding if the router's margin is below `bound` times its largest logit.
+        `mine` and `theirs` are the model's choice and the trace's, [tokens, used]. It is within
+        rounding if the router's margin is below `bound` times its largest logit.
         """
         differ = (np.sort(mine, -1) != np.sort(theirs, -1)).any(-1)
         if not differ.any() or self._logits is None:

@@ -39,6 +39,7 @@ _TEXT_SECTIONS = {"rope_parameters": {
     "rope_type": "default", "rope_theta": 5000.0, "mrope_section": [3, 3, 2],
     "mrope_interleaved": True,
 }}  # fmt: skip
+_INDEXER = {"rms_norm_eps": 1e-6, "index_head_dim": 64}
 _UNLIMITED = {"time_step_limit": (0.0, float("inf"))}
 # Shapes and settings that llama.cpp's graphs are fixed to, where the tiny models have others: what
 # a GGUF has no key for is listed in docs/reference/architectures.md.
@@ -80,6 +81,8 @@ SUITED: Mapping[str, Mapping[str, Any]] = {
         "mlp_multipliers": [1.0] * 2, "ssm_multipliers": [1.0] * 5,
     },
     "deepseek_v2": {"rms_norm_eps": 1e-6}, "deepseek_v3": {"rms_norm_eps": 1e-6},
+    "kimi_linear": {"rms_norm_eps": 1e-6}, "glm4_moe_lite": {"rms_norm_eps": 1e-6},
+    "deepseek_v32": _INDEXER, "glm_moe_dsa": _INDEXER,
     "falcon_mamba": {"layer_norm_epsilon": 1e-6, "mixer_rms_eps": 1e-6},
 }  # fmt: skip
 # What stands beside a row: why llama.cpp gives other numbers for models that are not suited, or
@@ -115,8 +118,13 @@ BECAUSE: Mapping[str, str] = {
         "later ones where a value falls on another entry",
     ),
     **dict.fromkeys(
-        ("deepseek_v2", "deepseek_v3"),
+        ("deepseek_v2", "deepseek_v3", "kimi_linear", "glm4_moe_lite"),
         "it normalises compressed queries and keys by the model's epsilon, transformers by 1e-6",
+    ),
+    **dict.fromkeys(
+        ("deepseek_v32", "glm_moe_dsa"),
+        "it normalises compressed queries and keys by the model's epsilon, transformers by 1e-6, "
+        "and ends the process where an indexer's heads have 14 elements: here they have 64",
     ),
     "falcon_mamba": "it normalises time steps, B and C by the model's epsilon, "
     "transformers by 1e-6",

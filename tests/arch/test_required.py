@@ -38,6 +38,7 @@ every_type = pytest.mark.parametrize("tiny", TYPES, ids=lambda tiny: tiny.model_
 # Keys that no supported decoder has: an encoder's; attention to later tokens (refused).
 # Keys without which transformers makes no model.
 NEEDED = {
+    "kimi_linear": ("layer_types",),
     "dots1": ("n_routed_experts", "n_shared_experts", "num_experts_per_tok"),
     **dict.fromkeys(BERTS, ("is_decoder",)),
     **dict.fromkeys(("lfm2", "lfm2_moe"), ("layer_types",)),

@@ -100,7 +100,9 @@ def attributes(c: Any, model: Any) -> dict[str, Any]:
     names = ("self_attn", "attn", "attention", "self_attention", "mixer")
     mixers = [getattr(layer, name, None) for layer in layers for name in names]
     scans = [mixer for mixer in body.modules() if hasattr(mixer, "ssm_state_size")]
-    attention = next((m for m in mixers if m is not None and m not in scans), None)
+    attending = [m for m in mixers if m is not None and m not in scans]
+    attention = next((m for m in attending if hasattr(m, "kv_lora_rank")), None)
+    attention = attention or next(iter(attending), None)
     found: dict[str, Any] = {
         "hidden_size": c.hidden_size,
         "n_layers": n,
@@ -269,7 +271,7 @@ PAIRED = [tiny for tiny in TINY if tiny.label == "plain" and tiny.arch not in (
     "gptj",
     "bloom", "mpt", "opt", "opt_350m", "falcon_rw", "falcon_rw_40b", "bert_causal",
     "roberta_causal", "mamba", "falcon_mamba", "mamba2", "nemotron_h", "nemotron_h_moe",
-    "granite_hybrid",
+    "granite_hybrid", "kimi_linear",
 )]  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from tests.arch.tiny_sizes import (
     GEMMA4,
     GPT2,
     INDEXER,
+    KIMI_LINEAR,
     LFM2,
     LFM3,
     LLAMA3,
@@ -207,6 +208,12 @@ TINY: tuple[Tiny, ...] = (
         "head_dim": 12, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3,
         "topk_group": 2, "moe_intermediate_size": 20, "attention_bias": True,
         "first_k_dense_replace": 2, "norm_topk_prob": False, "tie_word_embeddings": True,
+    }),
+    Tiny("kimi_linear", "kimi_linear", "plain", KIMI_LINEAR),
+    Tiny("kimi_linear", "kimi_linear", "compressed", KIMI_LINEAR | {
+        "q_lora_rank": 12, "attention_bias": True, "n_group": 5, "topk_group": 3,
+        "mlp_layer_types": ["dense", "dense", "sparse", "sparse"], "moe_renormalize": False,
+        "layer_types": ["full_attention", "linear_attention"] * 2,
     }),
     Tiny("minimax", "minimax", "plain", {
         "head_dim": 10, "num_local_experts": 5, "num_experts_per_tok": 3,

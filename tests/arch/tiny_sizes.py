@@ -24,6 +24,21 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+MLA: dict[str, Any] = {
+    "num_key_value_heads": 6,
+    "kv_lora_rank": 10,
+    "q_lora_rank": 14,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 8,
+    "n_routed_experts": 6,
+    "n_shared_experts": 2,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 20,
+    "first_k_dense_replace": 1,
+    "n_group": 2,
+    "topk_group": 1,
+}
 MOE: dict[str, Any] = {"num_experts": 5, "num_experts_per_tok": 3, "moe_intermediate_size": 20}
 DELTA: dict[str, Any] = {
     "head_dim": 16,
@@ -35,6 +50,20 @@ DELTA: dict[str, Any] = {
 }
 OLMO_HYBRID = {key: value for key, value in DELTA.items() if key.startswith("linear")} | {
     "pad_token_id": 0
+}
+KIMI_LINEAR: dict[str, Any] = {
+    k: v
+    for k, v in MLA.items()
+    if k not in ("n_routed_experts", "first_k_dense_replace", "n_group")
+} | {
+    "q_lora_rank": None,
+    "num_experts": 5,
+    "n_group": 1,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"],
+    "linear_num_heads": 4,
+    "linear_head_dim": 7,
+    "linear_conv_kernel_dim": 3,
+    "pad_token_id": 0,
 }
 LFM2: dict[str, Any] = {
     "layer_types": ["conv", "full_attention", "conv", "conv"],
@@ -63,21 +92,6 @@ MAMBA2: dict[str, Any] = {
 NEMOTRON: dict[str, Any] = {
     "head_dim": 10, "mamba_num_heads": 6, "mamba_head_dim": 7, "n_groups": 2, "ssm_state_size": 5,
 }  # fmt: skip
-MLA: dict[str, Any] = {
-    "num_key_value_heads": 6,
-    "kv_lora_rank": 10,
-    "q_lora_rank": 14,
-    "qk_nope_head_dim": 6,
-    "qk_rope_head_dim": 4,
-    "v_head_dim": 8,
-    "n_routed_experts": 6,
-    "n_shared_experts": 2,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 20,
-    "first_k_dense_replace": 1,
-    "n_group": 2,
-    "topk_group": 1,
-}
 INDEXER: dict[str, Any] = {"index_n_heads": 5, "index_head_dim": 9, "index_topk": 7}
 GPT2: dict[str, Any] = {
     "n_embd": 24, "n_layer": 3, "n_head": 6, "vocab_size": 56, "n_positions": 128,

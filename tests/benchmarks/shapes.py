@@ -62,6 +62,35 @@ MADE: dict[str, tuple[str, str, str, dict[str, Any]]] = {
         "vocab_size": 20480, "hidden_size": 1024, "num_hidden_layers": 4, "state_size": 128,
         "num_heads": 32, "head_dim": 64, "n_groups": 1,
     }),
+    "per_layer": ("Gemma4", "TextConfig", "ForCausalLM", _SIZES | {
+        "num_key_value_heads": 1, "head_dim": 128, "global_head_dim": 256,
+        "intermediate_size": 4096, "hidden_size_per_layer_input": 128,
+        "vocab_size_per_layer_input": 20480, "num_kv_shared_layers": 1, "sliding_window": 192,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "num_hidden_layers": 4,
+    }),
+    "short_conv": ("Lfm2", "Config", "ForCausalLM", _SIZES | {
+        "num_key_value_heads": 2, "intermediate_size": 4096,
+        "layer_types": ["conv", "conv", "full_attention", "conv"],
+    }),
+    "indexer": ("GlmMoeDsa", "Config", "ForCausalLM", _SIZES | _EXPERTS | {
+        "num_key_value_heads": 8, "q_lora_rank": 384, "kv_lora_rank": 256, "qk_nope_head_dim": 64,
+        "qk_rope_head_dim": 32, "v_head_dim": 64, "intermediate_size": 2816, "n_routed_experts": 16,
+        "mlp_layer_types": ["dense", "sparse", "sparse", "sparse"], "index_topk": 128,
+        "index_n_heads": 8, "index_head_dim": 64, "pad_token_id": 0,
+    }),
+    # A period of Kimi-Linear-48B-A3B: three layers with KDA and one with latent attention.
+    "kimi_linear": ("KimiLinear", "Config", "ForCausalLM", _SIZES | _EXPERTS | {
+        "num_key_value_heads": 8, "kv_lora_rank": 256, "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64, "v_head_dim": 128, "intermediate_size": 2816, "num_experts": 16,
+        "linear_num_heads": 8, "linear_head_dim": 128, "pad_token_id": 0, "bos_token_id": 1,
+        "eos_token_id": 2,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    }),
+    "lightning": ("MiniMax", "Config", "ForCausalLM", _SIZES | {
+        "num_key_value_heads": 2, "head_dim": 128, "intermediate_size": 512,
+        "num_local_experts": 16, "num_experts_per_tok": 4,
+        "layer_types": ["linear_attention"] * 3 + ["full_attention"],
+    }),
     "encoder": ("Bert", "Config", "Model", _SIZES | {"intermediate_size": 4096}),
 }  # fmt: skip
 

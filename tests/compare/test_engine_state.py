@@ -168,6 +168,79 @@ def test_an_expert_on_the_wrong_rank(tmp_path: Path) -> None:
     )
 
 
+def test_parameters_that_an_engine_packed_away_are_not_compared(tmp_path: Path) -> None:
+    """As vLLM on a CPU leaves them: no numbers, and scales of attention that nothing set."""
+    held = states("llama", 1)
+    for name in list(held[0]):
+        if name.endswith("qkv_proj.weight"):
+            held[0][name] = torch.empty(0)
+            for scale in ("k", "v", "q", "prob"):
+                above = name.removesuffix("qkv_proj.weight")
+                held[0][f"{above}attn._{scale}_scale"] = torch.tensor(1.0)
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "s", held), "--json")
+    assert done.code == 2
+    assert "parameters hold no numbers, as the engine packed them" in done.err
+    verdicts = [one["verdict"] for one in done.json["tensors"]]
+    assert set(verdicts) == {"SAME_BYTES", "UNREADABLE"}
+    assert verdicts.count("UNREADABLE") == 3 * sum("qkv_proj" in name for name in held[0])
+    # A difference of what is there is found all the same, and a scale that was set is listed.
+    held[0][NORM] = held[0][NORM] * 2
+    held[0]["model.layers.1.self_attn.attn._k_scale"] = torch.tensor(0.5)
+    done = aprfmt("diff", tiny_folder("llama"), save(tmp_path / "t", held), "--json")
+    assert done.code == 1
+    found = [one["name_b"] for one in done.json["tensors"] if one["verdict"] == "ONLY_IN_B"]
+    assert found == ["model.layers.1.self_attn.attn._k_scale"]
+
+
+def doubled(name: str) -> Callable[[list[State]], None]:
+    """Return what gives the second rank the first one's share."""
+
+    def apply(held: list[State]) -> None:
+        held[1][name] = held[0][name].clone()
+
+    return apply
+
+
+def doubled_expert(held: list[State]) -> None:
+    """Leave the second rank's first expert in its second place."""
+    for end in ("w13_weight", "w2_weight"):
+        name = next(key for key in held[1] if key.startswith("model.layers.1.") and end in key)
+        held[1][name][1] = held[1][name][0]
+
+
+def other_key_head(held: list[State]) -> None:
+    """Share key heads by rank modulo heads: 0, 1, 0, 1 where 0, 0, 1, 1 is right."""
+    held[1][Q], held[2][Q] = held[1][Q].clone(), held[2][Q].clone()
+    size = held[1][Q].shape[0] - 32
+    one, two = held[1][Q][size:].clone(), held[2][Q][size:].clone()
+    held[1][Q][size:], held[2][Q][size:] = two, one
+
+
+TWICE: dict[str, tuple[str, int, bool, Callable[[list[State]], None], str]] = {
+    # what is there twice -> model, ranks, whole experts by rank, how, a place
+    "a share of o": ("llama", 2, False, doubled(OUT), "layers.1.self_attn.o_proj"),
+    "a share of q, k and v": ("llama", 2, False, doubled(Q), "layers.1.self_attn.q_proj"),
+    "an expert": ("mixtral", 2, True, doubled_expert, "layers.1."),
+    "key heads on other ranks": ("llama", 4, False, other_key_head, "layers.1.self_attn.k_proj"),
+}
+
+
+@pytest.mark.parametrize("fault", TWICE)
+def test_what_is_there_twice_is_placed(fault: str, tmp_path: Path) -> None:
+    """It differs in the layer it is in and nowhere else; what is said of it holds for all of it."""
+    arch, ranks, experts, change, where = TWICE[fault]
+    held = states(arch, ranks, experts)
+    change(held)
+    done = aprfmt("diff", tiny_folder(arch), save(tmp_path / "s", held), "--json")
+    assert done.code == 1
+    wrong = [one["name_a"] for one in done.json["tensors"] if one["verdict"] == "DIFFERENT"]
+    assert any(where in name for name in wrong) and all("layers.1." in name for name in wrong)
+    if fault.startswith("a share"):
+        assert "ranks 0, 1 hold the same share of it" in done.err
+    for cause in done.json["causes"]:
+        assert cause["level"] != "confirmed" or cause["share"] == 1, cause
+
+
 def test_a_missing_rank_and_foreign_names_are_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "s", states("llama", 4))
     (path / "tp_rank_1.pt").unlink()

@@ -331,6 +331,22 @@ def test_a_key_removed_by_its_name_is_dropped(foreign: Path) -> None:
     assert row.outcome == "PASS" and "1 dropped" in row.found
 
 
+def test_a_key_whose_record_cannot_be_read_leaves_the_verdict_open(foreign: Path) -> None:
+    """Seen red: it counted as copied, whatever the copy says of it."""
+    meta, types, tensors = read(foreign)
+    plain = {key: TypedValue(value, types[key]) for key, value in meta.items()}
+    plain = {key: value for key, value in plain.items() if key != "general.license"}
+    planted = foreign.with_name("planted.gguf")
+    write(planted, {**plain, "planted.key": 3}, tensors)
+    aprfmt.convert(planted, foreign.with_name("copy.apr"))
+    with aprfmt.open(foreign.with_name("copy.apr")) as copy, aprfmt.open(planted) as source:
+        key = next(name for name in copy.metadata if name.endswith("gguf.metadata"))
+        copy.source.metadata = {**copy.source.metadata, key: "{"}
+        found = account_for_source(copy, source, lambda name: "")
+    (row,) = (one for one in found.left if one.name == "planted.key")
+    assert (row.kind, row.state) == ("metadata key", "unreadable")
+
+
 def test_a_drop_stays_said_in_a_copy_of_the_copy(folder: Path, tmp_path: Path) -> None:
     (folder / "mmproj-f16.gguf").write_bytes(b"GGUF")
     aprfmt.convert(folder, tmp_path / "m.gguf", drop=["mmproj-f16.gguf"])

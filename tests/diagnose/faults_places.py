@@ -100,7 +100,38 @@ def conv_linear(here: Any, op: Any, x: Any, kind: str, **how: Any) -> Any:
 NO_DT = decay(lambda a, rate, dt: -np.exp(rate) * softplus(a))
 NO_EXP = decay(lambda a, rate, dt: rate * softplus(a + dt))
 RAW_KEYS = delta(lambda k: k, in_rows)
+KIMI = "kimi_linear"
+
+
+def sigmoid_left_out(
+    here: Any, op: Any, x: Any, w: Any, gate: Any, kind: str, *, eps: float
+) -> Any:
+    """Take silu for the sigmoid."""
+    return op(x, w, gate, kind, eps=eps) * gate
+
+
+def first_channels(here: Any, op: Any, q: Any, k: Any, v: Any, g: Any, *rest: Any) -> Any:
+    """Let every channel of a head decay as its first: a gated delta net's decay by head."""
+    return op(q, k, v, np.repeat(g[..., :1], g.shape[-1], axis=-1), *rest)
+
+
+def forgetful(here: Any, op: Any, q: Any, k: Any, v: Any, *rest: Any) -> Any:
+    """Begin with an empty state in every token."""
+    parts = [op(*(x[t : t + 1] for x in (q, k, v, *rest[:-1])), None) for t in range(len(q))]
+    return np.concatenate([part[0] for part in parts]), parts[-1][1]
+
+
 _DELTA = (
+    _fault("kimi-channels", KIMI, "every channel decays as its head's first", "recurrence",
+           "decay", broken_here(delta=first_channels)),
+    _fault("kimi-keeps", KIMI, "nothing decays", "recurrence", "decay",
+           decay(lambda a, rate, dt: 0 * a)),
+    _fault("kimi-silu", KIMI, "the output gate is silu", "recurrence", "delta_norm",
+           broken_here(gated_norm=sigmoid_left_out)),
+    _fault("kimi-state", KIMI, "no state carried", "recurrence", "delta",
+           broken_here(delta=forgetful)),
+    _fault("kimi-taps", KIMI, "kernels reversed", "convolution", "ssm_conv1d",
+           broken_here(convolve=lambda here, op, x, k: op(x, k[:, ::-1].copy()))),
     _fault("delta-dt", DELTA, "no dt_bias", "missing_bias", "L0.ssm_dt.bias", NO_DT),
     _fault("delta-dt-logits", "qwen3_next", "no dt_bias, from logits alone", "missing_bias",
            "L0.ssm_dt.bias", NO_DT, LOGITS),

@@ -190,7 +190,10 @@ def test_lengths_of_vectors_and_values_without_places_confirm_no_other_point() -
 
 
 def test_values_that_no_relation_gives_are_not_confirmed_as_another_point() -> None:
-    """That what is computed from them agrees places them, and says not what they are."""
+    """That what is computed from them agrees places them, and says not what they are.
+
+    Seen red: a trace of some rows, whose noise was confirmed as rows of another point.
+    """
 
     def noise(values: Any) -> Any:
         made = dict(values)
@@ -205,6 +208,10 @@ def test_values_that_no_relation_gives_are_not_confirmed_as_another_point() -> N
     (found,) = diagnose(str(folder), str(other)).findings
     assert (found.cause, found.certainty) == ("capture_point", "located")
     assert "q is other values" in found.says
+    few = trace(folder, "noise-for-q-in-some-rows", rename=noise, rows=[3, 5, 7, 8, 9])
+    found, rows = diagnose(str(folder), str(few)).findings
+    assert (found.cause, found.certainty, found.share) == ("capture_point", "located", None)
+    assert "q is other values" in found.says and rows.cause == "capture_rows"
 
 
 # --- tokens --------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ with a folder that does not exist, an output with a missing line, a wrong exit c
 import re
 from collections.abc import Callable, Mapping
 from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import click
@@ -147,6 +149,20 @@ def test_every_kind_of_extension_has_its_page() -> None:
         if page.parent.name == "extending":
             assert "pyproject.toml" in [block.title for block in examples.files(page)], page.name
             assert list(examples.examples(page)), page.name
+
+
+OURS = re.compile(r"^from (aprfmt[\w.]*) import ([\w, ]+)$", re.M)
+
+
+def test_what_the_pages_about_extending_import_is_there() -> None:
+    """A class that is renamed in the code and not on its page: nobody can follow the page then."""
+    for page in (DOCS / "how-to" / "extending").glob("*.md"):
+        for block in re.findall(r"^```python.*?\n(.*?)^```", page.read_text(), re.M | re.S):
+            for module, names in OURS.findall(block):
+                room = import_module(module)
+                for name in set(names.split(", ")) - {"negatives_lost"}:  # the page's own
+                    there = hasattr(room, name) or find_spec(f"{module}.{name}")
+                    assert there, f"{page.name}: {module} has no {name}"
 
 
 def test_no_fenced_command_is_overlooked() -> None:

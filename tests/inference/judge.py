@@ -89,6 +89,10 @@ MODULES: dict[str, tuple[tuple[str, ...], str]] = {
     r"per_layer_input_gate": (("per_layer_gate",), ""),
     r"per_layer_projection": (("per_layer_out",), "per_layer_mul"),
     r"post_per_layer_input_norm": (("per_layer_contrib",), ""),
+    r"self_attn\.forget_gate\.f_a_proj": (("forget_low",), ""),
+    r"self_attn\.forget_gate\.f_b_proj": (("forget",), ""),
+    r"self_attn\.g_a_proj": (("delta_gate_low",), ""),
+    r"self_attn\.g_b_proj": (("delta_gate",), ""),
     r"linear_attn\.in_proj_qkv": (("delta_qkv",), ""),
     r"linear_attn\.(in_proj_z|g_proj)": (("delta_gate",), ""),
     r"linear_attn\.(out_proj|o_proj)": (("attn_out",), "delta_norm"),
@@ -148,7 +152,8 @@ WHOLE: dict[str, str] = {
     r"cls\.predictions\.transform\.LayerNorm|lm_head\.layer_norm": "final_norm",
     r"lm_head|(cls\.predictions|lm_head)\.decoder": "logits_raw",
 }
-_RULE = "torch_chunk_gated_delta_rule"  # the function of a delta net, in transformers' code
+# The function of a delta net, in transformers' code.
+_RULES = "torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention"
 _CONVOLUTION = "causal_conv1d_fn"  # the function of a short convolution, there too
 _SCANS = "mamba_selective_scan", "mamba2_chunk_scan"  # those of state space mixers
 _STACKS = """model.layers transformer.h gpt_neox.layers transformer.blocks model.decoder.layers
@@ -293,14 +298,21 @@ def watched(model: Any, found: Found) -> Iterator[None]:
         module.register_forward_hook(_hook(path, cfg, found))
         for path, module in model.named_modules()
     ]
-    rule = getattr(code, _RULE, None)
+    rule_name = next((name for name in _RULES if hasattr(code, name)), "")
+    rule = getattr(code, rule_name, None)
 
     def ruled(q: Any, k: Any, v: Any, *, g: Any, beta: Any, **options: Any) -> Any:
         assert rule is not None
         layer = f"L{_entered(found)}."
         joined = torch.cat([x.flatten(2) for x in (q, k, v)], dim=-1)
         read, state = rule(q, k, v, g=g, beta=beta, **options)
-        for name, x in (("conv", joined), ("beta", beta), ("decay", g), ("delta", read.flatten(2))):
+        channels = g.flatten(2)
+        for name, x in (
+            ("conv", joined),
+            ("beta", beta),
+            ("decay", channels),
+            ("delta", read.flatten(2)),
+        ):
             found[layer + name] = x[0].numpy()
         return read, state
 
@@ -340,7 +352,7 @@ def watched(model: Any, found: Found) -> Iterator[None]:
     if original is not None:
         code.eager_attention_forward = attend  # type: ignore[attr-defined]
     if rule is not None:
-        setattr(code, _RULE, ruled)
+        setattr(code, rule_name, ruled)
     try:
         yield
     finally:
@@ -353,7 +365,7 @@ def watched(model: Any, found: Found) -> Iterator[None]:
         for name, scan in scans.items():
             setattr(code, name, scan)
         if rule is not None:
-            setattr(code, _RULE, rule)
+            setattr(code, rule_name, rule)
         if original is not None:
             code.eager_attention_forward = original  # type: ignore[attr-defined]
         for handle in handles:
@@ -534,6 +546,11 @@ def _hook(path: str, cfg: Any, found: Found) -> Callable[..., None]:
             if not joins:
                 keep(prefix + "lightning_gated", args[0])
             return
+        if cfg.model_type == "kimi_linear" and cfg.layer_types[int(layer[1])] != "full_attention":
+            if re.fullmatch(r"self_attn\.[qkv]_proj", name):
+                return  # parts of delta_qkv
+            if name == "self_attn.o_proj":
+                keep(prefix + "delta_norm", args[0])
         if name == "self_attn.indexer":
             _indexed(found, prefix, out)
             return

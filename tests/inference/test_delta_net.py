@@ -24,12 +24,13 @@ KEYS, VALUES, KEY_DIM, VALUE_DIM = 2, 6, 5, 3
 TOKENS = 2 * recurrence.CHUNK + 23  # whole chunks, and a part of one
 
 
-def drawn(tokens: int, decay: float = 0.3) -> tuple[Any, ...]:
-    """Return q, k, v, g, beta and a state in float64."""
+def drawn(tokens: int, decay: float = 0.3, *, channels: bool = False) -> tuple[Any, ...]:
+    """Return q, k, v, g, beta and a state in float64; `channels`: g by channel, not by head."""
     draw = np.random.default_rng(7)
     q, k = (draw.normal(size=(tokens, KEYS, KEY_DIM)) for _ in range(2))
     v = draw.normal(size=(tokens, VALUES, VALUE_DIM))
-    g = -decay * draw.exponential(size=(tokens, VALUES))
+    g = -decay * draw.exponential(size=(tokens, VALUES, KEY_DIM))
+    g = g if channels else g[..., 0]
     beta = draw.uniform(size=(tokens, VALUES))
     return q, k, v, g, beta, draw.normal(size=(VALUES, KEY_DIM, VALUE_DIM))
 
@@ -42,11 +43,16 @@ def ruled(inputs: tuple[Any, ...], steps: bool = False) -> tuple[Any, Any]:
 
 def by_transformers(*inputs: Any) -> tuple[Any, Any]:
     """Return reads and state of transformers' own loop over the tokens, in float64."""
-    from transformers.models.qwen3_next import modeling_qwen3_next as code
+    from transformers.models.kimi_linear import modeling_kimi_linear as by_channel
+    from transformers.models.qwen3_next import modeling_qwen3_next as by_head
 
     q, k, v, g, beta, state = (torch.from_numpy(x)[None] for x in inputs)
+    rule = by_head.torch_recurrent_gated_delta_rule
+    if g.ndim == 4:
+        rule = by_channel.recurrent_kimi_delta_attention
+        q, k = (x.repeat_interleave(VALUES // KEYS, dim=2) for x in (q, k))
     with everything_float64(torch.nn.Module()):
-        read, after = code.torch_recurrent_gated_delta_rule(
+        read, after = rule(
             q,
             k,
             v,
@@ -59,10 +65,13 @@ def by_transformers(*inputs: Any) -> tuple[Any, Any]:
     return read[0].numpy(), after[0].numpy()
 
 
+@pytest.mark.parametrize("channels", [False, True], ids=["by head", "by channel"])
 @pytest.mark.parametrize("decay", [0.01, 0.3, 60.0], ids=["long", "usual", "forgetful"])
 @pytest.mark.parametrize("tokens", [1, 2, recurrence.CHUNK, TOKENS])
-def test_steps_chunks_and_torch_are_transformers_loop(tokens: int, decay: float) -> None:
-    inputs = drawn(tokens, decay)
+def test_steps_chunks_and_torch_are_transformers_loop(
+    tokens: int, decay: float, channels: bool
+) -> None:
+    inputs = drawn(tokens, decay, channels=channels)
     wanted, after = by_transformers(*inputs)
     for steps in (True, False):
         read, state = ruled(inputs, steps=steps)
@@ -76,8 +85,9 @@ def test_steps_chunks_and_torch_are_transformers_loop(tokens: int, decay: float)
     assert rel(ruled(narrow)[0], wanted) < 5e-6
 
 
-def test_a_sequence_may_be_cut_anywhere() -> None:
-    *inputs, state = drawn(TOKENS)
+@pytest.mark.parametrize("channels", [False, True], ids=["by head", "by channel"])
+def test_a_sequence_may_be_cut_anywhere(channels: bool) -> None:
+    *inputs, state = drawn(TOKENS, channels=channels)
     whole, after = ruled((*inputs, state))
     parts, start = [], 0
     for stop in (1, 5, 64, 65, 140, TOKENS):

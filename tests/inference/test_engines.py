@@ -64,6 +64,8 @@ def test_transformers_is_read_at_our_points(name: str) -> None:
         apart = {"mid"} if model.spec.block.placement == "post" else set()
         if model.spec.block.placement == "by_mixer":  # of delta layers it is; q, k and v are apart
             apart = {"mid", "delta_qkv"}
+        if model.spec.block.recurrence == "kimi_delta":
+            apart = {"delta_qkv"}  # three products there
         if model.spec.block.residual == "norm":  # with factors
             apart = {"attn_contrib", "ffn_contrib"}
         factor = float(model.hyper["residual_scale"]) != 1

@@ -76,6 +76,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
         lambda q, k, v, g, b: B.delta(q, k, v, -g.abs(), b, None)[0],
         ((5, 2, 3), (5, 2, 3), (5, 4, 2), (5, 4), (5, 4)),
     ),
+    "delta by channel": (
+        lambda q, k, v, g, b: B.delta(q, k, v, -g.abs(), b, None)[0],
+        ((5, 4, 3), (5, 4, 3), (5, 4, 2), (5, 4, 3), (5, 4)),
+    ),
     "time_step": (lambda x, b: B.time_step(x, b, 0.01, 50.0), ((4, 2), (2,))),
     "scan by head": (
         lambda x, t, r, b, c, s: B.scan(x, t.abs(), -r.abs(), b, c, s, None)[0],
@@ -90,6 +94,10 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[tuple[int, ...], ...]]] = {
         ((3, 4), (3, 4), (4,)),
     ),
     "gated_norm": (lambda x, w, g: B.gated_norm(x, w, g, "silu", eps=1e-3), ((3, 4), (4,), (3, 4))),
+    "gated_norm by a sigmoid": (
+        lambda x, w, g: B.gated_norm(x, w, g, "sigmoid", eps=1e-3),
+        ((3, 4), (4,), (3, 4)),
+    ),
     "add_weighted": (
         lambda t, y, w: B.add_weighted(t, torch.tensor([2, 0]), y, w),
         ((3, 4), (2, 4), (2,)),

@@ -164,9 +164,112 @@ def test_a_row_alone_and_in_a_batch(logprobs: Any, tmp_path: Path) -> None:
     batch = answer(tmp_path, vllm(logprobs + 1e-4), "batch.json")
     same = aprfmt("logits", tiny_folder("llama"), "--load", alone, "--reference", alone, "--json")
     assert same.code == 0 and same.json["logprobs"]["bits"]
-    other = aprfmt("logits", tiny_folder("llama"), "--load", batch, "--reference", alone, "--json")
+    given = ("--load", batch, "--reference", alone, "--json")
+    other = aprfmt("logits", tiny_folder("llama"), *given, "--answer-dtype", "bfloat16")
     assert other.code == 0 and not other.json["logprobs"]["bits"]
+    unsaid = aprfmt("logits", tiny_folder("llama"), *given)
+    assert unsaid.code == 2 and unsaid.json["logprobs"]["undecided"]
     assert other.json["logprobs"]["mean_difference"] == pytest.approx(1e-4)
+
+
+# --- the bound follows from the type: what an engine's arithmetic makes, and what a fault makes ---
+
+
+def engine(dtype: str, fault: str = "", how: str = "eager") -> Any:
+    """Return log-probabilities of transformers, which nobody here wrote, in an arithmetic."""
+    torch = pytest.importorskip("torch")
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = tiny_folder("llama")
+    config = AutoConfig.from_pretrained(folder)
+    for key, value in CONFIGS.get(fault, {}).items():
+        setattr(config, key, value)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder,
+        config=config,
+        dtype=getattr(torch, dtype),
+        attn_implementation="sdpa" if how == "sdpa" else "eager",
+    ).eval()
+    with torch.no_grad():
+        if fault in WEIGHTS:
+            WEIGHTS[fault](model.model.layers)
+        ids = torch.tensor([list(IDS)])
+        if how == "head in float32":
+            hidden = model.model(ids).last_hidden_state.float()
+            logits = hidden @ model.lm_head.weight.float().T
+        elif how == "padded batch":
+            padded = torch.cat([torch.zeros(1, 7, dtype=ids.dtype), ids], 1)
+            both = torch.cat([padded, torch.full_like(padded, 3)])
+            mask = torch.ones_like(both)
+            mask[0, :7] = 0
+            at = (mask.cumsum(1) - 1).clamp(min=0)
+            logits = model(both, attention_mask=mask, position_ids=at).logits[:1, 7:]
+        elif how == "token by token":
+            cache, rows = None, []
+            for token in IDS:
+                out = model(torch.tensor([[token]]), past_key_values=cache, use_cache=True)
+                cache = out.past_key_values
+                rows.append(out.logits)
+            logits = torch.cat(rows, 1)
+        else:
+            logits = model(ids).logits
+        return torch.log_softmax(logits[0].float(), -1).double().numpy()
+
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "rope's base": {"rope_parameters": {"rope_type": "default", "rope_theta": 12345.0}},
+    "eps": {"rms_norm_eps": 1e-3},
+    "gelu for silu": {"hidden_act": "gelu"},
+    "one layer fewer": {"num_hidden_layers": 2},
+}
+
+
+def _scaled(name: str, factor: float) -> Callable[[Any], None]:
+    def change(layers: Any) -> None:
+        layers[1].get_submodule(name).weight.mul_(factor)
+
+    return change
+
+
+WEIGHTS: dict[str, Callable[[Any], None]] = {
+    "an output of 0.9": _scaled("self_attn.o_proj", 0.9),
+    "a norm of ones": lambda layers: layers[1].input_layernorm.weight.fill_(1),
+    "a row of zeros": lambda layers: layers[1].mlp.down_proj.weight[3].zero_(),
+    "keys of another layer": lambda layers: layers[1].self_attn.k_proj.weight.copy_(
+        layers[0].self_attn.k_proj.weight
+    ),
+    "a gate of 1.2": _scaled("mlp.gate_proj", 1.2),
+    "two rows swapped": lambda layers: layers[2].self_attn.v_proj.weight.copy_(
+        layers[2].self_attn.v_proj.weight.clone().flip(0)
+    ),
+}
+INNOCENTS = [
+    ("float32", "eager", 0), ("float32", "sdpa", 0), ("float32", "padded batch", 0),
+    ("float32", "token by token", 0), ("float16", "eager", 0), ("bfloat16", "eager", 0),
+    ("bfloat16", "sdpa", 0), ("bfloat16", "padded batch", 0), ("bfloat16", "token by token", 0),
+    ("bfloat16", "head in float32", 2),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("dtype", "how", "code"), INNOCENTS)
+def test_what_an_arithmetic_makes_is_within(
+    dtype: str, how: str, code: int, tmp_path: Path
+) -> None:
+    """What nobody said is not decided; with the arithmetic given it is within the bound."""
+    path = answer(tmp_path, vllm(engine(dtype, how=how)))
+    given = ("logits", tiny_folder("llama"), "--reference", path, "--json")
+    done = aprfmt(*given)
+    assert done.code == code, done.out
+    if code:
+        assert aprfmt(*given, "--answer-dtype", dtype).code == 0
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("fault", [*CONFIGS, *WEIGHTS])
+def test_what_a_fault_makes_is_beyond(fault: str, dtype: str, tmp_path: Path) -> None:
+    path = answer(tmp_path, vllm(engine(dtype, fault)))
+    done = aprfmt("logits", tiny_folder("llama"), "--reference", path, "--json")
+    assert done.code == 1 and done.json["pronounced"]["word"] == "beyond tolerance", done.out
 
 
 def test_other_tokens_are_refused(logprobs: Any, tmp_path: Path) -> None:

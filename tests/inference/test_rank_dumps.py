@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,11 @@ from aprfmt.base.dump_names import parse_dump_path
 from aprfmt.causes.forward.shards import ROLES as SUMS
 from aprfmt.causes.forward.shards import role_of
 from aprfmt.errors import FormatError
+from aprfmt.inference.engines import captures
+from aprfmt.inference.engines.dump_folders import read_dump
 from aprfmt.inference.engines.mapping import load_mapped
 from aprfmt.inference.engines.rank_dims import Division, parse_dims
+from aprfmt.inference.engines.rank_joining import PointWidths
 from aprfmt.inference.record import Record
 from aprfmt.inference.trace import Trace
 from aprfmt.measure.traces import compare_traces, rounding_ratios
@@ -636,6 +639,55 @@ def test_a_buffer_that_was_overwritten_is_seen(tmp_path: Path) -> None:
     with opened(two_ranks(tmp_path / "d", found)) as trace:
         assert "out" in equal_points(trace, right, 29)
         assert any("wrote into the buffer" in note for note in trace.run["dump"]["notes"])
+
+
+@pytest.mark.parametrize("form", ["pt", "npy"])
+def test_ranks_are_compared_by_their_stored_bytes(
+    form: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What ranks hold alike is converted for none of them; NaN and other bits still differ."""
+    folder = tmp_path / "dump"
+    values = np.where(np.arange(64) % 9 == 4, np.nan, np.arange(64)).reshape(8, 8)
+    for rank in range(3):
+        place = folder / f"tp_rank={rank}"
+        place.mkdir(parents=True)
+        for name in "abcdef":
+            array = values.astype(np.float32)
+            if name == "c" and rank == 2:
+                array[7, 7] = 1
+            if form == "npy":
+                np.save(place / f"{name}.npy", array)
+        if form == "pt":
+            held = {name: torch.from_numpy(values.astype(np.float32)) for name in "abcdef"}
+            if rank == 2:
+                held["c"] = held["c"].clone()
+                held["c"][7, 7] = 1
+            torch.save(held, place / "Pass0.pt")
+    read: list[str] = []
+
+    def counted(make: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a converter that notes each call."""
+
+        def call(*given: Any, **options: Any) -> Any:
+            """Note the call and make it."""
+            read.append("")
+            return make(*given, **options)
+
+        return call
+
+    for one in ("decode", "decode_numbers"):
+        monkeypatch.setattr(captures, one, counted(getattr(captures, one)))
+    spec = {"arrays": {"*": "t h"}}
+    (folder / "ranks.json").write_text(json.dumps(spec))
+    with ExitStack() as stack:
+        dump = read_dump(folder, stack, lambda names: PointWidths())
+        # Of the 18 arrays only the one that differs, and the first rank's of it, are converted.
+        assert len(read) == 4, read
+        assert [one.name.rpartition(".")[2] for _, one in dump.unequal] == ["c"]
+        read.clear()
+        found = dump.passes[0].arrays
+        assert all(np.isnan(found[name].read()).sum() == 7 for name in found)
+        assert len(read) == len(found) == 6
 
 
 def test_sums_before_their_all_reduce_are_added(tmp_path: Path) -> None:

@@ -30,6 +30,7 @@ SUM_ORDER = {
     ("deepseek_v2", "float16"), ("deepseek_v2", "bfloat16"),  # pairs stay interleaved in q.k
     ("cohere2", "float16"), ("cohere2", "bfloat16"),  # these too
     ("qwen3_next", "float16"), ("qwen3_next", "bfloat16"),  # sums of a delta net's chunk
+    ("kimi_linear", "float16"), ("kimi_linear", "bfloat16"),  # these too
     ("minimax", "float16"), ("minimax", "bfloat16"),  # its decays are rounded to them there
     ("gpt2", "float16"), ("gpt2", "bfloat16"),  # Conv1D multiplies with [in, out]
     ("llama4", "float16"), ("llama4", "bfloat16"),  # its experts' sum is rounded once

@@ -151,6 +151,7 @@ GRADIENT_FAULTS = (
     GradientFault("loss scale", "gradient_factor", times(65536.0), says="loss scale"),
     GradientFault("samples for labels", "gradient_factor", times(7.0), says="labels / samples"),
     GradientFault("one layer", "gradient_factor", times(0.5, K0, DOWN), 2, says="1/2"),
+    GradientFault("a factor near one", "gradient_factor", times(1.0005), says="1.0005 times"),
     GradientFault("transposed", "gradient_transposed", with_one(DOWN, lambda g: g.T), 1),
     GradientFault("a head", "gradient_part", with_one(Q1, without_head), 1, says="head 2: none"),
     GradientFault("a head of the output", "gradient_part", with_one(O1, without_columns), 1),

@@ -17,10 +17,11 @@ from aprfmt.causes.training.optimizers import Recipe
 from aprfmt.errors import AprfmtError
 from aprfmt.training import judge
 from aprfmt.training.memory import estimate_step
+from aprfmt.training.report import StepReport
 from aprfmt.training.step import explain_step
 from tests.conversion.folders import llama_folder
 from tests.training import adapters
-from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault
+from tests.training.faults import FAULTS, INNOCENTS, STATED, UNDECIDED, StepFault, finer
 from tests.training.gradient_faults import (
     GRADIENT_FAULTS,
     GRADIENT_INNOCENTS,
@@ -30,16 +31,25 @@ from tests.training.gradient_faults import (
     right_gradients,
 )
 from tests.training.steps import (
+    B1,
+    B2,
     EMBED,
+    EPS,
     HEAD,
     HIDDEN,
     LR,
+    Q1,
     WD,
+    Made,
+    Values,
+    adamw,
     gradients,
+    moments,
     right,
     save,
     save_arrays,
     stepped,
+    torch_steps,
     weights,
 )
 
@@ -182,6 +192,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "names": save_arrays(folder / "names.npz", {"weight": g[HEAD]}),
         "state": save_arrays(folder / "state.npz", state),
         "steps": save_arrays(folder / "steps.npz", state | two),
+        "factored": save_arrays(folder / "factored.npz", {EMBED + ".exp_avg_sq_row": np.ones(3)}),
         "adapter": adapters.write(folder / "adapter", adapters.adapter(True)),
     }
 
@@ -200,10 +211,14 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         ({"after": "after", "optimizer": "adamw:lr=-1"}, "lr=-1; expected a number above 0"),
         ({"after": "after", "optimizer": "adamw:lr=1,b1=1.5"}, "b1=1.5; expected .* below 1"),
         ({"after": "after", "optimizer": "adamw:lr=1,rate=2"}, "'rate=2'; expected NAME=VALUE of"),
+        ({"after": "after", "optimizer": "sgd:lr=1,b1=0.9"}, "sgd has no b1; expected NAME="),
+        ({"after": "after", "optimizer": "adamw:lr=1,lr=2"}, "lr is given twice; give it once"),
+        ({"after": "after", "optimizer_state": "factored", "optimizer": "adam:lr=1"},
+         "by row and column .Adafactor., whose step is not made again here"),
         ({"after": "after", "optimizer": "muon:lr=1"}, "no optimizer 'muon'; known: adamw, adam"),
         ({"after": "after", "optimizer_state": "state"}, "state.npz: holds no settings of its "
          "optimizer"),
-        ({"after": "after", "optimizer_state": "state", "optimizer": "sgd:lr=1,momentum=0.9"},
+        ({"after": "after", "optimizer_state": "state", "optimizer": "adamw:lr=1"},
          "state.npz: does not say how many steps were made; add step=N"),
         ({"after": "after", "optimizer_state": "steps", "optimizer": "adam:lr=1"},
          "steps.npz: its parameters are of steps 1 to 2; expected one number"),
@@ -239,6 +254,105 @@ def test_a_parameter_without_a_gradient_stays_open(files: dict[str, Path], tmp_p
     report = explain_step(files["before"], after=after, grads=[grads], optimizer="sgd:lr=0.5")
     assert [row.key for row in report.tensors if row.verdict == "not compared"] == ["output.weight"]
     assert report.exit_code == 2 and report.counts["agrees"] == 20
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-5])
+def test_sizes_of_gradients_near_epsilon_say_no_rate(size: float, tmp_path: Path) -> None:
+    """Seen red: `the rate is 0.986 of the stated one`, confirmed, over a step that is right."""
+    after = torch_steps(adamw, scale=size)[0][0]
+    report = Made(after).report(tmp_path)
+    assert report.causes == () and report.exit_code != 1
+    assert any("as small as epsilon" in row.why for row in report.tensors) or size > 1e-5
+
+
+def test_a_step_of_one_parameter_without_a_gradient_is_no_agreement(tmp_path: Path) -> None:
+    """Its step goes up the gradient. Seen red: taken for right by its size."""
+    wrong = stepped(lambda w, g: LR * g / (np.abs(g) + EPS) - LR * WD * w, (HEAD,))
+    some = {name: g for name, g in gradients(1).items() if name != HEAD}
+    report = Made(wrong, STATED, grads=some).report(tmp_path)
+    assert report.exit_code == 2 and report.counts["not compared"] == 1
+
+
+def test_a_coarser_file_after_the_step_is_open(files: dict[str, Path], tmp_path: Path) -> None:
+    """float32 before it, bfloat16 after it: what that rounded away is not known. Seen red: 0."""
+    after = save(tmp_path / "after", finer(stepped(right)), "BF16")
+    grads = [files["grads"]]
+    report = explain_step(files["before"], after=after, grads=grads, optimizer=STATED)
+    assert report.causes == () and report.exit_code == 2
+    assert "F32 before the step, BF16 after it" in report.pronounced.says
+
+
+def torch_state(folder: Path, make: Callable[[Any, Any], Any]) -> StepReport:
+    """Return what is said of torch's second step by its gradients and its state alone."""
+    import torch
+
+    held = {n: torch.nn.Parameter(torch.from_numpy(w.copy())) for n, w in weights().items()}
+    optimizer = make(torch, list(held.items()))
+    before: Values = {}
+    for step in (1, 2):
+        before = {name: p.detach().numpy().copy() for name, p in held.items()}
+        for name, parameter in held.items():
+            parameter.grad = torch.from_numpy(gradients(step)[name])
+        torch.save(optimizer.state_dict(), folder / f"{step}.pt")
+        optimizer.step()
+    torch.save(optimizer.state_dict(), folder / "3.pt")
+    saved = save(folder / "b", before, "F32")
+    after = save(folder / "a", {n: p.detach().numpy().copy() for n, p in held.items()}, "F32")
+    grads = [save_arrays(folder / "g.npz", gradients(2))]
+    older = explain_step(saved, after=after, grads=grads, optimizer_state=folder / "2.pt")
+    assert older.exit_code == 0, older.pronounced.says  # the state of before, and nobody said so
+    return explain_step(saved, after=after, optimizer_state=folder / "3.pt")
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("Adam", {"lr": LR, "weight_decay": WD}),
+        ("AdamW", {"lr": LR, "weight_decay": WD, "maximize": True}),
+        ("SGD", {"lr": 0.5, "momentum": 0.9}),
+    ],
+)
+def test_what_a_state_says_of_its_optimizer_is_used(
+    name: str, settings: dict[str, Any], tmp_path: Path
+) -> None:
+    """L2 that is added to the gradient, a step upwards, no count. Seen red: a decay that misses."""
+    report = torch_state(tmp_path, lambda t, p: getattr(t.optim, name)(p, **settings))
+    assert report.exit_code == 0 and report.counts["agrees"] == 21, report.pronounced.says
+
+
+def test_states_of_8_bits_are_decoded(tmp_path: Path) -> None:
+    """Those of before the step are what it was made of; those of after it were rounded since."""
+    rng = np.random.default_rng(3)
+    table = np.sort(np.concatenate([[-1, 0, 1], rng.uniform(-1, 1, 253)])).astype(np.float32)
+    coded: Values = {}
+    decoded: dict[str, Values] = {"1": {}, "2": {}}
+    for number, values in zip("12", moments(1), strict=True):
+        for name, each in values.items():
+            largest = np.abs(each).reshape(-1, 64).max(1)
+            share = each.reshape(-1, 64) / np.where(largest, largest, 1)[:, None]
+            codes = np.abs(share[..., None] - table).argmin(-1).astype(np.uint8)
+            if number == "2":
+                codes = np.maximum(codes, np.searchsorted(table, 0)).astype(np.uint8)
+            coded[f"{name}.state{number}"] = codes.reshape(each.shape)
+            coded[f"{name}.qmap{number}"] = table
+            coded[f"{name}.absmax{number}"] = largest.astype(np.float32)
+            decoded[number][name] = (table[codes] * largest.astype(np.float32)[:, None]).reshape(
+                each.shape
+            )
+    after = {}
+    for name, w in weights().items():
+        g = gradients(2)[name].astype(np.float64)
+        m = B1 * decoded["1"][name] + (1 - B1) * g
+        v = B2 * decoded["2"][name] + (1 - B2) * g * g
+        step = -LR * (m / (1 - B1**2)) / (np.sqrt(v / (1 - B2**2)) + EPS)
+        after[name] = (w + step - (LR * WD * w if w.ndim > 1 else 0)).astype(np.float32)
+    stated = f"adamw:lr={LR},wd={WD},step=2"
+    state = coded | {"step": np.asarray([1.0])}
+    report = Made(after, stated, grads=gradients(2), state=state).report(tmp_path)
+    assert report.exit_code == 0, report.pronounced.says
+    state = coded | {"step": np.asarray([2.0])}
+    later = Made(after, stated, grads=gradients(2), state=state).report(tmp_path / "later")
+    assert later.exit_code == 2 and later.causes == ()
 
 
 def test_what_is_of_no_parameter_stays_open(files: dict[str, Path], tmp_path: Path) -> None:
@@ -281,11 +395,67 @@ def test_the_state_that_torch_saves_is_read_by_its_names(
     )
     assert report.exit_code == 0 and report.counts["agrees"] == 21
     assert report.optimizer == f"adamw:lr={LR:g},b1=0.9,b2=0.999,eps=1e-08,wd={WD:g},step=1"
-    state = optimizer.state_dict()
-    del state["param_groups"][0]["param_names"]
-    torch.save(state, tmp_path / "numbers.pt")
-    with pytest.raises(AprfmtError, match=r"numbers.pt: names its parameters by numbers"):
-        explain_step(files["before"], after=stepped_to, optimizer_state=tmp_path / "numbers.pt")
+
+
+Steps = Callable[[Values, Values], Values]  # weights before and after a step -> those after it
+
+
+def numbered_step(folder: Path, reverse: bool, fault: Steps) -> StepReport:
+    """Return what is said of torch's second step by a state whose parameters are numbers.
+
+    Parameters are handed over in the order of the model, or `reverse`; norms have half the rate.
+    """
+    import torch
+
+    held = {n: torch.nn.Parameter(torch.from_numpy(w.copy())) for n, w in weights().items()}
+    order = list(held.values())[:: -1 if reverse else 1]
+    groups = [
+        {"params": [p for p in order if p.ndim > 1], "weight_decay": WD},
+        {"params": [p for p in order if p.ndim < 2], "weight_decay": 0.0, "lr": LR / 2},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=LR)
+    before: Values = {}
+    for step in (1, 2):
+        before = {name: p.detach().numpy().copy() for name, p in held.items()}
+        for name, parameter in held.items():
+            parameter.grad = torch.from_numpy(gradients(step)[name])
+        optimizer.step()
+    after = {name: p.detach().numpy().copy() for name, p in held.items()}
+    torch.save(optimizer.state_dict(), folder / "numbers.pt")
+    return explain_step(
+        save(folder / "before", before, "F32"),
+        after=save(folder / "after", fault(before, after), "F32"),
+        optimizer_state=folder / "numbers.pt",
+    )
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_numbers_of_a_state_are_told_by_their_steps(reverse: bool, tmp_path: Path) -> None:
+    """Every parameter is held to its own moments and to the settings of its own group."""
+    report = numbered_step(tmp_path, reverse, lambda before, after: after)
+    assert report.exit_code == 0 and report.counts["agrees"] == 21, report.pronounced.says
+    assert any("numbers of the state" in note for note in report.notes)
+    assert not report.left  # nothing was taken for right by its size alone
+
+
+def test_a_wrong_step_is_seen_by_a_state_of_numbers(tmp_path: Path) -> None:
+    """Seen red: its sizes taken for an agreement. What was told by values may not hide a fault."""
+    upwards = numbered_step(
+        tmp_path,
+        False,
+        lambda before, after: {n: 2 * before[n] - w if w.ndim > 1 else w for n, w in after.items()},
+    )
+    assert upwards.exit_code == 1 and upwards.counts["differs"] == 16
+    q0, q1 = Q1.replace("1", "0"), Q1
+    (tmp_path / "other").mkdir()
+    exchanged = numbered_step(
+        tmp_path / "other",
+        False,
+        lambda before, after: (
+            after | {a: before[a] + after[b] - before[b] for a, b in ((q0, q1), (q1, q0))}
+        ),
+    )
+    assert exchanged.exit_code == 1 and 1 <= exchanged.counts["differs"] <= 2
 
 
 def test_memory_is_that_of_a_piece_and_of_the_largest_gradient(files: dict[str, Path]) -> None:

@@ -18,7 +18,7 @@ from aprfmt.causes.forward.mismatch import Change, Hypothesis, Layers, Mismatch,
 from aprfmt.causes.forward.product import scale_weights_change, zero_weights_change
 from aprfmt.causes.row import Cause
 from aprfmt.inference.placing import mixer_of_layer
-from aprfmt.inference.recurrence import LINEAR, TINY, delta_rule_by_token
+from aprfmt.inference.recurrence import LINEAR, TINY, by_channel, delta_rule_by_token
 from aprfmt.inference.replay.patched_model import PatchedModel
 
 CAUSE_ROWS = (
@@ -84,10 +84,11 @@ def _delta_rule(
     """Return what tokens read by the gated delta rule, with parts of the rule exchanged.
 
     `q` and `k` are [tokens, key heads, width], `v` and the result [tokens, value heads, width], `g`
-    (log of the decay) and `beta` [tokens, value heads]. `in_turn`: value head h reads key head h
-    modulo their number. `corrects`: a token writes the error of its value, not the value. `early`:
-    a token reads before it writes. `forgets`: every token begins with an empty state. `late_decay`:
-    the state decays after a token has written. `unit_q`, `unit_k`: divided by their length.
+    (log of the decay; by channel [tokens, value heads, width]) and `beta` [tokens, value heads].
+    `in_turn`: value head h reads key head h modulo their number. `corrects`: a token writes the
+    error of its value, not the value. `early`: a token reads before it writes. `forgets`: every
+    token begins with an empty state. `late_decay`: the state decays after a token has written.
+    `unit_q`, `unit_k`: divided by their length.
     `scaled`: queries are divided by the root of their width.
     """
     each = v.shape[1] // k.shape[1]
@@ -97,7 +98,7 @@ def _delta_rule(
     state = np.zeros((v.shape[1], k.shape[2], v.shape[2]), v.dtype)
     if corrects and not (early or forgets or late_decay):
         return np.asarray(delta_rule_by_token(q, k, v, g, beta, state)[0], v.dtype)
-    reads, decays = [], np.exp(g)[:, :, None, None]
+    reads, decays = [], by_channel(np.exp(g))[..., None]
     for t in range(len(q)):
         row, query = k[t][:, None, :], q[t][:, None, :]
         state = state * 0 if forgets else state if late_decay else state * decays[t]
@@ -163,10 +164,32 @@ GATES: Mapping[str, Callable[[Array, Array, Array, float], Array]] = {
 }
 
 
+# The same, of a gate that is a sigmoid (Kimi delta attention).
+SIGMOID_GATES: Mapping[str, Callable[[Array, Array, Array, float], Array]] = {
+    "the output gate is left out": GATES["the output gate is left out"],
+    "the output gate is silu, not a sigmoid": lambda x, w, gate, eps: (
+        _rms_norm(x, w, eps) * _silu(gate)
+    ),
+    "the output gate has no activation": GATES["the output gate has no activation"],
+    "the output gate multiplies before the norm": lambda x, w, gate, eps: _rms_norm(
+        x / (1 + np.exp(-gate)), w, eps
+    ),
+    "the norm behind the state is left out": lambda x, w, gate, eps: x / (1 + np.exp(-gate)),
+}
+# What is said -> the decay's logarithm [tokens, heads, channels], of the model's.
+CHANNELS: Mapping[str, Callable[[Array], Array]] = {
+    "every channel of a head decays as its first": lambda g: g * 0 + g[..., :1],
+    "every channel of a head decays as its mean": lambda g: g * 0 + g.mean(axis=-1, keepdims=True),
+    "channels decay in the reverse order": lambda g: g[..., ::-1],
+}
+
+
 def usual_delta_net_mistakes(patched: PatchedModel) -> Iterator[Change]:
     """Yield changes for the usual mistakes of gated delta nets; none for models without them."""
-    if "gated_delta" not in mixer_kinds(patched):
+    kinds = mixer_kinds(patched) & {"gated_delta", "kimi_delta"}
+    if not kinds:
         return
+    channels = "kimi_delta" in kinds
     shifts = [key for key in patched.weights if key.endswith(".ssm_dt.bias")]
     # The bias of the decay.
     if shifts:
@@ -192,7 +215,10 @@ def usual_delta_net_mistakes(patched: PatchedModel) -> Iterator[Change]:
             f"the norm behind the state adds {eps:g}, the model's epsilon; it has its own, {own:g}"
         )
         yield hyper_change("norm_eps", says, delta_norm_eps=eps)
-    for says, gated in GATES.items():
+    if channels:
+        for says, decayed in CHANNELS.items():
+            yield _recurrence_change(says, "decay", _patch_channels(decayed))
+    for says, gated in (SIGMOID_GATES if channels else GATES).items():
         yield _recurrence_change(says, "delta_norm", _patch_output_gate(gated))
     yield _recurrence_change(
         "the activation behind the convolution is left out", "conv", _without_activation
@@ -202,7 +228,8 @@ def usual_delta_net_mistakes(patched: PatchedModel) -> Iterator[Change]:
 def try_delta_net_mistakes(case: Mismatch) -> Iterator[Change]:
     """Yield changes for the usual mistakes of a delta net, if the layer is one."""
     if case.layer >= 0 and case.view.point in POINTS:
-        if mixer_of_layer(case.patched.spec.block, case.patched.hp, case.layer) == "gated_delta":
+        kind = mixer_of_layer(case.patched.spec.block, case.patched.hp, case.layer)
+        if kind in ("gated_delta", "kimi_delta"):
             yield from usual_delta_net_mistakes(case.patched)
 
 
@@ -222,6 +249,16 @@ def _patch_decay(how: Callable[[Array, Array, Array], Array]) -> Make:
         return np.asarray(how(a, rate, shift), a.dtype)
 
     return lambda patched, layers: patched.with_op("decay", override, layers)
+
+
+def _patch_channels(how: Callable[[Array], Array]) -> Make:
+    """Return a patch: the log of the decay of the heads' channels is how(the model's)."""
+
+    def override(op: Any, at: Any, q: Any, k: Any, v: Any, decay: Any, *rest: Any) -> Any:
+        """Return the delta rule with the changed decay."""
+        return op(q, k, v, np.ascontiguousarray(how(decay)), *rest)
+
+    return lambda patched, layers: patched.with_op("delta", override, layers)
 
 
 def _patch_rule(parts: Mapping[str, bool]) -> Make:
@@ -274,7 +311,7 @@ def _without_activation(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
     def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
         """Return `x` unchanged after the convolution, else the activation of `x`."""
-        return x if at.point == "delta_qkv" else op(x, kind, **kwargs)
+        return x if at.point in ("delta_qkv", "delta_v") else op(x, kind, **kwargs)
 
     return patched.with_op("activate", override, layers)
 

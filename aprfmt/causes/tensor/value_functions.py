@@ -90,7 +90,10 @@ def _take_applied(source: RowReader, function: Take) -> Take:
 
 
 def _samples_agree(made: "Array", wanted: "Array", slack: float) -> bool:
-    """Return whether two samples agree value by value within 4 times `slack`."""
+    """Return whether every value is right to 4 * `slack` of its size, or of the root mean square.
+
+    The larger of the two counts. False if `made` has a value that is not finite.
+    """
     if not np.isfinite(made).all():
         return False
     norm = max(norms.exact_norm(made), norms.exact_norm(wanted))

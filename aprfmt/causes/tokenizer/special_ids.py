@@ -313,9 +313,10 @@ def _is_default_bos(a: StatedTokenizer, b: StatedTokenizer, part: str) -> bool:
 
 
 def _agrees_with_processor(a: StatedTokenizer, b: StatedTokenizer, at: int) -> bool:
-    """Return whether lists agree with the post-processor of a tokenizer.json against its flags.
+    """Return whether a GGUF puts the same ids around a text as a tokenizer.json's post-processor.
 
-    tokenizer_config.json's flag and the post-processor are read by different loaders.
+    `at` is 0 for the ids before a text, 1 for those after it. tokenizer_config.json may have a flag
+    that says otherwise, as other loaders read it. False where both sides are of one kind.
     """
     if not is_list_and_json(a, b):
         return False

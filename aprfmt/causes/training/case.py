@@ -23,6 +23,7 @@ SIZES = 0.02  # of a step whose sign is read from the change: epsilon makes it a
 EXACT = 0.999  # share of elements that a step in the stored type gives bit for bit
 SIGMAS = 6.0  # a factor that is further from 1 than so many deviations is another one
 LEAST = 1e-3  # and by at least so much: what float32 sums and constants of a rule may be off
+TOP = 0.995  # of elements that moved are not longer than a quantile of the longest
 FEWEST, LONG = 8, 0.9  # elements that say how long a step is; that part of them is not longer
 ONCE = 0.53  # of a step of the type: how far one rounding puts a number, and arithmetic in it
 FAINT = 0.05  # of the stated decay: less is none, as epsilon and weight are not independent
@@ -37,7 +38,8 @@ class StepCase:
 
     `gradient` and `moments` are None where they are not known. Then `signs` says that the step is
     one whose elements have one size: their signs are read from the change itself. `noise` is how
-    exact the gradient and the moments are, relative to each number. `rows` [n] are the numbers of
+    exact the gradient and the moments are, relative to each number, `blur` how far the gradient may
+    be off in any element. `rows` [n] are the numbers of
     the rows the elements stand in. `shape` is that of the whole parameter where all its elements
     are here, in order. `others` are numbers of all parameters together.
     """
@@ -54,6 +56,7 @@ class StepCase:
     noise: float = 0.0
     shape: tuple[int, int] | None = None
     others: Mapping[str, float] = field(default_factory=dict)
+    blur: float = 0.0  # how far each number of the gradient may be off
 
     @cached_property
     def change(self) -> F64:
@@ -117,7 +120,7 @@ class StepCase:
         plain = update_of(recipe, self.before, np.zeros_like(self.before), None, self.vector)
         rest = self.change if plain is None else self.change - plain.whole
         found: F64 = np.where(np.abs(rest) <= self.rounding, 0.0, -np.sign(rest))
-        return recipe.sign * found
+        return recipe.sign * (-1.0 if recipe.scale < 0 else 1.0) * found
 
     def fit(self, recipe: Recipe) -> "Fit | None":
         """Return how well a recipe gives the elements after the step."""
@@ -134,7 +137,7 @@ class Fit:
         off = np.abs(case.change - whole)
         noise = SIZES if case.signs else case.noise + ARITHMETIC + case.narrow
         slack = noise * np.abs(update.step) + (CANCELLED * recipe.lr if recipe.row.sizes else 0.0)
-        near = off <= case.rounding + slack
+        near = off <= case.rounding + slack + self._blurred
         self.full: Mask = near
         if case.signs:  # a gradient of the size of epsilon makes a smaller step
             size = float(np.abs(update.step).max(initial=0.0))
@@ -143,6 +146,37 @@ class Fit:
             near = near | ((rest <= size + case.rounding) & (usual >= USUAL))
         self.near: Mask = near
         self.share = float(near.mean()) if near.size else 1.0
+
+    @cached_property
+    def _blurred(self) -> F64 | float:
+        """How far the step may be off for what the gradient may be off in each element."""
+        case, gradient = self.case, self.case.gradient
+        if not case.blur or gradient is None or case.signs:
+            return 0.0
+        found = np.zeros_like(gradient)
+        for side in (-case.blur, case.blur):
+            moved = update_of(self.recipe, case.before, gradient + side, case.moments, case.vector)
+            assert moved is not None
+            found = np.maximum(found, np.abs(moved.step - self.update.step))
+        return found
+
+    @property
+    def faint(self) -> bool:
+        """Say whether steps of known size are shorter than stated, and of many sizes.
+
+        A lower rate makes all of them as much shorter, a gradient as small as epsilon each by
+        another share: then the longest do not say the rate.
+        """
+        case, size = self.case, float(np.abs(self.update.step).max(initial=0.0))
+        rest = np.abs(case.change - self.update.decay)
+        moved = rest > 2 * case.rounding
+        if not case.signs or case.coarse or not size or np.count_nonzero(moved) < FEWEST:
+            return False
+        top = float(np.quantile(rest[moved], TOP))
+        usual = float(np.quantile(rest[moved], LONG))
+        blur = 4 * float(np.median(case.rounding[moved]))
+        short = size - usual
+        return usual < (1 - SHORT) * size - blur and top - usual > min(short, usual) / 8 + blur
 
     @cached_property
     def exact(self) -> bool:
@@ -170,6 +204,7 @@ class Fit:
             return (*self._longest, *self._decay)
         step, decay = self.update.step, np.broadcast_to(self.update.decay, self.update.step.shape)
         variance = case.rounding**2 / 3 + ((case.noise + ARITHMETIC + case.narrow) * step) ** 2
+        variance = variance + self._blurred**2
         weight = 1.0 / np.maximum(variance, 1e-300)
         return solve_factors(step, decay, case.change, weight)
 

@@ -7,6 +7,7 @@ import numpy as np
 from aprfmt.causes.row import Cause
 from aprfmt.causes.training.gradient_case import (
     SIDES,
+    SURE,
     GradientCase,
     GradientGuess,
     GradientHypothesis,
@@ -64,7 +65,8 @@ def scaled(case: GradientCase) -> Iterator[GradientGuess]:
     factor, off = case.factor
     if not np.isfinite(off) or off > 0.02 * abs(factor) or factor <= 0:
         return
-    slack = max(SIDES[case.coarse] * factor, 6 * off)
+    side = SIDES[case.coarse] if abs(factor - 1) > 2 * SIDES[case.coarse] else SURE
+    slack = max(side * factor, 6 * off)
     value, says = named_factor(factor, slack, case.counts)
     yield GradientGuess("gradient_factor", says, lambda part: value * part.computed, 1)
 
@@ -86,7 +88,8 @@ def named_factor(factor: float, slack: float, counts: Mapping[str, float]) -> tu
         return number, f"the gradient is {number:.4g} times the right one: {texts}"
     simple = simple_value(factor, slack)
     if simple is None:
-        return factor, f"the gradient is {factor:.3g} times the right one"
+        shown = f"{factor:.3g}" if abs(factor - 1) > 0.01 else f"{factor:.5f}".rstrip("0")
+        return factor, f"the gradient is {shown} times the right one"
     if simple > 64:
         return simple, f"the gradient is {simple:g} times the right one: a loss scale, 2^k"
     if simple > 1:

@@ -135,7 +135,11 @@ def _adam(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
 
 
 def _adam_moments(recipe: Recipe, g: F64 | None, held: Moments | None) -> Moments | None:
-    """Return the moments that the step is made of."""
+    """Return the moments that this step divides: stored after the step, or advanced by `g` to it.
+
+    A recipe of old moments takes the stored ones of before. None where they cannot be known: no
+    gradient, a later step without a state, or a state that lacks one of the two moments.
+    """
     if held is not None and (held.after or recipe.old_moments):
         return held
     if g is None:
@@ -216,27 +220,47 @@ CALLED: Mapping[str, str] = {
 }
 
 
-def parse_recipe(text: str) -> Recipe:
-    """Return the recipe in `adamw:lr=2e-4,wd=0.1,step=1`; UsageError says what is wrong with it."""
+def parse_recipe(text: str, rate: float | None = None) -> Recipe:
+    """Return the recipe in `adamw:lr=2e-4,wd=0.1,step=1`; UsageError says what is wrong with it.
+
+    `rate` is the one where the text has none, None where it has to.
+    """
+    values = parse_settings(text)
+    name = values.pop("name")
+    if "lr" not in values and rate is not None:
+        values["lr"] = rate
+    if "lr" not in values:
+        raise UsageError(
+            f"--optimizer {text!r}: no lr; expected the rate of this step: {name}:lr=2e-4"
+        )
+    return Recipe(name=name, **(dict(_LION) if name == "lion" else {}) | values)
+
+
+def parse_settings(text: str) -> dict[str, Any]:
+    """Return {field of a recipe: value} as a rule states them, `name` among them."""
     name, _, rest = text.partition(":")
     name = name.strip().lower()
     if name not in OPTIMIZERS:
         raise UsageError(
             f"--optimizer {text!r}: no optimizer {name!r}; known: {', '.join(OPTIMIZERS)}"
         )
-    values: dict[str, Any] = dict(_LION) if name == "lion" else {}
+    values: dict[str, Any] = {}
+    used = ("lr", "wd", "step", "clip", "decay_on", *OPTIMIZERS[name].settings)
     for part in filter(None, (each.strip() for each in rest.split(","))):
         key, found, value = part.partition("=")
         field = CALLED.get(key.strip().lower())
         if field is None or not found:
             known = ", ".join(dict.fromkeys(CALLED.values()))
             raise UsageError(f"--optimizer {text!r}: {part!r}; expected NAME=VALUE of {known}")
+        if field not in used:
+            raise UsageError(
+                f"--optimizer {text!r}: {name} has no {field}; expected NAME=VALUE of "
+                f"{', '.join(used)}"
+            )
+        if field in values:
+            raise UsageError(f"--optimizer {text!r}: {field} is given twice; give it once")
         values[field] = _setting(text, field, value.strip())
-    if "lr" not in values:
-        raise UsageError(
-            f"--optimizer {text!r}: no lr; expected the rate of this step: {name}:lr=2e-4"
-        )
-    return Recipe(name=name, **values)
+    return {"name": name} | values
 
 
 def _setting(text: str, field: str, value: str) -> Any:

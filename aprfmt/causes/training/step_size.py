@@ -67,7 +67,8 @@ def other_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         both = changed(one, decay_factor=value * recipe.decay_factor)
         says_both = f"step and decay are {times} the expected ones{rate}"
         yield StepGuess("step_factor", says_both, both, 0 if near else 1)
-    if not (recipe.wd and recipe.row.sizes):  # where it decays, a rate is in the decay too
+    # Where it decays, a rate is in the decay too.
+    if not (recipe.decays(case.vector) and recipe.row.sizes):
         yield StepGuess("step_factor", says, one, 0 if near and recipe.row.sizes else 1)
 
 

@@ -56,6 +56,8 @@ def on_vectors(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 def missing(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     """Guess that there is no decay."""
+    if case.others.get("decoupled") == 0.0 and case.moments is not None:
+        return  # the state says that the decay is in the gradient
     if recipe.decays(case.vector) and not _hidden(case, recipe):
         says = f"no decay; {recipe.lr * recipe.wd:g} of the weight is stated (lr times wd)"
         yield StepGuess("decay_missing", says, changed(recipe, decay_factor=0.0))
@@ -84,8 +86,6 @@ def other_coupling(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         coupled = changed(recipe, coupled=True)
         yield StepGuess("decay_coupled", says, holds=partial(_moves_as_coupled, recipe=coupled))
         return
-    if not added and case.moments is not None and case.moments.after:
-        return  # the gradient in the moments has it already
     says = (
         "the decay is taken from the weight (decoupled, as AdamW does)"
         if added

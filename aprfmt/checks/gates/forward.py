@@ -97,8 +97,9 @@ def measure_loss(
 ) -> tuple[MeanLoss, list[float]]:
     """Return (the loss of a text, mean losses against the token itself, the next, the one after).
 
-    The three are over the same rows, so that they can be compared: labels are the next token. The
-    first `prefix` tokens are put before every window.
+    A loss against the token itself or the one after that is lower than against the next shows
+    labels that are shifted. All three are over the same rows. The first `prefix` tokens are put
+    before every window.
     """
     sample = Sample(where, ids, prefix=prefix)
     planned, _ = plan_windows([sample], window_size(int(session.hp["context_length"])))

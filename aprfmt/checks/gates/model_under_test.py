@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict
 
+from aprfmt.base.budget import Budget
 from aprfmt.checks.context import CheckContext
 from aprfmt.checks.gates.baseline_file import read_baseline
 from aprfmt.checks.gates.golden import GoldenFile, find_golden
@@ -43,6 +44,7 @@ class RequestOptions(TypedDict, total=False):
     allow_missing: tuple[str, ...]
     strict: bool
     accept: tuple[str, ...]
+    budget: Budget | None
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,7 @@ class QaRequest:
     allow_missing: tuple[str, ...] = ()
     strict: bool = False
     accept: tuple[str, ...] = ()
+    budget: Budget | None = None
 
 
 class ModelUnderTest(CheckContext):

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
+from aprfmt.base.budget import Budget
 from aprfmt.checks.check_runner import make_answer, run_check
 from aprfmt.checks.gates.baseline_file import write_baseline
 from aprfmt.checks.gates.model_under_test import ModelUnderTest, QaRequest, RequestOptions
@@ -50,7 +51,8 @@ def run(
     fewer than `min_run` answers the report fails. `options` are the fields of
     aprfmt.checks.gates.model_under_test.QaRequest: arch, choice (where to run), also, against,
     golden, baseline, random_weights, threads, memory, deterministic, strict (warnings fail, too),
-    accept (`unread:PATTERN`s of items that no gate fails for). Raises UsageError for a name that is
+    accept (`unread:PATTERN`s of items that no gate fails for), budget (gates that do not begin in
+    its time are NOT_RUN, and the verdict is open). Raises UsageError for a name that is
     no gate, or for a gate left out whose input is given; BackendUnavailableError for a device that
     is not there; and what opening the model raises: FormatError, ArchError.
     """
@@ -61,6 +63,7 @@ def run(
             raise UsageError(f"gate {name!r} is not known; known: {', '.join(names)}")
     request = QaRequest(parse_location(model), **options)
     asked = _required_gates(request, only, skip)
+    budget = request.budget or Budget()
     backend = request.choice.open(  # a device that is not there is an error, no verdict
         deterministic=request.deterministic, threads=request.threads
     )
@@ -69,8 +72,15 @@ def run(
         for at, row in enumerate(rows):
             if progress is not None:
                 progress(row.name, at, len(rows))
-            found = _run_gate(row, subject, row.name in chosen)
-            subject.done.append(replace(found, asked=row.name in asked and row.name in chosen))
+            wanted = row.name in chosen
+            late = wanted and not budget.has_time()
+            found = (
+                make_answer(row, Result(), budget.reason)
+                if late
+                else _run_gate(row, subject, wanted)
+            )
+            wanted = wanted and (late or row.name in asked)
+            subject.done.append(replace(found, asked=wanted))
         return QaReport(
             subject.where,
             tuple(subject.done),

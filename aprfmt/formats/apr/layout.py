@@ -117,7 +117,7 @@ class Header:
         return cls(*_HEADER.unpack(raw))
 
     def pack(self) -> bytes:
-        """Return the 64 bytes of the header; its checksum is written without being computed."""
+        """Return the 64 bytes of the header, with its `checksum` field as it is, right or wrong."""
         return _HEADER.pack(
             self.magic,
             self.major,

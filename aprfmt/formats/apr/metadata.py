@@ -115,9 +115,10 @@ _NAMES = (*(key.name for key in TYPED), *(alias for group in ALIASES.values() fo
 
 
 def typed_keys(architectures: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    """Return {typed key or alias: ()}; `architectures` changes nothing in APR.
+    """Return {typed key or alias: ()}: every key that APR gives a type.
 
-    Other formats of the same interface have keys that depend on the architecture.
+    The tuple is for the value types that a key may have, of which GGUF has several and APR none.
+    `architectures` changes nothing here: GGUF's keys depend on them.
     """
     return dict.fromkeys(_NAMES, ())
 
@@ -253,7 +254,11 @@ def _shortest_digits(value: float) -> tuple[str, int]:
 
 
 def _decimal_text(digits: str, exponent: int, low: int, high: int) -> str:
-    """Return digits x 10^exponent as text; plain while the point stays within (low, high]."""
+    """Return digits x 10^exponent as text, without an exponent where the number is of usual size.
+
+    The decimal point stands after `point` digits, or after that many zeros if it is negative:
+    plain for low < point <= high, else with one digit before the point and an exponent.
+    """
     point = len(digits) + exponent
     if exponent >= 0 and point <= high:
         return digits + "0" * exponent + ".0"
@@ -266,7 +271,10 @@ def _decimal_text(digits: str, exponent: int, low: int, high: int) -> str:
 
 
 def _json_text(value: Value, where: str, key: str, depth: int) -> str:
-    """Return a value as JSON text, floats as ryu prints them; ConversionError if it has none."""
+    """Return a value as JSON text, floats as ryu prints them; ConversionError if it has none.
+
+    `depth` is how deep the value is nested, 1 at the top. `where` and `key` are for messages.
+    """
     if depth > _MAX_DEPTH:
         raise ConversionError(
             f"{where}: metadata key {key!r} nests deeper than {_MAX_DEPTH}; drop it"

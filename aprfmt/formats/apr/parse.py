@@ -47,7 +47,8 @@ def _parse_compressed(
 ) -> ParsedApr:
     """Return the structure of a file whose flags say that it is compressed.
 
-    The reference writer sets the flags on uncompressed files, so that reading is tried first.
+    The reference writer sets the flags on uncompressed files: it is read as such first, and
+    expanded only if that fails.
     """
     where = faults.where
     try:

@@ -60,7 +60,12 @@ class AprSink(sequential.SequentialSink):
         max_shard_size: int | None = None,
         like: AprSource | None = None,
     ) -> None:
-        """Prepare to write `path`; nothing is opened before `plan`."""
+        """Prepare to write `path`; nothing is opened before `plan`.
+
+        More than `max_shard_size` tensor bytes become several files. `like` is an open source whose
+        bytes are kept if the plan is the same. `files` is the set to write into, None for one that
+        the sink publishes itself.
+        """
         super().__init__(path, force=force, files=files)
         self._limit = max_shard_size
         self._like = like
@@ -76,7 +81,10 @@ class AprSink(sequential.SequentialSink):
     def _lay_out(
         self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
     ) -> Sequence[sequential.FileProgram]:
-        """Return the programs of the files: a copy of `like`, one fresh file, or shards."""
+        """Return what each output file holds: a copy of `like`, one new file, or shards.
+
+        A FileProgram has the file's bytes and the places of its tensors, in order.
+        """
         where, like = str(self._path), self._like
         same = like is not None and _same_metadata(like, metadata)
         if like is not None and same and _is_same_plan(like, infos, self._limit):
@@ -103,9 +111,10 @@ class AprSink(sequential.SequentialSink):
     def _lay_out_shards(
         self, plain: Mapping[str, Value], parts: Sequence[Sequence[TensorInfo]], flags: int
     ) -> list[sequential.FileProgram]:
-        """Return the programs of the shards and their manifest.
+        """Return what each shard and their manifest hold, as FilePrograms.
 
-        `parts` are the tensors of each shard. Only the first shard has the custom keys.
+        `parts` are the tensors of each shard, `plain` is the metadata, `flags` are those of the
+        headers. Only the first shard has the custom keys.
         """
         where, count = str(self._path), len(parts)
         if count > MAX_SHARDS:
@@ -223,7 +232,7 @@ def _name_bytes(info: TensorInfo) -> bytes:
 def _fresh_program(
     path: Path, metadata: bytes, infos: Sequence[TensorInfo], flags: int
 ) -> sequential.FileProgram:
-    """Return the program of a new file: data in the order of `infos`, index sorted by name.
+    """Return what a new file holds: data in the order of `infos`, index sorted by name.
 
     `metadata` are the JSON bytes, `flags` those of the header.
     """
@@ -295,7 +304,7 @@ def _is_same_plan(like: AprSource, infos: Sequence[TensorInfo], limit: int | Non
 def _copy_program(
     path: Path, like: AprSource, infos: Sequence[TensorInfo]
 ) -> sequential.FileProgram:
-    """Return the program of a copy of `like`: bytes between the tensors verbatim, then the footer.
+    """Return what a copy of `like` holds: its bytes around the tensors, then the footer.
 
     The footer's checksum is computed from what is written, unless the source's own footer is
     wrong: a copy of a damaged file must not get a valid checksum.

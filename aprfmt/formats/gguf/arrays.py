@@ -54,7 +54,7 @@ class StoredArray(Sequence[Any]):
 
     @property
     def stored(self) -> memoryview:
-        """The bytes of the whole value: element type, count, elements, without the u32 "array"."""
+        """The bytes of the whole value: element type, count, elements; not the value's own type."""
         return self._buffer[self._start - ARRAY.size : self._end]
 
     @property
@@ -95,7 +95,10 @@ class StoredArray(Sequence[Any]):
         return self._decode_element(at)
 
     def __eq__(self, other: object) -> bool:
-        """Return whether another sequence has equal elements; same type and order: equal bytes."""
+        """Return whether another sequence has equal elements.
+
+        Two stored arrays of one type and byte order are compared by their bytes.
+        """
         if isinstance(other, StoredArray) and (other.type, other.order) == (self.type, self.order):
             return self.stored == other.stored
         if isinstance(other, Sequence) and not isinstance(other, str | bytes | bytearray):

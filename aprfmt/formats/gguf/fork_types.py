@@ -42,7 +42,10 @@ class TensorExtents:
         return (self.end if last else self.starts[after]) - entry.offset, last
 
     def fits(self, entry: TableLine, nbytes: int | None) -> bool:
-        """Return whether a tensor has exactly `nbytes` with their padding; False for None."""
+        """Return whether a tensor of `nbytes`, padded, ends where the next one begins.
+
+        The last one may lack its padding. False for None.
+        """
         if nbytes is None:
             return False
         room, last = self.bytes_to_next(entry)
@@ -53,9 +56,10 @@ class TensorExtents:
 def resolve_fork_types(
     entries: Sequence[TableLine], room: TensorExtents, metadata: Mapping[str, object]
 ) -> tuple[list[TableLine], dict[int, str]]:
-    """Return (entries, their encodings replaced where bytes show it; {type id: message}).
+    """Return (table lines with the meaning of disputed type ids decided, {type id: message}).
 
-    An id whose bytes fit another meaning gets an encoding that is not decoded.
+    llama.cpp and its forks use some ids for different encodings. Where the bytes or a key of the
+    file show a fork's, the line gets an encoding that is copied, not decoded.
     """
     found, said = list(entries), {}
     for number, claims in CONTESTED.items():
@@ -109,7 +113,7 @@ def _without_codec(entries: Iterable[TableLine], number: int) -> list[TableLine]
 
 
 def _exceeds(entry: TableLine, room: TensorExtents, kind: Encoding) -> bool:
-    """Return whether a tensor has more bytes than an encoding takes with its padding."""
+    """Return whether a tensor has more bytes than it would take in encoding `kind`, padded."""
     nbytes = _nbytes_in(entry, kind)
     return nbytes is not None and room.bytes_to_next(entry)[0] > align_size(nbytes, room.alignment)
 
@@ -120,7 +124,7 @@ def _count_elements(entry: TableLine) -> int:
 
 
 def _all_fit(entries: Iterable[TableLine], room: TensorExtents, kind: Encoding | TypeSize) -> bool:
-    """Return whether the bytes of all these tensors fit an encoding or a fork's type."""
+    """Return whether all these tensors have as many bytes as in encoding or fork's type `kind`."""
     return all(room.fits(entry, _nbytes_in(entry, kind)) for entry in entries)
 
 

@@ -36,7 +36,12 @@ class GGUFSink(SequentialSink):
         max_shard_size: int | None = None,
         alignment: int | None = None,
     ) -> None:
-        """Prepare to write `path`; nothing is opened before `plan`."""
+        """Prepare to write `path`; nothing is opened before `plan`.
+
+        A file of more than `max_shard_size` bytes becomes a split. `alignment` (bytes) is None for
+        that of the metadata. `files` is the set to write into, None for one that the sink
+        publishes.
+        """
         super().__init__(path, force=force, files=files)
         self._limit = max_shard_size
         self._alignment_wish = alignment
@@ -44,7 +49,10 @@ class GGUFSink(SequentialSink):
     def _lay_out(
         self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
     ) -> Sequence[FileProgram]:
-        """Return the programs of the files: one, or those of a split."""
+        """Return what each output file holds: one file, or the shards of a split.
+
+        A FileProgram has the file's bytes and the places of its tensors, in order.
+        """
         for info in infos:
             _refuse_unstorable(info)
         plain = {key: value for key, value in metadata.items() if key not in layout.SPLIT_TYPES}
@@ -145,7 +153,7 @@ def open_sink(
 def _file_program(
     path: Path, metadata: Mapping[str, Sequence[Piece]], infos: Sequence[TensorInfo], alignment: int
 ) -> FileProgram:
-    """Return the program of one file: header, metadata, tensor table, tensors.
+    """Return what one file holds: header, metadata, tensor table, places of the tensors.
 
     Nothing follows the last tensor where its encoding is unknown: a reader takes all that is left
     for such a tensor.
@@ -201,7 +209,7 @@ def _name_bytes(info: TensorInfo) -> bytes:
 def _table_line(info: TensorInfo, data_offset: int) -> bytes:
     """Return the bytes of a tensor's line in the table; its name must be valid."""
     code = find_encoding(info.encoding).ggml
-    assert code is not None  # judged by _check
+    assert code is not None  # _refuse_unstorable has checked it
     return layout.pack_tensor(_name_bytes(info), info.shape, code, data_offset)
 
 

@@ -70,7 +70,7 @@ def _describe_tensor(
     hooks: Any = None,
     metadata: Any = None,
 ) -> TensorValue:
-    """Return the description of `torch._utils._rebuild_tensor_v2`: a strided view of a storage.
+    """Return a strided view of a storage: what `torch._utils._rebuild_tensor_v2` would make.
 
     Gradient and hooks do not change its values.
     """
@@ -242,10 +242,10 @@ def _describe_nested(buffer: Any, sizes: Any, strides: Any, offsets: Any) -> Spa
 
 
 def _describe_dict(pairs: Any = None, *more: Any) -> PickledDict:
-    """Return a dict of the pairs that a dict class was called with; ValueError for no pairs.
+    """Return a dict of the (key, value) pairs that a dict class was called with.
 
-    A class as `pairs` (the default factory of a defaultdict) counts as no pairs; `more` arguments
-    are ignored.
+    Without arguments it is empty, as with a class (the default factory of a defaultdict). `more`
+    arguments are ignored. ValueError for anything that is not a list of pairs.
     """
     if isinstance(pairs, PickledDict):
         return PickledDict(list(pairs.pairs))

@@ -114,7 +114,13 @@ class Unpickler:
         resolve: Callable[[Any], Any],
         imports: dict[str, None],
     ) -> None:
-        """Prepare to read the next pickle of `stream`; the arguments are explained at the class."""
+        """Prepare to read the next pickle of `stream`.
+
+        `call(function, args)` gives the description of a call's result, None for a function that is
+        not in the table. `resolve` gives the object of a persistent id. The names that loading
+        would
+        import are added to `imports`.
+        """
         self.stream = stream
         self._call = call
         self._resolve = resolve

@@ -142,7 +142,10 @@ class PytorchSource:
         index_metadata: Mapping[str, Value],
         notes: Sequence[Note] = (),
     ) -> None:
-        """Take the opened files, in order, and their joined tensors."""
+        """Take the opened files, in order, and their joined tensors.
+
+        `index_metadata` is the metadata of the index file, `notes` are those on the set of files.
+        """
         self.path = path
         self.shards = tuple(opened)
         self.files = tuple(each.file.path for each in opened)

@@ -290,7 +290,7 @@ class _TarReader:
         return Stream(self.file.view, start, stop, f"{self.where}: {name}")
 
     def load(self, stream: Stream) -> Any:
-        """Return the next pickle of a member."""
+        """Return the description of the next pickle of a member."""
         return Unpickler(stream, describe_call, self._resolve, self.imports).load()
 
     def _resolve(self, given: Any) -> Any:

@@ -101,9 +101,10 @@ class StridedTensor(LazyTensor):
 
 
 def tensor_info(name: str, value: TensorValue, where: str, start: int) -> TensorInfo:
-    """Return name, shape, encoding, offset and bytes of a described tensor.
+    """Return the TensorInfo of a described tensor: shape, encoding, offset and size in bytes.
 
-    `start` is the offset of its storage in the file.
+    `start` is the offset of its storage in the file. UnsupportedError for a single number of a
+    dtype whose elements are packed in bytes.
     """
     code, size, last = DTYPES[value.dtype]
     row = find_encoding(code)

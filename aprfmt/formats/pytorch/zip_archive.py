@@ -164,7 +164,10 @@ def _read_entries(view: Region, size: int, where: str) -> Iterator[ZipRecord]:
 
 
 def _apply_zip64(extra: bytes, values: tuple[int, ...], where: str) -> list[int]:
-    """Return the sizes and the offset, those that do not fit 32 bits from the zip64 field."""
+    """Return `values` (two sizes and an offset), with those beyond 32 bits read from `extra`.
+
+    `extra` are the extra fields of a record, of which the zip64 field has these values.
+    """
     if _WIDE not in values:
         return list(values)
     # Extra fields are (kind, size, bytes); kind 1 has the 64-bit values, in order.

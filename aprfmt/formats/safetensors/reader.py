@@ -48,7 +48,11 @@ class SafetensorsSource(mapped_file.MappedSource[SafeShard]):
         index_faults: Sequence[IndexFault] = (),
         weight_map: Mapping[str, str] | None = None,
     ) -> None:
-        """Take the open shards, in order, and their joined tensors."""
+        """Take the open shards, in order, and their joined tensors.
+
+        `index_metadata`, `weight_map` and `index_faults` are those of the index, empty for a single
+        file. `notes` are those on the set of files.
+        """
         merged, more = merge_metadata(
             {str(shard.file.path): shard.parsed.metadata for shard in shards}
         )
@@ -165,6 +169,9 @@ def open_index(path: Path, *, partial: bool = False, damaged: bool = False) -> S
 
 
 def _stored_names(shard: SafeShard) -> set[str]:
-    """Return the names of a shard's tensors that its header has."""
+    """Return the names of a shard's tensors as its header has them.
+
+    A tensor of an encoding that the format lacks has another name there.
+    """
     parsed = shard.parsed
     return {parsed.carried.get(name, name) for name in parsed.infos}

@@ -49,7 +49,13 @@ class SafetensorsSink(SequentialSink):
         like: SafetensorsSource | None = None,
         carry: bool = False,
     ) -> None:
-        """Prepare to write `path`; nothing is opened before `plan`."""
+        """Prepare to write `path`; nothing is opened before `plan`.
+
+        More than `max_shard_size` tensor bytes become shards. `like` is an open source whose header
+        is
+        kept if the plan is the same. `carry` lets encodings without a dtype be stored as bytes.
+        `files` is the set to write into, None for one that the sink publishes itself.
+        """
         super().__init__(path, force=force, files=files)
         self._limit = max_shard_size
         self._carries = carry or (like is not None and any(s.parsed.carried for s in like.shards))
@@ -68,7 +74,10 @@ class SafetensorsSink(SequentialSink):
     def _lay_out(
         self, metadata: Mapping[str, Value | TypedValue], infos: Sequence[TensorInfo]
     ) -> Sequence[FileProgram]:
-        """Return the programs of the files: with the header of `like`, a new one, or shards."""
+        """Return what each output file holds: with the header of `like`, a new one, or shards.
+
+        A FileProgram has the file's bytes and the places of its tensors, in order.
+        """
         where = str(self._path)
         texts = _metadata_texts(metadata, where)
         like = self._like
@@ -107,9 +116,11 @@ class SafetensorsSink(SequentialSink):
     def _lay_out_shards(
         self, texts: Mapping[str, str], parts: Sequence[Sequence[TensorInfo]]
     ) -> list[FileProgram]:
-        """Return the programs of the shards and their index.
+        """Return what each shard and their index hold, as FilePrograms.
 
-        `parts` are the tensors of each shard. Only the first shard has keys other than `format`.
+        `parts` are the tensors of each shard, `texts` is the metadata. Only the first shard has
+        keys
+        other than `format`.
         """
         count = len(parts)
         stem = _shard_stem(self._path.name)
@@ -208,9 +219,9 @@ def _refuse_unstorable(info: TensorInfo, where: str) -> None:
 
 
 def _file_program(path: Path, texts: Mapping[str, str], infos: Sequence[TensorInfo]) -> FileProgram:
-    """Return the program of one file: its header, then the tensors.
+    """Return what one file holds: its header, then the places of the tensors.
 
-    ConversionError if the header is too long.
+    `texts` is the metadata. ConversionError if the header is too long.
     """
     described = unsupported_record(infos, layout.can_store)
     if described:

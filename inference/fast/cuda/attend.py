@@ -79,10 +79,10 @@ class Attention:
         return mask
 
     def _row_buffers(self, keys: int, rows: int) -> tuple[int, int, Any]:
-        """Return (bytes of shared memory, address of a buffer of `rows` rows, the buffer).
+        """Return (bytes of shared memory, address, array) for `rows` rows of `keys` numbers.
 
-        A row of `keys` numbers lies in shared memory if it fits, else in the buffer; then the first
-        is 0. Without a buffer the others are 0 and None.
+        It is (bytes of a row, 0, None) if a row fits into shared memory, else (0, address, array on
+        the GPU). The caller keeps the array until the kernel is launched.
         """
         size = keys * self._wide.itemsize
         if size <= SHARED_LIMIT - 1024:

@@ -50,7 +50,7 @@ def load_library(major: int) -> Any:
 
 
 def call_function(found: Any, name: str, *arguments: Any) -> None:
-    """Call a function of the library; raises RuntimeError for a status that is not success."""
+    """Call the function `name` of cuBLAS (`found`); RuntimeError if its status is not success."""
     status = getattr(found, name)(*arguments)
     if status:
         raise RuntimeError(f"{name}: status {status}")
@@ -88,9 +88,11 @@ def multiply_strided(
     steps: Sequence[int],
     tf32: bool,
 ) -> None:
-    """Set c to a times b, `batch` times; `places` are the addresses (a, b, c).
+    """Set c [rows, columns] to a [rows, depth] times b, `batch` times.
 
-    The other arguments are those of gemm.product, which explains them.
+    `places` are the addresses (a, b, c); b is [columns, depth] if `turned`, else [depth, columns].
+    `found` is the library, `handle` its handle. `strides` are the elements from one row of a, b, c
+    to the next, `steps` those from one product to the next.
     """
     kind, compute, one, zero = _call_types(dtype, tf32)
     call_function(
@@ -136,8 +138,8 @@ def multiply_addressed(
 ) -> None:
     """Set each c [rows, columns] to a [rows, depth] times b [columns, depth] transposed.
 
-    `places` are three device addresses: of the arrays that hold the `count` addresses of a, of b
-    and of c.
+    `found` is the library, `handle` its handle. `places` are three device addresses: of the arrays
+    that hold the `count` addresses of a, of b and of c.
     """
     kind, compute, one, zero = _call_types(dtype, tf32)
     call_function(

@@ -52,7 +52,10 @@ _LAUNCHES: Mapping[tuple[str, int], Launch] = {
 
 
 def launch_settings(encoding: str, itemsize: int) -> Launch:
-    """Return the launch settings for an encoding and bytes of an output element (8 as 4)."""
+    """Return the launch settings of the kernel that decodes an encoding.
+
+    `itemsize` is the bytes of an output element; 8 has those of 4.
+    """
     size = min(itemsize, 4)
     return _LAUNCHES.get((encoding, size), _STAGED[size])
 

@@ -250,7 +250,8 @@ def softmax_causal(
 ) -> None:
     """Fill probs with the causal softmax of scores [heads, tokens, keys], which are contiguous.
 
-    The first token has `before` earlier keys, or `cached` (int64 on the device) if given.
+    The first token has `before` earlier keys, or `cached` (int64 on the device) if given. A token
+    sees only the last `window` keys, None: all. `sinks` [heads] join the softmax and are dropped.
     """
     heads, tokens, keys = scores.shape
     _load_kernel("softmax_causal", dtype)(
@@ -287,10 +288,11 @@ def attend(
     dtype: str,
     stream: int,
 ) -> None:
-    """Fill y [heads, v_dim] with one query's attention over a cache's buffers.
+    """Fill y [heads, v_dim] with one query's attention over a cache's buffers `keys` and `values`.
 
-    It sees `cached` + 1 keys (int64 on the device), or `count` if `cached` is None. `parts`
-    has heads * SPLITS * (v_dim + 2) float32 for partial results, `arrived` heads int32, all zero.
+    It sees `cached` + 1 keys (int64 on the device), or `count` if `cached` is None, of these only
+    the last `window` if given. `sinks` [heads] join the softmax and are dropped. `parts` has heads
+    * SPLITS * (v_dim + 2) float32 for partial results, `arrived` heads int32, all zero.
     """
     heads, dim, v_dim = q.shape[-2], q.shape[-1], values.shape[-1]
     _load_kernel("attend", dtype)(

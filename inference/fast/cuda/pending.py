@@ -22,7 +22,7 @@ class Workspace:
     """Memory shared by reductions; one per backend, used by one stream."""
 
     def __init__(self, brought: Brought) -> None:
-        """Allocate the buffer for single reductions; those for many come when needed.
+        """Allocate the buffer for the statistics of one array; those for many come when needed.
 
         `brought` copies the tables of jobs to the device.
         """
@@ -40,7 +40,7 @@ class Workspace:
         return self._kernels[key]
 
     def launch_stats(self, dtype: str, jobs: list[PieceJob], pieces: int) -> None:
-        """Launch the statistics of arrays of one dtype, which write each job's result.
+        """Launch a kernel that writes the statistics of arrays of one dtype to their results.
 
         A job is (address, elements, elements of a piece, address of the result, first piece);
         `pieces` is how many pieces all jobs have. A single job uses the kernel `stats`, several
@@ -79,10 +79,11 @@ class CupyPending:
     """
 
     def __init__(self, workspace: Workspace, flat: Callable[[Any], tuple[Any, Flat]]) -> None:
-        """Start with no values; results are allocated in chunks of _ROWS rows on the device.
+        """Start without arrays; results are allocated in chunks of _ROWS rows on the device.
 
-        `_rows` counts the results in use, `_next` is the address of the next one, and `_waiting`
-        holds by dtype the arrays that are not enqueued yet.
+        `flat` returns (contiguous array, its address, size and dtype). `_rows` counts the results
+        in use, `_next` is the address of the next one, and `_waiting` holds by dtype the arrays
+        that are not enqueued yet.
         """
         self._workspace = workspace
         self._flat = flat
@@ -92,7 +93,10 @@ class CupyPending:
         self._waiting: dict[str, _NotEnqueued] = {}
 
     def add(self, x: Any) -> None:
-        """Add the next value; a numpy array's statistics are computed at once."""
+        """Add an array whose statistics `read` returns.
+
+        Those of a numpy array are computed at once, those of a GPU array in groups.
+        """
         if not memory.is_on_gpu(x):
             self._found.append(compute_stats(x))
             return
@@ -124,7 +128,7 @@ class CupyPending:
         self._workspace.launch_stats(dtype, waiting.jobs, waiting.pieces)
 
     def join(self) -> None:
-        """Launch the statistics of all waiting values on one stream."""
+        """Launch the statistics of all arrays that wait, on the current stream."""
         for dtype in [name for name, waiting in self._waiting.items() if waiting.jobs]:
             self._launch(dtype)
 

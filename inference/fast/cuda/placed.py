@@ -70,7 +70,7 @@ class CodedWeight:
     columns: int
 
     def decode_rows(self, start: int, stop: int, out: Flat) -> None:
-        """Decode rows [start, stop) into `out`; they begin at a block (`granule`) or are all."""
+        """Decode rows [start, stop) into `out`; start is a multiple of `granule`."""
         first, count = start * self.columns, (stop - start) * self.columns
         blocks = -(-count // self.blocksize)
         decode_coded(
@@ -83,7 +83,7 @@ class CodedWeight:
         )
 
     def select_rows(self, index: Any) -> "CodedWeight | None":
-        """Return rows `index` as a weight; None if rows share a block or a byte."""
+        """Return a weight of only the rows `index`; None if rows share a block or a byte."""
         if self.columns % self.blocksize:
             return None
         packed = self.packed.reshape(-1, self.columns // 2)[index]
@@ -119,7 +119,7 @@ class Placer:
     _ready: "WeakKeyDictionary[Weight, Placed]" = field(default_factory=WeakKeyDictionary)
 
     def place(self, w: "Weight") -> Placed:
-        """Return a weight in GPU memory: held if the budget allows, else for this use only."""
+        """Return a weight in GPU memory: kept there, or over the budget for this use only."""
         placed = self._ready.get(w)
         if placed is None:
             placed, make = self._try_to_hold(w)
@@ -174,7 +174,10 @@ class Placer:
         return out
 
     def _try_to_hold(self, w: "Weight") -> tuple[Placed | None, Callable[[], Placed]]:
-        """Return (the weight if it is or can be held, else None; a function that places it)."""
+        """Return (the weight kept in GPU memory, or None; a function that places it for one use).
+
+        It is None if the weight does not fit the budget.
+        """
         coded = w.bnb4_parts()
         if coded is not None:
             size = coded.packed.nbytes + coded.absmax.nbytes
@@ -200,9 +203,9 @@ class Placer:
     def _hold_within_budget(
         self, w: "Weight", size: int, make: Callable[[], Placed]
     ) -> tuple[Placed | None, Callable[[], Placed]]:
-        """Return (the weight held under the budget or None, `make`, which places it).
+        """Return (the weight kept in GPU memory, None if it does not fit the budget; `make`).
 
-        `size` is the bytes that the budget counts.
+        `size` is the bytes that the budget counts. `make` places the weight, also for one use.
         """
 
         def make_and_count() -> Placed:

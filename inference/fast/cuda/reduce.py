@@ -48,7 +48,7 @@ def launch_stats(
 
 
 def load_kernel(name: str, dtype: str) -> Function:
-    """Return the compiled kernel `name` (`launch_stats` or `stats_many`) of a dtype."""
+    """Return the compiled kernel `name` (`stats` or `stats_many`) of a dtype."""
     return load_function(_FILES, f"{name}_{dtype}")
 
 

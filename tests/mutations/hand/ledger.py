@@ -108,4 +108,68 @@ ROWS: tuple[Row, ...] = (
         "        return\n",
         "a lost generation config is equal",
     ),
+    Row(
+        "budget-left", "aprfmt/compare/__init__.py",
+        "    undone += [*late, *differing_input_scales(pairs)]\n",
+        "    undone += differing_input_scales(pairs)\n",
+        "equal is said of tensors that a budget left",
+    ),
+    Row(
+        "budget-unmoved", "aprfmt/diagnosis/walk.py",
+        "            if report is not None and "
+        "any(row.state == LATE for row in report.not_compared):\n",
+        "            if report is None:\n",
+        "equal logits are proven by tensors of which a budget left some",
+    ),
+    Row(
+        "budget-checks", "aprfmt/checks/__init__.py",
+        "            asked.append(row.name)\n",
+        "            pass\n",
+        "PASS over checks that a budget left",
+    ),
+    Row(
+        "budget-runs", "inference/parity/between.py",
+        "            (*late, *make_ledger(model, OF_A_PASS).not_compared),\n",
+        "            make_ledger(model, OF_A_PASS).not_compared,\n",
+        "a run that a budget left is not in the verdict",
+    ),
+    Row(
+        "field-of-item", "aprfmt/compare/diffs.py",
+        "                (name in self.asked or row.decisive) and row.item not in accepted "
+        "for row in each\n",
+        "                (name in self.asked or row.decisive) for row in each\n",
+        "an accepted part of the ledger differs all the same, by its field",
+    ),
+    Row(
+        "share-printed-whole", "aprfmt/measure/proofs.py",
+        "    if proof.share < 1.0 or proof.accused or not proof.judged:\n",
+        "    if proof.accused or not proof.judged:\n",
+        "what holds for 10 of 12 experts is confirmed of all",
+    ),
+    Row(
+        "bound-of-the-accused", "aprfmt/measure/proofs.py",
+        "    if proof.share < 1.0 or proof.accused or not proof.judged:\n",
+        "    if proof.share < 1.0 or not proof.judged:\n",
+        "damage is confirmed within the steps of the damaged side",
+    ),
+    Row(
+        "confirmed-unjudged", "aprfmt/measure/proofs.py",
+        "    if proof.share < 1.0 or proof.accused or not proof.judged:\n",
+        "    if proof.share < 1.0 or proof.accused:\n",
+        "a change is confirmed by the values that its numbers were found on",
+    ),
+    Row(
+        "confirmed-unmade", "aprfmt/measure/proofs.py",
+        "    if proof is None or proof.share < MOST:\n        return \"located\"\n",
+        "    if proof is None:\n        return \"confirmed\"\n"
+        "    if proof.share < MOST:\n        return \"located\"\n",
+        "what was only measured or replaced is confirmed without a reproduction",
+    ),
+    Row(
+        "rows-relate-nothing", "aprfmt/diagnosis/capture_point.py",
+        '    if view.recorded is None:\n        return ""\n',
+        '    if view.recorded is None or view.recorded.rows is not None:\n'
+        '        return "some rows of another point"\n',
+        "noise in some rows is confirmed as values of another point",
+    ),
 )  # fmt: skip

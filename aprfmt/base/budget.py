@@ -1,0 +1,62 @@
+"""How long a comparison may take, and how many bytes it may read; what it leaves is named."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from aprfmt.errors import AprfmtError
+
+_UNITS = ((10**12, "TB"), (10**9, "GB"), (10**6, "MB"), (10**3, "kB"))
+
+
+class BudgetSpent(AprfmtError):
+    """The time of a budget is over; who gave it says what was left."""
+
+
+@dataclass
+class Budget:
+    """A limit of seconds, of stored bytes, of both or of none (None), and what is used of it.
+
+    The time begins when it is made. `clock` gives seconds that only grow.
+    """
+
+    seconds: float | None = None
+    nbytes: int | None = None
+    clock: Callable[[], float] = time.monotonic
+    _used: int = field(default=0, init=False)
+    _began: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        """Start the clock."""
+        self._began = self.clock()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since it was made."""
+        return self.clock() - self._began
+
+    def has_time(self) -> bool:
+        """Return whether there is time left."""
+        return self.seconds is None or self.elapsed < self.seconds
+
+    def has_room(self, nbytes: int) -> bool:
+        """Return whether so many bytes more fit; they are counted if they do."""
+        if self.nbytes is not None and self._used + nbytes > self.nbytes:
+            return False
+        self._used += nbytes
+        return True
+
+    @property
+    def reason(self) -> str:
+        """The limits in words: what stands as the reason of what was left."""
+        limits = [] if self.nbytes is None else [_size_text(self.nbytes)]
+        limits += [] if self.seconds is None else [f"{self.seconds:g} s"]
+        return f"left by the budget of {' and '.join(limits)}" if limits else ""
+
+
+def _size_text(nbytes: int) -> str:
+    """Return a number of bytes in the unit that it is given in."""
+    for size, unit in _UNITS:
+        if nbytes >= size:
+            return f"{nbytes / size:.4g} {unit}"
+    return f"{nbytes} bytes"

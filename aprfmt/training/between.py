@@ -1,0 +1,173 @@
+"""One batch's gradients on several devices or in several types, and which of them is wrong."""
+
+from collections.abc import Collection, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from aprfmt.base.installation import install_command
+from aprfmt.errors import BackendUnavailableError, UsageError
+from aprfmt.model import open_model
+from aprfmt.model.ledger import Compared, NotCompared, Pronounced, VerdictWords, pronounce
+
+WORDS = VerdictWords("agree", "differ")
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+
+
+@dataclass(frozen=True)
+class RunGradients:
+    """One run: its loss, the first place backward from the loss where it is wrong, and how many.
+
+    `flips` are routers that chose other experts than float64: nothing of the run is judged then.
+    """
+
+    run: str
+    loss: float
+    first_wrong: str | None
+    wrong: int
+    flips: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class GradientDistances:
+    """One gradient in all runs: each one's relative distance from float64, and what it may be."""
+
+    key: str
+    parameter: bool
+    size: float
+    apart: tuple[float, ...]
+    allowed: tuple[float, ...]
+    wrong: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class RunsReport:
+    """The gradients of a batch in several runs; `loss` is that of the arbiter, float64 on the CPU.
+
+    `gradients` are in backward order: points from the loss, then parameters. `zero` are those that
+    rounding alone leaves something of, `missing` those that a run has none of.
+    """
+
+    model: str
+    adapter: str | None
+    loss: float
+    runs: tuple[RunGradients, ...]
+    gradients: tuple[GradientDistances, ...]
+    zero: tuple[str, ...]
+    missing: tuple[str, ...]
+    accept: tuple[str, ...] = ()
+
+    @property
+    def pronounced(self) -> Pronounced:
+        """The verdict over all gradients of all runs."""
+        left = [
+            NotCompared("gradient", key, "unreadable", "a run has none") for key in self.missing
+        ]
+        left += [
+            NotCompared("gradient", key, "no counterpart", "zero but for rounding")
+            for key in self.zero
+        ]
+        left += [
+            NotCompared("run", row.run, "unreadable", f"other experts are chosen at {row.flips[0]}")
+            for row in self.runs
+            if row.flips
+        ]
+        wrong = [row for row in self.runs if row.wrong]
+        detail = "; ".join(f"{row.run} is wrong in {row.wrong}" for row in wrong)
+        every = len(self.gradients) + len(self.missing)
+        counts = {"gradients": (len(self.gradients), every)}
+        return pronounce(WORDS, Compared(bool(wrong), counts, tuple(left), detail), self.accept)
+
+    @property
+    def exit_code(self) -> Literal[0, 1, 2]:
+        """0: every run is within what rounding explains; 1: one is not; 2: not all was compared."""
+        return self.pronounced.exit
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data for `--json`."""
+        return {
+            "between": {
+                "adapter": self.adapter,
+                "loss": self.loss,
+                "runs": [asdict(row) for row in self.runs],
+                "gradients": [asdict(row) for row in self.gradients],
+                "zero": list(self.zero),
+                "missing": list(self.missing),
+                "verdict": self.pronounced.word,
+                "says": self.pronounced.says,
+            }
+        }
+
+
+def parse_run(text: str) -> tuple[str, str]:
+    """Return (device, dtype) of `cuda:0:bfloat16`, `cpu` or `cuda:float32`; float32 where unsaid.
+
+    Raises UsageError for another type.
+    """
+    device, _, last = text.rpartition(":")
+    if last in DTYPES and device:
+        return device, last
+    head = text.partition(":")[0]
+    if head not in ("cpu", "cuda") or (device and not last.isdecimal()):
+        raise UsageError(
+            f"--between {text!r}: expected DEVICE or DEVICE:TYPE, cpu or cuda:0:bfloat16; types: "
+            f"{', '.join(DTYPES)}"
+        )
+    return text, "float32"
+
+
+def compare_runs(
+    model: Path | str,
+    batch: Path | str,
+    runs: Sequence[str],
+    *,
+    adapter: Path | str | None = None,
+    arch: str | None = None,
+    accept: Collection[str] = (),
+) -> RunsReport:
+    """Return the gradients of a batch in every run, each held against float64 on the CPU.
+
+    With `adapter` the model is frozen, and the adapter's factors train. Raises UsageError for a run
+    that is none, and BackendUnavailableError without torch.
+    """
+    parsed = [parse_run(text) for text in runs]
+    try:
+        from aprfmt.inference.gradients.between import GradientRun, gradients_between
+    except ImportError as error:
+        raise BackendUnavailableError(
+            f"gradients of a batch need torch ({error}); run {install_command('torch')}"
+        ) from error
+    from aprfmt.adapters.reading import read_adapter
+    from aprfmt.adapters.trained_pairs import trained_pairs
+    from aprfmt.inference.batch import read_batch
+
+    with ExitStack() as stack:
+        base = stack.enter_context(open_model(Path(model), arch=arch))
+        loaded = read_batch(Path(batch), int(base.hyper["vocab_size"]))
+        pairs = []
+        if adapter is not None:
+            opened, found = read_adapter(Path(adapter))
+            stack.enter_context(opened)
+            pairs = trained_pairs(found, base)
+        every = [GradientRun(device, dtype) for device, dtype in parsed]
+        made = gradients_between(base, loaded, every, pairs=pairs)
+    rows = []
+    for number, run in enumerate(every):
+        flips = tuple(made.flips.get(number, ()))
+        wrong = 0 if flips else sum(number in gap.wrong for gap in made.gaps)
+        first = made.first(number) if wrong else None
+        rows.append(RunGradients(str(run), made.losses[number], first, wrong, flips))
+    return RunsReport(
+        str(model),
+        None if adapter is None else str(adapter),
+        made.loss,
+        tuple(rows),
+        tuple(
+            GradientDistances(g.key, g.parameter, g.size, g.apart, g.allowed, g.wrong)
+            for g in made.gaps
+        ),
+        made.open,
+        made.missing,
+        tuple(accept),
+    )

@@ -1,0 +1,81 @@
+"""Gradients held against differences of a batch's loss: forward passes in float64, no torch."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from aprfmt.causes.training.gradient_case import COARSE, FINE, GradientGuess
+from aprfmt.causes.training.optimizers import F64
+from aprfmt.inference.batch import read_batch
+from aprfmt.inference.gradients.differences import (
+    BatchLoss,
+    GradientCheck,
+    Wrong,
+    check_gradient,
+    parts_of,
+)
+from aprfmt.model import Model
+from aprfmt.training.judge import Judgement
+
+# Causes by the mistake that all directions agree on.
+CAUSES_OF: dict[Wrong, str] = {
+    "zero": "gradient_zero",
+    "sign": "gradient_sign",
+    "factor": "gradient_factor",
+    "transposed": "gradient_transposed",
+}
+
+
+@dataclass(frozen=True)
+class DifferenceChecker:
+    """The loss of a batch, whose derivatives along random directions judge given gradients."""
+
+    model: Model
+    batch: BatchLoss
+    how: str = "numpy:cpu:float64, by differences"
+
+    @property
+    def loss(self) -> float:
+        """The mean loss of the batch, in nats per label."""
+        return self.batch.loss
+
+    def judge(self, key: str, given: F64, coarse: bool) -> tuple[Judgement | None, float | None]:
+        """Return the verdict on a given gradient, and how far it is off: a relative L2 distance.
+
+        `coarse`: the trainer computes in a type of few bits. None for a weight that no pass reads.
+        """
+        if key not in self.batch.first:
+            return None, None
+        parts = parts_of(self.model, key, given.shape) if given.ndim > 1 else {}
+        tolerance = COARSE if coarse else FINE
+        found = check_gradient(self.batch, key, given, tolerance=tolerance, parts=parts)
+        return judgement_of(found), found.apart
+
+
+def judgement_of(found: GradientCheck) -> Judgement:
+    """Return a check by differences as a verdict.
+
+    What all directions agree on is a cause; which parts are wrong is a place alone.
+    """
+    if not found.measured:
+        return Judgement("not compared", found.says, whole=True)
+    if found.agrees:
+        return Judgement("agrees", whole=True)
+    cause = CAUSES_OF.get(found.wrong)
+    says = f"the gradient is {found.says}"
+    if cause is None:
+        return Judgement("differs", says, whole=True)
+    free = 1 if found.wrong in ("factor", "transposed") else 0
+    guess = GradientGuess(cause, says, lambda part: part.computed, free)
+    return Judgement("differs", says, (guess,), whole=True)
+
+
+@contextmanager
+def open_differences(model: Model, batch: Path) -> Iterator[DifferenceChecker]:
+    """Yield what checks gradients of a batch; FormatError for arrays that are no batch of it."""
+    loss = BatchLoss(model, read_batch(batch, int(model.hyper["vocab_size"])))
+    try:
+        yield DifferenceChecker(model, loss)
+    finally:
+        loss.close()

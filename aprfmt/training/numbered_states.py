@@ -1,0 +1,207 @@
+"""Which parameter each number of an optimizer's state is, where the file does not name them.
+
+torch numbers parameters in the order in which they were handed over, group by group, and a
+checkpoint does not keep that order. A number is recognized by what its moments did: the step that
+they make is the change of its own parameter, up to a factor and a sign. Within a group layers
+follow each other, so a number that looks like the parameter of another layer is not taken for it:
+then the order of the other layers says which one it is.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aprfmt.arch.role_vocabulary import split_key
+
+Array = NDArray[Any]
+LEAST = 0.3  # cosine of a parameter's change and the step of its own moments, at least
+APART = 0.5  # a second parameter may be so much like a number, as a share of the first
+SAMPLE = 1 << 15  # elements that are looked at
+BLOCKS = 16  # runs of rows that they are spread over
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A number of a state: the shape of its moments, and the step they make, sampled, flat."""
+
+    number: str
+    shape: tuple[int, ...]
+    step: Callable[[], Array]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A stored parameter that a number may be: its name, a role key of it, shape and change."""
+
+    name: str
+    key: str
+    shape: tuple[int, ...]
+    change: Callable[[], Array]
+
+
+def sample_of(values: Array) -> Array:
+    """Return up to `SAMPLE` elements of an array, runs of it spread over the whole, flat."""
+    flat = values.reshape(-1)
+    if flat.size <= SAMPLE:
+        return flat.astype(np.float64)
+    length = SAMPLE // BLOCKS
+    starts = np.linspace(0, flat.size - length, BLOCKS).astype(int)
+    return np.concatenate([flat[at : at + length] for at in starts]).astype(np.float64)
+
+
+def recognize_numbers(
+    numbered: Sequence[Numbered], candidates: Sequence[Candidate], groups: Sequence[Sequence[str]]
+) -> tuple[dict[str, str], bool]:
+    """Return {number: parameter name}, and whether any was recognized by its values.
+
+    `groups` are the numbers of each group in order. A number that nothing settles is left out.
+    """
+    found: dict[str, Candidate] = {}
+    looked = False
+    for shape in dict.fromkeys(row.shape for row in numbered):
+        mine = [row for row in numbered if row.shape == shape]
+        theirs = [row for row in candidates if row.shape == shape]
+        if len(mine) == len(theirs) == 1:
+            found[mine[0].number] = theirs[0]
+        elif theirs:
+            alike = _alike(mine, theirs)
+            looked = looked or bool(alike)
+            found |= alike
+    for group in groups:
+        _drop_out_of_order(group, found)
+    every = {split_key(row.key) for row in candidates}
+    for group in groups:  # a parameter out of the order of all other layers
+        for at, number in enumerate(group):
+            if number not in found or _layer(found[number]) is None:
+                continue
+            places = [p for p in _places_by_order(group, at, found) if p in every]
+            if places and split_key(found[number].key) not in places:
+                del found[number]
+    shapes = {row.number: row.shape for row in numbered}
+    while _settle_by_order(groups, found, shapes, candidates):
+        pass
+    return {number: row.name for number, row in found.items()}, looked
+
+
+def _alike(mine: Sequence[Numbered], theirs: Sequence[Candidate]) -> dict[str, Candidate]:
+    """Return the numbers whose step is the change of one parameter and of no other."""
+    steps = np.stack([_unit(row.step()) for row in mine])
+    changes = np.stack([_unit(row.change()) for row in theirs])
+    scores = np.abs(steps @ changes.T)
+    found = {}
+    for at, row in enumerate(mine):
+        to = int(scores[at].argmax())
+        best = float(scores[at, to])
+        others = max(
+            float(np.delete(scores[at], to).max(initial=0.0)),
+            float(np.delete(scores[:, to], at).max(initial=0.0)),
+        )
+        if best >= LEAST and others <= APART * best:
+            found[row.number] = theirs[to]
+    return found
+
+
+def _unit(values: Array) -> Array:
+    size = float(np.linalg.norm(values))
+    return values / size if size and np.isfinite(size) else np.zeros_like(values)
+
+
+def _layer(row: Candidate) -> int | None:
+    return split_key(row.key)[0]
+
+
+def _drop_out_of_order(group: Sequence[str], found: dict[str, Candidate]) -> None:
+    """Remove numbers that break the order of layers; the longest run that keeps it stays."""
+    layered = [(n, layer) for n in group if n in found and (layer := _layer(found[n])) is not None]
+    upwards = _longest_run([layer for _, layer in layered])
+    downwards = _longest_run([-layer for _, layer in layered])
+    kept = max(upwards, downwards, key=len)
+    for at, (number, _) in enumerate(layered):
+        if at not in kept:
+            del found[number]
+
+
+def _longest_run(values: Sequence[int]) -> set[int]:
+    """Return the places of the longest subsequence that does not fall."""
+    best: list[tuple[int, int]] = []  # its length where it ends here, the place before
+    for at, value in enumerate(values):
+        runs = [(best[i][0], i) for i in range(at) if values[i] <= value]
+        length, before = max(runs, default=(0, -1))
+        best.append((length + 1, before))
+    kept = set()
+    at = max(range(len(best)), key=lambda i: best[i][0], default=-1)
+    while at >= 0:
+        kept.add(at)
+        at = best[at][1]
+    return kept
+
+
+def _settle_by_order(
+    groups: Sequence[Sequence[str]],
+    found: dict[str, Candidate],
+    shapes: Mapping[str, tuple[int, ...]],
+    candidates: Sequence[Candidate],
+) -> bool:
+    """Add the parameters that the order in other layers gives, or that alone are left.
+
+    Returns whether one was added.
+    """
+    taken = {row.name for row in found.values()}
+    free = {(_layer(row), split_key(row.key)[1]): row for row in candidates}
+    free = {place: row for place, row in free.items() if row.name not in taken}
+    every = {split_key(row.key) for row in candidates}
+    added = False
+    for group in groups:
+        for at, number in enumerate(group):
+            if number in found or number not in shapes:
+                continue
+            votes = [p for p in _places_by_order(group, at, found) if p in every]
+            fitting = [free[p] for p in votes if p in free]
+            fitting = [row for row in fitting if row.shape == shapes[number]]
+            if not votes:
+                low, high = _layers_around(group, at, found)
+                fitting = [
+                    row
+                    for (layer, _), row in free.items()
+                    if row.shape == shapes[number] and (layer is None or low <= layer <= high)
+                ]
+            if len(fitting) == 1:
+                found[number] = fitting[0]
+                free = {p: row for p, row in free.items() if row.name != fitting[0].name}
+                added = True
+    return added
+
+
+def _places_by_order(
+    group: Sequence[str], at: int, found: Mapping[str, Candidate]
+) -> list[tuple[int | None, str]]:
+    """Return (layer, role) of a number as the same distances in other layers have it."""
+    votes: Counter[tuple[int | None, str]] = Counter()
+    places = {i: split_key(found[n].key) for i, n in enumerate(group) if n in found}
+    for i, (layer, role) in places.items():
+        if layer is None or abs(i - at) > 32:
+            continue
+        for j, (other, same) in places.items():
+            there = places.get(j + at - i)
+            if same == role and other is not None and other != layer and there is not None:
+                if there[0] is not None:
+                    votes[layer + there[0] - other, there[1]] += 1
+    most = max(votes.values(), default=0)
+    return [place for place, count in votes.items() if count == most]
+
+
+def _layers_around(
+    group: Sequence[str], at: int, found: Mapping[str, Candidate]
+) -> tuple[int, int]:
+    """Return the layers between which a number stands in its group."""
+    layers = {i: _layer(found[n]) for i, n in enumerate(group) if n in found}
+    below = [layer for i, layer in sorted(layers.items()) if i < at and layer is not None][-1:]
+    above = [layer for i, layer in sorted(layers.items()) if i > at and layer is not None][:1]
+    around = (*below, *above)
+    if len(around) == 2:
+        return min(around), max(around)
+    return 0, 1 << 30

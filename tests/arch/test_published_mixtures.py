@@ -1,0 +1,83 @@
+"""What no published model has together is refused by name, and what they have is not.
+
+Seen red: a list of layers of one kind, and a first layer without an indexer, that were run.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from aprfmt.arch import ARCHS
+from aprfmt.arch.hyperparameters import read_hyper
+from aprfmt.arch.spec import Facts
+from aprfmt.errors import ArchError
+from tests.arch.tiny import TINY, make
+
+_FULL, _LINEAR = "full_attention", "linear_attention"
+# Model, keys of config.json, words of the refusal.
+REFUSED: tuple[tuple[str, Mapping[str, Any], str], ...] = (
+    (
+        "glm4_moe_lite",
+        {"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}},
+        "partial_rotary_factor is 0.5",
+    ),
+    ("glm4_moe_lite", {"mlp_layer_types": ["dense"] * 4}, "no experts"),
+    ("glm4_moe_lite", {"mlp_layer_types": ["sparse"] * 3 + ["moe"]}, "layer 3 is 'moe'"),
+    ("deepseek_v32", {"q_lora_rank": None}, "an indexer and queries that are not compressed"),
+    ("deepseek_v32", {"layer_types": [_FULL] * 4}, "layer 0 is 'full_attention'"),
+    ("glm_moe_dsa", {"indexer_types": ["shared"] + ["full"] * 3}, "a first layer that has none"),
+    ("glm_moe_dsa", {"indexer_types": ["full"] * 3 + ["half"]}, "layer 3 is 'half'"),
+    ("olmo_hybrid", {"layer_types": [_LINEAR] * 4}, "all are linear_attention"),
+    ("olmo_hybrid", {"layer_types": [_FULL] * 4}, "all are full_attention"),
+    ("olmo_hybrid", {"layer_types": [_FULL, _LINEAR, _FULL, "conv"]}, "'conv' is not known"),
+    ("minimax", {"layer_types": [_FULL] * 4}, "no layer with lightning attention"),
+    ("minimax", {"layer_types": [_LINEAR] * 4}, "no layer with attention"),
+    (
+        "minimax",
+        {"layer_types": [_FULL, _LINEAR, _FULL, "sliding_attention"]},
+        "layer 3 is 'sliding_attention'",
+    ),
+    ("kimi_linear", {"layer_types": [_FULL] * 4}, "no layer that has it"),
+    ("kimi_linear", {"hidden_act": "gelu"}, "convolutions and gelu behind them"),
+    ("kimi_linear", {"mla_use_nope": False}, "mla_use_nope is False"),
+    ("kimi_linear", {"moe_router_activation_func": "softmax"}, "is 'softmax'; expected 'sigmoid'"),
+    ("kimi_linear", {"moe_layer_freq": 2}, "moe_layer_freq is 2"),
+    (
+        "kimi_linear",
+        {
+            "layer_types": None,
+            "linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": [2, 3, 4]},
+        },
+        "layer 2 is in kda_layers and in full_attn_layers",
+    ),
+    (
+        "kimi_linear",
+        {
+            "layer_types": None,
+            "linear_attn_config": {"kda_layers": [1, 2], "full_attn_layers": [4]},
+        },
+        "layer 3 is neither in kda_layers nor in full_attn_layers",
+    ),
+)
+
+
+def refusal(arch: str, changes: Mapping[str, Any]) -> str:
+    """Return why a tiny model's configuration with other keys is not run; "" if it is."""
+    tiny = next(tiny for tiny in TINY if (tiny.arch, tiny.label) == (arch, "plain"))
+    config = {**make(tiny).config, **changes}
+    config = {key: value for key, value in config.items() if value is not None or key in changes}
+    try:
+        hp, _ = read_hyper(ARCHS[arch], Facts("hf", config, {}), "config.json")
+    except ArchError as error:
+        return str(error)
+    mixed = ARCHS[arch].mixed
+    return "" if mixed is None else mixed(hp)
+
+
+@pytest.mark.parametrize(("arch", "changes", "words"), REFUSED)
+def test_a_mixture_that_nobody_published_is_refused(
+    arch: str, changes: Mapping[str, Any], words: str
+) -> None:
+    assert refusal(arch, {}) == ""
+    assert words in refusal(arch, changes)

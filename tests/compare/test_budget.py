@@ -1,0 +1,115 @@
+"""A model larger than the budget: what is left is named, and the exit code says so.
+
+Seen red: tensors that were not reached left out of the verdict, a pass that is not needed because
+what was compared is equal, a check without an answer that leaves PASS.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from aprfmt.base.budget import Budget
+from aprfmt.checks import validate
+from aprfmt.checks.gates import running
+from aprfmt.compare import diff
+from aprfmt.diagnosis import diagnose
+from aprfmt.inference.device import parse_run
+from aprfmt.inference.parity.between import compare_choices
+from aprfmt.inference.parity.request import ParityRequest
+from aprfmt.model import open_model
+from tests.cli.run import aprfmt as command
+from tests.conversion.folders import llama_folder, tensors_of, write_mixed
+
+LAST = "model.norm.weight"  # in the order of roles behind every layer
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return llama_folder(tmp_path_factory.mktemp("budget") / "m", "BF16")
+
+
+@pytest.fixture(scope="module")
+def other(model: Path) -> Path:
+    """Return a copy whose first tensor differs."""
+    rows = dict(tensors_of(model))
+    kind, shape, data = rows["model.embed_tokens.weight"]
+    rows["model.embed_tokens.weight"] = (kind, shape, bytes([data[0] ^ 1]) + data[1:])
+    made = model.with_name("other")
+    made.mkdir()
+    for path in model.iterdir():
+        if path.suffix != ".safetensors":
+            (made / path.name).write_bytes(path.read_bytes())
+    write_mixed(made / "model.safetensors", rows)
+    return made
+
+
+def size_of(model: Path) -> int:
+    return sum(len(data) for _, _, data in tensors_of(model).values())
+
+
+def spent() -> Budget:
+    """Return a budget of one second, which is over after the first look at the clock."""
+    ticks = iter(range(10**6))
+    return Budget(1.0, clock=lambda: float(next(ticks)))
+
+
+LIMITS: dict[str, Callable[[Path], Budget]] = {
+    "bytes": lambda model: Budget(nbytes=size_of(model) // 2),
+    "seconds": lambda model: spent(),
+}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_diff_names_what_it_did_not_reach(limit: str, model: Path, other: Path) -> None:
+    every = len(tensors_of(model))
+    same = diff(model, model, budget=LIMITS[limit](model))
+    late = [row for row in same.not_compared if row.state == "not reached"]
+    assert late and len(late) + len(same.tensors) == every
+    assert same.exit_code() == 2 and not same.equal
+    assert f"{len(same.tensors)} of {every} tensors" in same.pronounced().says
+    assert "left by the budget of" in same.pronounced().says
+    assert same.next == (f"aprfmt diff {same.a} {same.b}",)
+    if limit == "bytes":
+        apart = diff(model, other, budget=LIMITS[limit](model))
+        assert apart.exit_code() == 1 and "not compared" in apart.pronounced().says
+
+
+def test_a_budget_that_is_large_enough_changes_nothing(model: Path) -> None:
+    plain, wide = diff(model, model), diff(model, model, budget=Budget(nbytes=size_of(model)))
+    assert wide.to_json() == plain.to_json() and wide.exit_code() == 0
+
+
+@pytest.mark.parametrize("nbytes", [1, 1000])  # room for no tensor, for the norms alone
+def test_diagnose_never_says_same_of_what_it_left(nbytes: int, model: Path, other: Path) -> None:
+    found = diagnose(str(model), str(other), budget=Budget(nbytes=nbytes))
+    assert (found.verdict, found.exit_code, found.proven) == ("not_comparable", 2, "")
+    assert "not reached" in {row.state for row in found.pronounced.not_compared}
+    assert any(row.startswith("forward pass: left by the budget") for row in found.not_checked)
+
+
+def test_a_pass_that_there_is_no_room_for_is_named(model: Path, other: Path) -> None:
+    found = diagnose(str(model), str(other), budget=Budget(nbytes=size_of(model)))
+    assert found.exit_code == 1  # the tensor differs all the same
+    assert [row.name for row in found.pronounced.not_compared if row.state == "not reached"] == [
+        "forward pass"
+    ]
+
+
+def test_checks_gates_and_runs_that_did_not_begin_leave_the_verdict_open(model: Path) -> None:
+    checked = validate(model, budget=Budget(nbytes=1))
+    assert checked.exit_code == 2 and validate(model).exit_code == 0
+    assert {row.kind for row in checked.pronounced.not_compared} >= {"check"}
+    gates = running.run(model, only=["tensor-contract"], budget=spent())
+    assert gates.exit_code == 2 and "tensor-contract" in gates.pronounced.says
+    runs = [parse_run(text) for text in ("cpu", "numpy:cpu:float64")]
+    with open_model(model) as opened:
+        said = compare_choices(opened, runs, ParityRequest((1, 2, 3), budget=spent())).conclusion
+    assert said.exit == 2 and [row.kind for row in said.not_compared][:1] == ["run"]
+
+
+def test_the_option_takes_seconds_or_bytes(model: Path) -> None:
+    done = command("diff", model, model, "--budget", "1k", "--budget", "1h", "--json")
+    assert done.code == 2 and done.json["not_compared"][0]["state"] == "not reached"
+    for text in ("2Q", "", "90x", "-3"):
+        assert "--budget" in command("diff", model, model, "--budget", text).err
