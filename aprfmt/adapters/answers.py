@@ -96,7 +96,10 @@ class AdapterAnswer:
     left: tuple[NotCompared, ...] = ()  # what was not compared, of both models and the adapter
 
     def pronounced(self, accept: Collection[str] = ()) -> Pronounced:
-        """Return the verdict over the weights, the other tensors, and what was not compared."""
+        """Return the verdict over the weights, the other tensors, and what was not compared.
+
+        `accept` has patterns of items that need not be compared, as for `diff`.
+        """
         once = sum(each.found == ONCE for each in self.weights)
         counts = {"weights": (once, len(self.weights)), "tensors": (self.same, self.same)}
         what = f"{self.found} ({len(self.weights)} weights)"
@@ -180,7 +183,7 @@ def answer_merge(a: Model, b: Model, adapter: Path) -> "tuple[AdapterAnswer, Dif
 def _unexplained_others(
     model: Model, b: Model, others: Sequence[str], changed: Set[str]
 ) -> tuple[list[str], tuple[str, ...]]:
-    """Return (tensors that differ without an explanation, sentences about the others).
+    """Return (tensors that differ without an explanation, sentences about `others`).
 
     `others` are the tensors that the adapter does not change, and which differ. Those that are A's,
     quantized and decoded, are no difference: that is the base as it was trained on. Tensors that

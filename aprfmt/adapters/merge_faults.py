@@ -324,11 +324,11 @@ def _sum_gives(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> boo
 
 
 def _rounded_equal(merge: Merge, full: "F64", change: "F64", rounds: int = 1) -> "Mask":
-    """Return a bool array: where B's values are a sum, rounded to B's float type.
+    """Return a bool array: where the sum `full`, rounded to B's float type, is B's value.
 
-    A library may have rounded the product to the same type first, as PEFT does in half precision,
-    and its sums in float32 end elsewhere than ours: where a value lies halfway between two, it may
-    then be the other one. A change that was added more than once was rounded as often.
+    A library may have rounded the product (`change`) to the same type first, as PEFT does in half
+    precision, and its sums in float32 end elsewhere than ours: where a value lies halfway between
+    two, it may then be the other one. A change that was added `rounds` times was rounded as often.
     """
     largest = np.maximum(np.abs(merge.theirs), np.abs(full))
     half = rounds * _half_spacing(largest, merge.encoding)
@@ -387,7 +387,10 @@ class BaseScheme(NamedTuple):
 
 
 def _code_values(encoding: str, table: str) -> "Callable[[], F64]":
-    """Return a function that returns the finite values of a type's codes, sorted."""
+    """Return a function that loads the finite values of an encoding's codes, sorted.
+
+    `table` is the name of the codec's attribute that has them.
+    """
 
     def load_code_values() -> "F64":
         """Return the sorted finite values of the codec's table."""

@@ -100,11 +100,11 @@ class MergedTensor(LazyTensor):
         return found
 
     def with_times(self, times: int) -> "MergedTensor":
-        """Return the weight with the pair added `times` times, in float32."""
+        """Return the weight with the pair added `times` times, as float32."""
         return MergedTensor(self.base, self.pair, times=times, encoding="F32")
 
     def drop(self, start: int = 0, stop: int | None = None) -> None:
-        """Release the pages of the base's weight."""
+        """Release the pages of the base's whole weight, whatever range is given."""
         self.base.drop()
 
 

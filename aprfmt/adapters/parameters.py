@@ -175,7 +175,11 @@ def _pair_fits(adapter: Adapter, pair: StoredPair, target: _Target) -> bool:
 def _expert_factors(
     adapter: Adapter, pair: StoredPair, target: _Target, base: Model, order: ExpertOrder
 ) -> tuple[Array, Array, float]:
-    """Return (left [experts, rows, r], right [experts, r, columns], scale) of a parameter."""
+    """Return a pair's factors by expert, as the parameter is laid out, and their scale.
+
+    They are (left [experts, rows, r], right [experts, r, columns], scale). `order` is that of the
+    ranks in the file.
+    """
     experts, rows, columns = _matrix_sizes(target.shape)
     rank, scale = pair_scale(adapter, target.name)
     a, b = read_factors(pair)

@@ -88,7 +88,10 @@ def read_adapter(path: Path, *, compare: bool = False) -> tuple[Model, Adapter]:
 
 
 def _adapter_from_model(model: Model, compare: bool) -> Adapter:
-    """Return the adapter in an open file; FormatError or UnsupportedError if it cannot be used."""
+    """Return the adapter in an open file; FormatError or UnsupportedError if it cannot be used.
+
+    `compare` is for a comparison with a merged model: contradictory alphas are then no error.
+    """
     config = peft_config(model)
     parts = adapter_parts(model)
     if len(parts.spellings) != 1:

@@ -74,15 +74,14 @@ def diff(
     """Return the comparison of two model files or folders, in any formats.
 
     `base` is the float source: every quantized tensor is asked whether it derives from it byte for
-    byte, given the importance matrix in the file `imatrix`, where one was used.
-    `tensors` are PATTERNs in any spelling; UsageError where one matches nothing. `only` are
-    some of SECTIONS: the others are not compared and stay empty, and in those it names
-    every difference counts (None: all are compared). With `explain`
-    every differing pair is tested against the hypotheses of causes.tensor; `images` is the
-    number of worst tensors to make difference images of. Tensors that `budget` has no time or no
-    room for are named as not compared; each counts with the bytes of its larger side. Raises
-    FormatError for a file of which nothing can be read; a tensor that cannot be read is UNREADABLE,
-    and `report.damage` says what is wrong with the files.
+    byte, given the importance matrix in the file `imatrix`, where one was used. `tensors` are
+    PATTERNs in any spelling; UsageError where one matches nothing. `only` are some of SECTIONS: the
+    others are not compared and stay empty, and in those it names every difference counts (None: all
+    are compared). With `explain` every differing pair is tested against the hypotheses of
+    causes.tensor; `images` is the number of worst tensors to make difference images of. Tensors
+    that `budget` has no time or no room for are named as not compared; each counts with the bytes
+    of its larger side. Raises FormatError for a file of which nothing can be read; a tensor that
+    cannot be read is UNREADABLE, and `report.damage` says what is wrong with the files.
     """
     with ExitStack() as opened:
         # B may be the saved weights of an engine, read under A's names.

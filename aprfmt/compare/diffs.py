@@ -164,7 +164,7 @@ class DiffReport(Tabular):
 
     @property
     def _surplus_files(self) -> tuple[str, ...]:
-        """The files of B with bytes that belong to no tensor, where only those make B differ."""
+        """The files of B with bytes that belong to no tensor, if only they differ; else ()."""
         apart = [row for row in self.not_compared if row.state in APART]
         alone = all(row.state == "only in B" and row.why == NO_PART for row in apart)
         if not apart or not alone or replace(self, not_compared=()).exit_code() == 1:

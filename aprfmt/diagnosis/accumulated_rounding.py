@@ -77,7 +77,7 @@ def _round_results(patched: PatchedModel, dtype: str) -> PatchedModel:
     def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
         """Return the operation's result, rounded; of a tuple only the first item is."""
         y = op(*args, **kwargs)
-        if isinstance(y, tuple):  # a delta net's state is held wide
+        if isinstance(y, tuple):  # a delta net's state is not rounded
             return round_to_type(y[0], dtype).astype(y[0].dtype), *y[1:]
         return round_to_type(y, dtype).astype(y.dtype)
 
@@ -332,7 +332,10 @@ def _rounding_distance(view: ShadowPoint, twin: ShadowPass) -> float:
 
 
 def _row_ratios(view: ShadowPoint, twin: ShadowPass) -> Iterator[float]:
-    """Yield, row by row, the trace's distance divided by that of the rounded reference."""
+    """Yield, row by row, the trace's distance divided by that of the rounded reference.
+
+    Both distances are from the exact reference, `twin` is the rounded pass.
+    """
     assert view.recorded is not None
     mine, theirs = view.recorded.comparable_values(view.mine, view.axis)
     rounded, _ = view.recorded.comparable_values(twin.views[view.key].mine, view.axis)

@@ -21,18 +21,21 @@ class PairHolder(Holder):
     """A Holder that stores two models' weights of the same key separately, under one budget."""
 
     def __init__(self, base: Holder, label: Callable[[str], str]) -> None:
-        """Wrap `base`; `label` maps a weight's key to a key that says whose it is."""
+        """Wrap `base`; `label` turns a weight's key into one that names the model it is of."""
         super().__init__(base.budget)
         self._base, self._label = base, label
 
     def get_or_place(
         self, key: str, owner: Hashable, size: int, place: Callable[[], Any]
     ) -> Any | None:
-        """Return the placed tensor, placing it now if the common budget allows; else None."""
+        """Return the placed tensor, calling `place` now if `size` bytes fit the common budget.
+
+        None if it is not placed and does not fit. `owner` is the backend that asks.
+        """
         return self._base.get_or_place(self._label(key), owner, size, place)
 
     def find(self, key: str, owner: Hashable) -> Any | None:
-        """Return the placed tensor, or None if it is not placed."""
+        """Return the tensor that `owner`, a backend, has placed; None if it has not."""
         return self._base.find(self._label(key), owner)
 
     def replace(self, key: str, owner: Hashable, placed: Any) -> None:

@@ -66,7 +66,10 @@ def _wrong_parts_by_reference(
 
 
 def _wrong_parts_without_reference(broken: LazyTensor) -> Iterator[Wrong]:
-    """Yield (cause, what is wrong, False) for a weight whose reference is not packed."""
+    """Yield (cause, what is wrong, False) if a packed weight does not decode, else nothing.
+
+    It has no packed reference, so that nothing is confirmed.
+    """
     wrong = [bad_scale_text(suffix, stored_part(part)) for suffix, part in broken.parts.items()]
     invalid = next(filter(None, wrong), "")
     try:
@@ -79,7 +82,10 @@ def _wrong_parts_without_reference(broken: LazyTensor) -> Iterator[Wrong]:
 def _is_right_with_part(
     right: LazyTensor, own: Mapping[str, LazyTensor | None], suffix: str
 ) -> bool:
-    """Return whether the weight equals the reference's once part `suffix` is the reference's."""
+    """Return whether a weight decodes as the reference does, once `suffix` is replaced.
+
+    `own` are the weight's parts by suffix, `right` the reference; that part is taken from it.
+    """
     theirs = raw_parts(right)
     parts = {key: part.raw() for key, part in own.items() if part is not None}
     parts[suffix] = theirs[suffix]

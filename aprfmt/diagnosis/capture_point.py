@@ -73,7 +73,10 @@ def _keys_in_all_layers(case: Mismatch, names: Sequence[str]) -> set[str]:
 
 
 def _recorded_values_show(case: Mismatch, cut: ShadowPoint, names: Sequence[str]) -> bool:
-    """Return whether the trace's own values make a point up to the cut disagree."""
+    """Return whether a flagged point, up to `cut`, is computed from the mismatching point.
+
+    It is flagged by the trace's own values. `names` is not used.
+    """
     order = {key: i for i, key in enumerate(case.found.views)}
     here = order[case.view.key]
     return any(

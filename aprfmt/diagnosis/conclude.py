@@ -91,7 +91,10 @@ def rounding_finding(
 
 
 def _relative_difference(row: PointRow) -> float | None:
-    """Return the relative L2 of both runs at a point, else that on the run's own input."""
+    """Return the relative L2 between both runs at a point, else that of the shadow pass.
+
+    The shadow pass runs each operation on the run's own input. None without either.
+    """
     return row.shadow if row.direct is None else row.direct
 
 

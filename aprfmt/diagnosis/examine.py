@@ -320,7 +320,11 @@ def _same_cause_divergences(case: Mismatch, likely: str) -> set[str]:
 
 
 def _answers_of_table(case: Mismatch, known: set[str]) -> Iterator[Solution]:
-    """Yield, for each row of the hypothesis table, the change with which most points agree."""
+    """Yield, for each row of the hypothesis table, its best change that explains the divergence.
+
+    The best one lets the pass agree furthest. Rows without such a change yield nothing. `known` are
+    keys of divergences to ignore.
+    """
     from aprfmt.causes.forward.table import TABLE
 
     order = {key: i for i, key in enumerate(case.found.views)}
@@ -403,7 +407,10 @@ def recheck_answers(
     left = RECHECKS
 
     def agrees(steps: LayerChanges) -> bool:
-        """Return whether with these changes no point disagrees that agrees in `final`."""
+        """Return whether, with these changes, only points disagree that disagree in `final`.
+
+        Takes one pass from the budget `left`.
+        """
         nonlocal left
         left -= 1
         found = run_shadow_pass(*_apply_changes(patched, recorded, steps))

@@ -198,7 +198,10 @@ class Diagnosis(Tabular):
 
     @property
     def confidence(self) -> Confidence:
-        """The confidence of the leading cause; without findings "confirmed" or "unconfirmed"."""
+        """The confidence of the leading cause, "confirmed", "ambiguous" or "unconfirmed".
+
+        Without findings "confirmed" if the sides are the same or not comparable.
+        """
         if self.lead is None:
             return "confirmed" if self.verdict in ("same", "not_comparable") else "unconfirmed"
         return self.lead.confidence

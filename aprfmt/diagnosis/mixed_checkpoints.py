@@ -90,7 +90,10 @@ def _worst_distance(found: ShadowPass) -> float:
 def _mixture_finding(
     keys: Sequence[str], other: Model, before: ShadowPass, after: ShadowPass, label: str
 ) -> Finding:
-    """Return the finding that `keys` of the run are those of `other`."""
+    """Return the finding that the run's weights `keys` are those of `other`.
+
+    `before` and `after` are the shadow passes without and with these, `label` is the run's side.
+    """
     views: Mapping[str, float] = {
         key: view.residual for key, view in before.views.items() if view.residual is not None
     }

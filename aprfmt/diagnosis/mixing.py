@@ -130,9 +130,10 @@ class PartMeasurement:
     def remove_in_order(
         self, still: Sequence[int], order: Sequence[int]
     ) -> list[tuple[int, PassResult]]:
-        """Return (part, result) after each part of `order` is replaced too, one after the other.
+        """Return (part, result) of passes with the parts in `order` replaced, one more each time.
 
-        Steps between the first and the last are left out where passes take too long.
+        The parts `still` are replaced in all of them. Steps between the first and the last are left
+        out where passes take too long.
         """
         steps: list[tuple[int, PassResult]] = []
         for at, i in enumerate(order):

@@ -249,10 +249,10 @@ class ModelPair:
     def _remove_confirmed_causes(
         self, measuring: PartMeasurement, still: Sequence[int], bound: float
     ) -> None:
-        """Replace the confirmed causes one after the other; set `remainder` and `complete`.
+        """Measure B with the parts of the confirmed causes replaced by A's, one after the other.
 
-        `still` are findings that are replaced in every pass. `bound` is the tolerance of the
-        logits.
+        Sets `remainder` and `complete`, and adds the distances as evidence. `still` are findings
+        whose parts are replaced in every pass. `bound` is the tolerance of the logits.
         """
         levels = self.levels
         order = [i for i in measuring.live if levels.findings[i].confirmed and i not in still]

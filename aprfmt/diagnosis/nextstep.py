@@ -124,7 +124,10 @@ def repair_command(asked: StepParts, finding: Finding) -> str:
 
 
 def trace_layer_command(asked: StepParts, finding: Finding) -> str:
-    """Return the command that records every point of the layer where the two diverge."""
+    """Return the `trace` command that records every point of the layer where the two diverge.
+
+    Without a model it is `diagnose` again with --model.
+    """
     side = asked.b if asked.b.kind == "trace" or asked.a.kind != "trace" else asked.a
     model = side.model or asked.a.model or asked.b.model
     if model is None:
@@ -182,7 +185,7 @@ def reach_difference_command(asked: StepParts, finding: Finding) -> str:
 
 
 def no_command(asked: StepParts, finding: Finding) -> str:
-    """Return "": there is nothing to do. The parameters are those of all steps."""
+    """Return "", since nothing is to be done; the parameters are those of all commands."""
     return ""
 
 
@@ -267,7 +270,7 @@ def with_next_commands(
 
 
 def _is_fault(finding: Finding) -> bool:
-    """Return whether a finding is neither "same" nor "precision"."""
+    """Return whether a finding is a bug or not comparable, so neither "same" nor "precision"."""
     return finding.verdict not in ("same", "precision")
 
 

@@ -104,7 +104,12 @@ def _packing_finding(cause: str, rows: Sequence[tuple[str, str, bool]], label: s
 
 
 def _undecodable_weights(good: Model, bad: Model, names: set[str] | None) -> Iterator[StoredWeight]:
-    """Yield the packed weights of `bad` that do not decode; with `names`, only those named."""
+    """Yield a StoredWeight for each packed weight of `bad` that does not decode.
+
+    Weights are those that `good` has packed; `bad` must have the tensor of codes. With `names` it
+    is the weights of these names, which were seen not to decode. If `good` has no packed weight,
+    they are found by tensor names.
+    """
     section = quantization_section(packing_config(bad) or {})
     seen = set()
     for name, view in good.items():
@@ -224,7 +229,10 @@ def _working_repairs(weight: StoredWeight, reference: Any) -> Iterator[tuple[str
 def _with_fault_of_repair(
     repair: Repair, whole: PackedWeight, weight: StoredWeight
 ) -> PackedWeight:
-    """Return the repaired weight `whole` with only the fault that `repair` removes."""
+    """Return `whole`, a weight that is right in all parts, with one fault put back.
+
+    It is the fault that `repair` would remove.
+    """
     if repair.part is None:
         return whole._replace(config=weight.config or {})
     kept = {suffix: part for suffix, part in whole.parts.items() if suffix != repair.part}

@@ -61,7 +61,10 @@ def _set_argument(key: Key, value: Value) -> str:
 
 
 def _section_changes(good: Model, section: Mapping[str, Value]) -> Iterator[Changes]:
-    """Yield changes of the section to try: A's values, other formats, other group sizes."""
+    """Yield changes of B's quantization section to try.
+
+    They are A's values one by one and together, other formats, and other group sizes.
+    """
     theirs = None if good.config is None else quantization_section(good.config)
     if theirs is not None:
         apart = {key: value for key, value in differing_keys(theirs, section) if value is not GONE}

@@ -121,7 +121,10 @@ def _squeezed_shape(shape: Sequence[int]) -> list[int]:
 
 
 def _repairs_by_claim(weight: StoredWeight, now: PackedWeight) -> Iterator[Repair]:
-    """Yield the weight as read with other group sizes, algorithms or formats in config.json."""
+    """Yield a Repair for each other group size, algorithm or format in config.json.
+
+    `now` is the weight as the file and its config.json give it.
+    """
     config = weight.config or {}
     for size in GROUPS:
         said, altered = _with_group_size(config, size)
@@ -171,7 +174,7 @@ def _differing_keys_text(right: Mapping[str, Any], said: Mapping[str, Any]) -> s
 def _differing_keys(
     right: Mapping[str, Any], said: Mapping[str, Any], above: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield (dotted key, value said, right value) of the innermost keys that differ."""
+    """Yield (dotted key, value in `said`, value in `right`) of the innermost keys that differ."""
     for key in {**right, **said}:
         theirs, mine = right.get(key), said.get(key)
         if isinstance(theirs, Mapping) and isinstance(mine, Mapping):

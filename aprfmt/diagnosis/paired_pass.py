@@ -203,7 +203,10 @@ class PairedPass:
         return self._streams[probe]
 
     def run_and_compare_points(self, blend: Blend, probe: Probe) -> PassResult:
-        """Run A and a blend stage by stage; return the result with every point compared."""
+        """Run A and a blend stage by stage; return the result with every point compared.
+
+        The distance is infinite if the blend's parts do not fit together.
+        """
         streams: list[Any] = [None]
         y: Any = None
         points: dict[str, PointDiff] = {}
@@ -227,8 +230,9 @@ class PairedPass:
     def run_from_first_difference(self, blend: Blend, probe: Probe) -> PassResult:
         """Return the result of a blend, run from its first differing stage on.
 
-        SAME if the stream becomes equal to A's again. The distance is infinite if its parts do not
-        fit together. `points` is empty.
+        It is SAME, for equal logits, as soon as a stage's input equals A's and no later stage
+        differs.
+        The distance is infinite if the blend's parts do not fit together. `points` is empty.
         """
         if not blend.own:
             return SAME

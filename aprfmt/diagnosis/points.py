@@ -10,9 +10,9 @@ from aprfmt.measure.traces import PointDiff
 
 
 def point_rows(pairs: Sequence[PointDiff], passes: Mapping[str, ShadowPass]) -> list[PointRow]:
-    """Return one PointRow per point in execution order.
+    """Return one PointRow per point, in execution order.
 
-    `pairs` are the runs' comparisons, `passes` the shadow passes by side.
+    `pairs` are the comparisons of both runs, `passes` the shadow passes by side.
     """
     by_key = {pair.key: pair for pair in pairs}
     shadows = {

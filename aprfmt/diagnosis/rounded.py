@@ -34,7 +34,10 @@ def _product_weight(view: ShadowPoint) -> Any:
 
 
 def _is_product(view: ShadowPoint) -> bool:
-    """Return whether a point is one product of the run's own values, perhaps with a bias."""
+    """Return whether a point is computed by one matrix product, perhaps with a bias.
+
+    False without a distance from the trace.
+    """
     ops = [call.op for call in view.calls if call.op not in MOVES]
     one = ops.count("linear") == 1 and set(ops) <= {"linear", "add"}
     biased = all(

@@ -402,7 +402,10 @@ def spanned_layers(case: Mismatch) -> frozenset[int]:
 
 
 def is_wide(case: Mismatch) -> bool:
-    """Return whether more operations precede the point than hypotheses can solve."""
+    """Return whether more than FEW operations lie between the trace's last points and this one.
+
+    Then single hypotheses cannot tell which of them is wrong.
+    """
     return sum(call.op not in MOVES for call in case.view.calls) > FEW
 
 

@@ -49,11 +49,12 @@ def quantization_steps(
     columns: int = 0,
     row_bytes: int | None = None,
 ) -> "Array | None":
-    """Return the steps of a part of `count` elements (float32), or None where none is known.
+    """Return the step of each of `count` elements, or of a slice of them (float32); or None.
 
-    `parts` are the stored bytes of a weight by suffix. With `columns`, the elements of a row, a
-    part that is whole blocks is cut from the bytes: the steps of a chunk would leave the cache.
-    `row_bytes` is given where rows may end in a padded block, whose rest is no element.
+    A step is the distance of neighbouring values of the encoding. None where it is not known.
+    `parts` are the stored bytes of a weight by suffix, `part` is the slice. With `columns`, the
+    elements of a row, a slice that is whole blocks is cut from the bytes first: it stays in the
+    cache. `row_bytes` is given where rows may end in a padded block, whose rest is no element.
     """
     if encoding not in CODECS:
         return None
@@ -106,7 +107,10 @@ class Fit:
 
     @property
     def how(self) -> str:
-        """What made such errors, in words; "" for errors that no quantizer makes."""
+        """How such errors are made, in words, such as "rounded to the nearest".
+
+        "" for errors that no quantizer makes.
+        """
         if self.ends > MOST_ENDS:
             return ""  # nothing is left to judge: a copy whose codes are lost has ends alone
         steady = abs(self.slope) <= self.slope_limit
@@ -131,7 +135,8 @@ class Fit:
 def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
     """Return the errors of a quantized copy `y` of `x`, in steps of the copy's lattice.
 
-    Both are [..., columns].
+    Both are [..., columns]. `lattice` is (step, lowest value, highest value) of each element. A
+    value that was clipped at these ends has no error, unless it lay far beyond them.
     """
     # Errors in steps; without a step only equal values have none.
     columns = x.shape[-1] if x.ndim > 1 else x.size
@@ -173,7 +178,10 @@ def fit_errors(x: "Array", y: "Array", lattice: "Lattice") -> Fit:
 
 
 def _worst_runs(error: "Array") -> tuple[float, float]:
-    """Return the largest (mean, root mean square) of RUN neighbours in a row of errors."""
+    """Return (largest absolute mean, largest root mean square) of RUN consecutive errors.
+
+    `error` is [rows, columns]; both are 0.0 if rows are shorter than RUN.
+    """
     whole = error.shape[1] // RUN * RUN
     if not whole or not error.size:
         return 0.0, 0.0

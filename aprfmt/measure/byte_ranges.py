@@ -6,7 +6,7 @@ ALIGNED = (1 << 16, 4096, 512, 64)  # bytes of what disks, systems and loaders r
 
 
 def common_alignment(start: int, stop: int) -> int:
-    """Return the largest of ALIGNED that divides both ends of a range, 0 if none does."""
+    """Return the largest byte alignment of ALIGNED that both ends of a range have; 0 if none."""
     return next((size for size in ALIGNED if start % size == 0 and stop % size == 0), 0)
 
 
@@ -38,7 +38,7 @@ def range_text(side: RowReader, start: int, stop: int) -> str:
 
 
 def units_text(side: RowReader, start: int, stop: int) -> str:
-    """Return text on the rows or experts of a byte range, such as ": rows 3 to 5".
+    """Return text on the rows or experts of a byte range, such as ": rows 3-5".
 
     "" for a vector, and where rows are not separate bytes.
     """

@@ -36,9 +36,10 @@ def is_log_softmax(values: NDArray[np.generic]) -> bool:
 def shift_logits_onto(
     logits: NDArray[np.generic], log_probabilities: NDArray[np.generic]
 ) -> NDArray[np.float64]:
-    """Return logits, each row shifted by a constant to the mean of its log-probabilities.
+    """Return logits shifted, row by row, to the mean of the other side's log-probabilities.
 
-    Both are [..., vocabulary] of one shape; the means are over what is finite on both sides.
+    Both are [..., vocabulary] of one shape; the means are over what is finite on both sides. Then
+    only differences besides the softmax's constant remain.
     """
     x, y = np.asarray(logits, np.float64), np.asarray(log_probabilities, np.float64)
     both = np.isfinite(x) & np.isfinite(y)

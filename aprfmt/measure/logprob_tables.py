@@ -135,7 +135,10 @@ class LogprobTable:
 def rows_from_logits(
     ids: Sequence[int], logits: Numbers, positions: Sequence[int], whose: str
 ) -> "LogprobMatrix":
-    """Return logits [positions, vocabulary] as a LogprobMatrix; `whose` names the side."""
+    """Return logits [positions, vocabulary] as a LogprobMatrix of log-probabilities.
+
+    `ids` are the run's tokens, `positions` those of the rows, `whose` names the side.
+    """
     return LogprobMatrix(tuple(ids), normalize_logits(logits), tuple(positions), whose)
 
 

@@ -146,7 +146,10 @@ def insert_stored_names(says: str, keys: Sequence[str], stored: Mapping[str, Seq
 
 
 def short_keys(keys: Iterable[str]) -> str:
-    """Return role keys in short form: each role with its layers as ranges."""
+    """Return role keys as one text: each role with its layers as ranges.
+
+    At most four roles are named, the rest is counted.
+    """
     roles: dict[str, list[int | None]] = {}
     for key in keys:
         layer, role = split_key(key)

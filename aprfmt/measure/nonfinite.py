@@ -95,7 +95,10 @@ class Census:
             self._both_at = base + int(both[0])
 
     def result(self, shape: tuple[int, ...]) -> NonFinite | None:
-        """Return the counts, with indices in `shape`; None where every value is finite."""
+        """Return the counts of NaN and infinities; None where every value is finite.
+
+        `shape` is that of the whole arrays, for the indices.
+        """
         if not self.alone and not self.both:
             return None
         return NonFinite(

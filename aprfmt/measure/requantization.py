@@ -83,9 +83,9 @@ class RequantizationOracle:
     ) -> TensorDiff:
         """Return `diff` with a derivation for every quantized side, and the resulting verdict.
 
-        The verdict is WITHIN if all quantized sides derive from the base and others equal it,
-        DIFFERENT if one does not derive. `metadata` are those of both files: they tell whether an
-        importance matrix was used.
+        It becomes WITHIN if all quantized sides derive from the base and the others equal it, and
+        DIFFERENT if one does not derive, unless both sides are equal. `metadata` are those of both
+        files: they tell whether an importance matrix was used.
         """
         base = self.base_tensor(diff.key)
         found: list[DerivationResult] = []
@@ -258,8 +258,8 @@ def _derive_packed(name: str, raw: Mapping[str, memoryview], base: View) -> Deri
 def _derive_lattice(name: str, side: View, base: View) -> DerivationResult:
     """Return whether a packed weight's errors from the base are those of a quantizer.
 
-    Where a scheme leaves the choice of scales open, the copy's own are used; the codes are then
-    those of the base's values, or near them where errors were made up for.
+    Where a scheme leaves the choice of scales open, the copy's own are used. The codes are then
+    those of the base's values, or near them where the quantizer compensates errors, as GPTQ does.
     """
     # The errors of the copy in its own steps.
     lattice = side.lattice

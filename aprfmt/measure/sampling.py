@@ -88,7 +88,7 @@ class SampleReport:
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict; it stays open while ranges were not drawn, unless one differs."""
+        """The verdict: different, or undecided, as a sample cannot show that all is equal."""
         tensors = [*dict.fromkeys(one.tensor for one in self.differing)]
         said = [f"{len(self.differing)} ranges of {len(tensors)} tensors"] if tensors else []
         said += [f"{len(self.unlike)} tensors that are no bytes of each other"] * bool(self.unlike)

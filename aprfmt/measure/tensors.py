@@ -232,8 +232,7 @@ class ChunkSteps:
         """Store each side's encoded view with the other side's decoded values of one chunk.
 
         `x` are the values of `a`, `y` those of `b`. The encoding's step at a value of the other
-        side
-        says how far apart two honest copies may be. `rows` is (first, end) of the chunk.
+        side says how far apart two honest copies may be. `rows` is (first, end) of the chunk.
         """
         self._sides = (a, y.reshape(-1)), (b, x.reshape(-1))
         self._rows = rows

@@ -84,7 +84,7 @@ class SideVerdicts:
         return "; ".join(parts)
 
     def _counts_text(self, begins: tuple[str, ...]) -> str:
-        """Return the counts whose names begin so, in brackets; "" without any."""
+        """Return the counts whose names begin with one of `begins`, in brackets; "" without any."""
         rows = [
             f"{count} {name.replace('_', ' ').replace('in a', 'in A').replace('in b', 'in B')}"
             for name, count in self.counts.items()
@@ -142,7 +142,7 @@ def uncompared_tokenizers(
 
 
 def _one_sided_generation(a: "Model", b: "Model") -> Iterator[NotCompared]:
-    """Yield the generation config if only one side has it.
+    """Yield the generation config as NotCompared if only one side has it.
 
     Only a folder has a place for it: writers of single files leave it out.
     """

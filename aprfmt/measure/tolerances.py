@@ -209,9 +209,9 @@ def device_loss_bound(rel_l2: float, size: float) -> float:
     """Return how far the mean losses of one model on two devices may be apart, in nats.
 
     The smaller of what rounding explains (`loss_bound`, same arguments) and of MAX_CE, or
-    MAX_CE_LOSSY where `rel_l2` is COARSE. Rounding alone would bound nothing in 16 bits: logits
-    hold an offset that no loss sees, so that those of GPT-2, near -100 each, are 16 nats wide in
-    bfloat16.
+    MAX_CE_LOSSY where `rel_l2` is COARSE or more. Rounding alone would bound nothing in 16 bits:
+    logits hold an offset that no loss sees, so that those of GPT-2, near -100 each, are 16 nats
+    wide in bfloat16.
     """
     return min(loss_bound(rel_l2, size), MAX_CE if rel_l2 < COARSE else MAX_CE_LOSSY)
 
@@ -330,9 +330,9 @@ def point_threshold(
 ) -> Threshold:
     """Return the bound of a point for two runs.
 
-    A calibrated row of this very pair, weight class and dtype wins; then the rows above; then the
-    bound of the coarser arithmetic, which grows with the depth of the layer. `depth` is the
-    layer's number.
+    A calibrated row of this pair of backends, weight class, point and dtype comes first, then the
+    measured ROWS, then the bound of the coarser arithmetic, which grows with `depth`, the layer's
+    number. `moe`: the model has experts.
     """
     base = run_tolerance(*dtypes, moe=moe)
     coarser = max(dtypes, key=lambda dtype: BASE[dtype].rel_l2)

@@ -103,7 +103,7 @@ class FirstToken:
 
     @property
     def text(self) -> str:
-        """The token in words."""
+        """The first differing token in words: its position, the point and the distance."""
         where = "" if self.dump_pass is None else f" (pass {self.dump_pass})"
         return (
             f"first token: position {self.position}{where}, at {self.key}, {self.rel_l2:.3g} apart"
@@ -351,7 +351,10 @@ def find_first_token(points: Sequence[PointDiff], a: TraceLike, b: TraceLike) ->
 
 
 def _pass_of_token(trace: TraceLike, position: int) -> int | None:
-    """Return the number of a dump's pass that computed a token; None for other traces."""
+    """Return the number of the forward pass, in a dump, that computed a token.
+
+    None for a trace that is no dump, or a token that no pass computed.
+    """
     dump = trace.run.get("dump")
     if not isinstance(dump, Mapping) or position not in dump.get("positions", ()):
         return None
@@ -445,7 +448,7 @@ def _distance_by_position(
 def record_dtypes(
     a: RecordLike, b: RecordLike, of_a: TraceLike, of_b: TraceLike
 ) -> tuple[str, str]:
-    """Return the dtypes of the arithmetic of two records: "tf32" for products in TF32."""
+    """Return (a's dtype, b's dtype) of the arithmetic; "tf32" for float32 with TF32 products."""
     return run_arithmetic(of_a, a.dtype), run_arithmetic(of_b, b.dtype)
 
 

@@ -359,7 +359,7 @@ class Model(Mapping[str, View], Tabular):
 
     @cached_property
     def unread(self) -> "UndecodedPacking | None":
-        """The declared packed weights that no codec decodes; None if there are none."""
+        """The packed weights that no codec decodes; None if there are none."""
         from aprfmt.model.unread import undecoded_packing
 
         why = str(self._unread[0]) if self._unread else ""

@@ -276,7 +276,7 @@ class _StateReader:
     """
 
     def __init__(self, path: Path, published: Model, held: Mapping[str, _RankTensor]) -> None:
-        """Store the published model and the state's tensors by name."""
+        """Store the published model and `held`, the state's tensors by name."""
         self._path, self._model, self._held = path, published, held
         self.used: set[str] = set()
         self.notes: list[Note] = []
@@ -418,7 +418,7 @@ class _StateReader:
         shape = (sizes[at] * len(range(0, ranks, copies)), *wanted[1:])
 
         def make(start: int) -> Cells:
-            """Return the shares of ranks `start`, `start` + `copies`, ..., joined."""
+            """Return the matrix's rows from ranks `start`, `start` + `copies`, ..., joined."""
             cut = [_element_array(one)[first : first + sizes[at]] for one in whole.parts]
             return np.concatenate(cut[start::copies], 0)
 

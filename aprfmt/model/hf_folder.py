@@ -246,7 +246,10 @@ def _is_pickled(path: Path) -> bool:
 
 
 def hub_cache_snapshot(name: str) -> Path | None:
-    """Return the newest snapshot folder of `org/name` in the local hub cache, or None."""
+    """Return the snapshot folder of `org/name` in the local hub cache; None without one.
+
+    None too for a name of another form.
+    """
     if name.count("/") != 1 or name.startswith((".", "/")):
         return None
     return newest_snapshot(hub_cache() / ("models--" + name.replace("/", "--")), name)

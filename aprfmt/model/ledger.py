@@ -66,7 +66,7 @@ class Item:
 
     @property
     def unread(self) -> bool:
-        """Whether no table lists this item."""
+        """Whether nothing here reads this item, as no table lists it."""
         return self.reading == "unread"
 
 

@@ -47,7 +47,7 @@ class Rename:
 
     @property
     def text(self) -> str:
-        """The rule in words."""
+        """The rule in words, such as "the prefix model. is missing"."""
         if not self.old:
             return f"the prefix {self.new} is missing"
         if not self.new:

@@ -102,7 +102,7 @@ def architecture_names(model: "Model") -> list[tuple[str, str]]:
 def find_spec(
     model: "Model", forced: str | None, tensors: "Collection[str] | None" = None
 ) -> "ArchSpec":
-    """Return the tables of the file's architecture. ArchError if it names no known one.
+    """Return the ArchSpec of the file's architecture; ArchError if it names no known one.
 
     `forced` is the user's --arch. `tensors` are the names to read it under, where those are not
     the file's own.

@@ -47,7 +47,7 @@ class UndecodedPacking:
 
     @property
     def claim(self) -> str:
-        """What config.json declares, and why that does not help, as a clause."""
+        """What config.json declares, and why it is not decoded here, as a clause."""
         why = f" ({self.why})" if self.why else ""
         return (
             f"quantization {self.method!r} of config.json is not decoded here{why}"
@@ -57,7 +57,7 @@ class UndecodedPacking:
 
     @property
     def text(self) -> str:
-        """The claim, with the number of weights and the first tensors."""
+        """The `claim`, with the number of weights and the first tensors, as a clause."""
         measures = [f"{t.name} {t.encoding} {list(t.shape)}" for t in self.tensors[:_SHOWN]]
         more = ", ..." if len(self.tensors) > _SHOWN else ""
         return (
@@ -67,7 +67,7 @@ class UndecodedPacking:
 
     @property
     def refusal(self) -> str:
-        """The error message of work that needs the values of these weights."""
+        """The error message of commands that need the values of these weights."""
         todo = "get the config.json that belongs to them"
         if self.method:
             todo = "decode them with the tool that made them"

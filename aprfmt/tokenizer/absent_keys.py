@@ -99,7 +99,10 @@ def _is_control_like(carried: Carried, token: str, i: int) -> bool:
 
 
 def _id_for_key(carried: Carried, role: str) -> int | None:
-    """Return the id that the key should have, by the template or token texts; None if unknown."""
+    """Return the id that a missing key of BOS or EOS should have; None if unknown.
+
+    It is what the chat template writes after an answer, or a token of a known text.
+    """
     tokens = {str(text): i for i, text in enumerate(carried.list_value(TOKENS, str) or [])}
     if role == "bos":
         return next((tokens[t] for t in BOS_TEXTS if t in tokens), None)

@@ -72,17 +72,20 @@ class Tokenizer:
 
     @property
     def bos_id(self) -> int | None:
-        """Id of the token that begins a text."""
+        """Id of the token that begins a text; None without one."""
         return self.ids.get("bos")
 
     @property
     def eos_id(self) -> int | None:
-        """Id of the token that ends a text or turn; `stop_ids` has all of them."""
+        """Id of the token that ends a text or turn; None without one.
+
+        `stop_ids` has all ids that end one.
+        """
         return self.ids.get("eos")
 
     @property
     def pad_id(self) -> int | None:
-        """Id of the padding token."""
+        """Id of the padding token; None without one."""
         return self.ids.get("pad")
 
     def encode(

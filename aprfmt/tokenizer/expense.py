@@ -126,7 +126,7 @@ def _known_regexes() -> frozenset[str]:
 
 
 def _as_list(value: Any) -> Sequence[Any]:
-    """Return the value if it is a list, else an empty tuple."""
+    """Return the value if it is a list, else an empty list."""
     return value if isinstance(value, list) else []
 
 

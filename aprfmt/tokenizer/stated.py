@@ -61,12 +61,15 @@ class StatedTokenizer:
 
     @property
     def uses_lists(self) -> bool:
-        """Whether the metadata's lists count, not a tokenizer.json."""
+        """Whether the tokenizer is read from the metadata's lists, not from a tokenizer.json."""
         return self.data is None
 
     @cached_property
     def added_tokens(self) -> list[dict[str, Any]]:
-        """The tokens split off whole, with their flags; [] for lists, whose types say it."""
+        """The tokens that are split off a text whole, with flags; [] without a tokenizer.json.
+
+        For vocabulary lists the token types say which these are.
+        """
         if self.data is None:
             return []
         vocab, _ = stored_vocab(self.data["model"], self.carried.origin)
@@ -74,12 +77,12 @@ class StatedTokenizer:
 
     @cached_property
     def adds_bos(self) -> bool:
-        """Whether BOS is put before a text."""
+        """Whether BOS is put before a text, by the flags or else the post-processor."""
         return self._adds_token("bos", self.vocabulary.add_bos)
 
     @cached_property
     def adds_eos(self) -> bool:
-        """Whether EOS is put after a text."""
+        """Whether EOS is put after a text, by the flags or else the post-processor."""
         return self._adds_token("eos", self.vocabulary.add_eos)
 
     def _adds_token(self, role: str, processed: bool) -> bool:
@@ -108,7 +111,10 @@ class StatedTokenizer:
 
     @cached_property
     def pair(self) -> tuple[str | int, ...] | None:
-        """Ids and texts, by name, that come of two texts; None for lists, which do not say it."""
+        """Ids and the names "A" and "B" that the post-processor makes of two texts; or None.
+
+        None for vocabulary lists, which do not say it.
+        """
         return None if self.data is None else post_processor_pieces(self.data)[1]
 
     @cached_property

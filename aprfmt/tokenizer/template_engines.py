@@ -15,7 +15,7 @@ _SHOWN = 40  # characters of each side
 
 
 def _llama_cpp_variables() -> dict[str, Any]:
-    """Return {name: value} of the variables that llama.cpp gives every template.
+    """Return {name: value} of variables that only llama.cpp gives every template.
 
     transformers gives none of them. Source: llama.cpp, common/chat.cpp (2026-10).
     """

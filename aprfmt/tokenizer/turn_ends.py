@@ -42,7 +42,7 @@ class UnstoppedTurn:
 
     @property
     def says(self) -> str:
-        """What is wrong, in words."""
+        """A sentence that says which token ends turns, and at which ids a generation stops."""
         stops = ", ".join(map(str, self.stops))
         if self.place == NOWHERE:
             takes = f"takes its class's {stops}" if stops else "stops nowhere"
@@ -57,7 +57,7 @@ class UnstoppedTurn:
 
     @property
     def remedy(self) -> str:
-        """How to repair it, as a clause."""
+        """Which key to set to which ids, as a clause."""
         if self.place.startswith("tokenizer."):
             return f"set tokenizer.ggml.eot_token_id to {self.id}"
         if self.place == NOWHERE:

@@ -164,7 +164,10 @@ def _pre_name(carried: Carried, kind: str) -> str:
 def _blank_removing_ids(
     carried: Carried, tokens: Sequence[str], types: Sequence[int]
 ) -> frozenset[int]:
-    """Return the ids of control tokens that remove the blanks after them."""
+    """Return the ids of control tokens after which the tokenizer removes blanks.
+
+    Only architectures in SWALLOWING have such tokens.
+    """
     architecture = carried.model.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in keys.SWALLOWING:
         return frozenset()
