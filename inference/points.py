@@ -176,7 +176,8 @@ _ROWS: tuple[Point, ...] = (
     *(
         Point(f"delta_{part}", "tokens, value_heads*value_dim",
               f"{what} of Kimi delta attention before the convolution",
-              _names_of_product(part), "", _hf(f"self_attn.{part}_proj"), where=KIMI_DELTA)
+              # llama.cpp's node of it is `q_mm` of other models: a log does not say which it is.
+              (), "", _hf(f"self_attn.{part}_proj"), where=KIMI_DELTA)
         for part, what in (("q", "query"), ("k", "key"), ("v", "value"))
     ),
     Point("conv_in", "tokens, 3*hidden_size",

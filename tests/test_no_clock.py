@@ -20,6 +20,7 @@ ALLOWED = {
     ("tests/formats/kill_driver.py", "time.sleep"): "a random moment; the same is owed at each",
     ("tests/formats/test_atomic.py", "time.time"): "the age a file is given, a day and more",
     ("tests/fuzz/contract.py", "time.process_time"): "judged by `python -m tests.fuzz` alone",
+    ("tests/robustness/pickle_corpora.py", "time.process_time"): "a program: what is slow is told",
     ("tests/field/judge.py", "time.perf_counter"): "how long an answer took, to be told",
     ("tests/cli/browser.py", "time.monotonic"): "the end of PATIENCE",
     ("tests/agents/play.py", "time.monotonic"): "how long an answer took, to be told",

@@ -285,7 +285,8 @@ def transformers_stop_ids(carried: Carried) -> frozenset[int]:
     if "generation_config.json" in carried.files:  # it replaces what the configuration has
         return frozenset()
     types = [source.get("model_type") for source in reversed(said)]
-    return next((CLASS_EOS[name] for name in types if name in CLASS_EOS), frozenset())
+    names = [name for name in types if isinstance(name, str)]
+    return next((CLASS_EOS[name] for name in names if name in CLASS_EOS), frozenset())
 
 
 def id_list(value: Any) -> list[int]:

@@ -279,7 +279,9 @@ def test_gguf_numbers_have_the_types_readers_expect() -> None:
                 assert all(type(one) is float for one in value)  # by layer
             elif key.endswith(("epsilon", "freq_base", "freq_base_swa", "_scale", ".factor")):
                 assert type(value) is float, key
-            elif "attention_layers" in found.hp and isinstance(value, list):
+            elif isinstance(value, list) and (
+                "attention_layers" in found.hp or found.spec.name == "kimi_linear"
+            ):
                 # by layer: 0 where there is no attention, or no MLP
                 assert key.endswith(("head_count_kv", "feed_forward_length")), key
             elif key in ("gemma4.attention.head_count_kv", "gemma4.feed_forward_length"):

@@ -102,7 +102,9 @@ def test_unreadable_sides_are_errors_not_verdicts(tmp_path: Path) -> None:
     cut.write_bytes(whole[: len(whole) // 2])
     (tmp_path / "config.json").write_text((folder / "config.json").read_text())
     truncated = command("diagnose", folder, cut, "--json")
-    assert truncated.code == 2 and "error" in truncated.json  # upstream 35: 95 % gone, "valid"
+    # Upstream 35: 95 % gone, "valid".
+    assert truncated.code == 2 and truncated.json["verdict"] == "not_comparable"
+    assert "a file is not whole" in truncated.json["sentence"]
     absent = command("diagnose", folder, f"{folder}@torch:cuda:7", "--json")
     assert absent.code == 2 and "error" in absent.json  # upstream 38: asked for, never replaced
 

@@ -214,7 +214,7 @@ REFUSED: Mapping[str, tuple[Maker, str]] = {
     "link_nowhere": (_link("gone.gguf"), "no such file"),
     "folder_as_file": (_folder_named("model.gguf"), "holds no model"),
     "missing": (lambda folder: folder / "gone.gguf", "no such file"),
-    "sparse_zeros": (_sparse("x.gguf", b""), "starts with 00 00"),
+    "sparse_zeros": (_sparse("x.gguf", b""), "is no file that was written"),
     "sparse_safetensors": (_sparse("x.safetensors", (1 << 33).to_bytes(8, "little") + b"{"),
                            "the format allows 100000000"),
     "config_not_json": (_text("config.json", "{"), "not JSON"),
