@@ -77,6 +77,7 @@ class Walk:
         levels.close()
         lengths = {} if self.pair is None else self.pair.lengths_needed()
         left, ledgers = self._uncompared_items()
+        left = (*left, *_unexplained_points(levels.findings))
         findings = with_next_commands(self.a, self.b, self.ids or (), levels.findings, lengths)
         return Diagnosis(
             self.a.text, self.b.text, tuple(findings),
@@ -541,6 +542,21 @@ class Walk:
             rest = f"; {'; '.join(left[:3])}" + ", ..." * (len(left) > 3) if left else ""
             return f"no point of the two has values on the same rows{rest}"
         return ""
+
+
+def _unexplained_points(findings: Sequence[Finding]) -> tuple[NotCompared, ...]:
+    """Return the captured values that a finding calls harmless without a proof, as NotCompared.
+
+    That what is computed from them agrees places the difference, but nothing says what the values
+    are: a verdict of "same" does not cover them.
+    """
+    why = "nothing here gives these values"
+    return tuple(
+        NotCompared("captured array", key, "unreadable", why)
+        for finding in findings
+        if finding.verdict == "same" and finding.certainty == "located"
+        for key in finding.where
+    )
 
 
 def _entry_text(value: Any) -> str:

@@ -205,9 +205,12 @@ def test_values_that_no_relation_gives_are_not_confirmed_as_another_point() -> N
     (found,) = diagnose(str(good), str(other)).findings
     assert (found.cause, found.certainty, found.share) == ("capture_point", "located", None)
     assert "q: other values" in found.says
-    (found,) = diagnose(str(folder), str(other)).findings
+    answer = diagnose(str(folder), str(other))
+    (found,) = answer.findings
     assert (found.cause, found.certainty) == ("capture_point", "located")
     assert "q is other values" in found.says
+    assert (answer.verdict, answer.exit_code) == ("not_comparable", 2), "what it is was not seen"
+    assert {row.name for row in answer.left} >= {*found.where}
     few = trace(folder, "noise-for-q-in-some-rows", rename=noise, rows=[3, 5, 7, 8, 9])
     found, rows = diagnose(str(folder), str(few)).findings
     assert (found.cause, found.certainty, found.share) == ("capture_point", "located", None)
