@@ -89,9 +89,10 @@ def run_llama_cpp(
 
 
 def _gguf_to_run(model: Model, exact: bool, stack: ExitStack) -> tuple[Path, Model, str]:
-    """Return (path of the GGUF to run, the open model, how it was made).
+    """Return (path of the GGUF to run, the model open from it, how it was made, in words).
 
-    `exact`: with weights decoded to float32, because llama.cpp rounds activations for others.
+    `exact`: with weights decoded to float32, because llama.cpp rounds activations for others. A
+    file that is made here is deleted when `stack` closes.
     """
     stored = {tensor.encoding for tensor in model.roles.values()}
     decoded = exact and not stored <= {"F32"}

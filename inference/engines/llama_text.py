@@ -58,7 +58,7 @@ def is_eval_text(path: Path) -> bool:
 
 
 def _match_node_head(line: str) -> re.Match[str] | None:
-    """Return the match of a line that begins a node; None for any other line."""
+    """Return the match of a line that begins a node's print-out; None for any other line."""
     if len(line) > MAX_SAYING:
         return None
     match = _HEAD.match(line)
@@ -172,7 +172,8 @@ class _Lines:
     def nodes(self) -> Iterator[tuple[GraphNode, Numbers | None, Mask | None]]:
         """Yield (node, its values, mask of the printed ones); values and mask may be None.
 
-        They are None if nothing was printed or the node is too large. Token ids are set on the way.
+        They are None if nothing was printed or the node is too large. Sets `ids` where the text
+        prints the token ids.
         """
         line = self._next_line()
         while line is not None:
@@ -191,7 +192,10 @@ class _Lines:
             yield node, values, seen
 
     def _read_ids(self, count: int) -> str | None:
-        """Read `count` printed token ids into `ids`; return the line after them."""
+        """Read `count` printed token ids into `ids`; return the line after them, None at the end.
+
+        `ids` is unchanged if fewer were printed.
+        """
         found: list[int] = []
         line = self._next_line()
         while line is not None and len(found) < count:
@@ -261,7 +265,10 @@ class _Lines:
 def _spread_printed(
     node: GraphNode, shown: list[list[int]], rows: list[list[float]]
 ) -> tuple[Numbers, Mask]:
-    """Return (a node's values, mask of printed ones); `shown` has the printed indices."""
+    """Return (a node's values, zero where not printed, mask of the printed ones).
+
+    `shown` has the printed indices of each of the four axes, `rows` the printed rows in order.
+    """
     values = np.zeros(node.shape, np.float32)
     seen = np.zeros(node.shape, np.bool_)
     with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite

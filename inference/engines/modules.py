@@ -99,7 +99,11 @@ class ModuleMap:
         return found
 
     def _fits(self, name: Name, layer: int) -> bool:
-        """Return whether a point's name is meant here, as the layer's other modules show."""
+        """Return whether a module is the point in this layer, as the layer's other modules show.
+
+        `name` is the row of the table of points that has the module's path, which has another
+        meaning in other architectures.
+        """
         siblings = self._below[layer]
         if name.text in ("mlp", "feed_forward"):  # a mixture has a router with the same path
             return True
@@ -188,7 +192,7 @@ class ModuleReader:
     def _joined_copies(self, values: Numbers) -> Numbers:
         """Return stream copies [n, 1, tokens, hidden] as [tokens, n * hidden]; others unchanged.
 
-        The shape of gemma3n's layers.
+        The first is the shape of gemma3n's layer outputs (AltUp).
         """
         if not self._copied or values.ndim != 4 or values.shape[0] == 1:
             return values
@@ -293,7 +297,11 @@ class ModuleReader:
         return {"ssm_gate": gate, "ssm_dt": step}.get(point, joined)
 
     def _delta_net_columns(self, point: str, values: Numbers) -> Numbers | None:
-        """Return a delta net's q, k and v, or its gate, of a result with all four by key head."""
+        """Return a gated delta net's q, k and v joined, or its gate, from its joined projection.
+
+        The projection has q, k, v and gate of each key head side by side. The gate is returned for
+        point "delta_gate". None without the model's sizes.
+        """
         hp = self._collector.hp
         if hp is None:
             return None
@@ -307,7 +315,10 @@ class ModuleReader:
         return np.concatenate([part.reshape(tokens, -1) for part in wanted], axis=-1)
 
     def _split_point_heads(self, point: str, layer: int, text: str, values: Numbers) -> Numbers:
-        """Return [tokens, heads, d] with rotated pairs in split halves."""
+        """Return q, k or v as [tokens, heads, d], with adjacent rotated pairs moved into halves.
+
+        `text` is the module's name in the table of points.
+        """
         like = self._like.get(f"{layer}.{point[0]}")
         first = text in HEADS_FIRST
         heads = self._collector.heads(point, layer)

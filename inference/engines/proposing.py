@@ -69,7 +69,7 @@ def propose_mapping(
     best = sorted(_best_pairs(fits, captures.names, list(own)), key=lambda row: row[0].distance)
 
     def take(fit: PointFit, name: str) -> None:
-        """Map an array to a point, unless either is taken already."""
+        """Map the array `name` to the point of `fit`, unless either is mapped already."""
         if names[name] is None and not _repeats_taken(fits[name], taken) and fit.key not in taken:
             names[name] = _mapped_array(fit)
             taken.add(fit.key)
@@ -104,7 +104,7 @@ def propose_mapping(
 
 
 def _keys_by_name(name: str, modules: ModuleMap) -> list[str]:
-    """Return the keys that a name says: transformers' module paths, or our own key."""
+    """Return the keys that an array's name says, by module paths or as our own key; [] if none."""
     said = [key_name(found.point.name, found.layer) for found in modules.read(name)]
     try:
         parse_key(name)
@@ -205,9 +205,10 @@ def _fit_point(
 def _best_pairs(
     fits: Mapping[str, list[PointFit]], names: Sequence[str], keys: Sequence[str]
 ) -> Iterator[tuple[PointFit, str]]:
-    """Yield (fit, array name) of all fits, with ties in distance broken by order.
+    """Yield every fit as (fit, array name), its distance raised by up to 1e-9 to break ties.
 
-    Where several keys hold equal values, those in the order of the arrays come first.
+    Where several keys hold equal values, those in the order of the arrays have the smaller
+    distance.
     """
     place = {key: i for i, key in enumerate(keys)}
     for at, name in enumerate(names):
