@@ -66,7 +66,7 @@ def _patch_operands(taken: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> A
 
 
 def _without_state(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model whose tokens read only what they wrote themselves."""
+    """Return the model whose lightning attention carries no state between tokens."""
 
     def override(op: Any, at: Any, v: Any, *rest: Any) -> Any:
         """Return (q.k times v of each token alone, the state of the real scan)."""

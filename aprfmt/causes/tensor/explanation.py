@@ -229,9 +229,7 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
 
 
 def _explain_rows(case: DifferingPair) -> Tried | None:
-    """Return (finding, None) of the rows that differ alone; None if they are many or
-    unexplained.
-    """
+    """Return (finding, None) of just the rows that differ; None if many or unexplained."""
     if case.a.columns == 1:
         return None
     near = row_distances(case.sample_a, case.sample_b) <= case.slack()
@@ -346,9 +344,7 @@ class FailedAttempts:
         return vain and row.verdict == "DIFFERENT"
 
     def add(self, row: TensorDiff) -> None:
-        """Count a tried pair that differs, if its finding is missing, unconfirmed or only a
-        factor.
-        """
+        """Count a tried pair that differs with a missing, unconfirmed or mere factor finding."""
         found = row.explanation
         if row.verdict == "DIFFERENT" and (
             found is None or not found.confirmed or found.cause == "scale"
@@ -493,9 +489,7 @@ def _read_under_label(side: RowReader, name: str) -> Take:
 
 
 def _root_mean_square(values: "Array") -> float:
-    """Return the root mean square of values; 0 if it or a value is not finite, or without
-    values.
-    """
+    """Return the root mean square of values; 0 if anything is not finite, or without values."""
     values = to_float64(values)
     if not np.isfinite(values).all() or not values.size:
         return 0.0

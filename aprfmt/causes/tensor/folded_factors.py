@@ -121,8 +121,7 @@ class LayerTensors:
         return any(name not in UNIT for side in sides if side for name in side.encodings)
 
     def roundings_apart(self, role: str, value: "Array") -> float:
-        """Return the distance of B from `value` in units of the role's slack; up to 1 counts as
-        equal.
+        """Return the distance of B from `value` in units of the role's slack; up to 1 is equal.
 
         It is that of the whole tensor or of its worst column, whichever is larger.
         """
@@ -282,7 +281,10 @@ def _distance_from_one(gain: "Array") -> float:
 
 
 def _norm_readers(layer: LayerTensors) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (norm, roles of the products that read it) of this layer, or after all layers."""
+    """Yield (norm, roles of the products that read it) of this layer, or of the end of the model.
+
+    Nothing for blocks with norms after their sublayers, and for a tied head.
+    """
     model = layer.context.models["a"]
     if not layer.start:
         if layer.pairs.get("output.weight") is not None and not model.hyper["tied_embeddings"]:
@@ -309,7 +311,8 @@ def _moved_by_factor(layer: LayerTensors, role: str, factor: "Array") -> bool:
 def _row_folds(layer: LayerTensors) -> Iterator[Fold]:
     """Yield the folds of one product's rows into the next product's columns.
 
-    Rows are multiplied by what they changed by, and the reader's columns by the inverse.
+    As it goes, `layer.folded` is set to A with the folds made: rows times the factor by which they
+    changed, and the reader's columns divided by it.
     """
     hyper, block = layer.context.hyper[0], layer.context.models["a"].spec.block
     for first, second in LINEAR:
@@ -341,9 +344,9 @@ def _row_folds(layer: LayerTensors) -> Iterator[Fold]:
 
 
 def _spread_factor(layer: LayerTensors, factor: "Array") -> "Array | None":
-    """Return v's factors at the columns of the output product: each query head has its group's.
+    """Return the factors of v's rows at the columns of the output product, or None.
 
-    None if the heads do not divide.
+    Each query head has the factors of its key-value head. None if the heads do not divide.
     """
     hyper = layer.context.hyper[0]
     heads, kv = int(hyper["n_heads"]), int(hyper["n_kv_heads"])
@@ -374,7 +377,7 @@ def _equal_explanations(
 
 
 def _partial_explanations(layer: LayerTensors, fold: Fold) -> dict[str, Finding]:
-    """Return {tensor key: finding} of a fold that some readers undo and others do not."""
+    """Return {tensor key: finding} of factors that only some readers of a norm took over."""
     text = (
         f"factors were moved out of {fold.sources[0]} into {', '.join(fold.readers)}, but not into "
         f"{', '.join(fold.kept)}, which reads it too"

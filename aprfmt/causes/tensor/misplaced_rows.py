@@ -108,7 +108,10 @@ def _source_runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]
 
 
 def _runs_sentence(case: DifferingPair, found: list[RowRun]) -> str:
-    """Return a sentence that is the same for every tensor with the same defect."""
+    """Return which rows of A the rows of B are, in words that do not name the tensor.
+
+    The sentence is the same for every tensor with the same defect.
+    """
     size = case.shape[1] if len(case.shape) == 3 else 0
     whole = size and all(
         not (run.at % size or run.there % size or run.count % size) for run in found
@@ -135,9 +138,10 @@ def _run_text(case: DifferingPair, run: RowRun) -> str:
 
 
 def _all_rows(context: "PairContext", like: RowReader, key: str) -> JoinedRows | None:
-    """Return all rows of A with as many columns as `like`; None if they are too many.
+    """Return all rows of A's tensors with as many columns as `like`, or None.
 
-    They are joined once for each number of columns. None too if tensor `key` is not among them.
+    They are joined once for each number of columns. None if they are too many, or if tensor `key`
+    is not among them.
     """
     held = context.pools
     if like.columns not in held:

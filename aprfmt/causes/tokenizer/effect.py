@@ -56,7 +56,7 @@ class ProbeBench:
     _rendered: dict[tuple[Any, ...], Mapping[str, tuple[str, str]]] = field(default_factory=dict)
 
     def read(self, parts: TokenizerParts) -> Readings:
-        """Return every reading of a tokenizer made of these parts, by label."""
+        """Return {(kind, what): result} of a tokenizer of these parts: ids, texts and settings."""
         engine, found = self._encode_probes(parts)
         found = found | _readings_without_text(parts)
         # Conversations as text, and their ids.
@@ -74,7 +74,8 @@ class ProbeBench:
     def chats(self, parts: TokenizerParts) -> Mapping[str, tuple[str, str]]:
         """Return {conversation: (status, text)} as the template renders them.
 
-        Without a template it is empty. If the template cannot be read, one entry holds the error.
+        Without a template it is empty. If the template cannot be read, one entry holds ("broken",
+        error).
         """
         template = parts["template"]
         if template is None:
@@ -95,7 +96,8 @@ class ProbeBench:
     def _encode_probes(self, parts: TokenizerParts) -> tuple[Engine | None, Readings]:
         """Return (engine, readings of all texts) of these parts; made once for each combination.
 
-        The engine is None if none can be made; the only reading is then the error.
+        The engine is None if none can be made; the only reading is then the error. (None, {}) if
+        texts are not to be encoded.
         """
         if not self.encodes:
             return None, {}
@@ -109,7 +111,10 @@ class ProbeBench:
         return self._engines[key][:2]
 
     def _encode_texts(self, engine: Engine) -> Readings:
-        """Return the ids of every probe text, by label."""
+        """Return {(kind, text): ids} of every probe text.
+
+        Kind "text" parses special tokens, "as text" does not.
+        """
         found: Readings = {}
         for text in (*self.texts, *self.also):
             found["text", text] = tuple(engine.encode(text, False, True))
@@ -140,7 +145,10 @@ def build_engine(parts: TokenizerParts, where: str) -> Engine:
 
 
 def _readings_without_text(parts: TokenizerParts) -> Readings:
-    """Return readings that need no text: special ids, ends, ids put around a text, settings."""
+    """Return {(kind, what): result} of all that needs no text.
+
+    That is special ids, stop ids, ids put around a text, and settings of generation.
+    """
     found: Readings = {
         (role, ""): parts[f"role:{role}"][0] for role in IDS if role not in ("unk", "sep", "mask")
     }
