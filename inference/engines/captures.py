@@ -196,7 +196,10 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
 
 
 def _open_folder(folder: Path, stack: ExitStack) -> Captures:
-    """Return the arrays of a folder; FormatError for too many, or a name that is there twice."""
+    """Return the arrays of a folder by file name; FormatError for too many or a double name.
+
+    An array of a file that holds several is called FILE.NAME.
+    """
     files = [name for name in _sorted_names(folder) if name.endswith(ARRAYS)]
     if not files:
         raise FormatError(
@@ -363,10 +366,10 @@ def _item_size(dtype: str) -> int:
 
 
 def decode_numbers(raw: bytes, dtype: str, where: str) -> Numbers:
-    """Return a flat array of the numbers in raw little-endian bytes, in this machine's byte order.
+    """Return the numbers of raw bytes as a flat array in this machine's byte order.
 
-    `dtype` is numpy's name or "bfloat16", which becomes float32. `where` names the place in errors.
-    FormatError if the bytes are no whole number of values.
+    `dtype` is numpy's name, or "bfloat16", whose numbers become float32. `where` names the place in
+    errors. FormatError if the bytes end inside a number.
     """
     if dtype == "bfloat16":
         return (np.frombuffer(raw, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
@@ -385,7 +388,10 @@ FLOATS: Mapping[str, str] = {
 
 
 def _open_tensors(path: Path, stack: ExitStack) -> Captures:
-    """Return the arrays of a .safetensors file, or of one of torch.save."""
+    """Return the arrays of a .safetensors or torch.save file, unread; `stack` closes it.
+
+    FormatError for anything else.
+    """
     try:
         source = stack.enter_context(open_source(path))
     except struct.error as error:

@@ -201,7 +201,7 @@ class _Axes:
     alias: Mapping[str, str]
 
     def coordinates(self, ranks: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the coordinates of a rank along the axes."""
+        """Return a rank's number along each axis; the axis's first for one it does not name."""
         return tuple(ranks.get(axis, values[0]) for axis, values in self.values.items())
 
     def rename_divisions(self, dims: Sequence[Division] | None) -> tuple[Division, ...] | None:
@@ -214,9 +214,10 @@ class _Axes:
 
 
 def _find_axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, int]) -> _Axes:
-    """Return the axes of a dump; FormatError names a rank that is missing.
+    """Return the parallel axes (tp, pp, ...) of a dump; FormatError names a rank that is missing.
 
-    `ranks` are the numbers of each rank by axis, `sizes` the sizes of axes that files name.
+    `ranks` are the numbers of each rank by axis, `sizes` the sizes of axes that files name. Two
+    numbers that always go together count as one axis.
     """
     found: dict[str, list[int]] = {}
     alias: dict[str, str] = {}
@@ -409,7 +410,9 @@ def _join_pass(
 ) -> tuple[Pass, list[Unequal]]:
     """Return (a pass with its ranks put together, what ranks should hold alike and do not).
 
-    `stream` is the data-parallel rank whose requests are read.
+    `rows` are the arrays of `step` by name and rank. `stream` is the data-parallel rank whose
+    requests are read. An array whose division is unclear is left out, with the reason in the pass's
+    `left`.
     """
     made = Pass(step, stream)
     made.texts = rows.texts

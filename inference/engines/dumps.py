@@ -170,9 +170,9 @@ def _dump_facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mappi
 
 
 def _widths_by_name(model: Model | None) -> WidthsOf:
-    """Return a function from array names to the sizes of whole arrays.
+    """Return a function from array names to the sizes that the model gives whole arrays.
 
-    Without a model the sizes are not known.
+    Without a model it gives sizes that are not known.
     """
     if model is None:
         return lambda names: PointWidths()

@@ -46,9 +46,10 @@ class EngineNames:
 def under_module_names(
     arrays: Mapping[str, JoinedArray], rows: Mapping[str, tuple[int, ...]]
 ) -> EngineNames:
-    """Return arrays under transformers' module paths; hidden and residual are added up.
+    """Return vLLM's or SGLang's arrays under transformers' module paths.
 
-    `rows` are the positions of an array's rows, where these are not all.
+    Hidden values and residual, which these engines return apart, are added up. `rows` are the
+    positions of an array's rows, where these are not all.
     """
     made: dict[str, JoinedArray] = {}
     own: dict[str, tuple[int, ...]] = {}

@@ -117,7 +117,7 @@ class GraphReader:
         ]
 
     def wants(self, node: GraphNode) -> bool:
-        """Return whether a node's values are needed."""
+        """Return whether a node is a capture point, or shows that queries are scaled early."""
         return bool(self.points_of_node(node)) or self._layer_of_query_scale(node) is not None
 
     def _layer_of_query_scale(self, node: GraphNode) -> int | None:

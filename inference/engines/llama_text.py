@@ -67,7 +67,7 @@ def _match_node_head(line: str) -> re.Match[str] | None:
 
 
 def _without_log_prefix(line: str) -> str:
-    """Return a line without what a logger puts before it."""
+    """Return a line without its newline and the prefix that llama.cpp's logger puts before it."""
     return _LOGGED.sub("", line.rstrip("\n"))
 
 
@@ -81,7 +81,7 @@ def load_eval_text(
     wanted: Collection[str] | None = None,
     file: IO[str] | None = None,
 ) -> Iterator[Trace]:
-    """Open the text as a trace of the printed values; `file` is the open file, if it is open.
+    """Yield the trace of the values that the text prints; `file` is the text if it is open.
 
     `model` is the GGUF that ran. Without it weights are recognised by llama.cpp's names, joined
     ones are not read, and llama's adjacent pairs are not converted. Raises FormatError for a text
@@ -211,7 +211,8 @@ class _Lines:
     def _values(self, node: GraphNode) -> tuple[str | None, Numbers | None, Mask | None]:
         """Return (the line after a node, its values, the mask of printed ones).
 
-        Values and mask are None if nothing was printed or the node is too large.
+        Values and mask are None if nothing was printed or the node is too large. FormatError if the
+        printed rows do not fit the node's shape.
         """
         rows: list[list[float]] = []
         line = self._next_line()

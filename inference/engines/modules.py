@@ -122,7 +122,7 @@ class ModuleMap:
         return name.placement == (self._placement or norm_placement(siblings))
 
     def is_mixture(self, layer: int) -> bool:
-        """Return whether a layer's keys show a router."""
+        """Return whether a layer has a router among its modules: a mixture of experts."""
         return any(name.text in self._below.get(layer, ()) for name in POINTS["router"].hf)
 
 

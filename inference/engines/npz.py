@@ -215,7 +215,7 @@ def load_npz(
     wanted: Collection[str] | None = None,
     file: BinaryIO | None = None,
 ) -> Iterator[Trace]:
-    """Open an .npz of module outputs as a trace; `file` are its bytes if they are in memory.
+    """Yield the trace of an .npz of module outputs; `file` is its open file, if there is one.
 
     `ids` are the run's token ids if the file has no `input_ids`. Raises FormatError for a damaged
     or hostile file, UnsupportedError for arrays that do not hold numbers.

@@ -54,8 +54,8 @@ def propose_mapping(
 ) -> NameMap:
     """Return a proposed mapping of dumped arrays to the model's points.
 
-    `own` are the model's values by key, in execution order. `aliases` are the keys of points that
-    equal another one of the model, and that one's key.
+    `own` are the model's values by key, in execution order. `ids` are the pass's tokens. `aliases`
+    are the keys of points that equal another one of the model, and that one's key.
     """
     # Compare every array with every point, and read the names.
     fits = {name: _fits_of_array(captures, name, own, len(ids)) for name in captures.names}
@@ -115,7 +115,10 @@ def _keys_by_name(name: str, modules: ModuleMap) -> list[str]:
 
 
 def _fits_its_name(fit: PointFit, fits: Sequence[PointFit], said: Sequence[str]) -> bool:
-    """Return whether a fit is what the array's name says, or far nearer than that."""
+    """Return whether a fit is to a point that the array's name says, or far nearer than those.
+
+    True if the name says none. `fits` are all fits of the array, `said` the keys its name says.
+    """
     named = [one.distance for one in fits if one.key in said]
     return fit.key in said or not named or fit.distance <= min(named) / FAR
 
@@ -136,9 +139,10 @@ def _mapped_array(fit: PointFit) -> MappedArray:
 def _fits_of_array(
     captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int
 ) -> list[PointFit]:
-    """Return how an array fits every point of a fitting size, nearest first.
+    """Return how an array fits each point of its size by the best layout, nearest first.
 
-    Of each point the best layout is returned.
+    `own` are the model's values by key, `tokens` the number of tokens. [] if none has its size or
+    it holds no numbers.
     """
     shape = captures.shapes[name]
     size = int(np.prod(shape, dtype=np.int64))
@@ -178,7 +182,10 @@ def _has_padded_vocabulary(shape: tuple[int, ...], key: str, mine: Numbers) -> b
 def _layout_fits(
     values: Numbers, key: str, mine: Numbers, tokens: int, name: str
 ) -> Iterator[PointFit]:
-    """Yield the fit of each layout in which values have a point's size."""
+    """Yield the fit of an array's values for each layout in which they have a point's size.
+
+    `key` is the point, `mine` the model's value of it, `name` the array's name for messages.
+    """
     axis = 1 if POINTS[parse_key(key)[0]].rows == "scores" else 0
     target = PointLayout(mine.shape, tokens)
     for chain in (PADDED,) if _has_padded_vocabulary(values.shape, key, mine) else CHAINS:
@@ -195,7 +202,11 @@ def _layout_fits(
 def _fit_point(
     key: str, chain: tuple[str, ...], rows: Any, theirs: Numbers, mine: Numbers
 ) -> PointFit:
-    """Return how values fit a point; log-probabilities are compared up to a constant a row."""
+    """Return how values fit a point; log-probabilities are compared up to a constant a row.
+
+    `chain` is the layout in which they were read, `rows` "all" or "last". `theirs` are the values,
+    `mine` the model's.
+    """
     as_logs = key == POINT and is_log_softmax(theirs) and not is_log_softmax(mine)
     if as_logs:
         mine = shift_logits_onto(mine, theirs)

@@ -145,7 +145,11 @@ def join_ranks(
 def _layout_by_size(
     name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWidths, tokens: int | None
 ) -> Layout:
-    """Return how ranks divide an array, by sizes; FormatError if sizes leave it open."""
+    """Return how ranks divide an array (rows, columns or not), by sizes of arrays and model.
+
+    `rows` are the ranks' arrays, `tokens` the length of the step (None: unknown). FormatError if
+    sizes do not fit or leave it open.
+    """
     count = len(rows)
     shapes = [row.shape for row in rows]
     each = {width_of(shape) for shape in shapes}
@@ -370,9 +374,9 @@ def _concatenate_ranks(name: str, rows: Sequence[JoinedArray], at: int, how: Lay
 def _join_columns(
     name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWidths
 ) -> JoinedArray:
-    """Return the columns joined; parts of a joined result are joined each by itself.
+    """Return the ranks' columns joined; in a joined result such as qkv, part by part.
 
-    Key heads that several ranks share are taken once.
+    Key heads that several ranks share are taken once. FormatError if sizes do not fit.
     """
     at = row_axis(rows[0].shape) + 1
     whole = widths.widths.get(name, 0)

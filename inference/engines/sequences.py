@@ -167,7 +167,7 @@ def _join_sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
 
 
 def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iterator[Segment]:
-    """Yield the tokens of each request of a pass, in the order of its rows.
+    """Yield the rows, positions and ids of each request of a pass, in the order of its rows.
 
     `place` is the pass's number in the dump, `before` the sequences that may continue here.
     """
@@ -403,7 +403,8 @@ def _rows_of(
 ) -> tuple[JoinedArray, tuple[int, ...]]:
     """Return (an array's rows in the order of positions, their positions).
 
-    `limit` is the number of tokens (None: all). ValueError if passes do not fit together.
+    `chosen` is the sequence, `limit` the number of its tokens (None: all). ValueError if passes do
+    not fit together.
     """
     taken: list[_Taken] = []
     kinds: set[tuple[int, ...]] = set()

@@ -61,10 +61,12 @@ def run_transformers(
     hashes: bool = False,
     logits_rows: LogitRows = "all",
 ) -> Iterator[Trace]:
-    """Run a sequence through transformers; yields a trace whose values can be fetched.
+    """Run a sequence through transformers; yield a trace whose values can be fetched.
 
-    Raises BackendUnavailableError for a missing device, ArchError for a model that transformers
-    does not open.
+    `wanted` are the keys to record (None: all), `positions` and `logits_rows` the rows of them.
+    `threads` is the number of CPU threads (None: torch's own). `hashes`: also record the SHA-256 of
+    values. Raises BackendUnavailableError for a missing device, ArchError for a model that
+    transformers does not open.
     """
     device = _torch_device(choice.device)
     with ExitStack() as stack:

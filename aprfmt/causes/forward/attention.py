@@ -399,7 +399,11 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
 
 
 def try_masks(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to no mask, to one that hides a query's own token, or to the recorded one."""
+    """Yield changes of attention's mask: the recorded one if it is wrong, else usual mistakes.
+
+    These are no mask, and one that hides a query's own token. Nothing if a window or chunks explain
+    the recorded mask.
+    """
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return
     pattern = _recorded_mask(case)

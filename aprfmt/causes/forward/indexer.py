@@ -85,7 +85,7 @@ def _without_index_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def usual_key_choice_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield changes for the usual mistakes with the keys that an indexer chooses."""
+    """Yield changes for the usual mistakes of an attention indexer; none for models without one."""
     kind = patched.spec.block.indexer
     if kind == "none":
         return

@@ -78,7 +78,10 @@ def cache_change(keys: Array | None, values: Array | None) -> Change:
 
 
 def find_cached_rows(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to the cache rows that attention read for each token, if they are wrong."""
+    """Yield changes to other rows of the cache that attention read, as the trace shows them.
+
+    Where it does not show them, the row before, the row after, a stale row and zeros are tried.
+    """
     if case.view.point in ("k_cache", "v_cache"):
         rows = _match_cache_rows(case)
         if rows is not None:

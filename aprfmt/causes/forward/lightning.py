@@ -126,7 +126,10 @@ def usual_lightning_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _lightning_change(cause: str, says: str, point: str, make: Any) -> Change:
-    """Return the change `make` of lightning attention at a point; `says` completes the sentence."""
+    """Return the change that patch `make` makes to lightning attention.
+
+    `point` is the capture point it names; `says` completes "in lightning attention ...".
+    """
     return Change(cause, f"in lightning attention {says}", (point,), make, {point: says})
 
 

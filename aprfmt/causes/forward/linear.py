@@ -25,7 +25,11 @@ Array = NDArray[Any]
 
 
 def find_missing_bias(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of a bias: the same vector is missing, or added, in every row."""
+    """Yield changes of a bias, if the trace differs by the same vector in every row.
+
+    The bias is missing, repeated, another one, or one that the model does not have. Where the
+    product is not at the point, leaving out or repeating a bias before it is proposed.
+    """
     found = product_of(case)
     if found is None:
         yield from _leave_out_biases(case)

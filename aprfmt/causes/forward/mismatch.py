@@ -159,7 +159,10 @@ class Mismatch:
         return self.recorded.ignoring(chosen)
 
     def attempt(self, change: Change, layers: Layers = None) -> ShadowPoint | None:
-        """Return the point's view under one change, None if impossible; skips earlier layers."""
+        """Return the point's view under one change; None if the change cannot be made.
+
+        `layers` are those it is made in; None for all.
+        """
         return self.attempt_all([(change, layers)])
 
     def attempt_all(self, changes: Sequence[tuple[Change, Layers]]) -> ShadowPoint | None:

@@ -154,7 +154,7 @@ def _is_scaling(factors: "Array", slack: float) -> bool:
 
 
 def _fits_scaling(x: "Array", y: "Array", slack: float) -> bool:
-    """Return whether every row of y is x within twice the slack."""
+    """Return whether every row of y is within twice the relative distance `slack` of x's."""
     return bool((row_distances(x, y) <= 2 * slack).all())
 
 
@@ -243,7 +243,7 @@ ROUNDINGS: tuple[tuple[str, Take], ...] = (
 
 
 def _take_plus_one(side: RowReader) -> Take:
-    """Return how to take a side's values with 1 added, as float32."""
+    """Return a function from row numbers to a side's rows with 1 added, as float32."""
     return lambda rows: (to_float64(side.take(rows)) + 1).astype(np.float32)
 
 
@@ -374,7 +374,7 @@ def _all_equal_within(x: "Array", y: "Array", unit: float, *, largest: bool = Fa
 
 
 def _apply_after(take: Take, apply: Take) -> Take:
-    """Return a function from row numbers to apply(rows)."""
+    """Return a function from row numbers to apply(rows that `take` gives)."""
     return lambda rows: apply(take(rows))
 
 
@@ -387,7 +387,10 @@ def _is_float(encoding: str) -> bool:
 
 
 def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Yield guesses that one side is the other quantized, or the finding of one common source."""
+    """Yield guesses that one side is the other quantized, in one encoding or through a coarser one.
+
+    The finding that both are quantized from one source comes last: values are within a step.
+    """
     a, b = case.a, case.b
     if case.before.relative > 1.0:
         return

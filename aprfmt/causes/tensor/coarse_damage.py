@@ -26,7 +26,7 @@ SLIGHT = 2.0**-8  # a scale is stored in F16 or BF16
 
 
 def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding if all but a few runs of values are equal up to rounding."""
+    """Yield the finding that all but a few runs of values are equal up to rounding."""
     found: list[list[int]] = []
     slack, count = 4 * case.slack(), 0
     usual = max(case.before.norms) / max(1, case.before.count) ** 0.5
@@ -112,7 +112,7 @@ def _repairing_flips(case: DifferingPair, found: list[list[int]]) -> list[str]:
 
 
 def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding if both sides are equal up to rounding but for runs of zeros.
+    """Yield the finding that both sides are equal up to rounding but for runs of zeros.
 
     Where a run cuts a block in the middle, the rest of the block has other numbers: rows next to a
     run may differ.

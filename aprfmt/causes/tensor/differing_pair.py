@@ -177,9 +177,11 @@ class DifferingPair:
     def distance(
         self, left: Take, right: Take, rows: "Array | None", slack: float = 0.0
     ) -> Distance:
-        """Return the distance of two functions of row numbers over `rows` (None: all of them).
+        """Return the distance between the rows that two functions give for `rows` (None: all).
 
-        `slack` is the relative distance beyond which rows count as stray.
+        `left` and `right` take row numbers. `slack` is the relative distance from which on a row
+        counts as stray (0: not counted). A value that is finite on one side only makes the distance
+        infinite.
         """
         dd = ll = rr = 0.0
         changed = count = stray = 0

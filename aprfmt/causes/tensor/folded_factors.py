@@ -304,7 +304,7 @@ def _norm_gains(layer: LayerTensors, weight: str) -> "tuple[Array, Array]":
 
 
 def _moved_by_factor(layer: LayerTensors, role: str, factor: "Array") -> bool:
-    """Return whether the factor is further from 1 than rounding explains."""
+    """Return whether some value of a role's factor is further from 1 than rounding explains."""
     return bool(np.abs(factor - 1).max(initial=0.0) > STRAY * layer.slack(role))
 
 
@@ -396,7 +396,7 @@ def _partial_explanations(layer: LayerTensors, fold: Fold) -> dict[str, Finding]
 
 
 def _kept_norm_explanations(layer: LayerTensors, changed: set[str]) -> dict[str, Finding]:
-    """Return {tensor key: finding} of products with a norm's weights that the norm has, too.
+    """Return {tensor key: finding} of products that took a norm's weights, which the norm kept.
 
     `changed` are the roles that some fold changed; their norms are left out.
     """

@@ -188,7 +188,7 @@ def _find_row_order(
 ) -> RowOrder | None:
     """Return the order of the joined rows that makes both sides equal.
 
-    None if there is none, nothing differs, the order is the model's, or no cause names it.
+    None if there is none, if the rows are in A's order, or if no cause names the order.
     """
     if case is None or not any(rows[key].is_unexplained(WEAK) for key in _part_keys(case)):
         return None

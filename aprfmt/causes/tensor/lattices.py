@@ -251,9 +251,10 @@ def _share_at_rest(cells: "Array", scales: "Array", code: CodeBook) -> float:
 
 
 def _fit_cell_scales(cells: "Array", code: CodeBook, unit: StorageUnit) -> tuple["Array", "Array"]:
-    """Return (scale, improbability of the fit in bits) of every cell; -inf without a fit.
+    """Return (scale, improbability of the fit by chance in bits) of every cell, both [cells].
 
-    The entry that a cell's largest value is may be any; the first that all others fit counts.
+    The bits are -inf for a cell that does not fit. A cell's largest value is tried as each entry of
+    the code; the first with which all others fit counts.
     """
     moved = cells - (np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0)
     size = np.nan_to_num(np.abs(moved))

@@ -31,10 +31,10 @@ UNIFORM = {1: (0x00, 0xFF), 2: (0x00, 0x55, 0xAA, 0xFF), 4: tuple(17 * v for v i
 
 
 def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding of a block member of codes that is one byte in all blocks.
+    """Yield the finding that a field of a block's codes is the same byte in all blocks.
 
     With these bits chosen for each value, and nothing else changed, every value is within a step of
-    the other side's. Where the member holds all bits of the codes, that says little.
+    the other side's. It is not confirmed if the field holds all bits of the codes.
     """
     for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
         if side.encoding == other.encoding or side.row_bytes is None or case.numbers is not None:

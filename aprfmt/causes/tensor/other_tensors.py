@@ -95,8 +95,7 @@ def _exchange_changes_nothing(case: DifferingPair, label: str, mine: RowReader, 
     """Return whether a side has equal values under both names, its own and `key`.
 
     Exchanging them would then change nothing. False for a head that is a copy of the embedding, and
-    for a copy of a tensor that A has otherwise: these are other causes. `mine` is the side's
-    tensor.
+    where only B has them equal: these are other causes. `mine` is the side's tensor.
     """
     twin = case.context.reader(label.lower(), key)
     equal = twin is not None and twin.shape == mine.shape and _same_sample(twin, mine)
@@ -104,9 +103,9 @@ def _exchange_changes_nothing(case: DifferingPair, label: str, mine: RowReader, 
 
 
 def _is_copy_of_other(case: DifferingPair, label: str, key: str) -> bool:
-    """Return whether B's tensor is a copy of A's tensor `key`, which is none of A's own.
+    """Return whether B has equal tensors here and under `key` where A has different ones.
 
-    Only called where B's tensor equals B's `key`. False for side A.
+    Only called where those of side `label` are equal; False for side A.
     """
     own = case.context.reader("a", key)
     if label != "B" or own is None or own.shape != case.a.shape:
@@ -118,9 +117,9 @@ def _is_copy_of_other(case: DifferingPair, label: str, key: str) -> bool:
 def _guess_renamed(
     case: DifferingPair, label: str, mine: RowReader, key: str, other: RowReader
 ) -> Guess:
-    """Return the guess that `label`'s tensor of this role is the other file's tensor `key`.
+    """Return the guess that a side's tensor is the other file's tensor `key`.
 
-    `mine` is the tensor here, `other` the one under `key`.
+    `label` ("A" or "B") is the side, `mine` its tensor, `other` the one under `key`.
     """
     layer, role = split_key(case.key)
     layer_there, role_there = split_key(key)
@@ -260,7 +259,10 @@ def explain_empty_codes(key: str, a: RowReader, b: RowReader) -> Finding | None:
 
 
 def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Yield guesses that a tensor is the base's, and the finding that it relates to nothing."""
+    """Yield the guess that a side's tensor is the base's, then the finding of unrelated sides.
+
+    The latter only where most other tensors are equal; it is not confirmed.
+    """
     context = case.context
     for label, mine, other in (("B", case.b, "A"), ("A", case.a, "B")):
         base = context.reader("base", case.key) if case.numbers is None else None

@@ -43,7 +43,10 @@ class ByteSpan:
 
 
 def explain_overwritten(case: DifferingPair) -> Iterator[Finding]:
-    """Yield findings if all but a few ranges of bytes are equal, with what is in those."""
+    """Yield the finding that all but a few ranges of bytes are equal, and what those hold.
+
+    Without such ranges: of columns, or of damaged values if the encodings differ.
+    """
     best: tuple[list[ByteSpan], RunBytes, RunBytes | bytes] | None = None
     # Take the byte order in which the difference has fewer ranges.
     for a, b, _ in byte_layouts(case):

@@ -250,7 +250,7 @@ def _known_orders() -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def explain_input_order(copy: PackedCopy) -> Iterator[Finding]:
-    """Yield the finding of codes in another order along the inputs, in words or blocks."""
+    """Yield the finding of codes in another order along the inputs, if a known one fits."""
     yield from _explain_orders(copy, 1, _known_orders())
 
 

@@ -115,7 +115,7 @@ def packed_copies(case: DifferingPair) -> Iterator[PackedCopy]:
 
 
 def _find_copies(case: DifferingPair) -> Iterator[PackedCopy]:
-    """Yield the sides of a pair that are copies on a lattice."""
+    """Yield each side whose values are packed or were unpacked, with the lattice they are on."""
     if case.a.columns < lattices.NARROWEST or case.numbers is not None:
         return
     # Of large tensors only some rows are read.

@@ -363,9 +363,9 @@ def _swap_nibbles(values: "Array") -> "Array":
 
 
 def _unmix_nibbles(blocks: "Array") -> "Array | None":
-    """Return blocks whose bytes hold two neighbouring codes, with the codes of both halves instead.
+    """Return blocks with codes repacked: bytes of two neighbours become bytes of two halves.
 
-    That is a change of the order in which `qs` holds codes. None for blocks without `qs`.
+    None for blocks without `qs`.
     """
     if "qs" not in (blocks.dtype.names or ()) or blocks["qs"].ndim != 2:
         return None

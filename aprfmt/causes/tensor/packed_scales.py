@@ -155,10 +155,11 @@ NESTED = "each is too small by one number: the offset of nested absmax was lost"
 
 
 def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: float) -> str:
-    """Return how stored scales relate to the right ones [cells], in words; "" if unknown.
+    """Return in words how stored scales relate to the right ones; "" if no known way fits.
 
-    `wrong` marks the cells [cells] whose factor is not 1. A factor is known to about the copy's
-    relative error over the root of a cell's elements.
+    `right` are the right scales [cells], `wrong` marks the cells whose factor is not 1, and
+    `relative` is the copy's relative error: a factor is known to about that over the root of a
+    cell's elements.
     """
     # Scales that have no effect.
     if _are_fp8_codes(copy):

@@ -29,7 +29,7 @@ class FoundLines:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every line was found."""
+        """Return whether every row or column of A was found in B."""
         return len(self.index) == self.count
 
 
@@ -160,7 +160,7 @@ def head_counts(case: DifferingPair, count: int) -> list[int]:
 
 
 def permutation_fits(found: FoundLines, p: "Array") -> bool:
-    """Return whether a permutation agrees with every line found."""
+    """Return whether permutation `p` (A[i] = B[p[i]]) agrees with every row or column found."""
     return bool((p[found.index] == found.at).all())
 
 

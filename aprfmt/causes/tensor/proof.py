@@ -94,7 +94,7 @@ def prove_bytes(data: bytes, count: int, free: int, share: float = 1.0) -> Proof
 
 
 def made_on(count: float, share: float = 1.0) -> Proof:
-    """Return the proof of a change that was found on the items it was made on: none judge it."""
+    """Return the proof of a change found on all the values it explains, so that none judge it."""
     return Proof(count, share, count, 0.0)
 
 

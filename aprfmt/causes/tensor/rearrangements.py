@@ -185,12 +185,12 @@ def _order_numbers(case: DifferingPair, p: "Array") -> int:
 
 
 def _take_in_order(reader: RowReader, p: "Array") -> Take:
-    """Return a function from row numbers to rows p[numbers]."""
+    """Return a function from row numbers i to the rows p[i] of a tensor."""
     return lambda rows: reader.take(p[rows])
 
 
 def take_rows_from(reader: RowReader, start: int) -> Take:
-    """Return a function from row numbers to rows, counted from row `start`."""
+    """Return a function from row numbers i to the rows start + i of a tensor."""
     return lambda rows: reader.take(rows + start)
 
 

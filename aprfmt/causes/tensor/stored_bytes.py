@@ -211,10 +211,10 @@ def explain_bit_rot(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) -> Finding | None:
-    """Return the finding of damaged bytes, or None where the difference is another.
+    """Return the finding of damaged bytes, or None where the difference is of another kind.
 
-    Beyond FEW_BYTES differing bytes only one run of zeros in B counts as damage. `a` and `b` are
-    both sides' bytes in one order.
+    `a` and `b` are both sides' bytes in one order. If more than FEW_BYTES differ, only one run of
+    zeros in B counts as damage.
     """
     first = last = -1
     places: list[int] = []

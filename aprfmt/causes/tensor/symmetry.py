@@ -146,7 +146,7 @@ def _explain_layer(
     symmetry: Symmetry,
     layer: int,
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of a layer's tensors; {} unless all moved together."""
+    """Return {tensor key: finding} of a layer's tensors; {} unless all moved consistently."""
     # All tensors that the symmetry orders must be there, in equal shapes.
     start = f"L{layer}."
     here = {key.removeprefix(start): pair for key, pair in pairs.items() if key.startswith(start)}
