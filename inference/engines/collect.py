@@ -312,7 +312,10 @@ def _mean_cosine(x: Numbers, like: Numbers) -> float:
 
 
 def pairs_to_halves(x: Numbers, start: int = 0, stop: int | None = None) -> Numbers:
-    """Return `x` with adjacent pairs of the last axis, from start to stop, as split halves."""
+    """Return `x` with adjacent pairs of the last axis rearranged as split halves.
+
+    Only elements from `start` to `stop` (None: the end) are moved.
+    """
     end = x.shape[-1] if stop is None else stop
     pairs = x[..., start:end]
     return np.concatenate(

@@ -142,7 +142,7 @@ class RankSpec:
             self._dims[pattern] = dims
 
     def dims(self, name: str) -> str | None:
-        """Return the dims of an array; None if ranks.json has none for it."""
+        """Return the dims of an array, such as 't h[tp]'; None if ranks.json has none for it."""
         from fnmatch import fnmatchcase
 
         return next((dims for key, dims in self._dims.items() if fnmatchcase(name, key)), None)

@@ -24,7 +24,7 @@ class PointLayout:
 
 
 def _drop_batch_axis(x: Numbers, target: PointLayout) -> Numbers:
-    """Return `x` without leading axes of one that the target lacks."""
+    """Return `x` without leading axes of size 1 that the target does not have."""
     while x.ndim > 1 and x.shape[0] == 1 and x.ndim > len(target.shape):
         x = x[0]
     return x

@@ -226,7 +226,7 @@ def mapped_trace(
 
 
 def arithmetic_dtype(captures: Captures) -> str:
-    """Return the dtype of the run's arithmetic, as the arrays show it."""
+    """Return the dtype in which the run computed, as the arrays' dtypes and values show it."""
     return arithmetic_of_arrays(
         {name: captures.dtypes[name] for name in captures.names}, captures.read
     )

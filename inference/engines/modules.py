@@ -57,7 +57,7 @@ class ModuleReading:
 
 
 def parse_module(key: str) -> tuple[int, str] | None:
-    """Return (layer, path below it) of a module's key; None if it is no such key.
+    """Return (layer, path below it) of a module's key; None for any other key.
 
     The layer of a module outside the layers is WHOLE.
     """
@@ -137,7 +137,7 @@ def norm_placement(siblings: Collection[str]) -> str:
 
 
 def stated_placement(block: BlockSpec) -> str | None:
-    """Return a block's placement; None if each layer's norms show their own."""
+    """Return the placement of a block's norms, such as "pre"; None if it differs by layer."""
     return None if block.placement == "by_mixer" else block.placement
 
 
@@ -172,7 +172,7 @@ class ModuleReader:
     def add(self, key: str, values: Numbers, rows: Sequence[int] | None = None) -> None:
         """Record one key's values; note in the collector's `unknown` why if that fails.
 
-        `rows` are the token positions of its rows, None for those that their number says.
+        `rows` are the token positions of its rows; None if their number tells which they are.
         """
         readings = self.modules.read(key)
         if not readings:

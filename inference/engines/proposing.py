@@ -239,10 +239,10 @@ def name_pattern(name: str) -> tuple[str, int] | None:
 def _take_by_pattern(
     names: dict[str, MappedArray | None], fits: Mapping[str, list[PointFit]], taken: set[str]
 ) -> None:
-    """Map arrays of one name pattern to the point that most of them are, layer by layer.
+    """Map arrays whose names differ in a number only to one point, layer by layer.
 
-    `names` is the mapping so far, `fits` how each array fits the points, `taken` the mapped keys.
-    Changes `names` and `taken`.
+    The point is the one that most of them are certain to be. `names` is the mapping so far, `fits`
+    how each array fits the points, `taken` the mapped keys. Changes `names` and `taken`.
     """
     votes: dict[str, Counter[tuple[str, int]]] = {}
     for name, row in names.items():

@@ -102,7 +102,7 @@ def load_table(
 
 
 def _point_key(name: str, modules: ModuleMap) -> str | None:
-    """Return the key of the point that a name says; None for none."""
+    """Return the key of the point that an array's name means; None if it means none."""
     try:
         point, layer = parse_key(name)
     except UsageError:

@@ -82,7 +82,7 @@ def _without_gate(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model without the gate on lightning attention's norm."""
 
     def plain(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return the norm's result in place of the gated one."""
+        """Return the norm's result, in place of the gated one `x`."""
         return np.array(held["lightning_norm"])
 
     return patched.with_tap("lightning_gated", plain, layers)
@@ -92,7 +92,7 @@ def _without_norm(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model without the norm of lightning attention."""
 
     def plain(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return what was read from the state in place of its norm."""
+        """Return the values read from the state, in place of their norm `x`."""
         return np.array(held["lightning"])
 
     return patched.with_tap("lightning_norm", plain, layers)

@@ -41,9 +41,10 @@ PLACES: Mapping[str, tuple[str, str]] = {
 
 
 def try_query_key_norms(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of the norms of q and k: left out, or on the other side of rope.
+    """Yield changes of the norms of q and k after rope: left out, or in another place.
 
-    Nothing for models without such norms, or that have them before rope.
+    The other place is before rope, or in all layers where only those with rope have the norms.
+    Nothing for models with other norms of q and k, or without.
     """
     block = case.patched.spec.block
     late = block.qk_norm_place in PLACES and case.view.point in _LATE

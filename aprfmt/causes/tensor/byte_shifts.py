@@ -156,7 +156,7 @@ def _is_unwritten(data: RunBytes) -> bool:
 
 
 def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
-    """Return (first differing byte, k) with B[i] == A[i+k] from there on; None if not so."""
+    """Return (first differing byte, k) with B[i] == A[i+k] from there on; None without such a k."""
     size = len(b)
     if len(a) != size or size < 4 * ANCHOR or size > STORED:
         return None

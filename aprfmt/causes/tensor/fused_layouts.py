@@ -109,7 +109,10 @@ def _stacked_orders(
 
 
 def _rotation_words(at: "Array", names: str) -> str:
-    """Return a rotation of the rows `at` in words; "" if they are not rotated."""
+    """Return in words by how much the rows `at` are rotated; "" if they are not.
+
+    `names` are the fused parts, for the sentence.
+    """
     n = len(at)
     by = int(at[0])
     if by and np.array_equal(at, (np.arange(n) + by) % n):
@@ -125,7 +128,10 @@ def rotation_text(by: int, count: int, one: str = "row") -> str:
 
 
 def _block_order_words(at: "Array", names: str) -> str:
-    """Return an order of whole blocks in words; "" if single rows are scattered."""
+    """Return in words the order of whole blocks of rows; "" if single rows are scattered.
+
+    `at` holds A's row at each place of B, `names` the fused parts for the sentence.
+    """
     size = 0
     for first, source, length in source_runs(at):
         size = gcd(size, gcd(gcd(first, source), length))

@@ -164,6 +164,7 @@ class ValueRows(ComputedRows):
     """A matrix as a list of its values, one a row."""
 
     def __init__(self, reader: RowReader) -> None:
+        """Take every value of `reader` as a row of one column."""
         super().__init__(reader.side)
         self.rows, self.columns, self.shape = reader.size, 1, (reader.size,)
 

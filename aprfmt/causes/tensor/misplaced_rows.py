@@ -47,7 +47,10 @@ class RowRun:
 
 
 def explain_misplaced_rows(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Yield the finding that B's differing rows are other rows of A, of any tensor as wide."""
+    """Yield the guess that B's differing rows are other rows of A, of tensors as many columns wide.
+
+    If some of them are not found in A, a finding that is not confirmed.
+    """
     if case.numbers is not None or case.a.columns < COLUMNS or case.a.rows != case.b.rows:
         return
     pool = _all_rows(case.context, case.a, case.key)

@@ -275,7 +275,10 @@ def _pairing_guess(
 
 
 def _guess_blocks(case: DifferingPair, found: FoundLines, what: str) -> Iterator[Guess]:
-    """Yield the guess that whole blocks of lines, such as heads, are in another order."""
+    """Yield the guess that whole blocks of lines, such as heads, are in another order.
+
+    `what` says the lines in words, such as "rows".
+    """
     if case.role.startswith(("ffn_gate_inp", "exp_probs_b")) and found.axis == 0:
         yield _block_order_guess(case, found, found.at, 1, "expert_order", "the router's experts")
         return

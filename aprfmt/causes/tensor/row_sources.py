@@ -127,9 +127,10 @@ def _nearest_values(x: "Array", y: "Array", expected: "Array", slack: float) -> 
 
 
 def _match_hashes(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
-    """Return the place in `theirs` of every hash of `mine`; -1 if there is none.
+    """Return the place in `theirs` of every hash of `mine`; -1 if it is not there.
 
-    `expected` are preferred places.
+    `expected` are preferred places; else, of several, that after the one before. A hash of 0 (a row
+    of zeros) is found only at its expected place.
     """
     # Look up every hash among the sorted ones.
     order = np.argsort(theirs, kind="stable")

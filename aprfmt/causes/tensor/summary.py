@@ -79,7 +79,10 @@ def add_measurements(finding: Finding, rows: Sequence[TensorDiff]) -> Finding:
 
 
 def _first_detail(rows: Sequence[TensorDiff]) -> str:
-    """Return what the first tensor's explanation says of it alone; "" if no more."""
+    """Return the second line of evidence of the first tensor; "" if there is none.
+
+    It begins with the tensor's key if there are several.
+    """
     found = rows[0].explanation
     more = () if found is None else found.evidence[1:2]
     return "".join(more if len(rows) == 1 else (f"{rows[0].key}: {text}" for text in more))

@@ -333,7 +333,7 @@ def _rendered_chat(bench: ProbeBench, parts: TokenizerParts, name: str) -> str:
 
 
 def _label_order(label: SideLabel) -> tuple[int, int]:
-    """Return a sort key of labels: texts before chats, short ones first."""
+    """Return a sort key of a reading's label (kind, text): texts before chats, short ones first."""
     kinds = ("text", "as text", "words", "chat", "tokenizer")
     rank = kinds.index(label[0]) if label[0] in kinds else len(kinds)
     return rank, len(label[1]) if rank < 3 else 0
