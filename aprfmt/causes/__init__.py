@@ -137,7 +137,7 @@ JUDGED: Mapping[str, str] = {
 
 
 def judging_sentences(name: str) -> tuple[str, ...]:
-    """Return sentences that say which data judge a cause, one for each folder that finds it.
+    """Return sentences that say which data confirm a cause, one for each folder that finds it.
 
     A cause that can only be located gets one sentence that says so.
     """

@@ -51,7 +51,11 @@ class ArrayFiles:
         self._stack = stack
 
     def open(self, path: Path) -> ArrayFile:
-        """Return the arrays and values of a file; FormatError for one that is damaged."""
+        """Return the arrays and values of a file, unread; FormatError for one that is damaged.
+
+        A file of more than _FEW arrays stays open until the stack closes it. Any other is opened
+        again for each read.
+        """
         with ExitStack() as own:
             held = read_array_file(path, own)
             names = {name: (held.shapes[name], held.dtypes[name]) for name in held.shapes}
@@ -66,10 +70,13 @@ class ArrayFiles:
                 return read_array_file(path, again).read(name)
 
         def stored(name: str) -> StoredBytes | None:
-            """Return the array's stored bytes; the file is open while they are looked at."""
+            """Return an array's stored bytes by its name; None if they cannot be had undecoded.
+
+            The file is open only while its windows are read.
+            """
 
             def windows() -> Generator[memoryview, None, None]:
-                """Yield the bytes of the file, opened again; FormatError if it is another now."""
+                """Yield the array's bytes, file opened again; FormatError if their form changed."""
                 with ExitStack() as again:
                     now = read_array_file(path, again).stored(name)
                     if now is None or now.form != forms[name]:

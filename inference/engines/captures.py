@@ -79,7 +79,10 @@ class Captures:
 
     @property
     def ids(self) -> list[int] | None:
-        """Token ids that the engine dumped as `input_ids`, or None; FormatError for a batch."""
+        """Token ids that were dumped as `input_ids` or as a list; None without any.
+
+        FormatError for ids that are not those of one sequence.
+        """
         if IDS not in self.shapes:
             return None if self.listed is None else list(self.listed)
         shape = self.shapes[IDS]
@@ -98,7 +101,10 @@ class Captures:
 
 @contextmanager
 def open_captures(path: Path) -> Iterator[Captures]:
-    """Open dumped arrays; FormatError for anything else, or what is damaged."""
+    """Yield the Captures of a folder or file of arrays, closed after the `with`.
+
+    FormatError for anything else, or what is damaged.
+    """
     with ExitStack() as stack:
         if path.is_dir():
             yield _open_folder(path, stack)
@@ -190,7 +196,10 @@ def read_array_file(path: Path, stack: ExitStack) -> Captures:
 
 
 def _open_folder(folder: Path, stack: ExitStack) -> Captures:
-    """Return the arrays of a folder; FormatError for too many, or a name that is there twice."""
+    """Return the arrays of a folder by file name; FormatError for too many or a double name.
+
+    An array of a file that holds several is called FILE.NAME.
+    """
     files = [name for name in _sorted_names(folder) if name.endswith(ARRAYS)]
     if not files:
         raise FormatError(
@@ -236,7 +245,7 @@ def _open_folder(folder: Path, stack: ExitStack) -> Captures:
         shapes[name], dtypes[name] = inside.shapes[own], inside.dtypes[own]
 
     def read(name: str) -> Numbers:
-        """Return the array of this name, from its own file or a file of several."""
+        """Return the array of this name: the content of a file, or one of the arrays in a file."""
         if name not in held:
             return found[name].read()
         inside, own = held[name]
@@ -357,7 +366,11 @@ def _item_size(dtype: str) -> int:
 
 
 def decode_numbers(raw: bytes, dtype: str, where: str) -> Numbers:
-    """Return the numbers of raw bytes, in this machine's byte order; `where` is for messages."""
+    """Return the numbers of raw bytes as a flat array in this machine's byte order.
+
+    `dtype` is numpy's name, or "bfloat16", whose numbers become float32. `where` names the place in
+    errors. FormatError if the bytes end inside a number.
+    """
     if dtype == "bfloat16":
         return (np.frombuffer(raw, "<u2").astype(np.uint32) << np.uint32(16)).view(np.float32)
     kind = np.dtype(dtype)
@@ -375,7 +388,10 @@ FLOATS: Mapping[str, str] = {
 
 
 def _open_tensors(path: Path, stack: ExitStack) -> Captures:
-    """Return the arrays of a .safetensors file, or of one of torch.save."""
+    """Return the arrays of a .safetensors or torch.save file, unread; `stack` closes it.
+
+    FormatError for anything else.
+    """
     try:
         source = stack.enter_context(open_source(path))
     except struct.error as error:
@@ -428,10 +444,10 @@ def _open_tensors(path: Path, stack: ExitStack) -> Captures:
 
 
 def _names_without_stem(paths: list[str], stem: str) -> dict[str, str]:
-    """Return {name: path in the .pt} of its arrays.
+    """Return {array name: path of the tensor in the .pt file}.
 
-    A tensor that is alone has the file's name. A module's outputs are often saved as the tuple that
-    it returns: an only element has the tuple's name.
+    A tensor that is alone has the name `stem`, the file's. A module's outputs are often saved as
+    the tuple that it returns: an only element has the tuple's name.
     """
     if paths == [ALONE]:
         return {stem: ALONE}
@@ -451,7 +467,7 @@ def _names_without_stem(paths: list[str], stem: str) -> dict[str, str]:
 
 
 def _token_ids(values: Mapping[str, Any]) -> tuple[int, ...] | None:
-    """Return the token ids that a file of torch.save holds as a list; None without any."""
+    """Return a torch.save file's token ids; None if `input_ids` is no list of whole numbers."""
     said = values.get(IDS)
     if not isinstance(said, list) or not said or not all(type(one) is int for one in said):
         return None

@@ -119,7 +119,8 @@ class Collector:
     def cut_to_vocabulary(self, name: str, point: str, values: Numbers) -> Numbers:
         """Return an array without columns after the vocabulary; other points unchanged.
 
-        ValueError where it lacks some. Other columns than padding are named in `unknown`.
+        `name` is the dumped array's. ValueError where it has fewer columns than the vocabulary.
+        Columns after it that are not padding are noted in `unknown`.
         """
         if self.hp is None or not values.ndim or not has_vocabulary_axis(point):
             return values
@@ -200,7 +201,10 @@ class Collector:
     def _row_positions(
         self, point: str, count: int, rows: Sequence[int] | None
     ) -> tuple[int, ...] | None:
-        """Return the token positions of a point's `count` rows; None if they are not known."""
+        """Return the token positions of a point's `count` rows; None if they are not known.
+
+        `rows` are the positions if the file says them; they are returned as they are.
+        """
         if rows is not None:
             return tuple(rows)
         if POINTS[point].rows == "keys":
@@ -279,8 +283,10 @@ def split_heads(
 ) -> Numbers:
     """Return [tokens, heads, d] of [tokens, width], [tokens, heads, d] or [heads, tokens, d].
 
-    If both axes have the same length, similarity to `like` [tokens, heads, d] decides, and without
-    `like`, `first`: whether this engine usually puts heads first.
+    `heads` and `tokens` are the sizes, None if unknown. If both axes have the same length,
+    similarity to `like` [tokens, heads, d] decides, and without `like`, `first`: whether this
+    engine usually puts heads first. An array with another number of axes, or with two and unknown
+    `heads`, is returned unchanged.
     """
     if values.ndim == 2:
         return values if heads is None else values.reshape(len(values), heads, -1)
@@ -306,7 +312,10 @@ def _mean_cosine(x: Numbers, like: Numbers) -> float:
 
 
 def pairs_to_halves(x: Numbers, start: int = 0, stop: int | None = None) -> Numbers:
-    """Return `x` with adjacent pairs of the last axis, from start to stop, as split halves."""
+    """Return `x` with adjacent pairs of the last axis rearranged as split halves.
+
+    Only elements from `start` to `stop` (None: the end) are moved.
+    """
     end = x.shape[-1] if stop is None else stop
     pairs = x[..., start:end]
     return np.concatenate(

@@ -88,7 +88,10 @@ class Dump:
 
 
 def dump_files(folder: Path) -> list[str]:
-    """Return the paths of arrays below a folder, in order; FormatError for too many."""
+    """Return the paths of array files below a folder, relative to it, sorted in each folder.
+
+    Folders deeper than DEPTH are not entered. FormatError for more than MAX_FILES.
+    """
     found: list[str] = []
     for place, folders, files in os.walk(folder):
         below = Path(place).relative_to(folder)
@@ -139,7 +142,7 @@ class RankSpec:
             self._dims[pattern] = dims
 
     def dims(self, name: str) -> str | None:
-        """Return the dims of an array; None if ranks.json has none for it."""
+        """Return the dims of an array, such as 't h[tp]'; None if ranks.json has none for it."""
         from fnmatch import fnmatchcase
 
         return next((dims for key, dims in self._dims.items() if fnmatchcase(name, key)), None)
@@ -158,7 +161,8 @@ def read_dump(
 ) -> Dump:
     """Return a dump with its ranks put together; FormatError if parts are missing or double.
 
-    `widths_of` gives what the model says of arrays by their names. `stack` closes the files.
+    `widths_of` gives the sizes that the model has for arrays of these names. `stack` closes the
+    files.
     """
     spec = RankSpec(folder)
     files = ArrayFiles(stack)
@@ -197,11 +201,11 @@ class _Axes:
     alias: Mapping[str, str]
 
     def coordinates(self, ranks: Mapping[str, int]) -> tuple[int, ...]:
-        """Return the coordinates of a rank along the axes."""
+        """Return a rank's number along each axis; the axis's first for one it does not name."""
         return tuple(ranks.get(axis, values[0]) for axis, values in self.values.items())
 
     def rename_divisions(self, dims: Sequence[Division] | None) -> tuple[Division, ...] | None:
-        """Return divisions with the axes that ranks are numbered by; None for None."""
+        """Return divisions with each axis under the name that the ranks use; None for None."""
         if dims is None:
             return None
         return tuple(
@@ -210,9 +214,10 @@ class _Axes:
 
 
 def _find_axes(folder: Path, ranks: Sequence[Mapping[str, int]], sizes: Mapping[str, int]) -> _Axes:
-    """Return the axes of a dump; FormatError names a rank that is missing.
+    """Return the parallel axes (tp, pp, ...) of a dump; FormatError names a rank that is missing.
 
-    `ranks` are the numbers of each rank by axis, `sizes` the sizes of axes that files name.
+    `ranks` are the numbers of each rank by axis, `sizes` the sizes of axes that files name. Two
+    numbers that always go together count as one axis.
     """
     found: dict[str, list[int]] = {}
     alias: dict[str, str] = {}
@@ -268,7 +273,8 @@ def _gather_arrays(
 ) -> tuple[list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]], dict[str, int], list[str]]:
     """Return (arrays, sizes of axes that files name, files without an array).
 
-    Each array comes as ((step, lists of its file), array).
+    Each array comes as ((step, batch lists), array). The step is -1 if its path says none. Batch
+    lists are {name: list} of its file's lists that describe the batch, such as request ids.
     """
     found: list[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]] = []
     sizes: dict[str, int] = {}
@@ -347,7 +353,10 @@ def _place_of_file(
 def _group_by_step(
     folder: Path, found: Sequence[tuple[tuple[int, dict[str, list[Any]]], DumpedArray]], axes: _Axes
 ) -> dict[int, _Rows]:
-    """Return the arrays by step, name and rank; FormatError if a rank has one twice."""
+    """Return {step: its arrays by name and rank, and its batch lists}.
+
+    FormatError if a rank has an array twice, or if ranks have different steps.
+    """
     steps: dict[int, _Rows] = {}
     origin: dict[tuple[int, str, tuple[int, ...]], str] = {}
     every: dict[tuple[int, ...], set[int]] = {}
@@ -384,7 +393,7 @@ def _group_by_step(
 
 
 def _rank_words(axes: _Axes, at: Sequence[int]) -> str:
-    """Return the coordinates of a rank in words."""
+    """Return a rank in words, such as "tp 1 pp 0", of its coordinates `at`, one for each axis."""
     return " ".join(f"{axis} {number}" for axis, number in zip(axes.values, at, strict=True)) or (
         "the rank"
     )
@@ -401,7 +410,9 @@ def _join_pass(
 ) -> tuple[Pass, list[Unequal]]:
     """Return (a pass with its ranks put together, what ranks should hold alike and do not).
 
-    `stream` is the data-parallel rank whose requests are read.
+    `rows` are the arrays of `step` by name and rank. `stream` is the data-parallel rank whose
+    requests are read. An array whose division is unclear is left out, with the reason in the pass's
+    `left`.
     """
     made = Pass(step, stream)
     made.texts = rows.texts
@@ -466,9 +477,11 @@ def _join_axes(
     tokens: int | None,
     unequal: list[Unequal],
 ) -> JoinedArray:
-    """Return one array joined along every axis, the innermost first.
+    """Return one array joined along every axis, in the order of `axes`.
 
-    `parts` are by coordinates of their rank.
+    `parts` are by coordinates of their rank. `dims` says how the array is divided (None: its size
+    decides, with `widths` of the model), `tokens` is the length of the step. Ranks that should be
+    equal and are not are added to `unequal`. FormatError if a rank lacks its part.
     """
     held = dict(parts)
     for number, axis in enumerate(axes.values):
@@ -489,7 +502,10 @@ def _join_axes(
 
 
 def _is_whole(name: str, group: Mapping[int, JoinedArray], widths: PointWidths) -> bool:
-    """Return whether ranks that have an array have all of it, as the first has the logits."""
+    """Return whether each rank that has an array has all its columns, as the first has the logits.
+
+    `group` is {rank: array}. True also for an array of the batch and for one of unknown width.
+    """
     whole = widths.widths.get(name)
     each = {width_of(one.shape) for one in group.values()}
     return name.rpartition(".")[2] in BATCH or whole is None or all(one >= whole for one in each)
@@ -503,7 +519,9 @@ def _add_up_partials(
 ) -> tuple[Pass, list[Unequal]]:
     """Return (the pass, what is still unequal) with products before an all-reduce added up.
 
-    An unequal product counts as such if what follows it is equal on all ranks.
+    `unequal` are arrays whose ranks differ, `parts` the ranks' arrays of each name. One is taken
+    for such a product if its point is in SUMMED and the next replicated array is equal on all
+    ranks. Changes the arrays of `made`.
     """
     wrong = {one.name for one in unequal}
     alike = [name for name, one in made.arrays.items() if one.how == "replicated"]

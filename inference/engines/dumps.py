@@ -34,7 +34,7 @@ _BATCHES = ("starts", "mask", "lengths", "counts", "requests")
 def open_dump(
     path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> Iterator[Captures]:
-    """Open dumped arrays as those of one sequence: ranks together, rows by token.
+    """Yield dumped arrays as the Captures of one sequence: ranks joined, rows by token.
 
     `ids` name the sequence where there are several, `model` gives the sizes of whole arrays. Raises
     FormatError for what is damaged, a rank that is missing, or an unclear sequence.
@@ -54,7 +54,7 @@ def open_dump(
 
 
 def _batch_as_pass(captures: Captures) -> Pass | None:
-    """Return arrays as a pass of several sequences; None if nothing says that there are."""
+    """Return captures as one pass of a batch; None if nothing shows several sequences."""
     # Arrays that describe the batch, by the last part of their name.
     kinds = {
         name: BATCH[last] for name in captures.shapes if (last := name.rpartition(".")[2]) in BATCH
@@ -91,7 +91,10 @@ def _batch_as_pass(captures: Captures) -> Pass | None:
 
 
 def _split_joined_modules(captures: Captures, widths_of: WidthsOf) -> Captures:
-    """Return captures with the results of joined modules, such as qkv_proj, cut into parts."""
+    """Return captures with results of joined modules, such as qkv_proj, cut into their parts.
+
+    They are unchanged if there is no such module, or the sizes of its parts are not known.
+    """
     joined = [name for name in captures.shapes if name.rpartition(".")[2] in JOINED]
     parts = widths_of(joined).parts if joined else {}
     if not parts:
@@ -115,7 +118,10 @@ def _split_joined_modules(captures: Captures, widths_of: WidthsOf) -> Captures:
 def _captures_of_sequence(
     path: Path, dump: Dump, ids: Sequence[int] | None, widths_of: WidthsOf
 ) -> Captures:
-    """Return one sequence's arrays under transformers' names; FormatError if it is unclear."""
+    """Return one sequence's arrays under transformers' names; FormatError if it is unclear.
+
+    `ids` are the sequence's token ids, None if the dump has only one. `path` is for messages.
+    """
     try:
         found = align(dump, ids)
     except FormatError as error:
@@ -164,9 +170,9 @@ def _dump_facts(dump: Dump, found: AlignedArrays, notes: Sequence[str]) -> Mappi
 
 
 def _widths_by_name(model: Model | None) -> WidthsOf:
-    """Return a function from array names to the sizes of whole arrays.
+    """Return a function from array names to the sizes that the model gives whole arrays.
 
-    Without a model the sizes are not known.
+    Without a model it gives sizes that are not known.
     """
     if model is None:
         return lambda names: PointWidths()
@@ -180,7 +186,7 @@ def _widths_by_name(model: Model | None) -> WidthsOf:
     }
 
     def of_names(names: Sequence[str]) -> PointWidths:
-        """Return the sizes, parts and points that the model gives arrays of these names."""
+        """Return what the model says of these arrays: widths, parts of joined ones, and points."""
         # Read names as transformers' modules or as our own keys.
         gated = has_engine_modules(names)
         base = {

@@ -46,9 +46,10 @@ class EngineNames:
 def under_module_names(
     arrays: Mapping[str, JoinedArray], rows: Mapping[str, tuple[int, ...]]
 ) -> EngineNames:
-    """Return arrays under transformers' module paths; hidden and residual are added up.
+    """Return vLLM's or SGLang's arrays under transformers' module paths.
 
-    `rows` are the positions of an array's rows, where these are not all.
+    Hidden values and residual, which these engines return apart, are added up. `rows` are the
+    positions of an array's rows, where these are not all.
     """
     made: dict[str, JoinedArray] = {}
     own: dict[str, tuple[int, ...]] = {}
@@ -56,7 +57,10 @@ def under_module_names(
     overwritten = 0
 
     def put(name: str, array: JoinedArray, stored: str) -> None:
-        """Store an array under a name, unless the name is there already."""
+        """Put an array into `made` under a name, unless that is taken, with the rows of `stored`.
+
+        `stored` is the name under which the engine dumped the array.
+        """
         if name not in made:
             made[name] = replace(array, name=name)
             if stored in rows:
@@ -97,9 +101,10 @@ def split_joined(
     rows: Mapping[str, tuple[int, ...]],
     parts: Mapping[str, Sequence[tuple[int, int]]],
 ) -> tuple[dict[str, JoinedArray], dict[str, tuple[int, ...]]]:
-    """Return (arrays with joined results cut into their parts, the rows of each).
+    """Return (arrays with joined results cut into their parts, {name: rows} of these).
 
-    `parts` are (elements, elements of a head) of each part by name; what they do not fit stays.
+    `rows` are the positions of an array's rows, `parts` the (elements, elements of a head) of each
+    part of a joined array. An array whose width is not the sum of its parts is returned whole.
     """
     made: dict[str, JoinedArray] = {}
     own: dict[str, tuple[int, ...]] = {}
@@ -156,9 +161,9 @@ def has_engine_modules(names: Iterable[str]) -> bool:
 
 
 def module_name(name: str, gated: bool, arrays: Mapping[str, JoinedArray]) -> str:
-    """Return an array's name as transformers has it, or its own if the table has none.
+    """Return a vLLM or SGLang name as transformers has it; unchanged if MODULES has no row for it.
 
-    `gated`: act_fn is a gated product. Names that `arrays` has already are not used.
+    `gated`: act_fn gives a gated product. A new name that is in `arrays` already is not used.
     """
     for old, new in MODULES:
         if old.endswith("act_fn") and not gated:
@@ -179,7 +184,7 @@ def module_name(name: str, gated: bool, arrays: Mapping[str, JoinedArray]) -> st
 
 
 def _stream_before(norm: str) -> str:
-    """Return the name of the residual stream that a norm reads and gives back; "" if unknown."""
+    """Return the name of the residual stream before a norm's module; "" for other modules."""
     found = re.fullmatch(r"(.*layers\.)(\d+)\.(input_layernorm|post_attention_layernorm)", norm)
     if found is None:
         return ""
@@ -202,7 +207,8 @@ def add_residual(hidden: JoinedArray, residual: JoinedArray) -> JoinedArray:
 def is_normed(hidden: JoinedArray, residual: JoinedArray) -> bool:
     """Return whether `hidden` is `residual` after a norm: a factor a row times one a column.
 
-    Without two rows and columns that cannot be seen.
+    False too where that cannot be seen: fewer than two rows or columns, values that are not finite,
+    or a row of zeros in `residual`.
     """
     x = hidden.read().reshape(-1, hidden.shape[-1])
     y = residual.read().reshape(x.shape)

@@ -70,7 +70,10 @@ class GraphReader:
             self._roles = stored_roles(self.model)
 
     def points_of_node(self, node: GraphNode) -> list[NodePoint]:
-        """Return the points of a node, by the llama.cpp names in the table of points."""
+        """Return the points that a node's value is, by the llama.cpp names in the table of points.
+
+        [] if it is none.
+        """
         text, layer = self._split_name(node.name)
         weights = [place for source in node.sources for place in self._roles_of_weight(source)]
         found = []
@@ -87,7 +90,7 @@ class GraphReader:
         return list({(p.point, p.layer): p for p in reversed(layered)}.values())
 
     def _split_name(self, name: str) -> tuple[str, int]:
-        """Return (text, layer) of a node's name such as "Qcur-3"; WHOLE without a number."""
+        """Return (text, layer) of a node's name such as "Qcur-3"; layer WHOLE without a number."""
         match = _NODE.fullmatch(name)
         return (match[1], int(match[2])) if match else (name, WHOLE)
 
@@ -104,13 +107,17 @@ class GraphReader:
     def _points_by_weight(
         self, point: str, name: Name, rank: int, weights: list[tuple[str, int, CellColumns]]
     ) -> list[NodePoint]:
-        """Return the node as `point` for each weight it reads that has the name's role."""
+        """Return [the node as `point`] for each weight it reads that has the role of `name`.
+
+        `name` is a row of the table of points, `rank` its place there. `weights` are the (role,
+        layer, columns) that the node reads. [] if none has the role.
+        """
         return [
             NodePoint(point, layer, rank, cut) for role, layer, cut in weights if role == name.role
         ]
 
     def wants(self, node: GraphNode) -> bool:
-        """Return whether a node's values are needed."""
+        """Return whether a node is a capture point, or shows that queries are scaled early."""
         return bool(self.points_of_node(node)) or self._layer_of_query_scale(node) is not None
 
     def _layer_of_query_scale(self, node: GraphNode) -> int | None:
@@ -145,9 +152,10 @@ class GraphReader:
             self._record(place, cut, mask)
 
     def _add_scores(self, layer: int, scale: float | None) -> None:
-        """Record a layer's scores: kq times the softmax's scale.
+        """Record a layer's waiting scores: kq times the softmax's scale; nothing if none wait.
 
-        If the text lacks the scale, the model's is taken.
+        `scale` is what the node says. If it is None the model's is taken, and 1 if queries are
+        scaled already or scores are soft-capped.
         """
         if layer not in self._scores:
             return
@@ -248,7 +256,10 @@ class GraphReader:
 
 
 def stored_roles(model: Model) -> dict[str, list[tuple[str, CellColumns]]]:
-    """Return {stored name: [(tensor key, its rows; None: all)]} of each stored tensor."""
+    """Return {stored name: [(tensor key, its rows; None: all)]} of a model's tensors.
+
+    Tensors made of several stored ones, and joined ones that are not divided by rows, are left out.
+    """
     found: dict[str, list[tuple[str, CellColumns]]] = {}
     for tensor in model.roles.values():
         if len(tensor.stored) != 1:

@@ -24,14 +24,17 @@ class PointLayout:
 
 
 def _drop_batch_axis(x: Numbers, target: PointLayout) -> Numbers:
-    """Return `x` without leading axes of one that the target lacks."""
+    """Return `x` without leading axes of size 1 that the target does not have."""
     while x.ndim > 1 and x.shape[0] == 1 and x.ndim > len(target.shape):
         x = x[0]
     return x
 
 
 def _read_flat(x: Numbers, target: PointLayout) -> Numbers:
-    """Return `x` in the target's shape, values in the order in which they are in memory."""
+    """Return `x` reshaped to [tokens, ...] of the target, values in their order in memory.
+
+    It is returned unchanged if its size is no whole number of the target's rows.
+    """
     width = int(np.prod(target.shape[1:]))
     return x.reshape(-1, *target.shape[1:]) if width and x.size % width == 0 else x
 
@@ -59,7 +62,7 @@ def _read_dims_first(x: Numbers, target: PointLayout) -> Numbers:
 
 
 def _read_adjacent_pairs(x: Numbers, target: PointLayout) -> Numbers:
-    """Return `x` with rotated pairs that are adjacent as split halves."""
+    """Return `x` in the target's shape, with adjacent rotated pairs moved into split halves."""
     y = x.reshape(-1, *target.shape[1:])
     return np.concatenate([y[..., 0::2], y[..., 1::2]], axis=-1)
 
@@ -92,9 +95,9 @@ PADDED = ("unbatch", "cut_columns", "reshape")  # of logits with columns after t
 
 
 def apply_layout(x: Numbers, chain: Sequence[str], target: PointLayout, where: str) -> Numbers:
-    """Return values in our layout; FormatError where a step does not fit them.
+    """Return values in our layout; FormatError for an unknown step or one that does not fit.
 
-    `chain` are names of STEPS, `where` is for messages.
+    `chain` are names of STEPS, applied in order. `where` is for messages.
     """
     for name in chain:
         if name not in STEPS:

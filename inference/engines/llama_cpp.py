@@ -47,10 +47,12 @@ def run_llama_cpp(
     hashes: bool = False,
     logits_rows: LogitRows = "all",
 ) -> Iterator[Trace]:
-    """Run a sequence through llama.cpp on the CPU; yields a trace of its nodes' values.
+    """Run a sequence through llama.cpp on the CPU; yield the trace of its nodes' values.
 
-    Values can be fetched inside the `with`. Raises BackendUnavailableError without the library,
-    ArchError for a model it does not load.
+    Values can be fetched inside the `with`. `wanted` are the keys to record (None: all),
+    `positions` and `logits_rows` the rows of them. `threads` is the number of threads (None: all
+    cores). `hashes`: also record the SHA-256 of values. Raises BackendUnavailableError without the
+    library, ArchError for a model it does not load.
     """
     if choice.dtype != "float32" or not choice.device.startswith("cpu"):
         raise UsageError(f"{choice}: llama.cpp is run as cpu:float32 here; leave the rest out")
@@ -89,9 +91,10 @@ def run_llama_cpp(
 
 
 def _gguf_to_run(model: Model, exact: bool, stack: ExitStack) -> tuple[Path, Model, str]:
-    """Return (path of the GGUF to run, the open model, how it was made).
+    """Return (path of the GGUF to run, the model open from it, how it was made, in words).
 
-    `exact`: with weights decoded to float32, because llama.cpp rounds activations for others.
+    `exact`: with weights decoded to float32, because llama.cpp rounds activations for others. A
+    file that is made here is deleted when `stack` closes.
     """
     stored = {tensor.encoding for tensor in model.roles.values()}
     decoded = exact and not stored <= {"F32"}
@@ -121,7 +124,10 @@ def has_tokenizer(model: Model) -> bool:
 def evaluate_nodes(
     library: Library, path: Path, ids: Sequence[int], reader: GraphReader, threads: int
 ) -> int:
-    """Run one pass, give each wanted node's values to `reader`, return the number of nodes."""
+    """Run one pass, pass wanted nodes to `reader`, and return how many nodes the library gave.
+
+    ArchError if the library fails or gives none.
+    """
     base = library.base
     failures: list[BaseException] = []
     calls = 0

@@ -142,7 +142,10 @@ def context_fields(words: Sequence[int]) -> Fields | None:
 
 
 def _fields_after(words: Sequence[int], at: int) -> Fields | None:
-    """Return the offsets if the two frequencies begin at word `at`, after the enums; else None."""
+    """Return the offsets if the two frequencies begin at word `at`, after the enums; else None.
+
+    `words` are the default parameters as 32-bit words.
+    """
     yarn = words[at + 2 : at + 8]
     allowed = ((_MINUS_ONE,), (_MINUS_ONE, _ONE), (_MINUS_ONE, _THIRTY_TWO), (_MINUS_ONE, _ONE),
                (0,), (0, _MINUS_ONE))  # fmt: skip
@@ -215,7 +218,7 @@ class Library:
         return ctypes.CDLL(str(found[0]), mode=ctypes.RTLD_GLOBAL)
 
     def _checked_fields(self) -> Fields:
-        """Return the offsets in this version's parameters; BackendUnavailableError if unknown."""
+        """Return the fields' offsets in this version; BackendUnavailableError if not recognised."""
         words = self.llama.llama_context_default_params().words
         fields = context_fields(words)
         if fields is None:
@@ -227,12 +230,15 @@ class Library:
         return fields
 
     def _store_error(self, level: int, text: bytes | None, data: Any) -> None:
-        """Keep the last five error messages that the library logs."""
+        """Append a message of level error to `errors`, which holds the last five; ignore others."""
         if level == _ERROR and text:
             self.errors = [*self.errors[-4:], text.decode(errors="replace").strip()]
 
     def last_errors(self) -> str:
-        """Return the last errors the library has logged, oldest first, and forget them."""
+        """Return the last errors the library has logged, oldest first, and forget them.
+
+        Without any, words that say that it gives no reason.
+        """
         said, self.errors = "; ".join(dict.fromkeys(self.errors)), []
         return said or "it does not say why"
 
@@ -251,7 +257,7 @@ class Library:
 
     @contextmanager
     def model(self, path: Path) -> Iterator[int]:
-        """Load a GGUF; yields the model's address. Raises ArchError if llama.cpp refuses it."""
+        """Yield the address of the loaded GGUF, freed after; ArchError if llama.cpp refuses it."""
         params = self.llama.llama_model_default_params()
         loaded = self.llama.llama_model_load_from_file(str(path).encode(), params)
         if not loaded:
@@ -269,11 +275,12 @@ class Library:
     def context(
         self, model: int, tokens: int, threads: int, *, callback: Any = None, exact: bool = True
     ) -> Iterator[int]:
-        """Make a context for one pass of `tokens`; yields its address.
+        """Yield the address of a context for one pass of `tokens`, freed after the `with`.
 
-        `exact`: one batch, keys and values in float32, attention with visible scores; otherwise the
-        library's defaults. Raises ArchError if the library makes no context, and
-        BackendUnavailableError if the context has other sizes than requested.
+        `model` is the model's address, `callback` ggml's evaluation callback. `exact`: one batch,
+        keys and values in float32, attention with visible scores; otherwise the library's defaults.
+        Raises ArchError if the library makes no context, and BackendUnavailableError if the context
+        has other sizes than requested.
         """
         params = self.llama.llama_context_default_params()
         words = params.words

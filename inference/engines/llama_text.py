@@ -58,7 +58,7 @@ def is_eval_text(path: Path) -> bool:
 
 
 def _match_node_head(line: str) -> re.Match[str] | None:
-    """Return the match of a line that begins a node; None for any other line."""
+    """Return the match of a line that begins a node's print-out; None for any other line."""
     if len(line) > MAX_SAYING:
         return None
     match = _HEAD.match(line)
@@ -67,7 +67,7 @@ def _match_node_head(line: str) -> re.Match[str] | None:
 
 
 def _without_log_prefix(line: str) -> str:
-    """Return a line without what a logger puts before it."""
+    """Return a line without its newline and the prefix that llama.cpp's logger puts before it."""
     return _LOGGED.sub("", line.rstrip("\n"))
 
 
@@ -81,7 +81,7 @@ def load_eval_text(
     wanted: Collection[str] | None = None,
     file: IO[str] | None = None,
 ) -> Iterator[Trace]:
-    """Open the text as a trace of the printed values; `file` is the open file, if it is open.
+    """Yield the trace of the values that the text prints; `file` is the text if it is open.
 
     `model` is the GGUF that ran. Without it weights are recognised by llama.cpp's names, joined
     ones are not read, and llama's adjacent pairs are not converted. Raises FormatError for a text
@@ -172,7 +172,8 @@ class _Lines:
     def nodes(self) -> Iterator[tuple[GraphNode, Numbers | None, Mask | None]]:
         """Yield (node, its values, mask of the printed ones); values and mask may be None.
 
-        They are None if nothing was printed or the node is too large. Token ids are set on the way.
+        They are None if nothing was printed or the node is too large. Sets `ids` where the text
+        prints the token ids.
         """
         line = self._next_line()
         while line is not None:
@@ -191,7 +192,10 @@ class _Lines:
             yield node, values, seen
 
     def _read_ids(self, count: int) -> str | None:
-        """Read `count` printed token ids into `ids`; return the line after them."""
+        """Read `count` printed token ids into `ids`; return the line after them, None at the end.
+
+        `ids` is unchanged if fewer were printed.
+        """
         found: list[int] = []
         line = self._next_line()
         while line is not None and len(found) < count:
@@ -207,7 +211,8 @@ class _Lines:
     def _values(self, node: GraphNode) -> tuple[str | None, Numbers | None, Mask | None]:
         """Return (the line after a node, its values, the mask of printed ones).
 
-        Values and mask are None if nothing was printed or the node is too large.
+        Values and mask are None if nothing was printed or the node is too large. FormatError if the
+        printed rows do not fit the node's shape.
         """
         rows: list[list[float]] = []
         line = self._next_line()
@@ -261,7 +266,10 @@ class _Lines:
 def _spread_printed(
     node: GraphNode, shown: list[list[int]], rows: list[list[float]]
 ) -> tuple[Numbers, Mask]:
-    """Return (a node's values, mask of printed ones); `shown` has the printed indices."""
+    """Return (a node's values, zero where not printed, mask of the printed ones).
+
+    `shown` has the printed indices of each of the four axes, `rows` the printed rows in order.
+    """
     values = np.zeros(node.shape, np.float32)
     seen = np.zeros(node.shape, np.bool_)
     with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite

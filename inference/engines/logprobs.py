@@ -35,7 +35,7 @@ TokenIds = Callable[[str, bytes | None], Sequence[int]]
 
 
 def logprobs_writer(path: Path) -> str | None:
-    """Return whose log-probabilities a JSON file holds, in words; None for any other file."""
+    """Return in words which server's log-probabilities a JSON file holds; None for other files."""
     if not path.is_file() or path.suffix not in (".json", ".jsonl"):
         return None
     with open(path, "rb") as file:
@@ -104,9 +104,9 @@ class _Rows:
         self.rows: dict[int, dict[int, float]] = {}
 
     def add(self, position: int, token: int, value: Any) -> None:
-        """Store one log-probability, unless it is None or its position is below 0.
+        """Store the log-probability of a token at a position; ignore None and positions below 0.
 
-        ValueError for NaN.
+        Values below LEAST become LEAST. ValueError for NaN.
         """
         if value is None or position < 0:
             return
@@ -117,7 +117,11 @@ class _Rows:
 
 
 def _parse_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) -> Logprobs:
-    """Return the log-probabilities of an answer in JSON; ValueError says what is missing."""
+    """Return the log-probabilities of a server's JSON answer; ValueError says what is missing.
+
+    `prompt` are the prompt's ids if the answer lacks them, `token_ids` gives the ids of a piece of
+    text.
+    """
     rows = _Rows()
     if isinstance(said, list):
         if said and isinstance(said[0], dict) and ("choices" in said[0] or "meta_info" in said[0]):
@@ -152,7 +156,7 @@ def _parse_answer(said: Any, prompt: Sequence[int] | None, token_ids: TokenIds) 
 
 
 def _ids_of_rows(listed: Sequence[Any]) -> list[int]:
-    """Return the token of each row that lists one only; ValueError where several are listed."""
+    """Return the token id of each row; ValueError where a row lists several, or the first none."""
     if any(entry is not None and len(entry) != 1 for entry in listed) or listed[0] is None:
         raise ValueError("does not say the prompt's ids; give --ids")
     return [int(next(iter(entry))) for entry in listed]
@@ -255,14 +259,20 @@ def _parse_completion(
 
 
 def _unique_id(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> Iterator[int]:
-    """Yield the id of a likely token; nothing if its text is that of several."""
+    """Yield the id of a token listed by its text; nothing if that is the text of several or none.
+
+    `raw` are the text's bytes if the answer has them.
+    """
     found = _ids_of_text(text, raw, token_ids)
     if len(found) == 1:
         yield found[0]
 
 
 def _single_id(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> int:
-    """Return the id of a token's text; ValueError if it is that of several ids or of none."""
+    """Return the id of a token's text; ValueError if it is that of several ids or of none.
+
+    `raw` are the text's bytes if the answer has them.
+    """
     found = _ids_of_text(text, raw, token_ids)
     if len(found) != 1:
         raise ValueError(
@@ -273,7 +283,10 @@ def _single_id(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> int
 
 
 def _ids_of_text(text: str, raw: Sequence[int] | None, token_ids: TokenIds) -> Sequence[int]:
-    """Return the ids that a token's text may be; `token_id:N` is N."""
+    """Return all ids whose text this is; for `token_id:N`, [N].
+
+    `raw` are the text's bytes if the answer has them.
+    """
     if text.startswith("token_id:"):
         return [int(text.removeprefix("token_id:"))]
     return token_ids(text, None if raw is None else bytes(raw))

@@ -78,7 +78,7 @@ class NameMap:
     reasons: Mapping[str, str] = field(default_factory=dict)
 
     def text(self, where: Path) -> str:
-        """Return the text of the mapping file; `where` is for messages."""
+        """Return the mapping as the JSON text of its file; `where` is for messages."""
         rows = {name: None if row is None else row.to_json() for name, row in self.names.items()}
         body = {
             MARK: SCHEMA, "captures": self.captures,
@@ -149,9 +149,10 @@ def is_mapped(path: Path) -> bool:
 def load_mapped(
     path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> Iterator[Trace]:
-    """Open a mapping file, or a folder of arrays, as a trace.
+    """Yield the trace of a mapping file, or of a folder of arrays.
 
-    Without a mapping, names are read as transformers' module paths and as our own keys.
+    Without a mapping, names are read as transformers' module paths and as our own keys. `ids` are
+    the tokens if the dump does not say, `model` gives sizes.
     """
     beside = path / BESIDE if path.is_dir() else path
     mapping = read_mapping(beside) if beside.is_file() else None
@@ -167,13 +168,19 @@ def load_mapped(
 def load_arrays(
     path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> Iterator[Trace]:
-    """Open one file of arrays as a trace, by their names."""
+    """Yield the trace of one file of arrays, read by their names.
+
+    `ids` are the tokens if the file does not say, `model` gives sizes.
+    """
     with open_dump(path, ids, model) as captures, mapped_trace(captures, None, ids, model) as trace:
         yield trace
 
 
 def _captures_path(mapping: NameMap | None, path: Path) -> str:
-    """Return the path of the arrays that a mapping file names; FormatError if it is outside."""
+    """Return the path of the arrays that a mapping names, relative to its file at `path`.
+
+    FormatError if it names none, or one outside the file's folder.
+    """
     name = "" if mapping is None else mapping.captures
     if not name or Path(name).is_absolute() or ".." in Path(name).parts:
         raise FormatError(
@@ -186,7 +193,10 @@ def _captures_path(mapping: NameMap | None, path: Path) -> str:
 def mapped_trace(
     captures: Captures, mapping: NameMap | None, ids: Sequence[int] | None, model: Model | None
 ) -> Iterator[Trace]:
-    """Open arrays as a trace, by a mapping or by their names."""
+    """Yield arrays as a trace, by a mapping or, if that is None, by their names.
+
+    `ids` are the tokens if neither the arrays nor the mapping say them.
+    """
     own = captures.ids
     said = None if mapping is None or mapping.ids is None else list(mapping.ids)
     known = own or said
@@ -216,7 +226,7 @@ def mapped_trace(
 
 
 def arithmetic_dtype(captures: Captures) -> str:
-    """Return the dtype of the run's arithmetic, as the arrays show it."""
+    """Return the dtype in which the run computed, as the arrays' dtypes and values show it."""
     return arithmetic_of_arrays(
         {name: captures.dtypes[name] for name in captures.names}, captures.read
     )

@@ -57,7 +57,7 @@ class ModuleReading:
 
 
 def parse_module(key: str) -> tuple[int, str] | None:
-    """Return (layer, path below it) of a module's key; None if it is no such key.
+    """Return (layer, path below it) of a module's key; None for any other key.
 
     The layer of a module outside the layers is WHOLE.
     """
@@ -99,7 +99,11 @@ class ModuleMap:
         return found
 
     def _fits(self, name: Name, layer: int) -> bool:
-        """Return whether a point's name is meant here, as the layer's other modules show."""
+        """Return whether a module is the point in this layer, as the layer's other modules show.
+
+        `name` is the row of the table of points that has the module's path, which has another
+        meaning in other architectures.
+        """
         siblings = self._below[layer]
         if name.text in ("mlp", "feed_forward"):  # a mixture has a router with the same path
             return True
@@ -118,7 +122,7 @@ class ModuleMap:
         return name.placement == (self._placement or norm_placement(siblings))
 
     def is_mixture(self, layer: int) -> bool:
-        """Return whether a layer's keys show a router."""
+        """Return whether a layer has a router among its modules: a mixture of experts."""
         return any(name.text in self._below.get(layer, ()) for name in POINTS["router"].hf)
 
 
@@ -133,7 +137,7 @@ def norm_placement(siblings: Collection[str]) -> str:
 
 
 def stated_placement(block: BlockSpec) -> str | None:
-    """Return a block's placement; None if each layer's norms show their own."""
+    """Return the placement of a block's norms, such as "pre"; None if it differs by layer."""
     return None if block.placement == "by_mixer" else block.placement
 
 
@@ -168,7 +172,7 @@ class ModuleReader:
     def add(self, key: str, values: Numbers, rows: Sequence[int] | None = None) -> None:
         """Record one key's values; note in the collector's `unknown` why if that fails.
 
-        `rows` are the token positions of its rows, None for those that their number says.
+        `rows` are the token positions of its rows; None if their number tells which they are.
         """
         readings = self.modules.read(key)
         if not readings:
@@ -188,7 +192,7 @@ class ModuleReader:
     def _joined_copies(self, values: Numbers) -> Numbers:
         """Return stream copies [n, 1, tokens, hidden] as [tokens, n * hidden]; others unchanged.
 
-        The shape of gemma3n's layers.
+        The first is the shape of gemma3n's layer outputs (AltUp).
         """
         if not self._copied or values.ndim != 4 or values.shape[0] == 1:
             return values
@@ -293,7 +297,11 @@ class ModuleReader:
         return {"ssm_gate": gate, "ssm_dt": step}.get(point, joined)
 
     def _delta_net_columns(self, point: str, values: Numbers) -> Numbers | None:
-        """Return a delta net's q, k and v, or its gate, of a result with all four by key head."""
+        """Return a gated delta net's q, k and v joined, or its gate, from its joined projection.
+
+        The projection has q, k, v and gate of each key head side by side. The gate is returned for
+        point "delta_gate". None without the model's sizes.
+        """
         hp = self._collector.hp
         if hp is None:
             return None
@@ -307,7 +315,10 @@ class ModuleReader:
         return np.concatenate([part.reshape(tokens, -1) for part in wanted], axis=-1)
 
     def _split_point_heads(self, point: str, layer: int, text: str, values: Numbers) -> Numbers:
-        """Return [tokens, heads, d] with rotated pairs in split halves."""
+        """Return q, k or v as [tokens, heads, d], with adjacent rotated pairs moved into halves.
+
+        `text` is the module's name in the table of points.
+        """
         like = self._like.get(f"{layer}.{point[0]}")
         first = text in HEADS_FIRST
         heads = self._collector.heads(point, layer)

@@ -215,7 +215,7 @@ def load_npz(
     wanted: Collection[str] | None = None,
     file: BinaryIO | None = None,
 ) -> Iterator[Trace]:
-    """Open an .npz of module outputs as a trace; `file` are its bytes if they are in memory.
+    """Yield the trace of an .npz of module outputs; `file` is its open file, if there is one.
 
     `ids` are the run's token ids if the file has no `input_ids`. Raises FormatError for a damaged
     or hostile file, UnsupportedError for arrays that do not hold numbers.
@@ -274,7 +274,10 @@ def _token_ids(file: NpzFile) -> list[int] | None:
 
 
 def _execution_order(file: NpzFile, keys: list[str]) -> tuple[list[str], list[str]]:
-    """Return (keys in execution order, keys in `__order__` that the file lacks)."""
+    """Return (keys in execution order, keys in `__order__` that the file lacks).
+
+    Keys that `__order__` does not name come last. Without it `keys` are returned as they are.
+    """
     if ORDER not in file.arrays:
         return keys, []
     if file.arrays[ORDER][1].kind != "U":
@@ -288,7 +291,11 @@ def _execution_order(file: NpzFile, keys: list[str]) -> tuple[list[str], list[st
 
 
 def arithmetic_of_arrays(dtypes: Mapping[str, str], read: Callable[[str], Numbers]) -> str:
-    """Return the arithmetic's dtype: the arrays' own, or a narrower one that holds all values."""
+    """Return the dtype a run computed in: that of its arrays, or bfloat16 stored as float32.
+
+    `dtypes` are by array name. Up to four float32 arrays of norms are read to see whether all their
+    values fit bfloat16.
+    """
     kinds = {name for name in dtypes.values() if "float" in name}
     if "float32" not in kinds and kinds & {"bfloat16", "float16"}:
         return "bfloat16" if "bfloat16" in kinds else "float16"
@@ -310,9 +317,10 @@ def is_embedding_scaled(
     model: Model | None,
     ids: Sequence[int] | None,
 ) -> bool:
-    """Return whether the embedding module's output is scaled (gemma), by comparing values.
+    """Return whether the embedding module's output is scaled (gemma), by comparing norms.
 
-    It is if its rows are nearer to the model's rows times the factor than to the rows.
+    True if the norm of its first rows is nearer to that of the model's scaled rows than to that of
+    the unscaled ones. False without model, ids or such an array.
     """
     name = next((key for key in names if key.endswith("embed_tokens")), None)
     if name is None or model is None or float(model.hyper["embedding_scale"]) == 1 or not ids:

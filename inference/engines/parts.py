@@ -49,10 +49,10 @@ def _rank_text(part: int, whole: int) -> str:
 def part_text(
     values: Numbers, own: Mapping[str, Numbers], named: Collection[str], tokens: int
 ) -> str:
-    """Return which part of a point an array is, in words; "" if it is none.
+    """Return in words which part of a point an array is, such as a rank's; "" if none is found.
 
     `own` are the model's values by key, [tokens, width]. `named` are the keys that the array's name
-    says; without one it is held against the logits. `tokens` is the number of tokens.
+    says; without one it is compared with the logits. `tokens` is the number of tokens.
     """
     # Only arrays of two axes can be a rank's share.
     rows = values
@@ -78,9 +78,10 @@ def part_text(
 
 
 def _share_text(rows: Numbers, mine: Numbers, key: str, axis: int) -> str:
-    """Return which rank's share along an axis of a point an array is, in words; "" for none.
+    """Return in words which rank's share of `key` an array is, along an axis; "" if none.
 
-    A single row is no share: that is the last token's.
+    `rows` is the array, `mine` the model's whole value of the point. A single row is no share: it
+    is the last token's.
     """
     part, whole = rows.shape[axis], mine.shape[axis]
     least = 2 if axis == 0 else 1

@@ -54,8 +54,8 @@ def propose_mapping(
 ) -> NameMap:
     """Return a proposed mapping of dumped arrays to the model's points.
 
-    `own` are the model's values by key, in execution order. `aliases` are the keys of points that
-    equal another one of the model, and that one's key.
+    `own` are the model's values by key, in execution order. `ids` are the pass's tokens. `aliases`
+    are the keys of points that equal another one of the model, and that one's key.
     """
     # Compare every array with every point, and read the names.
     fits = {name: _fits_of_array(captures, name, own, len(ids)) for name in captures.names}
@@ -69,7 +69,7 @@ def propose_mapping(
     best = sorted(_best_pairs(fits, captures.names, list(own)), key=lambda row: row[0].distance)
 
     def take(fit: PointFit, name: str) -> None:
-        """Map an array to a point, unless either is taken already."""
+        """Map the array `name` to the point of `fit`, unless either is mapped already."""
         if names[name] is None and not _repeats_taken(fits[name], taken) and fit.key not in taken:
             names[name] = _mapped_array(fit)
             taken.add(fit.key)
@@ -104,7 +104,7 @@ def propose_mapping(
 
 
 def _keys_by_name(name: str, modules: ModuleMap) -> list[str]:
-    """Return the keys that a name says: transformers' module paths, or our own key."""
+    """Return the keys that an array's name says, by module paths or as our own key; [] if none."""
     said = [key_name(found.point.name, found.layer) for found in modules.read(name)]
     try:
         parse_key(name)
@@ -115,7 +115,10 @@ def _keys_by_name(name: str, modules: ModuleMap) -> list[str]:
 
 
 def _fits_its_name(fit: PointFit, fits: Sequence[PointFit], said: Sequence[str]) -> bool:
-    """Return whether a fit is what the array's name says, or far nearer than that."""
+    """Return whether a fit is to a point that the array's name says, or far nearer than those.
+
+    True if the name says none. `fits` are all fits of the array, `said` the keys its name says.
+    """
     named = [one.distance for one in fits if one.key in said]
     return fit.key in said or not named or fit.distance <= min(named) / FAR
 
@@ -136,9 +139,10 @@ def _mapped_array(fit: PointFit) -> MappedArray:
 def _fits_of_array(
     captures: Captures, name: str, own: Mapping[str, Numbers], tokens: int
 ) -> list[PointFit]:
-    """Return how an array fits every point of a fitting size, nearest first.
+    """Return how an array fits each point of its size by the best layout, nearest first.
 
-    Of each point the best layout is returned.
+    `own` are the model's values by key, `tokens` the number of tokens. [] if none has its size or
+    it holds no numbers.
     """
     shape = captures.shapes[name]
     size = int(np.prod(shape, dtype=np.int64))
@@ -178,7 +182,10 @@ def _has_padded_vocabulary(shape: tuple[int, ...], key: str, mine: Numbers) -> b
 def _layout_fits(
     values: Numbers, key: str, mine: Numbers, tokens: int, name: str
 ) -> Iterator[PointFit]:
-    """Yield the fit of each layout in which values have a point's size."""
+    """Yield the fit of an array's values for each layout in which they have a point's size.
+
+    `key` is the point, `mine` the model's value of it, `name` the array's name for messages.
+    """
     axis = 1 if POINTS[parse_key(key)[0]].rows == "scores" else 0
     target = PointLayout(mine.shape, tokens)
     for chain in (PADDED,) if _has_padded_vocabulary(values.shape, key, mine) else CHAINS:
@@ -195,7 +202,11 @@ def _layout_fits(
 def _fit_point(
     key: str, chain: tuple[str, ...], rows: Any, theirs: Numbers, mine: Numbers
 ) -> PointFit:
-    """Return how values fit a point; log-probabilities are compared up to a constant a row."""
+    """Return how values fit a point; log-probabilities are compared up to a constant a row.
+
+    `chain` is the layout in which they were read, `rows` "all" or "last". `theirs` are the values,
+    `mine` the model's.
+    """
     as_logs = key == POINT and is_log_softmax(theirs) and not is_log_softmax(mine)
     if as_logs:
         mine = shift_logits_onto(mine, theirs)
@@ -205,9 +216,10 @@ def _fit_point(
 def _best_pairs(
     fits: Mapping[str, list[PointFit]], names: Sequence[str], keys: Sequence[str]
 ) -> Iterator[tuple[PointFit, str]]:
-    """Yield (fit, array name) of all fits, with ties in distance broken by order.
+    """Yield every fit as (fit, array name), its distance raised by up to 1e-9 to break ties.
 
-    Where several keys hold equal values, those in the order of the arrays come first.
+    Where several keys hold equal values, those in the order of the arrays have the smaller
+    distance.
     """
     place = {key: i for i, key in enumerate(keys)}
     for at, name in enumerate(names):
@@ -227,10 +239,10 @@ def name_pattern(name: str) -> tuple[str, int] | None:
 def _take_by_pattern(
     names: dict[str, MappedArray | None], fits: Mapping[str, list[PointFit]], taken: set[str]
 ) -> None:
-    """Map arrays of one name pattern to the point that most of them are, layer by layer.
+    """Map arrays whose names differ in a number only to one point, layer by layer.
 
-    `names` is the mapping so far, `fits` how each array fits the points, `taken` the mapped keys.
-    Changes `names` and `taken`.
+    The point is the one that most of them are certain to be. `names` is the mapping so far, `fits`
+    how each array fits the points, `taken` the mapped keys. Changes `names` and `taken`.
     """
     votes: dict[str, Counter[tuple[str, int]]] = {}
     for name, row in names.items():

@@ -37,7 +37,10 @@ class Division:
 
 
 def parse_dims(text: str, where: str) -> tuple[Division, ...]:
-    """Return how an array is divided; () for one that every rank holds whole. FormatError."""
+    """Return how an array is divided; () for one that every rank holds whole.
+
+    `text` is such as 't h[tp] d'. `where` is for messages. FormatError for what cannot be parsed.
+    """
     found: list[Division] = []
     body = text.partition("#")[0].strip()
     if not body or len(body) > _LONGEST:
@@ -57,7 +60,10 @@ def parse_dims(text: str, where: str) -> tuple[Division, ...]:
 
 
 def _parse_brackets(text: str, number: int, where: str) -> list[Division]:
-    """Return the divisions of one dimension in the new notation, such as `cp:zigzag,sp`."""
+    """Return the divisions of dimension `number` in the new notation, such as `cp:zigzag,sp`.
+
+    FormatError if an axis or qualifier is unknown; `where` is for the message.
+    """
     found = []
     for part in text.split(","):
         axis, _, said = part.strip().partition(":")
@@ -69,7 +75,10 @@ def _parse_brackets(text: str, number: int, where: str) -> list[Division]:
 
 
 def _parse_parentheses(text: str, number: int, where: str) -> list[Division]:
-    """Return the division of one dimension in the old notation, such as `cp,zigzag`."""
+    """Return [the division] of dimension `number` in the old notation, such as `cp,zigzag`.
+
+    FormatError if the axis or a qualifier is unknown; `where` is for the message.
+    """
     words = [word.strip() for word in text.split(",")]
     how: How = "parts"
     for word in words[1:]:
@@ -85,7 +94,7 @@ def _parse_axis(word: str, where: str) -> str:
 
 
 def _parse_qualifier(word: str, where: str) -> How:
-    """Return how ranks divide, by a qualifier; FormatError if it is unknown."""
+    """Return how ranks divide a dimension, by a word such as zigzag; FormatError if unknown."""
     if word not in _QUALIFIERS:
         raise FormatError(f"{where}: {word[:20]!r}; expected one of {', '.join(_QUALIFIERS)}")
     return _QUALIFIERS[word]

@@ -145,7 +145,11 @@ def join_ranks(
 def _layout_by_size(
     name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWidths, tokens: int | None
 ) -> Layout:
-    """Return how ranks divide an array, by sizes; FormatError if sizes leave it open."""
+    """Return how ranks divide an array (rows, columns or not), by sizes of arrays and model.
+
+    `rows` are the ranks' arrays, `tokens` the length of the step (None: unknown). FormatError if
+    sizes do not fit or leave it open.
+    """
     count = len(rows)
     shapes = [row.shape for row in rows]
     each = {width_of(shape) for shape in shapes}
@@ -211,7 +215,11 @@ def _sizes_text(shapes: Sequence[tuple[int, ...]]) -> str:
 def _take_replicated(
     name: str, parts: Mapping[int, JoinedArray], axis: str, unequal: list[Unequal]
 ) -> JoinedArray:
-    """Return what all ranks hold; the first rank's where they differ, noted in `unequal`."""
+    """Return the array that all ranks of an axis should hold alike: the first rank's.
+
+    The first rank that differs by more than rounding is noted in `unequal`. FormatError if shapes
+    differ.
+    """
     ranks = sorted(parts)
     first = parts[ranks[0]]
     for rank in ranks[1:]:
@@ -231,7 +239,7 @@ def _take_replicated(
 
 
 def _unlike_first(rows: Sequence[JoinedArray]) -> Iterator[int]:
-    """Yield the numbers of the arrays that do not equal the first, NaN equal to NaN.
+    """Yield the index of each array that does not equal the first, NaN equal to NaN.
 
     Stored bytes of one form are compared before anything is converted, many ranks' at a time.
     """
@@ -254,7 +262,7 @@ def _unlike_first(rows: Sequence[JoinedArray]) -> Iterator[int]:
 
 
 def _equal_bytes(first: StoredBytes, others: Mapping[int, StoredBytes]) -> set[int]:
-    """Return the keys of the others whose form and bytes are those of the first."""
+    """Return the keys of `others` whose encoding and bytes are those of the first."""
     with ExitStack() as stack:
         open_ones = {
             number: stack.enter_context(closing(one.windows()))
@@ -296,7 +304,10 @@ def sum_ranks(name: str, rows: Sequence[JoinedArray]) -> JoinedArray:
 
 
 def _join_by_dims(name: str, rows: Sequence[JoinedArray], said: Division) -> JoinedArray:
-    """Return the parts joined along the dimension that the dump's dims say."""
+    """Return the ranks' parts joined as `said`, the division that the dump's dims state.
+
+    FormatError if the array lacks that dimension or sizes do not fit.
+    """
     if said.how == "partial":
         return sum_ranks(name, rows)
     if said.dimension >= len(rows[0].shape):
@@ -329,7 +340,10 @@ def _join_zigzag(name: str, rows: Sequence[JoinedArray], at: int) -> JoinedArray
 
 
 def _concatenate_ranks(name: str, rows: Sequence[JoinedArray], at: int, how: Layout) -> JoinedArray:
-    """Return the parts joined along dimension `at`; FormatError if other sizes differ."""
+    """Return the parts joined along dimension `at`; FormatError if other sizes differ.
+
+    `how` is the layout to note in the result.
+    """
     shape = list(rows[0].shape)
     others = {(*row.shape[:at], *row.shape[at + 1 :]) for row in rows}
     if len(others) > 1:
@@ -341,7 +355,7 @@ def _concatenate_ranks(name: str, rows: Sequence[JoinedArray], at: int, how: Lay
     shape[at] = sum(row.shape[at] for row in rows)
 
     def read() -> Numbers:
-        """Return the parts in order; one rank's part is in memory beside the whole."""
+        """Return the joined array; only one rank's part is in memory beside it at a time."""
         made: Numbers | None = None
         edge = 0
         for row in rows:
@@ -360,9 +374,9 @@ def _concatenate_ranks(name: str, rows: Sequence[JoinedArray], at: int, how: Lay
 def _join_columns(
     name: str, rows: Sequence[JoinedArray], axis: str, widths: PointWidths
 ) -> JoinedArray:
-    """Return the columns joined; parts of a joined result are joined each by itself.
+    """Return the ranks' columns joined; in a joined result such as qkv, part by part.
 
-    Key heads that several ranks share are taken once.
+    Key heads that several ranks share are taken once. FormatError if sizes do not fit.
     """
     at = row_axis(rows[0].shape) + 1
     whole = widths.widths.get(name, 0)
@@ -411,9 +425,9 @@ def _join_columns(
 
 
 def dims_of(parts: Sequence[DumpedArray], given: str | None) -> tuple[Division, ...] | None:
-    """Return how an array is divided as the spec or the dump says; None if neither does.
+    """Return how an array is divided, as ranks.json or the dump says; None if neither does.
 
-    `given` are the dims of the spec. () means that every rank holds it whole.
+    `given` are the dims of ranks.json, which come first. () means that every rank holds it whole.
     """
     said = given if given is not None else next((one.dims for one in parts if one.dims), "")
     if given is None and not said:

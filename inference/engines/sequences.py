@@ -110,7 +110,7 @@ def align(dump: Dump, ids: Sequence[int] | None) -> AlignedArrays:
 
 
 def _without_warm_ups(passes: Sequence[Pass], notes: list[str]) -> Iterator[Pass]:
-    """Yield the passes that are no warm-up; those left out are noted in `notes`.
+    """Yield the passes that are no warm-up; a remark on those left out is added to `notes`.
 
     A warm-up has a dummy batch, or was captured before it ran: its ids or values are all zero.
     """
@@ -134,7 +134,10 @@ def _is_blank(one: Pass) -> bool:
 
 
 def _join_sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
-    """Return the sequences of all passes, each token in the one it belongs to."""
+    """Return the sequences of all passes; each pass continues old sequences or begins new ones.
+
+    A remark is added to `notes` where it had to be guessed which sequence rows continue.
+    """
     found: list[TokenRun] = []
     guessed = False
     for place, one in enumerate(passes):
@@ -164,7 +167,7 @@ def _join_sequences(passes: Sequence[Pass], notes: list[str]) -> list[TokenRun]:
 
 
 def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iterator[Segment]:
-    """Yield the tokens of each request of a pass, in the order of its rows.
+    """Yield the rows, positions and ids of each request of a pass, in the order of its rows.
 
     `place` is the pass's number in the dump, `before` the sequences that may continue here.
     """
@@ -212,7 +215,7 @@ def _segments_of_pass(one: Pass, place: int, before: Sequence[TokenRun]) -> Iter
 
 
 def _count_tokens(one: Pass, ids: Numbers | None, positions: Numbers | None) -> int:
-    """Return how many tokens a pass has, padding included."""
+    """Return how many tokens a pass has, padding included: by ids, positions or longest array."""
     if ids is not None:
         return int(ids.size)
     if positions is not None:
@@ -269,7 +272,7 @@ def _cumulative_bounds(counts: Sequence[int]) -> Iterator[tuple[int, int]]:
 
 
 def _batch_numbers(one: Pass, kind: str) -> list[int] | None:
-    """Return the whole numbers that a pass has under this kind; None if there are none."""
+    """Return a pass's batch array of this kind as a list; None if missing or no integers."""
     if kind in one.batch:
         values = np.asarray(one.batch[kind].read()).reshape(-1)
         return [int(value) for value in values] if values.dtype.kind in "iu" else None
@@ -277,7 +280,7 @@ def _batch_numbers(one: Pass, kind: str) -> list[int] | None:
 
 
 def _request_names(one: Pass) -> list[Any]:
-    """Return the names of a pass's requests in the order of the batch; [] without any."""
+    """Return the names or numbers of a pass's requests in batch order; [] without any."""
     numbers = _batch_numbers(one, "requests")
     if numbers is not None:
         return numbers
@@ -288,9 +291,10 @@ def _request_names(one: Pass) -> list[Any]:
 
 
 def _choose_sequence(found: Sequence[TokenRun], ids: Sequence[int] | None) -> TokenRun:
-    """Return the sequence with these ids; FormatError lists those that are there.
+    """Return the sequence of `ids`, or one that begins with them; without ids the only one.
 
-    Without ids it is the only one.
+    An only sequence of unknown ids is taken if its length fits. FormatError lists those that are
+    there.
     """
     if ids is None:
         if len(found) == 1:
@@ -352,7 +356,11 @@ def _refuse_gaps(chosen: TokenRun) -> None:
 def _align_sequence(
     passes: Sequence[Pass], chosen: TokenRun, length: int | None, notes: Sequence[str]
 ) -> AlignedArrays:
-    """Return the arrays of one sequence, of its first `length` tokens (None: all)."""
+    """Return the arrays of one sequence, of its first `length` tokens (None: all).
+
+    An array that does not fit is left out, with the reason in `left`. FormatError if a position is
+    missing or there twice.
+    """
     # Every position must be there once.
     positions = chosen.positions
     if len(set(positions)) != len(positions):
@@ -395,7 +403,8 @@ def _rows_of(
 ) -> tuple[JoinedArray, tuple[int, ...]]:
     """Return (an array's rows in the order of positions, their positions).
 
-    `limit` is the number of tokens (None: all). ValueError if passes do not fit together.
+    `chosen` is the sequence, `limit` the number of its tokens (None: all). ValueError if passes do
+    not fit together.
     """
     taken: list[_Taken] = []
     kinds: set[tuple[int, ...]] = set()
@@ -465,7 +474,7 @@ class _Taken:
 
 
 def _pass_tokens(one: Pass) -> int:
-    """Return how many tokens a pass has, by its ids, its positions or its arrays."""
+    """Return how many tokens a pass has, by the shapes of its ids, positions or arrays."""
     ids, positions = one.batch.get("ids"), one.batch.get("positions")
     if ids is not None:
         return int(np.prod(ids.shape, dtype=np.int64))
@@ -475,14 +484,17 @@ def _pass_tokens(one: Pass) -> int:
 
 
 def _flat_length(shape: Sequence[int], tokens: int) -> int:
-    """Return the rows of an array; [batch, tokens, ...] is rows of all its sequences."""
+    """Return the number of token rows of an array in a pass of `tokens` tokens.
+
+    That of [batch, tokens, ...] counts the rows of all its sequences.
+    """
     if len(shape) > 2 and shape[0] * shape[1] == tokens:
         return tokens
     return _row_count(shape)
 
 
 def _row_shape(shape: tuple[int, ...], tokens: int) -> tuple[int, ...]:
-    """Return the shape of one token's part of an array of a pass that has so many tokens."""
+    """Return the shape of one token's part of an array in a pass of `tokens` tokens."""
     if len(shape) > 2 and (shape[0] == 1 or shape[0] * shape[1] == tokens):
         return shape[2:]
     return shape[1:]

@@ -39,7 +39,7 @@ def _read_table(path: Path) -> bytes:
 
 
 def is_table(path: Path) -> bool:
-    """Return whether a file is a table of statistics."""
+    """Return whether a file is a readable table of statistics (.csv or .json)."""
     if not path.is_file() or path.suffix not in (".csv", ".json"):
         return False
     try:
@@ -77,7 +77,10 @@ def _table_rows(path: Path) -> dict[str, Mapping[str, Any]]:
 def load_table(
     path: Path, ids: Sequence[int] | None = None, model: Model | None = None
 ) -> Iterator[Trace]:
-    """Open a table as a trace of statistics; FormatError for an entry that is not a number."""
+    """Yield a table as a trace of statistics; FormatError for an entry that is not a number.
+
+    `ids` are the tokens, which a table does not say. `model` tells where its norms stand.
+    """
     rows = _table_rows(path)
     records: dict[str, Record] = {}
     unknown: dict[str, str] = {}
@@ -99,7 +102,7 @@ def load_table(
 
 
 def _point_key(name: str, modules: ModuleMap) -> str | None:
-    """Return the key of the point that a name says; None for none."""
+    """Return the key of the point that an array's name means; None if it means none."""
     try:
         point, layer = parse_key(name)
     except UsageError:
@@ -109,7 +112,10 @@ def _point_key(name: str, modules: ModuleMap) -> str | None:
 
 
 def _row_stats(row: Mapping[str, Any], where: str) -> Stats:
-    """Return the statistics of a row; FormatError for a column that is no number."""
+    """Return the statistics of a row; FormatError for a column that is no number.
+
+    A column that is missing, empty or not finite is None in it. `nan` is 1 if one is not finite.
+    """
     numbers: dict[str, float | None] = {}
     for column in COLUMNS:
         said = row.get(column)

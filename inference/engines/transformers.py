@@ -61,10 +61,12 @@ def run_transformers(
     hashes: bool = False,
     logits_rows: LogitRows = "all",
 ) -> Iterator[Trace]:
-    """Run a sequence through transformers; yields a trace whose values can be fetched.
+    """Run a sequence through transformers; yield a trace whose values can be fetched.
 
-    Raises BackendUnavailableError for a missing device, ArchError for a model that transformers
-    does not open.
+    `wanted` are the keys to record (None: all), `positions` and `logits_rows` the rows of them.
+    `threads` is the number of CPU threads (None: torch's own). `hashes`: also record the SHA-256 of
+    values. Raises BackendUnavailableError for a missing device, ArchError for a model that
+    transformers does not open.
     """
     device = _torch_device(choice.device)
     with ExitStack() as stack:
@@ -92,7 +94,7 @@ def run_transformers(
         known = reader.modules
 
         def take(key: str, values: Any) -> None:
-            """Record a module's value, if it is a point."""
+            """Record the value of a module's key in the collector; ignore it if it is no point."""
             if reader.expects(key):
                 reader.add(key, _to_numpy(values))
 
@@ -214,7 +216,10 @@ def _to_numpy(values: Any) -> Numbers:
 
 @contextlib.contextmanager
 def hook_modules(network: Any, known: ModuleMap, take: TakeValue) -> Iterator[None]:
-    """Give every module's result, and the inputs of output projections, to `take` inside `with`."""
+    """Pass each module's result, and inputs of output projections, to `take` in the `with`.
+
+    `known` says which modules are points. Hooks are removed at the end.
+    """
     paths = {id(module): name for name, module in network.named_modules()}
     handles = []
     for name, module in network.named_modules():
@@ -235,7 +240,10 @@ def hook_modules(network: Any, known: ModuleMap, take: TakeValue) -> Iterator[No
 
 
 def _make_hook(name: str, known: ModuleMap, take: TakeValue) -> Callable[..., None]:
-    """Return a forward hook that gives a module's result to `take`."""
+    """Return a forward hook that passes the input and result of module `name` to `take`.
+
+    `known` says which of the two are points.
+    """
 
     def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
         """Give the module's input and result to `take`, where these are points."""

@@ -82,7 +82,10 @@ def score_scale_change(patched: PatchedModel, value: float) -> Change:
 
 
 def find_score_scale(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the factor between q.k and the trace's scores, softcap undone."""
+    """Yield the change to the factor on q.k that the trace's scores show, softcap undone.
+
+    Without recorded scores it is the best of the usual wrong factors. Nothing if none fits.
+    """
     call = case.call("scores")
     if call is None:
         return
@@ -123,7 +126,7 @@ def find_score_scale(case: Mismatch) -> Iterator[Change]:
 
 
 def _softcap_change(case: Mismatch, value: float | None) -> Change:
-    """Return the change to the softcap `value` on scores; None for no cap."""
+    """Return the change that caps scores at `value` (softcap); None for no cap."""
     configured, scale = case.patched.hp["attn_softcap"], float(case.patched.hp["attn_scale"])
     early = (
         configured is not None
@@ -142,7 +145,10 @@ def _softcap_change(case: Mismatch, value: float | None) -> Change:
 
 
 def try_softcaps(case: Mismatch) -> Iterator[Change]:
-    """Yield the changes to no cap, and to the cap that gives the trace's scores."""
+    """Yield the change to no cap, and to the cap that the trace's scores show.
+
+    Without recorded scores the best of four usual wrong caps is yielded.
+    """
     call = case.call("scores")
     if call is None:
         return
@@ -236,7 +242,7 @@ def head_mapping_changes(
 
 
 def find_head_mapping(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to the mapping of query heads to key heads that the scores show."""
+    """Yield changes to the key head that each query head reads, as the scores show it."""
     hp, layer = case.patched.hp, case.layer
     usual = layer < 0 or kv_head_count(hp, layer) == hp["n_kv_heads"]
     if usual and case.call("scores", "mix") is not None:
@@ -393,7 +399,11 @@ def _try_chunks(case: Mismatch) -> Iterator[Change]:
 
 
 def try_masks(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to no mask, to one that hides a query's own token, or to the recorded one."""
+    """Yield changes of attention's mask: the recorded one if it is wrong, else usual mistakes.
+
+    These are no mask, and one that hides a query's own token. Nothing if a window or chunks explain
+    the recorded mask.
+    """
     if case.call("probs") is None or case.view.mine.shape[case.view.axis] != case.tokens:
         return
     pattern = _recorded_mask(case)

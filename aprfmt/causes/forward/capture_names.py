@@ -118,7 +118,10 @@ def neighbour_values(case: Mismatch) -> Iterator[tuple[str, Array]]:
 
 
 def _residual_stream(case: Mismatch) -> Array | None:
-    """Return the residual stream that the point's sublayer is added to; None if not recorded."""
+    """Return the residual stream that the point's sublayer is added to; None if there is none.
+
+    It is the trace's if recorded, else the model's own.
+    """
     names = ("in", "embd_scaled", "embd") if "attn" in case.view.point else ("mid",)
     for name in names:
         keys = [f"L{case.layer}.{name}", name]

@@ -93,7 +93,10 @@ def usual_convolution_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def try_convolution_mistakes(case: Mismatch) -> Iterator[Change]:
-    """Yield changes with other taps, without gates, or with other rows before the first token."""
+    """Yield changes with other taps, without gates, or with other rows before the first token.
+
+    Nothing for a layer that has no mixer with a convolution.
+    """
     if (
         case.layer < 0
         or mixer_of_layer(case.patched.spec.block, case.patched.hp, case.layer) == "none"

@@ -39,9 +39,9 @@ def cut_keys(key: str) -> Iterator[str]:
 
 
 def agrees_without(case: Mismatch, cut: str) -> bool:
-    """Return whether point `cut` agrees if no point before it is read from the trace.
+    """Return whether point `cut` agrees if the points from the mismatch up to it are recomputed.
 
-    The points are those from the mismatch up to `cut`. False if the trace lacks `cut`.
+    They are then computed and not read from the trace. False if the trace lacks `cut`.
     """
     if not case.recorded.has_record(cut) or not {cut, case.view.key} <= case.patched.points.keys():
         return False

@@ -234,9 +234,10 @@ def try_delta_net_mistakes(case: Mismatch) -> Iterator[Change]:
 
 
 def _recurrence_change(says: str, point: str, make: Make) -> Change:
-    """Return the change `make` of the delta net at capture point `point`.
+    """Return the change that patch `make` makes to the delta net.
 
-    `says` completes the sentence "in the delta net ...".
+    `point` is the part of it that changes, such as "decay". `says` completes the sentence "in the
+    delta net ...".
     """
     return Change("recurrence", f"in the delta net {says}", (point,), make, {point: says})
 
@@ -252,7 +253,7 @@ def _patch_decay(how: Callable[[Array, Array, Array], Array]) -> Make:
 
 
 def _patch_channels(how: Callable[[Array], Array]) -> Make:
-    """Return a patch: the log of the decay of the heads' channels is how(the model's)."""
+    """Return a patch: the log of the decay by channel is `how` of the model's."""
 
     def override(op: Any, at: Any, q: Any, k: Any, v: Any, decay: Any, *rest: Any) -> Any:
         """Return the delta rule with the changed decay."""

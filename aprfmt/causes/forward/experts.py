@@ -71,7 +71,7 @@ def _scale_shared_expert(factor: float) -> Any:
     """Return a patch function: the shared expert's result is multiplied by `factor`."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this factor in `layers`."""
+        """Return the model whose shared expert's result is multiplied by the factor in `layers`."""
 
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
             """Return a + factor * b for the sum with the shared expert, else a + b."""
@@ -87,7 +87,7 @@ def _gate_shared_expert(how: Callable[[Any, Array], Array]) -> Any:
     """Return a patch function: sigmoids inside the experts are how(operation, input)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this gate in `layers`."""
+        """Return the model whose sigmoids inside the experts are `how` in `layers`."""
 
         def override(op: Any, at: Any, x: Any) -> Any:
             """Return how(op, x) inside the experts, else the sigmoid of `x`."""
@@ -149,7 +149,10 @@ def _limit_capacity(capacity: int, by_weight: bool) -> Any:
 
 
 def usual_capacities(patched: PatchedModel) -> Iterator[Change]:
-    """Yield changes to capacities as trainers' factors give them, in order of tokens and weight."""
+    """Yield changes to the capacities that trainers' usual factors give.
+
+    Each is tried with an expert's first tokens, then with those of highest weight.
+    """
     share = len(patched.ids) * int(patched.hp["n_experts_used"]) / int(patched.hp["n_experts"])
     found = [round_(share * factor) for factor in FACTORS for round_ in (np.floor, np.ceil)]
     for capacity in dict.fromkeys(int(value) for value in found if value >= 1):
@@ -183,7 +186,10 @@ def find_capacity(case: Mismatch) -> Iterator[Change]:
 
 
 def _recorded_routing(case: Mismatch) -> list[tuple[Array, Array]]:
-    """Return (experts, weights), both [tokens, used], of the layers before the point."""
+    """Return (experts, weights), both [tokens, used], of the point's layer, or of all layers.
+
+    All layers are returned for a point outside the layers.
+    """
     found: dict[int, tuple[Array, Array]] = {}
 
     def record_routing(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:

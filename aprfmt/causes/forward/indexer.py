@@ -23,7 +23,10 @@ CAUSE = "key_choice"
 
 
 def _operation_change(says: str, where: str, op: str, override: Override) -> Change:
-    """Return the change that overrides operation `op`; `where` is the place it names."""
+    """Return the change that overrides operation `op`.
+
+    `says` is the sentence about it, `where` the part of the model that it names.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with this operation overridden in `layers`."""
@@ -55,9 +58,9 @@ def _choose_lowest(op: Any, at: Any, scores: Any, mask: Any, count: int) -> Any:
 
 
 def _keep_negative_products(op: Any, at: Any, q: Any, k: Any, weights: Any, scale: float) -> Any:
-    """Return index scores without the relu: negative products of q and k count.
+    """Return index scores without the relu, so that negative products of q and k count.
 
-    It is the score of q less that of -q.
+    They are the score of q less that of -q.
     """
     return op(q, k, weights, scale) - op(-q, k, weights, scale)
 
@@ -82,7 +85,7 @@ def _without_index_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def usual_key_choice_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield changes for the usual mistakes with the keys that an indexer chooses."""
+    """Yield changes for the usual mistakes of an attention indexer; none for models without one."""
     kind = patched.spec.block.indexer
     if kind == "none":
         return

@@ -78,7 +78,10 @@ def cache_change(keys: Array | None, values: Array | None) -> Change:
 
 
 def find_cached_rows(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to the cache rows that attention read for each token, if they are wrong."""
+    """Yield changes to other rows of the cache that attention read, as the trace shows them.
+
+    Where it does not show them, the row before, the row after, a stale row and zeros are tried.
+    """
     if case.view.point in ("k_cache", "v_cache"):
         rows = _match_cache_rows(case)
         if rows is not None:
@@ -122,7 +125,10 @@ def find_cached_rows(case: Mismatch) -> Iterator[Change]:
 
 
 def _match_cache_rows(case: Mismatch) -> Array | None:
-    """Return the token of each row of a cache (-1: zeros); None if a row fits no token."""
+    """Return the token whose row each row of the recorded cache is, -1 for a row of zeros.
+
+    None if a row fits no token.
+    """
     ours, theirs = (x.reshape(len(x), -1) for x in (case.view.mine, case.view.theirs))
     rows = np.arange(len(theirs))
     for j, row in enumerate(theirs):
@@ -137,7 +143,10 @@ def _match_cache_rows(case: Mismatch) -> Array | None:
 
 
 def _match_score_columns(case: Mismatch, call: OperationCall) -> Array | None:
-    """Return the token whose scores each key has (-1: zeros); None if a key fits no token."""
+    """Return the token whose key gives each column of recorded scores, -1 for zeros.
+
+    None if a column fits no token, or the scores are not recorded or too many.
+    """
     theirs = case.recorded_result(call)
     if theirs is None or theirs.shape[2] != case.tokens or case.tokens > 512:
         return None
@@ -159,9 +168,10 @@ def _match_score_columns(case: Mismatch, call: OperationCall) -> Array | None:
 
 
 def _solve_value_rows(case: Mismatch, call: OperationCall) -> Array | None:
-    """Return the token of each value row (-1: zeros), with values solved from probabilities.
+    """Return the token whose value each value row is, -1 for zeros, from the mixed values.
 
-    None if there are too many tokens, or if the probabilities are not square.
+    Rows are solved from the recorded results and the probabilities. None if there are too many
+    tokens, no recorded result, or if the probabilities are not square.
     """
     theirs = case.recorded_result(call)
     probs, v = (case.array(x).astype(np.float64) for x in call.args)

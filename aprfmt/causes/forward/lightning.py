@@ -66,7 +66,7 @@ def _patch_operands(taken: Callable[[Any, Any, Any], tuple[Any, Any, Any]]) -> A
 
 
 def _without_state(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model whose tokens read only what they wrote themselves."""
+    """Return the model whose lightning attention carries no state between tokens."""
 
     def override(op: Any, at: Any, v: Any, *rest: Any) -> Any:
         """Return (q.k times v of each token alone, the state of the real scan)."""
@@ -82,7 +82,7 @@ def _without_gate(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model without the gate on lightning attention's norm."""
 
     def plain(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return the norm's result in place of the gated one."""
+        """Return the norm's result, in place of the gated one `x`."""
         return np.array(held["lightning_norm"])
 
     return patched.with_tap("lightning_gated", plain, layers)
@@ -92,7 +92,7 @@ def _without_norm(patched: PatchedModel, layers: Layers) -> PatchedModel:
     """Return the model without the norm of lightning attention."""
 
     def plain(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-        """Return what was read from the state in place of its norm."""
+        """Return the values read from the state, in place of their norm `x`."""
         return np.array(held["lightning"])
 
     return patched.with_tap("lightning_norm", plain, layers)
@@ -126,7 +126,10 @@ def usual_lightning_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _lightning_change(cause: str, says: str, point: str, make: Any) -> Change:
-    """Return the change `make` of lightning attention at a point; `says` completes the sentence."""
+    """Return the change that patch `make` makes to lightning attention.
+
+    `point` is the capture point it names; `says` completes "in lightning attention ...".
+    """
     return Change(cause, f"in lightning attention {says}", (point,), make, {point: says})
 
 

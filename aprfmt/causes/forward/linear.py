@@ -25,7 +25,11 @@ Array = NDArray[Any]
 
 
 def find_missing_bias(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of a bias: the same vector is missing, or added, in every row."""
+    """Yield changes of a bias, if the trace differs by the same vector in every row.
+
+    The bias is missing, repeated, another one, or one that the model does not have. Where the
+    product is not at the point, leaving out or repeating a bias before it is proposed.
+    """
     found = product_of(case)
     if found is None:
         yield from _leave_out_biases(case)
@@ -91,7 +95,7 @@ def dropped_bias_change(patched: PatchedModel, name: str) -> Change:
 
 
 def _leave_out_biases(case: Mismatch) -> Iterator[Change]:
-    """Yield changes that leave out each bias before the point, or add it several times."""
+    """Yield changes that leave out a product's bias before the point, or add it 2, 4 or 8 times."""
     for call in case.calls("linear", "router"):
         name = f"{call.args[1].key.removesuffix('.weight')}.bias"
         if name in case.patched.weights:
@@ -124,7 +128,7 @@ def try_other_weights(case: Mismatch) -> Iterator[Change]:
 
 
 def try_transposed_weight(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the weight's numbers read column by column, if that fits."""
+    """Yield the change that reads the weight's numbers column by column, if that fits."""
     found = product_of(case)
     w = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or w is None:
@@ -136,7 +140,7 @@ def try_transposed_weight(case: Mismatch) -> Iterator[Change]:
 
 
 def match_weight_rows(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to an order of the weight's rows, matched by the output's columns."""
+    """Yield the change to another order of the weight's rows that gives the trace's output."""
     found = product_of(case)
     w = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or w is None or len(found.x) < 2 or w.shape[0] > 20000:
@@ -212,9 +216,10 @@ def _name_row_order(case: Mismatch, key: str, order: Array) -> tuple[str, str, M
 
 
 def _wrong_head_count(order: Array, right: int) -> tuple[int, str] | None:
-    """Return (heads, in words) of the wrong head count that rows were permuted for, or None.
+    """Return (number of heads, words) if `order` is a rope permutation for a wrong head count.
 
-    Alone, or after they were put right for the true number `right`: every divisor is tried.
+    `right` is the true number. `words` is "" or says that the order for it was undone too. None if
+    no number of heads gives the order.
     """
     count = len(order)
     own = adjacent_pair_order(count, right) if count % (2 * right) == 0 else None

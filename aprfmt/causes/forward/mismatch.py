@@ -58,7 +58,7 @@ class Change:
 
 
 def hyper_change(cause: str, says: str, **values: Any) -> Change:
-    """Return the change to other hyperparameters, given as keywords."""
+    """Return the change of model hyperparameters to `values`; `says` is the sentence about it."""
     return Change(
         cause, says, tuple(values), lambda patched, layers: patched.with_hyper(**values), values,
         scoped=False,
@@ -152,14 +152,17 @@ class Mismatch:
     # --- trying -----------------------------------------------------------------------------
 
     def without(self, drop: Iterable[str]) -> RecordedTrace:
-        """Return the trace without the keys `drop`."""
+        """Return the recorded trace as if it lacked the keys `drop`."""
         chosen = self.recorded.without | set(drop)
         if chosen == self.recorded.without:
             return self.recorded
         return self.recorded.ignoring(chosen)
 
     def attempt(self, change: Change, layers: Layers = None) -> ShadowPoint | None:
-        """Return the point's view under one change, None if impossible; skips earlier layers."""
+        """Return the point's view under one change; None if the change cannot be made.
+
+        `layers` are those it is made in; None for all.
+        """
         return self.attempt_all([(change, layers)])
 
     def attempt_all(self, changes: Sequence[tuple[Change, Layers]]) -> ShadowPoint | None:
@@ -204,8 +207,9 @@ class Mismatch:
     ) -> Iterator[Change]:
         """Yield changes for the number that fits best: rounded ones first, if they fit as well.
 
-        `values` are tried; the best is improved between its neighbours by golden section, in
-        logarithms, where numbers are fitted. Nothing is yielded unless the residual falls to half.
+        `make` gives the change for a number, `values` are tried. The best is improved between its
+        neighbours by golden section, in logarithms, where numbers are fitted. Nothing is yielded
+        unless the residual falls to half.
         """
         # Try the given numbers.
         tried = sorted({float(value) for value in values})
@@ -230,9 +234,10 @@ class Mismatch:
     def _golden_section(
         self, make: Callable[[float], Change], low: float, high: float, best: float, score: float
     ) -> tuple[float, float]:
-        """Return (number, its residual) of the best number in an interval, by golden section.
+        """Return (number, its residual) of the best number from `low` to `high`, by golden section.
 
-        The search is in logarithms. It ends early where it does not halve the residual.
+        `best` and `score` are the best number so far and its residual. The search is in logarithms.
+        It ends early where it does not halve the residual.
         """
         ratio = (math.sqrt(5) - 1) / 2
         assert self.view.residual is not None

@@ -55,7 +55,10 @@ def use_activation(kind: str) -> Any:
 
 
 def try_clamps(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of gpt-oss's activation: without its clamp, and with other limits and gains."""
+    """Yield changes of gpt-oss's activation: without its clamp, and with other limits and gains.
+
+    Nothing if the point does not depend on it.
+    """
     call = case.call("swiglu_oai")
     if call is None:
         return
@@ -158,7 +161,7 @@ def activation_number_change(
 ) -> Change:
     """Return the change whose activation is how(function, input, value).
 
-    `words` describe it, with a place for the number.
+    `words` is the sentence about it, with {} for the number.
     """
     return Change(
         "activation",
@@ -176,7 +179,7 @@ def _shape_activation(how: Callable[[Any, Any, float], Any], value: float) -> An
         """Return the model with this activation in `layers`."""
 
         def override(op: Any, at: Any, x: Any, kind: str, **kwargs: Any) -> Any:
-            """Return the changed activation; those after a convolution stay."""
+            """Return the changed activation of `x`; after a convolution the model's own."""
             if at.point in ("delta_qkv", "ssm_conv_in"):
                 return op(x, kind, **kwargs)
             return np.asarray(how(lambda y: op(y, kind, **kwargs), x, value), x.dtype)
@@ -221,7 +224,7 @@ def up_clamp_change(limit: float) -> Change:
 
 
 def usual_activation_numbers(patched: PatchedModel) -> Iterator[Change]:
-    """Yield changes of the activation by usual clamps and offsets."""
+    """Yield changes by usual clamps, offsets and other forms of the activation or its product."""
     for words, how in CLAMPS.items():
         for limit in LIMITS:
             yield activation_number_change(words, how, limit)
@@ -321,7 +324,7 @@ def solve_activation_number(case: Mismatch) -> Iterator[Change]:
 
 
 def _solve_numbers(case: Mismatch, x: Any, ours: Any, y: Any) -> Iterator[Change]:
-    """Yield changes with numbers that fit even rows.
+    """Yield changes with a number that fits: an offset, a clamp, or a factor.
 
     `x` is the activation's input, `ours` its result in the reference, `y` that in the trace.
     """

@@ -41,7 +41,7 @@ def _is_routed_layer(case: Mismatch) -> bool:
 
 
 def usual_routing_rules(hp: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return (sentence, hyperparameters) of the rules of choosing experts that are tried."""
+    """Return (sentence, {hyperparameter: value}) of each usual wrong rule of choosing experts."""
     tries: list[tuple[str, Mapping[str, Any]]] = [
         (
             "the chosen experts' weights are "
@@ -68,7 +68,7 @@ def usual_routing_rules(hp: Mapping[str, Any]) -> list[tuple[str, Mapping[str, A
 
 
 def try_routing_rules(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of the rules for choosing and weighting experts."""
+    """Yield changes of the rules for choosing and weighting experts, for points after a router."""
     if not _is_routed_layer(case):
         return
     for says, values in usual_routing_rules(case.patched.hp):
@@ -113,7 +113,7 @@ def _find_routed_scale(case: Mismatch) -> Iterator[Change]:
 
 
 def find_expert_order(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the order of the experts whose outputs add up to the trace's value."""
+    """Yield the change to the order of a layer's experts that the trace's value shows."""
     if case.view.point not in ("moe_out", "ffn_contrib", "out") or not _is_routed_layer(case):
         return
     patched, layer = case.patched, case.layer
@@ -143,7 +143,7 @@ def find_expert_order(case: Mismatch) -> Iterator[Change]:
 
 
 def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int] | None:
-    """Return the stored expert that was used for each number; None if no mapping wins.
+    """Return for each expert number the stored expert that was used; None if it is not clear.
 
     `calls` are the calls that add an expert's output, `count` the number of experts. Every token
     votes for the experts whose weighted outputs give its value in the trace. Experts that no token
@@ -198,7 +198,7 @@ def _vote_expert_order(case: Mismatch, calls: list[Any], count: int) -> list[int
 
 
 def _experts_in_order(case: Mismatch) -> list[int]:
-    """Return the experts in the order in which the pass added their outputs."""
+    """Return the numbers of the experts in the order in which the pass added their outputs."""
     found: list[int] = []
     for call in case.view.calls:
         if call.op == "linear" and "ffn_down_exps.weight[" in call.args[1].key:

@@ -34,8 +34,8 @@ def eps_change(
 ) -> Change:
     """Return the change of the norms' epsilon to `eps`.
 
-    `name` is the hyperparameter. With `point` only the norm after that capture point is changed,
-    and `seen` is the point by which the sentence names it.
+    `name` is the hyperparameter. With `point` only the norm that follows that capture point is
+    changed, and `seen` is the point by which the sentence names it.
     """
     which = f"the norm at {seen} alone adds" if point else "the norms add"
     return Change(
@@ -45,9 +45,9 @@ def eps_change(
 
 
 def _eps_change_here(case: Mismatch, eps: float, point: str = "") -> Change:
-    """Return the change of epsilon of the norm before the differing point.
+    """Return the change of epsilon for norms of the kind at the differing point.
 
-    With `point` only the norm after that capture point is changed.
+    With `point` only the norm that follows that capture point is changed.
     """
     name = "lora_norm_eps" if case.view.point.endswith("_a_norm") else "norm_eps"
     return eps_change(case.patched, eps, name, point, case.view.point)
@@ -127,7 +127,10 @@ def norm_offset_changes_by_place(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _norm_offset_change(plus: int, points: tuple[str, ...] = ()) -> Change:
-    """Return the change of norm weights by `plus`, in norms after `points` (empty: in all)."""
+    """Return the change of norm weights by `plus` (1 or -1), in norms that follow `points`.
+
+    `points` are capture points; empty means all norms.
+    """
     which = (
         f"{norm_name(points)} {'multiplies by its' if len(points) == 1 else 'multiply by their'}"
     )
@@ -166,7 +169,7 @@ def norm_name(points: tuple[str, ...]) -> str:
 
 
 def find_norm_weight(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the norm weight that the trace gives: one ratio a column in all rows."""
+    """Yield the change to the norm weight that the trace shows, if one weight fits all its rows."""
     call = case.call(*NORMS)
     if call is None:
         return
@@ -196,9 +199,10 @@ def find_norm_weight(case: Mismatch) -> Iterator[Change]:
 
 
 def _name_norm_weight(case: Mismatch, key: str, stored: Any) -> Iterator[Change]:
-    """Yield the change to a solved norm weight: another tensor, a multiple, or other values.
+    """Yield the change to a norm weight solved from the trace.
 
-    `key` is the norm's weight, `stored` the solved values.
+    It is another tensor of the model, a multiple of the weight, or other values. `key` is the
+    norm's weight, `stored` the solved values.
     """
     own = np.asarray(case.patched.stored[key].numpy(), np.float64)
     for other in weights_of_same_shape(case.patched, key):
@@ -225,7 +229,7 @@ _ROLES = {
 
 
 def norm_key(case: Mismatch) -> str | None:
-    """Return the key of the norm's weight at the differing point; None if it has none."""
+    """Return the key of the norm's weight at the differing point; None if it is no norm's point."""
     role = _ROLES.get(case.view.point)
     if role is None:
         return None

@@ -29,7 +29,7 @@ NORMS = ("rms_norm", "layer_norm")
 
 
 def use_eps(eps: float, point: str = "") -> MakeWorld:
-    """Return a patch: norms use this epsilon; with `point`, only the norm after that point."""
+    """Return a patch: norms use epsilon `eps`; with `point`, only the norm that follows it."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model whose norms in `layers` use the other epsilon."""
@@ -45,7 +45,7 @@ def use_eps(eps: float, point: str = "") -> MakeWorld:
 
 
 def offset_norm_weights(plus: int, points: Collection[str] = ()) -> MakeWorld:
-    """Return a patch: `plus` is added to norm weights; with `points`, of norms after these only."""
+    """Return a patch: `plus` is added to norm weights; with `points`, only after these points."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model whose norms in `layers` use the shifted weights."""
@@ -103,11 +103,11 @@ def exchange_norm_kind(points: Collection[str] = ()) -> MakeWorld:
             return not points or point_before_norm(patched, at) in points
 
         def centred(op: Any, at: Any, x: Any, w: Any, **kwargs: Any) -> Any:
-            """Return an RMS norm of `x` less its mean; of `x` where the patch is off."""
+            """Return the RMS norm of `x` less its mean; of `x` for a norm that is not chosen."""
             return op(x - x.mean(-1, keepdims=True) if is_chosen(at) else x, w, **kwargs)
 
         def without_mean(op: Any, at: Any, x: Any, w: Any, bias: Any, *, eps: float) -> Any:
-            """Return a layer norm without the subtraction of the mean, where the patch applies."""
+            """Return a layer norm that subtracts no mean; the usual one if not chosen."""
             if not is_chosen(at):
                 return op(x, w, bias, eps=eps)
             size = np.sqrt(np.mean(np.square(x), axis=-1, keepdims=True) + x.dtype.type(eps))
@@ -159,7 +159,7 @@ def norm_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
         return x
 
     def rope(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:
-        """Return the rotated `x`, normalised by the norm that was queued for it."""
+        """Return the rotated `x`, normalised by the next queued norm if there is one."""
         y = op(x, table, **kwargs)
         return waiting.pop(0)(y) if waiting else y
 
@@ -167,14 +167,17 @@ def norm_after_rope(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def norm_heads_jointly(whole: bool) -> MakeWorld:
-    """Return a patch: q and k are normalised over all heads together (`whole`), or head by head."""
+    """Return a patch: q and k are normalised over all heads together, or head by head.
+
+    `whole`: over all heads together.
+    """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with this norm of q and k in `layers`."""
         d = int(patched.hp["head_dim"])
 
         def override(op: Any, at: Any, x: Any, w: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return the norm of q or k over the chosen axes; other norms unchanged."""
+            """Return the norm of q or k over all heads or by head; other norms unchanged."""
             if not _is_query_key_norm(at):
                 return op(x, w, *args, **kwargs)
             if whole:
@@ -249,8 +252,7 @@ def round_keys_and_values(dtype: str) -> MakeWorld:
 def add_to_normed(sublayers: Collection[str]) -> MakeWorld:
     """Return a patch: sublayer results are added to the norm's output, not to the stream.
 
-    `sublayers` are `attn`, `ffn` or both. A norm right before a sublayer is the one that follows
-    `in` (or what enters a layer) and `mid`.
+    `sublayers` are `attn`, `ffn` or both. The norm meant is the one right before the sublayer.
     """
     # Points that a sublayer's norm reads, and points of the sublayer's result.
     before = {"attn": ("in", "out", "embd", "embd_scaled"), "ffn": ("mid",)}

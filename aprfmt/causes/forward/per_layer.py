@@ -47,7 +47,7 @@ def _hidden_size(patched: PatchedModel) -> int:
 
 
 def _shift_layer_inputs(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
-    """Return the per-layer inputs with every layer's part in the place of the layer before it.
+    """Return the per-layer inputs rolled, so that each layer gets the part of the next one.
 
     `x` are the inputs [tokens, layers * size]. `held` is not used.
     """
@@ -55,16 +55,17 @@ def _shift_layer_inputs(x: Array, held: Mapping[str, Any], patched: PatchedModel
 
 
 def _input_copy(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
-    """Return the layer's input stream in place of every predicted copy.
+    """Return the stream that enters the layer in place of the predicted copies `x`.
 
-    `held` are the layer's earlier points by name. `patched` is not used.
+    `held` are the layer's earlier points by name; `x` is returned if they lack the stream.
+    `patched` is not used.
     """
     entering = held.get(STREAM)
     return x if entering is None or entering.shape != x.shape else np.array(entering)
 
 
 def _correct_first_copy(x: Array, held: Mapping[str, Any], patched: PatchedModel) -> Array:
-    """Return the predicted copies, of which only the first is corrected.
+    """Return the predicted copies with the correction of the first one only.
 
     `x` are the corrected copies, `held` the layer's earlier points by name.
     """
@@ -113,10 +114,10 @@ COPIES: Mapping[str, tuple[tuple[str, Altered], ...]] = {
 
 
 def _alter_point(point: str, altered: Altered) -> Any:
-    """Return a patch function: a point's values become altered(values, earlier points, model)."""
+    """Return a patch: the values of `point` become altered(values, earlier points, model)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with a tap at this point in `layers`."""
+        """Return the model whose values at this point are altered in `layers`."""
 
         def tap(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
             """Return the altered values of the point."""
@@ -144,7 +145,7 @@ def _without_tanh(patched: PatchedModel, layers: Layers) -> PatchedModel:
 
 
 def _without_gate_cut(patched: PatchedModel, layers: Layers) -> PatchedModel:
-    """Return the model whose MLP gates are not made sparse: no gaussian top-k."""
+    """Return the model whose sparse gate is not cut by gaussian top-k."""
     return patched.with_op("gaussian_topk", lambda op, at, x, factor: x, layers)
 
 
@@ -194,7 +195,7 @@ def usual_stream_copy_mistakes(patched: PatchedModel) -> Iterator[Change]:
 def _changes_of_rows(
     cause: str, name: str, rows: Mapping[str, tuple[tuple[str, Altered], ...]]
 ) -> Any:
-    """Yield the change of each row of a table: a capture point, and what its values become.
+    """Yield the change of each row of a table: {capture point: ((sentence, new values), ...)}.
 
     `name` is the hyperparameter that the changes name as their place.
     """

@@ -46,9 +46,10 @@ class Product:
         values: Mapping[str, Any] = NOTHING,
         general: bool = False,
     ) -> Change:
-        """Return the change to other values `w` [rows, columns] of the weight.
+        """Return the change that sets the weight to other values `w` [rows, columns].
 
-        `general` marks values that would fit any trace.
+        `values` are numbers to report. `general`: `w` was solved from the trace, so that it would
+        fit any.
         """
         arrays = {self.key: w.reshape(case.patched.weights[self.key].shape)}
         return Change(
@@ -64,7 +65,7 @@ class Product:
 
 
 def product_of(case: Mismatch) -> Product | None:
-    """Return the product whose result diverges; None if the divergence is not at a product."""
+    """Return the matrix product that gives the differing point; None if no product does."""
     last = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
     if (
         last is None
@@ -107,9 +108,9 @@ def weight_values(patched: PatchedModel, key: str) -> Array | None:
 
 
 def weights_of_same_shape(patched: PatchedModel, key: str) -> list[str]:
-    """Return the keys of other weights of the same shape, those of the same layer first.
+    """Return the keys of other weights of the same shape.
 
-    Then come those of the same role.
+    Those of the same layer come first, then those of the same role.
     """
     shape, layer = patched.weights[key].shape, key.partition(".")[0]
     role = key.partition(".")[2]
@@ -146,9 +147,9 @@ def scale_weights_change(
 def exchange_weights_change(case: Mismatch, moved: Mapping[str, str]) -> Change:
     """Return the change that uses other tensors of the model in place of some.
 
-    `moved` maps a tensor key to the key that was used; only its first entry is read. Tensors of one
-    layer are exchanged with each other. If they have the same role in two layers, all tensors of
-    the layer are those of the other.
+    `moved` is {key: key that was used instead}; only its first entry is read. If both have one role
+    in two layers, all tensors of the first layer become those of the other. Otherwise the two
+    tensors are exchanged.
     """
     (key, other), *_ = moved.items()
     stored = case.patched.stored

@@ -41,7 +41,11 @@ PLACES: Mapping[str, tuple[str, str]] = {
 
 
 def try_query_key_norms(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of the norms after rope: none, in other layers, or before rope."""
+    """Yield changes of the norms of q and k after rope: left out, or in another place.
+
+    The other place is before rope, or in all layers where only those with rope have the norms.
+    Nothing for models with other norms of q and k, or without.
+    """
     block = case.patched.spec.block
     late = block.qk_norm_place in PLACES and case.view.point in _LATE
     if not case.patched.hp["qk_norm"] or not late or case.layer < 0:
@@ -85,7 +89,7 @@ def find_query_temperature(case: Mismatch) -> Iterator[Change]:
 
 
 def _solve_temperature(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the temperature that the rows' factors give.
+    """Yield the change to the growth of queries by position that the recorded rows show.
 
     The first row whose factor is above 1 shows the length.
     """
@@ -114,7 +118,10 @@ def _temperature_factors(patched: PatchedModel, counted: int) -> Any:
 
 
 def _temperature_change(patched: PatchedModel, length: int, scale: float) -> Change:
-    """Return the change to another length and growth of the factor on queries."""
+    """Return the change of the factor on queries that grows with position.
+
+    It is 1 plus `scale` times a logarithm of the position over `length`.
+    """
     configured = patched.hp["temperature_length"], patched.hp["temperature_scale"]
     values = {"temperature_length": length, "temperature_scale": scale}
     return Change(

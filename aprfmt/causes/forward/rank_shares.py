@@ -43,7 +43,7 @@ SHARED: Mapping[str, tuple[tuple[str, str], ...]] = {
 
 
 def block_order(mine: Array, theirs: Array, count: int, bound: float) -> list[int] | None:
-    """Return which of `mine`'s blocks of columns each block of `theirs` is, or None.
+    """Return which block of `mine` each block of `theirs` is, or None; blocks are of columns.
 
     Both are [tokens, width] and have `count` blocks. None if a block of `theirs` is not within
     `bound` of exactly one, or if every block is in its place.
@@ -62,7 +62,7 @@ def block_order(mine: Array, theirs: Array, count: int, bound: float) -> list[in
 
 
 def order_text(order: Sequence[int]) -> str:
-    """Return which rank has whose share, in words."""
+    """Return in words which rank has whose share; `order[rank]` is the share's own rank."""
     moved = [f"rank {at} has that of rank {one}" for at, one in enumerate(order) if at != one]
     return f"the shares of {len(order)} ranks in another order ({', '.join(moved)})"
 
@@ -158,7 +158,7 @@ def _patch_output_order(roles: Sequence[str], order: Sequence[int]) -> Any:
     """Return a patch function: blocks of these products' outputs come in another order."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with these products in `layers`."""
+        """Return the model whose products of these roles have reordered outputs in `layers`."""
 
         def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
             """Return the product with its output blocks in the order."""
@@ -180,7 +180,7 @@ def _patch_input_order(role: str, order: Sequence[int]) -> Any:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this product in `layers`."""
+        """Return the model whose product of this role reads a reordered input in `layers`."""
 
         def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
             """Return the product of the input with its blocks reordered."""

@@ -69,9 +69,9 @@ EXPERTS = ("router", "experts", "expert_w", "router_margin")  # points inside a 
 
 
 def find_embedding_rows(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the embedding rows that the trace used, if they are not the tokens'.
+    """Yield the change to the rows of the embedding that the trace shows, if others than the ids'.
 
-    Single wrong rows are other token ids. Rows that are all shifted alike are a row offset.
+    A few wrong rows are other token ids. Rows that are all shifted alike are a row offset.
     """
     call = case.call("embed")
     if call is None or case.view.point not in ("embd", "embd_scaled") or len(case.view.calls) > 2:
@@ -141,7 +141,10 @@ def token_ids_change(own: Array, read: Array) -> Change:
 
 
 def usual_token_type_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield changes to other rows of the token type table, and to none; none without the table."""
+    """Yield changes to another row of the token type table for all tokens, and to no row.
+
+    Nothing for models without the table.
+    """
     weight = patched.weights.get_role(None, "token_types.weight")
     if weight is None:
         return
@@ -168,9 +171,9 @@ def try_token_types(case: Mismatch) -> Iterator[Change]:
 
 
 def find_dropout(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the dropout that the trace shows: some values zero, the others scaled.
+    """Yield the change to dropout that was on, if the trace has zeros and scaled other values.
 
-    The factor is found on even rows and judged on odd ones. It is that of the share that was
+    The factor is found on even rows and judged on odd ones. It must be that of the share that was
     dropped, 1 / (1 - p).
     """
     call = next((call for call in reversed(case.view.calls) if call.op not in MOVES), None)
@@ -205,10 +208,10 @@ def find_dropout(case: Mismatch) -> Iterator[Change]:
     made = rest + np.where(drops, 0.0, factor * ours)
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model whose operation here gives the dropped values."""
+        """Return the model in which the call that gives this point gives the dropped-out values."""
 
         def override(op: Any, at: Any, *args: Any, **kwargs: Any) -> Any:
-            """Return the dropped values for this one call, else the operation's result."""
+            """Return the dropped-out values for this one call, else the operation's result."""
             y = op(*args, **kwargs)
             here = at == call.at and y.shape == made.shape
             return np.asarray(made, y.dtype) if here else y
@@ -229,7 +232,10 @@ def factor_change(name: str, value: float, configured: float) -> Change:
 
 
 def find_factor(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to one factor on the whole point, or on what is added to the stream."""
+    """Yield the change to the one factor that the trace shows at this point.
+
+    It is on the whole point, or on what is added to the residual stream.
+    """
     name = FACTORS.get(case.view.point)
     scaled = case.call("scale")
     if scaled is not None and not case.gives_point_value(scaled):
@@ -302,7 +308,10 @@ def _find_added_factor(case: Mismatch, name: str, configured: float) -> Iterator
 
 
 def try_residual_sums(case: Mismatch) -> Iterator[Change]:
-    """Yield changes that leave out one summand, or give both sublayers the same input."""
+    """Yield changes that leave out one summand of a sum before the point.
+
+    Before-norm models also get the change that attention and MLP read the same input.
+    """
     adds = [call for call in case.calls("add") if not is_score_bias(call)]
     if case.layer < 0:
         return
@@ -360,7 +369,7 @@ def usual_sublayer_factor_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _scale_sublayer(sublayer: str, factor: float) -> Any:
-    """Return a patch function: what one `sublayer` (attn or ffn) adds is multiplied."""
+    """Return a patch: what one `sublayer` (attn or ffn) adds to the stream is times `factor`."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with this factor on the sublayer's result in `layers`."""

@@ -72,7 +72,7 @@ THETAS = (1e4, 2.5e4, 5e4, 1e5, 1.5e5, 2.5e5, 5e5, 1e6, 2e6, 5e6, 8e6, 1e7)
 
 
 def try_pairings(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to the other rope pairing, its result recorded in either element order."""
+    """Yield changes to the other rope pairing, recorded as it is and in adjacent order."""
     call = case.call("rope")
     if call is None:
         return
@@ -151,7 +151,7 @@ def use_rope_style(style: str, interleave: int) -> Any:
 
 
 def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
-    """Yield changes that turn rope off, on, or to the other kind of layer's rope.
+    """Yield changes that turn a layer's rope off, on, or to another kind of layer's rope.
 
     Each first in all layers of this layer's kind, then in this layer alone.
     """
@@ -209,9 +209,9 @@ def try_layers_with_rope(case: Mismatch) -> Iterator[Change]:
 def _rope_change_in_layers(
     scope: frozenset[int], says: str, values: Mapping[str, Any], make_world: Any
 ) -> Change:
-    """Return a change of the rotation in the layers `scope`.
+    """Return a change of rope in the layers `scope`, made by patch `make_world`.
 
-    `says` has a place for the layers, one for the verb's ending, and one for it or they.
+    `says` is a format of three places: the layers, the verb's ending, and "it" or "they".
     """
     one = len(scope) == 1
     named = ", ".join(map(str, sorted(scope)))
@@ -232,7 +232,7 @@ def _bind_layers(patch: Any, scope: frozenset[int]) -> Any:
 
 
 def find_positions(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the positions that the rotation angles of each token give.
+    """Yield the change to the token positions that the trace's rotation angles show.
 
     Usual mistakes are proposed where the trace does not show the angles.
     """
@@ -263,7 +263,7 @@ def find_positions(case: Mismatch) -> Iterator[Change]:
 
 
 def usual_positions(ours: Array) -> list[Array]:
-    """Return arrays of positions that engines assign by mistake: all zero, or shifted."""
+    """Return wrong positions that engines give tokens: all zero, or shifted from `ours`."""
     shifts = (1, 2, 3, 4, 8, len(ours))
     return [np.zeros_like(ours), *(ours + shift for shift in shifts), np.maximum(ours - 1, 0)]
 
@@ -326,9 +326,10 @@ def rotated_count_change(patched: PatchedModel, kind: RopeKind, n: int) -> Chang
 
 
 def _kept_frequencies_change(patched: PatchedModel, kind: RopeKind, n: int) -> Iterator[Change]:
-    """Yield the change to `n` rotated elements with the first of the model's own frequencies.
+    """Yield the change to `n` rotated elements, by the first n / 2 of the model's frequencies.
 
-    An engine that takes half-width cosines for those of a partial rotation makes this one.
+    An engine that takes half-width cosines for those of a partial rotation makes this one. Nothing
+    if the model rotates no more than `n`.
     """
     configured = int(patched.hp["rope_dim"])
     if n >= configured:
@@ -390,7 +391,7 @@ def try_rotated_elements(case: Mismatch) -> Iterator[Change]:
 
 
 def theta_change(patched: PatchedModel, kind: RopeKind, theta: float) -> Change:
-    """Return the change that gives one kind of rope the base `theta`."""
+    """Return the change that gives rope of one `kind` the base `theta`."""
     local = kind[0] != patched.hp["rope_theta"]
     name = "rope_theta_local" if local else "rope_theta"
     rope = compute_frequencies(
@@ -445,7 +446,10 @@ def find_theta(case: Mismatch) -> Iterator[Change]:
 
 
 def without_scaling_changes(patched: PatchedModel, kind: RopeKind) -> Iterator[Change]:
-    """Yield changes that leave a kind's rope scaling out, or only its factor on cos and sin."""
+    """Yield changes without rope scaling, or only without its factor on cos and sin.
+
+    `kind` is the kind of rope; nothing if it has no scaling.
+    """
     if not kind[1]:
         return
     length, configured = pass_length(patched), patched.hp["rope_scaling"]
@@ -488,7 +492,10 @@ def position_divisor_change(patched: PatchedModel, kind: RopeKind, factor: float
 
 
 def find_rope_scaling(case: Mismatch) -> Iterator[Change]:
-    """Yield changes to no scaling, to one factor, and to frequencies solved from the angles."""
+    """Yield changes of rope scaling: none, positions divided by a factor, or solved frequencies.
+
+    Usual factors are tried where the trace does not show the angles.
+    """
     kind = rope_kind_of_layer(case)
     if kind is None or not has_rope_between_points(case) or case.view.base:
         return
@@ -545,7 +552,10 @@ def _list_values(values: Array) -> str:
 
 
 def find_position_rows(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to the rows of a learned position table that the trace shows were added."""
+    """Yield the change to the rows of a learned position table that the trace shows.
+
+    Usual wrong positions are proposed where the trace does not have the sum.
+    """
     if case.patched.spec.block.position != "learned" or case.layer > 0:
         return
     adds = [call for call in case.calls("add") if call.at.point == "embd"]

@@ -35,7 +35,7 @@ def rope_kinds(patched: PatchedModel) -> list[RopeKind]:
 
 
 def rope_kind_of_layer(case: Mismatch) -> RopeKind | None:
-    """Return the rope kind of the differing layer; if it has none, the model's first kind.
+    """Return the kind of rope of the differing layer; if it has none, the model's first kind.
 
     None for a model without rope, or a point outside the layers.
     """
@@ -58,9 +58,9 @@ def token_positions(patched: PatchedModel) -> Array:
 
 
 def rotate_with(inv_freq: Array, factor: float, positions: Array | None = None) -> Any:
-    """Return a patch function: rope with other inverse frequencies (and positions).
+    """Return a patch: rope turns by inverse frequencies `inv_freq` [pairs].
 
-    `factor` multiplies cos and sin. Positions are the pass's own if None.
+    `factor` multiplies cos and sin. `positions` are the tokens' positions; None for the pass's own.
     """
 
     def make_world(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -108,7 +108,10 @@ class Rotation:
 
     @property
     def frequencies(self) -> Array:
-        """Angle per position of each pair (radians), from tokens at increasing distances."""
+        """Angle per position of each pair (radians), measured over growing distances of tokens.
+
+        All zero if the rows are not consecutive tokens.
+        """
         unit = self.turn / np.maximum(np.abs(self.turn), 1e-30)
         found = np.zeros(unit.shape[1])
         span = 1
@@ -132,7 +135,7 @@ def _wrap_angle(angle: Array) -> Array:
 
 
 def solve_rotation(case: Mismatch) -> Rotation | None:
-    """Return the rotation of q or k in the trace; None unless it holds input and output."""
+    """Return the rotation of q or k that the trace shows; None unless it has input and output."""
     call = case.call("rope")
     if call is None:
         return _rotation_of_alias(case)
@@ -157,10 +160,10 @@ def _rotation_of_alias(case: Mismatch) -> Rotation | None:
 
 
 def _fit_pair_rotations(case: Mismatch, x: Array, y: Array, pairs: int, style: str) -> Rotation:
-    """Return the complex factor of each row and pair that takes `x` to `y`, by least squares.
+    """Return the rotation that takes `x` to `y`: a complex factor of each row and pair.
 
-    Both are [rows, heads, d] and the fit is over the heads. `style` pairs the elements of `x`;
-    those of `y` are paired in halves.
+    Both are [rows, heads, d]; the fit is by least squares over the heads. `style` pairs the
+    elements of `x`; those of `y` are paired in halves.
     """
     rows = case.rows
     x, y = x[rows].astype(np.float64), y[rows].astype(np.float64)
@@ -184,19 +187,19 @@ def complex_pairs(x: Array, pairs: int, style: str) -> Array:
 
 
 def explaining_rotation(case: Mismatch) -> Rotation | None:
-    """Return the rotation if it explains the trace's value, else None."""
+    """Return the rotation that the trace shows, or None if a rotation does not explain it."""
     found = solve_rotation(case)
     return found if found is not None and found.explained <= 10 * case.view.tolerance else None
 
 
 def has_rope_between_points(case: Mismatch) -> bool:
-    """Return whether one of the two sides rotates between the trace's points."""
+    """Return whether reference or trace rotates between the point and the last one before it."""
     return case.call("rope") is not None or (
         case.view.point in ("q_rope", "k_rope") and bool(case.view.base)
     )
 
 
 def hides_rope_angles(case: Mismatch) -> bool:
-    """Return whether rope is between the trace's points but the trace shows no angles."""
+    """Return whether rope comes before the point but its result is not recorded."""
     call = case.call("rope")
     return call is not None and case.recorded_result(call) is None

@@ -125,7 +125,7 @@ def _expert_weights(
 
 
 def wrong_routing_rules(patched: PatchedModel) -> Iterator[tuple[str, RoutingRule]]:
-    """Yield (what a wrong rule does in words, the rule)."""
+    """Yield (sentence, rule) of usual wrong rules of choosing and weighting experts."""
     # Other sources of the experts' weights.
     hp, own = patched.hp, routing_rule_of(patched.hp)
     corrected = any(key.endswith(".exp_probs_b.bias") for key in patched.weights)
@@ -185,7 +185,10 @@ RANKED: Mapping[Ranking, str] = {
 
 
 def _wrong_rankings(hp: Mapping[str, Any], own: RoutingRule) -> Iterator[tuple[str, RoutingRule]]:
-    """Yield (words, rule) for each other way of ranking groups of experts; none without groups."""
+    """Yield (sentence, rule) for each other way of ranking groups of experts; none without groups.
+
+    `own` is the model's rule.
+    """
     if int(hp["n_expert_groups"]) < 2:
         return
     for groups, words in RANKED.items():
@@ -197,7 +200,7 @@ def _wrong_rankings(hp: Mapping[str, Any], own: RoutingRule) -> Iterator[tuple[s
 
 
 def routing_rule_changes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the change to each wrong rule."""
+    """Yield the change to each rule of routing that the model does not have."""
     for says, rule in wrong_routing_rules(patched):
         yield Change(
             "moe_routing", says, ("router",), use_routing_rule(rule), {"rule": says}, scoped=True
@@ -208,10 +211,13 @@ def use_routing_rule(rule: RoutingRule) -> Any:
     """Return a patch function: experts are chosen and weighted by another rule."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with taps at the router's points in `layers`."""
+        """Return the model whose experts in `layers` are chosen and weighted by the rule."""
 
         def routed(patched: PatchedModel, layer: int, held: Mapping[str, Any]) -> Routing:
-            """Return the routing of a layer by the rule, from its recorded logits."""
+            """Return a layer's experts, weights and margin by the rule, from its router's logits.
+
+            `held` are the layer's earlier points by name.
+            """
             stored = patched.weights.get_role(layer, "exp_probs_b.bias")
             logits = np.asarray(patched.backend.to_numpy(held["router"]))
             bias = None if stored is None else stored.numpy().astype(logits.dtype, copy=False)

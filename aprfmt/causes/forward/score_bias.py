@@ -24,7 +24,7 @@ def change_score_bias(how: Callable[[Any, Array], Any]) -> Any:
     """Return a patch function: scores with their bias become how(scores, bias)."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this sum in `layers`."""
+        """Return the model whose biased scores are how(scores, bias) in `layers`."""
 
         def override(op: Any, at: Any, a: Any, b: Any) -> Any:
             """Return how(scores, bias) for a bias on scores, else a + b."""
@@ -52,9 +52,10 @@ def _geometric_slopes(heads: int, power: int, most: float) -> Array:
 
 
 def _interleaved_slopes(heads: int, most: float) -> Array:
-    """Return the second, fourth, ... slopes of the power of two above, then the others.
+    """Return ALiBi slopes [heads] that take every second one of the next power of two first.
 
-    `most` is the exponent at which the slopes end.
+    After the second, fourth, ... come the first, third, ... `most` is the exponent at which the
+    slopes end.
     """
     every = _geometric_slopes(1 << heads.bit_length(), 1 << heads.bit_length(), most)
     return np.concatenate([every[1::2], every[::2]])[:heads]
@@ -103,7 +104,7 @@ def _own_slopes(patched: PatchedModel) -> Array | None:
 
 
 def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield changes for the usual mistakes in what is added to scores; none if nothing is."""
+    """Yield changes for usual mistakes of a bias on scores; none for models without one."""
     if patched.spec.block.score_bias == "none":
         return
     yield no_score_bias_change()
@@ -155,7 +156,10 @@ def usual_score_bias_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def find_score_bias(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of the slopes: usual ones, and those solved from the trace's scores."""
+    """Yield changes of the bias on scores: usual mistakes, then slopes solved from the trace.
+
+    Nothing for points before such a bias.
+    """
     sums = [call for call in case.view.calls if is_score_bias(call)]
     if case.layer < 0 or not sums or case.view.point not in AFTER:
         return

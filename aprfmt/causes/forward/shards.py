@@ -52,13 +52,14 @@ def role_of(key: str) -> str:
 
 
 def weight_column_blocks(roles: Sequence[str], factors: Sequence[float]) -> Any:
-    """Return a patch function: blocks of a weight's columns count `factors` times in products.
+    """Return a patch: blocks of a weight's columns count `factors` times in a product.
 
-    It acts on products of these roles. Each factor belongs to one of equal blocks of columns.
+    It acts on the products of `roles`. The columns are cut into as many equal blocks as there are
+    factors.
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with these products in `layers`."""
+        """Return the model in which blocks of these products count by factors in `layers`."""
 
         def override(op: Any, at: Any, x: Any, w: Any, *rest: Any) -> Any:
             """Return the product in which each block of columns counts its factor."""
@@ -74,7 +75,7 @@ def weight_column_blocks(roles: Sequence[str], factors: Sequence[float]) -> Any:
 
 
 def _shard_count_text(factors: Sequence[float]) -> str:
-    """Return which shards are left out or count several times, in words."""
+    """Return in words which shards are left out or count several times; "" if all count once."""
     count = len(factors)
     found = []
     for times in dict.fromkeys(factors):
@@ -103,7 +104,10 @@ def _shard_change(name: str, roles: Sequence[str], factors: Sequence[float]) -> 
 
 
 def _usual_shard_counts() -> Iterator[tuple[float, ...]]:
-    """Yield how often each shard counts: one left out, one in another's place, one alone of 4."""
+    """Yield usual mistakes as how often each shard counts, for 2 or 4 shards.
+
+    One is left out, takes another's place, or counts alone.
+    """
     yield from ((1.0, 0.0), (0.0, 1.0), (2.0, 0.0), (0.0, 2.0))
     for alone in range(4):
         yield tuple(float(i != alone) for i in range(4))
@@ -143,7 +147,7 @@ def _zero_half_table(key: str, alone: int) -> Any:
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with this table; `layers` is not used."""
+        """Return the model with only one half of the table's rows in `layers`."""
         half = patched.weights[key].n_rows // 2
 
         def embed(op: Any, at: Any, table: Any, ids: Any) -> Any:
@@ -166,7 +170,7 @@ def _zero_half_table(key: str, alone: int) -> Any:
 
 
 def find_shard_counts(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to how often each block of a product's columns counts.
+    """Yield the change to how often each shard's columns count in a product, as the trace shows.
 
     It is solved on even rows and judged on odd ones.
     """

@@ -66,9 +66,9 @@ SUMMED: Mapping[str, tuple[str, tuple[str, ...], str]] = {
 
 
 def norm_sum(sublayers: Collection[str]) -> MakeWorld:
-    """Return a patch: the norm after a sublayer normalises stream plus result, and replaces both.
+    """Return a patch: the norm after a sublayer is applied to stream plus result.
 
-    `sublayers` are `attn`, `ffn` or both.
+    Its result then replaces the stream. `sublayers` are `attn`, `ffn` or both.
     """
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
@@ -83,11 +83,14 @@ def norm_sum(sublayers: Collection[str]) -> MakeWorld:
             return op(x, *args, **kwargs)
 
         def tap(sublayer: str) -> Tap:
-            """Return the tap that replaces the norm's result by the norm of the sum."""
+            """Return the tap at the norm after `sublayer`, which normalises stream plus result."""
             stream, made, _ = SUMMED[sublayer]
 
             def normed(patched: PatchedModel, layer: int, x: Any, held: Mapping[str, Any]) -> Any:
-                """Return the norm of stream plus result; `x` if none was recorded."""
+                """Return the norm of stream plus the sublayer's result; `x` if that is not there.
+
+                `held` are the layer's earlier points by name.
+                """
                 result = next((held[name] for name in made if name in held), None)
                 return x if result is None else last[sublayer](held[stream] + result)
 
@@ -163,7 +166,7 @@ def rotate_times(keys: int, queries: int) -> MakeWorld:
     """Return a patch: rope is applied to keys `keys` times and to queries `queries` times."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
-        """Return the model with these numbers of rotations in `layers`."""
+        """Return the model whose keys and queries are rotated so many times in `layers`."""
         seen: dict[str, int] = {"layer": -1, "calls": 0}
 
         def override(op: Any, at: Any, x: Any, table: Any, **kwargs: Any) -> Any:

@@ -25,7 +25,7 @@ TILES = (32, 16, 64, 8, 128)
 
 
 def sum_over_keys(name: str, tile: int) -> Any:
-    """Return a patch function: probabilities by row `name` of SUMS, with tiles of `tile` keys."""
+    """Return a patch: probabilities are those of row `name` of SUMS, for tiles of `tile` keys."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model with this softmax in `layers`."""
@@ -58,14 +58,17 @@ def _sum_last_tile(masked: Array, tile: int) -> Array:
 
 
 def _sum_whole_tiles(masked: Array, tile: int) -> Array:
-    """Return exponentials divided by their sum over full tiles: a shorter last one is left out."""
+    """Return exponentials of scores divided by their sum over full tiles of keys.
+
+    A shorter last tile is left out of the sum, unless there is no other.
+    """
     e = np.exp(masked - masked.max(axis=-1, keepdims=True))
     whole = masked.shape[-1] // tile * tile
     return _divide(e, e[..., : whole or None].sum(axis=-1, keepdims=True))
 
 
 def _normalise_each_tile(masked: Array, tile: int) -> Array:
-    """Return probabilities that add to 1 within every tile."""
+    """Return the softmax of scores within each tile of `tile` keys, so that each adds to 1."""
     parts = []
     for start in range(0, masked.shape[-1], tile):
         part = masked[..., start : start + tile]
@@ -95,7 +98,7 @@ def try_softmax_sums(case: Mismatch) -> Iterator[Change]:
 
 
 def usual_softmax_mistakes(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the changes to sums without the sinks, and over tiles of the pass's tokens."""
+    """Yield changes to a softmax without the attention sinks, and to sums over tiles of keys."""
     where = ("softmax",)
     if patched.spec.block.sinks:
         yield Change(

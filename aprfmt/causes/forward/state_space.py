@@ -75,7 +75,7 @@ def _replace_rates(change: Callable[[Array], Array]) -> Callable[[Operands], Ope
 
 
 def _deal_groups(given: Operands) -> Operands:
-    """Return operands in which head h uses B and C of group h modulo the number of groups."""
+    """Return a scan's operands with B and C dealt out in turn: head h uses group h mod groups."""
     x, step, rate, b, c, skip, state = given
     heads, groups = x.shape[1], b.shape[1]
     order = np.arange(heads) % groups
@@ -83,13 +83,13 @@ def _deal_groups(given: Operands) -> Operands:
 
 
 def _use_first_group(given: Operands) -> Operands:
-    """Return operands in which the first group's B and C serve all heads."""
+    """Return a scan's operands with only the first group's B and C, which then serve all heads."""
     x, step, rate, b, c, skip, state = given
     return x, step, rate, b[:, :1], c[:, :1], skip, state
 
 
 def _exchange_b_and_c(given: Operands) -> Operands:
-    """Return operands with B and C exchanged."""
+    """Return a scan's operands with B and C exchanged."""
     x, step, rate, b, c, skip, state = given
     return x, step, rate, c, b, skip, state
 
@@ -212,9 +212,9 @@ def usual_scan_mistakes(patched: PatchedModel) -> Iterator[Change]:
 
 
 def _scan_change(cause: str, says: str, make: Any, **how: Any) -> Change:
-    """Return a change at the place that PLACES gives the cause; `make` is its patch.
+    """Return a change of the scan: patch `make`, with the sentence `says` about it.
 
-    `how` are other fields of Change.
+    Its place is what PLACES gives the cause. `how` are other fields of Change.
     """
     place = PLACES[cause]
     return Change(cause, says, (place,), make, {place: says}, **how)
@@ -247,7 +247,10 @@ def try_multipliers(case: Mismatch) -> Iterator[Change]:
 
 
 def try_scan_mistakes(case: Mismatch) -> Iterator[Change]:
-    """Yield changes of the scan's operands, and of the state that the scan begins with."""
+    """Yield changes of a state space mixer's scan, for points in a layer that has one.
+
+    They are the usual mistakes, a state that is lost before the first row, and another first state.
+    """
     block, hp = case.patched.spec.block, case.patched.hp
     if case.layer < 0 or mixer_of_layer(block, hp, case.layer) not in ("mamba", "mamba2"):
         return
@@ -296,7 +299,7 @@ def _patch_time_step(step: Steps) -> Any:
 
 
 def _patch_gate(change: Gate) -> Any:
-    """Return a patch function (model, layers) -> model: the gate is applied as `change` does."""
+    """Return a patch: the scan's gate and norm are computed by `change`."""
 
     def make(patched: PatchedModel, layers: Layers) -> PatchedModel:
         """Return the model whose gates in `layers` are applied by `change`."""

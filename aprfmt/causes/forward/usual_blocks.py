@@ -53,12 +53,15 @@ class UsualMistake:
 
 
 def hyper_mistake(cause: str, says: str, **values: Any) -> UsualMistake:
-    """Return the usual mistake of other hyperparameters, given as keywords."""
+    """Return the usual mistake of running with hyperparameters `values`.
+
+    `says` is the sentence about it.
+    """
     return UsualMistake(hyper_change(cause, says, **values))
 
 
 def with_layers(changes: Iterable[Change], layers: Layers = None) -> Iterator[UsualMistake]:
-    """Yield each change as a UsualMistake of these layers."""
+    """Return an iterator of the changes as UsualMistakes of `layers` (None: all)."""
     return (UsualMistake(change, layers) for change in changes)
 
 
@@ -66,20 +69,23 @@ def with_layers(changes: Iterable[Change], layers: Layers = None) -> Iterator[Us
 
 
 def _eps_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other epsilons of norms."""
+    """Yield the mistakes of norms with another epsilon."""
     for eps in EPS:
         if eps != float(patched.hp["norm_eps"]):
             yield UsualMistake(eps_change(patched, eps))
 
 
 def _norm_offset_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield norm weights that are larger or smaller by 1, in all norms and by place."""
+    """Yield the mistakes of norm weights plus or minus 1, in all norms and by place."""
     yield from with_layers(norm_offset_changes())
     yield from with_layers(norm_offset_changes_by_place(patched))
 
 
 def _norm_kind_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield RMS norms in place of layer norms and the reverse, in all norms and by place."""
+    """Yield the mistakes of RMS norms in place of layer norms and the reverse.
+
+    They are in all norms and by place. For layer norms there are two other divisors too.
+    """
     layer = patched.spec.block.norm == "layer"
     does = ("keep", "keeps") if layer else ("take away", "takes away")
     yield UsualMistake(
@@ -119,7 +125,7 @@ def _norm_kind_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _skipped_norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield norms that are left out, each by its place."""
+    """Yield the mistakes of leaving a norm out, one for each place of a norm."""
     block = patched.spec.block
     rows: list[tuple[str, tuple[str, ...], str]] = [
         ("the norm before the head is left out", ("out",), "output_norm"),
@@ -141,7 +147,10 @@ def _skipped_norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _query_key_norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield norms of q and k that are left out, come after rope, or are over other axes."""
+    """Yield the mistakes of q and k norms: left out, after rope, or over other axes.
+
+    Nothing for models without such norms, and for MLA.
+    """
     if not patched.hp["qk_norm"] or patched.spec.block.attention == "mla":
         return
     where = ("qk_norm",)
@@ -180,7 +189,7 @@ def _query_key_norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _residual_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other sums of a sublayer's result with the residual stream."""
+    """Yield the mistakes of adding a sublayer's result: in parallel, to the norm, or not at all."""
     # Parallel sublayers, and sums with the norm's result.
     if patched.spec.block.placement == "pre":
         yield UsualMistake(parallel_change(patched))
@@ -229,7 +238,7 @@ def _bf16_embedding_factor(patched: PatchedModel) -> float:
 
 
 def _factor_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield factors on the embedding, the stream and the logits left out or changed."""
+    """Yield the mistakes of factors on embedding, stream and logits: left out or another."""
     width = float(patched.hp["hidden_size"])
     for name, values in (
         ("embedding_scale", (1.0, width**0.5, _bf16_embedding_factor(patched))),
@@ -266,7 +275,7 @@ RANKS = (2.0, 4.0, 8.0)
 
 
 def _bias_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield biases that are left out, added twice, or added once by each of several devices."""
+    """Yield the mistakes of biases: left out, added twice, or added once by each device."""
     stored = [key for key in patched.weights if key.endswith(".bias")]
     seen: set[tuple[str, ...]] = set()
     # Leave out the biases of each row of the table, then all.
@@ -292,7 +301,7 @@ def _bias_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _weight_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the embedding in place of the head, gate exchanged with up, keys with values."""
+    """Yield the mistakes of exchanged weights: embedding as head, gate and up, keys and values."""
     yield from with_layers(tied_head_change(patched))
     stored = patched.stored
     for first, second in (("ffn_gate", "ffn_up"), ("attn_k", "attn_v")):
@@ -333,7 +342,7 @@ def _exchange_weights(
 
 
 def _routing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other rules of choosing and weighting experts; none for models without experts."""
+    """Yield the mistakes of choosing and weighting experts; none for models without experts."""
     if not any(patched.hp["moe_layers"]):
         return
     for says, values in usual_routing_rules(patched.hp):
@@ -357,7 +366,7 @@ ROUNDED: Mapping[str, tuple[str, ...]] = {
 
 
 def rounding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield operations whose results are rounded to 16 bits in an otherwise float32 pass."""
+    """Yield the mistakes of rounding some operations' results to bfloat16 or float16."""
     for dtype in ("bfloat16", "float16"):
         rows: dict[str, Any] = {
             f"results of {name} are": (ops, round_operations(ops, dtype))
@@ -375,7 +384,7 @@ def rounding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _embedding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other token types, and embeddings without positions."""
+    """Yield the mistakes of other token types, and of an embedding without positions."""
     yield from with_layers(usual_token_type_mistakes(patched))
     table = patched.weights.get_role(None, "position_embd.weight")
     if table is not None:
@@ -390,7 +399,7 @@ def _embedding_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _shard_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield wrong sums over devices, and wrong parts of tables that devices share."""
+    """Yield the mistakes of sums over devices, and of tables with only one device's rows."""
     yield from with_layers(usual_shard_sum_mistakes(patched))
     yield from with_layers(usual_shard_table_mistakes(patched))
 

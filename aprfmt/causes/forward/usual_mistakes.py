@@ -46,7 +46,7 @@ FACTORS = (2.0, 4.0, 8.0, 16.0, 32.0)  # tried of a scaling, where the model sta
 
 
 def layers_of_rope_kinds(patched: PatchedModel) -> dict[RopeKind, Layers]:
-    """Return {rope kind: its layers}; None in place of layers that are all of the model."""
+    """Return {rope kind: its layers}; layers are None if the only kind is in all layers."""
     found: dict[RopeKind, set[int]] = {}
     for layer in range(patched.n_layers):
         kind = rotation_of_layer(patched.hp, layer)
@@ -60,7 +60,7 @@ def layers_of_rope_kinds(patched: PatchedModel) -> dict[RopeKind, Layers]:
 
 
 def _theta_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other bases of rope, for each kind of rope."""
+    """Yield the mistakes of another base of rope, for each kind of rope."""
     for kind, layers in layers_of_rope_kinds(patched).items():
         for theta in THETAS:
             if theta != kind[0]:
@@ -68,7 +68,7 @@ def _theta_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _scaling_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield rope without its scaling, and positions divided by common factors."""
+    """Yield the mistakes of rope without its scaling, or with positions divided by a factor."""
     for kind, layers in layers_of_rope_kinds(patched).items():
         yield from with_layers(without_scaling_changes(patched, kind), layers)
         yield from with_layers(
@@ -77,7 +77,7 @@ def _scaling_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _pairing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the other rope pairing, and rotation in the other direction."""
+    """Yield the mistakes of the other rope pairing, and of rotating backwards."""
     if layers_of_rope_kinds(patched):
         yield from with_layers(
             (pairing_change(str(patched.hp["rope_style"])), reversed_rotation_change())
@@ -85,7 +85,7 @@ def _pairing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _partial_rotary_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other numbers of rotated elements."""
+    """Yield the mistakes of rotating another number of elements, for kinds without scaling."""
     width = int(patched.hp["qk_rope_head_dim"] or patched.hp["head_dim"])
     configured = int(patched.hp["rope_dim"])
     for kind, layers in layers_of_rope_kinds(patched).items():
@@ -97,7 +97,7 @@ def _partial_rotary_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _rotating_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield layers that rotate as the other kind does, not at all, or where they should not."""
+    """Yield the mistakes of layers that rotate as another kind does, not at all, or wrongly."""
     every = layers_of_rope_kinds(patched)
     # The other kind's frequencies.
     for kind, layers in every.items():
@@ -136,7 +136,7 @@ def _rotating_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _position_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield positions that engines give to tokens by mistake."""
+    """Yield the mistakes of giving tokens other positions."""
     ours = token_positions(patched)
     for theirs in usual_positions(ours):
         yield UsualMistake(positions_change(ours, theirs))
@@ -146,7 +146,7 @@ def _position_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _score_scale_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other factors on the scores; none for models without attention."""
+    """Yield the mistakes of another factor on the scores; none for models without attention."""
     configured, d = float(patched.hp["attn_scale"]), int(patched.hp["head_dim"])
     width = int(patched.hp["hidden_size"])
     heads = int(patched.hp["n_heads"])
@@ -166,7 +166,7 @@ def _score_scale_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _cap_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield softcaps of scores and logits that are left out or have common other values."""
+    """Yield the mistakes of softcaps on scores and logits: left out, or another value."""
     for name, what in (("attn_softcap", "scores"), ("final_softcap", "logits")):
         configured = patched.hp[name]
         if configured is not None:
@@ -183,7 +183,10 @@ def _cap_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _window_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield windows that are left out, of other sizes, or in other layers."""
+    """Yield the mistakes of sliding windows: left out, of another size, or in other layers.
+
+    Nothing for models without windows.
+    """
     hp = patched.hp
     configured, own = hp["sliding_window"], tuple(bool(x) for x in hp["window_layers"])
     if configured is None or not any(own):
@@ -237,7 +240,7 @@ def added_window_mistake(patched: PatchedModel, window: int) -> UsualMistake:
 
 
 def _mask_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield attention without a causal mask, and one that hides a query's own token."""
+    """Yield the mistakes of no causal mask, and of one that hides a query's own token."""
     n = len(patched.ids)
     own = np.tril(np.ones((n, n), np.bool_), -1)
     own[0, 0] = True
@@ -249,12 +252,12 @@ def _mask_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _softmax_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield softmaxes that sum over another set of keys."""
+    """Return an iterator of the mistakes of softmaxes that sum over another set of keys."""
     return with_layers(softmax.usual_softmax_mistakes(patched))
 
 
 def _head_mapping_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other mappings of query heads to key heads."""
+    """Return an iterator of the mistakes of mapping query heads to other key heads."""
     return with_layers(
         head_mapping_changes(
             patched,
@@ -264,7 +267,7 @@ def _head_mapping_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _cache_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield attention that reads keys or values of the token before or after."""
+    """Yield the mistakes of attention that reads the keys or values one token off."""
     at = np.arange(len(patched.ids))
     for rows in (np.maximum(at - 1, 0), np.minimum(at + 1, len(at) - 1)):
         if not np.array_equal(rows, at):
@@ -276,7 +279,7 @@ def _cache_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _activation_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other activation functions."""
+    """Return an iterator of the mistakes of using another activation function."""
     return with_layers(activation_changes(patched))
 
 
@@ -315,9 +318,10 @@ OF_ATTENTION = frozenset(
 
 
 def usual_mistakes(patched: PatchedModel) -> list[UsualMistake]:
-    """Return the usual mistakes for a model: the likeliest of each kind, then the next of each.
+    """Return the usual mistakes for a model, one of each kind, then the next of each kind.
 
-    A large model allows few passes; so the first changes are of different kinds.
+    The likeliest of a kind comes first. A large model allows few passes, so the first mistakes are
+    of different kinds.
     """
     rows = [row for row in USUAL if patched.hp["n_heads"] or row not in OF_ATTENTION]
     columns = zip_longest(*(list(changes(patched)) for changes in rows))
@@ -328,9 +332,10 @@ LISTS = ("window_layers", "rope_layers", "moe_layers", "ssm_layers")
 
 
 def layer_groups_of(patched: PatchedModel, usual: UsualMistake) -> list[Layers]:
-    """Return the sets of layers to try a mistake in (None: all): its own, or each kind of layer.
+    """Return the sets of layers in which to try a mistake; None stands for all layers.
 
-    Single layers are tried elsewhere.
+    A mistake with layers of its own has just these. Others are tried in all layers, then in each
+    kind of layer. Single layers are tried elsewhere.
     """
     if usual.layers is not None or not usual.change.scoped:
         return [usual.layers]

@@ -58,7 +58,7 @@ HALVES: Mapping[str, str] = {"attn": "attention", "ffn": "the MLP"}
 
 
 def _sum_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield other sums of a sublayer's result with the residual stream."""
+    """Yield the mistakes of adding a sublayer's result to the residual stream in another way."""
     for words, how in SUMS.items():
         for sublayer, name in HALVES.items():
             yield UsualMistake(
@@ -90,7 +90,7 @@ def _sum_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield norms that divide by another number, add epsilon elsewhere, or are left out."""
+    """Yield the mistakes of norms: another divisor, epsilon elsewhere, or one left out."""
     yield UsualMistake(
         Change(
             "norm_eps",
@@ -131,7 +131,10 @@ def _norm_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _rope_side_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield rope on q or k alone or twice, on other elements, or on the values."""
+    """Yield the mistakes of rotating q or k alone or twice, other elements, or the values.
+
+    Nothing for models without rope.
+    """
     if patched.spec.block.position != "rope" or not any(patched.hp["rope_layers"]):
         return
     for says, keys, queries in (
@@ -155,7 +158,7 @@ def _rope_side_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _mask_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield masks that come before the softcap, or that multiply the scores."""
+    """Yield the mistakes of a mask added before the softcap, and of hidden keys with score 0."""
     cap = patched.hp["attn_softcap"]
     if cap is not None:
         yield UsualMistake(Change(
@@ -168,7 +171,7 @@ def _mask_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _cache_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield attention that reads keys and values of an earlier layer."""
+    """Yield the mistakes of attention that reads an earlier layer's keys and values."""
     for back, what in ((1, "the layer before"), (0, "the first layer")):
         if patched.n_layers > 1:
             yield UsualMistake(Change(
@@ -178,7 +181,7 @@ def _cache_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _activation_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield approximations of the activation, and clamps and offsets on it."""
+    """Yield the mistakes of another activation function, and of clamps and offsets on it."""
     configured = str(patched.hp["activation"])
     for name in FUNCTIONS:
         says = "is left out" if name == "left out" else f"is {name}"
@@ -195,7 +198,7 @@ def _activation_step_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def single_layer_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield mistakes that are met in single layers: another window there, a bias left out."""
+    """Yield mistakes that are met in single layers: another window there, or a bias left out."""
     hp = patched.hp
     configured, own = hp["sliding_window"], [bool(x) for x in hp["window_layers"]]
     for layer in range(patched.n_layers if configured is not None else 0):
@@ -223,7 +226,10 @@ PAIRS = (("ffn_gate", "ffn_up"), ("ffn_gate_exps", "ffn_up_exps"))
 
 
 def _joined_split_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield gate and up taken from their joined rows in another order, or exchanged."""
+    """Yield the mistakes of splitting joined gate and up weights by another order of rows.
+
+    Exchanged gate and up of experts are one more.
+    """
     for first, second in PAIRS:
         keys = [key for key in patched.stored if key.split(".")[-2] in (first, second)]
         if not keys:
@@ -288,17 +294,17 @@ def _split_joined(
 
 
 def _routing_rule_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield wrong rules of choosing and weighting experts; none for models without experts."""
+    """Return an iterator of the mistakes of routing by another rule; empty without experts."""
     return with_layers(routing_rule_changes(patched) if any(patched.hp["moe_layers"]) else ())
 
 
 def _convolution_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the usual mistakes of short convolutions."""
+    """Return an iterator of the usual mistakes of short convolutions."""
     return with_layers(usual_convolution_mistakes(patched))
 
 
 def _sharing_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the usual mistakes with what layers share, and with an indexer's keys."""
+    """Yield the mistakes of shared keys, per-layer inputs, stream copies and key choices."""
     for changes in (
         shared_key_changes,
         usual_layer_input_mistakes,
@@ -316,7 +322,7 @@ def _recurrence_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
 
 
 def _score_bias_mistakes(patched: PatchedModel) -> Iterator[UsualMistake]:
-    """Yield the usual mistakes in what is added to scores."""
+    """Return an iterator of the usual mistakes of a bias on attention scores."""
     return with_layers(usual_score_bias_mistakes(patched))
 
 

@@ -21,7 +21,7 @@ ENCODINGS = ("F16", "BF16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_
 
 
 def find_output_factor(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to one factor on the whole weight, or to one on each of its rows."""
+    """Yield the change to one factor on the weight, or to one on each row, that fits the trace."""
     found = product_of(case)
     w = None if found is None or not found.key else weight_values(case.patched, found.key)
     if found is None or w is None:
@@ -76,7 +76,7 @@ def try_other_16_bit_type(case: Mismatch) -> Iterator[Change]:
 def _reread_change(case: Mismatch, keys: tuple[str, ...]) -> Iterator[Change]:
     """Yield the change that reads all these tensors of one encoding as the other 16-bit type.
 
-    Yields nothing if one of them is too large to be read.
+    `keys` are the tensors' keys. Nothing if one of them is too large to be read.
     """
     stored, read = case.patched.stored, {}
     own = stored[keys[0]].encoding
@@ -122,9 +122,9 @@ def try_quantization(case: Mismatch) -> Iterator[Change]:
 
 
 def find_wrong_value(case: Mismatch) -> Iterator[Change]:
-    """Yield the change of a single value of the weight.
+    """Yield the change of a single value of the weight, solved from the trace.
 
-    It shows as one output column that differs by a multiple of one input column.
+    Such a value shows as one output column that differs by a multiple of one input column.
     """
     found = product_of(case)
     values = None if found is None or not found.key else weight_values(case.patched, found.key)
@@ -155,7 +155,7 @@ def find_wrong_value(case: Mismatch) -> Iterator[Change]:
 
 
 def find_stale_weight(case: Mismatch) -> Iterator[Change]:
-    """Yield the change to a weight of zeros, or to one solved from the tokens.
+    """Yield the change to a weight of zeros, or to one solved from the trace's values.
 
     It is solved only if there are more tokens than columns.
     """
@@ -185,7 +185,7 @@ def try_embedding_as_head(case: Mismatch) -> Iterator[Change]:
 
 
 def tied_head_change(patched: PatchedModel) -> Iterator[Change]:
-    """Yield the change to the embedding as head, if the model has a head of the same shape."""
+    """Yield the change that uses the embedding as head, if there is a head of the same shape."""
     head, table = (
         patched.weights.get_role(None, "output.weight"),
         patched.stored["token_embd.weight"],

@@ -62,7 +62,7 @@ THROUGH = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q6_K", "Q5_K", "Q4_K", "Q3_K
 
 
 def guess_norm_offset(case: DifferingPair) -> Iterator[Guess]:
-    """Yield guesses that 1 was added to a vector, or was left out."""
+    """Yield guesses that one side's vector is the other's plus or minus 1; none for matrices."""
     if case.a.columns != 1:
         return
     apart = to_float64(case.sample_b) - to_float64(case.sample_a)
@@ -147,19 +147,22 @@ def _least_squares_factors(x: "Array", y: "Array", axis: int) -> "Array":
 
 
 def _is_scaling(factors: "Array", slack: float) -> bool:
-    """Return whether no factor is near 0 (values were lost) and not all are near 1."""
+    """Return whether factors are a scaling: none near 0 (values lost), and not all near 1."""
     return bool(np.abs(factors - 1.0).max(initial=0.0) > 4 * slack) and bool(
         np.abs(factors).min() > 1e-9
     )
 
 
 def _fits_scaling(x: "Array", y: "Array", slack: float) -> bool:
-    """Return whether every row of y is x within twice the slack."""
+    """Return whether every row of y is within twice the relative distance `slack` of x's."""
     return bool((row_distances(x, y) <= 2 * slack).all())
 
 
 def _factor_text(case: DifferingPair, factor: float) -> str:
-    """Return a factor with what it may be: a root of a size, or a multiplier of the model."""
+    """Return a factor as text, with its meaning in brackets if one is known.
+
+    That is a root of a size, or a multiplier of the model, or 1 divided by it.
+    """
     names: dict[str, float] = {}
     for size in ("hidden_size", "head_dim", "n_layers", "ffn_size"):
         for value in case.sizes(size):
@@ -180,7 +183,7 @@ def _factor_text(case: DifferingPair, factor: float) -> str:
 
 
 def _store_as(name: str) -> Take:
-    """Return a function that stores values in an encoding and decodes them again."""
+    """Return a function that encodes values in encoding `name` and returns them decoded."""
 
     def through(values: "Array") -> "Array":
         """Return values encoded and decoded."""
@@ -240,7 +243,7 @@ ROUNDINGS: tuple[tuple[str, Take], ...] = (
 
 
 def _take_plus_one(side: RowReader) -> Take:
-    """Return how to take a side's values with 1 added, as float32."""
+    """Return a function from row numbers to a side's rows with 1 added, as float32."""
     return lambda rows: (to_float64(side.take(rows)) + 1).astype(np.float32)
 
 
@@ -306,7 +309,7 @@ def _guess_saturated_type(case: DifferingPair) -> Iterator[Guess]:
 
 
 def explain_sum_rounding(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding that values are within one unit in the last place of a sum's operands.
+    """Yield the finding that values are within one unit in the last place of their row's largest.
 
     A value that is a sum of larger ones (a merged adapter, a mean of checkpoints) is rounded at the
     size of these, which are not known. The largest value of its row, or of all of a vector, is
@@ -323,7 +326,7 @@ def explain_sum_rounding(case: DifferingPair) -> Iterator[Finding]:
 def _all_within(case: DifferingPair, *, largest: bool) -> bool:
     """Return whether no two values are further apart than a unit of the coarser type.
 
-    `largest`: the unit is that of the row's largest value.
+    `largest`: the unit is relative to the row's largest value, else to the value itself.
     """
     a, b = case.a, case.b
     unit = 2 * max(UNIT[a.encoding], UNIT[b.encoding])
@@ -371,7 +374,7 @@ def _all_equal_within(x: "Array", y: "Array", unit: float, *, largest: bool = Fa
 
 
 def _apply_after(take: Take, apply: Take) -> Take:
-    """Return a function from row numbers to apply(rows)."""
+    """Return a function from row numbers to apply(rows that `take` gives)."""
     return lambda rows: apply(take(rows))
 
 
@@ -384,7 +387,10 @@ def _is_float(encoding: str) -> bool:
 
 
 def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Yield guesses that one side is the other quantized, or the finding of one common source."""
+    """Yield guesses that one side is the other quantized, in one encoding or through a coarser one.
+
+    The finding that both are quantized from one source comes last: values are within a step.
+    """
     a, b = case.a, case.b
     if case.before.relative > 1.0:
         return
@@ -431,7 +437,10 @@ def guess_quantization(case: DifferingPair) -> Iterator[Guess | Finding]:
 
 
 def _detour_encodings(stored: str) -> list[str]:
-    """Return the encodings that such values may have gone through: the same, or coarser ones."""
+    """Return encodings that values stored as `stored` may have gone through before.
+
+    They are all coarser ones of THROUGH, after the encoding itself if it is quantized.
+    """
     own = [] if _is_float(stored) else [stored]
     bits = encoding_row(stored.split("+")[0]).bits_per_weight or 32.0
     return own + [name for name in THROUGH if encoding_row(name).bits_per_weight < bits]
@@ -458,7 +467,10 @@ def _encode_again(take: Take, name: str) -> Take:
 
 
 def steps_apart(case: DifferingPair) -> float | None:
-    """Return the largest |a-b| in steps of both encodings; None if steps are not known."""
+    """Return the largest |a-b| in quantization steps of the encoding that both sides have.
+
+    None if encodings differ or it is not one of blocks.
+    """
     if case.a.encoding != case.b.encoding or encoding_row(case.a.encoding).block_size == 1:
         return None
     return largest_steps(case.a.side, case.b.side)

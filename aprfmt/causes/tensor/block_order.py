@@ -27,7 +27,7 @@ LOOSE = 1.5  # times the rounding of the type, on so few rows
 
 
 def guess_block_layout(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that the parts of each block are stored in another order."""
+    """Yield the first guess that fits: the parts of each block are stored in another order."""
     for reader, other, whose in _block_sides(case):
         for says, cause, order in _part_orders(reader):
 
@@ -46,7 +46,7 @@ def guess_block_layout(case: DifferingPair) -> Iterator[Guess]:
 
 
 def guess_late_blocks(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that blocks are read or written some bytes too early or too late."""
+    """Yield the first guess that fits: blocks begin some bytes too early or too late."""
     for reader, other, whose in _block_sides(case):
         size = encoding_row(reader.encoding).type_size
         inner = np.arange(1, reader.rows - 1)
@@ -69,7 +69,10 @@ def guess_late_blocks(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _block_sides(case: DifferingPair) -> Iterator[tuple[RowReader, RowReader, str]]:
-    """Yield (side stored in blocks, the other side, its genitive)."""
+    """Yield (side stored in blocks, the other side, "A's" or "B's" of the first).
+
+    Nothing for pairs of unequal shape, or of which only some rows are compared.
+    """
     if case.numbers is not None or case.a.shape != case.b.shape:
         return
     for reader, other, whose in ((case.b, case.a, "B's"), (case.a, case.b, "A's")):
@@ -89,7 +92,8 @@ def _guess_if_rows_agree(
 ) -> Guess | None:
     """Return the guess if a few rows agree with it, else None.
 
-    `read` gives a side's rows read in another way; `rows` limits the rows compared.
+    `read` gives the rows of side `reader`, decoded another way. `cause` and `says` go into the
+    guess; `rows` limits the rows compared.
     """
     # Compare a few rows only.
     few = case.differing_sample if rows is None else np.intersect1d(case.differing_sample, rows)
@@ -104,7 +108,11 @@ def _guess_if_rows_agree(
 
 
 def _part_orders(reader: RowReader) -> Iterator[tuple[str, str, "Array"]]:
-    """Yield (words, cause, where each byte is found) of other orders of a block's parts."""
+    """Yield (words, cause, index) of every other order in which a block's parts may be stored.
+
+    Taking a stored block's bytes at `index` puts them into the right order. Nothing for an encoding
+    whose parts are unknown or too many.
+    """
     codec = CODECS.get(reader.encoding)
     fields = None if codec is None or codec.layout is None else codec.layout.fields
     if codec is None or codec.layout is None or not fields or len(fields) > FIELDS:

@@ -112,7 +112,7 @@ def explain_wrapped_offset(case: DifferingPair) -> Iterator[Finding]:
 
 
 def explain_overwritten_by_wrapped(case: DifferingPair) -> Iterator[Finding]:
-    """Ask whether all that differs here is where data with wrapped offsets were written."""
+    """Yield the finding that B differs just where data with wrapped file offsets were written."""
     data, wanted = case.b.bytes, case.a.bytes
     size = encoding_row(case.b.encoding).type_size
     if case.a.encoding != case.b.encoding or len(data) != len(wanted) or not len(data) or not size:
@@ -156,7 +156,7 @@ def _is_unwritten(data: RunBytes) -> bool:
 
 
 def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
-    """Return (first differing byte, k) with B[i] == A[i+k] from there on; None if not so."""
+    """Return (first differing byte, k) with B[i] == A[i+k] from there on; None without such a k."""
     size = len(b)
     if len(a) != size or size < 4 * ANCHOR or size > STORED:
         return None
@@ -180,7 +180,10 @@ def _shift_inside(a: RunBytes | bytes, b: RunBytes) -> tuple[int, int] | None:
 
 
 def _is_cyclic_head_move(case: DifferingPair, a: RunBytes | bytes, b: RunBytes, shift: int) -> bool:
-    """Return whether whole heads or experts moved with wrap-around (see element_moves.py)."""
+    """Return whether a shift is whole heads or experts moved round: a permutation, no offset.
+
+    True if B begins with the bytes that A ends with, or the reverse.
+    """
     row, size, far = case.b.row_bytes or 0, len(b), abs(shift)
     parts = case.sizes("head_dim") if case.role.startswith("attn_") else []
     if len(case.shape) == 3:
@@ -260,7 +263,7 @@ FOUND_AGAIN = 0.75  # correlation of values that were found again, at least
 
 
 def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that values are some places late, across row ends."""
+    """Yield the guess that B's values are A's, shifted by some places across row ends."""
     width, rows = case.a.columns, case.a.rows
     if case.numbers is not None or width == 1 or case.a.shape != case.b.shape or rows < 4:
         return
@@ -289,7 +292,7 @@ def guess_flat_offset(case: DifferingPair) -> Iterator[Guess]:
 def _find_flat_shift(case: DifferingPair) -> int:
     """Return s so that value i of B is value i + s of A where they differ; 0 if none fits.
 
-    It is searched round the middle of the rows that differ.
+    Only shifts near the middle of the rows that differ are tried.
     """
     width, rows = case.a.columns, case.a.rows
     changed = case.differing_sample

@@ -26,7 +26,7 @@ SLIGHT = 2.0**-8  # a scale is stored in F16 or BF16
 
 
 def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding if all but a few runs of values are equal up to rounding."""
+    """Yield the finding that all but a few runs of values are equal up to rounding."""
     found: list[list[int]] = []
     slack, count = 4 * case.slack(), 0
     usual = max(case.before.norms) / max(1, case.before.count) ** 0.5
@@ -91,7 +91,10 @@ def explain_damaged_runs(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _repairing_flips(case: DifferingPair, found: list[list[int]]) -> list[str]:
-    """Return the bits whose flips repair every run of wrong values; [] if not all."""
+    """Return texts of the bits whose flips repair the runs; [] unless every run is repaired.
+
+    `found` are [start, stop] of runs of wrong values.
+    """
     if len(found) > SHOWN:
         return []
     flips = []
@@ -109,7 +112,7 @@ def _repairing_flips(case: DifferingPair, found: list[list[int]]) -> list[str]:
 
 
 def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding if both sides are equal up to rounding but for runs of zeros.
+    """Yield the finding that both sides are equal up to rounding but for runs of zeros.
 
     Where a run cuts a block in the middle, the rest of the block has other numbers: rows next to a
     run may differ.
@@ -154,7 +157,10 @@ def explain_zero_runs(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _half_step(x: "Array") -> "Array":
-    """Return half the smallest magnitude in each value's largest possible block, or 0."""
+    """Return half the smallest nonzero magnitude of each value's block of BLOCK; 0 without one.
+
+    `x` is [rows, columns]; the result has its shape. A value below that may be rounded to zero.
+    """
     parts = []
     for start in range(0, x.shape[1], BLOCK):
         part = np.abs(x[:, start : start + BLOCK])

@@ -68,9 +68,10 @@ def explain_coarse_rounding(case: DifferingPair) -> Iterator[Finding]:
 def _block_errors(
     case: DifferingPair, swapped: bool, size: int
 ) -> "tuple[Array, Array, float] | None":
-    """Return (relative error of blocks, their correlation, the least-squares factor), or None.
+    """Return (relative error of each block, its correlation, the least-squares factor), or None.
 
-    `swapped`: B is the source. None where a block of the source is zero, or a value is not finite.
+    `size` is a block's number of values. `swapped`: B is the source. None where a block is zero on
+    a side, or a value is not finite.
     """
     errors, like, xy, yy = [_NONE], [_NONE], 0.0, 0.0
     for rows in case.windows(None):

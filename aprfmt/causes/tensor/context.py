@@ -99,7 +99,7 @@ class PairContext:
         return found
 
     def sides(self, label: str) -> Mapping[str, View]:
-        """Return the tensors of a model ("a", "b" or "base") by the keys of the pairs."""
+        """Return {key: tensor} of a model ("a", "b" or "base"), with the keys of the pairs."""
         if label in ("a", "b"):
             picked = {key: pair.a if label == "a" else pair.b for key, pair in self.pairs.items()}
             return {key: side for key, side in picked.items() if side is not None}
@@ -161,9 +161,10 @@ class PairContext:
         }
 
     def keys_with_equal_sample(self, label: str, reader: RowReader) -> list[str]:
-        """Return the keys of a model's tensors whose samples equal this tensor's, nearest first.
+        """Return keys of a model's tensors whose samples equal this tensor's, nearest first.
 
-        Empty if all values of the sample are equal, because constant tensors prove nothing.
+        Equal means within the rounding of both encodings. [] if all values of the sample are equal,
+        because constant tensors prove nothing.
         """
         index = self.shape_index(label, reader.shape)
         if index is None:
@@ -181,7 +182,7 @@ class PairContext:
 
 
 def sample_line(reader: RowReader) -> "Array":
-    """Return values at a few fixed places of a tensor, the same for its shape (float64, 1-d)."""
+    """Return values at a few fixed places of a tensor (float64, 1-d); same places for one shape."""
     if reader.columns == 1:
         at = np.unique(np.linspace(0, reader.rows - 1, SPOTS * WIDTH).astype(np.int64))
         return to_float64(reader.take(at)).reshape(-1)

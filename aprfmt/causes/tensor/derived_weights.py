@@ -98,7 +98,7 @@ class MatrixChange:
 def whole_model(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield one function that explains the whole model: a training changes many tensors."""
+    """Yield one function that returns {tensor key: finding} of a training of the whole model."""
     yield partial(_explain_model, context, pairs, list(rows.values()))
 
 
@@ -144,9 +144,10 @@ def _is_unexplained_float(row: TensorDiff) -> bool:
 
 
 def _matrix_change(pair: TensorPair) -> MatrixChange | None:
-    """Return how a pair of matrices differs; None if it is too large or differs in few lines.
+    """Return how a pair of matrices differs; None if that is no training.
 
-    None too for codes and indices, and for values that are not finite.
+    None for matrices that are too large or differ in few rows or columns, for codes and indices,
+    and for values that are not finite. Of experts only those that differ are measured.
     """
     assert pair.a is not None and pair.b is not None
     if np.prod(pair.a.shape) > SMALL:
@@ -185,10 +186,11 @@ def _matrix_change(pair: TensorPair) -> MatrixChange | None:
 
 
 def _pruned_share(x: "Array", y: "Array") -> tuple[float, int]:
-    """Return (share of values set to zero, how many of every four), both 0 if B is not pruned.
+    """Return (share of values set to zero, how many in each four), both 0 if B is not pruned.
 
-    0 where another value differs, or where those set to zero were no smaller than the others: what
-    was lost, or never written, does not choose the small ones.
+    The second is 0 if fours differ. B is not pruned where another value differs, or where those set
+    to zero were no smaller than the others: what was lost, or never written, does not choose the
+    small ones.
     """
     zeroed = (y == 0) & (x != 0)
     if not zeroed.any() or not np.array_equal(x[~zeroed], y[~zeroed]):
@@ -208,7 +210,10 @@ def _cosine(x: "Array", y: "Array") -> float:
 
 
 def _difference_rank(delta: "Array", rounding: float) -> int:
-    """Return the rank of `delta` up to `rounding` (an absolute norm); 0 if it is not low."""
+    """Return the rank of `delta`, smaller singular values ignored; 0 if it is not low.
+
+    `rounding` is the norm of what rounding may add to `delta`.
+    """
     size = norms.exact_norm(delta)
     limit = int(min(MOST_RANK, SHARE * min(delta.shape)))
     if limit < 1 or not size > 0:
@@ -375,7 +380,10 @@ def _merge_explanations(
 
 
 def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
-    """Return whether the merge took all targets of the first or last layers, as a shard has."""
+    """Return whether `keys` are all targets of the first or the last layers, as a shard has them.
+
+    `targets` are the keys of all tensors of the merged kinds.
+    """
     layers: dict[int, set[str]] = {}
     for key in targets:
         layer, _ = split_key(key)
@@ -391,7 +399,7 @@ def _run_of_layers(targets: Iterable[str], keys: set[str]) -> bool:
 def _partial_merge_explanation(change: MatrixChange, text: str, sure: bool) -> Finding:
     """Return the finding of one matrix of a merge that took only some targets.
 
-    `sure`: the finding is confirmed.
+    `text` is its first line of evidence. `sure`: the finding is confirmed.
     """
     line = f"rank {change.rank}, {change.size:.3g} of the norm"
     return make_finding(
@@ -449,7 +457,11 @@ def _explain_vectors_alone(
 
 
 def _vector_change(pair: TensorPair) -> MatrixChange | None:
-    """Return how a pair of vectors differs; None if that is no training."""
+    """Return how a pair of vectors differs; None if training cannot be told from other causes.
+
+    None for short, quantized or mostly equal vectors, unrelated ones, and a difference that follows
+    the values or is nearly constant.
+    """
     assert pair.a is not None and pair.b is not None
     plain = pair.a.encoding in UNIT and pair.b.encoding in UNIT
     x, y = (np.asarray(side.numpy()).reshape(-1) for side in (pair.a, pair.b))
@@ -472,7 +484,7 @@ def _vector_change(pair: TensorPair) -> MatrixChange | None:
 
 
 def _vector_explanations(rows: Sequence[TensorDiff], like: Finding) -> dict[str, Finding]:
-    """Return {tensor key: finding}, a copy of `like` for each unexplained vector that differs."""
+    """Return {tensor key: a copy of finding `like`} of each unexplained vector that differs."""
     return {
         row.key: replace(
             like,

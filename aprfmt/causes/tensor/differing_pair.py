@@ -120,7 +120,7 @@ class DifferingPair:
 
     @cached_property
     def before(self) -> Distance:
-        """Distance over all values as stored; from the comparison's record if that has it."""
+        """Distance of A and B over all values as stored; from the comparison's record if any."""
         # The comparison has measured this pair already.
         known = self.context.results.get(self.key)
         if known is not None and known.stats is not None and self.known:
@@ -153,14 +153,16 @@ class DifferingPair:
     def slack(self, *, moved: bool = True) -> float:
         """Return the relative distance up to which values of this pair count as equal.
 
-        `moved`: elements may also have been moved by a transformation.
+        It follows from both encodings. `moved`: elements may also have been moved by a
+        transformation.
         """
         return pair_noise(self.a.encoding, self.b.encoding, moved=moved)
 
     def windows(self, rows: "Array | None") -> "Iterator[Array]":
-        """Yield row numbers in windows of WINDOW elements, then release the mapped pages.
+        """Yield arrays of row numbers, each of at most WINDOW elements of the tensor or one row.
 
-        `rows` are the row numbers to split; None for all of the tensor.
+        `rows` are the row numbers to split; None for all of the tensor. Mapped pages are released
+        after each.
         """
         step = max(1, WINDOW // max(1, self.a.columns))
         total = self.a.rows if rows is None else len(rows)
@@ -175,9 +177,11 @@ class DifferingPair:
     def distance(
         self, left: Take, right: Take, rows: "Array | None", slack: float = 0.0
     ) -> Distance:
-        """Return the distance of two functions of row numbers over `rows` (None: all of them).
+        """Return the distance between the rows that two functions give for `rows` (None: all).
 
-        `slack` is the relative distance beyond which rows count as stray.
+        `left` and `right` take row numbers. `slack` is the relative distance from which on a row
+        counts as stray (0: not counted). A value that is finite on one side only makes the distance
+        infinite.
         """
         dd = ll = rr = 0.0
         changed = count = stray = 0
@@ -238,7 +242,9 @@ class DifferingPair:
     ) -> Guess:
         """Return the guess that `take`, in place of the side `label`, equals the other side.
 
-        `slack` None is that of the pair; `constant` and `free` as in Guess.
+        `cause` is the cause's name, `says` its evidence, `where` the keys (none: the pair's),
+        `rows` the only rows compared (None: all). `slack` None is that of the pair; `constant` and
+        `free` as in Guess.
         """
         left, right = (take, self.b.take) if label == "A" else (self.a.take, take)
         near = self.slack() if slack is None else slack
@@ -272,9 +278,9 @@ class DifferingPair:
 
 
 def _count_stray_rows(delta: "Array", x: "Array", y: "Array", slack: float) -> int:
-    """Return how many rows are further apart than STRAY slacks of their norm.
+    """Return how many rows of `delta` = x - y are longer than STRAY * `slack` times the row's norm.
 
-    Rows with a norm below 1/100 of the median are measured by that.
+    The norm is the larger of both sides', and at least 1/100 of the median.
     """
     away = np.einsum("ij,ij->i", delta, delta)
     own = np.maximum(np.einsum("ij,ij->i", x, x), np.einsum("ij,ij->i", y, y))

@@ -53,7 +53,7 @@ SANE = 4.0  # how far two root mean squares may be apart for a reading to be wor
 
 
 def explain_pair(a: View, b: View, context: PairContext, key: str = "") -> Finding | None:
-    """Return the finding of the first hypothesis that makes two tensors equal, or the likeliest.
+    """Return the finding of the first hypothesis that makes two tensors equal, or a likely one.
 
     `key` is the pair's key if it is not the tensors' own. None if nothing fits, or if the tensors
     do not differ. Raises AprfmtError for a tensor that cannot be read.
@@ -84,10 +84,12 @@ def _explain_differing(a: View, b: View, context: PairContext, key: str) -> Find
 
 
 def _with_nonfinite(case: DifferingPair, found: Finding | None) -> Finding | None:
-    """Return the finding with the places where only one side is not finite added to it.
+    """Return a finding with the places added where only one side is NaN or infinite.
 
-    NaN and infinities are explained only by a transformation that gives exactly the same bits or
-    values; rounding, or an equal function, is then not confirmed.
+    `found` is that for all values, None without any; it is returned unchanged if there are no such
+    places. NaN and infinities are explained only by a transformation that gives exactly the same
+    bits or values; after another one the finding is of cause "nonfinite", confirmed only if all
+    other values are equal.
     """
     odd = case.before.nonfinite
     if odd is None or not odd.alone:
@@ -147,9 +149,9 @@ def _best_hypothesis(
 ) -> Tried | None:
     """Return (finding, its guess) of the first confirmed hypothesis, else of a likely one.
 
-    Of likely ones a guess that was applied to all values goes before a finding without a guess
-    (None). `shapes` and `part` choose the rows for pairs of two shapes, or for some of the rows. At
-    most TRIED guesses are applied to whole tensors. None where nothing fits.
+    The guess is None where a hypothesis gave the finding itself. Of likely ones, one with a guess
+    goes first. `shapes`: only hypotheses for two shapes. `part`: only those for some of the rows.
+    At most TRIED guesses are applied to whole tensors. None where nothing fits.
     """
     likely: Tried | None = None
     budget = TRIED
@@ -227,7 +229,7 @@ def _confirm_guess(case: DifferingPair, guess: Guess, shapes: bool) -> Finding |
 
 
 def _explain_rows(case: DifferingPair) -> Tried | None:
-    """Return (finding, None) for only the rows that differ, if they are few; None otherwise."""
+    """Return (finding, None) of just the rows that differ; None if many or unexplained."""
     if case.a.columns == 1:
         return None
     near = row_distances(case.sample_a, case.sample_b) <= case.slack()
@@ -249,7 +251,11 @@ def _explain_rows(case: DifferingPair) -> Tried | None:
 
 
 def _explain_remainder(case: DifferingPair, found: Tried | None) -> Finding | None:
-    """Return the finding of two causes: a guess that helps, and what explains the rest; or None."""
+    """Return the finding of two causes: a guess that helps, and one that explains what it leaves.
+
+    `found` is the first cause with its guess. None without a guess, or if nothing is confirmed for
+    the rest.
+    """
     if found is None or found[1] is None:
         return None
     rest = remainder(case, found[1])
@@ -297,9 +303,10 @@ def explain_pairs(
 ) -> tuple[list[TensorDiff], list[NotTried]]:
     """Return (records with findings for the pairs that differ, what could not be tried).
 
-    Of a role that differs in many layers a few pairs are tried alone. If nothing is found for them
-    that is theirs alone, all layers are examined together first. An explanation that cannot be
-    tried (a tensor that it reads is damaged) is in the second list, and the others are still tried.
+    `results` are the records of `pairs`, in their order. If a role differs in many layers, and no
+    finding is confirmed for the first few of its pairs alone, hypotheses about several tensors come
+    before the others. An explanation that cannot be tried (a tensor that it reads is damaged) is in
+    the second list, and the others are still tried.
     """
     context = PairContext(a, b, base, {row.key: row for row in results})
     made = list(results)
@@ -337,7 +344,7 @@ class FailedAttempts:
         return vain and row.verdict == "DIFFERENT"
 
     def add(self, row: TensorDiff) -> None:
-        """Count a pair that was tried, if it has no confirmed finding or only a factor."""
+        """Count a tried pair that differs with a missing, unconfirmed or mere factor finding."""
         found = row.explanation
         if row.verdict == "DIFFERENT" and (
             found is None or not found.confirmed or found.cause == "scale"
@@ -365,7 +372,7 @@ def _explain_alone(context: PairContext, pair: TensorPair, row: TensorDiff) -> T
 def _explain_together(
     context: PairContext, pairs: Sequence[TensorPair], rows: Sequence[TensorDiff]
 ) -> list[TensorDiff]:
-    """Return the records with the findings of hypotheses about several tensors."""
+    """Return the records with the findings of hypotheses about several tensors put in."""
     from aprfmt.causes.tensor.table import JOINT
 
     made = {row.key: row for row in rows}
@@ -389,7 +396,10 @@ def _groups_of_hypothesis(
     pairs: Mapping[str, TensorPair],
     rows: Mapping[str, TensorDiff],
 ) -> Iterator[Group]:
-    """Yield the groups of tensors of a joint hypothesis; an error is recorded and ends them."""
+    """Yield functions, each of which returns {tensor key: finding} for some tensors together.
+
+    An AprfmtError of the hypothesis is recorded in the context and ends them.
+    """
     try:
         yield from hypothesis.find(context, pairs, rows)
     except AprfmtError as error:
@@ -414,7 +424,7 @@ class Transformed(ComputedRows):
     """A transformed tensor; it has values but no stored bytes."""
 
     def __init__(self, like: RowReader, take: Take) -> None:
-        """Take the sizes of `like`, and rows from the function `take`."""
+        """Take the sizes of `like`, and rows from `take`, a function of row numbers."""
         super().__init__(like.side)
         self.rows, self.columns, self.shape = like.rows, like.columns, like.shape
         self._take = take
@@ -479,7 +489,7 @@ def _read_under_label(side: RowReader, name: str) -> Take:
 
 
 def _root_mean_square(values: "Array") -> float:
-    """Return the root mean square of values; 0 if one is not finite."""
+    """Return the root mean square of values; 0 if anything is not finite, or without values."""
     values = to_float64(values)
     if not np.isfinite(values).all() or not values.size:
         return 0.0

@@ -121,9 +121,9 @@ class LayerTensors:
         return any(name not in UNIT for side in sides if side for name in side.encodings)
 
     def roundings_apart(self, role: str, value: "Array") -> float:
-        """Return how many roundings B is from `value`: as a whole, or in its worst column.
+        """Return the distance of B from `value` in units of the role's slack; up to 1 is equal.
 
-        Up to 1 counts as equal.
+        It is that of the whole tensor or of its worst column, whichever is larger.
         """
         y = self.b[role].reshape(-1, self.b[role].shape[-1]).astype(np.float64)
         x = value.reshape(y.shape).astype(np.float64)
@@ -152,9 +152,9 @@ class LayerTensors:
         return self.distance(role, value) <= BETTER * self.distance(role, self.a[role])
 
     def proof(self, fold: "Fold") -> Proof:
-        """Return the proof of a fold: found on one tensor, judged by the readers.
+        """Return the proof of a fold: the factor is found on one tensor and judged by its readers.
 
-        A factor is found on each value of a norm, or on each row of the first source.
+        The number of free parameters is that of a norm's values, or of the first source's rows.
         """
         judges = [self.b[role] for role in fold.readers]
         free = self.b[fold.sources[0]].shape[-1 if self.b[fold.sources[0]].ndim == 1 else -2]
@@ -163,7 +163,7 @@ class LayerTensors:
         return prove_values(sample, sum(one.size for one in judges), free, slack)
 
     def distance(self, role: str, value: "Array") -> float:
-        """Return ||value - B|| / ||B||."""
+        """Return ||value - B|| / ||B|| for a role; 0 if B is zero."""
         norm = norms.exact_norm(self.b[role])
         return norms.exact_norm(value - self.b[role]) / norm if norm else 0.0
 
@@ -181,9 +181,10 @@ class Fold:
 def layers_to_explain(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield, for each layer with an unexplained tensor, a function that explains its folds.
+    """Yield, for each layer with an unexplained tensor, a function without arguments.
 
-    Tensors outside of layers form one group more.
+    It returns {tensor key: finding} of the factors that were folded in the layer. Tensors outside
+    of layers form one group more. Nothing without hyperparameters.
     """
     if not context.hyper:
         return
@@ -215,7 +216,7 @@ def _explain_layer_folds(layer: LayerTensors) -> dict[str, Finding]:
     """Return {tensor key: finding} of a layer's tensors that are equal once factors are put back.
 
     If there are none, the findings are of products that took a norm's factor while the norm did not
-    lose it.
+    lose it. {} if neither fits.
     """
     folds = [*_norm_folds(layer), *_row_folds(layer)]
     found: dict[str, Finding] = {}
@@ -239,9 +240,10 @@ def _explain_layer_folds(layer: LayerTensors) -> dict[str, Finding]:
 
 
 def _norm_folds(layer: LayerTensors) -> Iterator[Fold]:
-    """Yield the folds of norms into products; `layer.folded` then holds A with the folds made.
+    """Yield the folds of norms into the products that read them.
 
-    What reads a norm is divided by the change of the norm.
+    As it goes, `layer.folded` is set to A with the folds made: the weight of what reads a norm is
+    divided by the change of the norm.
     """
     for norm, readers in _norm_readers(layer):
         weight = f"{norm}.weight"
@@ -279,7 +281,10 @@ def _distance_from_one(gain: "Array") -> float:
 
 
 def _norm_readers(layer: LayerTensors) -> Iterator[tuple[str, tuple[str, ...]]]:
-    """Yield (norm, roles of the products that read it) of this layer, or after all layers."""
+    """Yield (norm, roles of the products that read it) of this layer, or of the end of the model.
+
+    Nothing for blocks with norms after their sublayers, and for a tied head.
+    """
     model = layer.context.models["a"]
     if not layer.start:
         if layer.pairs.get("output.weight") is not None and not model.hyper["tied_embeddings"]:
@@ -299,14 +304,15 @@ def _norm_gains(layer: LayerTensors, weight: str) -> "tuple[Array, Array]":
 
 
 def _moved_by_factor(layer: LayerTensors, role: str, factor: "Array") -> bool:
-    """Return whether the factor is further from 1 than rounding explains."""
+    """Return whether some value of a role's factor is further from 1 than rounding explains."""
     return bool(np.abs(factor - 1).max(initial=0.0) > STRAY * layer.slack(role))
 
 
 def _row_folds(layer: LayerTensors) -> Iterator[Fold]:
     """Yield the folds of one product's rows into the next product's columns.
 
-    Rows are multiplied by what they changed by, and the reader's columns by the inverse.
+    As it goes, `layer.folded` is set to A with the folds made: rows times the factor by which they
+    changed, and the reader's columns divided by it.
     """
     hyper, block = layer.context.hyper[0], layer.context.models["a"].spec.block
     for first, second in LINEAR:
@@ -338,9 +344,9 @@ def _row_folds(layer: LayerTensors) -> Iterator[Fold]:
 
 
 def _spread_factor(layer: LayerTensors, factor: "Array") -> "Array | None":
-    """Return v's factors at the columns of the output product: each query head has its group's.
+    """Return the factors of v's rows at the columns of the output product, or None.
 
-    None if the heads do not divide.
+    Each query head has the factors of its key-value head. None if the heads do not divide.
     """
     hyper = layer.context.hyper[0]
     heads, kv = int(hyper["n_heads"]), int(hyper["n_kv_heads"])
@@ -371,7 +377,7 @@ def _equal_explanations(
 
 
 def _partial_explanations(layer: LayerTensors, fold: Fold) -> dict[str, Finding]:
-    """Return {tensor key: finding} of a fold that some readers undo and others do not."""
+    """Return {tensor key: finding} of factors that only some readers of a norm took over."""
     text = (
         f"factors were moved out of {fold.sources[0]} into {', '.join(fold.readers)}, but not into "
         f"{', '.join(fold.kept)}, which reads it too"
@@ -390,7 +396,7 @@ def _partial_explanations(layer: LayerTensors, fold: Fold) -> dict[str, Finding]
 
 
 def _kept_norm_explanations(layer: LayerTensors, changed: set[str]) -> dict[str, Finding]:
-    """Return {tensor key: finding} of products with a norm's weights that the norm has, too.
+    """Return {tensor key: finding} of products that took a norm's weights, which the norm kept.
 
     `changed` are the roles that some fold changed; their norms are left out.
     """

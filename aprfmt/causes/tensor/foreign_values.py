@@ -116,9 +116,9 @@ def judge_foreign(first: RowReader, second: RowReader) -> ForeignVerdict:
 
 
 def _initial_distribution(values: "Array") -> str:
-    """Return the distribution that values were drawn from by an initialisation, in words.
+    """Return in words the distribution of freshly initialised weights that values have.
 
-    "" if none fits.
+    That is a normal or a uniform one; "" if neither fits.
     """
     y = np.sort(values, axis=None)
     if y.size > MOST_SORTED:
@@ -149,7 +149,10 @@ def _erf(x: "Array") -> "Array":
 
 
 def _row_windows(reader: RowReader, most: int | None = None) -> "Iterator[Array]":
-    """Yield row numbers: all, or evenly spread ones of about `most` values together."""
+    """Yield arrays of row numbers, of about WINDOW values each.
+
+    All rows; with `most` evenly spread ones of about that many values together.
+    """
     rows = np.arange(reader.rows)
     if most is not None and reader.size > most:
         rows = np.linspace(0, reader.rows - 1, max(1, most // reader.columns)).astype(np.int64)
@@ -159,7 +162,7 @@ def _row_windows(reader: RowReader, most: int | None = None) -> "Iterator[Array]
 
 
 def _constant_value(reader: RowReader) -> float | None:
-    """Return the value of a constant tensor; None if it is not constant."""
+    """Return the one finite value that a tensor has everywhere; None if it has others."""
     value: float | None = None
     for rows in _row_windows(reader):
         found = to_float64(reader.take(rows))
@@ -175,7 +178,10 @@ def _sample_values(reader: RowReader) -> "Array":
 
 
 def _centred_magnitudes(values: "Array") -> "Array":
-    """Return magnitudes without row and column means, as checkpoints share large dimensions."""
+    """Return magnitudes less their row and column means, in which all checkpoints are alike.
+
+    For a single row or column the magnitudes themselves.
+    """
     found = np.abs(values)
     if min(found.shape) < 2:
         return found

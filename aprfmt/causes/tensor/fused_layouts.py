@@ -23,10 +23,10 @@ SHARDS = (2, 4, 8, 16, 3, 5, 6, 7)  # devices that tensor parallelism cuts a mat
 def layout_words(
     at: "Array", parts: Sequence[tuple[str, int]], kv_heads: int, outer: int = 1
 ) -> str:
-    """Return in words how rows `at` (numbers of A, at each place of B) are ordered.
+    """Return in words how the rows of a fused tensor are ordered; "" if the order is not known.
 
-    "" if the order is not known. `parts` are names and rows of what was fused; `outer` stacks
-    (experts) repeat them. `kv_heads` groups q, k and v, 0 for other parts.
+    `at` holds the row of A at each place of B. `parts` are names and rows of what was fused;
+    `outer` stacks (experts) repeat them. `kv_heads` groups q, k and v, 0 for other parts.
     """
     for text, order in worded_orders(parts, kv_heads, outer):
         if np.array_equal(at, order):
@@ -38,7 +38,10 @@ def layout_words(
 def worded_orders(
     parts: Sequence[tuple[str, int]], kv_heads: int, outer: int = 1
 ) -> "Iterator[tuple[str, Array]]":
-    """Yield every layout and its inverse: in words, and as the rows of A at B's places."""
+    """Yield (words, order) of every layout and its inverse: A's row at each place of B.
+
+    The arguments are those of `layout_words`.
+    """
     names = " ".join(name for name, _ in parts)
     whole = f"all {', then all '.join(name for name, _ in parts)}"
     stacked = outer > 1
@@ -50,7 +53,11 @@ def worded_orders(
 
 
 def fused_orders(parts: Sequence[tuple[str, int]], kv_heads: int) -> "Iterator[tuple[str, Array]]":
-    """Yield (words, order) of every layout but the canonical one."""
+    """Yield (words, order) of every layout but that of one part after the other.
+
+    `order` has the row in that one at each place. `parts` are (name, rows), `kv_heads` is 0 or the
+    number of groups to cut by.
+    """
     sizes = [size for _, size in parts]
     starts = np.cumsum([0, *sizes]).tolist()
     every = [np.arange(starts[i], starts[i + 1]) for i in range(len(parts))]
@@ -79,9 +86,10 @@ def fused_orders(parts: Sequence[tuple[str, int]], kv_heads: int) -> "Iterator[t
 def _stacked_orders(
     parts: Sequence[tuple[str, int]], kv_heads: int, outer: int
 ) -> "Iterator[tuple[str, Array]]":
-    """Yield (words, order) of layouts inside each of `outer` stacked tensors.
+    """Yield (words, order) of layouts inside each of `outer` stacked tensors (experts).
 
-    Rows are numbered part by part.
+    Rows are numbered part by part, over all stacked tensors. `parts` are (name, rows of all of
+    them).
     """
     inner = [(name, size // outer) for name, size in parts]
     count = sum(size for _, size in inner)
@@ -101,7 +109,10 @@ def _stacked_orders(
 
 
 def _rotation_words(at: "Array", names: str) -> str:
-    """Return a rotation of the rows `at` in words; "" if they are not rotated."""
+    """Return in words by how much the rows `at` are rotated; "" if they are not.
+
+    `names` are the fused parts, for the sentence.
+    """
     n = len(at)
     by = int(at[0])
     if by and np.array_equal(at, (np.arange(n) + by) % n):
@@ -117,7 +128,10 @@ def rotation_text(by: int, count: int, one: str = "row") -> str:
 
 
 def _block_order_words(at: "Array", names: str) -> str:
-    """Return an order of whole blocks in words; "" if single rows are scattered."""
+    """Return in words the order of whole blocks of rows; "" if single rows are scattered.
+
+    `at` holds A's row at each place of B, `names` the fused parts for the sentence.
+    """
     size = 0
     for first, source, length in source_runs(at):
         size = gcd(size, gcd(gcd(first, source), length))

@@ -82,7 +82,10 @@ class RowOrder:
 def fused_groups(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield, for each layer and family of fused roles, a function that explains its rows."""
+    """Yield a function for each layer and family of fused roles, such as q, k and v.
+
+    It returns {tensor key: finding} of rows that moved.
+    """
     layers = sorted({layer for key in rows for layer, _ in [split_key(key)] if layer is not None})
     for family in FAMILIES:
         for layer in layers:
@@ -130,7 +133,10 @@ def _joined_pair(
     roles: Sequence[tuple[str, str]],
     layer: int,
 ) -> DifferingPair | None:
-    """Return the pair of both sides' joined rows; None unless all parts fit together."""
+    """Return the pair of both sides' joined rows; None unless every part is there in both.
+
+    `roles` are (role, short name) of the parts of a layer.
+    """
     keys = [f"L{layer}.{role}" for role, _ in roles]
     chosen = [pairs.get(key) for key in keys]
     readers: list[tuple[RowReader, RowReader]] = []
@@ -158,6 +164,7 @@ class ValueRows(ComputedRows):
     """A matrix as a list of its values, one a row."""
 
     def __init__(self, reader: RowReader) -> None:
+        """Take every value of `reader` as a row of one column."""
         super().__init__(reader.side)
         self.rows, self.columns, self.shape = reader.size, 1, (reader.size,)
 
@@ -180,7 +187,10 @@ def _part_keys(case: DifferingPair) -> tuple[str, ...]:
 def _find_row_order(
     rows: Mapping[str, TensorDiff], family: FusedRoles, case: DifferingPair | None
 ) -> RowOrder | None:
-    """Return the order that makes all rows equal; None if none does, or if nothing differs."""
+    """Return the order of the joined rows that makes both sides equal.
+
+    None if there is none, if the rows are in A's order, or if no cause names the order.
+    """
     if case is None or not any(rows[key].is_unexplained(WEAK) for key in _part_keys(case)):
         return None
     assert isinstance(case.a, JoinedRows)
@@ -203,9 +213,9 @@ def _find_row_order(
 def _find_known_order(
     rows: Mapping[str, TensorDiff], family: FusedRoles, case: DifferingPair | None
 ) -> RowOrder | None:
-    """Return the known layout that makes single values equal; None where none does.
+    """Return the known layout that makes the values of joined vectors equal; None where none does.
 
-    Equal values stand in many places of a vector, so that where one came from is not seen.
+    For vectors only: equal values stand in many places, so that where one came from is not seen.
     """
     if case is None or case.a.columns != 1:
         return None
@@ -221,7 +231,7 @@ def _find_known_order(
 
 
 def _part_sizes(joined: JoinedRows, family: FusedRoles) -> list[tuple[str, int]]:
-    """Return the short name and the number of rows of each part."""
+    """Return [(short name, number of rows)] of the parts that were joined."""
     named = zip(family.keys_with_suffix("weight"), joined.readers, strict=True)
     return [(name, reader.rows) for (_, name), reader in named]
 
@@ -234,7 +244,7 @@ def _stacks(joined: JoinedRows) -> int:
 
 
 def _name_row_order(family: FusedRoles, case: DifferingPair, at: "Array") -> RowOrder | None:
-    """Return the order of a family's rows with its cause and words; None without a name.
+    """Return an order with its cause and words; None if it has no name or mixes no parts.
 
     `at` holds the row of A at each place of B.
     """
@@ -266,7 +276,7 @@ def _name_row_order(family: FusedRoles, case: DifferingPair, at: "Array") -> Row
 
 
 def _cut_shift(pool: JoinedRows, at: "Array") -> int:
-    """Return k if every part that moved is cut k rows further on; 0 if not."""
+    """Return k if every part that moved begins k rows further on in A; 0 if not."""
     away = at - np.arange(len(at))
     parts = [
         np.unique(away[start:stop])
@@ -310,7 +320,10 @@ def segment_words(pool: JoinedRows, at: "Array") -> str:
 def _order_explanations(
     case: DifferingPair, order: RowOrder, more: tuple[str, ...]
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of every part that the order changes; {} if it does not fit."""
+    """Return {tensor key: finding} of every part that the order changes; {} if it does not fit.
+
+    `more` are further lines of evidence.
+    """
     assert isinstance(case.a, JoinedRows) and isinstance(case.b, JoinedRows)
     found: dict[str, Finding] = {}
     if len(order.at) != case.a.rows:

@@ -49,7 +49,7 @@ class CodeBook(NamedTuple):
 
     @property
     def bits(self) -> int:
-        """Bits of codes that are integers, else 0."""
+        """Number of bits of codes that are integers; 0 for those of a table or a float type."""
         words = self.name.split()
         return int(words[2]) if words[1] == "of" else 0
 
@@ -62,7 +62,7 @@ class StorageUnit(NamedTuple):
 
     @classmethod
     def of_encoding(cls, encoding: str) -> "StorageUnit":
-        """Return the unit of a plain float type; decoded blocks are float32."""
+        """Return the rounding of a plain float type; that of float32 for any other encoding."""
         unit = max(UNIT.get(encoding, 0.0), UNIT["F32"])
         return cls(ROUNDINGS * unit, 2.0**-24 if encoding == "F16" else 0.0)
 
@@ -154,7 +154,7 @@ def find_scheme(
     """Return the scheme that values [rows, columns] were packed in; None if there is none.
 
     `encoding` is the plain type they are stored in; "F32" for decoded blocks. `known` schemes are
-    tried first, all others only with `search`.
+    tried first, all others only with `search`. None too for narrow, zero or not finite values.
     """
     values = np.asarray(values, np.float64)
     if values.shape[1] < NARROWEST or not np.isfinite(values).all() or not values.any():
@@ -180,7 +180,10 @@ def find_scheme(
 
 
 def _sample_cells(cells: "Array", count: int = CELLS) -> "Array":
-    """Return some values of `count` cells, the largest and smallest of each cell included."""
+    """Return some values of `count` cells, each cell's largest and smallest among them.
+
+    `cells` is [cells, elements] with NaN for elements that are missing.
+    """
     chosen = cells[np.unique(np.linspace(0, len(cells) - 1, count).astype(np.int64))]
     if chosen.shape[1] <= OF_CELL:
         return chosen
@@ -208,7 +211,7 @@ def _cell_may_fit(cell: "Array", code: CodeBook, unit: StorageUnit) -> bool:
 def share_of_fitting_cells(
     values: "Array", code: CodeBook, grouping: Grouping, unit: StorageUnit
 ) -> float:
-    """Return the share of a few cells that fit a scheme too well for chance."""
+    """Return the share (0 to 1) of a few cells that fit a scheme better than chance allows."""
     chosen = _sample_cells(split_cells(values, grouping), SOURCE_CELLS)
     return float((_fit_cell_scales(chosen, code, unit)[1] >= TOLD).mean())
 
@@ -216,7 +219,10 @@ def share_of_fitting_cells(
 def fit_scheme(
     values: "Array", code: CodeBook, grouping: Grouping, unit: StorageUnit
 ) -> FoundScheme | None:
-    """Return the scheme with its scales if nearly all cells of the values fit it; else None."""
+    """Return the scheme with its scales, or None unless nearly all cells of the values fit it.
+
+    None too if they fit no better than chance, or only because nearly all codes are zero.
+    """
     cells = split_cells(values, grouping)
     scales, bits = _fit_cell_scales(cells, code, unit)
     # Nearly all cells must fit, too well for chance.
@@ -234,7 +240,7 @@ def fit_scheme(
 
 
 def _share_at_rest(cells: "Array", scales: "Array", code: CodeBook) -> float:
-    """Return the share of values nearest to code 0, or to the minimum.
+    """Return the share of values nearest to code 0, or to the minimum of their cell.
 
     A share near 1 means that one huge value sets the scale of all.
     """
@@ -245,9 +251,10 @@ def _share_at_rest(cells: "Array", scales: "Array", code: CodeBook) -> float:
 
 
 def _fit_cell_scales(cells: "Array", code: CodeBook, unit: StorageUnit) -> tuple["Array", "Array"]:
-    """Return (scale, improbability of the fit in bits) of every cell; -inf without a fit.
+    """Return (scale, improbability of the fit by chance in bits) of every cell, both [cells].
 
-    The entry that a cell's largest value is may be any; the first that all others fit counts.
+    The bits are -inf for a cell that does not fit. A cell's largest value is tried as each entry of
+    the code; the first with which all others fit counts.
     """
     moved = cells - (np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0)
     size = np.nan_to_num(np.abs(moved))
@@ -351,7 +358,10 @@ def spread_over_cells(cells: "Array", shape: tuple[int, ...], grouping: Grouping
 
 
 def _cell_grid(cells: "Array", shape: tuple[int, ...], grouping: Grouping) -> "Array":
-    """Return one number for each cell [cells] as [cells of rows, cells of columns]."""
+    """Return numbers of cells [cells] in the cells' places: [cells down, cells across].
+
+    `shape` is the matrix's.
+    """
     rows = -(-shape[0] // (grouping.rows or shape[0]))
     found: Array = cells.reshape(rows, -1)
     return found
@@ -360,7 +370,10 @@ def _cell_grid(cells: "Array", shape: tuple[int, ...], grouping: Grouping) -> "A
 def _fit_lattice(
     values: "Array", cells: "Array", scales: "Array", code: CodeBook, grouping: Grouping
 ) -> Lattice:
-    """Return the lattice of a fit: each value's step, and its cell's lowest and highest value."""
+    """Return the lattice of a fit: each value's step, and its cell's lowest and highest value.
+
+    `cells` are the values by cell, `scales` each cell's scale.
+    """
     entries = code.entries
     gaps = np.diff(entries)
     low = np.nanmin(cells, axis=1, keepdims=True) if code.offset else 0.0

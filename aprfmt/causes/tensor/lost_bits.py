@@ -31,10 +31,10 @@ UNIFORM = {1: (0x00, 0xFF), 2: (0x00, 0x55, 0xAA, 0xFF), 4: tuple(17 * v for v i
 
 
 def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding of a block member of codes that is one byte in all blocks.
+    """Yield the finding that a field of a block's codes is the same byte in all blocks.
 
     With these bits chosen for each value, and nothing else changed, every value is within a step of
-    the other side's. Where the member holds all bits of the codes, that says little.
+    the other side's. It is not confirmed if the field holds all bits of the codes.
     """
     for label, side, other in (("B", case.b, case.a), ("A", case.a, case.b)):
         if side.encoding == other.encoding or side.row_bytes is None or case.numbers is not None:
@@ -76,10 +76,11 @@ def explain_lost_bits(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _judging_digits(lost: int, left: int) -> float:
-    """Return the binary digits that a value judges with once `lost` bits of its code are chosen.
+    """Return how many bits of evidence a value gives once `lost` bits of its code are chosen.
 
-    Where they are the code's highest, three codes in 2**left are within a step by chance. Where
-    they are its lowest, those of a run and its two neighbours are.
+    `left` is the number of the other bits. Where the lost ones are the code's highest, three codes
+    in 2**left are within a step by chance. Where they are its lowest, those of a run and its two
+    neighbours are.
     """
     return max(left - math.log2(3), lost + left - math.log2(2**lost + 2))
 
@@ -92,7 +93,7 @@ def _member_bytes(layout: str) -> dict[str, tuple[int, int]]:
 def _constant_byte(
     case: DifferingPair, side: RowReader, start: int, stop: int, size: int
 ) -> int | None:
-    """Return the byte that a member is in all blocks; None if it has several values.
+    """Return the byte that a field of the block has in all blocks; None if it has several values.
 
     `start` and `stop` are its place in a block of `size` bytes.
     """
@@ -113,9 +114,9 @@ def _is_restored(
     place: tuple[int, int],
     patterns: tuple[int, ...],
 ) -> bool:
-    """Return whether some choice of a member's bits brings every value within a step.
+    """Return whether some choice of the lost bits brings every value within a step of `other`.
 
-    `place` are the member's bytes, `patterns` the bytes that are tried.
+    `place` is the [start, stop) of the bytes in a block, `patterns` are the bytes to try there.
     """
     size = encoding_row(side.encoding).type_size
     for index in case.windows(None):

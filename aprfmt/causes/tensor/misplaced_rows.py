@@ -47,7 +47,10 @@ class RowRun:
 
 
 def explain_misplaced_rows(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Yield the finding that B's differing rows are other rows of A, of any tensor as wide."""
+    """Yield the guess that B's differing rows are other rows of A, of tensors as many columns wide.
+
+    If some of them are not found in A, a finding that is not confirmed.
+    """
     if case.numbers is not None or case.a.columns < COLUMNS or case.a.rows != case.b.rows:
         return
     pool = _all_rows(case.context, case.a, case.key)
@@ -108,7 +111,10 @@ def _source_runs(places: "Array", at: "Array") -> Iterator[tuple[int, int, int]]
 
 
 def _runs_sentence(case: DifferingPair, found: list[RowRun]) -> str:
-    """Return a sentence that is the same for every tensor with the same defect."""
+    """Return which rows of A the rows of B are, in words that do not name the tensor.
+
+    The sentence is the same for every tensor with the same defect.
+    """
     size = case.shape[1] if len(case.shape) == 3 else 0
     whole = size and all(
         not (run.at % size or run.there % size or run.count % size) for run in found
@@ -135,9 +141,10 @@ def _run_text(case: DifferingPair, run: RowRun) -> str:
 
 
 def _all_rows(context: "PairContext", like: RowReader, key: str) -> JoinedRows | None:
-    """Return all rows of A with as many columns as `like`; None if they are too many.
+    """Return all rows of A's tensors with as many columns as `like`, or None.
 
-    They are joined once for each number of columns. None too if tensor `key` is not among them.
+    They are joined once for each number of columns. None if they are too many, or if tensor `key`
+    is not among them.
     """
     held = context.pools
     if like.columns not in held:

@@ -92,9 +92,10 @@ def guess_other_tensor(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _exchange_changes_nothing(case: DifferingPair, label: str, mine: RowReader, key: str) -> bool:
-    """Return whether a side has equal values under both names: exchanging changes nothing.
+    """Return whether a side has equal values under both names, its own and `key`.
 
-    False for a head that is a copy of the embedding, which is another cause.
+    Exchanging them would then change nothing. False for a head that is a copy of the embedding, and
+    where only B has them equal: these are other causes. `mine` is the side's tensor.
     """
     twin = case.context.reader(label.lower(), key)
     equal = twin is not None and twin.shape == mine.shape and _same_sample(twin, mine)
@@ -102,7 +103,10 @@ def _exchange_changes_nothing(case: DifferingPair, label: str, mine: RowReader, 
 
 
 def _is_copy_of_other(case: DifferingPair, label: str, key: str) -> bool:
-    """Return whether B's tensor is a copy of its tensor `key`, from which A's is different."""
+    """Return whether B has equal tensors here and under `key` where A has different ones.
+
+    Only called where those of side `label` are equal; False for side A.
+    """
     own = case.context.reader("a", key)
     if label != "B" or own is None or own.shape != case.a.shape:
         return False
@@ -113,9 +117,9 @@ def _is_copy_of_other(case: DifferingPair, label: str, key: str) -> bool:
 def _guess_renamed(
     case: DifferingPair, label: str, mine: RowReader, key: str, other: RowReader
 ) -> Guess:
-    """Return the guess that `label`'s tensor of this role is the other file's tensor `key`.
+    """Return the guess that a side's tensor is the other file's tensor `key`.
 
-    `mine` is the tensor here, `other` the one under `key`.
+    `label` ("A" or "B") is the side, `mine` its tensor, `other` the one under `key`.
     """
     layer, role = split_key(case.key)
     layer_there, role_there = split_key(key)
@@ -226,7 +230,7 @@ def explain_constant_side(case: DifferingPair) -> Iterator[Finding]:
 
 
 def explain_placeholder(key: str, a: RowReader, b: RowReader) -> Finding | None:
-    """Return that one side holds no value, or one, where the other holds a tensor; None if not.
+    """Return the finding that one side has at most one value where the other has a tensor, or None.
 
     Source: DeepSpeed's ZeRO stage 3 leaves parameters of shape [0] behind, and other partitioned
     runs [1]; a checkpoint saved without gathering them has these.
@@ -243,7 +247,7 @@ def explain_placeholder(key: str, a: RowReader, b: RowReader) -> Finding | None:
 
 
 def explain_empty_codes(key: str, a: RowReader, b: RowReader) -> Finding | None:
-    """Return that one side's codes of a packed weight are one byte throughout; None if not."""
+    """Return the finding that one side's packed codes are all the same byte; None if not."""
     for label, side in (("B", b), ("A", a)):
         stored = side.side.stored
         code = constant_codes(stored[0]) if len(stored) == 1 else None
@@ -255,7 +259,10 @@ def explain_empty_codes(key: str, a: RowReader, b: RowReader) -> Finding | None:
 
 
 def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
-    """Yield guesses that a tensor is the base's, and the finding that it relates to nothing."""
+    """Yield the guess that a side's tensor is the base's, then the finding of unrelated sides.
+
+    The latter only where most other tensors are equal; it is not confirmed.
+    """
     context = case.context
     for label, mine, other in (("B", case.b, "A"), ("A", case.a, "B")):
         base = context.reader("base", case.key) if case.numbers is None else None
@@ -298,7 +305,10 @@ def guess_stale_tensor(case: DifferingPair) -> Iterator[Guess | Finding]:
 
 
 def _constant_value(case: DifferingPair, label: str, sample: "Array") -> float | None:
-    """Return the value of a constant side of at least two values; None if not constant."""
+    """Return the one value that a side holds everywhere; None if it has others or is one value.
+
+    `label` is "A" or "B", `sample` its sampled rows.
+    """
     if sample.size < 2 or np.ptp(to_float64(sample)) != 0:
         return None
     value = float(sample.flat[0])

@@ -20,7 +20,7 @@ FINE = 0.02  # largest noise of the other encoding for which a restored value pr
 
 
 def explain_outliers(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding of few values beyond one step, with the bit that was flipped."""
+    """Yield the finding of a few values beyond one step, and the flipped bit if one fits."""
     a, b = case.a, case.b
     if a.encoding == b.encoding or case.numbers is not None:
         return
@@ -56,7 +56,10 @@ def explain_outliers(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _values_beyond_step(case: DifferingPair) -> list[tuple[int, float, float]]:
-    """Return (flat index, value of A, value of B) beyond one step; [] if too many."""
+    """Return (flat index, value of A, value of B) of values more than a quantization step apart.
+
+    [] if there are none, too many, or the steps are not known.
+    """
     found: list[tuple[int, float, float]] = []
     start = 0
     for x, y, steps in value_chunks(case.a.side, case.b.side):
@@ -73,9 +76,9 @@ def _values_beyond_step(case: DifferingPair) -> list[tuple[int, float, float]]:
 
 
 def flipped_bit_text(side: RowReader, other: RowReader, at: list[int]) -> str | None:
-    """Return, in words, the one bit whose flip repairs all these places, or None.
+    """Return in words the one bit whose flip makes one block of `side` equal `other`, or None.
 
-    `at` are flat element numbers; they must be of one block of `side`.
+    `at` are the flat indices of the differing values; None if they are not of one block.
     """
     row = encoding_row(side.encoding.split("+")[0])
     if row.row_header or side.row_bytes is None or len({i // row.block_size for i in at}) != 1:

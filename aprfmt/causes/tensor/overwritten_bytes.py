@@ -43,7 +43,10 @@ class ByteSpan:
 
 
 def explain_overwritten(case: DifferingPair) -> Iterator[Finding]:
-    """Yield findings if all but a few ranges of bytes are equal, with what is in those."""
+    """Yield the finding that all but a few ranges of bytes are equal, and what those hold.
+
+    Without such ranges: of columns, or of damaged values if the encodings differ.
+    """
     best: tuple[list[ByteSpan], RunBytes, RunBytes | bytes] | None = None
     # Take the byte order in which the difference has fewer ranges.
     for a, b, _ in byte_layouts(case):
@@ -86,7 +89,10 @@ def explain_overwritten(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _explain_units(case: DifferingPair, spans: list[ByteSpan]) -> Iterator[Finding]:
-    """Yield the finding of whole rows or experts that were never written, or are older."""
+    """Yield the finding of whole rows or experts that were never written, or are older.
+
+    `spans` are the ranges of differing bytes.
+    """
     size = case.b.row_bytes or 0
     if case.a.columns == 1 or not size:
         return
@@ -159,7 +165,7 @@ def _explain_columns(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _span_text(case: DifferingPair, span: ByteSpan, b: RunBytes) -> str:
-    """Return a range and what it holds, as a line."""
+    """Return in words where a range is, in the tensor or in the file, and what it holds."""
     logical = b is case.b.bytes or len(case.b.side.layout) == 0
     where = range_text(case.b, span.start, span.stop) if logical else _file_place(b, span)
     return where + (f", {span.holds}" if span.holds else "")
@@ -178,7 +184,7 @@ def _file_place(b: RunBytes, span: ByteSpan) -> str:
 
 
 def _differing_spans(a: RunBytes | bytes, b: RunBytes) -> list[ByteSpan]:
-    """Return the ranges of differing bytes; [] if they are too many or too much."""
+    """Return the ranges of differing bytes; [] if none, too many, or over SHARE of all bytes."""
 
     def differing_places() -> "Iterator[Array]":
         """Yield the places of differing bytes, ascending, window by window."""
@@ -225,7 +231,10 @@ def join_places(apart: "Iterable[Array]", gap: int, most: int) -> list[list[int]
 
 
 def _fill_contents(case: DifferingPair, spans: list[ByteSpan], b: RunBytes) -> list[ByteSpan]:
-    """Return the ranges with what they hold, if that is simple or is found elsewhere too."""
+    """Return the ranges with a text of what B holds there: a pattern, or where else it is stored.
+
+    The text is "" where neither is found.
+    """
     made, unknown = [], []
     for span in spans:
         text = ""
@@ -256,9 +265,9 @@ def _simple_content(data: bytes) -> str:
 def _find_copies(
     case: DifferingPair, searched: dict[int, bytes], b: RunBytes, spans: list[ByteSpan]
 ) -> dict[int, str]:
-    """Return {number of the range: where in either file its bytes are a second time}.
+    """Return {number of the range: in words where either file has the same bytes elsewhere}.
 
-    `searched` are the ranges' bytes by number.
+    `searched` are the ranges' bytes by number, `spans` all ranges. Ranges not found are left out.
     """
     # Search for a short piece of each range that is unlikely to occur twice.
     needles = {}

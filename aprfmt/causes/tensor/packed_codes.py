@@ -99,7 +99,7 @@ def explain_zero_points(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def explain_group_zero_points(copy: PackedCopy) -> Iterator[Finding]:
-    """Yield the finding of zero points off by a whole number that differs between groups."""
+    """Yield the finding of zero points off by whole numbers, which differ between groups."""
     if not copy.bits:
         return
     whole = np.round(np.nanmedian(copy_cells(copy, _errors_in_steps(copy)), axis=1))
@@ -175,9 +175,9 @@ def explain_fp8_variant(copy: PackedCopy) -> Iterator[Finding]:
 def _reread_codes(copy: PackedCopy, read: "Array", table: "Array") -> tuple["Array", Lattice]:
     """Return (values, lattice) of a copy with its codes' bytes read by another table.
 
-    `read` is the table that they were read by. The scale of a cell is known up to powers of two,
-    and each gives other bytes: the one that comes nearest to the source is taken, for each cell by
-    itself. A cell without any is infinite.
+    `read` is the table that they were read by, `table` the other one: the value of each byte. The
+    scale of a cell is known up to powers of two, and each gives other bytes: the one that comes
+    nearest to the source is taken, for each cell by itself. A cell without any is infinite.
     """
     finite = np.flatnonzero(np.isfinite(read))
     order = finite[np.argsort(read[finite], kind="stable")]
@@ -227,7 +227,7 @@ def _float_lattice(values: "Array", table: "Array", factor: "Array") -> Lattice:
 
 @cache
 def _known_orders() -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """Return (words, order) of the orders that codes of a word or a block are met in."""
+    """Return (words, order) of wrong orders that writers give the codes of a word or block."""
     awq = (0, 2, 4, 6, 1, 3, 5, 7)
     back = tuple(sorted(range(8), key=awq.__getitem__))
     rows = [
@@ -250,12 +250,12 @@ def _known_orders() -> tuple[tuple[str, tuple[int, ...]], ...]:
 
 
 def explain_input_order(copy: PackedCopy) -> Iterator[Finding]:
-    """Yield the finding of codes in another order along the inputs, in words or blocks."""
+    """Yield the finding of codes in another order along the inputs, if a known one fits."""
     yield from _explain_orders(copy, 1, _known_orders())
 
 
 def explain_output_order(copy: PackedCopy) -> Iterator[Finding]:
-    """Yield the finding of codes in another order along the outputs, in words."""
+    """Yield the finding of codes in another order along the outputs, if a known one fits."""
     if copy.rows is None:
         yield from _explain_orders(copy, 0, [row for row in _known_orders() if len(row[1]) <= WORD])
 
@@ -287,9 +287,10 @@ def _explain_orders(
 
 
 def _confirm_order(copy: PackedCopy, says: str) -> Finding | None:
-    """Return the finding of an order, or None if the errors are not those of a right copy.
+    """Return the finding of a copy whose codes are reordered; None if they are no right copy then.
 
-    `copy` has its codes reordered already. Scales, then zero points too, may have stayed.
+    `copy` has its codes reordered already. It is also tried with new scales, then with new zero
+    points too, as those may have stayed in place.
     """
     found = copy.explain_repaired("packing_order", (says,), copy.y, copy.lattice)
     if found is None:

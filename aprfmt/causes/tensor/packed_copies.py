@@ -69,10 +69,10 @@ class PackedCopy:
     def explain_repaired(
         self, cause: str, says: tuple[str, ...], y: "Array", lattice: Lattice, free: int = 0
     ) -> Finding | None:
-        """Return the finding if the repaired values are as near as copies are, else None.
+        """Return the finding of `cause` if repaired values are as near as right copies, else None.
 
-        `y` and `lattice` are the repaired values and their lattice; `free` counts numbers found on
-        the values.
+        `says` is the evidence, `y` and `lattice` are the repaired values and their lattice; `free`
+        counts numbers found on the values.
         """
         after = fit_errors(self.x, y, lattice)
         if not self.is_repaired(after):
@@ -88,9 +88,9 @@ class PackedCopy:
 def explain_copy(
     copy: PackedCopy, cause: str, says: tuple[str, ...], after: Fit, free: int = 0
 ) -> Finding:
-    """Return the finding whose remaining errors are those of a right copy.
+    """Return the finding of a cause after which only the errors of a right copy remain.
 
-    Nothing is then left beyond the bound; the distance itself is in the evidence. `free` counts the
+    Its distance after is 0; the measured one, `after`, is in the evidence. `free` counts the
     numbers that were found on the values. A value within its step says about as much as its code.
     """
     before = copy.case.before.relative
@@ -115,7 +115,7 @@ def packed_copies(case: DifferingPair) -> Iterator[PackedCopy]:
 
 
 def _find_copies(case: DifferingPair) -> Iterator[PackedCopy]:
-    """Yield the sides of a pair that are copies on a lattice."""
+    """Yield each side whose values are packed or were unpacked, with the lattice they are on."""
     if case.a.columns < lattices.NARROWEST or case.numbers is not None:
         return
     # Of large tensors only some rows are read.
@@ -193,7 +193,7 @@ def _sampled_rows(reader: RowReader) -> "Array | None":
 def _scheme_of_one_side(
     case: DifferingPair, x: "Array", y: "Array", source: RowReader, reader: RowReader
 ) -> lattices.FoundScheme | None:
-    """Return the scheme that only one side was packed in, as its values show; None if none.
+    """Return the packing scheme that y's values show and x's do not; None if there is none.
 
     `x` are the source's values, `y` those of the side that may be packed.
     """
@@ -216,7 +216,7 @@ def _scheme_of_one_side(
 
 
 def _code_table(reader: RowReader) -> CodeTable:
-    """Return the numbers that the codes of a packed weight mean."""
+    """Return the table of the value that each code of a packed weight has."""
     packed = reader.side.stored[0].packed
     codes: CodeTable | None = None if packed is None else packed().codes()
     assert codes is not None, "a lattice without codes"
@@ -239,7 +239,7 @@ def _cell_scales(lattice: Lattice, grouping: Grouping, codes: CodeTable) -> "Arr
 
 
 def grouping_of(lattice: Lattice) -> Grouping:
-    """Return the cells in which a lattice has one lowest and one highest value."""
+    """Return the size of the cells in which a lattice's lowest and highest value are constant."""
     across = np.flatnonzero(
         ((np.diff(lattice.low, axis=1) != 0) | (np.diff(lattice.high, axis=1) != 0)).any(0)
     )

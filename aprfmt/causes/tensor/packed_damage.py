@@ -44,7 +44,7 @@ class DamagedRun(NamedTuple):
 
 
 def explain_damaged_parts(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding if all but a few short runs of the parts' bytes are equal."""
+    """Yield the finding that packed weights are equal but for a few short runs of bytes."""
     a, b = case.a.side, case.b.side
     if len(a.stored) != 1 or len(b.stored) != 1 or a.encoding != b.encoding:
         return

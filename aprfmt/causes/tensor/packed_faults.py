@@ -24,7 +24,7 @@ def explain_quantization(case: DifferingPair) -> Iterator[Finding]:
 
 
 def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
-    """Yield findings of what is wrong with a packed copy."""
+    """Yield findings of what is wrong with each side that is a wrong packed copy of the other."""
     for copy in packed_copies(case):
         if copy.finite and fit_errors(copy.x, copy.y, copy.lattice).how:
             continue
@@ -52,14 +52,14 @@ def explain_packed_faults(case: DifferingPair) -> Iterator[Finding]:
 
 
 def explain_unrelated_scales(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding of wrong scales that relate to the right ones in no known way."""
+    """Yield the finding of a copy's wrong scales that relate to the right ones in no known way."""
     for copy in packed_copies(case):
         if copy.finite and not fit_errors(copy.x, copy.y, copy.lattice).how:
             yield from packed_scales.explain_scales(copy, related=False)
 
 
 def explain_output_order(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding of codes in another order along the outputs."""
+    """Yield the finding of a wrong packed copy whose codes are reordered along the outputs."""
     for copy in packed_copies(case):
         if copy.finite and not fit_errors(copy.x, copy.y, copy.lattice).how:
             yield from packed_codes.explain_output_order(copy)

@@ -103,7 +103,7 @@ def _reorder_nibbles(
         return joined
 
     def change(weight: PackedWeight) -> PackedWeight | None:
-        """Return the weight with reordered parts; None if the reading means nothing."""
+        """Return the weight with reordered nibbles; None if it has no such parts or 4-bit codes."""
         table = weight.codes()
         if table is None or table.bits != 4:
             return None
@@ -121,10 +121,13 @@ def _reorder_nibbles(
 
 
 def _relabel_floats(name: str) -> Callable[[PackedWeight], PackedWeight | None]:
-    """Return a change that reads 8-bit floats as those of the encoding `name`."""
+    """Return a function that gives a weight with its 8-bit floats read as encoding `name`.
+
+    It gives None for a weight without 8-bit floats, or with those already.
+    """
 
     def change(weight: PackedWeight) -> PackedWeight | None:
-        """Return the relabelled weight; None if it holds no such floats."""
+        """Return the weight with its codes read as `name`; None if they are not of another FP8."""
         main = weight.parts[weight.dialect.main]
         if not main.encoding.startswith("F8_E") or main.encoding == name:
             return None
@@ -142,7 +145,7 @@ def _other_gptq_format(weight: PackedWeight) -> PackedWeight | None:
 
 
 def _ignore_activation_order(weight: PackedWeight) -> PackedWeight | None:
-    """Return a weight read without its g_idx; None if it has none."""
+    """Return a weight read as if it had no g_idx (activation order); None if it has none."""
     for suffix in (".g_idx", ".weight_g_idx"):
         if suffix in weight.parts:
             return weight._replace(parts={k: v for k, v in weight.parts.items() if k != suffix})
@@ -182,7 +185,7 @@ READINGS: tuple[PartReading, ...] = (
 
 
 def explain_part_reading(copy: PackedCopy) -> Iterator[Finding]:
-    """Yield the finding of a way to read the stored parts that gives the source."""
+    """Yield the finding that the stored parts, read in another way, give the source's values."""
     view = copy.reader.side
     if view.lattice is not None:
         weights = [t.packed() for t in view.stored if t.packed is not None]
@@ -202,7 +205,7 @@ def explain_part_reading(copy: PackedCopy) -> Iterator[Finding]:
 def explain_unscaled_codes(copy: PackedCopy) -> Iterator[Finding]:
     """Yield the finding that the source holds the copy's codes as numbers, without scales.
 
-    All of them must be equal, to the bit.
+    All of its values must equal the codes, to the bit.
     """
     view = copy.reader.side
     weights = [tensor.packed() for tensor in view.stored if tensor.packed is not None]
@@ -256,7 +259,7 @@ def _confirm_reading(
 
 
 def _explain_groups(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[Finding]:
-    """Yield the finding of a GPTQ weight whose inputs belong to other groups: g_idx is wrong."""
+    """Yield the finding of a GPTQ weight whose inputs belong to other groups than g_idx says."""
     if len(weights) != 1 or weights[0].dialect.name != "gptq" or copy.rows is not None:
         return
     weight = weights[0]
@@ -265,7 +268,7 @@ def _explain_groups(copy: PackedCopy, weights: list[PackedWeight]) -> Iterator[F
         return
 
     def read(index: "Array") -> PackedWeight:
-        """Return the weight with this group index for its inputs."""
+        """Return the weight with `index`, the group of each input, as its g_idx."""
         raw = np.ascontiguousarray(index, np.int32).tobytes()
         return weight.replace_parts({".g_idx": StoredPart(raw, "I32", (inputs,))})
 
@@ -319,10 +322,10 @@ def _explain_block_fields(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def _exchange_members(*pair: str) -> "Callable[[Array], Array | None]":
-    """Return a function that exchanges two members of blocks; it gives None without them."""
+    """Return a function that exchanges two fields of GGUF blocks; it gives None without them."""
 
     def change(blocks: "Array") -> "Array | None":
-        """Return a copy of the blocks with the members exchanged, or None."""
+        """Return a copy of the blocks with the two fields exchanged; None if they lack one."""
         if not set(pair) <= set(blocks.dtype.names or ()):
             return None
         made = blocks.copy()
@@ -336,10 +339,13 @@ def _exchange_members(*pair: str) -> "Callable[[Array], Array | None]":
 def _change_members(
     change: "Callable[[Array], Array]", *names: str
 ) -> "Callable[[Array], Array | None]":
-    """Return a function that changes the members `names` of blocks; it gives None without them."""
+    """Return a function that applies `change` to fields of GGUF blocks, those of `names`.
+
+    It gives None for blocks without any of them.
+    """
 
     def made(blocks: "Array") -> "Array | None":
-        """Return a copy of the blocks with the members changed, or None."""
+        """Return a copy of the blocks with these fields changed; None if they have none of them."""
         chosen = [name for name in names if name in (blocks.dtype.names or ())]
         if not chosen:
             return None
@@ -357,7 +363,7 @@ def _swap_nibbles(values: "Array") -> "Array":
 
 
 def _unmix_nibbles(blocks: "Array") -> "Array | None":
-    """Return blocks with bytes of two neighbours rearranged to bytes of two halves.
+    """Return blocks with codes repacked: bytes of two neighbours become bytes of two halves.
 
     None for blocks without `qs`.
     """

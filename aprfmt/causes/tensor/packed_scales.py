@@ -69,7 +69,7 @@ def cell_factors(copy: PackedCopy, y: "Array") -> "Array":
 
 
 def cell_factors_and_offsets(copy: PackedCopy) -> tuple["Array", "Array"]:
-    """Return (factor, offset) of least squares from copy to source in every cell [cells]."""
+    """Return (factor, offset), both [cells], of the least-squares line from copy to source."""
     mine, source = (lattices.split_cells(v, copy.grouping) for v in (copy.y, copy.x))
     m, s = np.nanmean(mine, axis=1), np.nanmean(source, axis=1)
     away = np.nan_to_num(mine - m[:, None])
@@ -80,7 +80,7 @@ def cell_factors_and_offsets(copy: PackedCopy) -> tuple["Array", "Array"]:
 
 
 def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Finding]:
-    """Yield the finding of wrong scales: one factor for each cell makes the errors usual.
+    """Yield the finding of wrong scales: with one factor for each cell the copy is a right one.
 
     `related`: only scales whose relation to the right ones has a name; otherwise only those without
     one. Cells may be smaller than those the stored scales show, which may be one number for all.
@@ -116,9 +116,9 @@ def explain_scales(copy: PackedCopy, *, related: bool = True) -> Iterator[Findin
 
 
 def _order_of_scales(copy: PackedCopy) -> str:
-    """Return that the stored scales are the other side's in another order, "" if they are not.
+    """Return in words that the stored scales are the other side's in another order, else "".
 
-    All of the stored tensor is looked at: of a fused one a part has scales of the other parts.
+    The whole stored tensor is compared: of a fused one a part may have scales of the other parts.
     """
     mine, theirs = (side.side.stored for side in (copy.reader, copy.source))
     if len(mine) != 1 or len(theirs) != 1:
@@ -155,10 +155,11 @@ NESTED = "each is too small by one number: the offset of nested absmax was lost"
 
 
 def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: float) -> str:
-    """Return how stored scales relate to the right ones [cells], in words; "" if unknown.
+    """Return in words how stored scales relate to the right ones; "" if no known way fits.
 
-    `wrong` marks the cells [cells] whose factor is not 1. A factor is known to about the copy's
-    relative error over the root of a cell's elements.
+    `right` are the right scales [cells], `wrong` marks the cells whose factor is not 1, and
+    `relative` is the copy's relative error: a factor is known to about that over the root of a
+    cell's elements.
     """
     # Scales that have no effect.
     if _are_fp8_codes(copy):
@@ -206,7 +207,7 @@ def _scale_relation(copy: PackedCopy, right: "Array", wrong: "Array", relative: 
 
 
 def _are_fp8_codes(copy: PackedCopy) -> bool:
-    """Return whether all values are numbers of the 8-bit float that the copy's codes are of.
+    """Return whether all values are unscaled numbers of the 8-bit float type of the copy.
 
     The scale of float codes shows in the values up to a power of two: where the finest codes do not
     occur it is found to be 2, or 4, though it is 1.
@@ -217,7 +218,7 @@ def _are_fp8_codes(copy: PackedCopy) -> bool:
 
 
 def _scale_move(grid: "Array", true: "Array", near: "Callable[[Array, Array], bool]") -> str:
-    """Return how scales are at wrong places, in words: shifted, transposed, reversed; else "".
+    """Return in words how scales are misplaced: shifted, transposed or reversed; else "".
 
     `grid` are the stored scales and `true` the right ones, [cells of rows, of columns]. `near`
     compares two such grids.
@@ -240,7 +241,7 @@ def _scale_move(grid: "Array", true: "Array", near: "Callable[[Array, Array], bo
 
 
 def explain_minima(copy: PackedCopy) -> Iterator[Finding]:
-    """Yield the finding of wrong minima: another sign, lost, or scales exchanged."""
+    """Yield the finding of minima with another sign, lost or shifted, or with exchanged scales."""
     factor, offset = cell_factors_and_offsets(copy)
     if not (np.isfinite(factor).all() and np.isfinite(offset).all() and (factor > 0).all()):
         return
@@ -291,7 +292,10 @@ def explain_scales_above_minima(copy: PackedCopy) -> Iterator[Finding]:
 
 
 def _minima_relation(copy: PackedCopy, factor: "Array", offset: "Array") -> str:
-    """Return how factors and offsets of cells relate to the stored minima, in words; or ""."""
+    """Return in words what was done to the stored minima; "" if nothing known fits.
+
+    `factor` and `offset` [cells] are those that repair the copy.
+    """
     low = np.nanmin(copy_cells(copy, copy.lattice.low), axis=1)
     step = np.nanmedian(copy_cells(copy, copy.lattice.step), axis=1)
     wrong = (np.abs(factor - 1) > NEAR) | (np.abs(offset) > step / 2)
@@ -323,7 +327,7 @@ def _minima_relation(copy: PackedCopy, factor: "Array", offset: "Array") -> str:
 
 
 def explain_input_scales(copy: PackedCopy) -> Iterator[Finding]:
-    """Yield the finding of inputs with another group's scale: g_idx was ignored."""
+    """Yield the finding that inputs have the scales of other groups: g_idx was ignored."""
     rows, count = copy.y.shape
     wide = copy.grouping.columns
     if copy.grouping.rows != 1 or not wide or not copy.bits or count % wide:

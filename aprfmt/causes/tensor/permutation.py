@@ -29,12 +29,12 @@ class FoundLines:
 
     @property
     def is_complete(self) -> bool:
-        """Return whether every line was found."""
+        """Return whether every row or column of A was found in B."""
         return len(self.index) == self.count
 
 
 def find_rows(case: DifferingPair) -> FoundLines | None:
-    """Return the places of A's rows in B; for many rows, of the sample's rows only.
+    """Return where A's rows are in B; for many rows, where the sample's rows are.
 
     None if fewer than half of the sample's rows are found.
     """
@@ -88,7 +88,10 @@ def _match_by_hash(case: DifferingPair) -> FoundLines | None:
 
 
 def find_columns(case: DifferingPair) -> FoundLines | None:
-    """Return the places of A's columns in B, by the sample's rows; None if few are found."""
+    """Return where A's columns are in B, by the sample's rows.
+
+    None if fewer than half of 16 tried columns are found, or there are too many columns.
+    """
     columns = case.a.columns
     if not 1 < columns <= MATCHED or case.b.columns != columns:
         return None
@@ -149,7 +152,7 @@ def invert_permutation(p: "Array") -> "Array":
 
 
 def head_counts(case: DifferingPair, count: int) -> list[int]:
-    """Return possible numbers of heads in `count` rows, the model's own first."""
+    """Return possible numbers of heads in `count` rows, those of the model's sizes first."""
     told = case.sizes("n_heads", "n_kv_heads")
     sizes = [count // size for size in case.sizes("head_dim", "rope_dim") if count % size == 0]
     every = [h for h in range(1, count // 2 + 1) if count % (2 * h) == 0][:256]
@@ -157,14 +160,17 @@ def head_counts(case: DifferingPair, count: int) -> list[int]:
 
 
 def permutation_fits(found: FoundLines, p: "Array") -> bool:
-    """Return whether a permutation agrees with every line found."""
+    """Return whether permutation `p` (A[i] = B[p[i]]) agrees with every row or column found."""
     return bool((p[found.index] == found.at).all())
 
 
 def rope_pair_permutations(
     case: DifferingPair, found: FoundLines
 ) -> "Iterator[tuple[int, str, Array]]":
-    """Yield (heads, words, p) where halves for adjacent pairs explain rows: A[i] = B[p[i]]."""
+    """Yield (heads, words, p) of rope pair orders that fit the found rows: A[i] = B[p[i]].
+
+    Such an order has split halves on one side and adjacent pairs on the other.
+    """
     for heads in head_counts(case, found.count):
         p = adjacent_pair_order(found.count, heads)
         if permutation_fits(found, p):
@@ -176,9 +182,9 @@ def rope_pair_permutations(
 def regrouped_orders(
     case: DifferingPair, found: FoundLines, right: int
 ) -> "Iterator[tuple[int, str, Array]]":
-    """Yield (heads, words, p) of pairs made for one head count and undone for another.
+    """Yield (heads, words, p) of rope pairs made for one head count and undone for another.
 
-    `right` is the true number of heads; A[i] = B[p[i]].
+    `right` is the true number of heads, `heads` the other; A[i] = B[p[i]].
     """
     if found.count % (2 * right):
         return

@@ -39,8 +39,8 @@ def make_finding(
     """Return the finding of why two tensors differ, with its verdict and proof.
 
     `evidence` are sentences, the general one first. `before` and `after` are the relative distances
-    as stored and with the defect removed. `where` are tensor keys. `confirmed` says that no other
-    hypothesis is tried.
+    as stored and with the defect removed. `where` are tensor keys. `confirmed`: the cause is shown,
+    so that no other hypothesis is tried.
     """
     verdict = verdict_of(cause, () if after is None else (after,))
     return Finding(
@@ -82,7 +82,8 @@ def prove_guess(case: "DifferingPair", guess: "Guess", count: int, share: float)
 def prove_values(values: Any, count: int, free: int, slack: float, share: float = 1.0) -> Proof:
     """Return the proof of a change that gives these values within relative distance `slack`.
 
-    `free` of the `count` values were used to find its numbers. A slack of 0 means to the bit.
+    `count` is the number of values that judge it, `free` how many of them gave its numbers. `share`
+    (0 to 1) is how much of the difference it explains. A slack of 0 means to the bit.
     """
     return Proof(count, share, free, _usual_bits(values, slack))
 
@@ -93,7 +94,7 @@ def prove_bytes(data: bytes, count: int, free: int, share: float = 1.0) -> Proof
 
 
 def made_on(count: float, share: float = 1.0) -> Proof:
-    """Return the proof of a change that was found on the items it was made on: none judge it."""
+    """Return the proof of a change found on all the values it explains, so that none judge it."""
     return Proof(count, share, count, 0.0)
 
 

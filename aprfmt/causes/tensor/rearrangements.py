@@ -121,7 +121,7 @@ def guess_rearranged(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _name_rearrangement(case: DifferingPair, found: FoundLines) -> Iterator[Guess]:
-    """Yield guesses that name a rearrangement that was found, likely names first."""
+    """Yield guesses of the cause of a rearrangement that was found, likely ones first."""
     # Whole blocks, then a shift.
     enough = len(found.index) >= permutation.FOUND * found.count or found.count > len(found.index)
     what = "rows" if found.axis == 0 else "columns"
@@ -172,7 +172,7 @@ def _permutation_guess(
 
 
 def _order_numbers(case: DifferingPair, p: "Array") -> int:
-    """Return how many numbers an order of lines is; 0 if the values themselves prove it.
+    """Return how many free numbers an order of lines has; 0 if the values themselves prove it.
 
     A line of several values proves its place, and so does a value that occurs only once. Any two
     zeros may be exchanged.
@@ -185,12 +185,12 @@ def _order_numbers(case: DifferingPair, p: "Array") -> int:
 
 
 def _take_in_order(reader: RowReader, p: "Array") -> Take:
-    """Return a function from row numbers to rows p[numbers]."""
+    """Return a function from row numbers i to the rows p[i] of a tensor."""
     return lambda rows: reader.take(p[rows])
 
 
 def take_rows_from(reader: RowReader, start: int) -> Take:
-    """Return a function from row numbers to rows, counted from row `start`."""
+    """Return a function from row numbers i to the rows start + i of a tensor."""
     return lambda rows: reader.take(rows + start)
 
 
@@ -212,7 +212,7 @@ def _guess_shift(case: DifferingPair, found: FoundLines, k: int, what: str) -> I
 
 
 def guess_value_offset(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that values are shifted along their rows, seen through encodings."""
+    """Yield the guess that values are shifted along their rows, for any encodings."""
     x, y = case.sample_a, case.sample_b
     width = case.a.columns
     if width < 4 * ALONG or x.shape != y.shape:
@@ -258,8 +258,8 @@ def _pairing_guess(
 ) -> Guess:
     """Return the guess that rope pairs of `heads` heads were reordered by `p`.
 
-    `way` says the two orders in words. It is named a wrong head count if `heads` is not the
-    model's.
+    `way` says the two orders in words, `what` the lines, such as "rows". The cause is a wrong head
+    count if `heads` is not the model's.
     """
     right = expected_heads(case, found.count)
     text = f"{what} of each head: {way}"
@@ -275,7 +275,10 @@ def _pairing_guess(
 
 
 def _guess_blocks(case: DifferingPair, found: FoundLines, what: str) -> Iterator[Guess]:
-    """Yield the guess that whole blocks of lines, such as heads, are in another order."""
+    """Yield the guess that whole blocks of lines, such as heads, are in another order.
+
+    `what` says the lines in words, such as "rows".
+    """
     if case.role.startswith(("ffn_gate_inp", "exp_probs_b")) and found.axis == 0:
         yield _block_order_guess(case, found, found.at, 1, "expert_order", "the router's experts")
         return
@@ -326,7 +329,7 @@ def _guess_expert_order(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _guess_inside_blocks(case: DifferingPair, found: FoundLines) -> Iterator[Guess]:
-    """Yield the guess of one rearrangement inside every block: nibbles or bytes misread."""
+    """Yield the guess that columns are reordered alike inside every block: misread nibbles."""
     if found.axis == 0:
         return
     for size in (size for size in BLOCKS if found.count % size == 0 and found.count > size):
@@ -347,7 +350,10 @@ def _guess_inside_blocks(case: DifferingPair, found: FoundLines) -> Iterator[Gue
 def _block_order_guess(
     case: DifferingPair, found: FoundLines, q: "Array", size: int, cause: str, what: str
 ) -> Guess:
-    """Return the guess that block b of A is block q[b] of B, for blocks of `size` lines."""
+    """Return the guess that block b of A is block q[b] of B, for blocks of `size` lines.
+
+    `what` says the blocks in words, such as "heads".
+    """
     shown = ", ".join(str(i) for i in q[:16].tolist()) + (" ..." if len(q) > 16 else "")
     says = (f"{what} stand in another order", f"A's order, as numbers of B: {shown}")
     return _permutation_guess(cause, says, case, found.axis, permutation.expand_blocks(q, size))
@@ -384,7 +390,7 @@ def guess_repeated_heads(case: DifferingPair) -> Iterator[Guess]:
 
 
 def guess_row_range(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that one side is a range of the other's rows (shapes differ)."""
+    """Yield the guess that one side is a run of the other's rows (shapes differ)."""
     a, b = case.a, case.b
     if a.columns != b.columns or a.columns == 1 or a.rows == b.rows:
         return

@@ -44,7 +44,7 @@ KERNELS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 
 
 def explain_initial_rates(case: DifferingPair) -> Iterator[Finding]:
-    """Yield the finding of rates at their first values: log(1), log(2), ... (Mamba's A_log)."""
+    """Yield the finding that Mamba's A_log of one side is still log(1), log(2), ..."""
     if case.role != "ssm_a.weight" or case.numbers is not None or case.a.rows != case.b.rows:
         return
     import numpy as np
@@ -66,7 +66,10 @@ def explain_initial_rates(case: DifferingPair) -> Iterator[Finding]:
 
 
 def guess_value_head_order(case: DifferingPair) -> Iterator[Guess]:
-    """Yield guesses that one side has value heads with the key heads running fastest."""
+    """Yield guesses that one side stores the value heads of a delta net in tiled order.
+
+    There the key heads run fastest; the other side has each key head's value heads together.
+    """
     step, a, b = TILED.get(case.role), case.a, case.b
     if step is None or not case.context.hyper or (a.rows, a.columns) != (b.rows, b.columns):
         return
@@ -87,7 +90,10 @@ def guess_value_head_order(case: DifferingPair) -> Iterator[Guess]:
 def _value_head_orders(
     step: Tiled, count: int, hp: Mapping[str, object]
 ) -> Iterator[tuple[str, "Array"]]:
-    """Yield (side that is tiled, places in A of B's rows or columns); none if both agree."""
+    """Yield (side that is tiled, order): line i of B is line order[i] of A.
+
+    `count` is the number of rows or columns that `step` reorders. Nothing if both orders agree.
+    """
     import numpy as np
 
     along = Tiled(step.size, step.before)

@@ -54,7 +54,7 @@ class JoinedRows(ComputedRows):
         return np.concatenate([row_hashes(reader) for reader in self.readers])
 
     def owner(self, row: int) -> tuple[str, int]:
-        """Return (key of the tensor a row belongs to, the row's number there)."""
+        """Return (key of the tensor, row number there) of a row of the joined list."""
         i = int(np.searchsorted(self.starts, row, side="right")) - 1
         return self.keys[i], row - self.starts[i]
 
@@ -84,8 +84,8 @@ def find_sources(pool: RowReader, rows: RowReader, own: int, slack: float) -> "A
     """Return for every row of `rows` the row of `pool` it equals (int64), -1 if there is none.
 
     Row i is expected at `own` + i, which is preferred. Among several equal rows the one that
-    follows the row before is taken. None where the rows were rounded, and are too many to search
-    for the nearest.
+    follows the row before is taken. `slack` is the relative distance that counts as equal. None
+    where it is not 0 and there are too many rows to search for the nearest.
     """
     expected = own + np.arange(rows.rows)
     if slack == 0:
@@ -113,7 +113,7 @@ def find_sources(pool: RowReader, rows: RowReader, own: int, slack: float) -> "A
 def _nearest_values(x: "Array", y: "Array", expected: "Array", slack: float) -> "Array":
     """Return the place in `y` of the nearest value for each of `x`; -1 if none is near enough.
 
-    `expected` are preferred places.
+    `slack` is relative. `expected` are preferred places. Zeros are found only there.
     """
     order = np.argsort(y, kind="stable")
     at = np.clip(np.searchsorted(y[order], x), 1, len(y) - 1)
@@ -127,9 +127,10 @@ def _nearest_values(x: "Array", y: "Array", expected: "Array", slack: float) -> 
 
 
 def _match_hashes(mine: "Array", theirs: "Array", expected: "Array") -> "Array":
-    """Return the place in `theirs` of every hash of `mine`; -1 if there is none.
+    """Return the place in `theirs` of every hash of `mine`; -1 if it is not there.
 
-    `expected` are preferred places.
+    `expected` are preferred places; else, of several, that after the one before. A hash of 0 (a row
+    of zeros) is found only at its expected place.
     """
     # Look up every hash among the sorted ones.
     order = np.argsort(theirs, kind="stable")
@@ -172,7 +173,8 @@ def match_rows(a: "Array", b: "Array", slack: float) -> "Array":
 def nearest_rows(a: "Array", b: "Array", slack: float, own: "Array") -> "Array":
     """Return for every row of `a` the nearest row of `b`; -1 if none is near enough.
 
-    `own` are the rows' own numbers in `b`, which are preferred if near enough.
+    Near is a distance of at most `slack` times the row's norm. `own` are the rows' own numbers in
+    `b`, which are preferred if near enough.
     """
     found = np.full(len(a), -1, np.int64)
     norm = np.einsum("ij,ij->i", b, b)

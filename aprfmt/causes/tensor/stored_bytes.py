@@ -58,7 +58,7 @@ STORED = 64 << 20  # bytes up to which A is laid out as B stores it
 
 
 def _half_float_offsets(encoding: str) -> list[int]:
-    """Return the byte offsets of the 16-bit floats in a block, whose byte order may be wrong."""
+    """Return the byte offsets of the 16-bit floats in a block of an encoding; [] if it has none."""
     found, at = [], 0
     for kind, width in block_numbers(encoding_row(encoding).layout):
         found += [at] * (kind == "f2")
@@ -131,7 +131,7 @@ def _read_as(side: RowReader, name: str) -> Take:
 
 
 def _fits_16_bits(values: "Array", encoding: str) -> bool:
-    """Return whether float32 values survive storage in a 16-bit type without loss."""
+    """Return whether float32 values survive storage in a 16-bit type; False for other dtypes."""
     if values.dtype != np.float32:
         return False
     again = decode(encoding, encode(encoding, values), values.shape)
@@ -211,10 +211,10 @@ def explain_bit_rot(case: DifferingPair) -> Iterator[Finding]:
 
 
 def _explain_byte_damage(case: DifferingPair, a: RunBytes | bytes, b: RunBytes) -> Finding | None:
-    """Return the finding of damaged bytes, or None where the difference is another.
+    """Return the finding of damaged bytes, or None where the difference is of another kind.
 
-    Beyond FEW_BYTES differing bytes only one run of zeros in B counts as damage. `a` and `b` are
-    both sides' bytes in one order.
+    `a` and `b` are both sides' bytes in one order. If more than FEW_BYTES differ, only one run of
+    zeros in B counts as damage.
     """
     first = last = -1
     places: list[int] = []
@@ -297,7 +297,10 @@ def _are_whole_lines(case: DifferingPair, places: list[int]) -> bool:
 def _turned_signs_text(
     case: DifferingPair, a: RunBytes | bytes, b: RunBytes, places: list[int]
 ) -> str:
-    """Return a sentence if all that differs is the sign of some values, else ""."""
+    """Return a sentence if only the signs of some values differ, else "".
+
+    `places` are the byte offsets that differ.
+    """
     row = encoding_row(case.b.encoding)
     if case.b.encoding not in SIGNED or any(
         at % row.type_size != row.type_size - 1 for at in places
@@ -313,7 +316,10 @@ def _turned_signs_text(
 
 
 def _elements_exchanged(case: DifferingPair, places: list[int]) -> bool:
-    """Return whether the elements at differing bytes are the same ones in another order."""
+    """Return whether the elements at differing bytes are the same ones in another order.
+
+    `places` are the byte offsets. False if they are most of the tensor.
+    """
     row = encoding_row(case.b.encoding)
     starts = sorted({at // row.type_size * row.type_size for at in places})
     if row.block_size != 1 or len(starts) < 2 or case.a.bytes is None or case.b.bytes is None:
@@ -341,9 +347,9 @@ def _is_zero(data: RunBytes, start: int, stop: int) -> bool:
 def _damage_explanation(
     case: DifferingPair, text: str, more: tuple[str, ...], confirmed: bool, named: bool = False
 ) -> Finding:
-    """Return the finding of damage, with `text` and the sentences `more` as evidence.
+    """Return the finding of damage (bit_rot), with `text` and the sentences `more` as evidence.
 
-    `named`: what happened has a name, and comes first.
+    `named`: `text` says what happened, and comes first.
     """
     general = "all other bytes are equal: damage or an edit, no transformation"
     first = (text, "all other bytes are equal") if named else (general, text)
@@ -435,7 +441,10 @@ def _file_offset(side: RowReader, at: int) -> tuple[str, int]:
 
 
 def _explain_float_bits(case: DifferingPair) -> Finding | None:
-    """Return the finding of single float32 bits that differ between two encodings, or None."""
+    """Return the finding of a few float32 values that differ, bit by bit, or None.
+
+    For sides with two encodings. It is confirmed only if few bits of each value differ.
+    """
     a, b = case.a, case.b
     if case.before.changed > FEW_BITS or not case.before.changed:
         return None
@@ -467,9 +476,10 @@ def _explain_float_bits(case: DifferingPair) -> Finding | None:
 
 
 def byte_layouts(case: DifferingPair) -> Iterator[tuple[RunBytes | bytes, RunBytes, str]]:
-    """Yield (A's bytes, B's bytes, B's stored name): in logical order, then as B stores them.
+    """Yield (A's bytes, B's bytes, B's stored name) as pairs of bytes to compare.
 
-    Nothing if the encodings differ; the second only if B's file orders elements otherwise.
+    First in logical order, then in the order of B's file if that is another. Nothing if the
+    encodings or row sizes differ.
     """
     a, b = case.a, case.b
     if a.encoding != b.encoding or a.row_bytes is None or a.row_bytes != b.row_bytes:
@@ -482,9 +492,10 @@ def byte_layouts(case: DifferingPair) -> Iterator[tuple[RunBytes | bytes, RunByt
 
 
 def _bytes_as_stored(case: DifferingPair, side: View) -> bytes | None:
-    """Return A's bytes in the order B's file stores them; None if they are too many.
+    """Return A's bytes in the order in which B's file stores them.
 
-    None too if the layout step decodes values. `side` is B's view.
+    None if they are too many, if the layout does more than move elements, or if B's tensor is one
+    of several in a stored one. `side` is B's view.
     """
     a = case.a
     steps = side.layout

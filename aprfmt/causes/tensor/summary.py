@@ -27,7 +27,7 @@ def summarize_explanations(tensors: Sequence[TensorDiff]) -> tuple[Finding, ...]
 
 
 def _finding_key(found: Finding) -> tuple[str, str, bool]:
-    """Return (cause, sentence, confirmed), equal for explanations that are one finding."""
+    """Return (cause, sentence, confirmed), the same for findings that are to be joined."""
     if found.cause == "layer_order":
         return found.cause, "", found.confirmed
     if found.cause == "swapped_tensors" and len(found.where) > 1:
@@ -57,7 +57,7 @@ def _make_finding(
 
 
 def add_measurements(finding: Finding, rows: Sequence[TensorDiff]) -> Finding:
-    """Return a finding with the places, distances and evidence of these tensors."""
+    """Return a finding with the keys, distances, verdict and evidence of these tensors set."""
     made = [row.explanation for row in rows if row.explanation is not None]
     before = [row.residual_before for row in made if row.residual_before is not None]
     after = [row.residual_after for row in made if row.residual_after is not None]
@@ -79,14 +79,17 @@ def add_measurements(finding: Finding, rows: Sequence[TensorDiff]) -> Finding:
 
 
 def _first_detail(rows: Sequence[TensorDiff]) -> str:
-    """Return what the first tensor's explanation says of it alone; "" if no more."""
+    """Return the second line of evidence of the first tensor; "" if there is none.
+
+    It begins with the tensor's key if there are several.
+    """
     found = rows[0].explanation
     more = () if found is None else found.evidence[1:2]
     return "".join(more if len(rows) == 1 else (f"{rows[0].key}: {text}" for text in more))
 
 
 def _joint_proof(rows: Sequence[TensorDiff]) -> Proof | None:
-    """Return the proof that holds for all of these tensors, with the share explained.
+    """Return the weakest of these tensors' proofs, with the share explained of all of them.
 
     None where one of them is located only. What judges the least judged of them judges all.
     """
@@ -104,7 +107,8 @@ def _joint_proof(rows: Sequence[TensorDiff]) -> Proof | None:
 def _layers_sentence(rows: Sequence[TensorDiff], equal: Set[str]) -> str:
     """Return a sentence about which layers are exchanged, moved or copied.
 
-    A layer is a copy where the other one, which its tensors are of, is `equal` in both files.
+    `equal` are keys of tensors that are equal in both files: a layer is called a copy of another
+    one that is equal.
     """
     copied: dict[tuple[str, int], int] = {}  # side and layer -> the layer it is a copy of
     moved: dict[int, dict[int, int]] = {}  # layer -> other layer -> tensors

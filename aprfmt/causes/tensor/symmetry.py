@@ -121,7 +121,11 @@ SYMMETRIES: tuple[Symmetry, ...] = (
 def moved_layers(
     context: PairContext, pairs: Mapping[str, TensorPair], rows: Mapping[str, TensorDiff]
 ) -> Iterator[Group]:
-    """Yield functions that explain layers with a misordered tensor, one for each symmetry."""
+    """Yield a function for each symmetry and layer with a misordered tensor.
+
+    It returns {tensor key: finding} of units such as neurons or heads that were moved in all
+    tensors together.
+    """
     suspects = {
         (layer, role)
         for row in rows.values()
@@ -142,7 +146,7 @@ def _explain_layer(
     symmetry: Symmetry,
     layer: int,
 ) -> dict[str, Finding]:
-    """Return {tensor key: finding} of a layer's tensors; {} unless all moved together."""
+    """Return {tensor key: finding} of a layer's tensors; {} unless all moved consistently."""
     # All tensors that the symmetry orders must be there, in equal shapes.
     start = f"L{layer}."
     here = {key.removeprefix(start): pair for key, pair in pairs.items() if key.startswith(start)}
@@ -188,7 +192,10 @@ def _explain_layer(
 def _tensors_of_layer(
     symmetry: Symmetry, here: Mapping[str, TensorPair]
 ) -> Iterator[tuple[str, str, int]]:
-    """Yield (unit, role, axis) of the tensors of a symmetry that a layer has."""
+    """Yield (unit, role, axis) of a layer's tensors whose rows (0) or columns (1) are units.
+
+    `here` are the layer's tensors by role.
+    """
     for axis, groups in ((0, symmetry.rows), (1, symmetry.columns)):
         for unit, roles in groups.items():
             yield from ((unit, role, axis) for role in roles if role in here)
@@ -197,7 +204,10 @@ def _tensors_of_layer(
 def _unit_counts(
     context: PairContext, symmetry: Symmetry, cases: Mapping[str, DifferingPair]
 ) -> dict[str, int]:
-    """Return {unit: how many}; {} if not known, or if units are not interchangeable."""
+    """Return {unit: how many} of a symmetry, such as heads; {} if not known or not exchangeable.
+
+    `cases` are the layer's pairs by role.
+    """
     if not context.hyper:
         return {}
     hyper = context.hyper[0]
@@ -220,7 +230,11 @@ def _find_unit_order(
     members: Sequence[tuple[str, str, int]],
     cases: Mapping[str, DifferingPair],
 ) -> "Array | None":
-    """Return the place in B of each unit of A (int64 [count]); None if not known."""
+    """Return the place in B of each unit of A (int64 [count]); None if it is not found.
+
+    The places are unchanged if no tensor with units as rows differs. `members` are (unit, role,
+    axis) of tensors.
+    """
     still = True
     # The first changed tensor whose rows are units gives the order.
     for own, role, axis in members:
@@ -251,7 +265,10 @@ def _has_shared_head_norm(case: DifferingPair, context: PairContext) -> bool:
 
 
 def _orders_are_consistent(orders: "Mapping[str, Array]") -> bool:
-    """Return whether something moved, and every query head still has its key head."""
+    """Return whether some unit moved, and every query head still reads its key head.
+
+    `orders` are the places in B by unit.
+    """
     if all(np.array_equal(order, np.arange(len(order))) for order in orders.values()):
         return False
     if "key head" not in orders:

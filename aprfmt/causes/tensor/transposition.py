@@ -25,7 +25,10 @@ def samples_agree(x: "Array", y: "Array", slack: float) -> bool:
 
 
 def guess_transposed_inside(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that values were written transposed, whole or by heads, under one shape."""
+    """Yield the guess that values were written transposed under the same shape.
+
+    That is the whole matrix, or the block of each head.
+    """
     a, b = case.a, case.b
     rows, columns = a.shape[-2:]
     size = rows * columns
@@ -54,7 +57,10 @@ def guess_transposed_inside(case: DifferingPair) -> Iterator[Guess]:
 
 
 def _take_reordered(side: RowReader, order: "Array") -> Take:
-    """Return a function from row numbers to rows of matrices with values in another order."""
+    """Return a function from row numbers to rows of matrices whose values are in another order.
+
+    Value i of each matrix is that at flat number order[i].
+    """
     flat = (-1, len(order))
     return lambda rows: side.whole.reshape(flat)[:, order].reshape(side.rows, -1)[rows]
 

@@ -103,7 +103,7 @@ def _samples_agree(made: "Array", wanted: "Array", slack: float) -> bool:
 
 
 def _guess_constant_offset(case: DifferingPair, slack: float) -> Iterator[Guess]:
-    """Yield the guess that one number was added to every value."""
+    """Yield the guess that B is A plus one number, which is not 1 or -1 (another cause)."""
     x, y = to_float64(case.sample_a), to_float64(case.sample_b)
     apart = y - x
     usual = float(np.sqrt(np.mean(np.maximum(x * x, y * y))))
@@ -118,7 +118,7 @@ def _guess_constant_offset(case: DifferingPair, slack: float) -> Iterator[Guess]
 
 
 def guess_prefix(case: DifferingPair) -> Iterator[Guess]:
-    """Yield the guess that one vector is a part of the other (shapes differ)."""
+    """Yield the guess that one vector is a run of the other's values (shapes differ)."""
     a, b = case.a, case.b
     if a.columns != 1 or b.columns != 1 or a.rows == b.rows or len(a.shape) != len(b.shape):
         return

@@ -105,7 +105,7 @@ def _vocabulary_size(model: "Model") -> int | None:
 
 
 def _padding_content(side: RowReader, start: int) -> str:
-    """Return what the rows from `start` hold, in words."""
+    """Return in words what the rows from `start` on hold: zeros, one row, or other values."""
     values = to_float64(side.take(np.arange(start, side.rows)))
     if not values.any():
         return "zeros"

@@ -116,10 +116,10 @@ def compare_tokens(a: Model, b: Model) -> TokensReport:
 
 
 def with_engine_types(side: StatedTokenizer, other: StatedTokenizer) -> StatedTokenizer:
-    """Return the side with control types that llama.cpp gives to tokens that look like turn ends.
+    """Return a GGUF tokenizer with the token types that llama.cpp sets for it; others unchanged.
 
-    Only for a GGUF's lists, and where the other side has a control token: what both leave a plain
-    piece stays one.
+    llama.cpp makes tokens that look like turn ends control tokens. That is done only where the
+    other side has a control token too: what both have as a plain piece stays one.
     """
     if not side.uses_lists or side.carried.model.key_style != "gguf":
         return side
@@ -131,7 +131,7 @@ def with_engine_types(side: StatedTokenizer, other: StatedTokenizer) -> StatedTo
 
 
 def _without_counterpart(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[NotCompared]:
-    """Yield a row for each side with tokens that the other side's lists have no place for.
+    """Yield a row for each side with tokens that the other side, a GGUF, cannot hold.
 
     These are tokens without an embedding row. A GGUF's lists are as long as the embedding: its
     writers leave such tokens out.
@@ -150,7 +150,7 @@ def _without_counterpart(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Not
 
 
 def _added_token_ids(*sides: StatedTokenizer) -> tuple[int, ...]:
-    """Return the ids of special tokens, then of all that are split off whole, each once."""
+    """Return the ids of special tokens, then of all added tokens, of both sides, each once."""
     vocabularies = [side.vocabulary for side in sides]
     special = [i for v in vocabularies for i in v.ids.values()]
     return tuple(dict.fromkeys([*special, *(i for v in vocabularies for i in v.added)]))
@@ -195,9 +195,9 @@ def compare_tokenizers(mine: StatedTokenizer, theirs: StatedTokenizer) -> Tokens
 
 
 def _can_encode(a: StatedTokenizer, b: StatedTokenizer) -> bool:
-    """Return whether texts can be encoded on both sides, as far as comparing needs it.
+    """Return whether texts can be encoded on both sides in comparable ways.
 
-    Two tokenizer.json always can. If one side has lists, both must be BPE or SPM.
+    Two tokenizer.json always can. If one side has a GGUF's lists, both must be BPE or SPM.
     """
     if not a.uses_lists and not b.uses_lists:
         return True
@@ -205,13 +205,13 @@ def _can_encode(a: StatedTokenizer, b: StatedTokenizer) -> bool:
 
 
 def _kinds_text(a: StatedTokenizer, b: StatedTokenizer) -> str:
-    """Return in words which ways of splitting are not known here."""
+    """Return in words that the two sides' ways of splitting texts are not implemented here."""
     names = (side.vocabulary.pre or side.vocabulary.kind for side in (a, b))
     return " and ".join(dict.fromkeys(names)) + ", which aprfmt does not split by"
 
 
 def _listed_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the listed differences, without those that an earlier one includes."""
+    """Yield the differences of every kind, without those whose parts a large one includes."""
     held: set[str] = set()
     for rows in _LISTED:
         for row in rows(a, b):
@@ -237,7 +237,10 @@ def _unknown_template_tokens(a: StatedTokenizer, b: StatedTokenizer) -> tuple[st
 
 
 def compare_carried(side: StatedTokenizer, model: Model) -> TokensReport | None:
-    """Return what a GGUF's embedded tokenizer.json says otherwise than its lists, or None."""
+    """Return where a GGUF's embedded tokenizer.json contradicts its token lists; else None.
+
+    None too for a side without lists, or without such a file.
+    """
     if not side.uses_lists:
         return None
     own = read_tokenizer_parts(model, carried_json=True)

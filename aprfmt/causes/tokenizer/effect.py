@@ -56,7 +56,7 @@ class ProbeBench:
     _rendered: dict[tuple[Any, ...], Mapping[str, tuple[str, str]]] = field(default_factory=dict)
 
     def read(self, parts: TokenizerParts) -> Readings:
-        """Return every reading of a tokenizer made of these parts, by label."""
+        """Return {(kind, what): result} of a tokenizer of these parts: ids, texts and settings."""
         engine, found = self._encode_probes(parts)
         found = found | _readings_without_text(parts)
         # Conversations as text, and their ids.
@@ -74,7 +74,8 @@ class ProbeBench:
     def chats(self, parts: TokenizerParts) -> Mapping[str, tuple[str, str]]:
         """Return {conversation: (status, text)} as the template renders them.
 
-        Without a template it is empty. If the template cannot be read, one entry holds the error.
+        Without a template it is empty. If the template cannot be read, one entry holds ("broken",
+        error).
         """
         template = parts["template"]
         if template is None:
@@ -95,7 +96,8 @@ class ProbeBench:
     def _encode_probes(self, parts: TokenizerParts) -> tuple[Engine | None, Readings]:
         """Return (engine, readings of all texts) of these parts; made once for each combination.
 
-        The engine is None if none can be made; the only reading is then the error.
+        The engine is None if none can be made; the only reading is then the error. (None, {}) if
+        texts are not to be encoded.
         """
         if not self.encodes:
             return None, {}
@@ -109,7 +111,10 @@ class ProbeBench:
         return self._engines[key][:2]
 
     def _encode_texts(self, engine: Engine) -> Readings:
-        """Return the ids of every probe text, by label."""
+        """Return {(kind, text): ids} of every probe text.
+
+        Kind "text" parses special tokens, "as text" does not.
+        """
         found: Readings = {}
         for text in (*self.texts, *self.also):
             found["text", text] = tuple(engine.encode(text, False, True))
@@ -140,7 +145,10 @@ def build_engine(parts: TokenizerParts, where: str) -> Engine:
 
 
 def _readings_without_text(parts: TokenizerParts) -> Readings:
-    """Return readings that need no text: special ids, ends, ids put around a text, settings."""
+    """Return {(kind, what): result} of all that needs no text.
+
+    That is special ids, stop ids, ids put around a text, and settings of generation.
+    """
     found: Readings = {
         (role, ""): parts[f"role:{role}"][0] for role in IDS if role not in ("unk", "sep", "mask")
     }
@@ -168,7 +176,7 @@ def _readings_without_text(parts: TokenizerParts) -> Readings:
 
 
 def differing_labels(mine: Readings, theirs: Readings) -> list[SideLabel]:
-    """Return the labels of readings that are not equal, in the order of `mine`."""
+    """Return the keys of readings that are not equal or on one side only, those of `mine` first."""
     return [
         label for label in dict.fromkeys((*mine, *theirs)) if mine.get(label) != theirs.get(label)
     ]
@@ -188,14 +196,18 @@ class Effect:
 
     @property
     def shown(self) -> bool:
-        """True if it changes a reading, and no reading differs without the listed differences."""
+        """True if the parts change a reading, and no reading differs once all are exchanged."""
         return bool(self.labels) and self.after == 0.0
 
 
 def group_effects(
     bench: ProbeBench, a: TokenizerParts, b: TokenizerParts, groups: Sequence[Sequence[str]]
 ) -> list[Effect]:
-    """Return the effect of each group of parts on the readings, in the order of `groups`."""
+    """Return the effect of each group of parts on the readings, in the order of `groups`.
+
+    `a` and `b` are the parts of both tokenizers. Each group is exchanged alone, and compared with
+    what is left when all groups are exchanged.
+    """
     reference = bench.read(a)
     every = [name for group in groups for name in group]
     rest = differing_labels(reference, bench.read(exchange_parts(b, a, every)))
@@ -215,7 +227,7 @@ def group_effects(
 def measure_split_effect(
     bench: ProbeBench, a: TokenizerParts, b: TokenizerParts, group: Sequence[str]
 ) -> Effect:
-    """Return the effect of a group of parts on the words that texts are split into.
+    """Return the effect of a group of parts on the words into which texts are split.
 
     With a vocabulary of short pieces another splitting may leave the ids of every probe as they
     are; what the pre-tokenizer itself gives differs even then.
@@ -229,7 +241,7 @@ def measure_split_effect(
 
 
 def read_words(bench: ProbeBench, parts: TokenizerParts) -> Readings:
-    """Return the words of every probe text, by label; {} if the engine does not give words."""
+    """Return {("words", text): words} of every probe text; {} if the engine gives no words."""
     engine = bench.engine(parts)
     if not isinstance(engine, HfEngine):
         return {}
@@ -244,7 +256,10 @@ def _share_of_probes(labels: Sequence[SideLabel], reference: Readings) -> float:
 def measure_effects(
     a: StatedTokenizer, b: StatedTokenizer, found: Sequence[Difference]
 ) -> list[Difference]:
-    """Return each difference with what it does to the probes: shares, and one example."""
+    """Return the differences, each with its effect on the probe texts filled in.
+
+    That is `shown`, the shares of readings that differ before and after, and one example.
+    """
     # Build both sides' parts and the probe texts.
     groups = [row.parts for row in found]
     listed = {name for group in groups for name in group}
@@ -291,7 +306,7 @@ def measure_effects(
 def _first_example(
     bench: ProbeBench, a: TokenizerParts, b: TokenizerParts, effect: Effect
 ) -> tuple[str, ...]:
-    """Return what A and B make of the first probe that shows a difference; () without one."""
+    """Return (what A makes, what B makes) of the simplest probe that differs; () without one."""
     for label in sorted(effect.labels, key=_label_order):
         kind, text = label
         if kind in ("text", "as text"):
@@ -318,14 +333,17 @@ def _rendered_chat(bench: ProbeBench, parts: TokenizerParts, name: str) -> str:
 
 
 def _label_order(label: SideLabel) -> tuple[int, int]:
-    """Return a sort key of labels: texts before chats, short ones first."""
+    """Return a sort key of a reading's label (kind, text): texts before chats, short ones first."""
     kinds = ("text", "as text", "words", "chat", "tokenizer")
     rank = kinds.index(label[0]) if label[0] in kinds else len(kinds)
     return rank, len(label[1]) if rank < 3 else 0
 
 
 def _encoded_text(bench: ProbeBench, parts: TokenizerParts, text: str, parse_special: bool) -> str:
-    """Return the tokens and ids of a text as one line, at most 40 tokens and 8 ids."""
+    """Return the tokens and ids of a text as one line, at most 40 tokens and 8 ids.
+
+    "nothing" if no engine can be made of the parts.
+    """
     engine = bench.engine(parts)
     if engine is None:
         return "nothing"
@@ -354,7 +372,10 @@ def _short_ids(ids: Sequence[int]) -> str:
 
 
 def splits_are_equal(a: StatedTokenizer, b: StatedTokenizer) -> bool:
-    """Return whether a list vocabulary with scores and a tokenizer.json split all probes alike."""
+    """Return whether SPM lists with scores and a tokenizer.json split all probe texts alike.
+
+    False for any other two sides.
+    """
     files, lists = (b, a) if a.uses_lists else (a, b)
     if files.data is None or not lists.uses_lists or lists.vocabulary.scores is None:
         return False

@@ -22,9 +22,9 @@ def tokenizer_parts(
 ) -> TokenizerParts:
     """Return a side's tokenizer as {part name: value}, to be exchanged with the other side's.
 
-    What lists cannot say is taken from the other side's tokenizer.json. Without `engine`, only the
-    parts that encoding does not need, and the added tokens. Raises FormatError or UnsupportedError
-    where the vocabulary cannot be built.
+    What a GGUF's lists cannot say is taken from the other side's tokenizer.json. Without `engine`,
+    the parts for encoding are only those that need no engine. Raises FormatError or
+    UnsupportedError where the vocabulary cannot be built.
     """
     if not engine:
         made: TokenizerParts = {
@@ -76,7 +76,10 @@ def _parts_from_json(side: StatedTokenizer) -> TokenizerParts:
 
 
 def _parts_from_lists(side: StatedTokenizer) -> TokenizerParts:
-    """Return the encoding parts of lists as llama.cpp reads them, for two sides with lists."""
+    """Return the encoding parts of a GGUF's lists as llama.cpp reads them.
+
+    For two sides that both have lists.
+    """
     if side.vocabulary.kind == "spm" and side.vocabulary.merges is None:
         return _parts_with_scores(side)
     data = tokenizer_json(side.vocabulary, side.carried.where)
@@ -101,7 +104,7 @@ SCORED = "scores"  # the type of a vocabulary that joins by scores; SpmEngine re
 
 
 def _parts_with_scores(side: StatedTokenizer) -> TokenizerParts:
-    """Return the encoding parts of lists whose pieces join by scores."""
+    """Return the encoding parts of a GGUF's lists whose pieces are joined by scores (SPM)."""
     own = side.vocabulary
     return {
         "pieces": own.tokens,
@@ -115,7 +118,7 @@ def _parts_with_scores(side: StatedTokenizer) -> TokenizerParts:
 
 
 def vocabulary_of(parts: TokenizerParts) -> Vocabulary:
-    """Return the vocabulary of parts that join by scores.
+    """Return the SPM vocabulary of parts whose pieces are joined by scores.
 
     Types and scores are cut or filled to the number of pieces.
     """
@@ -150,7 +153,7 @@ def control_ids(parts: TokenizerParts) -> dict[str, int]:
 
 
 def _parts_beside_json(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
-    """Return the encoding parts of lists in the form of the other side's tokenizer.json."""
+    """Return the encoding parts of a GGUF's lists in the form of the other's tokenizer.json."""
     like = _parts_from_json(other)
     vocabulary = side.vocabulary
     made = dict(like)
@@ -185,7 +188,7 @@ def _parts_beside_json(side: StatedTokenizer, other: StatedTokenizer) -> Tokeniz
 
 
 def _pieces_as_in_json(side: StatedTokenizer, other: StatedTokenizer) -> list[str]:
-    """Return the lists' pieces as the tokenizer.json spells them, where both mean one piece."""
+    """Return the lists' pieces by id, spelled as the tokenizer.json does the same pieces."""
     own = other.vocabulary.tokens
     return [
         own[i] if i < len(own) and token == like else token
@@ -208,7 +211,7 @@ def _pieces_with_fillers(tokens: Sequence[str], side: StatedTokenizer) -> list[s
 def _added_tokens(
     side: StatedTokenizer, rows: Sequence[Mapping[str, object]]
 ) -> list[dict[str, object]]:
-    """Return the rows of tokens that lists split off whole.
+    """Return rows, as of a tokenizer.json, of the lists' tokens that are never split.
 
     `rows` are the other side's, whose flags are taken where lists cannot say them.
     """
@@ -261,7 +264,10 @@ def _with_blank_prefix(node: object, want: bool) -> object:
 
 
 def _end_parts(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
-    """Return the parts around a text: special ids, frame, chat template, generation settings."""
+    """Return the parts that encoding does not use, as {part name: value}.
+
+    They are the special ids, the ids put around a text, the chat template and generation settings.
+    """
     crossed = side.uses_lists and not other.uses_lists
     made: TokenizerParts = {}
     # Special ids with their texts.
@@ -295,7 +301,10 @@ def _end_parts(side: StatedTokenizer, other: StatedTokenizer) -> TokenizerParts:
 def exchange_parts(
     mine: TokenizerParts, theirs: TokenizerParts, names: Sequence[str]
 ) -> TokenizerParts:
-    """Return `mine` with the named parts of `theirs`; merges of pieces it lacks are left out."""
+    """Return `mine` with the parts `names` of `theirs`.
+
+    If only pieces or only merges are exchanged, merges of pieces that are missing are left out.
+    """
     made = mine | {name: theirs[name] for name in names if name in theirs}
     vocab = made["pieces"]
     alone = ("pieces" in names) != ("merges" in names)
@@ -307,7 +316,10 @@ def exchange_parts(
 
 
 def with_empty_merges(side: StatedTokenizer) -> StatedTokenizer:
-    """Return lists without merges as lists with an empty list of merges, which can be built."""
+    """Return a BPE side with lists without merges as one with an empty list; others unchanged.
+
+    An engine can be built of that.
+    """
     if side.uses_lists and side.vocabulary.kind == "bpe" and side.vocabulary.merges is None:
         return replace(side, vocabulary=replace(side.vocabulary, merges=[]))
     return side

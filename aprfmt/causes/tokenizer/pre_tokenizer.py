@@ -67,7 +67,7 @@ _IDLE = ("trim_offsets",)  # settings of a pre-tokenizer that move offsets and n
 
 
 def kind_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the kinds of vocabulary (BPE, SPM, ...); none if they are one."""
+    """Yield the difference of the kinds of vocabulary (BPE, SPM, ...); nothing if they are one."""
     x, y = a.vocabulary.kind, b.vocabulary.kind
     if x == y or (is_list_and_json(a, b) and {x, y} == {"unigram", "spm"}):
         return
@@ -92,7 +92,7 @@ def kind_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differen
 
 
 def _keys_of_kind(a: StatedTokenizer, b: StatedTokenizer, kind: str) -> tuple[str, ...]:
-    """Return KEY=VALUE for `aprfmt set` under which B's pieces are read as A reads its own."""
+    """Return KEY=VALUE texts for `aprfmt set` that make B's pieces be read as kind `kind`."""
     keys = {MODEL.gguf: GGUF_MODELS[kind]}
     if (
         kind == "bpe"
@@ -146,7 +146,10 @@ def prefix_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differ
 
 
 def pre_tokenizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of how texts are split, by effect; a name alone is no difference."""
+    """Yield the difference of how texts are split.
+
+    Two names for the same splitting are yielded as without effect (`still`).
+    """
     left, right = _splitting_of(a), _splitting_of(b)
     x, y = _splitting_name(a), _splitting_name(b)
     where = (*part_place(b, "pre"), *part_place(a, "pre"))
@@ -198,7 +201,10 @@ def _missing_text(side: StatedTokenizer) -> str:
 
 
 def _splitting_of(side: StatedTokenizer) -> Splitting | None:
-    """Return the steps of a side's splitting for comparing; None for an unknown name."""
+    """Return (steps, whether merges are ignored for whole words) of a side's splitting, or None.
+
+    None for a name that is not known here. Without steps for vocabularies that split nothing.
+    """
     if side.vocabulary.kind != "bpe" and (side.uses_lists or side.vocabulary.kind == "spm"):
         return ((), False)
     if side.data is None:
@@ -216,7 +222,7 @@ def _cleaned_steps(nodes: Iterable[Mapping[str, object]]) -> tuple[tuple[str, st
 
 
 def _splitting_name(side: StatedTokenizer) -> str:
-    """Return the name of the splitting in GGUF's words, or the steps of the tokenizer.json."""
+    """Return the name of the splitting as a GGUF has it, or the tokenizer.json's steps as text."""
     if side.data is None:
         return side.vocabulary.pre or side.vocabulary.kind
     own = tokenizer_splitting(side.data)
@@ -267,7 +273,11 @@ def normalizer_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
 
 
 def _comparable_steps(side: StatedTokenizer, other: StatedTokenizer) -> tuple[tuple[str, str], ...]:
-    """Return (type, settings as text) of normalizer steps that both formats can say."""
+    """Return (type, settings as text) of the normalizer steps to compare; () without any.
+
+    Steps that the other side, if a GGUF, cannot say are left out, and so is a blank put in front
+    that is a difference of its own.
+    """
     if side.data is None:
         return ()
     skip = UNSAID if other.uses_lists else ()

@@ -40,7 +40,10 @@ _LONG = 200  # characters of a piece
 
 
 def probe_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
-    """Return the probe texts for two tokenizers: fixed ones and those made of differences."""
+    """Return texts that may be split differently by two tokenizers: fixed ones, and some made.
+
+    The latter contain special tokens, and pieces and merges that differ.
+    """
     found = dict.fromkeys(TEXTS)
     specials = _special_texts(a) | _special_texts(b)
     for token in list(specials)[:_MOST]:
@@ -52,14 +55,17 @@ def probe_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
 
 
 def piece_texts(texts: Iterable[str]) -> list[str]:
-    """Return the texts of a vocabulary's pieces, at most some thousand, spread evenly."""
+    """Return about _SAMPLE of a vocabulary's piece texts, spread evenly, without long ones."""
     every = [text for text in texts if text and "\ufffd" not in text and len(text) <= _LONG]
     step = max(1, len(every) // _SAMPLE)
     return every[::step]
 
 
 def plain_text(token: str) -> str:
-    """Return the text of a piece in byte-level or SentencePiece spelling; "" if none."""
+    """Return the text that a piece stands for; "" if its bytes are no text.
+
+    Pieces are in byte-level or SentencePiece spelling; others are returned unchanged.
+    """
     if BLANK in token:
         return token.replace(BLANK, " ")
     if all(character in _BYTES for character in token):
@@ -71,7 +77,7 @@ def plain_text(token: str) -> str:
 
 
 def special_texts_of(texts: Sequence[str], a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
-    """Return those of `texts` that contain a token which is split off whole."""
+    """Return those of `texts` that contain an added token of either side."""
     specials = _special_texts(a) | _special_texts(b)
     return [text for text in texts if any(token in text for token in specials)]
 
@@ -98,7 +104,7 @@ def _special_texts(side: StatedTokenizer) -> dict[str, None]:
 
 
 def _merge_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
-    """Return texts of merges that one side lacks, or that have another rank."""
+    """Return the texts of some merges that one side lacks, or that have another rank."""
     left, right = (list(side.vocabulary.merges or ()) for side in (a, b))
     if left == right:
         return []
@@ -110,7 +116,7 @@ def _merge_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
 
 
 def _differing_piece_texts(a: StatedTokenizer, b: StatedTokenizer) -> list[str]:
-    """Return texts of pieces that have another id, score or type."""
+    """Return the texts of some pieces with another id, score or type, or on one side only."""
     rows = []
     for side in (a, b):
         v = side.vocabulary

@@ -86,10 +86,11 @@ def special_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
 
 
 def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> int | None:
-    """Return the id of a role that programs use: for a GGUF without one, llama.cpp's default.
+    """Return the id that programs use for a role, or None.
 
-    The default counts where it does something: an end always does, BOS where it is put before a
-    text or the chat template writes it. Where the other side has no id either, nothing was lost.
+    For a GGUF without one it is llama.cpp's default, where that does something: an end always does,
+    BOS where it is put before a text or the chat template writes it. Where the other side has no id
+    either, nothing was lost.
     """
     i = side.vocabulary.ids.get(role)
     stated = role not in side.vocabulary.taken
@@ -101,7 +102,7 @@ def _effective_id(side: StatedTokenizer, other: StatedTokenizer, role: str) -> i
 
 
 def _effect_of_default(side: StatedTokenizer, role: str) -> str:
-    """Return what follows from an id that B's file lacks, in words; "" for one that it has."""
+    """Return in words what the default id does that is used where B's file has none; else ""."""
     if role not in side.vocabulary.taken:
         return ""
     return "; a generation ends there" if role == "eos" else "; texts begin with it"
@@ -115,9 +116,10 @@ def _mending_assignment(b: StatedTokenizer, role: str, wanted: int | None) -> tu
 
 
 def _same_text_moved(a: StatedTokenizer, b: StatedTokenizer, x: int, y: int) -> bool:
-    """Return whether a role names one text on both sides that has another id in B.
+    """Return whether both sides' role names the same text, of which only the id differs.
 
-    Where roles are given as texts, the text's place is a difference of the tokens, found there.
+    `x` and `y` are the ids in A and B. Where roles are given as texts, the text's place is a
+    difference of the tokens, found there. False with a GGUF on either side.
     """
     ours, theirs = a.vocabulary.tokens, b.vocabulary.tokens
     if a.uses_lists or b.uses_lists or x >= len(ours) or y >= len(theirs) or ours[x] != theirs[y]:
@@ -126,7 +128,7 @@ def _same_text_moved(a: StatedTokenizer, b: StatedTokenizer, x: int, y: int) -> 
 
 
 def _role_text(side: StatedTokenizer, role: str, i: int | None) -> str:
-    """Return what a side says of a special id, in words."""
+    """Return in words the special id that a side has, or llama.cpp's default if none."""
     if i is None:
         return "not stated"
     if i == side.vocabulary.taken.get(role):
@@ -167,7 +169,7 @@ def config_id_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Di
 
 
 def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the differences of the ids put before and after a text."""
+    """Yield the differences of the ids put before a text and after it, such as BOS and EOS."""
     rows = (("begins", "add_bos", "bos", 0), ("ends", "add_eos", "eos", 1))
     for part, cause, role, at in rows:
         left, right = (frame_roles(side)[at] for side in (a, b))
@@ -208,7 +210,7 @@ def framing_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
 
 
 def processed_text_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield what post-processors make of one text or of two, where it is more than a frame.
+    """Yield what differs in how post-processors arrange one text or two, but for the ids around.
 
     That is a text that comes twice or not at all, and the ids between two texts, which only models
     that judge pairs are given. What is put around one text shows in two as well.
@@ -228,7 +230,10 @@ def processed_text_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterat
 
 
 def _pieces_text(side: StatedTokenizer, pieces: Sequence[int | str]) -> str:
-    """Return ids with their texts, and the names of texts; the first and the number of many."""
+    """Return in words what a post-processor makes: ids with their texts, and names of texts.
+
+    Of more than 8 the first ones and the number are said.
+    """
     shown = [each if isinstance(each, str) else _token_text(side, each) for each in pieces[:8]]
     more = f", ... ({len(pieces)} in all)" if len(pieces) > 8 else ""
     return ", ".join(shown) + more or "nothing"
@@ -242,7 +247,7 @@ FrameIds = tuple[int | str, ...]
 
 
 def frame_roles(side: StatedTokenizer) -> tuple[FrameIds, FrameIds]:
-    """Return (ids before, ids after a text); the side's own BOS and EOS by their role."""
+    """Return (ids before a text, ids after it), with "bos" and "eos" for the side's own."""
     ids = side.vocabulary.engine_ids
     names = {ids[role]: role for role in ("eos", "bos") if role in ids}
     before, after = side.frame
@@ -253,9 +258,9 @@ def frame_roles(side: StatedTokenizer) -> tuple[FrameIds, FrameIds]:
 
 
 def _frame_difference(a: StatedTokenizer, b: StatedTokenizer, part: str, at: int) -> Difference:
-    """Return the difference of frames that is more than BOS or EOS on one side alone.
+    """Return the difference of ids around a text that is more than BOS or EOS on one side alone.
 
-    `at` is 0 for what comes before a text and 1 for what comes after.
+    `part` is "begins" or "ends"; `at` is 0 for what comes before a text and 1 for what comes after.
     """
     x, y = a.frame[at], b.frame[at]
     where = ("before", "behind")[at]
@@ -293,15 +298,15 @@ def _wrong_ids_text(label: str, side: StatedTokenizer) -> str:
 
 
 def _frame_keys(side: StatedTokenizer, part: str, at: int) -> tuple[str, ...]:
-    """Return the keys that say what is put around a text."""
+    """Return the place in the files that says what is put before (`at` 0) or after a text."""
     processed = not side.uses_lists and bool(side.post_processor_ids[at])
     return ("tokenizer.json: post_processor",) if processed else part_place(side, part)
 
 
 def _is_default_bos(a: StatedTokenizer, b: StatedTokenizer, part: str) -> bool:
-    """Return whether lists put BOS by default only, and the tokenizer.json does not.
+    """Return whether a GGUF puts BOS by llama.cpp's default only, and the tokenizer.json does not.
 
-    gguf-py writes the flag only for a post-processor that puts it.
+    False unless `part` is "begins". gguf-py writes the flag only for a post-processor that puts it.
     """
     lists = a if a.uses_lists else b
     return (
@@ -325,7 +330,10 @@ def _agrees_with_processor(a: StatedTokenizer, b: StatedTokenizer, at: int) -> b
 
 
 def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the chat templates; none if they are equal."""
+    """Yield the difference of the chat templates; nothing if they are equal.
+
+    Two spellings of one program are yielded as without effect (`still`).
+    """
     x, y = a.template, b.template
     if x == y:
         return
@@ -358,7 +366,11 @@ def template_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Diff
 
 
 def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of two generation_config.json: end ids, and what sampling reads."""
+    """Yield the difference of two generation_config.json: end ids and sampling settings.
+
+    If a side has no such file, of the ids that end a generation. Nothing with a GGUF on either
+    side.
+    """
     left, right = (side.carried.parse_file("generation_config.json") for side in (a, b))
     if a.uses_lists or b.uses_lists:
         return
@@ -394,9 +406,10 @@ def generation_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[D
 
 
 def _end_differences(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the ends where one side has no generation_config.json.
+    """Yield the difference of the ids that end a generation, without generation_config.json.
 
-    transformers stops at the ids in the configuration, never at the tokenizer's own end.
+    It is for a side that has no such file. transformers stops at the ids in the configuration,
+    never at the tokenizer's own end.
     """
     if a.stop_ids == b.stop_ids:
         return

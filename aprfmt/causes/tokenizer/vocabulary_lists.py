@@ -121,10 +121,10 @@ def comparable_pieces(side: StatedTokenizer, other: StatedTokenizer) -> list[str
 
 
 def vocabulary_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield one difference for all ids whose pieces differ; none if no piece does.
+    """Yield one difference for all ids whose pieces differ; nothing if no piece does.
 
-    Fillers and added tokens are left out. If most pieces differ, it covers all parts of the
-    tokenizer, as that of another model.
+    Fillers such as [PAD0] and added tokens are left out. If most pieces differ, it covers all parts
+    of the tokenizer, as that of another model.
     """
     mine, theirs = comparable_pieces(a, b), comparable_pieces(b, a)
     skip = (
@@ -191,7 +191,10 @@ def tokens_without_row(side: StatedTokenizer) -> Mapping[int, str]:
 
 
 def rowless_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the tokens without an embedding row, of two tokenizer.json."""
+    """Yield the difference of tokens without an embedding row, for two tokenizer.json.
+
+    Added tokens are not compared here.
+    """
     if a.uses_lists or b.uses_lists:
         return
     stated = {
@@ -217,7 +220,7 @@ def rowless_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator
 
 
 def _moved_text(mine: Sequence[str], theirs: Sequence[str], apart: Sequence[int]) -> str:
-    """Return how pieces at other ids relate: cut, shifted, exchanged, reordered, or others.
+    """Return in words how pieces differ by id: missing, shifted, exchanged, reordered or others.
 
     `apart` are the ids that differ.
     """
@@ -338,13 +341,13 @@ def score_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Differe
 
 
 def _score_ranks(scored: Mapping[str, float], tokens: Sequence[str]) -> list[int]:
-    """Return each token's place among the different scores: joining asks for no more."""
+    """Return each token's rank among the different scores: joining pieces needs no more."""
     places = {score: i for i, score in enumerate(sorted({scored[token] for token in tokens}))}
     return [places[scored[token]] for token in tokens]
 
 
 def _scores_by_piece(side: StatedTokenizer, other: StatedTokenizer) -> dict[str, float]:
-    """Return {piece: score} of the normal pieces."""
+    """Return {piece: score} of the normal pieces, spelled as in the other side."""
     rows = zip(
         comparable_pieces(side, other),
         side.vocabulary.types,
@@ -403,7 +406,8 @@ def _untyped_text(b: StatedTokenizer) -> str:
 def _types_agree(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bool:
     """Return whether two types of a token mean the same, as lists and tokenizer.json say them.
 
-    A tokenizer.json's special token is a control token. A token that looks special may be a control
+    `x` and `y` are the types in A and B; `lists_a` and `lists_b` say which side is a GGUF. A
+    tokenizer.json's special token is a control token. A token that looks special may be a control
     token by the lists where a tokenizer.json makes it one that a user added; the other way round
     the two differ.
     """
@@ -420,7 +424,7 @@ def _types_agree(token: str, x: int, y: int, lists_a: bool, lists_b: bool) -> bo
 
 
 def added_token_difference(a: StatedTokenizer, b: StatedTokenizer) -> Iterator[Difference]:
-    """Yield the difference of the tokens split off whole, of two tokenizer.json."""
+    """Yield the difference of the added tokens, which are never split, of two tokenizer.json."""
     if a.uses_lists or b.uses_lists:
         return
     left, right = ({row["content"]: row for row in side.added_tokens} for side in (a, b))
@@ -460,7 +464,11 @@ def _only_normalized_differs(
     right: AddedTokens,
     other: Sequence[str],
 ) -> bool:
-    """Return whether only the flag `normalized` differs, and nothing is normalised."""
+    """Return whether the rows of `other` differ in the flag `normalized` alone, without effect.
+
+    It has none if no side has a normalizer. `other` are texts of added tokens, `left` and `right`
+    their rows.
+    """
     if any(side.data and side.data.get("normalizer") for side in (a, b)):
         return False
     return all(
