@@ -60,7 +60,7 @@ class RunsReport:
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict over all gradients of all runs."""
+        """The verdict over all gradients of all runs; what was not compared is listed in it."""
         left = [
             NotCompared("gradient", key, "unreadable", "a run has none") for key in self.missing
         ]
@@ -85,7 +85,7 @@ class RunsReport:
         return self.pronounced.exit
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `--json`."""
+        """Return {"between": {...}} for `--json`: runs, gradients and the verdict."""
         return {
             "between": {
                 "adapter": self.adapter,

@@ -100,7 +100,7 @@ class StepReport:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many tensors agree, differ and were not compared."""
+        """{verdict: number of tensors} for `agrees`, `differs` and `not compared`."""
         return {
             word: sum(row.verdict == word for row in self.tensors)
             for word in ("agrees", "differs", "not compared")
@@ -108,11 +108,14 @@ class StepReport:
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict over all tensors: what was not compared counts as open."""
+        """The verdict over all tensors, with the report's own `accept` patterns."""
         return self.verdict(self.accept)
 
     def verdict(self, accept: Collection[str]) -> Pronounced:
-        """Return the verdict with some of what was not compared accepted."""
+        """Return the verdict over all tensors; what was not compared may leave it open.
+
+        `accept` are patterns (`unread:PATTERN`) of what may stay uncompared.
+        """
         counts = self.counts
         compared = counts["agrees"] + counts["differs"]
         left = (*self.left, *self._open())
@@ -129,7 +132,7 @@ class StepReport:
         )
 
     def _open(self) -> Collection[NotCompared]:
-        """Return the parameters that were not compared, with what stood against it."""
+        """Return an entry for each parameter that was not compared, with the reason."""
         return [
             NotCompared("parameter", row.key, "unreadable", row.why)
             for row in self.tensors
