@@ -44,13 +44,13 @@ class Held:
 
     @property
     def noise(self) -> float:
-        """How exact the numbers are."""
+        """The relative error of the least exact of gradient and moments."""
         moments = (self.first, self.second)
         found = [row.noise for row in (self.gradient, *moments) if row is not None]
         return max(found, default=0.0)
 
     def moments(self, start: int, stop: int) -> Moments | None:
-        """Return the moments of some rows, flat."""
+        """Return the moments of rows [start, stop), flat; None if the state has neither."""
         if self.first is None and self.second is None:
             return None
         first, second = (
@@ -86,7 +86,11 @@ class Judgement:
 
 
 def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
-    """Return whether a recipe gives the weights after the step, in every element."""
+    """Return the verdict on one parameter's update: whether a recipe gives it, in every element.
+
+    Where it does not, the mistakes that do are in `guesses`. "not compared" where the recipe needs
+    an input that is not there, or the stored type is none that is trained in.
+    """
     after = parameter.after
     assert after is not None
     for side in (parameter.before, after):
@@ -142,7 +146,10 @@ def _is_unmoved(parameter: Parameter) -> bool:
 
 
 def _steps(case: StepCase, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
-    """Say whether any element does more than decay, or none can be expected to be seen to."""
+    """Return whether any element did more than decay, or none can be expected to show it.
+
+    `fits` are (recipe, its fit) of what the recipe may mean.
+    """
     if case.coarse:
         width = float_spacing(case.before, case.encodings[1])
         if float((fits[0][0].lr / width).sum()) < CHANCE:
@@ -153,13 +160,13 @@ def _steps(case: StepCase, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
 
 
 def _one_size(recipe: Recipe) -> bool:
-    """Say whether this step's elements have one size, whatever the gradient is."""
+    """Return whether all elements make steps of one size here, whatever the gradient."""
     sizes = recipe.row.sizes
     return sizes == "every step" or (sizes == "first step" and recipe.step in (None, 1))
 
 
 def _lacking(recipe: Recipe) -> str:
-    """Return why a step cannot be made again."""
+    """Return a sentence that says which input is missing to compute a recipe's step."""
     if recipe.row.sizes == "first step":
         return (
             "the step of a later number needs the optimizer's state (--optimizer-state), or it is "
@@ -169,7 +176,10 @@ def _lacking(recipe: Recipe) -> str:
 
 
 def _clipped(recipe: Recipe, held: Held) -> Recipe:
-    """Return the recipe with the factor by which it clips all gradients."""
+    """Return the recipe with its clipping factor in `scale`.
+
+    Unchanged if it does not clip, or the gradients' norm is not known.
+    """
     norm = held.others.get("norm")
     if recipe.clip is None or norm is None or held.gradient is None:
         return recipe
@@ -180,7 +190,10 @@ CLIPS = (0.1, 0.25, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)  # norms that trainers clip t
 
 
 def _clippings(recipe: Recipe, held: Held, case: StepCase) -> list[tuple[Recipe, Fit]]:
-    """Return what gives the step if the gradients were clipped to a usual norm, and nobody said."""
+    """Return (recipe, fit) for each usual clipping norm that gives the step.
+
+    [] if a norm was stated, or no gradient is known.
+    """
     norm = held.others.get("norm")
     if recipe.clip is not None or norm is None or held.gradient is None:
         return []
@@ -193,19 +206,25 @@ def _clippings(recipe: Recipe, held: Held, case: StepCase) -> list[tuple[Recipe,
 
 
 def _meanings(recipe: Recipe, case: StepCase) -> list[Recipe]:
-    """Return the recipes that a statement may mean: what decays is not always said."""
+    """Return the recipes that a stated one may mean: whether vectors decay is not always said."""
     if case.vector and recipe.wd and not recipe.decay_on:
         return [changed(recipe, decay_on="matrices"), changed(recipe, decay_on="all")]
     return [recipe]
 
 
 def _decays_all(recipe: Recipe, one: Recipe, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
-    """Say whether a vector decays, where it was not said whether vectors do."""
+    """Return whether a vector decays though it was not said that vectors do.
+
+    `one` is the recipe that fits, `fits` those that were tried, the one without decay first.
+    """
     return not recipe.decay_on and one.decay_on == "all" and not fits[0][1].right
 
 
 def _concentrated(case: StepCase, fit: Fit) -> bool:
-    """Say whether most elements that moved did so by one size, as in a first step."""
+    """Return whether a share USUAL of the elements that moved did so by one size.
+
+    That is so in a first step. True where too few moved to tell.
+    """
     rest = np.abs(case.change - fit.update.decay)
     moved = rest > 2 * case.rounding
     if np.count_nonzero(moved) < FEWEST:
@@ -216,7 +235,10 @@ def _concentrated(case: StepCase, fit: Fit) -> bool:
 
 
 def _sample(parameter: Parameter, held: Held, signs: bool) -> StepCase:
-    """Return all elements of a parameter, or those of rows that are spread over it."""
+    """Return all elements of a parameter, or about SAMPLE of them, spread over its rows.
+
+    `signs`: only the signs of the gradient are known, from the change.
+    """
     size = int(np.prod(parameter.before.shape, dtype=np.int64))
     columns = max(1, parameter.before.shape[-1] if parameter.before.shape else 1)
     rows = size // columns
@@ -230,7 +252,7 @@ def _sample(parameter: Parameter, held: Held, signs: bool) -> StepCase:
 
 
 def _case(parameter: Parameter, held: Held, signs: bool, start: int, stop: int) -> StepCase:
-    """Return the elements of rows [start, stop)."""
+    """Return the elements of rows [start, stop) as a case; `signs`: see `_sample`."""
     before, after = parameter.before, parameter.after
     assert after is not None
     w0 = before.rows(start, stop).astype(np.float64)
@@ -239,6 +261,10 @@ def _case(parameter: Parameter, held: Held, signs: bool, start: int, stop: int) 
 
 
 def _made(parameter: Parameter, held: Held, signs: bool, start: int, w0: F64, w1: F64) -> StepCase:
+    """Return a case of the weights `w0` before and `w1` after the step, from row `start` on.
+
+    The gradient and the moments of these rows are added.
+    """
     stop = start + len(w0)
     numbers = np.repeat(np.arange(start, stop), w0.shape[1])
     if parameter.vector:
@@ -262,9 +288,10 @@ def _made(parameter: Parameter, held: Held, signs: bool, start: int, w0: F64, w1
 
 
 def _joined(parts: list[StepCase]) -> StepCase:
-    """Return several cases of one parameter as one."""
+    """Return several cases of one parameter as one, without its whole shape."""
 
     def joined(values: list[F64 | None]) -> F64 | None:
+        """Return the arrays joined, those that are None left out; None if all are."""
         known = [each for each in values if each is not None]
         return np.concatenate(known) if known else None
 
@@ -296,7 +323,10 @@ def _cases(parameter: Parameter, held: Held, signs: bool) -> Iterator[StepCase]:
 def _judged_whole(
     parameter: Parameter, recipe: Recipe, held: Held, signs: bool, sample: Fit
 ) -> Judgement:
-    """Return the verdict on all elements, where the sample is right."""
+    """Return the verdict on all elements of a parameter whose sample is right.
+
+    "differs" where an element outside the sample is not what the recipe gives, or is not finite.
+    """
     size, rate = _facts(sample, recipe)
     share = None if signs else arrived(sample.case, sample.update.whole)
     found = Judgement("agrees", step=size, decay=rate, arrived=share, shows=sample.shows)
@@ -319,7 +349,10 @@ def _judged_whole(
 
 
 def _facts(fit: Fit, recipe: Recipe) -> tuple[float | None, float | None]:
-    """Return the size of the usual element's step, and the share of the weight that decayed."""
+    """Return (size of the usual element's step, share of the weight that decayed).
+
+    Each is None where it cannot be measured.
+    """
     case = fit.case
     factor, off, decay, decay_off = fit.factors
     size = float(np.median(np.abs(fit.update.step))) if off < 0.25 else None
@@ -331,7 +364,10 @@ def _facts(fit: Fit, recipe: Recipe) -> tuple[float | None, float | None]:
 def _explained(
     parameter: Parameter, recipe: Recipe, held: Held, sample: StepCase, fit: Fit
 ) -> Judgement:
-    """Return every mistake that gives the weights after the step, or that none is known."""
+    """Return the verdict "differs", with every mistake that gives the weights after the step.
+
+    A mistake with a fitted number is found on half of the elements and judged on the other half.
+    """
     size, rate = _facts(fit, recipe)
     share = None if sample.signs else arrived(sample, fit.update.whole)
     half = np.arange(sample.before.size)
@@ -397,7 +433,7 @@ def judge_gradient(case: GradientCase, rounding: float | None = None) -> Judgeme
 
 
 def share_given(parameter: Parameter, guess: StepGuess, held: Held, signs: bool) -> float:
-    """Return the share of a parameter's elements that a guess gives; all are read."""
+    """Return the share of a parameter's elements that a guess gives, of all elements."""
     near = every = 0
     for case in _cases(parameter, held, signs):
         every += case.before.size
