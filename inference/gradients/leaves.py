@@ -34,6 +34,7 @@ class Leaves:
         backend: GradientBackend,
         trained: "frozenset[str] | None" = None,
     ) -> None:
+        """Place a leaf of every trained role in `weights`; on `meta`, frozen roles as well."""
         self._model = model
         self.leaves: dict[str, torch.Tensor] = {}
         for role, view in model.roles.items():
@@ -52,9 +53,9 @@ class Leaves:
                 weights.holder.replace(f"{role}[{i}]", backend, part)
 
     def gradients(self) -> dict[str, Array]:
-        """Return the gradients that there are by role key, float64 on the host; let go of them.
+        """Return {role: its gradient}, float64 numpy arrays, and clear the leaves' own.
 
-        A role that the loss does not depend on has none.
+        A role that the loss does not depend on is left out.
         """
         found = {}
         for role, leaf in self.leaves.items():
@@ -67,9 +68,9 @@ class Leaves:
 def stored_gradients(
     views: Mapping[str, View], by_role: Mapping[str, Array]
 ) -> Iterator[tuple[str, Array]]:
-    """Yield (stored name, gradient in the stored layout) of gradients by role.
+    """Yield (stored name, gradient in the stored layout) for gradients by role.
 
-    Roles that are stored together give one gradient, zero where one of them has none.
+    Roles that are stored together give one gradient; a role among them without one counts as zero.
     """
     done: set[str] = set()
     for role in by_role:
@@ -104,7 +105,11 @@ def stored_parts(view: View, logical: Sequence[Array]) -> list[Array]:
 def _back(
     view: View, at: int, arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]]
 ) -> Sequence[Array]:
-    """Return the gradients before step `at` from those behind it."""
+    """Return the gradients before layout step number `at` from those after it.
+
+    `shapes` are those of the arrays before the step. Raises UnsupportedError for a step that
+    changes values and whose derivative is not known.
+    """
     step = view.layout[at]
     if step.permutes:
         return moved_back(step, arrays, shapes, view.sizes)
@@ -126,7 +131,7 @@ def moved_back(
     shapes: Sequence[tuple[int, ...]],
     sizes: Mapping[str, Any],
 ) -> list[Array]:
-    """Return arrays [shapes] with every element where the step took it from.
+    """Return arrays of `shapes` with every element moved back to where the step took it from.
 
     Not `step.apply`, which writes one orientation: a file may have the other.
     """
@@ -148,6 +153,7 @@ def moved_back(
 
 
 def _floats(values: Array) -> Array:
+    """Return the values if they are floats, else as float32."""
     return values if values.dtype.kind == "f" else values.astype(np.float32)
 
 
