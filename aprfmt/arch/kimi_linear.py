@@ -194,10 +194,10 @@ def _nested(facts: Facts) -> Mapping[str, Value]:
 
 
 def _size(name: str, key: str, nested: str, default: int, gguf: str = "") -> HyperRule:
-    """Return the rule of a size of KDA.
+    """Return the rule that reads a size of KDA, hyperparameter `name`, from a config.
 
     `nested` is its key in the object of published files, which wins over transformers' `key`.
-    `gguf` is GGUF's key without the prefix.
+    `gguf` is GGUF's key without the prefix; `default` is transformers' value without a key.
     """
 
     def read(facts: Facts, hp: Params) -> Found:

@@ -1,4 +1,4 @@
-"""The gradients of a step's batch, computed here for the trainer's to be held against."""
+"""The gradients of a step's batch, computed here to compare a trainer's gradients with."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Gradients held against differences of a batch's loss: forward passes in float64, no torch."""
+"""Given gradients checked by differences of a batch's loss: float64 forward passes, no torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -23,7 +23,7 @@ ENOUGH = 8  # elements of a half that judges a fitted number
 
 @dataclass(frozen=True)
 class RowReader:
-    """Numbers of one parameter by rows [start, stop) of its last axis, float64."""
+    """Numbers of one parameter by rows [start, stop) of [rows, last axis], float64."""
 
     rows: Callable[[int, int], F64]
     noise: float = 0.0  # how exact they are, relative to each number
@@ -32,7 +32,11 @@ class RowReader:
 
 @dataclass(frozen=True)
 class Held:
-    """What the optimizer had for one parameter: its gradient, and its moments."""
+    """What the optimizer had for one parameter: its gradient and its moments, None if unknown.
+
+    `step` is how many steps the moments are of, `after` says that this step is one of them.
+    `others` are norms: `norm` of all gradients, `own_norm` of this one.
+    """
 
     gradient: RowReader | None = None
     first: RowReader | None = None
@@ -140,7 +144,7 @@ FAINT_STEPS = (
 
 
 def _is_unmoved(parameter: Parameter) -> bool:
-    """Return whether no element of a parameter changed, decay included: it may be frozen."""
+    """Return whether no element of a parameter changed, not even by decay, as if it were frozen."""
     sides = pieces(parameter.before, parameter.after)
     return all(w1 is not None and bool(np.array_equal(w0, w1)) for _, _, w0, w1 in sides)
 
@@ -314,7 +318,7 @@ def _joined(parts: list[StepCase]) -> StepCase:
 
 
 def _cases(parameter: Parameter, held: Held, signs: bool) -> Iterator[StepCase]:
-    """Yield all elements of a parameter, in pieces."""
+    """Yield cases of all elements of a parameter, piece by piece; `signs`: see `_sample`."""
     for start, _, w0, w1 in pieces(parameter.before, parameter.after):
         assert w1 is not None
         yield _made(parameter, held, signs, start, w0, w1)
@@ -400,10 +404,12 @@ LEFT = 32.0
 
 
 def judge_gradient(case: GradientCase, rounding: float | None = None) -> Judgement:
-    """Return whether a trainer's gradient is the one computed here, and the mistakes that give it.
+    """Return the verdict on a trainer's gradient against the computed one, with its mistakes.
 
-    A number that is fitted is found on one half of the elements and judged on the other.
-    `rounding` is what the trainer's arithmetic alone makes of this gradient, an L2 distance.
+    `guesses` are the mistakes that give it. A number that is fitted is found on one half of the
+    elements and judged on the other. `rounding` is the L2 distance that the trainer's arithmetic
+    alone makes of this gradient. "not compared" where that, or arithmetic in few bits, may explain
+    the difference.
     """
     if case.right:
         return Judgement("agrees", whole=True)

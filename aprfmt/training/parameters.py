@@ -52,7 +52,7 @@ class Parameter:
         return len(self.before.shape) < 2
 
     def drop(self) -> None:
-        """Release the mapped pages of both sides."""
+        """Release the mapped pages of the weight before the step and of that after it."""
         for side in (self.before, self.after):
             if side is not None:
                 side.drop()

@@ -47,12 +47,11 @@ class UpdateFacts:
 
 @dataclass(frozen=True)
 class TensorStep:
-    """One parameter: the base, the gradient that was given and the one computed, and the update.
+    """One parameter: its gradient as given and as computed, its update, and the verdict.
 
-    `norm` is that of the weight before the step, None where it did not move and none was asked
-    for. `distance` is how far the given gradient is from
-    the computed one, relative L2. `verdict` is that of all that was compared; `why` says what of
-    it differs, or what stood against comparing.
+    `norm` is that of the weight before the step, None where it did not move and none was asked for.
+    `distance` is how far the given gradient is from the computed one, relative L2. `verdict` is
+    that of all that was compared. `why` says what of it differs, or why it was not compared.
     """
 
     key: str
@@ -80,9 +79,9 @@ class Norms:
 class StepReport:
     """A training step, compared with what its optimizer and its batch make of it.
 
-    `optimizer` is the recipe it was held to, None without one. `storage` says whether the stored
-    weights are the ones that were stepped, or copies of finer ones. `notes` are sentences about
-    what was found and is no fault. `loss` is that of the batch in nats, None without one.
+    `optimizer` is the recipe that the step was compared with, None without one. `notes` are
+    sentences about what was found and is no fault. `loss` is that of the batch in nats, None
+    without one.
     """
 
     model: str
@@ -141,11 +140,11 @@ class StepReport:
 
     @property
     def exit_code(self) -> Literal[0, 1, 2]:
-        """0: every parameter agrees, 1: one differs, 2: one could not be compared."""
+        """0: every parameter agrees; 1: one differs, or a cause is found; 2: it stays open."""
         return self.pronounced.exit
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `--json`."""
+        """Return the report with its verdict and counts as the object that `--json` prints."""
         found = self.pronounced
         return {
             "model": self.model,

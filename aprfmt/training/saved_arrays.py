@@ -73,6 +73,7 @@ class SavedArrays:
     _kept: "OrderedDict[tuple[str, ...], list[NDArray[Any]]]" = field(default_factory=OrderedDict)
 
     def __contains__(self, key: str) -> bool:
+        """Return whether the parameter `key` has an array."""
         return key in self.placed
 
     def reader(self, parameter: Parameter) -> RowReader | None:
@@ -130,7 +131,7 @@ def precision_of(values: NDArray[Any]) -> float:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without what trainers put around it."""
+    """Return a parameter's name without what trainers add, such as `_orig_mod.` or `.grad`."""
     for wrapper in _WRAPPERS:
         name = name.removeprefix(wrapper)
     name = name.removesuffix(".grad")
@@ -426,12 +427,12 @@ class _CodedState:
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape of the state, by its own name."""
+        """{name of the state: its shape}, as `Captures` has it; the one entry."""
         return {self.codes[1]: tuple(self.codes[0].shapes[self.codes[1]])}
 
     @property
     def dtypes(self) -> Mapping[str, str]:
-        """The type of what is decoded."""
+        """{name of the state: type of the decoded numbers}, as `Captures` has it; the one entry."""
         return {self.codes[1]: "float32"}
 
     def read(self, name: str) -> NDArray[Any]:
@@ -517,11 +518,12 @@ def _order_of_indices(
     before: Model,
     after: Model | None,
 ) -> tuple[dict[str, str], bool]:
-    """Return {number of a state: parameter's name}, and whether values told some of them.
+    """Return ({number in the state: parameter name}, whether values told some of them).
 
-    torch names parameters in `param_names` of its groups where it was given named ones. Else a
-    number is the parameter whose change is the step that its moments make. FormatError where
-    neither says what a number is.
+    `owners` are the numbers, `parts` {first or second: {number: array's name}}. torch names
+    parameters in `param_names` of its groups where it was given named ones. Else a number is the
+    parameter whose change is the step that its moments make. Raises FormatError where neither says
+    what any number is.
     """
     named: dict[str, str] = {}
     for group in groups:

@@ -173,7 +173,7 @@ def _few_bits(given: SavedArrays | None, parameters: Sequence[Parameter]) -> str
 
 @dataclass(frozen=True)
 class _Compared:
-    """A given gradient held against a computed one; `why` says what stood against it."""
+    """How a given gradient compares with a computed one; `why` says why it could not be."""
 
     facts: ArrayFacts | None = None  # of the computed one
     distance: float | None = None

@@ -99,7 +99,7 @@ def page(body: Mapping[str, Value]) -> str:
 
 
 def show_runs(report: "RunsReport", verbose: bool) -> None:
-    """Print which run's gradients are wrong and where first; `verbose`: every gradient."""
+    """Print which run's gradients are wrong and where first; with `verbose` a table of all."""
     found = report.pronounced
     render.say(found.says, style=_STYLES[found.exit])
     render.say(f"  loss {report.loss:.6f} nats per label, in float64 on the cpu")

@@ -171,10 +171,9 @@ class GradientCheck:
     """A given gradient of one weight against the loss's derivatives along random directions.
 
     `apart` is the estimate of |dL/dW - g| over the larger of |g| and what the derivatives say of
-    |dL/dW|, and `floor` how small it can be measured. `agrees` is no answer where nothing could be
-    (`measured`). `wrong` names the mistake that all directions
-    agree on: g is `factor` times the true gradient (`sign`: -1; `transposed`: after transposing).
-    `parts` are those that were looked at one by one.
+    |dL/dW|, and `floor` how small it can be measured. `agrees` means nothing unless `measured`.
+    `wrong` names the mistake that all directions agree on: g is `factor` times the true gradient
+    (`sign`: -1; `transposed`: after transposing). `parts` are those that were checked one by one.
     """
 
     role: str

@@ -84,11 +84,12 @@ def stored_gradients(
 
 
 def stored_parts(view: View, logical: Sequence[Array]) -> list[Array]:
-    """Return the gradients [stored shape] of stored tensors from those of the roles in them.
+    """Return the gradients of a weight's stored tensors from those of the roles in them.
 
-    Every step's derivative is applied backward. A step that moves elements gives each stored
-    element the gradient of the place it went to. Of GGUF's two steps that change values, an added
-    constant changes no gradient, and a stored -exp(x) divides it by itself.
+    `logical` are the roles' gradients. The derivative of every layout step is applied backward. A
+    step that moves elements gives each stored element the gradient of the place it went to. Of
+    GGUF's two steps that change values, an added constant changes no gradient, and for a stored
+    -exp(x) the gradient is divided by it.
     """
     shapes = [[tuple(tensor.info.shape) for tensor in view.stored]]
     for step in view.layout:
@@ -158,5 +159,5 @@ def _floats(values: Array) -> Array:
 
 
 def _is_stack(role: str, view: View) -> bool:
-    """Return whether a role's tensor holds one matrix, or one vector, for each of several parts."""
+    """Return whether a role's tensor is a stack of several matrices, as experts are."""
     return "_exps." in role or len(view.shape) > 2

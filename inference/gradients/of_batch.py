@@ -94,6 +94,7 @@ class PointGradients:
     """
 
     def __init__(self, wanted: Collection[str] | None, backend: GradientBackend) -> None:
+        """Begin without points; `wanted` are the keys to record, None for all."""
         self._wanted = None if wanted is None else frozenset(wanted)
         self._backend = backend
         self.held: dict[str, torch.Tensor] = {}
@@ -289,10 +290,10 @@ def batch_gradients(
 ) -> BatchGradients:
     """Return the loss of a batch and its gradients.
 
-    `points` are the capture points (keys) whose gradients are wanted besides, None for all.
-    `trained` are the stored names of the parameters that train; None: all, or with `pairs`, the
-    LoRA pairs of an adapter, none but these. `activations`: `layer` holds those of one layer at a
-    time and runs every layer twice. `backend` is used in place of `device` and `dtype`.
+    `points` are the keys of capture points whose gradients are wanted too, None for all. `trained`
+    are the stored names of the parameters that train. None: all, or if there are `pairs` (an
+    adapter's LoRA pairs) these alone. `activations` "layer" holds those of one layer at a time and
+    runs every layer twice. `backend` is used in place of `device` and `dtype`.
 
     Raises UsageError for a batch without labels, and ArchError for a model that cannot be run.
     """

@@ -37,11 +37,11 @@ class StepCase:
     """Some elements of one parameter: float64 [n] before and after, and what the optimizer had.
 
     `gradient` and `moments` are None where they are not known. Then `signs` says that the step is
-    one whose elements have one size: their signs are read from the change itself. `noise` is how
-    exact the gradient and the moments are, relative to each number, `blur` how far the gradient may
-    be off in any element. `rows` [n] are the numbers of
-    the rows the elements stand in. `shape` is that of the whole parameter where all its elements
-    are here, in order. `others` are numbers of all parameters together.
+    one whose elements have one size: their signs are read from the change itself. `noise` is the
+    relative error of each number of gradient and moments, `blur` the absolute error of each of the
+    gradient. `rows` [n] are the numbers of the rows that the elements are in. `shape` is that of
+    the whole parameter where all its elements are here, in order. `others` are numbers of all
+    parameters together, such as the norm of all gradients.
     """
 
     key: str
@@ -139,7 +139,7 @@ class StepCase:
 
 
 class Fit:
-    """A predicted update held against the elements that are there."""
+    """A predicted update compared with the change of the elements in a case."""
 
     def __init__(self, case: StepCase, update: Update, recipe: Recipe) -> None:
         """Compare the update that `recipe` predicts with the change of `case`, element by element.

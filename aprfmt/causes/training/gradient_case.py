@@ -1,4 +1,4 @@
-"""A gradient that a trainer computed beside the one computed here, and what may explain it."""
+"""A trainer's gradient and the computed one, and mistakes that explain a difference."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -74,7 +74,7 @@ class GradientCase:
 
     @property
     def right(self) -> bool:
-        """Say whether the given gradient is the computed one."""
+        """Whether the given gradient agrees with the computed one, within `bound` (see `near`)."""
         return self.near(self.given, self.computed)
 
     @property
@@ -103,7 +103,7 @@ def distance(given: F64, computed: F64) -> float:
 class GradientGuess:
     """A mistake with its numbers filled in: `made` makes the given gradient of the computed one.
 
-    `free` numbers were read from the elements: then `made` is held to the other half of them.
+    `free` numbers were read from the elements: then `made` is judged on the other half of them.
     """
 
     cause: str

@@ -55,7 +55,7 @@ class Recipe:
 
     @property
     def row(self) -> "OptimizerRow":
-        """The optimizer's row of the table."""
+        """The optimizer's row in OPTIMIZERS: its rule and settings."""
         return OPTIMIZERS[self.name]
 
     @property
@@ -143,10 +143,11 @@ def _adam(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
 
 
 def _adam_moments(recipe: Recipe, g: F64 | None, held: Moments | None) -> Moments | None:
-    """Return the moments that this step divides: stored after the step, or advanced by `g` to it.
+    """Return the moments that this step divides: stored after it, or advanced to it by `g`.
 
-    A recipe of old moments takes the stored ones of before. None where they cannot be known: no
-    gradient, a later step without a state, or a state that lacks one of the two moments.
+    `g` is the gradient, `held` the stored moments. A recipe with `old_moments` takes those of
+    before the step. None where they cannot be known: no gradient, a later step without a state, or
+    a state that lacks one of the two moments.
     """
     if held is not None and (held.after or recipe.old_moments):
         return held
