@@ -35,7 +35,8 @@ class Held:
     """What the optimizer had for one parameter: its gradient and its moments, None if unknown.
 
     `step` is how many steps the moments are of, `after` says that this step is one of them.
-    `others` are norms: `norm` of all gradients, `own_norm` of this one.
+    `others` may have `norm` of all gradients, `own_norm` of this one, and `decoupled`, 0.0 where
+    the state says that decay is added to the gradient.
     """
 
     gradient: RowReader | None = None
@@ -100,6 +101,7 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
     for side in (parameter.before, after):
         if side.encoding not in UNIT:
             return Judgement("not compared", f"{side.encoding} is no type that is trained in")
+    # Without gradient and moments only a step of one size for all elements can be judged.
     signs = held.gradient is None and held.first is None and held.second is None
     if signs and not _one_size(recipe):
         return Judgement("not compared", _lacking(recipe))
@@ -120,6 +122,7 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
             return Judgement("not compared", _lacking(recipe))
     if signs and not _steps(sample, fits) and not held.idle:
         return Judgement("not compared", "makes no step, and no gradient says whether it should")
+    # A recipe that fits the sample is then tried on all elements.
     right = [(one, fit) for one, fit in fits if fit.right]
     tried = [] if right else [each for one, _ in fits for each in _clippings(one, held, sample)]
     for one, fit in (*right, *tried):

@@ -196,8 +196,9 @@ def _places_by_order(
 ) -> list[tuple[int | None, str]]:
     """Return the (layer, role) that the order of other layers gives for number `at` of a group.
 
-    A number that is so far from a known role as `at` is from the same role in its own layer votes
-    for its role there. Several places with equal votes are all returned; none is an empty list.
+    For each known number near `at` the same role in another layer is looked up. What stands there
+    at the same distance votes, moved into the layer of the known number. All places with the most
+    votes are returned; [] without any vote.
     """
     votes: Counter[tuple[int | None, str]] = Counter()
     places = {i: split_key(found[n].key) for i, n in enumerate(group) if n in found}

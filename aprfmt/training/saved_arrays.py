@@ -319,6 +319,7 @@ def open_state(
     """
     arrays = open_arrays([path], stack)
     values = _single_values(path)
+    # Sort the arrays by kind: {kind: {parameter: array}}, and collect the step counts.
     parts: dict[str, dict[str, str]] = {"first": {}, "second": {}, "largest": {}}
     steps: set[int] = set()
     coded: list[str] = []
@@ -338,6 +339,7 @@ def open_state(
     for name, value in values.items():
         if name.rpartition(".")[2] in ("step", "count") and isinstance(value, int | float):
             steps.add(int(value))
+    # Refuse what is no state, or one that cannot be used.
     groups = _groups(values)
     _refuse_factored(path, arrays)
     if not parts["first"] and not parts["second"] and not coded and (arrays or not groups):
@@ -352,6 +354,7 @@ def open_state(
     owners = list(dict.fromkeys((*parts["first"], *parts["second"])))
     if not owners and not coded:
         steps = {0}  # saved before the first step: settings alone
+    # Find the parameter of each entry, by name or, where it has a number alone, by its values.
     indexed = bool(owners) and all(owner.isdecimal() for owner in owners)
     recognized = False
     if indexed:

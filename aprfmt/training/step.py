@@ -103,6 +103,7 @@ def explain_step(
             own = arch if adapter is None else None
             later = stack.enter_context(open_model(Path(after), arch=own))
         found = pair_parameters(before, later, None if adapter is None else base)
+        # The arrays that the trainer saved.
         given = None
         if grads:
             paths = [Path(each) for each in grads]
@@ -111,6 +112,7 @@ def explain_step(
         if optimizer_state is not None:
             path = Path(optimizer_state)
             state = open_state(path, found.rows, before, stack, rename, later)
+        # What the given gradients are compared with.
         checker = None
         if differences:
             if batch is None or given is None:

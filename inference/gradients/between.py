@@ -151,6 +151,7 @@ def gradients_between(
         alone = sum(other.dtype == run.dtype for other in runs) == 1
         if alone and run.dtype != "float64" and run.device != "cpu":
             references[run.dtype] = computed(GradientRun("cpu", run.dtype))
+    # Keys in backward order: points from the loss on, then parameters.
     order = [key for key in point_instances(model.spec.block, model.hyper, model.roles)][::-1]
     keys = [(key, False) for key in order if key in exact.points]
     keys += [(key, True) for key in _backward(exact.keys)]
@@ -166,6 +167,7 @@ def gradients_between(
         if size <= floors[parameter]:
             left.append(key)
             continue
+        # Each run may be as far from float64 as rounding in its dtype explains.
         apart = tuple(_apart(x, truth, size) for x in found)
         allowed = []
         for number, run in enumerate(runs):

@@ -252,6 +252,7 @@ def check_gradient(
             f"{role}: {int((~np.isfinite(g)).sum())} elements of the gradient are not finite; "
             "expected numbers"
         )
+    # Derivatives along random directions: measured, and those that the given gradient claims.
     rng = np.random.default_rng([SEED, values.size])
     lines = [rng.standard_normal(values.shape) for _ in range(directions)]
     found = np.array([loss.along(role, line) for line in lines])
@@ -260,6 +261,7 @@ def check_gradient(
     true_size = float(np.sqrt(np.mean(found**2)))
     size = max(float(np.linalg.norm(g)), true_size)
     residual = float(np.sqrt(np.mean((found - claimed) ** 2)))
+    # Where they differ a shorter step is taken: a kink on the way may be the reason.
     if residual > tolerance * size + noise:
         fine = np.array([loss.along(role, line, FINE) for line in lines])
         bent = float(np.abs(fine - found).max()) / 4
@@ -269,6 +271,7 @@ def check_gradient(
     if residual <= tolerance * size + noise:
         apart = residual / size if size else 0.0
         return _checked(role, found, claimed, apart, noise, size, agrees=True)
+    # The gradient is wrong: look for one mistake that fits every direction, else part by part.
     apart = residual / size
     if not g.any():
         return _checked(role, found, claimed, apart, noise, size, wrong="zero")

@@ -305,6 +305,7 @@ def batch_gradients(
     if points is None or points:
         made.recorder = PointGradients(points, backend)
     loss = sum(made.backward(each, activations) for each in parts)
+    # Gradients of the roles, of the LoRA factors, and of the capture points.
     by_role = leaves.gradients()
     unreached = [role for role in leaves.leaves if role not in by_role]
     adapter: dict[str, Array] = {}

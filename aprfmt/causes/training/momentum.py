@@ -78,7 +78,10 @@ def counted(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def otherwise(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Yield guesses of another use of SGD's momentum: Nesterov's or not, none, or dampened."""
+    """Yield guesses of another use of SGD's momentum: Nesterov's or not, none, or dampened.
+
+    Nothing for a recipe without momentum.
+    """
     if not recipe.momentum:
         return
     if recipe.nesterov:
