@@ -8,11 +8,12 @@ PARTS = ("q", "k", "v")
 
 
 def run_kimi_delta(c: Context, layer: int, x: Array) -> Array:
-    """Return Kimi delta attention's result, heads joined, before the output product.
+    """Return the result of Kimi delta attention, heads joined, before the output product.
 
-    That is the point `delta_norm`. It is a gated delta net whose state decays by channel of the
-    key. Its decay and its output gate are products of low rank. The convolutions and the state
-    continue from the cache, where there is one. Source: transformers' modeling_kimi_linear.
+    `x` is [tokens, hidden]. The result [tokens, heads * width] is the point `delta_norm`. It is a
+    gated delta net whose state decays by channel of the key. Its decay and its output gate are
+    products of low rank. The convolutions and the state continue from the cache, where there is
+    one. Source: transformers' modeling_kimi_linear.
     """
     hp, b = c.hp, c.backend
     tokens, heads, width = len(x), int(hp["delta_value_heads"]), int(hp["delta_value_dim"])

@@ -60,17 +60,20 @@ _BIAS, _OUT = "attention_bias", "attention_out_bias"
 
 
 def _row(role: str, hf: str, *shape: str) -> RoleRow:
-    """Return the row of a matrix of a layer with KDA; `hf` is its name below `self_attn.`."""
+    """Return the role's row of a matrix in layers with KDA; `hf` is its name below `self_attn.`."""
     return RoleRow(f"{role}.weight", f"self_attn.{hf}.weight", shape, IN_LAYERS)
 
 
 def _same(role: str, out: str, into: str, needs: str) -> RoleRow:
-    """Return the row of a matrix that is called in layers with attention as in those with KDA."""
+    """Return the row [out, into] of a matrix whose file name is the same in layers with KDA.
+
+    `role` is its role and `needs` the condition on which a layer has it.
+    """
     return RoleRow(role, "", (out, into), needs, gguf="")
 
 
 def _kernel(part: str) -> RoleRow:
-    """Return the row of the kernel of the convolution of q, k or v (`part`)."""
+    """Return the row of the short convolution's kernel for `part`, which is q, k or v."""
     steps = (Depthwise(VALUES, "conv_taps"),)
     return RoleRow(
         f"ssm_conv1d_{part}.weight",
@@ -178,7 +181,10 @@ _LISTS = {True: "kda_layers", False: "full_attn_layers"}  # layers are counted f
 
 
 def _nested(facts: Facts) -> Mapping[str, Value]:
-    """Return the object of config.json that describes KDA; empty without one."""
+    """Return config.json's object that describes KDA; {} without it.
+
+    Raises ArchError for a value that is no object.
+    """
     found = facts.first(_NESTED)
     if found is None:
         return {}
@@ -188,14 +194,14 @@ def _nested(facts: Facts) -> Mapping[str, Value]:
 
 
 def _size(name: str, key: str, nested: str, default: int, gguf: str = "") -> HyperRule:
-    """Return the rule of a size of KDA.
+    """Return the rule that reads a size of KDA, hyperparameter `name`, from a config.
 
     `nested` is its key in the object of published files, which wins over transformers' `key`.
-    `gguf` is GGUF's key without the prefix.
+    `gguf` is GGUF's key without the prefix; `default` is transformers' value without a key.
     """
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (size, key) of config.json; None without a key."""
+        """Return (size, its key) from config.json, the nested key first; None with neither."""
         inside = _nested(facts).get(nested)
         if inside is not None:
             return whole_number(inside, f"{_NESTED}.{nested}", 1), f"{_NESTED}.{nested}"
@@ -207,11 +213,15 @@ def _size(name: str, key: str, nested: str, default: int, gguf: str = "") -> Hyp
 
 
 def _delta_layers() -> HyperRule:
-    """Return the rule for the layers with KDA; a GGUF has no key heads for them."""
+    """Return the rule for which layers have KDA; in a GGUF those with 0 key-value heads."""
     listed = read_layer_kinds((_KINDS[True],), (_KINDS[False],), "layer_types")
 
     def read(facts: Facts, hp: Params) -> Found:
-        """Return (which layers have KDA, key) of config.json's list of kinds, or of numbers."""
+        """Return (True for each layer with KDA, key) from config.json; None if it says nothing.
+
+        Its list of layer kinds comes first, then the lists of layer numbers of published files.
+        Raises ArchError where a layer is in both of these or in none.
+        """
         found, inside = listed(facts, hp), _nested(facts)
         if found is not None or not all(key in inside for key in _LISTS.values()):
             return found
@@ -232,7 +242,7 @@ def _delta_layers() -> HyperRule:
         return tuple(kinds[layer + 1] for layer in range(hp["n_layers"])), _NESTED
 
     def read_gguf(facts: Facts, hp: Params) -> Found:
-        """Return (which layers have KDA, key) of a GGUF's key heads by layer."""
+        """Return (True for each layer with KDA, key) from a GGUF's key-value heads, or None."""
         found = facts.first(KV_HEADS)
         if found is None:
             return None
@@ -240,7 +250,7 @@ def _delta_layers() -> HyperRule:
         return tuple(whole_number(count, found[1]) == 0 for count in counts), found[1]
 
     def write(value: Value, hp: Params) -> Params:
-        """Return config.json's {key: value} of published files: numbers of layers, and sizes."""
+        """Return {linear_attn_config: {...}}, with the layers' numbers and the sizes."""
         numbers = {
             key: [layer + 1 for layer, on in enumerate(value) if on is kind]
             for kind, key in _LISTS.items()
@@ -270,7 +280,7 @@ _ONLY: Mapping[str, Value] = {
 
 
 def _as_published(value: Value, facts: Facts, hp: Params) -> str:
-    """Return ""; ArchError for a choice that no published model of this architecture makes."""
+    """Return "" always; ArchError for a setting that no published model of it has (`_ONLY`)."""
     for key, only in _ONLY.items():
         found = facts.first(key) if facts.style == "hf" else None
         if found is not None and found[0] != only:
@@ -282,7 +292,7 @@ def _as_published(value: Value, facts: Facts, hp: Params) -> str:
 
 
 def _mixed(hp: Params) -> str:
-    """Return two features that no published model has together, in words; "" for none."""
+    """Return two features, in words, that no published model has together; "" for none."""
     if not any(hp[IN_LAYERS]):
         return "the sizes of Kimi delta attention and no layer that has it"
     return "" if hp["activation"] == "silu" else f"convolutions and {hp['activation']} behind them"

@@ -32,15 +32,15 @@ class Budget:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since it was made."""
+        """The seconds since the budget was made."""
         return self.clock() - self._began
 
     def has_time(self) -> bool:
-        """Return whether there is time left."""
+        """Return whether the time limit is not reached; always True without one."""
         return self.seconds is None or self.elapsed < self.seconds
 
     def has_room(self, nbytes: int) -> bool:
-        """Return whether so many bytes more fit; they are counted if they do."""
+        """Return whether `nbytes` more fit into the byte limit; they are then counted as used."""
         if self.nbytes is not None and self._used + nbytes > self.nbytes:
             return False
         self._used += nbytes
@@ -48,14 +48,14 @@ class Budget:
 
     @property
     def reason(self) -> str:
-        """The limits in words: what stands as the reason of what was left."""
+        """The text that says why something was not compared: the limits; "" without any limit."""
         limits = [] if self.nbytes is None else [_size_text(self.nbytes)]
         limits += [] if self.seconds is None else [f"{self.seconds:g} s"]
         return f"left by the budget of {' and '.join(limits)}" if limits else ""
 
 
 def _size_text(nbytes: int) -> str:
-    """Return a number of bytes in the unit that it is given in."""
+    """Return a number of bytes with four digits and its unit, `1.5 GB`."""
     for size, unit in _UNITS:
         if nbytes >= size:
             return f"{nbytes / size:.4g} {unit}"

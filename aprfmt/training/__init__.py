@@ -35,15 +35,15 @@ class ComputedGradients(Protocol):
 
     @property
     def keys(self) -> Collection[str]:
-        """The parameters that have a gradient, by role key."""
+        """The role keys of all parameters that have a gradient."""
         ...
 
     def gradient(self, key: str) -> "NDArray[Any]":
-        """Return dL/dW of a parameter, float64 in the shape of the role. Raises KeyError."""
+        """Return dL/dW of a parameter, float64 in the role's shape; KeyError for none."""
         ...
 
     def rounding(self, key: str) -> float | None:
-        """Return what the trainer's arithmetic alone makes of a gradient: an L2 distance.
+        """Return the L2 distance that the trainer's arithmetic alone makes of a gradient.
 
         None where that was not measured.
         """

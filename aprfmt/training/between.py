@@ -60,7 +60,7 @@ class RunsReport:
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict over all gradients of all runs."""
+        """The verdict over all gradients of all runs; what was not compared is listed in it."""
         left = [
             NotCompared("gradient", key, "unreadable", "a run has none") for key in self.missing
         ]
@@ -85,7 +85,7 @@ class RunsReport:
         return self.pronounced.exit
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `--json`."""
+        """Return {"between": {...}} for `--json`: runs, gradients and the verdict."""
         return {
             "between": {
                 "adapter": self.adapter,
@@ -101,9 +101,9 @@ class RunsReport:
 
 
 def parse_run(text: str) -> tuple[str, str]:
-    """Return (device, dtype) of `cuda:0:bfloat16`, `cpu` or `cuda:float32`; float32 where unsaid.
+    """Return (device, dtype) of a run such as `cuda:0:bfloat16`; float32 where it names no dtype.
 
-    Raises UsageError for another type.
+    Raises UsageError for another device or dtype.
     """
     device, _, last = text.rpartition(":")
     if last in DTYPES and device:
@@ -126,10 +126,11 @@ def compare_runs(
     arch: str | None = None,
     accept: Collection[str] = (),
 ) -> RunsReport:
-    """Return the gradients of a batch in every run, each held against float64 on the CPU.
+    """Return the gradients of a batch in every run, each compared with float64 on the CPU.
 
-    With `adapter` the model is frozen, and the adapter's factors train. Raises UsageError for a run
-    that is none, and BackendUnavailableError without torch.
+    `runs` are texts such as `cuda:0:bfloat16`. With `adapter` the model is frozen, and the
+    adapter's factors train. `accept` are patterns of what may stay uncompared. Raises UsageError
+    for a text that is no run, and BackendUnavailableError without torch.
     """
     parsed = [parse_run(text) for text in runs]
     try:

@@ -1,4 +1,4 @@
-"""The gradients of a step's batch, computed here for the trainer's to be held against."""
+"""The gradients of a step's batch, computed here to compare a trainer's gradients with."""
 
 import math
 from collections import Counter
@@ -42,7 +42,7 @@ class Computed:
 
     @property
     def loss(self) -> float:
-        """The mean loss of the batch, in nats per label."""
+        """The mean loss of the batch from the exact pass, in nats per label."""
         return self.exact.loss
 
     @property
@@ -52,15 +52,21 @@ class Computed:
 
     @property
     def keys(self) -> Collection[str]:
-        """The parameters that have a gradient, by role key."""
+        """The role keys of all parameters that have a gradient."""
         return self.exact.keys
 
     def gradient(self, key: str) -> "NDArray[Any]":
-        """Return dL/dW of a parameter, float64 in the shape of the role. Raises KeyError."""
+        """Return dL/dW of a parameter from the exact pass, float64 in the role's shape.
+
+        Raises KeyError for a parameter without a gradient.
+        """
         return self.exact.gradient(key)
 
     def rounding(self, key: str) -> float | None:
-        """Return the L2 distance that the trainer's arithmetic alone makes."""
+        """Return the L2 distance that the trainer's arithmetic alone makes of a gradient.
+
+        None where no second pass was run in it, or where that has no gradient of the parameter.
+        """
         if self.rounded is None or key not in self.rounded.keys:
             return None
         return float(np.linalg.norm(self.rounded.gradient(key) - self.exact.gradient(key)))
@@ -75,7 +81,11 @@ class BatchNumbers:
 
 
 def batch_numbers(batch: Batch, scale: float | None = None) -> BatchNumbers:
-    """Return the numbers of a batch that a factor may be; `scale` is an adapter's alpha / r."""
+    """Return the numbers of a batch that a wrong factor may equal, and its token ids.
+
+    Among them are the counts of labels, samples and tokens, and ratios of them. `scale` is an
+    adapter's alpha / r, None without one.
+    """
     labels, samples = batch.label_count, len(batch.mask)
     tokens = int(batch.mask.sum())
     counts = {
@@ -105,10 +115,10 @@ def compute_gradients(
 
     `base` is the model before the step; with `adapter` it is frozen, and the factors train.
     `trained_in` is the arithmetic of the trainer, None for that of most stored weights: a second
-    pass in it measures what rounding does to each gradient, unless it is `dtype` itself. Where
-    all activations do not fit, those of one layer are held at a time. Raises UsageError where that
-    does not fit either, FormatError for arrays that are no batch of the model, and
-    BackendUnavailableError without torch.
+    pass in it measures what rounding does to each gradient, unless it is `dtype` itself. Where all
+    activations do not fit into free memory, those of one layer are held at a time. Raises
+    UsageError where that does not fit either, FormatError for arrays that are no batch of the
+    model, and BackendUnavailableError without torch.
     """
     try:
         from aprfmt.inference.gradients.memory import gradient_memory
@@ -156,7 +166,10 @@ def compute_gradients(
 
 
 def dtype_of(base: Model) -> str:
-    """Return the arithmetic in which a trainer runs the most of a model's weights."""
+    """Return the dtype in which a trainer computes most of a model's weights, such as `bfloat16`.
+
+    Quantized weights count as bfloat16.
+    """
     elements: Counter[str] = Counter()
     for view in base.roles.values():
         elements[ARITHMETIC.get(view.encoding, "bfloat16")] += math.prod(view.shape)
@@ -164,7 +177,7 @@ def dtype_of(base: Model) -> str:
 
 
 def _free(device: str) -> int | None:
-    """Return the free bytes of a device; None where the system does not tell."""
+    """Return the free memory of a device in bytes; None where it is not known."""
     if device == "cpu":
         return free_memory()
     import torch

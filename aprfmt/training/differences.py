@@ -1,4 +1,4 @@
-"""Gradients held against differences of a batch's loss: forward passes in float64, no torch."""
+"""Given gradients checked by differences of a batch's loss: float64 forward passes, no torch."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,9 +41,10 @@ class DifferenceChecker:
         return self.batch.loss
 
     def judge(self, key: str, given: F64, coarse: bool) -> tuple[Judgement | None, float | None]:
-        """Return the verdict on a given gradient, and how far it is off: a relative L2 distance.
+        """Return (verdict on a given gradient, its relative L2 distance from the true one).
 
-        `coarse`: the trainer computes in a type of few bits. None for a weight that no pass reads.
+        `key` is the parameter's role, `coarse` says that the trainer computes in a type of few
+        bits. (None, None) for a weight that the forward pass does not read.
         """
         if key not in self.batch.first:
             return None, None
@@ -54,9 +55,10 @@ class DifferenceChecker:
 
 
 def judgement_of(found: GradientCheck) -> Judgement:
-    """Return a check by differences as a verdict.
+    """Return the verdict of a check by differences, with a guess where it names a cause.
 
-    What all directions agree on is a cause; which parts are wrong is a place alone.
+    A mistake that all directions agree on is a cause. Where single parts are wrong, only the text
+    says which.
     """
     if not found.measured:
         return Judgement("not compared", found.says, whole=True)
@@ -73,7 +75,10 @@ def judgement_of(found: GradientCheck) -> Judgement:
 
 @contextmanager
 def open_differences(model: Model, batch: Path) -> Iterator[DifferenceChecker]:
-    """Yield what checks gradients of a batch; FormatError for arrays that are no batch of it."""
+    """Yield a checker of gradients of this batch; FormatError for arrays that are no batch.
+
+    `batch` is the file. The checker's weights are released at the end.
+    """
     loss = BatchLoss(model, read_batch(batch, int(model.hyper["vocab_size"])))
     try:
         yield DifferenceChecker(model, loss)

@@ -23,7 +23,7 @@ ENOUGH = 8  # elements of a half that judges a fitted number
 
 @dataclass(frozen=True)
 class RowReader:
-    """Numbers of one parameter by rows [start, stop) of its last axis, float64."""
+    """Numbers of one parameter by rows [start, stop) of [rows, last axis], float64."""
 
     rows: Callable[[int, int], F64]
     noise: float = 0.0  # how exact they are, relative to each number
@@ -32,7 +32,12 @@ class RowReader:
 
 @dataclass(frozen=True)
 class Held:
-    """What the optimizer had for one parameter: its gradient, and its moments."""
+    """What the optimizer had for one parameter: its gradient and its moments, None if unknown.
+
+    `step` is how many steps the moments are of, `after` says that this step is one of them.
+    `others` may have `norm` of all gradients, `own_norm` of this one, and `decoupled`, 0.0 where
+    the state says that decay is added to the gradient.
+    """
 
     gradient: RowReader | None = None
     first: RowReader | None = None
@@ -44,13 +49,13 @@ class Held:
 
     @property
     def noise(self) -> float:
-        """How exact the numbers are."""
+        """The relative error of the least exact of gradient and moments."""
         moments = (self.first, self.second)
         found = [row.noise for row in (self.gradient, *moments) if row is not None]
         return max(found, default=0.0)
 
     def moments(self, start: int, stop: int) -> Moments | None:
-        """Return the moments of some rows, flat."""
+        """Return the moments of rows [start, stop), flat; None if the state has neither."""
         if self.first is None and self.second is None:
             return None
         first, second = (
@@ -86,12 +91,17 @@ class Judgement:
 
 
 def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
-    """Return whether a recipe gives the weights after the step, in every element."""
+    """Return the verdict on one parameter's update: whether a recipe gives it, in every element.
+
+    Where it does not, the mistakes that do are in `guesses`. "not compared" where the recipe needs
+    an input that is not there, or the stored type is none that is trained in.
+    """
     after = parameter.after
     assert after is not None
     for side in (parameter.before, after):
         if side.encoding not in UNIT:
             return Judgement("not compared", f"{side.encoding} is no type that is trained in")
+    # Without gradient and moments only a step of one size for all elements can be judged.
     signs = held.gradient is None and held.first is None and held.second is None
     if signs and not _one_size(recipe):
         return Judgement("not compared", _lacking(recipe))
@@ -112,6 +122,7 @@ def judge_update(parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
             return Judgement("not compared", _lacking(recipe))
     if signs and not _steps(sample, fits) and not held.idle:
         return Judgement("not compared", "makes no step, and no gradient says whether it should")
+    # A recipe that fits the sample is then tried on all elements.
     right = [(one, fit) for one, fit in fits if fit.right]
     tried = [] if right else [each for one, _ in fits for each in _clippings(one, held, sample)]
     for one, fit in (*right, *tried):
@@ -136,13 +147,16 @@ FAINT_STEPS = (
 
 
 def _is_unmoved(parameter: Parameter) -> bool:
-    """Return whether no element of a parameter changed, decay included: it may be frozen."""
+    """Return whether no element of a parameter changed, not even by decay, as if it were frozen."""
     sides = pieces(parameter.before, parameter.after)
     return all(w1 is not None and bool(np.array_equal(w0, w1)) for _, _, w0, w1 in sides)
 
 
 def _steps(case: StepCase, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
-    """Say whether any element does more than decay, or none can be expected to be seen to."""
+    """Return whether any element did more than decay, or none can be expected to show it.
+
+    `fits` are (recipe, its fit) of what the recipe may mean.
+    """
     if case.coarse:
         width = float_spacing(case.before, case.encodings[1])
         if float((fits[0][0].lr / width).sum()) < CHANCE:
@@ -153,13 +167,13 @@ def _steps(case: StepCase, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
 
 
 def _one_size(recipe: Recipe) -> bool:
-    """Say whether this step's elements have one size, whatever the gradient is."""
+    """Return whether all elements make steps of one size here, whatever the gradient."""
     sizes = recipe.row.sizes
     return sizes == "every step" or (sizes == "first step" and recipe.step in (None, 1))
 
 
 def _lacking(recipe: Recipe) -> str:
-    """Return why a step cannot be made again."""
+    """Return a sentence that says which input is missing to compute a recipe's step."""
     if recipe.row.sizes == "first step":
         return (
             "the step of a later number needs the optimizer's state (--optimizer-state), or it is "
@@ -169,7 +183,10 @@ def _lacking(recipe: Recipe) -> str:
 
 
 def _clipped(recipe: Recipe, held: Held) -> Recipe:
-    """Return the recipe with the factor by which it clips all gradients."""
+    """Return the recipe with its clipping factor in `scale`.
+
+    Unchanged if it does not clip, or the gradients' norm is not known.
+    """
     norm = held.others.get("norm")
     if recipe.clip is None or norm is None or held.gradient is None:
         return recipe
@@ -180,7 +197,10 @@ CLIPS = (0.1, 0.25, 0.3, 0.5, 1.0, 2.0, 5.0, 10.0)  # norms that trainers clip t
 
 
 def _clippings(recipe: Recipe, held: Held, case: StepCase) -> list[tuple[Recipe, Fit]]:
-    """Return what gives the step if the gradients were clipped to a usual norm, and nobody said."""
+    """Return (recipe, fit) for each usual clipping norm that gives the step.
+
+    [] if a norm was stated, or no gradient is known.
+    """
     norm = held.others.get("norm")
     if recipe.clip is not None or norm is None or held.gradient is None:
         return []
@@ -193,19 +213,25 @@ def _clippings(recipe: Recipe, held: Held, case: StepCase) -> list[tuple[Recipe,
 
 
 def _meanings(recipe: Recipe, case: StepCase) -> list[Recipe]:
-    """Return the recipes that a statement may mean: what decays is not always said."""
+    """Return the recipes that a stated one may mean: whether vectors decay is not always said."""
     if case.vector and recipe.wd and not recipe.decay_on:
         return [changed(recipe, decay_on="matrices"), changed(recipe, decay_on="all")]
     return [recipe]
 
 
 def _decays_all(recipe: Recipe, one: Recipe, fits: Sequence[tuple[Recipe, Fit]]) -> bool:
-    """Say whether a vector decays, where it was not said whether vectors do."""
+    """Return whether a vector decays though it was not said that vectors do.
+
+    `one` is the recipe that fits, `fits` those that were tried, the one without decay first.
+    """
     return not recipe.decay_on and one.decay_on == "all" and not fits[0][1].right
 
 
 def _concentrated(case: StepCase, fit: Fit) -> bool:
-    """Say whether most elements that moved did so by one size, as in a first step."""
+    """Return whether a share USUAL of the elements that moved did so by one size.
+
+    That is so in a first step. True where too few moved to tell.
+    """
     rest = np.abs(case.change - fit.update.decay)
     moved = rest > 2 * case.rounding
     if np.count_nonzero(moved) < FEWEST:
@@ -216,7 +242,10 @@ def _concentrated(case: StepCase, fit: Fit) -> bool:
 
 
 def _sample(parameter: Parameter, held: Held, signs: bool) -> StepCase:
-    """Return all elements of a parameter, or those of rows that are spread over it."""
+    """Return all elements of a parameter, or about SAMPLE of them, spread over its rows.
+
+    `signs`: only the signs of the gradient are known, from the change.
+    """
     size = int(np.prod(parameter.before.shape, dtype=np.int64))
     columns = max(1, parameter.before.shape[-1] if parameter.before.shape else 1)
     rows = size // columns
@@ -230,7 +259,7 @@ def _sample(parameter: Parameter, held: Held, signs: bool) -> StepCase:
 
 
 def _case(parameter: Parameter, held: Held, signs: bool, start: int, stop: int) -> StepCase:
-    """Return the elements of rows [start, stop)."""
+    """Return the elements of rows [start, stop) as a case; `signs`: see `_sample`."""
     before, after = parameter.before, parameter.after
     assert after is not None
     w0 = before.rows(start, stop).astype(np.float64)
@@ -239,6 +268,10 @@ def _case(parameter: Parameter, held: Held, signs: bool, start: int, stop: int) 
 
 
 def _made(parameter: Parameter, held: Held, signs: bool, start: int, w0: F64, w1: F64) -> StepCase:
+    """Return a case of the weights `w0` before and `w1` after the step, from row `start` on.
+
+    The gradient and the moments of these rows are added.
+    """
     stop = start + len(w0)
     numbers = np.repeat(np.arange(start, stop), w0.shape[1])
     if parameter.vector:
@@ -262,9 +295,10 @@ def _made(parameter: Parameter, held: Held, signs: bool, start: int, w0: F64, w1
 
 
 def _joined(parts: list[StepCase]) -> StepCase:
-    """Return several cases of one parameter as one."""
+    """Return several cases of one parameter as one, without its whole shape."""
 
     def joined(values: list[F64 | None]) -> F64 | None:
+        """Return the arrays joined, those that are None left out; None if all are."""
         known = [each for each in values if each is not None]
         return np.concatenate(known) if known else None
 
@@ -287,7 +321,7 @@ def _joined(parts: list[StepCase]) -> StepCase:
 
 
 def _cases(parameter: Parameter, held: Held, signs: bool) -> Iterator[StepCase]:
-    """Yield all elements of a parameter, in pieces."""
+    """Yield cases of all elements of a parameter, piece by piece; `signs`: see `_sample`."""
     for start, _, w0, w1 in pieces(parameter.before, parameter.after):
         assert w1 is not None
         yield _made(parameter, held, signs, start, w0, w1)
@@ -296,7 +330,10 @@ def _cases(parameter: Parameter, held: Held, signs: bool) -> Iterator[StepCase]:
 def _judged_whole(
     parameter: Parameter, recipe: Recipe, held: Held, signs: bool, sample: Fit
 ) -> Judgement:
-    """Return the verdict on all elements, where the sample is right."""
+    """Return the verdict on all elements of a parameter whose sample is right.
+
+    "differs" where an element outside the sample is not what the recipe gives, or is not finite.
+    """
     size, rate = _facts(sample, recipe)
     share = None if signs else arrived(sample.case, sample.update.whole)
     found = Judgement("agrees", step=size, decay=rate, arrived=share, shows=sample.shows)
@@ -319,7 +356,10 @@ def _judged_whole(
 
 
 def _facts(fit: Fit, recipe: Recipe) -> tuple[float | None, float | None]:
-    """Return the size of the usual element's step, and the share of the weight that decayed."""
+    """Return (size of the usual element's step, share of the weight that decayed).
+
+    Each is None where it cannot be measured.
+    """
     case = fit.case
     factor, off, decay, decay_off = fit.factors
     size = float(np.median(np.abs(fit.update.step))) if off < 0.25 else None
@@ -331,7 +371,10 @@ def _facts(fit: Fit, recipe: Recipe) -> tuple[float | None, float | None]:
 def _explained(
     parameter: Parameter, recipe: Recipe, held: Held, sample: StepCase, fit: Fit
 ) -> Judgement:
-    """Return every mistake that gives the weights after the step, or that none is known."""
+    """Return the verdict "differs", with every mistake that gives the weights after the step.
+
+    A mistake with a fitted number is found on half of the elements and judged on the other half.
+    """
     size, rate = _facts(fit, recipe)
     share = None if sample.signs else arrived(sample, fit.update.whole)
     half = np.arange(sample.before.size)
@@ -364,10 +407,12 @@ LEFT = 32.0
 
 
 def judge_gradient(case: GradientCase, rounding: float | None = None) -> Judgement:
-    """Return whether a trainer's gradient is the one computed here, and the mistakes that give it.
+    """Return the verdict on a trainer's gradient against the computed one, with its mistakes.
 
-    A number that is fitted is found on one half of the elements and judged on the other.
-    `rounding` is what the trainer's arithmetic alone makes of this gradient, an L2 distance.
+    `guesses` are the mistakes that give it. A number that is fitted is found on one half of the
+    elements and judged on the other. `rounding` is the L2 distance that the trainer's arithmetic
+    alone makes of this gradient. "not compared" where that, or arithmetic in few bits, may explain
+    the difference.
     """
     if case.right:
         return Judgement("agrees", whole=True)
@@ -397,7 +442,7 @@ def judge_gradient(case: GradientCase, rounding: float | None = None) -> Judgeme
 
 
 def share_given(parameter: Parameter, guess: StepGuess, held: Held, signs: bool) -> float:
-    """Return the share of a parameter's elements that a guess gives; all are read."""
+    """Return the share of a parameter's elements that a guess gives, of all elements."""
     near = every = 0
     for case in _cases(parameter, held, signs):
         every += case.before.size

@@ -46,10 +46,11 @@ def estimate_step(
     dtype: str = "float64",
     differences: bool = False,
 ) -> StepMemory:
-    """Return what `explain_step` takes; `arrays` are gradients and state.
+    """Return what `explain_step` with these files would read and take of memory.
 
-    With `batch` what its gradients take in `dtype`, or its `differences`. Raises as `explain_step`
-    does for files that are not of one model.
+    `arrays` are the files of gradients and of the optimizer's state. With `batch` the result has
+    the memory for its gradients in `dtype`, or with `differences` for differences of its loss.
+    Raises UsageError for files that are not of one model.
     """
     with ExitStack() as stack:
         base = stack.enter_context(open_model(Path(model), arch=arch))
@@ -73,7 +74,10 @@ def estimate_step(
 
 
 def _backward_bytes(base: Model, batch: Path, adapter: Path | str | None, dtype: str) -> int:
-    """Return the least that a backward of a batch takes; BackendUnavailableError without torch."""
+    """Return the bytes that a backward pass takes with one layer's activations at a time.
+
+    Raises BackendUnavailableError without torch.
+    """
     try:
         from aprfmt.inference.gradients.memory import gradient_memory
     except ImportError as error:
@@ -94,7 +98,10 @@ def _backward_bytes(base: Model, batch: Path, adapter: Path | str | None, dtype:
 
 
 def _forward_bytes(base: Model, batch: Path) -> int:
-    """Return what differences of a batch's loss take: weights, and what enters every layer."""
+    """Return the bytes that differences of a batch's loss take, in float64.
+
+    All weights, the input of every layer for all tokens, and two arrays of logits.
+    """
     loaded = read_batch(batch, int(base.hyper["vocab_size"]))
     table = base.roles["token_embd.weight"].shape
     layers, width = int(base.hyper["n_layers"]) + 1, int(table[-1])
@@ -105,7 +112,10 @@ def _forward_bytes(base: Model, batch: Path) -> int:
 
 
 def _elements(row: Parameter) -> int:
-    """Return the elements of a parameter that are held at once."""
+    """Return how many elements of a parameter are in memory at once: a piece, or all of them.
+
+    All where the rows of a side are not stored one by one.
+    """
     size = prod(row.before.shape)
     sides = [side for side in (row.before, row.after) if side is not None]
     if all(side.stored_row_bytes is not None for side in sides):

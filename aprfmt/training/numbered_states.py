@@ -44,7 +44,10 @@ class Candidate:
 
 
 def sample_of(values: Array) -> Array:
-    """Return up to `SAMPLE` elements of an array, runs of it spread over the whole, flat."""
+    """Return the elements of an array as flat float64, at most SAMPLE of them.
+
+    Of a larger array they are BLOCKS runs, spread evenly over it.
+    """
     flat = values.reshape(-1)
     if flat.size <= SAMPLE:
         return flat.astype(np.float64)
@@ -58,7 +61,9 @@ def recognize_numbers(
 ) -> tuple[dict[str, str], bool]:
     """Return {number: parameter name}, and whether any was recognized by its values.
 
-    `groups` are the numbers of each group in order. A number that nothing settles is left out.
+    A number is a parameter of an optimizer's state that has no name there. `groups` are the numbers
+    of each parameter group, in the state's order. A number that neither its shape, its values nor
+    the order of layers settles is left out.
     """
     found: dict[str, Candidate] = {}
     looked = False
@@ -88,7 +93,11 @@ def recognize_numbers(
 
 
 def _alike(mine: Sequence[Numbered], theirs: Sequence[Candidate]) -> dict[str, Candidate]:
-    """Return the numbers whose step is the change of one parameter and of no other."""
+    """Return {number: parameter} where the moments' step is like one parameter's change.
+
+    `mine` are the numbers, `theirs` the parameters, all of one shape. Like is an absolute cosine of
+    at least LEAST, where that of any other is at most the share APART of it.
+    """
     steps = np.stack([_unit(row.step()) for row in mine])
     changes = np.stack([_unit(row.change()) for row in theirs])
     scores = np.abs(steps @ changes.T)
@@ -106,16 +115,21 @@ def _alike(mine: Sequence[Numbered], theirs: Sequence[Candidate]) -> dict[str, C
 
 
 def _unit(values: Array) -> Array:
+    """Return values divided by their norm; zeros where that is zero or not finite."""
     size = float(np.linalg.norm(values))
     return values / size if size and np.isfinite(size) else np.zeros_like(values)
 
 
 def _layer(row: Candidate) -> int | None:
+    """Return the layer of a parameter; None outside all layers."""
     return split_key(row.key)[0]
 
 
 def _drop_out_of_order(group: Sequence[str], found: dict[str, Candidate]) -> None:
-    """Remove numbers that break the order of layers; the longest run that keeps it stays."""
+    """Remove from `found` the numbers of a group that break the order of layers; returns nothing.
+
+    Layers may rise or fall along the group: the longest run of either is left.
+    """
     layered = [(n, layer) for n in group if n in found and (layer := _layer(found[n])) is not None]
     upwards = _longest_run([layer for _, layer in layered])
     downwards = _longest_run([-layer for _, layer in layered])
@@ -126,7 +140,7 @@ def _drop_out_of_order(group: Sequence[str], found: dict[str, Candidate]) -> Non
 
 
 def _longest_run(values: Sequence[int]) -> set[int]:
-    """Return the places of the longest subsequence that does not fall."""
+    """Return the indices of the longest subsequence of `values` that never falls."""
     best: list[tuple[int, int]] = []  # its length where it ends here, the place before
     for at, value in enumerate(values):
         runs = [(best[i][0], i) for i in range(at) if values[i] <= value]
@@ -146,9 +160,10 @@ def _settle_by_order(
     shapes: Mapping[str, tuple[int, ...]],
     candidates: Sequence[Candidate],
 ) -> bool:
-    """Add the parameters that the order in other layers gives, or that alone are left.
+    """Add to `found` the numbers that order or elimination settles; return whether one was added.
 
-    Returns whether one was added.
+    A number takes the parameter at its place in the order of other layers, or else the only one of
+    its shape that is left between the layers around it. `shapes` are {number: shape}.
     """
     taken = {row.name for row in found.values()}
     free = {(_layer(row), split_key(row.key)[1]): row for row in candidates}
@@ -179,7 +194,12 @@ def _settle_by_order(
 def _places_by_order(
     group: Sequence[str], at: int, found: Mapping[str, Candidate]
 ) -> list[tuple[int | None, str]]:
-    """Return (layer, role) of a number as the same distances in other layers have it."""
+    """Return the (layer, role) that the order of other layers gives for number `at` of a group.
+
+    For each known number near `at` the same role in another layer is looked up. What stands there
+    at the same distance votes, moved into the layer of the known number. All places with the most
+    votes are returned; [] without any vote.
+    """
     votes: Counter[tuple[int | None, str]] = Counter()
     places = {i: split_key(found[n].key) for i, n in enumerate(group) if n in found}
     for i, (layer, role) in places.items():
@@ -197,7 +217,10 @@ def _places_by_order(
 def _layers_around(
     group: Sequence[str], at: int, found: Mapping[str, Candidate]
 ) -> tuple[int, int]:
-    """Return the layers between which a number stands in its group."""
+    """Return (lowest, highest) layer that number `at` of a group may be of, by its neighbours.
+
+    (0, 2**30) where a known layer is missing on one side.
+    """
     layers = {i: _layer(found[n]) for i, n in enumerate(group) if n in found}
     below = [layer for i, layer in sorted(layers.items()) if i < at and layer is not None][-1:]
     above = [layer for i, layer in sorted(layers.items()) if i > at and layer is not None][:1]

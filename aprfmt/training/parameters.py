@@ -38,21 +38,21 @@ class Parameter:
 
     @property
     def layer(self) -> int | None:
-        """The layer's number, None outside all layers."""
+        """The number of the parameter's layer, None for a parameter outside all layers."""
         return split_key(self.key)[0]
 
     @property
     def role(self) -> str:
-        """The key without its layer."""
+        """The parameter's key without its layer, such as `attn_q.weight`."""
         return split_key(self.key)[1]
 
     @property
     def vector(self) -> bool:
-        """Say whether it is a norm, a bias or another vector, which trainers do not decay."""
+        """Whether it is a norm, a bias or another vector, which trainers usually do not decay."""
         return len(self.before.shape) < 2
 
     def drop(self) -> None:
-        """Release the mapped pages of both sides."""
+        """Release the mapped pages of the weight before the step and of that after it."""
         for side in (self.before, self.after):
             if side is not None:
                 side.drop()
@@ -67,10 +67,11 @@ class Parameters:
 
 
 def pair_parameters(before: Model, after: Model | None, base: Model | None = None) -> Parameters:
-    """Return the parameters of a checkpoint, each with its values of after the step.
+    """Return the parameters of a checkpoint, each with its weight before and after the step.
 
-    `base` is the model below an adapter, which names the roles of its factors. Raises UsageError
-    where `after` is of another model: no name in common, or a shape that differs.
+    `after` None: the weights before alone. `base` is the model below an adapter, which names the
+    roles of its factors. What is in one checkpoint only is in the result's `left`. Raises
+    UsageError where `after` is of another model: no name in common, or a shape that differs.
     """
     if base is not None or _is_adapter(before):
         return _of_adapter(before, after, base)
@@ -96,10 +97,16 @@ def pair_parameters(before: Model, after: Model | None, base: Model | None = Non
 
 
 def _is_adapter(model: Model) -> bool:
+    """Return whether a model file is an adapter."""
     return model.kind is not None and model.kind.name == "adapter"
 
 
 def _of_adapter(before: Model, after: Model | None, base: Model | None) -> Parameters:
+    """Return the trained tensors of an adapter, each with its values before and after the step.
+
+    Tensors in one of the two only are in `left`. Raises UsageError where one is no adapter, or
+    shapes differ.
+    """
     for model in (before, after):
         if model is not None and not _is_adapter(model):
             raise UsageError(f"{model.path}: is no adapter; expected one, as {before.path} is")
@@ -122,9 +129,10 @@ def _of_adapter(before: Model, after: Model | None, base: Model | None) -> Param
 
 
 def adapter_keys(adapter: Model, base: Model | None) -> Mapping[str, str]:
-    """Return stored names of an adapter's trained tensors -> keys, by the roles of the base.
+    """Return {stored name: key} of an adapter's trained tensors, by the roles of its base.
 
-    Without a base, or where it has no such module, the key is the module's own name.
+    A key is a role with the factor behind it, `L0.attn_q.weight.lora_a`. Without a base, or where
+    it has no such module, the module's own name stands for the role.
     """
     parts = adapter_parts(adapter)
     style = "gguf" if "gguf" in parts.spellings else "hf"
@@ -141,7 +149,10 @@ def adapter_keys(adapter: Model, base: Model | None) -> Mapping[str, str]:
 
 
 def role_of(base: Model | None, style: str, name: str) -> str:
-    """Return the role of a weight's name, the name itself where the base's tables have none."""
+    """Return the role of the weight `name`, or the name itself if the base's tables have none.
+
+    `style` is the naming, `hf` or `gguf`.
+    """
     if base is None:
         return name
     try:
@@ -152,7 +163,7 @@ def role_of(base: Model | None, style: str, name: str) -> str:
 
 
 def _each_once(rows: Sequence[Parameter]) -> Iterator[Parameter]:
-    """Yield the parameters, one that two roles share (a tied head) once."""
+    """Yield the parameters, each stored weight once: a tied head is left out."""
     seen: set[tuple[str, ...]] = set()
     for row in rows:
         tied = row.names in seen and not row.before.layout
@@ -162,7 +173,10 @@ def _each_once(rows: Sequence[Parameter]) -> Iterator[Parameter]:
 
 
 def _checked(rows: Sequence[Parameter], before: Path, after: Path | None) -> Sequence[Parameter]:
-    """Return the pairs; UsageError where they are not of one model."""
+    """Return `rows` as they are; UsageError if there are none or shapes differ before and after.
+
+    `before` and `after` are the files, for the message.
+    """
     if not rows:
         raise UsageError(
             f"{after}: is a checkpoint of another model: it has no parameter of {before}; give one "

@@ -47,12 +47,11 @@ class UpdateFacts:
 
 @dataclass(frozen=True)
 class TensorStep:
-    """One parameter: the base, the gradient that was given and the one computed, and the update.
+    """One parameter: its gradient as given and as computed, its update, and the verdict.
 
-    `norm` is that of the weight before the step, None where it did not move and none was asked
-    for. `distance` is how far the given gradient is from
-    the computed one, relative L2. `verdict` is that of all that was compared; `why` says what of
-    it differs, or what stood against comparing.
+    `norm` is that of the weight before the step, None where it did not move and none was asked for.
+    `distance` is how far the given gradient is from the computed one, relative L2. `verdict` is
+    that of all that was compared. `why` says what of it differs, or why it was not compared.
     """
 
     key: str
@@ -80,9 +79,9 @@ class Norms:
 class StepReport:
     """A training step, compared with what its optimizer and its batch make of it.
 
-    `optimizer` is the recipe it was held to, None without one. `storage` says whether the stored
-    weights are the ones that were stepped, or copies of finer ones. `notes` are sentences about
-    what was found and is no fault. `loss` is that of the batch in nats, None without one.
+    `optimizer` is the recipe that the step was compared with, None without one. `notes` are
+    sentences about what was found and is no fault. `loss` is that of the batch in nats, None
+    without one.
     """
 
     model: str
@@ -100,7 +99,7 @@ class StepReport:
 
     @property
     def counts(self) -> Mapping[str, int]:
-        """How many tensors agree, differ and were not compared."""
+        """{verdict: number of tensors} for `agrees`, `differs` and `not compared`."""
         return {
             word: sum(row.verdict == word for row in self.tensors)
             for word in ("agrees", "differs", "not compared")
@@ -108,11 +107,14 @@ class StepReport:
 
     @property
     def pronounced(self) -> Pronounced:
-        """The verdict over all tensors: what was not compared counts as open."""
+        """The verdict over all tensors, with the report's own `accept` patterns."""
         return self.verdict(self.accept)
 
     def verdict(self, accept: Collection[str]) -> Pronounced:
-        """Return the verdict with some of what was not compared accepted."""
+        """Return the verdict over all tensors; what was not compared may leave it open.
+
+        `accept` are patterns (`unread:PATTERN`) of what may stay uncompared.
+        """
         counts = self.counts
         compared = counts["agrees"] + counts["differs"]
         left = (*self.left, *self._open())
@@ -129,7 +131,7 @@ class StepReport:
         )
 
     def _open(self) -> Collection[NotCompared]:
-        """Return the parameters that were not compared, with what stood against it."""
+        """Return an entry for each parameter that was not compared, with the reason."""
         return [
             NotCompared("parameter", row.key, "unreadable", row.why)
             for row in self.tensors
@@ -138,11 +140,11 @@ class StepReport:
 
     @property
     def exit_code(self) -> Literal[0, 1, 2]:
-        """0: every parameter agrees, 1: one differs, 2: one could not be compared."""
+        """0: every parameter agrees; 1: one differs, or a cause is found; 2: it stays open."""
         return self.pronounced.exit
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data for `--json`."""
+        """Return the report with its verdict and counts as the object that `--json` prints."""
         found = self.pronounced
         return {
             "model": self.model,

@@ -73,10 +73,14 @@ class SavedArrays:
     _kept: "OrderedDict[tuple[str, ...], list[NDArray[Any]]]" = field(default_factory=OrderedDict)
 
     def __contains__(self, key: str) -> bool:
+        """Return whether the parameter `key` has an array."""
         return key in self.placed
 
     def reader(self, parameter: Parameter) -> RowReader | None:
-        """Return the numbers of a parameter by rows, None where the files have none."""
+        """Return a reader of a parameter's array by rows; None if there is no array.
+
+        Its `noise` is the relative precision that the numbers were made in.
+        """
         place = self.placed.get(parameter.key)
         if place is None:
             return None
@@ -87,11 +91,15 @@ class SavedArrays:
         return RowReader(partial(self._rows, parameter, place), noise)
 
     def _rows(self, parameter: Parameter, place: Placed, start: int, stop: int) -> F64:
+        """Return rows [start, stop) of a parameter's array seen as [rows, last axis], float64."""
         values = self.values(parameter, place)
         return values.reshape(matrix_shape(parameter.before.shape))[start:stop].astype(np.float64)
 
     def values(self, parameter: Parameter, place: Placed) -> NDArray[Any]:
-        """Return the whole array of a parameter, in the layout of its role."""
+        """Return the whole array of a parameter, in the shape and layout of its role.
+
+        Raises UsageError for an array of another size.
+        """
         if place.names not in self._kept:
             arrays = [self.held[name].read(self.own[name]) for name in place.names]
             self._kept[place.names] = arrays
@@ -112,7 +120,10 @@ class SavedArrays:
 
 
 def precision_of(values: NDArray[Any]) -> float:
-    """Return how exact numbers are, relative to each: those of 16 bits are often saved as wider."""
+    """Return the unit roundoff of BF16 or F16 if the values have no more bits; else 0.0.
+
+    Numbers of 16 bits are often saved as float32. The first _LOOKED values are read.
+    """
     bits = np.ascontiguousarray(values.reshape(-1)[:_LOOKED], np.float32).view(np.uint32)
     if not (bits & 0xFFFF).any():
         return UNIT["BF16"]
@@ -120,7 +131,7 @@ def precision_of(values: NDArray[Any]) -> float:
 
 
 def plain_name(name: str) -> str:
-    """Return a parameter's name without what trainers put around it."""
+    """Return a parameter's name without what trainers add, such as `_orig_mod.` or `.grad`."""
     for wrapper in _WRAPPERS:
         name = name.removeprefix(wrapper)
     name = name.removesuffix(".grad")
@@ -134,9 +145,10 @@ def place_names(
     model: Model,
     rules: Sequence[Rename] = (),
 ) -> tuple[dict[str, Placed], tuple[str, ...]]:
-    """Return which arrays each parameter has, and the names that belong to none.
+    """Return ({parameter key: its arrays}, names that belong to no parameter).
 
-    `model` is the one before the step, or the adapter.
+    `model` is the one before the step, or the adapter. `rules` are the user's renames. Names match
+    the file's own, with another prefix, or Hugging Face's of the architecture.
     """
     plain: dict[str, str] = {}
     for name in names:
@@ -171,7 +183,7 @@ def place_names(
 
 
 def _by_role(names: Sequence[str], model: Model) -> Iterator[tuple[str, Placed]]:
-    """Yield roles with their arrays, by Hugging Face's names of the architecture."""
+    """Yield (role, its arrays) of Hugging Face's names; none for an unknown architecture."""
     try:
         groups = bind_names(model.spec, "hf", names).groups
     except (ArchError, AprfmtError):
@@ -182,7 +194,7 @@ def _by_role(names: Sequence[str], model: Model) -> Iterator[tuple[str, Placed]]
 
 
 def hyper_of(model: Model) -> Mapping[str, Value]:
-    """Return a model's hyperparameters, none where they are not known (an adapter)."""
+    """Return a model's hyperparameters; {} where they are not known, as of an adapter."""
     try:
         return model.hyper
     except AprfmtError:
@@ -190,7 +202,10 @@ def hyper_of(model: Model) -> Mapping[str, Value]:
 
 
 def open_arrays(paths: Sequence[Path], stack: ExitStack) -> dict[str, tuple[Captures, str]]:
-    """Return the arrays of some files by name; UsageError for a name that two of them have."""
+    """Return {name: (reader of its file, name in it)} of the arrays in some files.
+
+    Files are closed with `stack`. Raises UsageError for a name that is in two of them.
+    """
     found: dict[str, tuple[Captures, str]] = {}
     for path in paths:
         captures = stack.enter_context(open_captures(path))
@@ -210,7 +225,11 @@ def open_gradients(
     stack: ExitStack,
     rules: Sequence[Rename] = (),
 ) -> SavedArrays:
-    """Return the gradients that a trainer saved; UsageError where they are of another model."""
+    """Return the gradients that a trainer saved; UsageError where none is of this model.
+
+    `model` is the one before the step, or the adapter. `rules` are the user's renames; files are
+    closed with `stack`.
+    """
     arrays = open_arrays(paths, stack)
     placed, left = place_names(tuple(arrays), parameters, model, rules)
     if not placed:
@@ -263,7 +282,7 @@ class OptimizerState:
     left: tuple[str, ...] = ()  # entries that belong to no parameter, or to none that is known
 
     def group_of(self, name: str) -> Mapping[str, Any]:
-        """Return the settings of a parameter's group, none where the file does not say which."""
+        """Return the settings of a parameter's group; {} where the file does not say."""
         if len(self.groups) == 1:
             return self.groups[0]
         numbers = {number for number, own in self.names.items() if own == name}
@@ -277,7 +296,7 @@ class OptimizerState:
 
     @property
     def kind(self) -> str:
-        """The optimizer that the state is of, by its arrays and the settings of its groups."""
+        """The optimizer, by the state's arrays and settings: adamw, adam, lion or sgd."""
         settings = {name: value for group in self.groups for name, value in group.items()}
         if self.second.placed or "amsgrad" in settings or "decoupled_weight_decay" in settings:
             return "adam" if settings.get("decoupled_weight_decay") is False else "adamw"
@@ -292,12 +311,15 @@ def open_state(
     rules: Sequence[Rename] = (),
     after: Model | None = None,
 ) -> OptimizerState:
-    """Return the state that a trainer saved of its optimizer; FormatError where it is none.
+    """Return the state that a trainer saved of its optimizer, its arrays matched to parameters.
 
-    `after` is the model after the step, by which numbers without names are recognized.
+    `model` is the one before the step, or the adapter, and `after` that after it, by which numbers
+    without names are recognized. `rules` are the user's renames. Raises FormatError for a file that
+    is no such state, UsageError for that of another model.
     """
     arrays = open_arrays([path], stack)
     values = _single_values(path)
+    # Sort the arrays by kind: {kind: {parameter: array}}, and collect the step counts.
     parts: dict[str, dict[str, str]] = {"first": {}, "second": {}, "largest": {}}
     steps: set[int] = set()
     coded: list[str] = []
@@ -317,6 +339,7 @@ def open_state(
     for name, value in values.items():
         if name.rpartition(".")[2] in ("step", "count") and isinstance(value, int | float):
             steps.add(int(value))
+    # Refuse what is no state, or one that cannot be used.
     groups = _groups(values)
     _refuse_factored(path, arrays)
     if not parts["first"] and not parts["second"] and not coded and (arrays or not groups):
@@ -331,6 +354,7 @@ def open_state(
     owners = list(dict.fromkeys((*parts["first"], *parts["second"])))
     if not owners and not coded:
         steps = {0}  # saved before the first step: settings alone
+    # Find the parameter of each entry, by name or, where it has a number alone, by its values.
     indexed = bool(owners) and all(owner.isdecimal() for owner in owners)
     recognized = False
     if indexed:
@@ -377,7 +401,7 @@ _FACTORED = ("exp_avg_sq_row", "exp_avg_sq_col", "row_var", "col_var", "row_mome
 
 
 def _refuse_factored(path: Path, arrays: Collection[str]) -> None:
-    """Raise FormatError for a state whose second moments are kept as rows and columns."""
+    """Raise FormatError for a state with second moments by row and column, as Adafactor's."""
     name = next((name for name in arrays if name.rpartition(".")[2] in _FACTORED), None)
     if name is not None:
         raise FormatError(
@@ -401,21 +425,21 @@ class _CodedState:
 
     @property
     def path(self) -> Path:
-        """The file."""
+        """The file that has the state."""
         return self.codes[0].path
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
-        """The shape of the state, by its own name."""
+        """{name of the state: its shape}, as `Captures` has it; the one entry."""
         return {self.codes[1]: tuple(self.codes[0].shapes[self.codes[1]])}
 
     @property
     def dtypes(self) -> Mapping[str, str]:
-        """The type of what is decoded."""
+        """{name of the state: type of the decoded numbers}, as `Captures` has it; the one entry."""
         return {self.codes[1]: "float32"}
 
     def read(self, name: str) -> NDArray[Any]:
-        """Return the numbers, float32 in the shape of the parameter."""
+        """Return the decoded numbers, float32 in the shape of the parameter; `name` is not used."""
         codes, table, largest = (
             captures.read(own) for captures, own in (self.codes, self.table, self.largest)
         )
@@ -425,7 +449,10 @@ class _CodedState:
 
 
 def _coded_state(name: str, arrays: Mapping[str, tuple[Captures, str]]) -> _CodedState | None:
-    """Return a state of 8 bits that can be decoded, None where its table or scales are not here."""
+    """Return the 8-bit state `name` as an array that decodes itself.
+
+    None where its table or its block scales are missing, or have an unknown size.
+    """
     number = name[-1] if name[-1:] in ("1", "2") else ""
     head = name.removesuffix(f"state{number}")
     table, largest = arrays.get(f"{head}qmap{number}"), arrays.get(f"{head}absmax{number}")
@@ -439,7 +466,10 @@ def _coded_state(name: str, arrays: Mapping[str, tuple[Captures, str]]) -> _Code
 
 
 def _split_state(name: str) -> tuple[str, str]:
-    """Return the parameter and the kind of a state's array: first, second, step or ""."""
+    """Return (parameter, kind) of an array in a state, by its name.
+
+    The kind is first, second, largest (amsgrad's second moment), step, or "" for any other.
+    """
     parts = [part for part in name.split(".") if part not in _AROUND]
     for kinds, kind in (
         (FIRST, "first"),
@@ -454,7 +484,10 @@ def _split_state(name: str) -> tuple[str, str]:
 
 
 def _single_values(path: Path) -> Mapping[str, Any]:
-    """Return the single values of a file of torch.save by path, or a safetensors' metadata."""
+    """Return {path: value} of a file's single values: of torch.save, or safetensors' metadata.
+
+    {} for a folder, and for a file that has none or cannot be read so.
+    """
     if path.is_dir():
         return {}
     with path.open("rb") as file:
@@ -469,7 +502,7 @@ def _single_values(path: Path) -> Mapping[str, Any]:
 
 
 def _groups(values: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return the settings of each group of parameters; `param_groups` of torch's state_dict."""
+    """Return the settings of each parameter group by torch's names, in order; () without any."""
     found: dict[int, dict[str, Any]] = {}
     for name, value in values.items():
         match = _GROUP.search(name)
@@ -488,11 +521,12 @@ def _order_of_indices(
     before: Model,
     after: Model | None,
 ) -> tuple[dict[str, str], bool]:
-    """Return {number of a state: parameter's name}, and whether values told some of them.
+    """Return ({number in the state: parameter name}, whether values told some of them).
 
-    torch names parameters in `param_names` of its groups where it was given named ones. Else a
-    number is the parameter whose change is the step that its moments make. FormatError where
-    neither says what a number is.
+    `owners` are the numbers, `parts` {first or second: {number: array's name}}. torch names
+    parameters in `param_names` of its groups where it was given named ones. Else a number is the
+    parameter whose change is the step that its moments make. Raises FormatError where neither says
+    what any number is.
     """
     named: dict[str, str] = {}
     for group in groups:
@@ -503,6 +537,7 @@ def _order_of_indices(
         return named, False
 
     def step_of(owner: str) -> NDArray[Any]:
+        """Return a sample of the step that a number's moments make, up to a factor."""
         first, second = (parts[kind].get(owner) for kind in ("first", "second"))
         values = arrays[first or second or ""][0].read(first or second or "").astype(np.float64)
         if first is not None and second is not None:
@@ -510,6 +545,7 @@ def _order_of_indices(
         return sample_of(values)
 
     def change_of(name: str) -> NDArray[Any]:
+        """Return a sample of what the step changed in a parameter."""
         assert after is not None
         return sample_of(after[name].numpy().astype(np.float64) - before[name].numpy())
 

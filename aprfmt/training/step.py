@@ -83,11 +83,12 @@ def explain_step(
     `model` is the checkpoint before the step (with `adapter`: the base below it), `after` the one
     after it. `grads` are files of the gradients of the step, `optimizer` is the recipe
     (`adamw:lr=2e-4,wd=0.1,step=1`), `optimizer_state` what the trainer saved of it after the step.
-    `batch` is the step's batch: its gradients are computed by torch on `device` in `dtype`, and the
-    given ones held against them; with `differences` they are checked by forward passes in place of
-    that, without torch. `trained_in` is the arithmetic that made those, whose rounding a
-    second pass measures (`bfloat16`; None: what the gradients and the weights show). `computed` are
-    gradients from elsewhere, and `facts` the numbers of their batch, for what a factor comes of.
+    `batch` is the step's batch: its gradients are computed by torch on `device` in `dtype`, and
+    compared with the given ones. With `differences` the given ones are checked by forward passes
+    instead, without torch. `trained_in` is the trainer's arithmetic (`bfloat16`), whose rounding a
+    second pass measures; None: what the gradients and the weights show. `computed` are gradients
+    computed elsewhere, and `facts` the numbers of their batch that a wrong factor may equal.
+    `rename` maps names in gradients and state, `accept` are patterns of what may stay uncompared.
     Raises UsageError where there is nothing to compare, or where a file is of another model.
     """
     if after is None and not grads:
@@ -102,6 +103,7 @@ def explain_step(
             own = arch if adapter is None else None
             later = stack.enter_context(open_model(Path(after), arch=own))
         found = pair_parameters(before, later, None if adapter is None else base)
+        # The arrays that the trainer saved.
         given = None
         if grads:
             paths = [Path(each) for each in grads]
@@ -110,6 +112,7 @@ def explain_step(
         if optimizer_state is not None:
             path = Path(optimizer_state)
             state = open_state(path, found.rows, before, stack, rename, later)
+        # What the given gradients are compared with.
         checker = None
         if differences:
             if batch is None or given is None:
@@ -159,7 +162,10 @@ BLUR = 32.0  # of the root mean square of a trainer's rounding: no element of it
 
 
 def _few_bits(given: SavedArrays | None, parameters: Sequence[Parameter]) -> str | None:
-    """Return bfloat16 where a given gradient holds no finer numbers, as autocast leaves them."""
+    """Return "bfloat16" if a given matrix gradient has 16-bit precision, else None.
+
+    Autocast leaves such ones.
+    """
     for parameter in parameters:
         reader = None if given is None or parameter.vector else given.reader(parameter)
         if reader is not None and reader.noise >= UNIT["F16"]:
@@ -169,7 +175,7 @@ def _few_bits(given: SavedArrays | None, parameters: Sequence[Parameter]) -> str
 
 @dataclass(frozen=True)
 class _Compared:
-    """A given gradient held against a computed one; `why` says what stood against it."""
+    """How a given gradient compares with a computed one; `why` says why it could not be."""
 
     facts: ArrayFacts | None = None  # of the computed one
     distance: float | None = None
@@ -193,6 +199,7 @@ class _Step:
     checker: DifferenceChecker | None = None
 
     def __post_init__(self) -> None:
+        """Find LoRA pairs and the recipe, and put arrays that have no parameter in `left`."""
         self.notes: list[str] = []
         self.left: list[NotCompared] = []
         self.gradients: dict[str, ArrayFacts] = {}
@@ -214,7 +221,7 @@ class _Step:
             )
 
     def report(self, updates: bool) -> StepReport:
-        """Return the report; `updates`: there is a checkpoint after the step."""
+        """Return the report; `updates`: there is a checkpoint after the step to compare with."""
         norm = self._measure_gradients()
         judged: dict[str, Judgement] = {}
         rows = []
@@ -248,7 +255,7 @@ class _Step:
         )
 
     def _loss(self) -> tuple[float | None, str | None]:
-        """Return the loss of the batch, and where it was computed; None without a batch."""
+        """Return (loss of the batch, where it was computed); (None, None) without a batch."""
         if self.computed is not None:
             return self.computed.loss, self.computed.how
         if self.checker is not None:
@@ -258,9 +265,10 @@ class _Step:
     # --- what was said ---------------------------------------------------------------------
 
     def _recipe(self) -> Recipe | None:
-        """Return the recipe as it was given; what was not given is as the state's groups have it.
+        """Return the step's recipe; None where neither --optimizer nor a state says one.
 
-        None where neither says anything.
+        Settings that --optimizer leaves out are those of the state's groups. Raises UsageError
+        where no learning rate is known.
         """
         if self.state is None:
             return None if self.optimizer is None else parse_recipe(self.optimizer)
@@ -285,7 +293,10 @@ class _Step:
         return self._counted(self._directed(changed(recipe, **stated)))
 
     def _directed(self, recipe: Recipe) -> Recipe:
-        """Return the recipe, up the gradient where the state says that it maximizes."""
+        """Return the recipe, going up the gradient if the state's groups say maximize.
+
+        A note then says so.
+        """
         assert self.state is not None
         if not any(group.get("maximize") is True for group in self.state.groups):
             return recipe
@@ -293,7 +304,11 @@ class _Step:
         return changed(recipe, scale=-1.0)  # torch turns the gradient before all else
 
     def _counted(self, recipe: Recipe) -> Recipe:
-        """Return the recipe with the step's number, as the state has it."""
+        """Return the recipe with its step number from the state, where --optimizer gives none.
+
+        Raises UsageError where Adam's number is in neither, or where the state is of another step
+        than this one or the one before.
+        """
         if self.state is None:
             return recipe
         steps = self.state.steps
@@ -313,9 +328,11 @@ class _Step:
         return recipe
 
     def _recipe_of(self, parameter: Parameter) -> Recipe:
-        """Return the recipe of a parameter: that of its group, where the state says which it is.
+        """Return the recipe of one parameter, with the settings of its group in the state.
 
-        What was given with --optimizer is for all of them.
+        It is the common recipe where the state names no group, or --optimizer states a learning
+        rate that is none of several groups'. Else lr and wd are the group's, and so is what
+        --optimizer does not state.
         """
         assert self.recipe is not None
         stated = {} if self.optimizer is None else parse_settings(self.optimizer)
@@ -334,13 +351,17 @@ class _Step:
         return changed(self.recipe, **values)
 
     def _has_rates(self, stated: float) -> bool:
-        """Return whether the state's groups have several rates, and the stated one is of them."""
+        """Return whether the state's groups have several learning rates, `stated` among them."""
         assert self.state is not None
         rates = {group.get("lr") for group in self.state.groups}
         return len(rates) > 1 and stated in rates
 
     def _held(self, parameter: Parameter, norm: float | None) -> Held:
-        """Return what the optimizer had for a parameter."""
+        """Return the gradient, the moments and the norms that the optimizer had for a parameter.
+
+        `norm` is that of all given gradients. Without given gradients those computed of the batch
+        are taken. 8-bit moments of after the step are left out.
+        """
         gradient = None if self.given is None else self.given.reader(parameter)
         if self.given is None:
             gradient = self._computed_reader(parameter)
@@ -367,7 +388,10 @@ class _Step:
         return Held(gradient, first, second, steps, after, others)
 
     def _computed_reader(self, parameter: Parameter) -> RowReader | None:
-        """Return the gradient that was computed of the batch, where no file gives the trainer's."""
+        """Return a reader of the parameter's gradient computed of the batch; None without one.
+
+        Its `noise` and `blur` are what the trainer's rounding may have changed.
+        """
         if self.computed is None or parameter.key not in self.computed.keys:
             return None
         values = self.computed.gradient(parameter.key).astype(np.float64)
@@ -386,9 +410,9 @@ class _Step:
         return {self.state.names.get(owner, plain_name(owner)) for owner in self.state.coded}
 
     def _judge_update(self, parameter: Parameter, recipe: Recipe, held: Held) -> Judgement:
-        """Return the verdict on an update.
+        """Return the verdict on the update of one parameter.
 
-        A state whose place in time was not said may be that of before the step.
+        Where it differs and the state may be that of before the step, that is tried too.
         """
         found = judge_update(parameter, recipe, held)
         if found.verdict == "differs" and self._may_be_before(held):
@@ -403,16 +427,21 @@ class _Step:
         return self._without_inputs(parameter, held, found)
 
     def _may_be_before(self, held: Held) -> bool:
-        """Return whether a state that is taken for that of after the step may be older."""
+        """Return whether the state may be that of before the step, not the one after it.
+
+        Only where the gradient is given and the state or --optimizer does not say the step's
+        number.
+        """
         if self.state is None or held.gradient is None or not held.after:
             return False
         stated = {} if self.optimizer is None else parse_settings(self.optimizer)
         return (held.first is not None) and (self.state.steps is None or "step" not in stated)
 
     def _without_inputs(self, parameter: Parameter, held: Held, found: Judgement) -> Judgement:
-        """Return the verdict; sizes alone do not make one where others have a gradient or moments.
+        """Return the verdict `found`, or "not compared" where step sizes alone agree.
 
-        What the trainer left out of one parameter is what nobody can say of it.
+        Sizes alone do not show that a parameter is right where others have a gradient or moments
+        and this one has none.
         """
         if found.verdict != "agrees" or not found.signs or held.idle:
             return found
@@ -432,9 +461,9 @@ class _Step:
         return replace(found, verdict="not compared", why=why)
 
     def _idle(self, key: str) -> bool:
-        """Return whether a parameter is A of a pair whose B is zero before the step.
+        """Return whether a parameter is A of a LoRA pair whose B is zero before the step.
 
-        The gradient of A is B times something, that of B is A times something.
+        Its gradient is then zero: that of A is B times something, that of B is A times something.
         """
         other = self.pairs.get(key)
         return key.endswith(".lora_a") and other is not None and is_zero(other.before)
@@ -442,7 +471,11 @@ class _Step:
     # --- one parameter ---------------------------------------------------------------------
 
     def _measure_gradients(self) -> float | None:
-        """Return the norm over all given gradients; keep the facts of each, and its verdict."""
+        """Return the norm over all given gradients, None without any.
+
+        Sets `gradients` to the size of each, and `compared` to how it compares with the computed
+        one.
+        """
         for parameter in self.parameters:
             place = None if self.given is None else self.given.placed.get(parameter.key)
             if self.given is not None and place is not None:
@@ -458,7 +491,10 @@ class _Step:
         return norm
 
     def _accept_clipping(self, norm: float) -> None:
-        """Take gradients for right that are the computed ones, clipped to a norm that is usual."""
+        """Set given gradients to "agrees" if they are the computed ones clipped to a usual norm.
+
+        `norm` is that of all given gradients. A note then says so; returns nothing.
+        """
         held = [one.found for one in self.compared.values() if one.found is not None]
         before = self._computed_norm()
         bounds = (
@@ -485,7 +521,11 @@ class _Step:
     def _explained(
         self, parameter: Parameter, updates: bool, norm: float | None
     ) -> tuple[TensorStep, Judgement | None]:
-        """Return what the step did to one parameter, and the verdict on its update."""
+        """Return (the report's row of one parameter, the verdict in which causes are looked for).
+
+        `updates`: there is a checkpoint after the step. `norm` is that of all given gradients. The
+        verdict is None for a gradient that is not finite, and where nothing was compared.
+        """
         before = parameter.before
         paired = updates and parameter.after is not None
         facts, size = None, None
@@ -537,7 +577,10 @@ class _Step:
         return row, replace(found, guesses=guesses)
 
     def _compared(self, parameter: Parameter, computed: ComputedGradients) -> "_Compared":
-        """Return a parameter's given gradient held against the computed one."""
+        """Return how a parameter's given gradient compares with the one computed of the batch.
+
+        Without a computed gradient, or a given one, its `why` says what is missing.
+        """
         key = parameter.key
         if key not in computed.keys:
             return _Compared(why="no gradient of it was computed here")
@@ -569,7 +612,11 @@ class _Step:
         return _Compared(found.facts, None if nothing else case.distance, judged)
 
     def _checked(self, parameter: Parameter, checker: DifferenceChecker) -> "_Compared":
-        """Return a parameter's given gradient held against differences of the loss."""
+        """Return how a parameter's given gradient compares with differences of the batch's loss.
+
+        Without a given gradient, or a pass that reads the weight, its `why` says so. Empty for a
+        gradient that is not finite.
+        """
         place = None if self.given is None else self.given.placed.get(parameter.key)
         if self.given is None or place is None:
             return _Compared(why="no gradient of it was given")
@@ -590,7 +637,10 @@ class _Step:
         return float(np.sqrt(sum(each**2 for each in known))) if known else None
 
     def _sizes(self) -> dict[str, int]:
-        """Return the hyperparameters that cut rows into heads and experts."""
+        """Return {hyperparameter: value} of those that cut a weight into heads and experts.
+
+        `tied_embeddings` is among them, as 0 or 1. What the model does not have is left out.
+        """
         hyper = hyper_of(self.model)
         names = ("n_heads", "n_kv_heads", "n_experts", "tied_embeddings")
         return {name: int(hyper[name]) for name in names if isinstance(hyper.get(name), int)}
@@ -602,7 +652,10 @@ class _Step:
         stored: Mapping[str, Sequence[str]],
         norm: float | None,
     ) -> Iterator[NamedCause]:
-        """Yield a cause for each mistake, confirmed on all elements; `rows` then say it too."""
+        """Yield a cause for each mistake that was guessed, with its proof over all elements.
+
+        Sets the `why` of the rows that it explains. `stored` is {key: names in the file}.
+        """
         known = {row.key: row for row in self.parameters}
         at = {row.key: number for number, row in enumerate(rows)}
         for one, also in _statements(judged):
@@ -633,7 +686,10 @@ class _Step:
         judged: Mapping[str, Judgement],
         stored: Mapping[str, Sequence[str]],
     ) -> Iterator[NamedCause]:
-        """Yield factors of LoRA pairs that did not move where the others say that they should."""
+        """Yield causes for LoRA factors that did not move though others did.
+
+        Sets their rows to "differs". `stored` is {key: names in the file}.
+        """
         moved = {row.key: bool(row.update and row.update.moved) for row in rows if row.update}
         moved = {key: moves for key, moves in moved.items() if key in self.pairs}
         some = {end for key, moves in moved.items() if moves for end in [key[-7:]]}
@@ -661,13 +717,17 @@ class _Step:
                 yield _named(cause, says, keys, stored, proof)
 
     def _has_state_after(self) -> bool:
-        """Return whether the state that was given is the one after the step."""
+        """Return whether the given state is the one after the step; True if it does not say."""
         if self.state is None or self.recipe is None:
             return False
         return self.state.steps is None or self.state.steps == self.recipe.step
 
     def _remark(self, rows: Sequence[TensorStep], judged: Mapping[str, Judgement]) -> None:
-        """Note what was found and is no fault; what the type hides was not compared."""
+        """Add notes about what is no fault, and to `left` what the files did not let us compare.
+
+        That is steps below the stored type's resolution, rounding to a coarser type, directions
+        without a gradient, and gradients without a batch. Returns nothing.
+        """
         hidden = [key for key, one in judged.items() if one.verdict == "agrees" and not one.shows]
         if hidden:
             kinds = {row.key: row.encoding for row in rows}
@@ -727,7 +787,7 @@ def _is_stored_coarser(parameter: Parameter) -> bool:
 
 
 def pairs_of(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
-    """Return the other factor of each factor of a LoRA pair, by key."""
+    """Return {key of a LoRA factor: the other factor of its pair}."""
     known = {row.key: row for row in parameters}
     found = {}
     for key in known:
@@ -739,12 +799,15 @@ def pairs_of(parameters: Sequence[Parameter]) -> dict[str, Parameter]:
 
 
 def is_zero(view: View) -> bool:
-    """Say whether a weight is zero in every element."""
+    """Return whether a weight is zero in every element."""
     return not any(np.any(values) for _, _, values in view.chunks(CHUNK))
 
 
 def _settings(state: OptimizerState) -> dict[str, float]:
-    """Return the settings of a state's groups by our names; the decay is the largest of all."""
+    """Return {field of Recipe: value} of all groups of a state; the weight decay is the largest.
+
+    Values of zero are left out.
+    """
     found: dict[str, float] = {}
     for group in state.groups:
         for name, value in _settings_of(group).items():
@@ -753,7 +816,10 @@ def _settings(state: OptimizerState) -> dict[str, float]:
 
 
 def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return {field of a recipe: value} of one group; others are left out."""
+    """Return {field of Recipe: value} of one parameter group of a state.
+
+    `step`, `clip` and settings that a recipe does not have are left out.
+    """
     found: dict[str, Any] = {}
     for name, value in group.items():
         if name == "betas" and isinstance(value, list) and len(value) == 2:
@@ -766,7 +832,7 @@ def _settings_of(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def facts_of(values: "np.ndarray[tuple[int, ...], np.dtype[np.floating]]") -> ArrayFacts:
-    """Return the size of an array and of its numbers."""
+    """Return an array's norm, its largest value, and its counts of zeros and non-finite numbers."""
     found = compute_stats(values)
     return ArrayFacts(found.l2 or 0.0, found.absmax or 0.0, found.zeros, found.nan + found.inf)
 
@@ -784,7 +850,11 @@ def _named(
     size: float | None = None,
     also: tuple[str, ...] = (),
 ) -> NamedCause:
-    """Return a cause of these parameters; `size` is the largest update, relative to the weight."""
+    """Return a cause of the parameters `keys` for the report.
+
+    `cause` is its name, "" if none is known, `says` its text, `stored` {key: names in the file},
+    `size` the largest update relative to the weight, `also` causes that explain as much.
+    """
     level: Level = CAUSES[cause].level if cause else "update"
     text = f"{short_keys(keys)} - {says}"
     places = tuple(keys)
@@ -797,7 +867,7 @@ def _named(
 def _nonfinite(
     rows: Sequence[TensorStep], stored: Mapping[str, Sequence[str]]
 ) -> Iterator[NamedCause]:
-    """Yield the cause of NaN or infinite numbers, in weights or in gradients."""
+    """Yield a cause for weights, and one for gradients, that hold NaN or infinity, if any."""
     for what, keys in (
         ("the weight after the step", [r.key for r in rows if r.update and r.update.nonfinite]),
         ("the gradient", [r.key for r in rows if r.gradient and r.gradient.nonfinite]),
@@ -817,9 +887,10 @@ class _Statement:
 
 
 def _statements(judged: Mapping[str, Judgement]) -> list[tuple[_Statement, tuple[str, ...]]]:
-    """Return as few mistakes as give the most parameters, each with others that give the same.
+    """Return [(mistake with its parameters, other causes that explain the same)].
 
-    What gives more parameters comes first, then what fits no number.
+    The mistakes are as few as explain all parameters, chosen one after the other: the one that
+    explains most of the parameters left, and of equal ones the one with fewer fitted numbers.
     """
     left = {key: one for key, one in judged.items() if one.guesses}
     found = []
@@ -845,7 +916,7 @@ def _statements(judged: Mapping[str, Judgement]) -> list[tuple[_Statement, tuple
 def _unknown(
     rows: Sequence[TensorStep], judged: Mapping[str, Judgement], stored: Mapping[str, Sequence[str]]
 ) -> Iterator[NamedCause]:
-    """Yield one entry for all updates that nothing explains."""
+    """Yield one cause without a name for all updates that differ and that no guess explains."""
     keys = [
         row.key
         for row in rows
@@ -860,7 +931,7 @@ def _unknown(
 
 
 def _largest(rows: Sequence[TensorStep], keys: Collection[str]) -> float | None:
-    """Return the largest update of some parameters, relative to the weight."""
+    """Return the largest update of the parameters `keys`, relative to the weight, or None."""
     sizes = [
         row.update.norm / row.norm for row in rows if row.key in keys and row.update and row.norm
     ]

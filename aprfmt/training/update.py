@@ -29,7 +29,11 @@ class Sums:
     weight: float = 0.0  # sum of squares before the step
 
     def add(self, before: F64, after: F64, encoding: str) -> None:
-        """Count a piece of a parameter; both sides float64 of one shape."""
+        """Add a piece of a parameter to the sums; both sides float64 of one shape.
+
+        `encoding` is the type before the step, whose spacing says what one step of it is. Elements
+        that are not finite are counted in `nonfinite`, and left out of the sums of the change.
+        """
         self.elements += before.size
         self.weight += float(np.square(before).sum())
         finite = np.isfinite(after) & np.isfinite(before)
@@ -51,7 +55,7 @@ class Sums:
             )
 
     def facts(self) -> UpdateFacts:
-        """Return what was counted."""
+        """Return the sums as UpdateFacts, with the norm and the largest of the change."""
         return UpdateFacts(
             self.elements,
             self.moved,
@@ -63,7 +67,11 @@ class Sums:
 
 
 def same_bytes(parameter: Parameter) -> bool:
-    """Say whether a parameter is stored in the same bytes on both sides: it did not move."""
+    """Return whether a parameter's stored bytes are equal before and after the step.
+
+    False also where that cannot be told from bytes: another type, or weights that are made when
+    read. Then the elements have to be compared.
+    """
     before, after = parameter.before, parameter.after
     if after is None or before.encoding != after.encoding or before.encoding not in UNIT:
         return False
@@ -73,7 +81,10 @@ def same_bytes(parameter: Parameter) -> bool:
 
 
 def pieces(view: View, other: View | None = None) -> Iterator[tuple[int, int, F64, F64 | None]]:
-    """Yield (first row, end, before, after) of a parameter, float64 [rows, columns]."""
+    """Yield (first row, end row, before, after) of a parameter in pieces, float64 [rows, columns].
+
+    `after` is None where `other`, the weight after the step, is.
+    """
     for start, stop, values in view.chunks(CHUNK):
         after = None if other is None else other.rows(start, stop).astype(np.float64)
         yield start, stop, values.astype(np.float64), after

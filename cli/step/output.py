@@ -18,7 +18,7 @@ _STYLES = {0: "good", 1: "bad", 2: "warn"}  # by exit code
 
 
 def show(report: "StepReport", verbose: bool) -> None:
-    """Print the verdict, the causes, what moved; `verbose`: every tensor."""
+    """Print the verdict, the causes and what moved; with `verbose` a table of all tensors."""
     found = report.pronounced
     headline = found.says, _STYLES[found.exit]
     facts = list(_facts(report))
@@ -32,7 +32,7 @@ def show(report: "StepReport", verbose: bool) -> None:
 
 
 def _facts(report: "StepReport") -> Iterator[Line]:
-    """Yield what was measured, a line each."""
+    """Yield (line, style) for loss, norms, what moved and the notes."""
     moved = [row for row in report.tensors if row.update is not None and row.update.moved]
     still = [row for row in report.tensors if row.update is not None and not row.update.moved]
     if report.loss is not None:
@@ -54,6 +54,7 @@ def _facts(report: "StepReport") -> Iterator[Line]:
 
 
 def _table(report: "StepReport") -> None:
+    """Print a table with a row for every tensor."""
     render.table(
         [_cells(row) for row in report.tensors],
         ("tensor", "verdict", "weight", "gradient", "computed", "moved", "update", "step", "why"),
@@ -62,6 +63,7 @@ def _table(report: "StepReport") -> None:
 
 
 def _cells(row: "TensorStep") -> tuple[str, ...]:
+    """Return the cells of a tensor's row in the table; "-" for what is not known."""
     update = row.update
     return (
         row.key,
@@ -77,11 +79,12 @@ def _cells(row: "TensorStep") -> tuple[str, ...]:
 
 
 def _number(value: float | None) -> str:
+    """Return a number with four digits, or "-" for None."""
     return "-" if value is None else f"{value:.4g}"
 
 
 def page(body: Mapping[str, Value]) -> str:
-    """Return the page of what `step --json` prints."""
+    """Return the HTML page of a report; `body` is what `step --json` prints."""
     facts = {
         "before": body["model"],
         "after": body["after"],
@@ -96,7 +99,7 @@ def page(body: Mapping[str, Value]) -> str:
 
 
 def show_runs(report: "RunsReport", verbose: bool) -> None:
-    """Print which run's gradients are wrong and where first; `verbose`: every gradient."""
+    """Print which run's gradients are wrong and where first; with `verbose` a table of all."""
     found = report.pronounced
     render.say(found.says, style=_STYLES[found.exit])
     render.say(f"  loss {report.loss:.6f} nats per label, in float64 on the cpu")
@@ -141,7 +144,7 @@ class MemoryRequest:
 
 
 def report_memory(asked: MemoryRequest) -> int:
-    """Say what explaining a step takes, from headers and shapes; returns the exit code."""
+    """Print how much explaining a step would read and take of memory; return exit code 0."""
     from aprfmt.training.memory import estimate_step
 
     found = estimate_step(

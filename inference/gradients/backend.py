@@ -27,7 +27,7 @@ class PlacedPair:
     scale: float
 
     def added(self, x: torch.Tensor) -> torch.Tensor:
-        """Return what the pair adds to the product of x."""
+        """Return what the pair adds to the product of x [tokens, in]: scale * (x @ a.T) @ b.T."""
         return functional.linear(functional.linear(x, self.a), self.b) * self.scale
 
 
@@ -42,6 +42,7 @@ class GradientBackend(TorchBackend):
     maths = TORCH
 
     def __init__(self, device: str, dtype: str) -> None:
+        """Set the device (`cpu`, `cuda:0`, or `meta` for shapes alone) and the dtype; no pairs."""
         super().__init__("cpu" if device == "meta" else device, dtype)
         if device == "meta":
             self._device = torch.device("meta")
@@ -49,14 +50,14 @@ class GradientBackend(TorchBackend):
         self.pairs: Mapping[str, PlacedPair] = {}
 
     def facts(self) -> Mapping[str, Any]:
-        """Name the device that it is on."""
+        """Return the backend's facts for a report, with the name of its device."""
         name = self.device
         if self._device.type == "cuda":
             name = torch.cuda.get_device_name(self._device)
         return {**super().facts(), "device_name": name}
 
     def to_numpy(self, x: Array) -> Numbers:
-        """Return a copy on the host, cut from the graph."""
+        """Return a tensor as a numpy array; on the meta device zeros of its shape."""
         if isinstance(x, np.ndarray):
             return x
         if x.device.type == "meta":
@@ -66,13 +67,16 @@ class GradientBackend(TorchBackend):
     # products
 
     def linear(self, x: Array, w: Weight, bias: Array | None) -> Array:
-        """Multiply by the weight, and add what its pair does."""
+        """Return the product with the weight, plus what its LoRA pair adds."""
         y = super().linear(x, w, bias)
         pair = self.pairs.get(w.key)
         return y if pair is None else y + pair.added(x)
 
     def router(self, x: Array, w: Weight, bias: Array | None, *, rounded: bool) -> Array:
-        """Multiply as TorchBackend does, and add what a pair does."""
+        """Return the router's product as TorchBackend does, plus what its LoRA pair adds.
+
+        With `rounded` the product is one of `linear`, which has it already.
+        """
         y = super().router(x, w, bias, rounded=rounded)
         pair = None if rounded else self.pairs.get(w.key)
         return y if pair is None else y + self.wide(pair.added(x))
@@ -80,11 +84,11 @@ class GradientBackend(TorchBackend):
     # routing
 
     def router_numbers(self, x: Array) -> Array:
-        """Return the tensor, wide."""
+        """Return the tensor in the router's wider dtype; it is routed in torch, not in numpy."""
         return self.wide(x)
 
     def router_factors(self, weight: Weight) -> Array:
-        """Return the placed weight, wide."""
+        """Return a router weight as a tensor in the wider dtype, part of the graph."""
         return self.wide(weight.array(self))
 
     def as_logits_dtype(self, x: Array, other: Array) -> Array:
@@ -92,11 +96,15 @@ class GradientBackend(TorchBackend):
         return x.to(other.dtype)
 
     def rounded_factors(self, x: Array) -> Array:
-        """Return x rounded, wide."""
+        """Return x rounded to the pass's dtype and widened again."""
         return self.wide(self.narrow(x))
 
     def rows_by_expert(self, experts: Numbers, weights: Array) -> Iterable[ExpertRows]:
-        """Return the rows and weights [n] of every chosen expert; the weights stay in the graph."""
+        """Return (expert, its token rows, their weights [n]) for each expert that a token chose.
+
+        The weights stay in the graph. On the meta device, where no choice is known, tokens are
+        spread evenly.
+        """
         if self._device.type == "meta":
             tokens, used = experts.shape  # all experts alike: their choice is not known
             experts = np.arange(tokens * used).reshape(tokens, used) % max(used, 1)
@@ -107,21 +115,24 @@ class GradientBackend(TorchBackend):
         return list(zip(chosen.tolist(), *parts, strict=True))
 
     def add_weighted(self, total: Array, rows: Array, y: Array, weights: Array) -> Array:
-        """Return a new sum with the weighted rows added."""
+        """Return a new tensor: `total` with y * weights added at the token indices `rows`."""
         return total.index_add(0, self._index(rows), self.narrow(y * weights[:, None]))
 
     def add_rows(self, total: Array, rows: Array, y: Array) -> Array:
-        """Return a new sum with the rows added."""
+        """Return a new tensor: `total` with y added at the token indices `rows`."""
         return total.index_add(0, self._index(rows), y)
 
     # activations
 
     def xielu_numbers(self, stored: Sequence[Weight]) -> Sequence[Any]:
-        """Return tensors of the graph, each step rounded, as transformers' XIELUActivation does."""
+        """Return xIELU's (alpha of the positive side, of the negative side, beta, eps) as tensors.
+
+        They stay in the graph, each step rounded, as transformers' XIELUActivation does.
+        """
         positive, negative, beta, eps = (weight.array(self).reshape(()) for weight in stored)
         return functional.softplus(positive), beta + functional.softplus(negative), beta, eps
 
     def xielu(self, x: Array, positive: Any, negative: Any, beta: Any, eps: Any) -> Array:
-        """Compute of tensors what TorchBackend computes of numbers."""
+        """Return the xIELU activation of x, with its numbers as tensors of the graph."""
         bent = (torch.expm1(torch.minimum(x, eps)) - x) * negative + beta * x
         return torch.where(x > 0, positive * x * x + beta * x, bent)

@@ -46,6 +46,7 @@ class GradientRun:
     opens: Callable[[str, str], GradientBackend] = field(default=GradientBackend, repr=False)
 
     def __str__(self) -> str:
+        """Return the run as --between takes it, `cpu:float32`."""
         return f"{self.device}:{self.dtype}"
 
 
@@ -65,7 +66,7 @@ class GradientGap:
 
     @property
     def wrong(self) -> tuple[int, ...]:
-        """Which runs are further off than rounding explains; NaN is."""
+        """The numbers of runs that are further from float64 than rounding explains, or NaN."""
         pairs = zip(self.apart, self.allowed, strict=True)
         return tuple(i for i, (apart, allowed) in enumerate(pairs) if not apart <= allowed)
 
@@ -89,18 +90,27 @@ class GradientsBetween:
     missing: tuple[str, ...] = ()
 
     def first(self, run: int) -> str | None:
-        """Return the first key backward from the loss at which a run is wrong; None: nowhere."""
+        """Return the first key, backward from the loss, where run number `run` is wrong.
+
+        None if it is wrong nowhere.
+        """
         return next((gap.key for gap in self.gaps if run in gap.wrong), None)
 
     @property
     def wrong(self) -> tuple[int, ...]:
-        """Runs whose gradients are wrong somewhere, those with a router's flip left out."""
+        """The numbers of runs with a wrong gradient.
+
+        A run whose router chose other experts is left out.
+        """
         every = range(len(self.runs))
         return tuple(run for run in every if run not in self.flips and self.first(run) is not None)
 
     @property
     def agrees(self) -> bool:
-        """Whether something was compared, every run was, and none is wrong."""
+        """Whether every run agrees with float64: nothing is wrong, missing or not comparable.
+
+        False also where no gradient was compared, or a router chose other experts.
+        """
         return bool(self.gaps) and not self.flips and not self.wrong and not self.missing
 
 
@@ -113,14 +123,17 @@ def gradients_between(
     trained: Collection[str] | None = None,
     pairs: Sequence[AdapterPair] = (),
 ) -> GradientsBetween:
-    """Compute a batch's gradients in every run and in float64, and compare them.
+    """Return a batch's gradients in every run, each compared with float64 on the CPU.
 
-    `points` are keys of capture points, None for all. Raises UsageError for fewer than two runs.
+    `points` are keys of the capture points to compare too, None for all. `trained` are stored names
+    of the parameters that train, `pairs` an adapter's LoRA pairs (see `batch_gradients`). Raises
+    UsageError for fewer than two runs.
     """
     if len(runs) < 2:
         raise UsageError(f"{len(runs)} run to compare; give at least two: --between cpu cuda")
 
     def computed(run: GradientRun) -> BatchGradients:
+        """Return the gradients of the batch as one run computes them."""
         return batch_gradients(
             model,
             batch,
@@ -138,6 +151,7 @@ def gradients_between(
         alone = sum(other.dtype == run.dtype for other in runs) == 1
         if alone and run.dtype != "float64" and run.device != "cpu":
             references[run.dtype] = computed(GradientRun("cpu", run.dtype))
+    # Keys in backward order: points from the loss on, then parameters.
     order = [key for key in point_instances(model.spec.block, model.hyper, model.roles)][::-1]
     keys = [(key, False) for key in order if key in exact.points]
     keys += [(key, True) for key in _backward(exact.keys)]
@@ -153,6 +167,7 @@ def gradients_between(
         if size <= floors[parameter]:
             left.append(key)
             continue
+        # Each run may be as far from float64 as rounding in its dtype explains.
         apart = tuple(_apart(x, truth, size) for x in found)
         allowed = []
         for number, run in enumerate(runs):
@@ -184,16 +199,23 @@ def gradients_between(
 
 
 def _floor(exact: BatchGradients, parameter: bool) -> float:
-    """Return the size below which a gradient is what rounding leaves of zero."""
+    """Return the norm below which a gradient is what rounding leaves of zero.
+
+    NOTHING times the largest norm of all parameters' gradients (`parameter`), or of all points'.
+    """
     mine = (*exact.by_role.values(), *exact.adapter.values())
     sizes = [float(np.linalg.norm(x)) for x in (mine if parameter else exact.points.values())]
     return NOTHING * max(sizes, default=0.0)
 
 
 def _backward(keys: Collection[str]) -> list[str]:
-    """Return parameters from the last layer to the first; those outside layers come first."""
+    """Return parameter keys in backward order: those after the layers, then the last layer first.
+
+    The token table comes last.
+    """
 
     def place(key: str) -> tuple[bool, int]:
+        """Return the sort key of a parameter: the token table last, higher layers first."""
         head = key.partition(".")[0]
         layer = int(head[1:]) if head[:1] == "L" and head[1:].isdecimal() else 1 << 30
         return (key.startswith("token_embd"), -layer)
@@ -202,19 +224,24 @@ def _backward(keys: Collection[str]) -> list[str]:
 
 
 def _value(found: BatchGradients, key: str, parameter: bool) -> Array | None:
+    """Return a run's gradient of the parameter or the capture point `key`; None without one."""
     if not parameter:
         return found.points.get(key)
     return found.gradient(key) if key in found.keys else None
 
 
 def _apart(x: Array | None, truth: Array, size: float) -> float:
+    """Return |x - truth| over `size`, the norm of truth; NaN for no array or another shape."""
     if x is None or x.shape != truth.shape:
         return float("nan")
     return float(np.linalg.norm(x - truth)) / size
 
 
 def _flips(values: Mapping[str, Array], truth: Mapping[str, Array]) -> tuple[str, ...]:
-    """Return the points at which other experts are chosen, in any order of a token's."""
+    """Return the keys of the routers that chose other experts than float64 for some token.
+
+    `values` and `truth` are captured values of points; the order of a token's experts is ignored.
+    """
     return tuple(
         key
         for key, ids in truth.items()

@@ -51,6 +51,10 @@ class BatchLoss:
     """
 
     def __init__(self, model: Model, batch: Batch, reduction: Reduction = "tokens") -> None:
+        """Run the batch once, and store the input of every stage and the loss.
+
+        Raises UsageError or ArchError for a model that cannot be run.
+        """
         check_runnable(model.resolution, model.path)
         check_predicts(model.spec, str(model.path))
         self._model = model
@@ -65,7 +69,10 @@ class BatchLoss:
         self.loss = self._total(self._weights, int(model.hyper["n_layers"]) + 1)
 
     def _stages(self, number: int) -> list[Any]:
-        """Run a document stage by stage; return what enters each."""
+        """Return the input of every stage for document `number`; None enters the first.
+
+        Also records in `first` which stage reads a weight first.
+        """
         found: list[Any] = [None]
         last = int(self._model.hyper["n_layers"]) + 1
         for stage in range(last + 1):
@@ -78,6 +85,10 @@ class BatchLoss:
         return found
 
     def _run(self, weights: Weights, number: int, span: Span) -> Any:
+        """Return what the stages of `span` give for document `number`.
+
+        That is logits of the scored tokens, or the input of the next stage.
+        """
         document = self._documents[number]
         rows = [int(row) for row in np.flatnonzero(document.labels >= 0)]
         return self._forward(
@@ -91,6 +102,7 @@ class BatchLoss:
         )
 
     def _total(self, weights: Weights, start: int) -> float:
+        """Return the loss of the batch in nats, run from stage `start` on with `weights`."""
         losses = []
         for number, document in enumerate(self._documents):
             logits = self._run(weights, number, Span(start, None, self._entering[number][start]))
@@ -100,7 +112,7 @@ class BatchLoss:
         return math.fsum(losses)
 
     def values(self, role: str) -> Array:
-        """Return a weight in float64. UsageError for a role that the pass does not read."""
+        """Return a role's weight in float64; UsageError for one that the pass does not read."""
         if role not in self.first:
             raise UsageError(
                 f"{self._model.path}: no weight {role!r} that the pass reads; expected a role such "
@@ -109,7 +121,7 @@ class BatchLoss:
         return np.asarray(self._weights[role].numpy(), np.float64)
 
     def at(self, role: str, values: Array) -> float:
-        """Return the loss with other values of one weight, nats."""
+        """Return the loss in nats with `values` in place of one role's weight."""
         weights = self._weights.with_arrays({role: values})
         for key in self.first:
             if key != role:
@@ -117,9 +129,10 @@ class BatchLoss:
         return self._total(weights, self.first[role])
 
     def along(self, role: str, direction: Array, step: float = STEP) -> float:
-        """Return the loss's derivative along a direction of one weight; two passes.
+        """Return the loss's derivative along a direction of one weight, by a central difference.
 
-        `step` is the length of the way that the weight is moved, over its own.
+        That is <dL/dW, direction>, from two passes; 0.0 for a direction of zero. `step` is how far
+        the weight is moved, relative to its norm.
         """
         values = self.values(role)
         size = float(np.linalg.norm(direction))
@@ -132,14 +145,14 @@ class BatchLoss:
         return (higher - lower) / (2 * far)
 
     def rounding(self, role: str, direction: Array, step: float = STEP) -> float:
-        """Return what float64's rounding of two losses may change `along` by."""
+        """Return how much float64's rounding of the loss may change the result of `along`."""
         values = self.values(role)
         typical = float(np.linalg.norm(values)) or math.sqrt(values.size) * 1e-2
         far = step * typical / max(float(np.linalg.norm(direction)), 1e-300)
         return 32 * float(np.spacing(abs(self.loss))) / far
 
     def close(self) -> None:
-        """Let the weights go."""
+        """Release the weights."""
         self._weights.close()
 
 
@@ -158,10 +171,9 @@ class GradientCheck:
     """A given gradient of one weight against the loss's derivatives along random directions.
 
     `apart` is the estimate of |dL/dW - g| over the larger of |g| and what the derivatives say of
-    |dL/dW|, and `floor` how small it can be measured. `agrees` is no answer where nothing could be
-    (`measured`). `wrong` names the mistake that all directions
-    agree on: g is `factor` times the true gradient (`sign`: -1; `transposed`: after transposing).
-    `parts` are those that were looked at one by one.
+    |dL/dW|, and `floor` how small it can be measured. `agrees` means nothing unless `measured`.
+    `wrong` names the mistake that all directions agree on: g is `factor` times the true gradient
+    (`sign`: -1; `transposed`: after transposing). `parts` are those that were checked one by one.
     """
 
     role: str
@@ -176,12 +188,12 @@ class GradientCheck:
 
     @property
     def measured(self) -> bool:
-        """Whether the derivatives are larger than float64's rounding of the loss."""
+        """Whether the derivatives are well above float64's rounding of the loss."""
         return self.floor < 0.1
 
     @property
     def says(self) -> str:
-        """What is wrong, in words."""
+        """What the given gradient is, in words, such as `2 times the true gradient`."""
         if self.agrees and not self.measured:
             return "too small to be measured by differences"
         named = [each.part for each in self.parts if not each.agrees]
@@ -204,6 +216,7 @@ Maps = Sequence[tuple[Wrong, Callable[[Array], "Array | None"]]]
 
 
 def _transposed(g: Array) -> "Array | None":
+    """Return a square matrix transposed; None for any other array."""
     return np.ascontiguousarray(g.T) if g.ndim == 2 and g.shape[0] == g.shape[1] else None
 
 
@@ -219,12 +232,13 @@ def check_gradient(
     directions: int = DIRECTIONS,
     parts: Mapping[str, Array] | None = None,
 ) -> GradientCheck:
-    """Hold a given gradient, in the role's layout, against the loss itself.
+    """Return how a given gradient, in the role's layout, compares with the loss's derivatives.
 
-    `tolerance` is relative: what the arithmetic that made the gradient may be off by. `parts` are
-    masks of the weight by name (`parts_of`): where the gradient is wrong and no map of it is right,
-    each is looked at alone, two passes a part. Raises UsageError for another shape, and for a
-    gradient that is not finite.
+    `tolerance` is relative: what the arithmetic that made the gradient may be off by. `directions`
+    random directions are tried, two passes each. `parts` are masks of the weight by name
+    (`parts_of`): where the gradient is wrong and neither a factor nor transposing makes it right,
+    each part is tried by itself, with two more passes. Raises UsageError for another shape, and for
+    a gradient that is not finite.
     """
     values = loss.values(role)
     if given.shape != values.shape:
@@ -238,6 +252,7 @@ def check_gradient(
             f"{role}: {int((~np.isfinite(g)).sum())} elements of the gradient are not finite; "
             "expected numbers"
         )
+    # Derivatives along random directions: measured, and those that the given gradient claims.
     rng = np.random.default_rng([SEED, values.size])
     lines = [rng.standard_normal(values.shape) for _ in range(directions)]
     found = np.array([loss.along(role, line) for line in lines])
@@ -246,6 +261,7 @@ def check_gradient(
     true_size = float(np.sqrt(np.mean(found**2)))
     size = max(float(np.linalg.norm(g)), true_size)
     residual = float(np.sqrt(np.mean((found - claimed) ** 2)))
+    # Where they differ a shorter step is taken: a kink on the way may be the reason.
     if residual > tolerance * size + noise:
         fine = np.array([loss.along(role, line, FINE) for line in lines])
         bent = float(np.abs(fine - found).max()) / 4
@@ -255,6 +271,7 @@ def check_gradient(
     if residual <= tolerance * size + noise:
         apart = residual / size if size else 0.0
         return _checked(role, found, claimed, apart, noise, size, agrees=True)
+    # The gradient is wrong: look for one mistake that fits every direction, else part by part.
     apart = residual / size
     if not g.any():
         return _checked(role, found, claimed, apart, noise, size, wrong="zero")
@@ -295,6 +312,10 @@ def _checked(
     factor: float | None = None,
     parts: tuple[PartCheck, ...] = (),
 ) -> GradientCheck:
+    """Return a GradientCheck of these derivatives; `noise` is their rounding, `size` their norm.
+
+    `found` are the measured derivatives, `given` those of the given gradient.
+    """
     floor = noise / size if size else 0.0
     return GradientCheck(
         role,
@@ -312,7 +333,10 @@ def _checked(
 def _parts(
     loss: BatchLoss, role: str, g: Array, parts: Mapping[str, Array], tolerance: float, rng: Any
 ) -> tuple[PartCheck, ...]:
-    """Look at each part alone, along one random direction inside it."""
+    """Return the check of each part of a weight, along one random direction inside it.
+
+    `g` is the given gradient, `parts` are {name: mask of the weight}.
+    """
     looked = []
     for name, mask in parts.items():
         line = np.where(mask, rng.standard_normal(g.shape), 0.0)
@@ -324,9 +348,9 @@ def _parts(
 
 
 def parts_of(model: Model, role: str, shape: Sequence[int]) -> dict[str, Array]:
-    """Return masks of a weight's parts by name: experts, heads or key-value heads, else rows.
+    """Return {name: mask of the weight} of its experts, heads or key-value heads.
 
-    Rows are those of the table of tokens and of other matrices, in eight runs.
+    Other weights, as the token table, are cut into eight runs of rows.
     """
     hp, name = model.hyper, split_key(role)[1]
     heads = {

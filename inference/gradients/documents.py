@@ -33,7 +33,11 @@ class Document:
 
 
 def documents(batch: Batch, reduction: Reduction = "tokens") -> list[Document]:
-    """Return the sequences of a batch that have a scored label; UsageError where none has one."""
+    """Return the sequences of a batch that have a scored label, each without padding.
+
+    Documents packed into one row are sequences of their own. `reduction` says what the loss is the
+    mean over: all labels (`tokens`) or rows (`rows`). Raises UsageError where no label is scored.
+    """
     scored = batch.label[:, 1:]
     per_row, total = scored.sum(1), int(scored.sum())
     if not total:

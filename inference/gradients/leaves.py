@@ -34,6 +34,7 @@ class Leaves:
         backend: GradientBackend,
         trained: "frozenset[str] | None" = None,
     ) -> None:
+        """Place a leaf of every trained role in `weights`; on `meta`, frozen roles as well."""
         self._model = model
         self.leaves: dict[str, torch.Tensor] = {}
         for role, view in model.roles.items():
@@ -52,9 +53,9 @@ class Leaves:
                 weights.holder.replace(f"{role}[{i}]", backend, part)
 
     def gradients(self) -> dict[str, Array]:
-        """Return the gradients that there are by role key, float64 on the host; let go of them.
+        """Return {role: its gradient}, float64 numpy arrays, and clear the leaves' own.
 
-        A role that the loss does not depend on has none.
+        A role that the loss does not depend on is left out.
         """
         found = {}
         for role, leaf in self.leaves.items():
@@ -67,9 +68,9 @@ class Leaves:
 def stored_gradients(
     views: Mapping[str, View], by_role: Mapping[str, Array]
 ) -> Iterator[tuple[str, Array]]:
-    """Yield (stored name, gradient in the stored layout) of gradients by role.
+    """Yield (stored name, gradient in the stored layout) for gradients by role.
 
-    Roles that are stored together give one gradient, zero where one of them has none.
+    Roles that are stored together give one gradient; a role among them without one counts as zero.
     """
     done: set[str] = set()
     for role in by_role:
@@ -83,11 +84,12 @@ def stored_gradients(
 
 
 def stored_parts(view: View, logical: Sequence[Array]) -> list[Array]:
-    """Return the gradients [stored shape] of stored tensors from those of the roles in them.
+    """Return the gradients of a weight's stored tensors from those of the roles in them.
 
-    Every step's derivative is applied backward. A step that moves elements gives each stored
-    element the gradient of the place it went to. Of GGUF's two steps that change values, an added
-    constant changes no gradient, and a stored -exp(x) divides it by itself.
+    `logical` are the roles' gradients. The derivative of every layout step is applied backward. A
+    step that moves elements gives each stored element the gradient of the place it went to. Of
+    GGUF's two steps that change values, an added constant changes no gradient, and for a stored
+    -exp(x) the gradient is divided by it.
     """
     shapes = [[tuple(tensor.info.shape) for tensor in view.stored]]
     for step in view.layout:
@@ -104,7 +106,11 @@ def stored_parts(view: View, logical: Sequence[Array]) -> list[Array]:
 def _back(
     view: View, at: int, arrays: Sequence[Array], shapes: Sequence[tuple[int, ...]]
 ) -> Sequence[Array]:
-    """Return the gradients before step `at` from those behind it."""
+    """Return the gradients before layout step number `at` from those after it.
+
+    `shapes` are those of the arrays before the step. Raises UnsupportedError for a step that
+    changes values and whose derivative is not known.
+    """
     step = view.layout[at]
     if step.permutes:
         return moved_back(step, arrays, shapes, view.sizes)
@@ -126,7 +132,7 @@ def moved_back(
     shapes: Sequence[tuple[int, ...]],
     sizes: Mapping[str, Any],
 ) -> list[Array]:
-    """Return arrays [shapes] with every element where the step took it from.
+    """Return arrays of `shapes` with every element moved back to where the step took it from.
 
     Not `step.apply`, which writes one orientation: a file may have the other.
     """
@@ -148,9 +154,10 @@ def moved_back(
 
 
 def _floats(values: Array) -> Array:
+    """Return the values if they are floats, else as float32."""
     return values if values.dtype.kind == "f" else values.astype(np.float32)
 
 
 def _is_stack(role: str, view: View) -> bool:
-    """Return whether a role's tensor holds one matrix, or one vector, for each of several parts."""
+    """Return whether a role's tensor is a stack of several matrices, as experts are."""
     return "_exps." in role or len(view.shape) > 2

@@ -42,12 +42,12 @@ class GradientMemory:
 
     @property
     def peak(self) -> int:
-        """The most on the device at any time."""
+        """The most bytes on the device at any time: the sum of all fields."""
         every = (self.weights, self.gradients, self.activations, self.passing, self.points)
         return sum(every)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the bytes as commands print them."""
+        """Return {field: bytes}, with `peak`, as commands print it."""
         return asdict(self) | {"peak": self.peak}
 
 
@@ -55,13 +55,17 @@ class _Saved:
     """Counts what autograd saves for the backward, each storage once, weights left out."""
 
     def __init__(self, known: set[int]) -> None:
+        """Begin with no bytes; `known` are the storages of weights, which are not counted."""
         self._known = known
         self._seen: set[int] = set()
         self.bytes = 0
         self.largest = 0
 
     def pack(self, x: torch.Tensor) -> torch.Tensor:
-        """Count a saved tensor's storage."""
+        """Add a tensor's storage to the bytes, once and if it is no weight's; return the tensor.
+
+        It is the pack hook of torch.autograd.graph.saved_tensors_hooks.
+        """
         where = x.untyped_storage()._cdata
         if where not in self._known and where not in self._seen:
             self._seen.add(where)
@@ -80,9 +84,9 @@ def gradient_memory(
     pairs: Sequence[AdapterPair] = (),
     activations: Activations = "all",
 ) -> GradientMemory:
-    """Return what `batch_gradients` with the same arguments takes; nothing is decoded or computed.
+    """Return the memory that `batch_gradients` with the same arguments takes.
 
-    Experts are taken to be chosen evenly.
+    Nothing is decoded or computed. Experts are taken to be chosen evenly.
     """
     backend = GradientBackend("meta", dtype)
     made, leaves, factors = prepare(model, backend, trained, pairs)
@@ -113,7 +117,11 @@ def gradient_memory(
 def _stage_bytes(
     made: Pass, ids: Any, labels: Any, known: set[int], activations: Activations
 ) -> _Saved:
-    """Return what the graph of a pass holds; of `layer` the largest stage's and all streams."""
+    """Return the count of what autograd saves in a pass over one sequence.
+
+    With `activations` "layer" it is that of the largest stage, plus the inputs of all stages.
+    `known` are the storages of weights, which are not counted.
+    """
     rows = [int(row) for row in range(len(ids)) if labels[row] >= 0 or made.recorder]
     made.rebuild()
     if activations == "all":

@@ -56,9 +56,10 @@ class BatchGradients:
 
     @cached_property
     def parameters(self) -> Mapping[str, Array]:
-        """Gradients by stored name in the stored layout; of a quantized tensor, of its numbers.
+        """{stored name: gradient} in the stored layout.
 
-        Asked for while the model is open.
+        Of a quantized tensor it is that of its decoded numbers. The mapping has to be read while
+        the model is open.
         """
         found: dict[str, Array] = {}
         for name, gradient in stored_gradients(self.views, self.by_role):
@@ -78,11 +79,11 @@ class BatchGradients:
 
     @cached_property
     def keys(self) -> Collection[str]:
-        """The parameters that have a gradient, by role key."""
+        """The keys of all parameters that have a gradient: roles, and LoRA factors."""
         return {**self.by_role, **self.factors}.keys()
 
     def gradient(self, key: str) -> Array:
-        """Return dL/dW of a parameter, float64 in the shape of the role. Raises KeyError."""
+        """Return dL/dW of a parameter, float64 in the role's shape; KeyError for an unknown key."""
         return self.adapter[self.factors[key]] if key in self.factors else self.by_role[key]
 
 
@@ -93,6 +94,7 @@ class PointGradients:
     """
 
     def __init__(self, wanted: Collection[str] | None, backend: GradientBackend) -> None:
+        """Begin without points; `wanted` are the keys to record, None for all."""
         self._wanted = None if wanted is None else frozenset(wanted)
         self._backend = backend
         self.held: dict[str, torch.Tensor] = {}
@@ -100,16 +102,17 @@ class PointGradients:
         self.values: dict[str, list[torch.Tensor]] = {}
 
     def begin(self, facts: PassFacts) -> None:
-        """Do nothing: a pass may come in several parts."""
+        """Do nothing at the start of a pass, as a backward may run one in several parts."""
 
     def wants(self, point: str, layer: int) -> bool:
-        """Say whether the point is one of those wanted."""
+        """Return whether the gradient of a capture point in this layer is wanted."""
         return self._wanted is None or key_name(point, layer) in self._wanted
 
     def capture(self, point: str, layer: int, x: Any) -> Any:
-        """Hold a tensor of numbers; one that depends on no leaf becomes one itself.
+        """Hold a capture point's tensor for its gradient, and return what the pass goes on with.
 
-        Of the chosen experts there is no gradient: their ids are a value.
+        That is the tensor, or a leaf in its place if it depends on none. Chosen experts are
+        integers: their ids are held as values.
         """
         if point == "experts" and torch.is_grad_enabled():
             self.values.setdefault(key_name(point, layer), []).append(torch.as_tensor(x))
@@ -123,9 +126,9 @@ class PointGradients:
         return x
 
     def finish(self) -> None:
-        """Take the gradients of the pass that has ended; a point without one does not count.
+        """Move gradients and values of the ended pass to `points` and `values`.
 
-        They stay on the device, in its dtype.
+        They stay on the device, in its dtype. A point without a gradient is left out.
         """
         for key, x in self.held.items():
             if x.grad is not None:
@@ -134,7 +137,7 @@ class PointGradients:
         self.held.clear()
 
     def joined(self) -> tuple[dict[str, Array], dict[str, Array]]:
-        """Return gradients and values by key on the host, the documents' rows one after the other.
+        """Return ({key: gradient}, {key: value}) as numpy arrays, the documents' rows joined.
 
         Attention's scores and probabilities [heads, tokens, keys] are joined for one document only:
         of several they are flattened, document by document.
@@ -146,6 +149,10 @@ class PointGradients:
 
 
 def _joined(parts: Sequence[torch.Tensor]) -> Array:
+    """Return the parts of all documents as one numpy array, floats as float64.
+
+    Parts whose shapes differ after the first axis are flattened.
+    """
     arrays: list[Array] = [
         (part.double() if part.is_floating_point() else part).cpu().numpy() for part in parts
     ]
@@ -170,7 +177,10 @@ class Pass:
     rebuild: Callable[[], None] = field(default=lambda: None)
 
     def run(self, ids: NDArray[np.int64], rows: Sequence[int], span: Span, *, record: bool) -> Any:
-        """Return what a part of the pass gives: logits [rows, vocab], or what leaves the part."""
+        """Return the logits [rows, vocab], or what leaves the last stage of `span`.
+
+        `rows` are the tokens whose logits are wanted. `record`: capture points go to the recorder.
+        """
         model = self.model
         return load_forward(model.spec)(
             self.backend,
@@ -184,7 +194,10 @@ class Pass:
         )
 
     def backward(self, document: Document, activations: Activations) -> float:
-        """Add a document's gradients to the leaves; return its part of the loss."""
+        """Add a document's gradients to the leaves; return its part of the batch's loss.
+
+        With `activations` "layer" one layer's graph is in memory at a time.
+        """
         scored = range(len(document.ids)) if self.recorder else np.flatnonzero(document.labels >= 0)
         rows = [int(row) for row in scored]
         stages = int(self.model.hyper["n_layers"]) + 2
@@ -199,6 +212,7 @@ class Pass:
         return float(loss.detach())
 
     def _loss(self, logits: torch.Tensor, document: Document, rows: Sequence[int]) -> torch.Tensor:
+        """Return the document's part of the batch's loss, from the logits of the tokens `rows`."""
         labels = torch.from_numpy(document.labels[list(rows)]).to(logits.device)
         nats = functional.cross_entropy(
             self.backend.wide(logits), labels, ignore_index=-100, reduction="sum"
@@ -206,7 +220,7 @@ class Pass:
         return nats * document.weight
 
     def _by_layer(self, document: Document, rows: Sequence[int], stages: int) -> torch.Tensor:
-        """Run backward stage by stage, each made anew from what entered it."""
+        """Run backward one stage at a time, each run again from its input; return the loss."""
         entering: list[Any] = [None]
         with torch.no_grad():
             self.rebuild()
@@ -236,9 +250,10 @@ class Pass:
 
 
 def fresh(entering: Any) -> Any:
-    """Return what enters a stage as leaves of a graph of its own."""
+    """Return the tensors that enter a stage as new leaves, cut from the graph; None for None."""
 
     def leaf(x: torch.Tensor) -> torch.Tensor:
+        """Return the tensor as a new leaf."""
         return x.detach().requires_grad_()
 
     if isinstance(entering, StageOutput):
@@ -250,7 +265,7 @@ def fresh(entering: Any) -> Any:
 
 
 def tensors_of(carried: Any) -> list[torch.Tensor]:
-    """Return the tensors that pass between two stages, in an order that both sides share."""
+    """Return the tensors between two stages as a list, in a fixed order; [] for None."""
     if carried is None:
         return []
     if not isinstance(carried, StageOutput):
@@ -275,10 +290,10 @@ def batch_gradients(
 ) -> BatchGradients:
     """Return the loss of a batch and its gradients.
 
-    `points` are the capture points (keys) whose gradients are wanted besides, None for all.
-    `trained` are the stored names of the parameters that train; None: all, or with `pairs`, the
-    LoRA pairs of an adapter, none but these. `activations`: `layer` holds those of one layer at a
-    time and runs every layer twice. `backend` is used in place of `device` and `dtype`.
+    `points` are the keys of capture points whose gradients are wanted too, None for all. `trained`
+    are the stored names of the parameters that train. None: all, or if there are `pairs` (an
+    adapter's LoRA pairs) these alone. `activations` "layer" holds those of one layer at a time and
+    runs every layer twice. `backend` is used in place of `device` and `dtype`.
 
     Raises UsageError for a batch without labels, and ArchError for a model that cannot be run.
     """
@@ -290,6 +305,7 @@ def batch_gradients(
     if points is None or points:
         made.recorder = PointGradients(points, backend)
     loss = sum(made.backward(each, activations) for each in parts)
+    # Gradients of the roles, of the LoRA factors, and of the capture points.
     by_role = leaves.gradients()
     unreached = [role for role in leaves.leaves if role not in by_role]
     adapter: dict[str, Array] = {}
@@ -325,9 +341,10 @@ def prepare(
     trained: Collection[str] | None,
     pairs: Sequence[AdapterPair],
 ) -> tuple[Pass, Leaves, dict[str, torch.Tensor]]:
-    """Return a model's pass with its leaves placed, and the leaves of LoRA factors by name.
+    """Return (the model's pass with its leaves placed, the leaves, LoRA factors by stored name).
 
-    Raises UsageError for a name that the model does not have.
+    `trained` are stored names of the parameters that train; None: all, or with `pairs` none. Raises
+    UsageError for a name that the model does not have.
     """
     names = {name for view in model.roles.values() for name in view.names}
     unknown = sorted(set(trained or ()) - names)
@@ -345,10 +362,10 @@ def prepare(
 
 
 def rounding(exact: BatchGradients, rounded: BatchGradients) -> Iterator[tuple[str, float]]:
-    """Yield for each key how far a pass in the trainer's dtype is from the float64 one.
+    """Yield (key, relative L2 distance of the rounded gradient from the exact one).
 
-    The relative L2 distance: what rounding alone does to this gradient. A trainer's gradient that
-    is as far from float64's as this shows no fault.
+    It is what rounding alone does: a trainer's gradient that is as far from float64's as this shows
+    no fault. A key without a rounded gradient has 1.0, or 0.0 where the exact one is zero.
     """
     for key in exact.keys:
         gradient = exact.gradient(key)

@@ -13,12 +13,17 @@ def place_pairs(
     backend: GradientBackend,
     factors: MutableMapping[str, torch.Tensor],
 ) -> Callable[[], None]:
-    """Make a leaf of every factor, by name in `factors`; return what places their rows anew."""
+    """Put a leaf of every LoRA factor in `factors`, by stored name; return a function.
+
+    The function sets `backend.pairs` from the leaves, by role. It has to run before every graph, as
+    rows taken of a leaf are part of one.
+    """
     for pair in pairs:
         for name, values in zip(pair.names.values(), (pair.a, pair.b), strict=True):
             factors[name] = backend.array(values).detach().clone().requires_grad_()
 
     def place() -> None:
+        """Set the backend's pairs by role, each with the rows of `b` that are the role's."""
         placed = {}
         for pair in pairs:
             a, b = (factors[name] for name in pair.names.values())

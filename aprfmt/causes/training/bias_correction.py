@@ -24,14 +24,17 @@ _SECOND = "the second moment alone is corrected for having begun at zero, the fi
 
 
 def uncorrected(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that a correction is missing."""
+    """Yield guesses that neither of Adam's moments is bias-corrected, or the first one alone."""
     if recipe.row.second:
         for correction, says in _WORDS.items():
             yield StepGuess("bias_correction", says, changed(recipe, correction=correction))
 
 
 def second_alone(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that the first moment is not corrected: a tenth of the step at beta 1 of 0.9."""
+    """Yield the guess that only Adam's second moment is bias-corrected.
+
+    The first step is then a tenth of the right one at beta 1 of 0.9.
+    """
     if recipe.row.second:
         yield StepGuess("bias_correction", _SECOND, changed(recipe, correction="second"))
 

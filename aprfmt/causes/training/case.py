@@ -37,11 +37,11 @@ class StepCase:
     """Some elements of one parameter: float64 [n] before and after, and what the optimizer had.
 
     `gradient` and `moments` are None where they are not known. Then `signs` says that the step is
-    one whose elements have one size: their signs are read from the change itself. `noise` is how
-    exact the gradient and the moments are, relative to each number, `blur` how far the gradient may
-    be off in any element. `rows` [n] are the numbers of
-    the rows the elements stand in. `shape` is that of the whole parameter where all its elements
-    are here, in order. `others` are numbers of all parameters together.
+    one whose elements have one size: their signs are read from the change itself. `noise` is the
+    relative error of each number of gradient and moments, `blur` the absolute error of each of the
+    gradient. `rows` [n] are the numbers of the rows that the elements are in. `shape` is that of
+    the whole parameter where all its elements are here, in order. `others` are numbers of all
+    parameters together, such as the norm of all gradients.
     """
 
     key: str
@@ -60,12 +60,16 @@ class StepCase:
 
     @cached_property
     def change(self) -> F64:
-        """What the step did."""
+        """The weights after the step minus those before it, float64 [n]."""
         return self.after - self.before
 
     @cached_property
     def rounding(self) -> F64:
-        """How far rounding may put each element: of both sides, and of float32 arithmetic."""
+        """How far rounding may move each element of the change, float64 [n].
+
+        Half a spacing of the stored type after the step, the same before it for BF16 and F16, and
+        one spacing of float32 for arithmetic.
+        """
         found: F64 = float_spacing(self.after, self.encodings[1]) / 2
         if self.encodings[0] in COARSE:
             found = found + float_spacing(self.before, self.encodings[0]) / 2
@@ -77,17 +81,20 @@ class StepCase:
 
     @property
     def coarse(self) -> bool:
-        """Say whether the weight after the step is in a type of few bits."""
+        """Whether the weight after the step is stored in BF16 or F16."""
         return self.encodings[1] in COARSE
 
     @property
     def narrow(self) -> float:
-        """How inexact a step is that may be made in the stored type, a share of it; else 0."""
+        """The relative error of a step that may be computed in BF16 or F16 itself, else 0.0.
+
+        It may be where both sides are stored in the same one of these types.
+        """
         same = self.encodings[0] == self.encodings[1]
         return ROUNDED * UNIT[self.encodings[1]] if self.coarse and same else 0.0
 
     def part(self, index: Any) -> "StepCase":
-        """Return some of the elements as a case of their own."""
+        """Return the elements at `index` (a mask or indices) as a case without `shape`."""
         moments = self.moments
         if moments is not None:
             moments = replace(
@@ -106,16 +113,19 @@ class StepCase:
         )
 
     def predict(self, recipe: Recipe) -> Update | None:
-        """Return what a recipe does to these elements, None where that is not known."""
+        """Return the update that a recipe makes of these elements; None if an input is unknown.
+
+        With `signs` the gradient is one of signs alone, read from the change.
+        """
         gradient = self.gradient
         if self.signs:
             gradient = self._signs(recipe)
         return update_of(recipe, self.before, gradient, self.moments, self.vector)
 
     def _signs(self, recipe: Recipe) -> F64:
-        """Return the signs of a gradient that moves each element as it was moved.
+        """Return signs (-1, 0, 1) as the gradient: those that move each element as it moved.
 
-        An element that the decay alone explains has none.
+        An element that the decay alone explains within rounding has 0.
         """
         plain = update_of(recipe, self.before, np.zeros_like(self.before), None, self.vector)
         rest = self.change if plain is None else self.change - plain.whole
@@ -123,15 +133,21 @@ class StepCase:
         return recipe.sign * (-1.0 if recipe.scale < 0 else 1.0) * found
 
     def fit(self, recipe: Recipe) -> "Fit | None":
-        """Return how well a recipe gives the elements after the step."""
+        """Return the Fit of a recipe to the change; None where its update cannot be computed."""
         update = self.predict(recipe)
         return None if update is None else Fit(self, update, recipe)
 
 
 class Fit:
-    """A predicted update held against the elements that are there."""
+    """A predicted update compared with the change of the elements in a case."""
 
     def __init__(self, case: StepCase, update: Update, recipe: Recipe) -> None:
+        """Compare the update that `recipe` predicts with the change of `case`, element by element.
+
+        Sets `near`, the mask [n] of elements within rounding, and `share`, the part of them (1.0
+        for no elements). Where only signs are known, `near` also takes shorter steps, and `full` is
+        the mask without these.
+        """
         self.case, self.update, self.recipe = case, update, recipe
         whole = update.whole
         off = np.abs(case.change - whole)
@@ -149,7 +165,7 @@ class Fit:
 
     @cached_property
     def _blurred(self) -> F64 | float:
-        """How far the step may be off for what the gradient may be off in each element."""
+        """How much the gradient's absolute error `blur` may change each step, [n]; 0.0 for none."""
         case, gradient = self.case, self.case.gradient
         if not case.blur or gradient is None or case.signs:
             return 0.0
@@ -162,10 +178,10 @@ class Fit:
 
     @property
     def faint(self) -> bool:
-        """Say whether steps of known size are shorter than stated, and of many sizes.
+        """Whether steps of known size are shorter than stated, each by another share.
 
-        A lower rate makes all of them as much shorter, a gradient as small as epsilon each by
-        another share: then the longest do not say the rate.
+        A lower rate makes all of them shorter by one share, a gradient as small as epsilon each by
+        another: then the longest steps do not say the rate. False where the gradient is known.
         """
         case, size = self.case, float(np.abs(self.update.step).max(initial=0.0))
         rest = np.abs(case.change - self.update.decay)
@@ -180,7 +196,11 @@ class Fit:
 
     @cached_property
     def exact(self) -> bool:
-        """Say whether the stored type's own arithmetic gives every element, to the bit."""
+        """Whether the predicted weights, rounded to the stored type, are the stored ones.
+
+        Bit for bit, in a share EXACT of the elements. False unless both sides are in the same type,
+        BF16 or F16, and the gradient or the moments are known.
+        """
         case, encoding = self.case, self.case.encodings[1]
         if case.signs or not case.coarse or case.encodings[0] != encoding:
             return False  # signs that are read from the change give it whatever the size is
@@ -188,14 +208,16 @@ class Fit:
 
     @cached_property
     def stored(self) -> F64:
-        """The weights after the predicted step, rounded to the stored type once."""
+        """The predicted weights after the step, rounded once to the stored type, as float64 [n]."""
         return round_to(self.case.before + self.update.whole, self.case.encodings[1])
 
     @cached_property
     def factors(self) -> tuple[float, float, float, float]:
-        """How often the step and the decay are in the change, by least squares.
+        """(factor of the step, its deviation, factor of the decay, its deviation) in the change.
 
-        (step, its deviation, decay, its deviation); a deviation is infinite where nothing shows.
+        1.0 means that the change has the predicted part once. They are fitted by least squares, or
+        read from step sizes where signs are not known. A deviation is infinite where the elements
+        do not show the factor.
         """
         case = self.case
         if case.signs and case.coarse:
@@ -210,9 +232,10 @@ class Fit:
 
     @cached_property
     def _longest(self) -> tuple[float, float]:
-        """How often the step is in the change of the elements that moved furthest.
+        """(factor of the step, its deviation), measured on the elements that moved furthest.
 
-        An element steps by the rate less what epsilon takes away: most of the longest by all of it.
+        Epsilon makes a step shorter, but hardly the longest ones. (1.0, infinity) where too few
+        elements moved.
         """
         size = float(np.abs(self.update.step).max(initial=0.0))
         rest = np.abs(self.case.change - self.update.decay)
@@ -224,10 +247,11 @@ class Fit:
 
     @cached_property
     def shrunk(self) -> tuple[float, float]:
-        """The share of the weight that was taken away, and how sure that is; signs are not known.
+        """(share of the weight that decay took away, its deviation), where signs are not known.
 
-        Rows without a gradient make no step, and say it best. Else it is measured on the elements
-        that made nearly a whole step, whose spread is that of the epsilon in each.
+        Rows without a gradient make no step and show it best. Else it is measured on the elements
+        that made nearly a whole step, whose spread is that of the epsilon in each. (0.0, infinity)
+        where there are too few.
         """
         case, size = self.case, float(np.abs(self.update.step).max(initial=0.0))
         length = self._longest[0] * size if np.isfinite(self._longest[1]) else size
@@ -250,14 +274,17 @@ class Fit:
 
     @cached_property
     def _decay(self) -> tuple[float, float]:
-        """How often the decay is in the change, where the signs of the step are not known."""
+        """(factor of the decay, its deviation), where signs are not known.
+
+        The share that was taken away, divided by the stated one; (1.0, infinity) if none is stated.
+        """
         wanted = self.share_stated
         found, off = self.shrunk
         return (found / wanted, off / wanted) if wanted else (1.0, float("inf"))
 
     @property
     def share_stated(self) -> float:
-        """The share of the weight that the predicted decay takes away."""
+        """The share of a weight that the predicted decay takes away; 0.0 without decay."""
         decay = np.broadcast_to(self.update.decay, self.case.before.shape)
         at = int(np.argmax(np.abs(self.case.before))) if decay.size else 0
         found = float(decay[at]) if decay.size else 0.0
@@ -265,10 +292,11 @@ class Fit:
 
     @cached_property
     def _counted(self) -> tuple[float, float]:
-        """How often the step is in the change where it is smaller than the type's own step.
+        """(factor of the step, its deviation) for steps below the stored type's spacing.
 
-        An element of a finer weight then moves by one step of the type, as often as the step is a
-        part of that: the mean says how large it is, and its sign does not matter.
+        An element whose trainer holds it finer then moves by one spacing, with a probability of
+        step over spacing: the mean change says how large the step is, and its sign does not matter.
+        (1.0, infinity) where nothing moved.
         """
         case, size = self.case, float(np.abs(self.update.step).max(initial=0.0))
         moved = case.rows[case.change != 0]
@@ -283,7 +311,11 @@ class Fit:
 
     @property
     def right(self) -> bool:
-        """Say whether the recipe gives the elements after the step."""
+        """Whether the recipe gives the elements after the step.
+
+        True where the stored bits are equal, or where every element is within rounding and the
+        factors of step and decay are 1 within their deviations.
+        """
         if self.exact:
             return True
         if self.share < 1.0:
@@ -299,13 +331,20 @@ class Fit:
 
     @property
     def constant(self) -> float:
-        """How far the decay is off for being a float32 constant, as a share of the stated one."""
+        """The deviation of the decay's factor that comes of 1 - lr * wd being a float32.
+
+        0.0 for F64 weights, and without decay.
+        """
         wanted = self.share_stated
         return CONSTANT / wanted / SIGMAS if wanted and self.case.encodings[1] != "F64" else 0.0
 
     @property
     def direct(self) -> bool:
-        """Say whether the weights were stepped in the stored type: rounded once, not held finer."""
+        """Whether the weights were stepped in the stored type itself, without a finer copy of them.
+
+        Each then is within one rounding of the predicted weight. False unless both sides are in the
+        same type, BF16 or F16, and the gradient or the moments are known.
+        """
         case, encoding = self.case, self.case.encodings[1]
         if not case.coarse or case.encodings[0] != encoding or case.signs:
             return False
@@ -315,19 +354,23 @@ class Fit:
 
     @property
     def shows(self) -> bool:
-        """Say whether the step is large enough to be seen in the stored type."""
+        """Whether the size of the step can be measured in the stored type."""
         return self.factors[1] < 0.25
 
 
 def agrees(factor: float, deviation: float) -> bool:
-    """Say whether a factor that was measured is 1, as far as it could be measured."""
+    """Return whether a measured factor is 1 within SIGMAS deviations and LEAST."""
     return abs(factor - 1) <= SIGMAS * deviation + LEAST
 
 
 def solve_factors(
     step: F64, decay: F64, change: F64, weight: F64
 ) -> tuple[float, float, float, float]:
-    """Return a, its deviation, b, its deviation in change = a * step + b * decay."""
+    """Return (a, its deviation, b, its deviation) of the fit change = a * step + b * decay.
+
+    Least squares with `weight`, one over each element's variance. A factor that cannot be told is
+    1.0, and its deviation infinite.
+    """
     ss, dd = float((weight * step * step).sum()), float((weight * decay * decay).sum())
     sd = float((weight * step * decay).sum())
     sy, dy = float((weight * step * change).sum()), float((weight * decay * change).sum())
@@ -350,7 +393,10 @@ def solve_factors(
 
 
 def round_to(values: F64, encoding: str) -> F64:
-    """Return values rounded once to a float type."""
+    """Return values rounded to the float type `encoding`, as float64.
+
+    16-bit types are reached through float32.
+    """
     if encoding == "F64":
         return values
     narrow = np.ascontiguousarray(values, np.float32)
@@ -374,7 +420,7 @@ class StepGuess:
     holds: Callable[[StepCase], bool] | None = None
 
     def right(self, case: StepCase) -> bool:
-        """Say whether it gives the elements of a case."""
+        """Return whether the guess gives the elements of a case: by `holds`, else by its recipe."""
         if self.holds is not None:
             return self.holds(case)
         assert self.recipe is not None

@@ -36,12 +36,19 @@ CAUSE_ROWS = (
 
 
 def clip_factor(bound: float, norm: float) -> float:
-    """Return what torch's clip_grad_norm_ multiplies gradients by."""
+    """Return the factor, at most 1.0, that torch's clip_grad_norm_ multiplies all gradients by.
+
+    `norm` is the norm of all gradients together, `bound` the largest allowed.
+    """
     return min(1.0, bound / (norm + 1e-6))
 
 
 def otherwise(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that the bound was used in another way; `scale` of the recipe is the right one."""
+    """Yield guesses that gradients were not clipped, clipped twice, or each by its own norm.
+
+    Nothing where the recipe does not clip, a norm is not known, or the step does not depend on the
+    size of the gradient.
+    """
     norm, own = case.others.get("norm"), case.others.get("own_norm")
     if recipe.clip is None or norm is None or own is None or case.gradient is None:
         return

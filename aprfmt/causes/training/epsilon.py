@@ -32,7 +32,10 @@ _POWERS = (5, 6, 7, 8, 9, 10, 12, 15)
 
 
 def other_place(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess another place or another power of ten; without a gradient nothing shows it."""
+    """Yield guesses that epsilon is in another place of Adam's quotient, or another power of ten.
+
+    Nothing where only the signs of the gradient are known: they do not show epsilon.
+    """
     if case.signs or "eps" not in recipe.row.settings:
         return
     for place, says in _WORDS.items():

@@ -22,18 +22,23 @@ CAUSE_ROWS = (
 
 
 def transposed(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that gradient and moments stand the other way round."""
+    """Yield the guess that the update was made of the transposed gradient and moments.
+
+    Nothing unless all elements of a matrix are in the case, with its gradient or its moments.
+    """
     if case.shape is None or case.shape[0] == 1 or case.shape[1] == 1 or case.signs:
         return
     rows, columns = case.shape
 
     def turned(values: F64 | None) -> F64 | None:
+        """Return the elements of the transposed matrix, flat; None for None."""
         if values is None:
             return None
         # Of a matrix that is not square the elements were written in the other order.
         return np.ascontiguousarray(values.reshape(rows, columns).T).reshape(-1)
 
     def holds(part: StepCase) -> bool:
+        """Return whether the recipe gives `part` with gradient and moments transposed."""
         moments = part.moments
         if moments is not None:
             moments = replace(moments, first=turned(moments.first), second=turned(moments.second))

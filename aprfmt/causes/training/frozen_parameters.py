@@ -50,7 +50,11 @@ CAUSE_ROWS = (
 
 
 def still(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that nothing moved, or whole rows did not."""
+    """Yield the guess that a parameter is `frozen`, or some of its rows (`rows_frozen`).
+
+    Nothing where the stored type is too coarse to show the expected step, or where only the signs
+    of the gradient are known.
+    """
     if case.signs or case.change.size == 0:
         return
     update = case.predict(recipe)
@@ -76,6 +80,7 @@ def still(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     says = f"rows did not move: {shown}" if numbers.size < 9 else "many rows did not move"
 
     def holds(part: StepCase) -> bool:
+        """Return whether `part` is as expected, where rows `numbers` may be unchanged."""
         inner = part.fit(recipe)
         stay = np.isin(part.rows, numbers)
         return (

@@ -1,4 +1,4 @@
-"""A gradient that a trainer computed beside the one computed here, and what may explain it."""
+"""A trainer's gradient and the computed one, and mistakes that explain a difference."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -34,12 +34,15 @@ class GradientCase:
 
     @cached_property
     def distance(self) -> float:
-        """The relative L2 distance."""
+        """The relative L2 distance |given - computed| / |computed|."""
         return distance(self.given, self.computed)
 
     @cached_property
     def factor(self) -> tuple[float, float]:
-        """How often the computed gradient is in the given one, and how sure that is."""
+        """(factor of the computed gradient in the given one, by least squares, its deviation).
+
+        (1.0, infinity) where the computed gradient is zero.
+        """
         size = float((self.computed * self.computed).sum())
         if not size:
             return 1.0, float("inf")
@@ -49,11 +52,14 @@ class GradientCase:
 
     @property
     def bound(self) -> float:
-        """The distance up to which two gradients agree."""
+        """The relative L2 distance up to which two gradients agree: COARSE or FINE."""
         return COARSE if self.coarse else FINE
 
     def near(self, given: F64, wanted: F64) -> bool:
-        """Say whether two gradients agree: their distance, and the factor between them."""
+        """Return whether `given` agrees with `wanted`, in relative L2 distance and in the factor.
+
+        A wanted gradient of zero agrees with zero alone.
+        """
         other = replace(self, given=given, computed=wanted)
         if not np.any(wanted):
             return not np.any(given)
@@ -68,16 +74,16 @@ class GradientCase:
 
     @property
     def right(self) -> bool:
-        """Say whether the given gradient is the computed one."""
+        """Whether the given gradient agrees with the computed one, within `bound` (see `near`)."""
         return self.near(self.given, self.computed)
 
     @property
     def rounded(self) -> bool:
-        """Say whether it would be the computed one if the trainer had computed in few bits."""
+        """Whether the gradients would agree if the trainer had computed in a type of few bits."""
         return replace(self, coarse=True).right
 
     def half(self, odd: int) -> "GradientCase":
-        """Return every other element as a case of its own."""
+        """Return every second element, from number `odd` (0 or 1) on, as a case [1, n]."""
         flat = np.arange(self.given.size) % 2 == odd
         return replace(
             self,
@@ -87,7 +93,7 @@ class GradientCase:
 
 
 def distance(given: F64, computed: F64) -> float:
-    """Return the relative L2 distance of a gradient from the computed one."""
+    """Return |given - computed| / |computed|, L2; where computed is zero 0.0 or infinity."""
     size = norms.exact_norm(computed)
     rest = norms.exact_norm(given - computed)
     return rest / size if size else (0.0 if not rest else float("inf"))
@@ -97,7 +103,7 @@ def distance(given: F64, computed: F64) -> float:
 class GradientGuess:
     """A mistake with its numbers filled in: `made` makes the given gradient of the computed one.
 
-    `free` numbers were read from the elements: then `made` is held to the other half of them.
+    `free` numbers were read from the elements: then `made` is judged on the other half of them.
     """
 
     cause: str
@@ -106,7 +112,7 @@ class GradientGuess:
     free: int = 0
 
     def right(self, case: GradientCase) -> bool:
-        """Say whether it gives the gradient of a case."""
+        """Return whether the guess makes the given gradient of the computed one."""
         return case.near(case.given, self.made(case))
 
 

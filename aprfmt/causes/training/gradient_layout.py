@@ -48,19 +48,20 @@ _BLOCKS = ("n_heads", "n_kv_heads", "n_experts")
 
 
 def turned(case: GradientCase) -> Iterator[GradientGuess]:
-    """Guess that it is transposed."""
+    """Yield the guess that the given gradient is transposed; nothing for vectors."""
     rows, columns = case.computed.shape
     if rows == 1 or columns == 1:
         return
 
     def made(part: GradientCase) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        """Return the computed gradient transposed, under the shape of the weight."""
         return np.ascontiguousarray(part.computed.T).reshape(part.computed.shape)
 
     yield GradientGuess("gradient_transposed", "the gradient is transposed", made)
 
 
 def in_parts(case: GradientCase) -> Iterator[GradientGuess]:
-    """Guess that blocks of rows (heads, experts) have factors of their own, most of them 1."""
+    """Yield the guess that some heads or experts have a gradient times a factor, or none."""
     rows, columns = case.computed.shape
     role = split_key(case.key)[1]
     for name in _BLOCKS:
@@ -73,6 +74,12 @@ def in_parts(case: GradientCase) -> Iterator[GradientGuess]:
 
 
 def _by_block(case: GradientCase, name: str, count: int, across: bool) -> Iterator[GradientGuess]:
+    """Yield the guess that some of `count` equal blocks of a gradient are missing or scaled.
+
+    `name` is the hyperparameter that counts the blocks (`n_heads`, `n_kv_heads`, `n_experts`);
+    `across`: they are blocks of columns, not of rows. Nothing where no block is wrong, or more than
+    half of them are.
+    """
     given, computed = (
         (side.T if across else side).reshape(count, -1) for side in (case.given, case.computed)
     )
@@ -90,6 +97,7 @@ def _by_block(case: GradientCase, name: str, count: int, across: bool) -> Iterat
     )
 
     def made(part: GradientCase) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        """Return the computed gradient with each block multiplied by its factor."""
         side = part.computed.T if across else part.computed
         blocks = (side.reshape(count, -1) * values[:, None]).reshape(side.shape)
         return np.ascontiguousarray(blocks.T if across else blocks)
@@ -99,7 +107,10 @@ def _by_block(case: GradientCase, name: str, count: int, across: bool) -> Iterat
 
 
 def without_rows(case: GradientCase) -> Iterator[GradientGuess]:
-    """Guess that rows are missing, or one of the parts of a table that is tied to the head."""
+    """Yield the guess that some rows of the given gradient are zero and should not be.
+
+    Nothing where whole heads or experts explain it.
+    """
     if len(case.computed) < 2:
         return
     due = np.abs(case.computed).sum(axis=1) > 0
@@ -109,6 +120,7 @@ def without_rows(case: GradientCase) -> Iterator[GradientGuess]:
         return  # whole heads are said as heads
 
     def made(part: GradientCase) -> np.ndarray[tuple[int, ...], np.dtype[np.float64]]:
+        """Return the computed gradient with the missing rows set to zero."""
         return np.where(lost[:, None], 0.0, part.computed)
 
     numbers = ", ".join(map(str, np.flatnonzero(lost)[:4].tolist()))
@@ -119,7 +131,12 @@ def without_rows(case: GradientCase) -> Iterator[GradientGuess]:
 
 
 def of_one_part(case: GradientCase) -> Iterator[GradientGuess]:
-    """Guess that a tied table has the gradient of the embedding only, or of the head only."""
+    """Yield the guess that a tied token table has the gradient of one of its two uses.
+
+    It is the embedding and the head. Rows of tokens that are not in the batch have a gradient from
+    the head alone: zero there means that the head's part is missing, right there that the
+    embedding's is.
+    """
     if split_key(case.key)[1] != "token_embd.weight" or not case.sizes.get("tied_embeddings"):
         return
     used = np.zeros(len(case.computed), bool)

@@ -47,21 +47,25 @@ CAUSE_ROWS = (
 
 
 def zero(case: GradientCase) -> Iterator[GradientGuess]:
-    """Guess that nothing arrives."""
+    """Yield the guess that the gradient is zero, where the computed one is not."""
     if not case.given.any() and case.computed.any():
         says = "the gradient is zero in every element; computed here it is not"
         yield GradientGuess("gradient_zero", says, lambda part: np.zeros_like(part.computed))
 
 
 def negative(case: GradientCase) -> Iterator[GradientGuess]:
-    """Guess the other sign."""
+    """Yield the guess that the given gradient is the computed one with the other sign."""
     yield GradientGuess(
         "gradient_sign", "the gradient has the other sign", lambda part: -part.computed
     )
 
 
 def scaled(case: GradientCase) -> Iterator[GradientGuess]:
-    """Guess a factor; it is said what it equals, of the batch, of the model or of whole numbers."""
+    """Yield the guess that the given gradient is the computed one times a measured factor.
+
+    Its text says what the factor equals (`named_factor`). Nothing for a factor that is not positive
+    or cannot be measured.
+    """
     factor, off = case.factor
     if not np.isfinite(off) or off > 0.02 * abs(factor) or factor <= 0:
         return
@@ -72,9 +76,10 @@ def scaled(case: GradientCase) -> Iterator[GradientGuess]:
 
 
 def named_factor(factor: float, slack: float, counts: Mapping[str, float]) -> tuple[float, str]:
-    """Return a factor and what it equals: a number of the batch or the model, or a whole one.
+    """Return (factor, a sentence that says what it equals) for a measured factor.
 
-    Numbers are exact where they are known, so that the factor is theirs.
+    A number of `counts` within `slack` is taken in place of the measured one, or its inverse, else
+    a whole number or its inverse, else the factor itself.
     """
     known = []
     for name, value in counts.items():

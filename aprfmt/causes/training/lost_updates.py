@@ -33,7 +33,10 @@ CHANCE = 20.0  # elements that would have moved: that none does has a chance of 
 
 
 def rounded_away(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that the step was added in the stored type, and that most of it is gone."""
+    """Yield the guess that the step was added in BF16 or F16, which rounded most of it away.
+
+    Nothing unless both sides are stored in the same one of these types.
+    """
     if not case.coarse or case.encodings[0] != case.encodings[1]:
         return
     update = case.predict(recipe)
@@ -48,6 +51,7 @@ def rounded_away(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     says = f"{encoding} rounds most of the step away"
 
     def holds(part: StepCase) -> bool:
+        """Return whether the change of `part` is its step added in the stored type."""
         inner = part.predict(recipe)
         return inner is not None and rounded_once(part, inner.step)
 
@@ -55,7 +59,10 @@ def rounded_away(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def rounded_once(case: StepCase, step: F64) -> bool:
-    """Say whether a step was added in the stored type: too small ones do not move the weight."""
+    """Return whether the change is that of `step` [n] added in the stored type and rounded once.
+
+    Elements whose step is too small for the type must not have moved.
+    """
     encoding = case.encodings[1]
     width = float_spacing(case.before, encoding)
     small = np.abs(step) < (1 - ROOM) * width / 4  # below a power of two the steps are half as wide
@@ -68,9 +75,11 @@ def rounded_once(case: StepCase, step: F64) -> bool:
 
 
 def swallowed(case: StepCase, whole: F64) -> bool:
-    """Say whether less than half of a step arrives, and would have if the weight were held finer.
+    """Return whether less than half of the update `whole` [n] arrived.
 
-    A finer weight moves one step of its stored type as often as its step is a part of that.
+    That counts only where a finer copy of the weight would have shown more. A weight that is held
+    finer moves one spacing of its stored type as often as its step is a part of that. False unless
+    both sides are in the same type, BF16 or F16.
     """
     if not case.coarse or case.signs or case.encodings[0] != case.encodings[1]:
         return False
@@ -81,17 +90,21 @@ def swallowed(case: StepCase, whole: F64) -> bool:
 
 
 def arrived(case: StepCase, whole: F64) -> float:
-    """Return the share of a step that is in the change."""
+    """Return the share of the update `whole` [n] that is in the change; 1.0 for no update."""
     size = float((whole * whole).sum())
     return float((whole * case.change).sum()) / size if size else 1.0
 
 
 def _by_sizes(case: StepCase, recipe: Recipe, encoding: str) -> Iterator[StepGuess]:
-    """Guess it where only the size of the step is known: what is too small does not move."""
+    """Yield the guess that the type rounded the step away, where only the step's size is known.
+
+    Weights whose spacing is far above the rate must not have moved.
+    """
     used = np.isin(case.rows, case.rows[case.change != 0])
     width = float_spacing(case.before, encoding)
 
     def holds(part: StepCase) -> bool:
+        """Return whether too small steps moved nothing, and large ones nearly all weights."""
         width = float_spacing(part.before, encoding)
         small, large = width > 4.2 * recipe.lr, width < 1.8 * recipe.lr
         inside = np.isin(part.rows, part.rows[part.change != 0])
@@ -106,7 +119,10 @@ def _by_sizes(case: StepCase, recipe: Recipe, encoding: str) -> Iterator[StepGue
 
 
 def decay_lost(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that the weight was decayed in its type first, which changed nothing, then stepped."""
+    """Yield the guess that BF16 or F16 rounded the weight decay away, and then the step was added.
+
+    Nothing where the decay is in the gradient or would have changed a stored weight.
+    """
     if not case.coarse or case.signs or recipe.adds_decay_to_gradient:
         return
     if not recipe.decays(case.vector):
@@ -123,6 +139,7 @@ def decay_lost(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
     says = f"{encoding} rounds the decay away: {recipe.lr * recipe.wd:g} of a weight is too little"
 
     def holds(part: StepCase) -> bool:
+        """Return whether the change of `part` is its step alone, added in the stored type."""
         inner = part.predict(recipe)
         return inner is not None and rounded_once(part, inner.step)
 

@@ -45,14 +45,20 @@ _COUNTS = (1, 2, 3, 4, 5, 10, 100, 1000)
 
 
 def stale(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that the moments of before the step were used."""
+    """Yield the guess that the step used the moments of before it, without this step's gradient.
+
+    Nothing unless the optimizer's state is that of before the step.
+    """
     if case.moments is not None and not case.moments.after:
         says = "the moments do not have this step's gradient"
         yield StepGuess("stale_moments", says, changed(recipe, old_moments=True))
 
 
 def counted(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that the correction counts other steps."""
+    """Yield guesses that Adam's bias correction counts another number of steps than the moments.
+
+    Nothing unless the state of after the step is known.
+    """
     held = case.moments
     if held is None or not held.after or not recipe.row.second:
         return
@@ -62,6 +68,7 @@ def counted(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
         says = f"the correction is that of step {step}; the moments are of step {held.step}"
 
         def holds(part: StepCase, step: int = step) -> bool:
+            """Return whether the recipe gives `part` with the bias correction of `step`."""
             assert part.moments is not None
             other = replace(part, moments=replace(part.moments, step=step))
             fit = other.fit(recipe)
@@ -71,7 +78,10 @@ def counted(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def otherwise(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess another use of SGD's momentum."""
+    """Yield guesses of another use of SGD's momentum: Nesterov's or not, none, or dampened.
+
+    Nothing for a recipe without momentum.
+    """
     if not recipe.momentum:
         return
     if recipe.nesterov:
@@ -89,7 +99,7 @@ def otherwise(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def exchanged(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that beta 1 and beta 2 are exchanged."""
+    """Yield the guess that beta 1 and beta 2 are exchanged; nothing without a gradient."""
     if recipe.b1 != recipe.b2 and "b1" in recipe.row.settings and case.gradient is not None:
         says = f"the rates of the moments are exchanged: {recipe.b2:g} and {recipe.b1:g}"
         yield StepGuess("betas", says, changed(recipe, b1=recipe.b2, b2=recipe.b1))

@@ -55,20 +55,23 @@ class Recipe:
 
     @property
     def row(self) -> "OptimizerRow":
-        """The optimizer's row of the table."""
+        """The optimizer's row in OPTIMIZERS: its rule and settings."""
         return OPTIMIZERS[self.name]
 
     @property
     def adds_decay_to_gradient(self) -> bool:
-        """Say whether the decay is added to the gradient, as L2 regularization is."""
+        """Whether the weight decay is added to the gradient, as L2 regularization is."""
         return self.row.coupled if self.coupled is None else self.coupled
 
     def decays(self, vector: bool) -> bool:
-        """Say whether a parameter decays under this recipe: a vector only where all do."""
+        """Return whether a parameter has weight decay.
+
+        `vector`: it is a norm, a bias or another vector, which decay_on=matrices leaves out.
+        """
         return self.wd > 0 and not (vector and self.decay_on == "matrices")
 
     def text(self) -> str:
-        """Return it as it is given on the command line."""
+        """Return the recipe as --optimizer takes it, such as `lion:lr=0.0002,b1=0.9,b2=0.99`."""
         wanted = {"lr": self.lr, **{name: getattr(self, name) for name in self.row.settings}}
         if self.wd:
             wanted["wd"] = self.wd
@@ -83,6 +86,7 @@ class Recipe:
 
 
 def _plain(value: object) -> str:
+    """Return a setting's value as --optimizer takes it: a float in short form, true or false."""
     return f"{value:g}" if isinstance(value, float) else str(value).lower()
 
 
@@ -117,6 +121,10 @@ class OptimizerRow:
 
 
 def _adam(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
+    """Return Adam's step without decoupled decay; None if the moments are unknown.
+
+    `g` is the gradient, `held` the moments that the optimizer's state has.
+    """
     moments = _adam_moments(recipe, g, held)
     if moments is None or moments.first is None or moments.second is None:
         return None
@@ -135,10 +143,11 @@ def _adam(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
 
 
 def _adam_moments(recipe: Recipe, g: F64 | None, held: Moments | None) -> Moments | None:
-    """Return the moments that this step divides: stored after the step, or advanced by `g` to it.
+    """Return the moments that this step divides: stored after it, or advanced to it by `g`.
 
-    A recipe of old moments takes the stored ones of before. None where they cannot be known: no
-    gradient, a later step without a state, or a state that lacks one of the two moments.
+    `g` is the gradient, `held` the stored moments. A recipe with `old_moments` takes those of
+    before the step. None where they cannot be known: no gradient, a later step without a state, or
+    a state that lacks one of the two moments.
     """
     if held is not None and (held.after or recipe.old_moments):
         return held
@@ -158,6 +167,10 @@ def _adam_moments(recipe: Recipe, g: F64 | None, held: Moments | None) -> Moment
 
 
 def _sgd(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
+    """Return SGD's step, -lr times gradient or momentum buffer; None where that is not known.
+
+    `g` is the gradient, `held` the momentum that the optimizer's state has.
+    """
     if not recipe.momentum:
         return None if g is None else -recipe.lr * g
     if held is not None and held.first is not None and (held.after or recipe.old_moments):
@@ -176,6 +189,11 @@ def _sgd(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
 
 
 def _lion(recipe: Recipe, g: F64 | None, held: Moments | None) -> F64 | None:
+    """Return Lion's step, -lr times the sign of an averaged gradient; None if unknown.
+
+    `g` is the gradient, `held` the momentum that the optimizer's state has. One of after the step
+    is first taken back to before it.
+    """
     if g is None:
         return None
     if held is None:
@@ -221,9 +239,10 @@ CALLED: Mapping[str, str] = {
 
 
 def parse_recipe(text: str, rate: float | None = None) -> Recipe:
-    """Return the recipe in `adamw:lr=2e-4,wd=0.1,step=1`; UsageError says what is wrong with it.
+    """Return the Recipe of a text such as `adamw:lr=2e-4,wd=0.1,step=1`.
 
-    `rate` is the one where the text has none, None where it has to.
+    `rate` is the learning rate of a text without one; None: the text has to state it. Raises
+    UsageError for a wrong text.
     """
     values = parse_settings(text)
     name = values.pop("name")
@@ -237,7 +256,11 @@ def parse_recipe(text: str, rate: float | None = None) -> Recipe:
 
 
 def parse_settings(text: str) -> dict[str, Any]:
-    """Return {field of a recipe: value} as a rule states them, `name` among them."""
+    """Return {field of Recipe: value} of the settings in --optimizer's text, with its `name`.
+
+    Raises UsageError for an unknown optimizer, a setting that it does not have, one given twice or
+    one that is out of range.
+    """
     name, _, rest = text.partition(":")
     name = name.strip().lower()
     if name not in OPTIMIZERS:
@@ -264,7 +287,10 @@ def parse_settings(text: str) -> dict[str, Any]:
 
 
 def _setting(text: str, field: str, value: str) -> Any:
-    """Return a setting's value; UsageError for one that it cannot have."""
+    """Return the value of one setting, str, bool, int or float; UsageError if it is out of range.
+
+    `text` is all of --optimizer, for the message.
+    """
     if field == "decay_on":
         if value not in ("all", "matrices"):
             raise UsageError(f"--optimizer {text!r}: decay_on={value}; expected all or matrices")
@@ -297,7 +323,7 @@ class Update:
 
     @property
     def whole(self) -> F64:
-        """Both together."""
+        """Step and decay together, float64 [elements]: the change of the weight."""
         found: F64 = self.step + self.decay
         return found
 
@@ -305,7 +331,11 @@ class Update:
 def update_of(
     recipe: Recipe, weight: F64, gradient: F64 | None, moments: Moments | None, vector: bool
 ) -> Update | None:
-    """Return the update of some elements of a weight, None where the inputs do not give it."""
+    """Return the update that a recipe makes of elements of a weight; None if an input is not known.
+
+    `vector`: the weight is a norm, a bias or another vector. A decay that is added to the gradient
+    is in `step`, and `decay` is 0.0.
+    """
     decays = recipe.decays(vector)
     gradient = None if gradient is None else recipe.scale * gradient
     rate = recipe.wd * recipe.decay_factor if decays else 0.0
@@ -325,5 +355,5 @@ SETTINGS = tuple(row.name for row in fields(Recipe))
 
 
 def changed(recipe: Recipe, **values: Any) -> Recipe:
-    """Return a recipe with some settings changed."""
+    """Return a copy of a recipe with the fields in `values` replaced."""
     return replace(recipe, **values)

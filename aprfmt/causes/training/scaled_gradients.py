@@ -21,7 +21,11 @@ WHOLE = (*range(2, 33), *(1 << power for power in range(6, 25)), 10, 100, 1000)
 
 
 def scaled(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess a whole number that the gradient is multiplied or divided by."""
+    """Yield guesses that the optimizer had a gradient multiplied or divided by a whole number.
+
+    One for each number of WHOLE and its inverse. Nothing without a gradient, for an optimizer
+    without epsilon, and where the stored moments already have the gradient in them.
+    """
     if case.gradient is None or "eps" not in recipe.row.settings:
         return
     if case.moments is not None and case.moments.after:

@@ -38,7 +38,7 @@ CAUSE_ROWS = (
 
 
 def upwards(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that the step has the other sign; that needs a gradient."""
+    """Yield the guess that the step goes up the gradient; nothing where its signs are not known."""
     if not case.signs:
         yield StepGuess(
             "step_sign", "the step goes up the gradient", changed(recipe, sign=-recipe.sign)
@@ -46,14 +46,18 @@ def upwards(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def twice(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that both step and decay are there twice."""
+    """Yield the guess that step and weight decay were both made twice; nothing without decay."""
     if recipe.wd:
         recipe = changed(recipe, factor=2.0, decay_factor=2.0)
         yield StepGuess("step_twice", "the step was taken twice, its decay too", recipe)
 
 
 def other_factor(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess one factor of all steps, fitted; one of a few simple fractions where it is near."""
+    """Yield guesses that the step, or step and decay, is a measured factor times the expected one.
+
+    A factor near a whole number or its inverse is taken to be that. Nothing where the factor cannot
+    be measured.
+    """
     factor, off = measured_factor(case, recipe)
     if not np.isfinite(factor) or off > 0.05 * abs(factor) or factor <= 0:
         return
@@ -76,14 +80,17 @@ SLACK = 2e-3
 
 
 def measured_factor(case: StepCase, recipe: Recipe) -> tuple[float, float]:
-    """Return how often the expected step is in the change, and how sure that is."""
+    """Return (factor of the expected step in the change, its deviation); (nan, inf) if unknown."""
     fit = case.fit(changed(recipe, wd=0.0) if case.signs else recipe)
     factor, off = (np.nan, np.inf) if fit is None else fit.factors[:2]
     return (factor, off) if np.isfinite(off) else (np.nan, np.inf)
 
 
 def simple_value(factor: float, slack: float) -> float | None:
-    """Return a whole number, a power of two or one part of a whole number that a factor is near."""
+    """Return the whole number or its inverse that `factor` is near, None for none.
+
+    Numbers to 64, and powers of two to 2**24. Near is within `slack` and 0.4 %.
+    """
     for number in (*range(2, 65), *(1 << power for power in range(7, 25))):
         for value in (float(number), 1.0 / number):
             if abs(factor - value) <= min(slack, 0.004 * value):
@@ -92,7 +99,10 @@ def simple_value(factor: float, slack: float) -> float | None:
 
 
 def simple_factor(factor: float, slack: float) -> str:
-    """Return that number in words, "" where it is near none."""
+    """Return "3 times" or "1/3 of" for a factor near such a value, "" for others.
+
+    `simple_value` says which values these are.
+    """
     value = simple_value(factor, slack)
     if value is None:
         return ""

@@ -47,7 +47,7 @@ CAUSE_ROWS = (
 
 
 def on_vectors(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that a norm or a bias decays that should not."""
+    """Yield the guess that norms or biases decay though decay_on=matrices was stated."""
     if not case.vector or not recipe.wd or recipe.decay_on != "matrices":
         return
     says = f"norms or biases decay by {recipe.lr * recipe.wd:g} of the weight"
@@ -55,7 +55,11 @@ def on_vectors(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def missing(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that there is no decay."""
+    """Yield the guess that no weight decay was made where the recipe states one.
+
+    Nothing where the optimizer's state says that the decay is in the gradient, or where another
+    guess says more (`_hidden`).
+    """
     if case.others.get("decoupled") == 0.0 and case.moments is not None:
         return  # the state says that the decay is in the gradient
     if recipe.decays(case.vector) and not _hidden(case, recipe):
@@ -64,7 +68,11 @@ def missing(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
 
 
 def _hidden(case: StepCase, recipe: Recipe) -> bool:
-    """Say whether another statement says more: decay in the gradient, or one that is rounded."""
+    """Return whether another guess says more than a missing decay.
+
+    True where rows step towards zero, as with decay in the gradient, or where the stored type
+    rounds the decay away.
+    """
     if case.signs:
         return _steps_towards_zero(case, recipe.lr / 2)
     plain = changed(recipe, wd=0.0)
@@ -74,7 +82,10 @@ def _hidden(case: StepCase, recipe: Recipe) -> bool:
 
 
 def other_coupling(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess that decay is added to the gradient where it should not be, or the other way round."""
+    """Yield the guess that the decay is in the gradient where the recipe has it apart, or reversed.
+
+    In the gradient (coupled) is Adam's L2 regularization, apart (decoupled) is AdamW's.
+    """
     if not recipe.decays(case.vector):
         return
     added = recipe.adds_decay_to_gradient
@@ -98,7 +109,10 @@ LEAST = 32  # elements of a row that all step towards zero: by chance in one row
 
 
 def _moves_as_coupled(case: StepCase, recipe: Recipe) -> bool:
-    """Say whether a coupled decay gives the sizes: no row stays as it is, all step."""
+    """Return whether a recipe with decay in the gradient gives the sizes of all changes.
+
+    Such a decay moves every row: False if one of LEAST elements or more did not change.
+    """
     fit = case.fit(recipe)
     order = np.unique(case.rows, return_inverse=True)[1]
     still = np.bincount(order, case.change != 0) == 0
@@ -106,7 +120,10 @@ def _moves_as_coupled(case: StepCase, recipe: Recipe) -> bool:
 
 
 def _steps_towards_zero(case: StepCase, size: float) -> bool:
-    """Say whether some rows step towards zero in every element, by more than a size."""
+    """Return whether all elements of some row move towards zero, by more than `size`.
+
+    Rows of fewer than LEAST elements do not count.
+    """
     towards = (np.sign(case.change) == -np.sign(case.before)) & (np.abs(case.change) > size)
     order = np.unique(case.rows, return_inverse=True)[1]
     counts = np.bincount(order)
@@ -118,7 +135,11 @@ SHARES = {0.0: "wd itself, without lr", 2.0: "twice lr times wd", 0.5: "half of 
 
 
 def other_share(case: StepCase, recipe: Recipe) -> Iterator[StepGuess]:
-    """Guess another share of decay, fitted."""
+    """Yield the guess that the weight decays by another share than lr * wd.
+
+    The share is measured on the elements. A share near one of SHARES is taken to be that one.
+    Nothing where it cannot be measured.
+    """
     if not recipe.wd or recipe.adds_decay_to_gradient or case.coarse:
         return
     wanted = changed(recipe, decay_on="all")
